@@ -1,0 +1,163 @@
+"""Reading and checking meshes and point clouds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import potpourri3d
+import trimesh
+from numpy.typing import NDArray
+
+from diffnet.geometry.errors import MeshError
+
+FORMATS = (".obj", ".off", ".ply", ".stl")
+
+MeshLike: TypeAlias = "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh.PointCloud | tuple[Any, Any]"
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A checked triangle mesh or, where `faces` is empty, a point cloud.
+
+    verts: (V, 3) float64, all finite, V ≥ 1
+    faces: (F, 3) int64, every index in [0, V)
+    polygons: (F,) int64, for each triangle the index of the polygon of the source it was cut from
+    name: where the mesh came from, for messages
+    """
+
+    verts: NDArray[np.float64]
+    faces: NDArray[np.int64]
+    polygons: NDArray[np.int64]
+    name: str
+
+    @property
+    def is_point_cloud(self) -> bool:
+        return len(self.faces) == 0
+
+
+def load_mesh(source: MeshLike) -> Mesh:
+    """Read and check a mesh or a point cloud.
+
+    source: a path to an obj, off, ply or stl file; a trimesh object; or arrays (verts (V, 3), faces (F, 3)), where faces
+        may be None or empty for a point cloud. Arrays may be NumPy arrays, tensors or lists.
+
+    Vertices and polygons keep the order of the source, so labels stored beside it stay valid; polygons are cut into
+    fans of triangles. STL has no shared vertices: there, corners at identical coordinates become one vertex, numbered by
+    first appearance.
+
+    Raises MeshError for a file that is missing or doesn't parse, an empty mesh, NaN or infinite coordinates, and an
+    index out of range.
+    """
+    if isinstance(source, Mesh):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        return _read(Path(source))
+    if isinstance(source, trimesh.Trimesh):
+        return make_mesh(source.vertices, source.faces, name="trimesh object")
+    if isinstance(source, trimesh.PointCloud):
+        return make_mesh(source.vertices, None, name="trimesh object")
+    if isinstance(source, tuple) and len(source) == 2:
+        return make_mesh(*source, name="arrays")
+    raise MeshError(f"expected a path, a trimesh object or (verts, faces), got {type(source).__name__}")
+
+
+def make_mesh(verts: Any, faces: Any, *, name: str = "mesh", polygons: Any = None) -> Mesh:
+    """Check arrays and make a `Mesh` of them; see `load_mesh` for what is accepted and raised."""
+    try:
+        v = np.array(verts, dtype=np.float64)
+    except (TypeError, ValueError) as e:
+        raise MeshError(f"{name}: vertices are not an array of numbers ({e})") from e
+    if v.ndim != 2 or v.shape[1] != 3:
+        raise MeshError(f"{name}: vertices should have shape (V, 3), shape is {v.shape}")
+    if len(v) == 0:
+        raise MeshError(f"{name}: the mesh is empty (0 vertices)")
+    bad = np.flatnonzero(~np.isfinite(v).all(axis=1))
+    if len(bad):
+        raise MeshError(f"{name}: {len(bad)} vertices with NaN or infinite coordinates, the first is {bad[0]}: {v[bad[0]]}")
+    if faces is None or len(faces) == 0:
+        return Mesh(v, np.zeros((0, 3), np.int64), np.zeros(0, np.int64), name)
+
+    f = np.asarray(faces)
+    if f.ndim != 2 or f.shape[1] != 3:
+        raise MeshError(f"{name}: faces should have shape (F, 3), shape is {f.shape}")
+    if not np.issubdtype(f.dtype, np.integer):
+        raise MeshError(f"{name}: faces should be integers, dtype is {f.dtype}")
+    f = f.astype(np.int64)
+    bad = np.flatnonzero(((f < 0) | (f >= len(v))).any(axis=1))
+    if len(bad):
+        raise MeshError(
+            f"{name}: face {bad[0]} is {f[bad[0]].tolist()}, but vertex indices run from 0 to {len(v) - 1} "
+            f"({len(bad)} faces out of range)"
+        )
+    p = np.arange(len(f)) if polygons is None else np.asarray(polygons, np.int64)
+    return Mesh(v, f, p, name)
+
+
+def _read(path: Path) -> Mesh:
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise MeshError(f"{path}: unknown format {suffix!r}, expected one of {', '.join(FORMATS)}")
+    if not path.is_file():
+        raise MeshError(f"{path}: no such file")
+    verts, polygons = _parse(path, suffix)
+    faces, source = _triangulate(polygons)
+    if suffix == ".stl":
+        verts, faces = _merge_corners(verts, faces)
+    return make_mesh(verts, faces, name=str(path), polygons=source)
+
+
+def _parse(path: Path, suffix: str) -> tuple[Any, Any]:
+    """Vertices and polygons of a file, in its own order.
+
+    Two readers, because neither does it all: trimesh is strict about numbers but reorders mixed polygons and splits OBJ
+    vertices along texture seams; potpourri3d keeps the order of polygons and vertices but reads "nan" and "abc" as 0, and
+    refuses point clouds, negative OBJ indices and one-line OFF headers.
+    """
+    try:
+        polygons = potpourri3d.read_polygon_mesh(str(path))[1]
+    except (RuntimeError, IndexError, ValueError):
+        polygons = []  # the strict reader below says what is wrong, if anything is
+    try:
+        if suffix == ".obj":
+            verts = _obj_vertices(path)
+            if len(polygons) or not len(verts):
+                return verts, polygons
+        loaded = trimesh.load(path, process=False, maintain_order=True)
+    except Exception as e:  # trimesh lets through whatever its parsers meet: IndexError, KeyError, struct.error …
+        raise MeshError(f"{path}: the file doesn't parse ({type(e).__name__}: {e})") from e
+    if not isinstance(loaded, (trimesh.Trimesh, trimesh.PointCloud)):
+        raise MeshError(f"{path}: the file doesn't parse (no single mesh in it)")
+    if suffix == ".obj" and len(loaded.vertices) != len(verts):
+        raise MeshError(f"{path}: the file doesn't parse (relative indices with texture seams)")
+    if not len(polygons) and isinstance(loaded, trimesh.Trimesh):
+        polygons = loaded.faces
+    return loaded.vertices, polygons
+
+
+def _obj_vertices(path: Path) -> NDArray[np.float64]:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        rows = [line.split()[1:4] for line in lines if line.lstrip().startswith(("v ", "v\t"))]
+    return np.array(rows, np.float64).reshape(len(rows), 3)
+
+
+def _triangulate(polygons: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Fans of triangles, in the polygons' order, and each triangle's polygon."""
+    sizes = np.fromiter((len(p) for p in polygons), np.int64, len(polygons))
+    flat = np.concatenate([np.asarray(p, np.int64) for p in polygons]) if len(polygons) else np.zeros(0, np.int64)
+    triangles = np.maximum(sizes - 2, 0)
+    source = np.repeat(np.arange(len(sizes)), triangles)
+    start = np.repeat(np.cumsum(sizes) - sizes, triangles)
+    step = np.arange(len(source)) - np.repeat(np.cumsum(triangles) - triangles, triangles)
+    return np.stack([flat[start], flat[start + step + 1], flat[start + step + 2]], axis=1), source
+
+
+def _merge_corners(verts: Any, faces: NDArray[np.int64]) -> tuple[Any, NDArray[np.int64]]:
+    _, first, inverse = np.unique(np.asarray(verts), axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return np.asarray(verts)[first[order]], rank[inverse.reshape(-1)[faces]]
