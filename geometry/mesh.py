@@ -77,7 +77,9 @@ def make_mesh(verts: Any, faces: Any, *, name: str = "mesh", polygons: Any = Non
         raise MeshError(f"{name}: the mesh is empty (0 vertices)")
     bad = np.flatnonzero(~np.isfinite(v).all(axis=1))
     if len(bad):
-        raise MeshError(f"{name}: {len(bad)} vertices with NaN or infinite coordinates, the first is {bad[0]}: {v[bad[0]]}")
+        raise MeshError(
+            f"{name}: {len(bad)} vertices with NaN or infinite coordinates, the first is {bad[0]}: {v[bad[0]]}"
+        )
     if faces is None or len(faces) == 0:
         return Mesh(v, np.zeros((0, 3), np.int64), np.zeros(0, np.int64), name)
 
