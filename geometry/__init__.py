@@ -1,4 +1,4 @@
 from diffnet.geometry.errors import MeshError
-from diffnet.geometry.mesh import Mesh, load_mesh
+from diffnet.geometry.mesh import Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
 
-__all__ = ["Mesh", "MeshError", "load_mesh"]
+__all__ = ["Mesh", "MeshError", "MeshLike", "load_mesh", "make_mesh", "mesh_edges"]

@@ -42,12 +42,12 @@ class Mesh:
 def load_mesh(source: MeshLike) -> Mesh:
     """Read and check a mesh or a point cloud.
 
-    source: a path to an obj, off, ply or stl file; a trimesh object; or arrays (verts (V, 3), faces (F, 3)), where faces
-        may be None or empty for a point cloud. Arrays may be NumPy arrays, tensors or lists.
+    source: a path to an obj, off, ply or stl file; a trimesh object; or arrays (verts (V, 3), faces (F, 3)), where
+        faces may be None or empty for a point cloud. Arrays may be NumPy arrays, tensors or lists.
 
     Vertices and polygons keep the order of the source, so labels stored beside it stay valid; polygons are cut into
-    fans of triangles. STL has no shared vertices: there, corners at identical coordinates become one vertex, numbered by
-    first appearance.
+    fans of triangles. STL has no shared vertices: there, corners at identical coordinates become one vertex, numbered
+    by first appearance.
 
     Raises MeshError for a file that is missing or doesn't parse, an empty mesh, NaN or infinite coordinates, and an
     index out of range.
@@ -99,6 +99,17 @@ def make_mesh(verts: Any, faces: Any, *, name: str = "mesh", polygons: Any = Non
     return Mesh(v, f, p, name)
 
 
+def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The undirected edges (E, 2), smaller index first, of triangles (F, 3).
+
+    They are numbered by first appearance as the faces are walked corner by corner (0-1, 1-2, 2-0), which is how the
+    published per-edge labels (MeshCNN, Hanocka et al. 2019) number them.
+    """
+    corners = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
+    _, first = np.unique(corners, axis=0, return_index=True)
+    return corners[np.sort(first)]
+
+
 def _read(path: Path) -> Mesh:
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
@@ -115,9 +126,9 @@ def _read(path: Path) -> Mesh:
 def _parse(path: Path, suffix: str) -> tuple[Any, Any]:
     """Vertices and polygons of a file, in its own order.
 
-    Two readers, because neither does it all: trimesh is strict about numbers but reorders mixed polygons and splits OBJ
-    vertices along texture seams; potpourri3d keeps the order of polygons and vertices but reads "nan" and "abc" as 0, and
-    refuses point clouds, negative OBJ indices and one-line OFF headers.
+    Two readers, because neither does it all: trimesh is strict about numbers but reorders mixed polygons and splits
+    OBJ vertices along texture seams; potpourri3d keeps the order of polygons and vertices but reads "nan" and "abc" as
+    0, and refuses point clouds, negative OBJ indices and one-line OFF headers.
     """
     try:
         polygons = potpourri3d.read_polygon_mesh(str(path))[1]
