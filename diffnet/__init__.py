@@ -1,10 +1,41 @@
 """Learning on surfaces with DiffusionNet (Sharp et al. 2022, https://arxiv.org/abs/2012.00888)."""
 
-from pathlib import Path
+from pathlib import Path as _Path
 
-# In a wheel the rooms (ops, geometry, data, train) lie inside this folder. In a checkout they stand beside it,
-# so that, and only that, layout adds the checkout's root to the places where subpackages are looked for.
-_root = Path(__file__).resolve().parent.parent
+# In a wheel the rooms (ops, geometry, data, train) lie inside this folder. In a checkout they stand beside it, and
+# then, and only then, the checkout's root joins the places where subpackages are looked for.
+_root = _Path(__file__).resolve().parent.parent
 if not (_root / "diffnet" / "ops").exists() and (_root / "ops" / "__init__.py").is_file():
     __path__.append(str(_root))
-del Path, _root
+
+from diffnet.block import DiffusionNetBlock  # noqa: E402  (imports need the path above)
+from diffnet.diffusion import LearnedTimeDiffusion  # noqa: E402
+from diffnet.geometry import (  # noqa: E402
+    MeshError,
+    Operators,
+    collate,
+    hks,
+    load_mesh,
+    normalize_positions,
+    precompute,
+    wks,
+)
+from diffnet.gradient_features import SpatialGradientFeatures  # noqa: E402
+from diffnet.model import DiffusionNet  # noqa: E402
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DiffusionNet",
+    "DiffusionNetBlock",
+    "LearnedTimeDiffusion",
+    "MeshError",
+    "Operators",
+    "SpatialGradientFeatures",
+    "collate",
+    "hks",
+    "load_mesh",
+    "normalize_positions",
+    "precompute",
+    "wks",
+]

@@ -1,4 +1,33 @@
-from diffnet.geometry.errors import MeshError
-from diffnet.geometry.mesh import Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
+"""A mesh or a point cloud in, `Operators` out."""
 
-__all__ = ["Mesh", "MeshError", "MeshLike", "load_mesh", "make_mesh", "mesh_edges"]
+from diffnet.geometry.descriptors import hks, normalize_positions, wks
+from diffnet.geometry.eigenbasis import eigenbasis
+from diffnet.geometry.errors import MeshError
+from diffnet.geometry.frames import tangent_frames
+from diffnet.geometry.gradient import gradient_values, one_ring
+from diffnet.geometry.laplacian import LAPLACIANS, LaplacianKind, laplacian_and_mass
+from diffnet.geometry.mesh import Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
+from diffnet.geometry.operators import Operators, collate
+from diffnet.geometry.precompute import precompute
+
+__all__ = [
+    "LAPLACIANS",
+    "LaplacianKind",
+    "Mesh",
+    "MeshError",
+    "MeshLike",
+    "Operators",
+    "collate",
+    "eigenbasis",
+    "gradient_values",
+    "hks",
+    "laplacian_and_mass",
+    "load_mesh",
+    "make_mesh",
+    "mesh_edges",
+    "normalize_positions",
+    "one_ring",
+    "precompute",
+    "tangent_frames",
+    "wks",
+]

@@ -1,0 +1,78 @@
+"""One block of DiffusionNet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from diffnet.diffusion import LearnedTimeDiffusion
+from diffnet.geometry import Operators
+from diffnet.gradient_features import SpatialGradientFeatures
+from diffnet.ops import from_spectral
+
+GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
+
+
+class DiffusionNetBlock(nn.Module):
+    """Diffusion, gradient features, and an MLP on [x, diffused x, features], added to x (Sharp et al. 2022, figure 4).
+
+    channels: C
+    mlp_hidden: widths of the MLP's hidden layers, by default (C, C)
+    dropout: probability, before every layer of the MLP but the first
+    gradient_features: leave them out for a network that only diffuses
+    gradient_rotation: see SpatialGradientFeatures
+    gradient: how gradients are taken. "spectral" takes them on the basis, (GΦ) D; "sparse" applies the sparse operators
+        to the diffused features; both give the same. "auto" is spectral where the operators hold `gradient_evecs`.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        mlp_hidden: Sequence[int] | None = None,
+        dropout: float = 0.5,
+        gradient_features: bool = True,
+        gradient_rotation: bool = True,
+        gradient: GradientMode = "auto",
+    ) -> None:
+        super().__init__()
+        if gradient not in ("auto", "spectral", "sparse"):
+            raise ValueError(f"gradient should be auto, spectral or sparse, got {gradient!r}")
+        self.gradient = gradient
+        self.diffusion = LearnedTimeDiffusion(channels)
+        self.gradient_features = SpatialGradientFeatures(channels, gradient_rotation) if gradient_features else None
+        inputs = (3 if gradient_features else 2) * channels
+        self.mlp = mlp([inputs, *(mlp_hidden if mlp_hidden is not None else (channels, channels)), channels], dropout)
+
+    def forward(self, x: Tensor, operators: Operators) -> Tensor:
+        """x (V, C) → (V, C)"""
+        coefficients = self.diffusion.coefficients(x, operators)
+        diffused = from_spectral(coefficients, operators.evecs, operators.ptr, operators.lengths)
+        parts = [x, diffused]
+        if self.gradient_features is not None:
+            if self.gradient == "spectral" or (self.gradient == "auto" and operators.gradient_evecs is not None):
+                pushed = operators.with_gradient_evecs().gradient_evecs
+                assert pushed is not None
+                features = self.gradient_features.from_coefficients(
+                    coefficients, pushed, operators.ptr, operators.lengths
+                )
+            else:
+                features = self.gradient_features(operators.gradient @ diffused)
+            parts.append(features)
+        out: Tensor = x + self.mlp(torch.cat(parts, dim=-1))
+        return out
+
+
+def mlp(widths: Sequence[int], dropout: float) -> nn.Sequential:
+    """Linear layers of these widths with ReLU between, and dropout before every layer but the first."""
+    layers: list[nn.Module] = []
+    for i, (inputs, outputs) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+        if i > 0:
+            layers.append(nn.ReLU())
+            if dropout > 0:
+                layers.append(nn.Dropout(dropout))
+        layers.append(nn.Linear(inputs, outputs))
+    return nn.Sequential(*layers)

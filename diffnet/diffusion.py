@@ -1,0 +1,33 @@
+"""Diffusion with a learned time per channel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from diffnet.geometry import Operators
+from diffnet.ops import diffuse, from_spectral, to_spectral
+
+
+class LearnedTimeDiffusion(nn.Module):
+    """Heat diffusion of each channel for its own learned time (Sharp et al. 2022, section 3.1, equation 5).
+
+    channels: C. Times start at 0, in squared units of the positions.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.time = nn.Parameter(torch.zeros(channels))
+
+    def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
+        """x (V, C) diffused, as coefficients (B, K, C) in the eigenbasis."""
+        if self.training:
+            # Projected gradient descent: a step that overshot 0 comes back to it, and the next gradient counts whole.
+            with torch.no_grad():
+                self.time.clamp_(min=0)
+        spectrum = to_spectral(x, operators.evecs, operators.mass, operators.ptr, operators.lengths)
+        return diffuse(spectrum, operators.evals, self.time.clamp(min=0))
+
+    def forward(self, x: Tensor, operators: Operators) -> Tensor:
+        """x (V, C) → (V, C)"""
+        return from_spectral(self.coefficients(x, operators), operators.evecs, operators.ptr, operators.lengths)

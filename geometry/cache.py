@@ -1,0 +1,64 @@
+"""A disk cache of operators: one npz file an entry, named by a hash of everything that decides its content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT = 1  # raise when the meaning or the layout of entries changes
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def cache_key(arrays: Arrays, **options: Any) -> str:
+    """A hash of arrays (dtype, shape and content), options and the format version."""
+    digest = hashlib.sha256(json.dumps({"format": FORMAT, **options}, sort_keys=True).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def entry_path(folder: str | os.PathLike[str], key: str) -> Path:
+    return Path(folder) / key[:2] / f"{key}.npz"
+
+
+def read_entry(path: Path) -> Arrays | None:
+    """The arrays of an entry; None where there is none, or, with a warning, where it can't be read."""
+    try:
+        with np.load(path, allow_pickle=False) as entry:
+            return {name: entry[name] for name in entry.files}  # zip members carry checksums, checked on reading
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError) as e:
+        warnings.warn(f"cache entry {path} can't be read and is computed again ({type(e).__name__}: {e})", stacklevel=2)
+        return None
+
+
+def write_entry(path: Path, arrays: Arrays) -> None:
+    """Write an entry so that it is either there whole or not at all, also with several writers at once.
+
+    A cache that can't be written (a full disk, say) costs a warning, not the result.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+            temporary = file.name
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        os.replace(temporary, path)
+        temporary = None
+    except OSError as e:
+        warnings.warn(f"cache entry {path} can't be written ({e})", stacklevel=2)
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)

@@ -1,0 +1,80 @@
+"""Laplacian and lumped mass of meshes and point clouds."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import numpy as np
+import potpourri3d
+import robust_laplacian
+import scipy.sparse
+from numpy.typing import NDArray
+
+from diffnet.geometry.errors import MeshError
+from diffnet.geometry.mesh import Mesh
+
+LaplacianKind: TypeAlias = Literal["robust", "cotan"]
+LAPLACIANS: tuple[LaplacianKind, ...] = ("robust", "cotan")
+
+CLOUD_NEIGHBORS = 30  # of the local triangulations of a point cloud (Sharp & Crane 2020)
+
+
+def usable_faces(mesh: Mesh) -> NDArray[np.int64]:
+    """The faces with three distinct corners, (F', 3): the only ones that carry any geometry."""
+    a, b, c = mesh.faces.T
+    return mesh.faces[(a != b) & (b != c) & (c != a)]
+
+
+def laplacian_and_mass(
+    mesh: Mesh, kind: LaplacianKind = "robust"
+) -> tuple[scipy.sparse.csr_matrix, NDArray[np.float64]]:
+    """The positive semi-definite Laplacian L (V, V) and the lumped vertex areas (V,), both float64.
+
+    kind: "robust", the tufted intrinsic Delaunay Laplacian (Sharp & Crane 2020), which takes any triangle soup; or
+        "cotan", the cotangent Laplacian of the faces as they are. A point cloud always takes the robust one.
+
+    L has row sums 0 and doesn't change when the mesh is scaled, areas grow with the square. Vertices that no face uses
+    have zero rows and zero mass.
+
+    Raises MeshError where there is no surface: all faces degenerate, all vertices in one point or, for a point cloud,
+    fewer than 4 points.
+    """
+    # The libraries below regularise by absolute amounts, so they get the mesh at unit size.
+    verts = mesh.verts - mesh.verts.mean(axis=0)
+    scale = np.linalg.norm(verts, axis=1).max()
+    if scale == 0:
+        raise MeshError(f"{mesh.name}: all {len(verts)} vertices lie in one point")
+    verts /= scale
+
+    if mesh.is_point_cloud:
+        if len(verts) < 4:
+            raise MeshError(f"{mesh.name}: a point cloud needs at least 4 points, this has {len(verts)}")
+        used = np.arange(len(verts))
+        neighbors = min(CLOUD_NEIGHBORS, len(verts) - 1)
+        laplacian, mass = robust_laplacian.point_cloud_laplacian(verts, n_neighbors=neighbors)
+        mass = mass.diagonal()
+    else:
+        faces = usable_faces(mesh)
+        if len(faces) == 0:
+            raise MeshError(f"{mesh.name}: none of the {len(mesh.faces)} faces has three distinct corners")
+        used, faces = np.unique(faces, return_inverse=True)
+        faces = faces.reshape(-1, 3)
+        if kind == "robust":
+            laplacian, mass = robust_laplacian.mesh_laplacian(verts[used], faces)
+            mass = mass.diagonal()
+        else:
+            laplacian = potpourri3d.cotan_laplacian(verts[used], faces, denom_eps=1e-10)
+            mass = potpourri3d.vertex_areas(verts[used], faces)
+    if not (np.isfinite(laplacian.data).all() and np.isfinite(mass).all()):
+        raise MeshError(f"{mesh.name}: the {kind} Laplacian has entries that are not finite")
+    if not mass.sum() > 0:
+        raise MeshError(f"{mesh.name}: the surface has no area")
+    # A vertex whose faces all have zero area would have no mass, and M no inverse.
+    mass = np.maximum(mass, 1e-8 * mass.mean())
+
+    spread = scipy.sparse.csr_matrix(
+        (np.ones(len(used)), (used, np.arange(len(used)))), shape=(len(mesh.verts), len(used))
+    )
+    laplacian = spread @ ((laplacian + laplacian.T) / 2) @ spread.T
+    laplacian.sort_indices()
+    return scipy.sparse.csr_matrix(laplacian), spread @ mass * scale**2

@@ -1,0 +1,168 @@
+"""`Operators`: what preprocessing hands to the network, always as a packed ragged batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from diffnet.geometry.mesh import mesh_edges
+from diffnet.ops import SparseMatrix, block_diagonal, split_diagonal, spmm
+
+
+@dataclass(frozen=True, eq=False)
+class Operators:
+    """Discrete operators of a batch of B meshes packed as one larger, disconnected mesh of V vertices.
+
+    ptr: (B+1,) int64, mesh b owns the vertices ptr[b]:ptr[b+1]
+    mass: (V,) lumped vertex areas; 0 at vertices that no face uses
+    evals: (B, K) ascending, and evecs: (V, K): eigenpairs L φ = λ M φ with ΦᵀMΦ = I per mesh. Where a mesh has fewer
+        than K pairs, the missing vectors are 0 and the missing values repeat the last.
+    laplacian: (V, V) positive semi-definite, block-diagonal over the meshes
+    gradient: two sets of values (2, nnz) on one pattern (V, V): X and Y components in the tangent frame
+    frames: (V, 3, 3), rows tangent x, tangent y, normal
+    faces: (F, 3) int64 packed vertex indices, and face_ptr: (B+1,) int64; F = 0 for point clouds
+    gradient_evecs: (2, V, K) or None, [G_X Φ, G_Y Φ]: the gradient pushed onto the basis
+    """
+
+    ptr: Tensor
+    mass: Tensor
+    evals: Tensor
+    evecs: Tensor
+    laplacian: SparseMatrix
+    gradient: SparseMatrix
+    frames: Tensor
+    faces: Tensor
+    face_ptr: Tensor
+    gradient_evecs: Tensor | None = None
+    _lengths: tuple[int, ...] | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        """The number of meshes."""
+        return len(self.ptr) - 1
+
+    @property
+    def num_vertices(self) -> int:
+        return len(self.mass)
+
+    @property
+    def k(self) -> int:
+        """The number of eigenpairs."""
+        return self.evecs.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.mass.device
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Vertices of each mesh, known on the host so that using them doesn't wait for a GPU."""
+        if self._lengths is None:
+            object.__setattr__(self, "_lengths", tuple(torch.diff(self.ptr).tolist()))
+        assert self._lengths is not None
+        return self._lengths
+
+    @cached_property
+    def edges(self) -> Tensor:
+        """(E, 2) int64 undirected edges of the faces, numbered as `mesh_edges` does, mesh after mesh."""
+        return torch.from_numpy(mesh_edges(self.faces.cpu().numpy())).to(self.faces.device)
+
+    def with_gradient_evecs(self) -> Operators:
+        """These operators with `gradient_evecs` filled in, for taking gradients on the basis."""
+        if self.gradient_evecs is not None:
+            return self
+        return replace(self, gradient_evecs=spmm(self.gradient.pattern, self.gradient.values, self.evecs))
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Operators:
+        """Move to a device; convert the real-valued fields to a dtype."""
+
+        def move(x: Tensor) -> Tensor:
+            return x.to(device=device, dtype=dtype if x.is_floating_point() else None)
+
+        return Operators(
+            ptr=move(self.ptr),
+            mass=move(self.mass),
+            evals=move(self.evals),
+            evecs=move(self.evecs),
+            laplacian=self.laplacian.to(device, dtype),
+            gradient=self.gradient.to(device, dtype),
+            frames=move(self.frames),
+            faces=move(self.faces),
+            face_ptr=move(self.face_ptr),
+            gradient_evecs=None if self.gradient_evecs is None else move(self.gradient_evecs),
+            _lengths=self.lengths,
+        )
+
+    def split(self) -> list[Operators]:
+        """The meshes of the batch one by one; the inverse of `collate`."""
+        if len(self) == 1:
+            return [self]
+        sizes = list(self.lengths)
+        face_sizes = torch.diff(self.face_ptr).tolist()
+        offsets = self.ptr.tolist()
+        laplacians = split_diagonal(self.laplacian, sizes)
+        gradients = split_diagonal(self.gradient, sizes)
+        mass, evecs, frames = self.mass.split(sizes), self.evecs.split(sizes), self.frames.split(sizes)
+        faces = self.faces.split(face_sizes)
+        pushed = None if self.gradient_evecs is None else self.gradient_evecs.split(sizes, dim=1)
+        return [
+            Operators(
+                ptr=self.ptr.new_tensor([0, n]),
+                mass=mass[b],
+                evals=self.evals[b : b + 1],
+                evecs=evecs[b],
+                laplacian=laplacians[b],
+                gradient=gradients[b],
+                frames=frames[b],
+                faces=faces[b] - offsets[b],
+                face_ptr=self.face_ptr.new_tensor([0, face_sizes[b]]),
+                gradient_evecs=None if pushed is None else pushed[b],
+                _lengths=(n,),
+            )
+            for b, n in enumerate(sizes)
+        ]
+
+
+def collate(batch: Sequence[Operators]) -> Operators:
+    """Pack operators into one batch.
+
+    All must have the same K, dtype and device (ValueError otherwise). `gradient_evecs` is kept where all have it.
+    """
+    if not batch:
+        raise ValueError("collate needs at least one Operators, got an empty sequence")
+    if len(batch) == 1:
+        return batch[0]
+    for what in ("k", "device"):
+        values = {getattr(o, what) for o in batch}
+        if len(values) > 1:
+            raise ValueError(f"operators with different {what} can't be packed: {sorted(map(str, values))}")
+    pushed = [o.gradient_evecs for o in batch if o.gradient_evecs is not None]
+    vertex_offsets = _running([o.num_vertices for o in batch])
+    face_offsets = _running([len(o.faces) for o in batch])
+    return Operators(
+        ptr=torch.cat([batch[0].ptr[:1], *(o.ptr[1:] + n for o, n in zip(batch, vertex_offsets, strict=True))]),
+        mass=torch.cat([o.mass for o in batch]),
+        evals=torch.cat([o.evals for o in batch]),
+        evecs=torch.cat([o.evecs for o in batch]),
+        laplacian=block_diagonal([o.laplacian for o in batch]),
+        gradient=block_diagonal([o.gradient for o in batch]),
+        frames=torch.cat([o.frames for o in batch]),
+        faces=torch.cat([o.faces + n for o, n in zip(batch, vertex_offsets, strict=True)]),
+        face_ptr=torch.cat(
+            [batch[0].face_ptr[:1], *(o.face_ptr[1:] + n for o, n in zip(batch, face_offsets, strict=True))]
+        ),
+        gradient_evecs=torch.cat(pushed, dim=1) if len(pushed) == len(batch) else None,
+        _lengths=sum((o.lengths for o in batch), ()),
+    )
+
+
+def _running(sizes: Sequence[int]) -> list[int]:
+    """The sum of the sizes before each."""
+    total, before = 0, []
+    for n in sizes:
+        before.append(total)
+        total += n
+    return before

@@ -1,0 +1,129 @@
+"""From a mesh or a point cloud to `Operators`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import scipy.sparse
+import torch
+
+from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.eigenbasis import eigenbasis
+from diffnet.geometry.errors import MeshError
+from diffnet.geometry.frames import tangent_frames
+from diffnet.geometry.gradient import gradient_values, one_ring
+from diffnet.geometry.laplacian import LAPLACIANS, LaplacianKind, laplacian_and_mass, usable_faces
+from diffnet.geometry.mesh import Mesh, MeshLike, load_mesh
+from diffnet.geometry.operators import Operators
+from diffnet.ops import Pattern, SparseMatrix
+
+
+def precompute(
+    mesh: MeshLike,
+    k: int = 128,
+    laplacian: LaplacianKind = "robust",
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Operators:
+    """Operators of one mesh or point cloud: mass, Laplacian, gradients, frames and k eigenpairs.
+
+    mesh: a path, a trimesh object, or (verts (V, 3), faces (F, 3)); see `load_mesh`
+    k: eigenpairs, 0 allowed; see `eigenbasis` for meshes that have fewer
+    laplacian: "robust" or "cotan"; see `laplacian_and_mass`
+    cache_dir: a folder that keeps results. An entry is found again by the content of the mesh and by the options, so
+        the folder can be shared by data sets and by processes, and deleted at any time.
+
+    Positions are rounded to float32 first, so float32 and float64 callers get the same entry; everything is computed
+    in float64 from there and rounded once, to float32. Units are those of the positions: areas of `mass` are length²,
+    eigenvalues 1/length², gradients 1/length.
+
+    Raises MeshError for a mesh that can't be used, ValueError for a bad option.
+    """
+    if laplacian not in LAPLACIANS:
+        raise ValueError(f"laplacian should be one of {', '.join(LAPLACIANS)}, got {laplacian!r}")
+    if k < 0:
+        raise ValueError(f"k should be at least 0, got {k}")
+    checked = _rounded(load_mesh(mesh))
+    if cache_dir is None:
+        return _assemble(_compute(checked, k, laplacian), checked)
+    content = {"verts": checked.verts.astype(np.float32), "faces": checked.faces}
+    path = entry_path(cache_dir, cache_key(content, k=k, laplacian=laplacian))
+    arrays = read_entry(path)
+    if arrays is None:
+        arrays = _compute(checked, k, laplacian)
+        write_entry(path, arrays)
+    return _assemble(arrays, checked)
+
+
+def _rounded(mesh: Mesh) -> Mesh:
+    """The mesh at float32 positions (held as float64), moved to the origin first where it lies far away from it."""
+    low, high = mesh.verts.min(axis=0), mesh.verts.max(axis=0)
+    center = (low + high) / 2
+    verts = mesh.verts
+    if np.abs(center).max() > 64 * (high - low).max():  # float32 would lose 6 of the 24 bits to the offset
+        verts = verts - center
+    with np.errstate(over="ignore"):
+        verts = verts.astype(np.float32).astype(np.float64)
+    if not np.isfinite(verts).all():
+        raise MeshError(f"{mesh.name}: coordinates up to {np.abs(mesh.verts).max():.3g} are beyond single precision")
+    return replace(mesh, verts=verts)
+
+
+def _compute(mesh: Mesh, k: int, kind: LaplacianKind) -> Arrays:
+    laplacian, mass = laplacian_and_mass(mesh, kind)
+    frames = tangent_frames(mesh)
+    pattern = one_ring(usable_faces(mesh), len(mesh.verts)) if not mesh.is_point_cloud else _with_diagonal(laplacian)
+    gradient = gradient_values(mesh.verts, frames, pattern)
+    try:
+        evals, evecs = eigenbasis(laplacian, mass, k)
+    except RuntimeError as e:
+        raise MeshError(f"{mesh.name}: {e}") from e
+    arrays = {
+        "mass": mass,
+        "evals": evals,
+        "evecs": evecs,
+        "laplacian": laplacian.data,
+        "gradient": gradient,
+        "frames": frames,
+    }
+    arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise MeshError(f"{mesh.name}: {name} has entries that are not finite in single precision")
+    for name, matrix in (("laplacian", laplacian), ("gradient", pattern)):
+        arrays[f"{name}_indptr"] = matrix.indptr.astype(np.int32)
+        arrays[f"{name}_indices"] = matrix.indices.astype(np.int32)
+    return arrays
+
+
+def _with_diagonal(laplacian: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
+    """The pattern of a point cloud's Laplacian: its local triangulations are the only neighbours a cloud has."""
+    pattern = abs(laplacian) + scipy.sparse.eye(laplacian.shape[0], format="csr")
+    pattern.sort_indices()
+    return scipy.sparse.csr_matrix(pattern)
+
+
+def _assemble(arrays: Arrays, mesh: Mesh) -> Operators:
+    def tensor(name: str) -> torch.Tensor:
+        return torch.from_numpy(arrays[name])
+
+    def sparse(name: str) -> SparseMatrix:
+        pattern = Pattern(tensor(f"{name}_indptr"), tensor(f"{name}_indices"), len(mesh.verts))
+        return SparseMatrix(pattern, tensor(name))
+
+    def extent(count: int) -> torch.Tensor:
+        return torch.tensor([0, count], dtype=torch.int64)
+
+    return Operators(
+        ptr=extent(len(mesh.verts)),
+        mass=tensor("mass"),
+        evals=tensor("evals")[None],
+        evecs=tensor("evecs"),
+        laplacian=sparse("laplacian"),
+        gradient=sparse("gradient"),
+        frames=tensor("frames"),
+        faces=torch.from_numpy(mesh.faces),
+        face_ptr=extent(len(mesh.faces)),
+        _lengths=(len(mesh.verts),),
+    )
