@@ -1,0 +1,38 @@
+"""Data sets: generated, from disk, and as packed batches of preprocessed samples."""
+
+from diffnet.data.figures import figures
+from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
+from diffnet.data.layouts import LAYOUTS, load_dataset
+from diffnet.data.preprocess import (
+    FEATURE_CHANNELS,
+    FeatureKind,
+    Preprocessing,
+    available_cores,
+    fill_cache,
+    input_features,
+    prepare,
+)
+from diffnet.data.samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
+
+__all__ = [
+    "FEATURE_CHANNELS",
+    "LAYOUTS",
+    "UNLABELED",
+    "DataError",
+    "FeatureKind",
+    "LabeledMesh",
+    "LabeledMeshes",
+    "LabelsAt",
+    "MeshBatches",
+    "Preprocessing",
+    "Sample",
+    "available_cores",
+    "collate_samples",
+    "epoch_seed",
+    "figures",
+    "fill_cache",
+    "input_features",
+    "load_dataset",
+    "make_sample",
+    "prepare",
+]

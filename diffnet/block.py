@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import torch
@@ -69,7 +70,7 @@ class DiffusionNetBlock(nn.Module):
 def mlp(widths: Sequence[int], dropout: float) -> nn.Sequential:
     """Linear layers of these widths with ReLU between, and dropout before every layer but the first."""
     layers: list[nn.Module] = []
-    for i, (inputs, outputs) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for i, (inputs, outputs) in enumerate(pairwise(widths)):
         if i > 0:
             layers.append(nn.ReLU())
             if dropout > 0:

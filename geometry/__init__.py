@@ -1,6 +1,7 @@
 """A mesh or a point cloud in, `Operators` out."""
 
 from diffnet.geometry.descriptors import hks, normalize_positions, wks
+from diffnet.geometry.diagnosis import Diagnosis, diagnose
 from diffnet.geometry.eigenbasis import eigenbasis
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.frames import tangent_frames
@@ -12,12 +13,14 @@ from diffnet.geometry.precompute import precompute
 
 __all__ = [
     "LAPLACIANS",
+    "Diagnosis",
     "LaplacianKind",
     "Mesh",
     "MeshError",
     "MeshLike",
     "Operators",
     "collate",
+    "diagnose",
     "eigenbasis",
     "gradient_values",
     "hks",

@@ -29,8 +29,9 @@ def gradient_values(
     """Values (2, nnz) of the gradient operators G_X, G_Y on a pattern that holds every vertex itself.
 
     verts (V, 3), frames (V, 3, 3). At vertex i the gradient g solves, over neighbours j with the tangential edge
-    e_ij = (x_j − x_i) in the frame of i, min Σ (e_ij · g − (f_j − f_i))². Exact for linear functions on a plane (where
-    edges spread, see MIN_SPREAD); rows sum to 0; scaling the mesh by s scales the gradient by 1/s. A vertex with no edge has gradient 0.
+    e_ij = (x_j − x_i) in the frame of i, min Σ (e_ij · g − (f_j − f_i))². Exact for linear functions on a plane where
+    edges spread (see MIN_SPREAD); rows sum to 0; scaling the mesh by s scales the gradient by 1/s. A vertex with no
+    edge has gradient 0.
     """
     rows = np.repeat(np.arange(len(verts)), np.diff(pattern.indptr))
     columns = pattern.indices

@@ -26,12 +26,14 @@ class Mesh:
     verts: (V, 3) float64, all finite, V ≥ 1
     faces: (F, 3) int64, every index in [0, V)
     polygons: (F,) int64, for each triangle the index of the polygon of the source it was cut from
+    polygon_count: how many polygons the source has, with those of fewer than three corners, which give no triangle
     name: where the mesh came from, for messages
     """
 
     verts: NDArray[np.float64]
     faces: NDArray[np.int64]
     polygons: NDArray[np.int64]
+    polygon_count: int
     name: str
 
     @property
@@ -65,7 +67,9 @@ def load_mesh(source: MeshLike) -> Mesh:
     raise MeshError(f"expected a path, a trimesh object or (verts, faces), got {type(source).__name__}")
 
 
-def make_mesh(verts: Any, faces: Any, *, name: str = "mesh", polygons: Any = None) -> Mesh:
+def make_mesh(
+    verts: Any, faces: Any, *, name: str = "mesh", polygons: Any = None, polygon_count: int | None = None
+) -> Mesh:
     """Check arrays and make a `Mesh` of them; see `load_mesh` for what is accepted and raised."""
     try:
         v = np.array(verts, dtype=np.float64)
@@ -81,7 +85,7 @@ def make_mesh(verts: Any, faces: Any, *, name: str = "mesh", polygons: Any = Non
             f"{name}: {len(bad)} vertices with NaN or infinite coordinates, the first is {bad[0]}: {v[bad[0]]}"
         )
     if faces is None or len(faces) == 0:
-        return Mesh(v, np.zeros((0, 3), np.int64), np.zeros(0, np.int64), name)
+        return Mesh(v, np.zeros((0, 3), np.int64), np.zeros(0, np.int64), polygon_count or 0, name)
 
     f = np.asarray(faces)
     if f.ndim != 2 or f.shape[1] != 3:
@@ -96,7 +100,7 @@ def make_mesh(verts: Any, faces: Any, *, name: str = "mesh", polygons: Any = Non
             f"({len(bad)} faces out of range)"
         )
     p = np.arange(len(f)) if polygons is None else np.asarray(polygons, np.int64)
-    return Mesh(v, f, p, name)
+    return Mesh(v, f, p, len(f) if polygon_count is None else polygon_count, name)
 
 
 def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -120,7 +124,7 @@ def _read(path: Path) -> Mesh:
     faces, source = _triangulate(polygons)
     if suffix == ".stl":
         verts, faces = _merge_corners(verts, faces)
-    return make_mesh(verts, faces, name=str(path), polygons=source)
+    return make_mesh(verts, faces, name=str(path), polygons=source, polygon_count=len(polygons))
 
 
 def _parse(path: Path, suffix: str) -> tuple[Any, Any]:
@@ -130,6 +134,7 @@ def _parse(path: Path, suffix: str) -> tuple[Any, Any]:
     OBJ vertices along texture seams; potpourri3d keeps the order of polygons and vertices but reads "nan" and "abc" as
     0, and refuses point clouds, negative OBJ indices and one-line OFF headers.
     """
+    polygons: Any
     try:
         polygons = potpourri3d.read_polygon_mesh(str(path))[1]
     except (RuntimeError, IndexError, ValueError):
@@ -144,11 +149,21 @@ def _parse(path: Path, suffix: str) -> tuple[Any, Any]:
         raise MeshError(f"{path}: the file doesn't parse ({type(e).__name__}: {e})") from e
     if not isinstance(loaded, (trimesh.Trimesh, trimesh.PointCloud)):
         raise MeshError(f"{path}: the file doesn't parse (no single mesh in it)")
+    if len(polygons) or isinstance(loaded, trimesh.PointCloud):
+        return loaded.vertices, polygons
     if suffix == ".obj" and len(loaded.vertices) != len(verts):
-        raise MeshError(f"{path}: the file doesn't parse (relative indices with texture seams)")
-    if not len(polygons) and isinstance(loaded, trimesh.Trimesh):
-        polygons = loaded.faces
-    return loaded.vertices, polygons
+        raise MeshError(f"{path}: relative indices together with texture seams can't be read")
+    if suffix in (".obj", ".off") and len(loaded.faces) != _declared_faces(path, suffix):
+        raise MeshError(f"{path}: polygons can't be read with relative indices (obj) or a one-line header (off)")
+    return loaded.vertices, loaded.faces
+
+
+def _declared_faces(path: Path, suffix: str) -> int:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        if suffix == ".obj":
+            return sum(line.lstrip().startswith(("f ", "f\t")) for line in lines)
+        words = [word for line in lines for word in line.split("#")[0].split()]
+        return int(words[2])
 
 
 def _obj_vertices(path: Path) -> NDArray[np.float64]:

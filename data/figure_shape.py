@@ -1,0 +1,274 @@
+"""Posed humanoid bodies as implicit surfaces: tapered bones on a jointed skeleton, blended smoothly into one skin.
+
+Lengths are in metres. A body stands along z and looks along y, its pelvis at the origin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
+
+PARTS = ("head", "torso", "upper arm", "forearm", "hand", "thigh", "shin", "foot")
+
+# How far bones blend into each other. The skin is where Σ exp(-distance / BLEND) = 1.
+BLEND = 0.017
+# Farther than this from its surface, a bone adds less than 0.4 % of that sum.
+REACH = 6 * BLEND
+
+# Balls of bones that are FAR apart at rest must stay NEAR apart in a pose, or it counts as self-contact.
+FAR, NEAR = 0.12, 0.03
+
+_ATTEMPTS = 200
+
+Floats: TypeAlias = NDArray[np.float64]
+Ranges: TypeAlias = "tuple[tuple[float, float], ...]"
+
+# Mean lengths and radii, each drawn with its own relative spread.
+_SIZES = {
+    "head": (0.084, 0.12),
+    "neck": (0.085, 0.25),
+    "neck radius": (0.038, 0.15),
+    "chest height": (0.34, 0.10),
+    "chest width": (0.082, 0.20),
+    "chest radius": (0.085, 0.12),
+    "waist radius": (0.075, 0.20),
+    "shoulder": (0.185, 0.10),
+    "shoulder radius": (0.042, 0.12),
+    "hip": (0.098, 0.12),
+    "hip radius": (0.086, 0.15),
+    "upper arm": (0.28, 0.10),
+    "forearm": (0.25, 0.10),
+    "arm radius": (0.035, 0.15),
+    "wrist radius": (0.025, 0.12),
+    "hand": (0.15, 0.15),
+    "thigh": (0.42, 0.10),
+    "thigh radius": (0.072, 0.15),
+    "shin": (0.40, 0.10),
+    "knee radius": (0.042, 0.12),
+    "ankle radius": (0.030, 0.12),
+    "foot": (0.17, 0.15),
+}
+
+# Limits of the joints in degrees about y (sideways), x (forwards) and z (twist); a limb's are those of the left one.
+_LIMITS: dict[str, Ranges] = {
+    "spine": ((-14, 14), (-30, 12), (-25, 25)),
+    "neck": ((-18, 18), (-25, 20), (-35, 35)),
+    "shoulder": ((15, 125), (-30, 65), (-50, 70)),
+    "elbow": ((0, 0), (5, 105), (-20, 20)),
+    "wrist": ((-15, 15), (-30, 30), (-60, 20)),
+    "hip": ((3, 32), (-25, 65), (-10, 25)),
+    "knee": ((0, 0), (-85, -4), (0, 0)),
+    "ankle": ((-8, 8), (-25, 15), (-5, 15)),
+}
+_REST = dict.fromkeys(_LIMITS, (0.0, 0.0, 0.0)) | {"shoulder": (50.0, 0.0, 0.0), "hip": (14.0, 0.0, 0.0)}
+
+Sizes: TypeAlias = "dict[str, float]"
+Pose: TypeAlias = "dict[tuple[str, int], tuple[float, ...]]"
+
+
+class _Bone(NamedTuple):
+    part: str
+    start: Floats
+    end: Floats
+    radii: tuple[float, float]
+    bulge: float = 0.0
+
+
+class _Frame(NamedTuple):
+    """A joint: where it is, and the rotation of what hangs on it."""
+
+    origin: Floats
+    rotation: Rotation
+
+    def at(self, x: float, y: float, z: float) -> Floats:
+        return self.origin + np.asarray(self.rotation.apply([x, y, z]), np.float64)
+
+    def joint(self, place: tuple[float, float, float], degrees: tuple[float, ...], side: int = 1) -> _Frame:
+        """The frame of a child at `place`; side -1 mirrors the angles left to right."""
+        sideways, forwards, twist = degrees
+        turn = Rotation.from_euler("YXZ", [-side * sideways, forwards, side * twist], degrees=True)
+        return _Frame(self.at(*place), self.rotation * turn)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The bones of one posed body.
+
+    starts, ends: (B, 3) float64, the axis of each bone
+    radii: (B, 2) float64, at the start and the end
+    bulge: (B,) float64, added to the radius a third of the way along, as a muscle does
+    parts: (B,) int64, indices into PARTS
+    """
+
+    starts: Floats
+    ends: Floats
+    radii: Floats
+    bulge: Floats
+    parts: NDArray[np.int64]
+
+    def rotated(self, rotation: Rotation) -> Shape:
+        return Shape(rotation.apply(self.starts), rotation.apply(self.ends), self.radii, self.bulge, self.parts)
+
+
+def sample_shape(rng: np.random.Generator) -> Shape:
+    """A body of random proportions in a random pose without self-contact, or at rest if none is found."""
+    sizes = _sample_sizes(rng)
+    rest = _assemble(sizes, {(name, side): _REST[name] for name in _LIMITS for side in (-1, 1)})
+    for _ in range(_ATTEMPTS):
+        shape = _assemble(sizes, _sample_pose(rng))
+        if not _touches_itself(shape, rest):
+            return shape
+    return rest
+
+
+def bone_distances(shape: Shape, points: Floats) -> Floats:
+    """(P, B): the distance of each point (P, 3) to the surface of each bone, negative inside."""
+    columns = [bone_distance(shape, bone, *points.T) for bone in range(len(shape.parts))]
+    return np.stack(columns, axis=1)
+
+
+def bone_distance(shape: Shape, bone: int, x: Floats, y: Floats, z: Floats) -> Floats:
+    """The distance to one bone's surface, at coordinates that broadcast against each other."""
+    sx, sy, sz = shape.starts[bone]
+    ax, ay, az = shape.ends[bone] - shape.starts[bone]
+    along = ((x - sx) * ax + (y - sy) * ay + (z - sz) * az) / (ax * ax + ay * ay + az * az)
+    along = np.clip(along, 0.0, 1.0)
+    to_axis = np.sqrt((x - sx - along * ax) ** 2 + (y - sy - along * ay) ** 2 + (z - sz - along * az) ** 2)
+    first, last = shape.radii[bone]
+    bulge = shape.bulge[bone] * 6.75 * along * (1 - along) ** 2
+    return np.asarray(to_axis - (first + (last - first) * along + bulge), np.float64)
+
+
+def skin_distance(shape: Shape, points: Floats) -> Floats:
+    """(P,): roughly the distance of points (P, 3) to the blended skin, negative inside."""
+    x, y, z = points.T
+    total = np.full(len(points), 1e-30)
+    for bone in range(len(shape.parts)):
+        total += np.exp(-bone_distance(shape, bone, x, y, z) / BLEND)
+    return np.asarray(-BLEND * np.log(total), np.float64)
+
+
+def skin_gradient(shape: Shape, points: Floats, step: float = 1e-4) -> Floats:
+    """(P, 3): the gradient of `skin_distance` by central differences; it points outwards."""
+    offsets = step * np.eye(3)
+    slopes = [skin_distance(shape, points + o) - skin_distance(shape, points - o) for o in offsets]
+    return np.stack(slopes, axis=1) / (2 * step)
+
+
+def _sample_sizes(rng: np.random.Generator) -> Sizes:
+    sizes = {name: mean * rng.uniform(1 - spread, 1 + spread) for name, (mean, spread) in _SIZES.items()}
+    build, arms, legs = rng.uniform(0.88, 1.22), rng.uniform(0.85, 1.15), rng.uniform(0.85, 1.15)
+    for name in sizes:
+        if name.endswith("radius"):
+            sizes[name] *= build
+        elif name in ("upper arm", "forearm"):
+            sizes[name] *= arms
+        elif name in ("thigh", "shin"):
+            sizes[name] *= legs
+    return sizes
+
+
+def _sample_pose(rng: np.random.Generator) -> Pose:
+    return {
+        (name, side): tuple(rng.uniform(low, high) for low, high in limits)
+        for name, limits in _LIMITS.items()
+        for side in (-1, 1)
+    }
+
+
+def _assemble(sizes: Sizes, pose: Pose) -> Shape:
+    pelvis = _Frame(np.zeros(3), Rotation.identity())
+    chest = pelvis.joint((0, 0, 0.10), pose["spine", 1])
+    neck = chest.joint((0, -0.01, sizes["chest height"] - 0.02), pose["neck", 1])
+    bones = _trunk(sizes, pelvis, chest) + _head(sizes, neck)
+    for side in (-1, 1):
+        bones += _arm(sizes, pose, chest, side) + _leg(sizes, pose, pelvis, side)
+    return Shape(
+        np.stack([b.start for b in bones]),
+        np.stack([b.end for b in bones]),
+        np.array([b.radii for b in bones]),
+        np.array([b.bulge for b in bones]),
+        np.array([PARTS.index(b.part) for b in bones], np.int64),
+    )
+
+
+def _trunk(sizes: Sizes, pelvis: _Frame, chest: _Frame) -> list[_Bone]:
+    hip, ribs, waist = sizes["hip radius"], sizes["chest radius"], sizes["waist radius"]
+    top, width, shoulder = sizes["chest height"], sizes["chest width"], sizes["shoulder"]
+    bones = []
+    for side in (-1, 1):
+        low, high = pelvis.at(side * 0.065, -0.01, 0.02), chest.at(side * width, 0.01, top - 0.13)
+        middle = chest.at(side * 0.045, 0, 0.03)
+        bones += [
+            _Bone("torso", low, middle, (hip, waist)),
+            _Bone("torso", middle, high, (waist, ribs)),
+            _Bone(
+                "torso",
+                chest.at(0, 0, top - 0.04),
+                chest.at(side * shoulder, 0, top - 0.06),
+                (0.05, sizes["shoulder radius"]),
+            ),
+        ]
+    return bones
+
+
+def _head(sizes: Sizes, neck: _Frame) -> list[_Bone]:
+    long, size, radius = sizes["neck"], sizes["head"], sizes["neck radius"]
+    return [
+        _Bone("torso", neck.at(0, 0, -0.02), neck.at(0, 0, long), (radius * 1.15, radius)),
+        _Bone("head", neck.at(0, 0.025, long + 0.035), neck.at(0, 0, long + 1.35 * size), (0.56 * size, size)),
+        _Bone("head", neck.at(0, 0.025, long + 0.035), neck.at(0, 0.045, long + 0.06), (0.45 * size, 0.4 * size)),
+    ]
+
+
+def _arm(sizes: Sizes, pose: Pose, chest: _Frame, side: int) -> list[_Bone]:
+    radius, wrist_radius, long = sizes["arm radius"], sizes["wrist radius"], sizes["hand"]
+    shoulder = chest.joint((side * sizes["shoulder"], 0, sizes["chest height"] - 0.06), pose["shoulder", side], side)
+    elbow = shoulder.joint((0, 0, -sizes["upper arm"]), pose["elbow", side], side)
+    wrist = elbow.joint((0, 0, -sizes["forearm"]), pose["wrist", side], side)
+    return [
+        _Bone("upper arm", shoulder.origin, elbow.origin, (1.15 * radius, 0.8 * radius), 0.2 * radius),
+        _Bone("forearm", elbow.origin, wrist.origin, (0.85 * radius, wrist_radius), 0.25 * radius),
+        _Bone("hand", wrist.at(0, 0.008, -0.02), wrist.at(0, 0.030, -long), (0.020, 0.017)),
+        _Bone("hand", wrist.at(0, -0.008, -0.02), wrist.at(0, -0.026, -0.95 * long), (0.020, 0.017)),
+        _Bone("hand", wrist.at(0, 0.01, -0.03), wrist.at(0, 0.075, -0.55 * long), (0.018, 0.015)),
+    ]
+
+
+def _leg(sizes: Sizes, pose: Pose, pelvis: _Frame, side: int) -> list[_Bone]:
+    radius, knee_radius, ankle_radius, long = (
+        sizes["thigh radius"],
+        sizes["knee radius"],
+        sizes["ankle radius"],
+        sizes["foot"],
+    )
+    hip = pelvis.joint((side * sizes["hip"], 0, 0), pose["hip", side], side)
+    knee = hip.joint((0, 0, -sizes["thigh"]), pose["knee", side], side)
+    ankle = knee.joint((0, 0, -sizes["shin"]), pose["ankle", side], side)
+    heel = ankle.at(0, -0.035, -0.045)
+    return [
+        _Bone("thigh", hip.origin, knee.origin, (radius, knee_radius), 0.15 * radius),
+        _Bone("shin", knee.origin, ankle.origin, (knee_radius, ankle_radius), 0.35 * knee_radius),
+        _Bone("foot", ankle.at(0, 0, -0.01), heel, (0.028, 0.027)),
+        _Bone("foot", ankle.at(0, 0.01, -0.02), ankle.at(0, 0.6 * long, -0.05), (0.026, 0.022)),
+        _Bone("foot", heel, ankle.at(-side * 0.02, long, -0.055), (0.024, 0.020)),
+        _Bone("foot", heel, ankle.at(side * 0.028, 0.88 * long, -0.055), (0.024, 0.019)),
+    ]
+
+
+def _touches_itself(shape: Shape, rest: Shape) -> bool:
+    return bool(((_ball_gaps(rest) > FAR) & (_ball_gaps(shape) < NEAR)).any())
+
+
+def _ball_gaps(shape: Shape, per_bone: int = 6) -> Floats:
+    """The gaps between all pairs of balls strung along the bones; negative where they overlap."""
+    along = np.linspace(0, 1, per_bone)
+    centres = shape.starts[:, None] + along[:, None] * (shape.ends - shape.starts)[:, None]
+    radii = shape.radii[:, :1] + along * (shape.radii[:, 1:] - shape.radii[:, :1]) + shape.bulge[:, None]
+    flat, sizes = centres.reshape(-1, 3), radii.reshape(-1)
+    apart = np.linalg.norm(flat[:, None] - flat[None], axis=2)
+    return np.asarray(apart - sizes[:, None] - sizes[None], np.float64)

@@ -1,0 +1,132 @@
+"""Operators for many meshes, on several cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from diffnet.geometry import (
+    LAPLACIANS,
+    LaplacianKind,
+    Mesh,
+    MeshError,
+    MeshLike,
+    Operators,
+    hks,
+    load_mesh,
+    normalize_positions,
+    precompute,
+    wks,
+)
+
+FeatureKind: TypeAlias = Literal["hks", "xyz", "wks"]
+FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "xyz": 3, "wks": 16}
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Everything that decides what a network sees of a mesh; a checkpoint carries it.
+
+    k: eigenpairs; laplacian: see `precompute`; features: inputs of the network at the vertices
+    """
+
+    k: int = 128
+    laplacian: LaplacianKind = "robust"
+    features: FeatureKind = "hks"
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"k should be at least 1, got {self.k}")
+        if self.laplacian not in LAPLACIANS:
+            raise ValueError(f"laplacian should be one of {', '.join(LAPLACIANS)}, got {self.laplacian!r}")
+        if self.features not in get_args(FeatureKind):
+            raise ValueError(f"features should be one of {', '.join(get_args(FeatureKind))}, got {self.features!r}")
+
+
+def prepare(
+    source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike[str] | None = None
+) -> tuple[Mesh, Operators]:
+    """A mesh at normalised positions and its operators. Raises MeshError for one that can't be used."""
+    mesh = load_mesh(source)
+    mesh = replace(mesh, verts=normalize_positions(mesh.verts))
+    return mesh, precompute(mesh, options.k, options.laplacian, cache_dir)
+
+
+def input_features(mesh: Mesh, operators: Operators, kind: FeatureKind) -> Tensor:
+    """The network's inputs (V, FEATURE_CHANNELS[kind]), float32."""
+    if kind == "hks":
+        return hks(operators, FEATURE_CHANNELS[kind])
+    if kind == "wks":
+        return wks(operators, FEATURE_CHANNELS[kind])
+    return torch.from_numpy(mesh.verts).float()
+
+
+def fill_cache(
+    sources: Sequence[MeshLike],
+    options: Preprocessing,
+    cache_dir: str | os.PathLike[str],
+    jobs: int | None = None,
+    advance: Callable[[], Any] = lambda: None,
+) -> dict[int, str]:
+    """Make sure that the cache has the operators of all these meshes, `jobs` at a time (all cores by default).
+
+    advance: called once for each mesh that is done with
+    Returns what is wrong with those that can't be used, by their position; the others are not held up by them.
+    """
+    jobs = min(jobs or available_cores(), len(sources))
+    failed: dict[int, str] = {}
+    if jobs <= 1:
+        for i, source in enumerate(sources):
+            error = _fill(source, options, cache_dir)
+            if error is not None:
+                failed[i] = error
+            advance()
+        return failed
+    with _pool(jobs) as pool:
+        positions: dict[Future[str | None], int] = {
+            pool.submit(_fill, source, options, cache_dir): i for i, source in enumerate(sources)
+        }
+        for future in as_completed(positions):
+            error = future.result()
+            if error is not None:
+                failed[positions[future]] = error
+            advance()
+    return dict(sorted(failed.items()))
+
+
+def available_cores() -> int:
+    """The cores this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _fill(source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike[str]) -> str | None:
+    try:
+        prepare(source, options, cache_dir)
+    except MeshError as e:
+        return str(e)
+    return None
+
+
+@contextmanager
+def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    # Spawned, because a forked child inherits locked thread pools and can't use a GPU.
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_one_thread)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _one_thread() -> None:
+    """Parallel over meshes, so each of them gets one core."""
+    torch.set_num_threads(1)
+    threadpool_limits(1)

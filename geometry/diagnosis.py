@@ -1,0 +1,95 @@
+"""What a mesh is, and what is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import NDArray
+
+from diffnet.geometry.laplacian import usable_faces
+from diffnet.geometry.mesh import Mesh, mesh_edges
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Counts that describe a mesh. Those after `area` are 0 for a clean, closed, oriented surface.
+
+    components: connected parts, unreferenced vertices not counted; euler: V − E + F of the referenced vertices
+    area: length²
+    boundary_edges: edges with one face; non_manifold_edges: with three or more
+    misoriented_edges: edges whose two faces run along them in the same direction
+    degenerate_faces: with a repeated corner; zero_area_faces: with three corners on a line (at double precision)
+    duplicate_faces: with the same three corners as an earlier one; unreferenced_vertices: used by no face
+    """
+
+    vertices: int
+    faces: int
+    edges: int
+    components: int
+    euler: int
+    area: float
+    boundary_edges: int
+    non_manifold_edges: int
+    misoriented_edges: int
+    degenerate_faces: int
+    zero_area_faces: int
+    duplicate_faces: int
+    unreferenced_vertices: int
+    coincident_vertices: int
+
+    @property
+    def faults(self) -> list[str]:
+        """What stands in the way of a clean surface, in words. Boundaries are no fault."""
+        named = {
+            "edges with three or more faces": self.non_manifold_edges,
+            "edges whose faces are oriented against each other": self.misoriented_edges,
+            "faces with a repeated corner": self.degenerate_faces,
+            "faces of zero area": self.zero_area_faces,
+            "duplicate faces": self.duplicate_faces,
+            "vertices that no face uses": self.unreferenced_vertices,
+            "vertices at the position of another": self.coincident_vertices,
+        }
+        return [f"{count} {what}" for what, count in named.items() if count]
+
+
+def diagnose(mesh: Mesh) -> Diagnosis:
+    """Describe a mesh or a point cloud (for which everything about faces is 0)."""
+    faces = usable_faces(mesh)
+    edges = mesh_edges(faces)
+    used = np.unique(faces)
+    halves = faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2)
+    key = halves.min(axis=1) * len(mesh.verts) + halves.max(axis=1)
+    _, edge, count = np.unique(key, return_inverse=True, return_counts=True)
+    forward = np.bincount(edge.reshape(-1), halves[:, 0] < halves[:, 1], len(count))
+    area = _areas(mesh.verts, faces)
+    longest = np.ptp(mesh.verts, axis=0).max() if len(mesh.verts) else 0.0
+    return Diagnosis(
+        vertices=len(mesh.verts),
+        faces=len(mesh.faces),
+        edges=len(edges),
+        components=_components(edges, used, len(mesh.verts)),
+        euler=len(used) - len(edges) + len(faces),
+        area=float(area.sum()),
+        boundary_edges=int((count == 1).sum()),
+        non_manifold_edges=int((count > 2).sum()),
+        misoriented_edges=int(((count == 2) & (forward != 1)).sum()),
+        degenerate_faces=len(mesh.faces) - len(faces),
+        zero_area_faces=int((area <= 1e-14 * longest**2).sum()),
+        duplicate_faces=len(faces) - len(np.unique(np.sort(faces, axis=1), axis=0)),
+        unreferenced_vertices=0 if mesh.is_point_cloud else len(mesh.verts) - len(used),
+        coincident_vertices=len(mesh.verts) - len(np.unique(mesh.verts, axis=0)),
+    )
+
+
+def _areas(verts: NDArray[np.float64], faces: NDArray[np.int64]) -> NDArray[np.float64]:
+    a, b, c = (verts[faces[:, i]] for i in range(3))
+    areas: NDArray[np.float64] = np.linalg.norm(np.cross(b - a, c - a), axis=1) / 2
+    return areas
+
+
+def _components(edges: NDArray[np.int64], used: NDArray[np.int64], vertices: int) -> int:
+    graph = scipy.sparse.csr_matrix((np.ones(len(edges)), (edges[:, 0], edges[:, 1])), shape=(vertices, vertices))
+    label = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
+    return len(np.unique(label[used]))

@@ -1,0 +1,67 @@
+"""Checkpoints: everything needed to predict with a network and to go on training it."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffnet import DiffusionNet
+from diffnet.data import FEATURE_CHANNELS
+from diffnet.train.export import write_atomically
+from diffnet.train.options import TrainOptions
+
+FORMAT = 1
+
+Checkpoint = dict[str, Any]
+
+
+class CheckpointError(ValueError):
+    """A file is not a checkpoint that can be used. The message names it and says why."""
+
+
+def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
+    """Write a checkpoint so that the file is whole at any time: the old one until the new one is there."""
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, **checkpoint}, buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Checkpoint:
+    """Read a checkpoint; only tensors and plain values, never code. Raises CheckpointError."""
+    if not Path(path).is_file():
+        raise CheckpointError(f"{path}: no such checkpoint")
+    try:
+        checkpoint = torch.load(path, map_location=device, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as e:
+        reason = str(e).splitlines()[0] if str(e) else type(e).__name__
+        raise CheckpointError(f"{path}: not a checkpoint, or a damaged one ({reason})") from e
+    if not isinstance(checkpoint, dict) or "format" not in checkpoint:
+        raise CheckpointError(f"{path}: not a checkpoint of `diffnet train`")
+    if checkpoint["format"] != FORMAT:
+        raise CheckpointError(f"{path}: checkpoint format {checkpoint['format']}, this version reads {FORMAT}")
+    return checkpoint
+
+
+def build_model(options: TrainOptions, label_names: list[str], labels_at: Any) -> DiffusionNet:
+    """The network of a run, with fresh weights."""
+    return DiffusionNet(
+        FEATURE_CHANNELS[options.preprocessing.features],
+        len(label_names),
+        width=options.width,
+        blocks=options.blocks,
+        dropout=options.dropout,
+        outputs_at=labels_at,
+    )
+
+
+def restore_model(checkpoint: Checkpoint) -> tuple[DiffusionNet, TrainOptions]:
+    """The trained network of a checkpoint, in eval mode, and the options of its run."""
+    options = TrainOptions(**checkpoint["options"])
+    model = build_model(options, checkpoint["label_names"], checkpoint["labels_at"])
+    model.load_state_dict(checkpoint["model"])
+    return model.eval(), options

@@ -1,0 +1,278 @@
+"""The command line: `diffnet train`, `diffnet predict`, `diffnet precompute`, `diffnet info`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import fields
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+# Everything heavy is imported by the command that needs it, so that --help answers at once.
+
+app = typer.Typer(
+    help="Learning on surfaces with DiffusionNet: train on labelled meshes, predict on new ones.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+train_app = typer.Typer(help="Train a network on labelled meshes.", no_args_is_help=True)
+app.add_typer(train_app, name="train")
+
+console = Console()
+
+
+class Features(str, Enum):
+    hks = "hks"
+    xyz = "xyz"
+    wks = "wks"
+
+
+class Laplacian(str, Enum):
+    robust = "robust"
+    cotan = "cotan"
+
+
+class Precision(str, Enum):
+    auto = "auto"
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+class Layout(str, Enum):
+    auto = "auto"
+    rna = "rna"
+    meshcnn = "meshcnn"
+    princeton = "princeton"
+    folder = "folder"
+
+
+DEFAULT_CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "diffnet"
+
+CacheOption = Annotated[Path, typer.Option("--cache", help="Folder that keeps preprocessed meshes between runs.")]
+JobsOption = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Meshes to preprocess at once; by default one a core.")
+]
+DeviceOption = Annotated[str, typer.Option(help="auto (the GPU where there is one), cpu, cuda or cuda:N.")]
+KOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the spectral basis.")]
+LaplacianOption = Annotated[
+    Laplacian, typer.Option(help="robust takes any mesh; cotan is that of the original implementation.")
+]
+
+
+@train_app.command("segmentation")
+def train_segmentation(
+    data: Annotated[str, typer.Option(help="Folder of labelled meshes, or [bold]figures[/], the generated set.")],
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints, metrics and the report.")],
+    layout: Annotated[Layout, typer.Option(help="How the folder is laid out; auto looks.")] = Layout.auto,
+    features: Annotated[Features, typer.Option(help="Inputs at the vertices.")] = Features.hks,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training meshes.")] = 100,
+    width: Annotated[int, typer.Option(min=1, help="Channels inside the network.")] = 128,
+    blocks: Annotated[int, typer.Option(min=1, help="DiffusionNet blocks.")] = 4,
+    dropout: Annotated[float, typer.Option(min=0, max=0.99, help="Dropout inside the blocks' MLPs.")] = 0.5,
+    learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 1e-3,
+    decay_every: Annotated[int, typer.Option(min=1, help="Epochs after which the learning rate is halved.")] = 50,
+    batch_meshes: Annotated[int | None, typer.Option(min=1, help="Meshes a step; by default 1.")] = None,
+    batch_vertices: Annotated[
+        int | None, typer.Option(min=1, help="Instead: as many meshes a step as have N vertices together.")
+    ] = None,
+    rotate: Annotated[
+        bool | None,
+        typer.Option("--rotate/--no-rotate", help="Turn meshes at random in training; by default for xyz only."),
+    ] = None,
+    validation: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Share of the training meshes set aside to choose the best epoch by.")
+    ] = 0.0,
+    eval_every: Annotated[int, typer.Option(min=1, help="Epochs between looks at the test set.")] = 5,
+    k: KOption = 128,
+    laplacian: LaplacianOption = Laplacian.robust,
+    precision: Annotated[
+        Precision, typer.Option(help="auto is bf16 on GPUs that have it, else fp32.")
+    ] = Precision.auto,
+    device: DeviceOption = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of weights, order, dropout and splits.")] = 0,
+    cache: CacheOption = DEFAULT_CACHE,
+    jobs: JobsOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+) -> None:
+    """Train a segmentation network, and report on the test meshes.
+
+    Writes to --out: last.pt and best.pt (checkpoints), metrics.csv, tensorboard/, and at the end results.json,
+    confusion.png, curves.png and predictions.html.
+
+    Ctrl-C stops after the last whole epoch; the same command with --resume goes on from there.
+    """
+    from diffnet.data import figures, load_dataset
+    from diffnet.train.options import TrainOptions, pick_device
+    from diffnet.train.run import run_segmentation
+
+    given = locals()
+    values = {field.name: given[field.name] for field in fields(TrainOptions)}
+    values = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+    if batch_meshes is None and batch_vertices is None:
+        values["batch_meshes"] = 1
+    options = TrainOptions(**values)
+    chosen = pick_device(device)
+    dataset = figures(seed=seed) if data == "figures" else load_dataset(data, layout.value, seed=seed)
+    console.print(
+        f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, "
+        f"{len(dataset.label_names)} classes at the {dataset.labels_at}",
+        highlight=False,
+    )
+    try:
+        results = run_segmentation(
+            dataset, options, out, device=chosen, cache_dir=cache, jobs=jobs, resume=resume, console=console
+        )
+    except KeyboardInterrupt:
+        there = (out / "last.pt").exists()
+        hint = f" {out / 'last.pt'} holds the last whole epoch; --resume goes on from it." if there else ""
+        console.print(f"Stopped.{hint}", highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
+    _print_results(results, out)
+
+
+def _print_results(results: dict, out: Path) -> None:
+    shown = results["classes"]
+    table = Table("class", "elements", "accuracy", "IoU")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in shown[:30]:
+        table.add_row(row["name"], str(row["count"]), f"{100 * row['accuracy']:.1f} %", f"{100 * row['iou']:.1f} %")
+    if len(shown) > 30:
+        table.add_row(f"… {len(shown) - 30} more in results.json", "", "", "")
+    console.print(table)
+    console.print(
+        f"test accuracy {100 * results['test_accuracy']:.2f} %, mean IoU {100 * results['mean_iou']:.2f} %; "
+        f"see {out / 'predictions.html'}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def predict(
+    meshes: Annotated[list[Path], typer.Argument(metavar="MESH…", help="obj, off, ply or stl files.")],
+    checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run.")],
+    out: Annotated[
+        Path, typer.Option(help="Coloured mesh to write (.ply); for several meshes a folder to write them into.")
+    ],
+    html: Annotated[Path | None, typer.Option(help="Also a page that shows them turning in a browser.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also a picture.")] = None,
+    device: DeviceOption = "auto",
+    cache: Annotated[
+        Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes; by default none.")
+    ] = None,
+) -> None:
+    """Predict labels of meshes with a trained network."""
+    from diffnet.train.checkpoint import load_checkpoint
+    from diffnet.train.options import pick_device
+    from diffnet.train.predict import predict_labels, write_predictions
+
+    if len(meshes) == 1 and out.suffix.lower() == ".ply":
+        plys = [out]
+    elif out.suffix:
+        expected = "a .ply file" if len(meshes) == 1 else f"a folder, since there are {len(meshes)} meshes"
+        raise ValueError(f"--out should be {expected}, got {out}")
+    else:
+        plys = [out / f"{mesh.stem}.ply" for mesh in meshes]
+        twice = {path.name for path in plys if sum(p == path for p in plys) > 1}
+        if twice:
+            raise ValueError(f"--out {out}: several meshes would be written to {', '.join(sorted(twice))}")
+    for mesh, path in zip(meshes, plys, strict=True):
+        if path.exists() and path.resolve() == mesh.resolve():
+            raise ValueError(f"--out {out}: {mesh} would be overwritten by its prediction")
+    loaded = load_checkpoint(checkpoint)
+    predictions = predict_labels(meshes, loaded, pick_device(device), cache)
+    for path in [*plys, html, png]:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    write_predictions(predictions, loaded["label_names"], loaded["labels_at"], plys=plys, html=html, png=png)
+    for path in [*plys, html, png]:
+        if path is not None:
+            console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def precompute(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Meshes, or folders searched for meshes.")],
+    cache: CacheOption = DEFAULT_CACHE,
+    k: KOption = 128,
+    laplacian: LaplacianOption = Laplacian.robust,
+    jobs: JobsOption = None,
+) -> None:
+    """Preprocess meshes into the cache, so that training and prediction start at once.
+
+    Positions are normalised first, as training does. A mesh that can't be used doesn't stop the others: it is listed
+    at the end, and the exit code is 1.
+    """
+    from diffnet.data import Preprocessing
+    from diffnet.geometry.mesh import FORMATS
+    from diffnet.train.run import fill_cache_with_bar
+
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            files += sorted(p for p in path.rglob("*") if p.suffix.lower() in FORMATS and p.is_file())
+        else:
+            files.append(path)
+    if not files:
+        raise ValueError(f"no meshes ({', '.join(FORMATS)}) in {', '.join(map(str, paths))}")
+    failed = fill_cache_with_bar(files, Preprocessing(k, laplacian.value), cache, jobs, console)  # type: ignore[arg-type]
+    console.print(f"{len(files) - len(failed)} of {len(files)} meshes are in {cache}", highlight=False, soft_wrap=True)
+    for reason in failed.values():
+        console.print(reason, style="red", highlight=False, soft_wrap=True, markup=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help="An obj, off, ply or stl file.")]) -> None:
+    """Tell what a mesh is, and what is wrong with it."""
+    from diffnet.geometry import diagnose, load_mesh
+
+    loaded = load_mesh(mesh)
+    found = diagnose(loaded)
+    table = Table(show_header=False, box=None)
+    low, high = loaded.verts.min(axis=0), loaded.verts.max(axis=0)
+    table.add_row("kind", "point cloud" if loaded.is_point_cloud else "triangle mesh")
+    table.add_row("vertices", str(found.vertices))
+    if not loaded.is_point_cloud:
+        table.add_row("faces", str(found.faces))
+        table.add_row("edges", f"{found.edges}, {found.boundary_edges} of them on the boundary")
+        table.add_row("components", str(found.components))
+        table.add_row("Euler characteristic", str(found.euler))
+        table.add_row("area", f"{found.area:.6g}")
+    table.add_row("extent", " × ".join(f"{x:.6g}" for x in high - low))
+    table.add_row("center", ", ".join(f"{x:.6g}" for x in (high + low) / 2))
+    console.print(table)
+    if found.faults:
+        console.print("wrong with it:")
+        for fault in found.faults:
+            console.print(f"  {fault}", highlight=False)
+    else:
+        console.print("nothing wrong with it")
+
+
+def main() -> None:
+    """Run the command line: what a user can mend is one line on stderr and exit code 1."""
+    try:
+        app()
+    except (ValueError, OSError, RuntimeError) as e:
+        if not _is_expected(e):
+            raise
+        print(f"diffnet: {e}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _is_expected(error: Exception) -> bool:
+    """Errors raised on purpose, by this library or by the operating system; anything else is a bug and shows itself."""
+    raised_in = error.__traceback__
+    while raised_in is not None and raised_in.tb_next is not None:
+        raised_in = raised_in.tb_next
+    module = raised_in.tb_frame.f_globals.get("__name__", "") if raised_in is not None else ""
+    return isinstance(error, OSError) or module.startswith("diffnet.")

@@ -1,0 +1,90 @@
+"""What decides a training run; a checkpoint carries it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+
+from diffnet.data import Preprocessing
+
+Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of `diffnet train segmentation`; its `--help` explains each.
+
+    rotate: turn xyz features at random in training; None means yes for xyz, and no for descriptors, which don't turn
+    """
+
+    features: str = "hks"
+    k: int = 128
+    laplacian: str = "robust"
+    epochs: int = 100
+    width: int = 128
+    blocks: int = 4
+    dropout: float = 0.5
+    learning_rate: float = 1e-3
+    decay_every: int = 50
+    batch_meshes: int | None = 1
+    batch_vertices: int | None = None
+    rotate: bool | None = None
+    validation: float = 0.0
+    eval_every: int = 5
+    precision: Precision = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "width", "blocks", "decay_every", "eval_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} should be at least 1, got {getattr(self, name)}")
+        for name in ("batch_meshes", "batch_vertices"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} should be at least 1, got {value}")
+        for name in ("dropout", "validation"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate should be above 0, got {self.learning_rate}")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision should be one of {', '.join(get_args(Precision))}, got {self.precision!r}")
+        _ = self.preprocessing
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return Preprocessing(self.k, self.laplacian, self.features)  # type: ignore[arg-type]
+
+    @property
+    def rotates(self) -> bool:
+        return self.features == "xyz" if self.rotate is None else self.rotate
+
+    def learning_rate_at(self, epoch: int) -> float:
+        """Halved every `decay_every` epochs."""
+        return self.learning_rate * 0.5 ** (epoch // self.decay_every)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the GPU where there is one. Raises ValueError for a device that isn't there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as e:
+        raise ValueError(f"device should be auto, cpu or cuda, got {name!r}") from e
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} isn't there: this PyTorch sees no GPU")
+    return device
+
+
+def autocast(precision: Precision, device: torch.device) -> torch.autocast:
+    """bf16 where asked for, and by default on GPUs that compute it."""
+    bf16 = precision == "bf16" or (
+        precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    )
+    return torch.autocast(device.type, torch.bfloat16, enabled=bf16)

@@ -1,0 +1,74 @@
+"""Using a trained network on meshes it has not seen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from diffnet.data import LabelsAt, Sample, input_features, prepare
+from diffnet.geometry import Mesh, MeshLike, load_mesh
+from diffnet.train.checkpoint import Checkpoint, restore_model
+from diffnet.train.export import write_atomically, write_ply
+from diffnet.train.render import render
+from diffnet.train.segmentation import predict
+from diffnet.train.viewer import ViewerItem, write_html
+
+
+def predict_labels(
+    sources: Sequence[MeshLike],
+    checkpoint: Checkpoint,
+    device: torch.device,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> list[tuple[Mesh, NDArray[np.int64]]]:
+    """The most likely class of every element of meshes, preprocessed as in training.
+
+    Returns for each source the mesh, at its own positions, and labels (V,), (F,) or (E,) int64, indices into the
+    checkpoint's `label_names`. Raises MeshError for a mesh that can't be used.
+    """
+    model, options = restore_model(checkpoint)
+    model = model.to(device)
+    results = []
+    for source in sources:
+        mesh = load_mesh(source)
+        normalized, operators = prepare(mesh, options.preprocessing, cache_dir)
+        features = input_features(normalized, operators, options.preprocessing.features)
+        sample = Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators)
+        results.append((mesh, predict(model, sample, options, device).cpu().numpy()))
+    return results
+
+
+def write_predictions(
+    predictions: Sequence[tuple[Mesh, NDArray[np.int64]]],
+    label_names: Sequence[str],
+    at: LabelsAt,
+    *,
+    plys: Sequence[Path],
+    html: Path | None = None,
+    png: Path | None = None,
+) -> None:
+    """Write a coloured mesh for each prediction and, for all together, a page that turns and a picture."""
+    for (mesh, labels), path in zip(predictions, plys, strict=True):
+        write_ply(path, mesh.verts, mesh.faces, labels, at)
+    if html is not None:
+        items = [
+            ViewerItem(Path(mesh.name).stem, mesh.verts, mesh.faces, {"prediction": labels}, at)
+            for mesh, labels in predictions
+        ]
+        write_html(html, items, label_names, title="Predicted segmentation")
+    if png is not None:
+        pictures = [render(mesh.verts, mesh.faces, labels, at=at) for mesh, labels in predictions]
+        _write_png(png, np.concatenate(pictures, axis=1))
+
+
+def _write_png(path: Path, image: NDArray[np.uint8]) -> None:
+    import io
+
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    write_atomically(path, buffer.getvalue())

@@ -1,0 +1,203 @@
+"""A whole training run: from labelled meshes to a judged network and its report."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from diffnet import DiffusionNet, __version__
+from diffnet.data import DataError, LabeledMesh, LabeledMeshes, Sample, available_cores, fill_cache, make_sample
+from diffnet.geometry import MeshLike
+from diffnet.train.checkpoint import restore_model
+from diffnet.train.export import write_atomically
+from diffnet.train.metrics import accuracy
+from diffnet.train.options import TrainOptions
+from diffnet.train.report import (
+    Prediction,
+    class_scores,
+    confusion_matrix_picture,
+    curves_picture,
+    predictions_page,
+)
+from diffnet.train.segmentation import Row, evaluate, keep_on_device, predict, train
+
+SHOWN_MESHES = 8  # on the page of predictions
+
+
+def run_segmentation(
+    data: LabeledMeshes,
+    options: TrainOptions,
+    out: Path,
+    *,
+    device: torch.device,
+    cache_dir: Path,
+    jobs: int | None = None,
+    resume: bool = False,
+    console: Console,
+) -> dict[str, Any]:
+    """Preprocess, train, judge and report, all into the folder `out`; returns what results.json holds.
+
+    Raises ValueError where `out` already holds a run that isn't to be resumed, or holds none that is.
+    """
+    last = out / "last.pt"
+    if last.exists() and not resume:
+        raise ValueError(f"{out}: there is a run in this folder already; resume it, or choose another one")
+    if resume and not last.exists():
+        raise ValueError(f"{out}: there is no run in this folder to resume")
+    out.mkdir(parents=True, exist_ok=True)
+
+    started = time.perf_counter()
+    items = [*data.train, *data.test]
+    preprocess([item.mesh for item in items], [item.name for item in items], options, cache_dir, jobs, console)
+    samples = keep_on_device([make_sample(item, options.preprocessing, cache_dir) for item in items], device)
+    train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
+    preprocessing_seconds = time.perf_counter() - started
+
+    started = time.perf_counter()
+    with progress_bar(console) as bar:
+        task = bar.add_task("training", total=options.epochs)
+
+        def after_epoch(row: Row) -> None:
+            bar.update(task, completed=row["epoch"], description=f"training, loss {row['train_loss']:.3f}")
+            if row["test_accuracy"] is not None:
+                console.print(_line(row), highlight=False)
+
+        judged = train(
+            data, train_samples, test_samples, options, out, device=device, resume=resume, after_epoch=after_epoch
+        )
+        bar.update(task, completed=options.epochs)
+    training_seconds = time.perf_counter() - started
+
+    model = restore_model(judged)[0].to(device)
+    matrix = evaluate(model, test_samples, options, device).numpy()
+    results = {
+        "test_accuracy": accuracy(torch.from_numpy(matrix)),
+        "mean_iou": float(np.nanmean(class_scores(matrix).iou)),
+        "judged_epoch": len(judged["history"]),
+        "train_meshes": len(train_samples),
+        "test_meshes": len(test_samples),
+        "preprocessing_seconds": round(preprocessing_seconds, 2),
+        "training_seconds": round(training_seconds, 2),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "cores": available_cores(),
+        "versions": {"diffnet": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "options": options.as_dict(),
+        "classes": _classes(matrix, data.label_names),
+    }
+    write_atomically(out / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    _write_report(out, data, test_samples, model, options, device, matrix, results)
+    return results
+
+
+def preprocess(
+    sources: Sequence[MeshLike],
+    names: Sequence[str],
+    options: TrainOptions,
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+) -> None:
+    """Fill the cache, with a progress bar. Raises DataError naming the meshes that can't be used."""
+    failed = fill_cache_with_bar(sources, options.preprocessing, cache_dir, jobs, console)
+    if failed:
+        lines = [f"{names[i]}: {reason}" for i, reason in failed.items()]
+        raise DataError(f"{len(failed)} of {len(sources)} meshes can't be used: " + "; ".join(lines))
+
+
+def fill_cache_with_bar(
+    sources: Sequence[MeshLike], options: Any, cache_dir: str | os.PathLike[str], jobs: int | None, console: Console
+) -> dict[int, str]:
+    """`fill_cache` with a progress bar."""
+    with progress_bar(console) as bar:
+        task = bar.add_task("preprocessing", total=len(sources))
+        return fill_cache(sources, options, cache_dir, jobs, lambda: bar.advance(task))
+
+
+def progress_bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("remaining"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def _line(row: Row) -> str:
+    parts = [f"epoch {row['epoch']:>4}", f"loss {row['train_loss']:.4f}"]
+    for name in ("train", "validation", "test"):
+        value = row[f"{name}_accuracy"]
+        if value is not None:
+            parts.append(f"{name} {100 * value:.1f} %")
+    return "  ".join(parts)
+
+
+def _classes(matrix: NDArray[np.int64], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Scores of the classes that occur in the test set."""
+    count, share, iou = class_scores(matrix)
+    return [
+        {"name": names[i], "count": int(count[i]), "accuracy": float(share[i]), "iou": float(iou[i])}
+        for i in np.flatnonzero(count)
+    ]
+
+
+def _write_report(
+    out: Path,
+    data: LabeledMeshes,
+    test_samples: Sequence[Sample],
+    model: DiffusionNet,
+    options: TrainOptions,
+    device: torch.device,
+    matrix: NDArray[np.int64],
+    results: dict[str, Any],
+) -> None:
+    confusion_matrix_picture(out / "confusion.png", matrix, data.label_names)
+    curves_picture(out / "curves.png", out / "metrics.csv")
+    # Spread over the test set, so that what is shown isn't only how its list begins.
+    count = min(SHOWN_MESHES, len(test_samples))
+    shown = [round(i) for i in np.linspace(0, len(test_samples) - 1, count)]
+    summary = {
+        "Test accuracy": f"{100 * results['test_accuracy']:.1f} %",
+        "Mean IoU": f"{100 * results['mean_iou']:.1f} %",
+        "Meshes": f"{results['train_meshes']} to train, {results['test_meshes']} to test",
+        "Epochs": str(results["judged_epoch"]),
+        "Training": f"{results['training_seconds']:.0f} s on {results['device']}",
+        "Date": results["date"][:10],
+    }
+
+    def row(i: int) -> Prediction:
+        item: LabeledMesh = data.test[i]
+        prediction = predict(model, test_samples[i], options, device).cpu().numpy()
+        return Prediction(item.name, item.mesh.verts, item.mesh.faces, prediction, item.labels, data.labels_at)
+
+    predictions_page(
+        out / "predictions.html",
+        (row(i) for i in shown),
+        summary,
+        matrix=matrix,
+        label_names=data.label_names,
+        csv_path=out / "metrics.csv",
+        title="Segmentation of the test meshes",
+    )

@@ -1,0 +1,256 @@
+"""Training a segmentation network."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from torch.utils.tensorboard import SummaryWriter
+
+from diffnet import DiffusionNet
+from diffnet.data import UNLABELED, LabeledMeshes, MeshBatches, Sample, collate_samples, epoch_seed
+from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
+from diffnet.train.export import write_atomically
+from diffnet.train.metrics import accuracy, confusion_matrix
+from diffnet.train.options import TrainOptions, autocast
+
+COLUMNS = (
+    "epoch",
+    "learning_rate",
+    "train_loss",
+    "train_accuracy",
+    "validation_accuracy",
+    "test_accuracy",
+    "seconds",
+)
+
+Row = dict[str, float | int | None]
+
+
+class TrainingError(RuntimeError):
+    """Training can't go on. The message says why, and what is left."""
+
+
+def train(
+    data: LabeledMeshes,
+    train_samples: Sequence[Sample],
+    test_samples: Sequence[Sample],
+    options: TrainOptions,
+    out: Path,
+    *,
+    device: torch.device,
+    resume: bool = False,
+    after_epoch: Callable[[Row], Any] = lambda row: None,
+) -> Checkpoint:
+    """Train, writing into the folder `out`; returns the checkpoint that is to be judged.
+
+    That is the one of highest accuracy on the part of the training set that `validation` sets aside, or, without one,
+    the last. The test set is only looked at, never chosen by.
+
+    In `out`: last.pt after every epoch and best.pt (by validation accuracy, else by training loss), metrics.csv, and
+    TensorBoard's event files. An epoch depends on the one before and on (seed, epoch) only, so a run that is resumed
+    is the run that was interrupted.
+
+    Raises TrainingError where a loss is not finite; last.pt then holds the epoch before.
+    """
+    fitted, held_out = _set_aside(train_samples, options)
+    torch.manual_seed(options.seed)
+    model = build_model(options, data.label_names, data.labels_at).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
+    history: list[Row] = []
+    best = -math.inf
+
+    def checkpoint() -> Checkpoint:
+        return {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "history": history,
+            "best": best,
+            "options": options.as_dict(),
+            "label_names": data.label_names,
+            "labels_at": data.labels_at,
+        }
+
+    if resume:
+        stored = load_checkpoint(out / "last.pt", device)
+        _check_same_run(stored, options, data, out)
+        model.load_state_dict(stored["model"])
+        optimizer.load_state_dict(stored["optimizer"])
+        history, best = stored["history"], stored["best"]
+    else:
+        save_checkpoint(out / "last.pt", checkpoint())
+    batches = MeshBatches(
+        [s.operators.num_vertices for s in fitted],
+        meshes=options.batch_meshes,
+        max_vertices=options.batch_vertices,
+        shuffle=True,
+        seed=options.seed,
+    )
+    loader = DataLoader(fitted, batch_sampler=batches, collate_fn=collate_samples)  # type: ignore[arg-type]
+
+    with SummaryWriter(str(out / "tensorboard"), purge_step=len(history)) as board:
+        for epoch in range(len(history), options.epochs):
+            started = time.perf_counter()
+            batches.set_epoch(epoch)
+            torch.manual_seed(epoch_seed(options.seed, epoch))
+            for group in optimizer.param_groups:
+                group["lr"] = options.learning_rate_at(epoch)
+            loss, matrix = _train_epoch(model, optimizer, loader, options, device, epoch)
+            due = (epoch + 1) % options.eval_every == 0 or epoch + 1 == options.epochs
+            row: Row = {
+                "epoch": epoch + 1,
+                "learning_rate": options.learning_rate_at(epoch),
+                "train_loss": loss,
+                "train_accuracy": accuracy(matrix),
+                "validation_accuracy": accuracy(evaluate(model, held_out, options, device)) if held_out else None,
+                "test_accuracy": accuracy(evaluate(model, test_samples, options, device)) if due else None,
+                "seconds": time.perf_counter() - started,
+            }
+            history.append(row)
+            score = row["validation_accuracy"] if held_out else -loss
+            assert score is not None
+            improved = score > best
+            best = max(best, score)
+            # The best first: should the run end between the two, resuming runs this epoch again.
+            if improved:
+                save_checkpoint(out / "best.pt", checkpoint())
+            save_checkpoint(out / "last.pt", checkpoint())
+            write_atomically(out / "metrics.csv", _as_csv(history))
+            for name in COLUMNS[1:]:
+                if row[name] is not None:
+                    board.add_scalar(name, row[name], epoch + 1)
+            after_epoch(row)
+    return load_checkpoint(out / ("best.pt" if held_out else "last.pt"), device)
+
+
+def evaluate(model: DiffusionNet, samples: Iterable[Sample], options: TrainOptions, device: torch.device) -> Tensor:
+    """The confusion matrix (C, C) of a network on samples, on the CPU."""
+    classes = model.last.out_features
+    matrix = torch.zeros(classes, classes, dtype=torch.int64, device=device)
+    for sample in samples:
+        sample = sample.to(device)
+        matrix += confusion_matrix(predict(model, sample, options, device), sample.labels, classes)
+    return matrix.cpu()
+
+
+def predict(model: DiffusionNet, sample: Sample, options: TrainOptions, device: torch.device) -> Tensor:
+    """The most likely class (N,) int64 of every element of a sample, on the device."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), autocast(options.precision, device):
+        sample = sample.to(device)
+        prediction = model(sample.features, sample.operators).argmax(-1)
+    model.train(was_training)
+    return prediction
+
+
+def keep_on_device(samples: Sequence[Sample], device: torch.device) -> list[Sample]:
+    """The samples on a GPU, ready for gradients on the basis, as long as they take at most half of its free memory;
+    else as they are, to be moved batch by batch."""
+    if device.type != "cuda":
+        return list(samples)
+    # The basis and the two gradients of it, float32; the rest is small beside them.
+    needed = sum(3 * 4 * s.operators.evecs.numel() for s in samples)
+    if needed > torch.cuda.mem_get_info(device)[0] / 2:
+        return list(samples)
+    return [_with_gradient_evecs(s.to(device)) for s in samples]
+
+
+def _with_gradient_evecs(sample: Sample) -> Sample:
+    return replace(sample, operators=sample.operators.with_gradient_evecs())
+
+
+def _train_epoch(
+    model: DiffusionNet,
+    optimizer: torch.optim.Optimizer,
+    loader: Iterable[Sample],
+    options: TrainOptions,
+    device: torch.device,
+    epoch: int,
+) -> tuple[float, Tensor]:
+    """One pass over the training set: the mean loss of its steps and the confusion matrix, dropout included."""
+    model.train()
+    classes = model.last.out_features
+    matrix = torch.zeros(classes, classes, dtype=torch.int64, device=device)
+    losses: list[Tensor] = []
+    names: list[tuple[str, ...]] = []
+    for sample in loader:
+        sample = sample.to(device)
+        features = rotate(sample.features, sample.operators.lengths) if options.rotates else sample.features
+        with autocast(options.precision, device):
+            logits = model(features, sample.operators)
+        loss = segmentation_loss(logits.float(), sample.labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        matrix += confusion_matrix(logits.detach().argmax(-1), sample.labels, classes)
+        losses.append(loss.detach())
+        names.append(sample.names)
+    # Read back once an epoch, so that a step never waits for the GPU.
+    values = torch.stack(losses).tolist()
+    for value, batch in zip(values, names, strict=True):
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"the loss became {value} in epoch {epoch + 1}, on {', '.join(batch)}; last.pt holds epoch {epoch}. "
+                "A lower --lr or --precision fp32 may help"
+            )
+    return sum(values) / len(values), matrix
+
+
+def segmentation_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy, the mean over labelled elements; 0 where there are none. logits (N, C), labels (N,) int64 → ()"""
+    total = F.cross_entropy(logits, labels, ignore_index=UNLABELED, reduction="sum")
+    return total / (labels != UNLABELED).sum().clamp(min=1)
+
+
+def rotate(positions: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Turn the positions (V, 3) of each mesh by its own random rotation, uniform over all."""
+    turned = []
+    for points in positions.split(list(lengths)):
+        # QR of a Gaussian matrix with the signs of R taken out is uniform over the orthogonal group (Mezzadri 2007).
+        q, r = torch.linalg.qr(torch.randn(3, 3))
+        q = q * r.diagonal().sign()
+        turned.append(points @ (q * torch.linalg.det(q)).to(points))
+    return torch.cat(turned)
+
+
+def _set_aside(samples: Sequence[Sample], options: TrainOptions) -> tuple[list[Sample], list[Sample]]:
+    """The training samples, divided into those to fit and those to validate on."""
+    count = round(options.validation * len(samples))
+    if options.validation > 0:
+        count = max(count, 1)
+    if count >= len(samples):
+        raise ValueError(f"validation = {options.validation} of {len(samples)} training meshes leaves none to train on")
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(options.seed)).tolist()
+    chosen = set(order[:count])
+    fitted = [s for i, s in enumerate(samples) if i not in chosen]
+    return fitted, [s for i, s in enumerate(samples) if i in chosen]
+
+
+def _check_same_run(stored: Checkpoint, options: TrainOptions, data: LabeledMeshes, out: Path) -> None:
+    """A run may be resumed for more epochs, but with nothing else changed."""
+    for name, value in options.as_dict().items():
+        if name != "epochs" and stored["options"].get(name) != value:
+            raise CheckpointError(
+                f"{out / 'last.pt'}: this run was started with {name} = {stored['options'].get(name)}, not {value}"
+            )
+    if stored["label_names"] != data.label_names or stored["labels_at"] != data.labels_at:
+        raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with other labels")
+
+
+def _as_csv(history: Sequence[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(history)
+    return text.getvalue()
