@@ -10,7 +10,6 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components, dijkstra
 from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
-from skimage.measure import marching_cubes
 
 from diffnet.data.figure_shape import (
     BLEND,
@@ -53,6 +52,8 @@ def polygonize(shape: Shape, spacing: float = _FINE) -> Surface | None:
     field = -BLEND * np.log(total)
     # Where the skin passes close by a grid point, marching cubes makes slivers: keep it a little away
     field = np.where(np.abs(field) < 0.1 * spacing, np.copysign(0.1 * spacing, field), field)
+    from skimage.measure import marching_cubes  # heavy, and only this data set needs it
+
     verts, faces, _, _ = marching_cubes(  # type: ignore[no-untyped-call]
         field, 0.0, spacing=(spacing,) * 3, gradient_direction="descent"
     )

@@ -167,6 +167,7 @@ def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     indptr, indices, values, x, t_indptr, t_indices, order = ctx.saved_tensors
     need_values, need_x = ctx.needs_input_grad[2:4]
+    grad = grad.to(values.dtype)  # autocast may hand back a narrower one
     grad_values = sddmm(indptr, indices, grad, x) if need_values else None
     grad_x = _spmm_sum(t_indptr, t_indices, values[:, order], grad.contiguous()) if need_x else None
     return None, None, grad_values, grad_x, None, None, None

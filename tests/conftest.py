@@ -36,8 +36,7 @@ def sphere() -> trimesh.Trimesh:
 
 @pytest.fixture
 def plane() -> tuple[np.ndarray, np.ndarray]:
-    """A jittered grid of triangles in a tilted plane: (verts (121, 3), faces (200, 3)), with its axes as rows 0 and 1 of
-    a rotation applied to the xy-plane."""
+    """A jittered grid of triangles (verts (121, 3), faces (200, 3)) in the xy-plane turned by `random_rotation(1)`."""
     rng = np.random.default_rng(0)
     x, y = np.meshgrid(np.arange(11.0), np.arange(11.0), indexing="ij")
     verts = np.stack([x.ravel(), y.ravel(), np.zeros(121)], axis=1)

@@ -1,0 +1,244 @@
+"""The network: shapes, batches, modes, precisions, compilation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import trimesh
+from torch import Tensor
+
+from diffnet import DiffusionNet, LearnedTimeDiffusion, Operators, SpatialGradientFeatures, collate, precompute
+
+MODES = ("sparse", "spectral")
+
+
+@pytest.fixture(scope="module")
+def meshes() -> list[Operators]:
+    """A sphere, a torus with fewer vertices than K, and a point cloud."""
+    sphere, torus = trimesh.creation.icosphere(2), trimesh.creation.torus(1, 0.4, 6, 4)
+    cloud = trimesh.creation.icosphere(2).vertices * [1, 0.7, 0.5]
+    operators = [precompute(m, k=30) for m in (sphere, torus, (cloud, None))]
+    assert operators[1].num_vertices < 30
+    return operators
+
+
+def features(operators: Operators, channels: int = 3, seed: int = 0) -> Tensor:
+    return torch.randn(operators.num_vertices, channels, generator=torch.Generator().manual_seed(seed))
+
+
+def network(**options: object) -> DiffusionNet:
+    """A small network whose diffusion times differ from channel to channel and from 0."""
+    torch.manual_seed(0)
+    model = DiffusionNet(3, 5, width=16, blocks=2, **options)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for block in model.blocks:
+            block.diffusion.time.uniform_(0.01, 0.3)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("outputs_at", "count"), [("vertices", "num_vertices"), ("faces", "faces"), ("edges", "edges"), ("global_mean", "")]
+)
+def test_output_shapes(meshes: list[Operators], outputs_at: str, count: str) -> None:
+    packed = collate(meshes)
+    rows = getattr(packed, count) if count else len(packed)
+    out = network(outputs_at=outputs_at)(features(packed), packed)
+    assert out.shape == (rows if isinstance(rows, int) else len(rows), 5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("outputs_at", ["vertices", "faces", "edges", "global_mean"])
+def test_packed_batch_is_its_meshes_one_by_one(meshes: list[Operators], outputs_at: str, mode: str) -> None:
+    model = network(outputs_at=outputs_at, gradient=mode).eval()
+    x = [features(o, seed=i) for i, o in enumerate(meshes)]
+    together = model(torch.cat(x), collate(meshes))
+    apart = torch.cat([model(f, o) for f, o in zip(x, meshes, strict=True)])
+    torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_a_packed_batch_are_the_sum(meshes: list[Operators]) -> None:
+    model = network().eval()
+    x = [features(o, seed=i) for i, o in enumerate(meshes)]
+    parameters = list(model.parameters())
+    together = torch.autograd.grad(model(torch.cat(x), collate(meshes)).sum(), parameters)
+    apart = [torch.autograd.grad(model(f, o).sum(), parameters) for f, o in zip(x, meshes, strict=True)]
+    for a, *b in zip(together, *apart, strict=True):
+        torch.testing.assert_close(a, sum(b), rtol=1e-4, atol=1e-4)
+
+
+def test_both_gradient_modes_agree(meshes: list[Operators]) -> None:
+    packed = collate(meshes).to(dtype=torch.float64)
+    x = features(packed).double()
+    outputs = {}
+    for mode in MODES:
+        model = network(gradient=mode).double().eval()
+        out = model(x, packed)
+        outputs[mode] = [out, *torch.autograd.grad(out.square().sum(), list(model.parameters()))]
+    for a, b in zip(*outputs.values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_auto_takes_the_basis_where_it_is_there(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    original = SpatialGradientFeatures.from_coefficients
+    monkeypatch.setattr(
+        SpatialGradientFeatures,
+        "from_coefficients",
+        lambda self, *arguments: used.append(True) or original(self, *arguments),
+    )
+    model = network()
+    model(features(meshes[0]), meshes[0])
+    assert not used
+    model(features(meshes[0]), meshes[0].with_gradient_evecs())
+    assert len(used) == 2
+
+
+def test_operators_without_eigenpairs() -> None:
+    """K = 0: nothing is left of the diffused features, and the network still runs and trains."""
+    operators = precompute(trimesh.creation.icosphere(1), k=0)
+    model = network()
+    model(features(operators), operators).sum().backward()
+    assert torch.isfinite(model.first.weight.grad).all()
+
+
+def test_without_rotation_orientation_does_not_matter(meshes: list[Operators]) -> None:
+    """Turning the surface inside out mirrors every tangent frame: g_y changes sign."""
+    from dataclasses import replace
+
+    from diffnet.ops import SparseMatrix
+
+    plain = meshes[0]
+    mirrored_values = plain.gradient.values * torch.tensor([[1.0], [-1.0]])
+    mirrored = replace(plain, gradient=SparseMatrix(plain.gradient.pattern, mirrored_values))
+    x = features(plain)
+    for rotation, same in ((False, True), (True, False)):
+        model = network(gradient_rotation=rotation).eval()
+        assert torch.allclose(model(x, plain), model(x, mirrored), atol=1e-5) is same
+
+
+def test_gradient_features_can_be_left_out(meshes: list[Operators]) -> None:
+    model = network(gradient_features=False)
+    assert not any("gradient" in name for name, _ in model.named_parameters())
+    assert model(features(meshes[0]), meshes[0]).shape == (meshes[0].num_vertices, 5)
+
+
+def test_diffusion_conserves_the_mean_and_smooths(meshes: list[Operators]) -> None:
+    operators = meshes[0]
+    diffusion = LearnedTimeDiffusion(3).eval()
+    torch.nn.init.constant_(diffusion.time, 0.2)
+    x = features(operators)
+    out = diffusion(x, operators)
+    torch.testing.assert_close(operators.mass @ out, operators.mass @ x, rtol=1e-4, atol=1e-4)
+    assert out.std() < 0.5 * x.std()
+
+
+def test_negative_diffusion_times_come_back_to_zero(meshes: list[Operators]) -> None:
+    """They are projected, so a channel can leave 0 again; in eval mode the parameter is left alone."""
+    diffusion = LearnedTimeDiffusion(3)
+    with torch.no_grad():
+        diffusion.time.copy_(torch.tensor([-0.1, 0.0, 0.1]))
+    diffusion.eval()
+    at_eval = diffusion(features(meshes[0]), meshes[0])
+    assert diffusion.time[0] < 0
+    diffusion.train()
+    out = diffusion(features(meshes[0]), meshes[0])
+    torch.testing.assert_close(out, at_eval)
+    assert diffusion.time[0] == 0
+    out.square().sum().backward()
+    assert (diffusion.time.grad != 0).all()
+
+
+def test_dropout_only_in_training(meshes: list[Operators]) -> None:
+    model, x = network(), features(meshes[0])
+    assert not torch.equal(model(x, meshes[0]), model(x, meshes[0]))
+    model.eval()
+    assert torch.equal(model(x, meshes[0]), model(x, meshes[0]))
+
+
+@pytest.mark.parametrize("shape", [(10, 3), (162, 4)])
+def test_features_that_do_not_fit(meshes: list[Operators], shape: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=rf"\(162, 3\).*\({shape[0]}, {shape[1]}\)"):
+        network()(torch.zeros(shape), meshes[0])
+
+
+def test_bad_options() -> None:
+    with pytest.raises(ValueError, match="corners"):
+        DiffusionNet(3, 5, outputs_at="corners")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="dense"):
+        DiffusionNet(3, 5, gradient="dense")  # type: ignore[arg-type]
+
+
+def test_reference_checkpoint_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "garbage.pth"
+    path.write_bytes(b"not a checkpoint")
+    with pytest.raises(ValueError, match=r"garbage\.pth"):
+        DiffusionNet.from_reference(path)
+    torch.save({"weight": torch.zeros(3)}, path)
+    with pytest.raises(ValueError, match=r"first_lin\.weight"):
+        DiffusionNet.from_reference(path)
+
+
+def train_steps(model: torch.nn.Module, batches: list[Operators], device: str, steps: int = 8) -> list[float]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(steps):
+        operators = batches[step % len(batches)]
+        with torch.autocast(device, torch.bfloat16):
+            out = model(features(operators).to(device), operators)
+        loss = torch.nn.functional.cross_entropy(out.float(), torch.arange(len(out), device=device) % 5)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_trains_under_autocast(meshes: list[Operators], mode: str) -> None:
+    model = network(gradient=mode, dropout=0.0)
+    losses = train_steps(model, [collate(meshes)], "cpu", steps=15)
+    assert losses[-1] < losses[0]
+    exact = model.eval()(features(meshes[0]), meshes[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(features(meshes[0]), meshes[0])
+    assert rounded.dtype == torch.bfloat16
+    assert torch.linalg.norm(rounded.float() - exact) < 0.05 * torch.linalg.norm(exact)
+
+
+def compiled_agrees(meshes: list[Operators], device: str) -> None:
+    torch._dynamo.reset()
+    packed = [o.to(device) for o in (meshes[0], collate(meshes[:2]), collate(meshes), meshes[2])]
+    for mode in MODES:
+        model = network(gradient=mode, dropout=0.0).to(device)
+        compiled = torch.compile(model)
+        for operators in packed:
+            x = features(operators).to(device)
+            torch.testing.assert_close(compiled(x, operators), model(x, operators), rtol=1e-3, atol=1e-4)
+        losses = train_steps(compiled, packed, device)
+        assert all(torch.isfinite(torch.tensor(losses)))
+
+
+def test_trains_compiled(meshes: list[Operators]) -> None:
+    compiled_agrees(meshes, "cpu")
+
+
+@pytest.mark.gpu
+def test_trains_compiled_on_the_gpu(meshes: list[Operators]) -> None:
+    compiled_agrees(meshes, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("outputs_at", ["vertices", "faces", "edges", "global_mean"])
+def test_gpu_agrees_with_cpu(meshes: list[Operators], mode: str, outputs_at: str) -> None:
+    packed = collate(meshes).to(dtype=torch.float64)
+    x = features(packed).double()
+    results = []
+    for device in ("cpu", "cuda"):
+        model = network(gradient=mode, outputs_at=outputs_at).double().eval().to(device)
+        out = model(x.to(device), packed.to(device))
+        results.append([out, *torch.autograd.grad(out.square().sum(), list(model.parameters()))])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b.cpu(), rtol=1e-8, atol=1e-8)
