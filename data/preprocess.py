@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
@@ -28,8 +29,8 @@ from diffnet.geometry import (
     wks,
 )
 
-FeatureKind: TypeAlias = Literal["hks", "xyz", "wks"]
-FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "xyz": 3, "wks": 16}
+FeatureKind: TypeAlias = Literal["hks", "log-hks", "xyz", "wks"]
+FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "log-hks": 16, "xyz": 3, "wks": 16}
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,17 @@ def prepare(
 
 
 def input_features(mesh: Mesh, operators: Operators, kind: FeatureKind) -> Tensor:
-    """The network's inputs (V, FEATURE_CHANNELS[kind]), float32."""
-    if kind == "hks":
-        return hks(operators, FEATURE_CHANNELS[kind])
+    """The network's inputs (V, FEATURE_CHANNELS[kind]), float32.
+
+    "hks" and "wks" are the descriptors as they are, "xyz" the positions. "log-hks" is log(hks) / 3: small components
+    and tips have heat kernels a thousand times those of the bulk, and a network sees more in their logarithm.
+    """
+    if kind == "xyz":
+        return torch.from_numpy(mesh.verts).float()
     if kind == "wks":
         return wks(operators, FEATURE_CHANNELS[kind])
-    return torch.from_numpy(mesh.verts).float()
+    descriptor = hks(operators, FEATURE_CHANNELS[kind])
+    return descriptor if kind == "hks" else descriptor.clamp(min=1e-6).log() / 3
 
 
 def fill_cache(
@@ -91,16 +97,35 @@ def fill_cache(
                 failed[i] = error
             advance()
         return failed
+    lost = []
     with _pool(jobs) as pool:
         positions: dict[Future[str | None], int] = {
             pool.submit(_fill, source, options, cache_dir): i for i, source in enumerate(sources)
         }
         for future in as_completed(positions):
-            error = future.result()
+            try:
+                error = future.result()
+            except BrokenProcessPool:
+                lost.append(positions[future])
+                continue
             if error is not None:
                 failed[positions[future]] = error
             advance()
+    # A process that dies takes the whole pool with it. What it left undone runs again, each mesh in a pool of its own.
+    for i in lost:
+        with _pool(1) as pool:
+            try:
+                error = pool.submit(_fill, sources[i], options, cache_dir).result()
+            except BrokenProcessPool:
+                error = f"{_name(sources[i])}: preprocessing it killed its process (out of memory?)"
+        if error is not None:
+            failed[i] = error
+        advance()
     return dict(sorted(failed.items()))
+
+
+def _name(source: MeshLike) -> str:
+    return source.name if isinstance(source, Mesh) else str(source)
 
 
 def available_cores() -> int:

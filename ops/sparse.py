@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Said once per process by every use of a CSR tensor; nothing here depends on the parts that may change.
-warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+# Said once a process at the first sparse tensor: nothing here depends on the parts that may change, and patterns are
+# checked where they are made.
+for _message in ("Sparse CSR tensor support is in beta state", "Sparse invariant checks are implicitly disabled"):
+    warnings.filterwarnings("ignore", message=_message)
 
 
 @dataclass(frozen=True, eq=False)

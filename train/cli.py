@@ -29,6 +29,7 @@ console = Console()
 
 class Features(str, Enum):
     hks = "hks"
+    log_hks = "log-hks"
     xyz = "xyz"
     wks = "wks"
 
@@ -42,6 +43,11 @@ class Precision(str, Enum):
     auto = "auto"
     fp32 = "fp32"
     bf16 = "bf16"
+
+
+class Schedule(str, Enum):
+    step = "step"
+    cosine = "cosine"
 
 
 class Layout(str, Enum):
@@ -76,7 +82,10 @@ def train_segmentation(
     blocks: Annotated[int, typer.Option(min=1, help="DiffusionNet blocks.")] = 4,
     dropout: Annotated[float, typer.Option(min=0, max=0.99, help="Dropout inside the blocks' MLPs.")] = 0.5,
     learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 1e-3,
-    decay_every: Annotated[int, typer.Option(min=1, help="Epochs after which the learning rate is halved.")] = 50,
+    schedule: Annotated[
+        Schedule, typer.Option(help="step halves the learning rate now and then; cosine lowers it to 0 over the run.")
+    ] = Schedule.step,
+    decay_every: Annotated[int, typer.Option(min=1, help="Epochs between two steps of the schedule.")] = 50,
     batch_meshes: Annotated[int | None, typer.Option(min=1, help="Meshes a step; by default 1.")] = None,
     batch_vertices: Annotated[
         int | None, typer.Option(min=1, help="Instead: as many meshes a step as have N vertices together.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -10,6 +11,7 @@ import torch
 from diffnet.data import Preprocessing
 
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
+Schedule: TypeAlias = Literal["step", "cosine"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class TrainOptions:
     blocks: int = 4
     dropout: float = 0.5
     learning_rate: float = 1e-3
+    schedule: Schedule = "step"
     decay_every: int = 50
     batch_meshes: int | None = 1
     batch_vertices: int | None = None
@@ -49,8 +52,9 @@ class TrainOptions:
                 raise ValueError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate should be above 0, got {self.learning_rate}")
-        if self.precision not in get_args(Precision):
-            raise ValueError(f"precision should be one of {', '.join(get_args(Precision))}, got {self.precision!r}")
+        for name, choices in (("precision", get_args(Precision)), ("schedule", get_args(Schedule))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         _ = self.preprocessing
 
     @property
@@ -62,8 +66,10 @@ class TrainOptions:
         return self.features == "xyz" if self.rotate is None else self.rotate
 
     def learning_rate_at(self, epoch: int) -> float:
-        """Halved every `decay_every` epochs."""
-        return self.learning_rate * 0.5 ** (epoch // self.decay_every)
+        """step: halved every `decay_every` epochs; cosine: falling to 0 over the whole run."""
+        if self.schedule == "step":
+            return self.learning_rate * 0.5 ** (epoch // self.decay_every)
+        return self.learning_rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -238,9 +238,9 @@ def _set_aside(samples: Sequence[Sample], options: TrainOptions) -> tuple[list[S
 
 
 def _check_same_run(stored: Checkpoint, options: TrainOptions, data: LabeledMeshes, out: Path) -> None:
-    """A run may be resumed for more epochs, but with nothing else changed."""
+    """A run may be resumed with nothing changed but more epochs, and those only where the schedule doesn't use them."""
     for name, value in options.as_dict().items():
-        if name != "epochs" and stored["options"].get(name) != value:
+        if (name != "epochs" or options.schedule == "cosine") and stored["options"].get(name) != value:
             raise CheckpointError(
                 f"{out / 'last.pt'}: this run was started with {name} = {stored['options'].get(name)}, not {value}"
             )
