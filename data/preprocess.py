@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -86,46 +89,73 @@ def fill_cache(
     """Make sure that the cache has the operators of all these meshes, `jobs` at a time (all cores by default).
 
     advance: called once for each mesh that is done with
-    Returns what is wrong with those that can't be used, by their position; the others are not held up by them.
+    Returns what is wrong with those that can't be used, by their position; the others are not held up by them. Raises
+    OSError where there can be no such folder. With several jobs, a script has to call this under
+    `if __name__ == "__main__":`, since the processes import it.
     """
+    Path(cache_dir).mkdir(parents=True, exist_ok=True)
     jobs = min(jobs or available_cores(), len(sources))
     failed: dict[int, str] = {}
+
+    def done(position: int, error: str | None) -> None:
+        if error is not None:
+            failed[position] = error
+        advance()
+
     if jobs <= 1:
         for i, source in enumerate(sources):
-            error = _fill(source, options, cache_dir)
-            if error is not None:
-                failed[i] = error
-            advance()
+            done(i, _fill(source, options, cache_dir))
         return failed
-    lost = []
-    with _pool(jobs) as pool:
-        positions: dict[Future[str | None], int] = {
-            pool.submit(_fill, source, options, cache_dir): i for i, source in enumerate(sources)
-        }
-        for future in as_completed(positions):
-            try:
-                error = future.result()
-            except BrokenProcessPool:
-                lost.append(positions[future])
-                continue
-            if error is not None:
-                failed[positions[future]] = error
-            advance()
-    # A process that dies takes the whole pool with it. What it left undone runs again, each mesh in a pool of its own.
+
+    def submit(pool: ProcessPoolExecutor, position: int) -> Future[str | None]:
+        with _interrupts_blocked():
+            return pool.submit(_fill, sources[position], options, cache_dir)
+
+    waiting = deque(range(len(sources)))
+    lost: list[int] = []
+    while waiting:
+        with _pool(jobs) as pool:
+            lost += _work_off(pool, jobs, waiting, submit, done)
+    # One of these killed its process, so each gets a pool of its own.
     for i in lost:
         with _pool(1) as pool:
             try:
-                error = pool.submit(_fill, sources[i], options, cache_dir).result()
+                error = submit(pool, i).result()
             except BrokenProcessPool:
                 error = f"{_name(sources[i])}: preprocessing it killed its process (out of memory?)"
-        if error is not None:
-            failed[i] = error
-        advance()
+        done(i, error)
     return dict(sorted(failed.items()))
 
 
+def _work_off(
+    pool: ProcessPoolExecutor,
+    jobs: int,
+    waiting: deque[int],
+    submit: Callable[[ProcessPoolExecutor, int], Future[str | None]],
+    done: Callable[[int, str | None], None],
+) -> list[int]:
+    """Work until nothing is waiting, or until a process dies; returns what was under way then.
+
+    A process that dies takes the whole pool with it, so no more is handed out than is worked on.
+    """
+    running: dict[Future[str | None], int] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running[submit(pool, waiting[0])] = waiting[0]
+                waiting.popleft()
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                done(running[future], future.result())
+                del running[future]
+    except BrokenProcessPool:
+        pass
+    return list(running.values())
+
+
 def _name(source: MeshLike) -> str:
-    return source.name if isinstance(source, Mesh) else str(source)
+    if isinstance(source, Mesh):
+        return source.name
+    return str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
 
 
 def available_cores() -> int:
@@ -138,6 +168,8 @@ def _fill(source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike
         prepare(source, options, cache_dir)
     except MeshError as e:
         return str(e)
+    except MemoryError:
+        return f"{_name(source)}: preprocessing it takes more memory than there is"
     return None
 
 
@@ -145,10 +177,30 @@ def _fill(source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike
 def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     # Spawned, because a forked child inherits locked thread pools and can't use a GPU.
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_one_thread)
+    others = multiprocessing.active_children()
     try:
         yield pool
+    except BaseException:
+        # Ctrl-C, for one: what is under way would take minutes, and nobody wants it any more.
+        for process in multiprocessing.active_children():
+            if process not in others:
+                process.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes started here never see Ctrl-C, which a terminal sends to all: stopping them is up to this process."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _one_thread() -> None:

@@ -4,9 +4,9 @@ from pathlib import Path as _Path
 
 # In a wheel the rooms (ops, geometry, data, train) lie inside this folder. In a checkout they stand beside it, and
 # then, and only then, the checkout's root joins the places where subpackages are looked for.
-_root = _Path(__file__).resolve().parent.parent
-if not (_root / "diffnet" / "ops").exists() and (_root / "ops" / "__init__.py").is_file():
-    __path__.append(str(_root))
+_here = _Path(__file__).resolve().parent
+if not (_here / "ops" / "__init__.py").is_file() and (_here.parent / "ops" / "__init__.py").is_file():
+    __path__.append(str(_here.parent))
 
 from diffnet.block import DiffusionNetBlock  # noqa: E402  (imports need the path above)
 from diffnet.diffusion import LearnedTimeDiffusion  # noqa: E402

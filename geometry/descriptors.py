@@ -32,12 +32,14 @@ def wks(operators: Operators, count: int = 16) -> Tensor:
 
     Energies are spaced evenly in log λ over each mesh's own spectrum, so the signature doesn't depend on the mesh's
     size. Width and margins are the paper's at its 100 energies, whatever the count: σ = 7/128 of the range, from 2σ
-    above the first to 2σ below the last. Null vectors take no part.
+    above the first to 2σ below the last. Null and missing vectors take no part.
     """
     evals = operators.evals
     if operators.k == 0:
         return evals.new_zeros(operators.num_vertices, count)
-    live = evals > 1e-6 * evals[:, -1:]
+    # Where a mesh has fewer than K pairs, the missing ones have zero vectors and must not weigh down the others.
+    present = torch.stack([(v != 0).any(0) for v in torch.split(operators.evecs, list(operators.lengths))])
+    live = present & (evals > 1e-6 * evals[:, -1:])
     log_evals = torch.log(torch.where(live, evals, 1.0))
     some = live.any(1)
     low = torch.where(some, torch.where(live, log_evals, math.inf).amin(1), 0.0)[:, None]
@@ -53,12 +55,13 @@ def wks(operators: Operators, count: int = 16) -> Tensor:
 
 def _weighted_squares(operators: Operators, weights: Tensor) -> Tensor:
     """Σ_k w_k φ_k(v)² for weights (B, K, T) → (V, T)."""
-    squares = (operators.evecs**2).split(list(operators.lengths))
+    squares = torch.split(operators.evecs**2, list(operators.lengths))
     return torch.cat([s @ w for s, w in zip(squares, weights, strict=True)])
 
 
 def normalize_positions(verts: Positions) -> Positions:
     """Move the mean of the vertices to the origin and scale the farthest one to distance 1. (V, 3) → (V, 3)"""
-    centered = verts - verts.mean(0)
+    centered: Positions = verts - verts.mean(0)
     radius = (centered**2).sum(1).max() ** 0.5
-    return centered / (radius if radius > 0 else 1.0)
+    scaled: Positions = centered / (radius if radius > 0 else 1.0)
+    return scaled

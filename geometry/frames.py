@@ -45,13 +45,15 @@ def _mesh_normals(mesh: Mesh) -> NDArray[np.float64]:
 
 
 def _cloud_normals(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    neighbors = cKDTree(points).query(points, k=min(CLOUD_NEIGHBORS, len(points)))[1]
+    neighbors = cKDTree(points).query(points, k=range(1, min(CLOUD_NEIGHBORS, len(points)) + 1))[1]
     offsets = points[neighbors] - points[neighbors].mean(axis=1, keepdims=True)
     normals = np.linalg.eigh(np.einsum("vni,vnj->vij", offsets, offsets))[1][:, :, 0]
     return _agreeing(points, _unit(normals), neighbors)
 
 
-def _agreeing(points: NDArray[np.float64], normals: NDArray[np.float64], neighbors: NDArray[np.int64]) -> NDArray:
+def _agreeing(
+    points: NDArray[np.float64], normals: NDArray[np.float64], neighbors: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """Flip normals so that they agree along a minimum spanning tree of the neighbourhoods (Hoppe et al. 1992)."""
     count, k = neighbors.shape
     rows, columns = np.repeat(np.arange(count), k), neighbors.reshape(-1)

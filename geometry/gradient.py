@@ -38,7 +38,8 @@ def gradient_values(
     edges = np.einsum("nij,nj->ni", frames[rows, :2], verts[columns] - verts[rows])
 
     def per_vertex(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.bincount(rows, weights, len(verts))
+        sums: NDArray[np.float64] = np.bincount(rows, weights, len(verts)).astype(np.float64)
+        return sums
 
     xx, xy, yy = (per_vertex(edges[:, i] * edges[:, j]) for i, j in ((0, 0), (0, 1), (1, 1)))
     normal_matrix = np.stack([np.stack([xx, xy], -1), np.stack([xy, yy], -1)], -2)
@@ -47,7 +48,7 @@ def gradient_values(
     inverse = np.where(spread[:, 1:] > 0, 1 / np.where(floor > 0, floor, 1), 0)
     solve = np.einsum("vij,vj,vkj->vik", axes, inverse, axes)
 
-    values = np.einsum("nij,nj->in", solve[rows], edges)
+    values: NDArray[np.float64] = np.einsum("nij,nj->in", solve[rows], edges)
     on_diagonal = rows == columns
     for component in values:
         component[on_diagonal] = 0

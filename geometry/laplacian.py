@@ -22,7 +22,8 @@ CLOUD_NEIGHBORS = 30  # of the local triangulations of a point cloud (Sharp & Cr
 def usable_faces(mesh: Mesh) -> NDArray[np.int64]:
     """The faces with three distinct corners, (F', 3): the only ones that carry any geometry."""
     a, b, c = mesh.faces.T
-    return mesh.faces[(a != b) & (b != c) & (c != a)]
+    faces: NDArray[np.int64] = mesh.faces[(a != b) & (b != c) & (c != a)]
+    return faces
 
 
 def laplacian_and_mass(
@@ -36,35 +37,41 @@ def laplacian_and_mass(
     L has row sums 0 and doesn't change when the mesh is scaled, areas grow with the square. Vertices that no face uses
     have zero rows and zero mass.
 
-    Raises MeshError where there is no surface: all faces degenerate, all vertices in one point or, for a point cloud,
-    fewer than 4 points.
+    Raises MeshError where there is no surface: all faces degenerate, all vertices in one point or on one line or, for
+    a point cloud, fewer than 4 points.
     """
-    # The libraries below regularise by absolute amounts, so they get the mesh at unit size.
-    verts = mesh.verts - mesh.verts.mean(axis=0)
-    scale = np.linalg.norm(verts, axis=1).max()
-    if scale == 0:
-        raise MeshError(f"{mesh.name}: all {len(verts)} vertices lie in one point")
-    verts /= scale
-
+    faces = usable_faces(mesh)
     if mesh.is_point_cloud:
-        if len(verts) < 4:
-            raise MeshError(f"{mesh.name}: a point cloud needs at least 4 points, this has {len(verts)}")
-        used = np.arange(len(verts))
-        neighbors = min(CLOUD_NEIGHBORS, len(verts) - 1)
-        laplacian, mass = robust_laplacian.point_cloud_laplacian(verts, n_neighbors=neighbors)
-        mass = mass.diagonal()
+        if len(mesh.verts) < 4:
+            raise MeshError(f"{mesh.name}: a point cloud needs at least 4 points, this has {len(mesh.verts)}")
+        used = np.arange(len(mesh.verts))
     else:
-        faces = usable_faces(mesh)
         if len(faces) == 0:
             raise MeshError(f"{mesh.name}: none of the {len(mesh.faces)} faces has three distinct corners")
         used, faces = np.unique(faces, return_inverse=True)
         faces = faces.reshape(-1, 3)
-        if kind == "robust":
-            laplacian, mass = robust_laplacian.mesh_laplacian(verts[used], faces)
+    # The libraries below regularise by absolute amounts, so they get the mesh at unit size.
+    verts = mesh.verts[used] - mesh.verts[used].mean(axis=0)
+    scale = np.linalg.norm(verts, axis=1).max()
+    if scale == 0:
+        raise MeshError(f"{mesh.name}: all {len(verts)} vertices lie in one point")
+    verts /= scale
+    if not _has_area(verts, faces):
+        raise MeshError(f"{mesh.name}: the surface has no area, its vertices lie on a line or all its faces do")
+
+    try:
+        if mesh.is_point_cloud:
+            neighbors = min(CLOUD_NEIGHBORS, len(verts) - 1)
+            laplacian, mass = robust_laplacian.point_cloud_laplacian(verts, n_neighbors=neighbors)
+            mass = mass.diagonal()
+        elif kind == "robust":
+            laplacian, mass = robust_laplacian.mesh_laplacian(verts, faces)
             mass = mass.diagonal()
         else:
-            laplacian = potpourri3d.cotan_laplacian(verts[used], faces, denom_eps=1e-10)
-            mass = potpourri3d.vertex_areas(verts[used], faces)
+            laplacian = potpourri3d.cotan_laplacian(verts, faces, denom_eps=1e-10)
+            mass = potpourri3d.vertex_areas(verts, faces)
+    except (RuntimeError, ValueError, IndexError) as e:  # points that no local triangulation joins, for example
+        raise MeshError(f"{mesh.name}: the {kind} Laplacian can't be computed ({e})") from e
     if not (np.isfinite(laplacian.data).all() and np.isfinite(mass).all()):
         raise MeshError(f"{mesh.name}: the {kind} Laplacian has entries that are not finite")
     if not mass.sum() > 0:
@@ -75,6 +82,19 @@ def laplacian_and_mass(
     spread = scipy.sparse.csr_matrix(
         (np.ones(len(used)), (used, np.arange(len(used)))), shape=(len(mesh.verts), len(used))
     )
-    laplacian = spread @ ((laplacian + laplacian.T) / 2) @ spread.T
+    laplacian = (laplacian + laplacian.T) / 2
+    # Rows sum to 0 but for rounding, and where a local triangulation left a point out and a 1 in its place.
+    laplacian = laplacian - scipy.sparse.diags(np.asarray(laplacian.sum(axis=1)).reshape(-1))
+    laplacian = spread @ laplacian @ spread.T
     laplacian.sort_indices()
     return scipy.sparse.csr_matrix(laplacian), spread @ mass * scale**2
+
+
+def _has_area(verts: NDArray[np.float64], faces: NDArray[np.int64]) -> bool:
+    """Whether triangles, or points where there are none, are more than the rounding of lines to single precision."""
+    if len(faces) == 0:
+        spread = np.linalg.svd(verts - verts.mean(axis=0), compute_uv=False)
+        return bool(spread[1] > 1e-6 * spread[0])
+    a, b, c = (verts[faces[:, i]] for i in range(3))
+    longest = np.maximum(((b - a) ** 2).sum(1), ((c - a) ** 2).sum(1)).sum()
+    return bool(np.linalg.norm(np.cross(b - a, c - a), axis=1).sum() > 1e-6 * longest)

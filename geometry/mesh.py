@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import potpourri3d
+import torch
 import trimesh
 from numpy.typing import NDArray
 
 from diffnet.geometry.errors import MeshError
+from diffnet.geometry.formats import READERS, read_file
 
-FORMATS = (".obj", ".off", ".ply", ".stl")
+FORMATS = tuple(READERS)
 
 MeshLike: TypeAlias = "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh.PointCloud | tuple[Any, Any]"
 
@@ -72,8 +73,8 @@ def make_mesh(
 ) -> Mesh:
     """Check arrays and make a `Mesh` of them; see `load_mesh` for what is accepted and raised."""
     try:
-        v = np.array(verts, dtype=np.float64)
-    except (TypeError, ValueError) as e:
+        v = np.array(_on_host(verts), dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as e:
         raise MeshError(f"{name}: vertices are not an array of numbers ({e})") from e
     if v.ndim != 2 or v.shape[1] != 3:
         raise MeshError(f"{name}: vertices should have shape (V, 3), shape is {v.shape}")
@@ -84,10 +85,12 @@ def make_mesh(
         raise MeshError(
             f"{name}: {len(bad)} vertices with NaN or infinite coordinates, the first is {bad[0]}: {v[bad[0]]}"
         )
-    if faces is None or len(faces) == 0:
+    try:
+        f = np.asarray([] if faces is None else _on_host(faces))
+    except ValueError as e:
+        raise MeshError(f"{name}: faces are not an array of numbers ({e})") from e
+    if f.ndim > 0 and len(f) == 0:
         return Mesh(v, np.zeros((0, 3), np.int64), np.zeros(0, np.int64), polygon_count or 0, name)
-
-    f = np.asarray(faces)
     if f.ndim != 2 or f.shape[1] != 3:
         raise MeshError(f"{name}: faces should have shape (F, 3), shape is {f.shape}")
     if not np.issubdtype(f.dtype, np.integer):
@@ -101,6 +104,10 @@ def make_mesh(
         )
     p = np.arange(len(f)) if polygons is None else np.asarray(polygons, np.int64)
     return Mesh(v, f, p, len(f) if polygon_count is None else polygon_count, name)
+
+
+def _on_host(values: Any) -> Any:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
 
 
 def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -120,72 +127,32 @@ def _read(path: Path) -> Mesh:
         raise MeshError(f"{path}: unknown format {suffix!r}, expected one of {', '.join(FORMATS)}")
     if not path.is_file():
         raise MeshError(f"{path}: no such file")
-    verts, polygons = _parse(path, suffix)
-    faces, source = _triangulate(polygons)
+    try:
+        verts, sizes, corners = read_file(path)
+    except (ValueError, OSError) as e:
+        raise MeshError(f"{path}: the file can't be read: {e}") from e
+    faces, polygons = _triangulate(sizes, corners)
+    if len(sizes) and not len(faces):
+        raise MeshError(f"{path}: none of the {len(sizes)} polygons has three corners")
     if suffix == ".stl":
         verts, faces = _merge_corners(verts, faces)
-    return make_mesh(verts, faces, name=str(path), polygons=source, polygon_count=len(polygons))
+    return make_mesh(verts, faces, name=str(path), polygons=polygons, polygon_count=len(sizes))
 
 
-def _parse(path: Path, suffix: str) -> tuple[Any, Any]:
-    """Vertices and polygons of a file, in its own order.
-
-    Two readers, because neither does it all: trimesh is strict about numbers but reorders mixed polygons and splits
-    OBJ vertices along texture seams; potpourri3d keeps the order of polygons and vertices but reads "nan" and "abc" as
-    0, and refuses point clouds, negative OBJ indices and one-line OFF headers.
-    """
-    polygons: Any
-    try:
-        polygons = potpourri3d.read_polygon_mesh(str(path))[1]
-    except (RuntimeError, IndexError, ValueError):
-        polygons = []  # the strict reader below says what is wrong, if anything is
-    try:
-        if suffix == ".obj":
-            verts = _obj_vertices(path)
-            if len(polygons) or not len(verts):
-                return verts, polygons
-        loaded = trimesh.load(path, process=False, maintain_order=True)
-    except Exception as e:  # trimesh lets through whatever its parsers meet: IndexError, KeyError, struct.error …
-        raise MeshError(f"{path}: the file doesn't parse ({type(e).__name__}: {e})") from e
-    if not isinstance(loaded, (trimesh.Trimesh, trimesh.PointCloud)):
-        raise MeshError(f"{path}: the file doesn't parse (no single mesh in it)")
-    if len(polygons) or isinstance(loaded, trimesh.PointCloud):
-        return loaded.vertices, polygons
-    if suffix == ".obj" and len(loaded.vertices) != len(verts):
-        raise MeshError(f"{path}: relative indices together with texture seams can't be read")
-    if suffix in (".obj", ".off") and len(loaded.faces) != _declared_faces(path, suffix):
-        raise MeshError(f"{path}: polygons can't be read with relative indices (obj) or a one-line header (off)")
-    return loaded.vertices, loaded.faces
-
-
-def _declared_faces(path: Path, suffix: str) -> int:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        if suffix == ".obj":
-            return sum(line.lstrip().startswith(("f ", "f\t")) for line in lines)
-        words = [word for line in lines for word in line.split("#")[0].split()]
-        return int(words[2])
-
-
-def _obj_vertices(path: Path) -> NDArray[np.float64]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        rows = [line.split()[1:4] for line in lines if line.lstrip().startswith(("v ", "v\t"))]
-    return np.array(rows, np.float64).reshape(len(rows), 3)
-
-
-def _triangulate(polygons: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _triangulate(sizes: NDArray[np.int64], corners: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Fans of triangles, in the polygons' order, and each triangle's polygon."""
-    sizes = np.fromiter((len(p) for p in polygons), np.int64, len(polygons))
-    flat = np.concatenate([np.asarray(p, np.int64) for p in polygons]) if len(polygons) else np.zeros(0, np.int64)
     triangles = np.maximum(sizes - 2, 0)
     source = np.repeat(np.arange(len(sizes)), triangles)
     start = np.repeat(np.cumsum(sizes) - sizes, triangles)
     step = np.arange(len(source)) - np.repeat(np.cumsum(triangles) - triangles, triangles)
-    return np.stack([flat[start], flat[start + step + 1], flat[start + step + 2]], axis=1), source
+    return np.stack([corners[start], corners[start + step + 1], corners[start + step + 2]], axis=1), source
 
 
-def _merge_corners(verts: Any, faces: NDArray[np.int64]) -> tuple[Any, NDArray[np.int64]]:
-    _, first, inverse = np.unique(np.asarray(verts), axis=0, return_index=True, return_inverse=True)
+def _merge_corners(
+    verts: NDArray[np.float64], faces: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    _, first, inverse = np.unique(verts, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return np.asarray(verts)[first[order]], rank[inverse.reshape(-1)[faces]]
+    return verts[first[order]], rank[inverse.reshape(-1)[faces]]

@@ -105,9 +105,9 @@ class Operators:
         offsets = self.ptr.tolist()
         laplacians = split_diagonal(self.laplacian, sizes)
         gradients = split_diagonal(self.gradient, sizes)
-        mass, evecs, frames = self.mass.split(sizes), self.evecs.split(sizes), self.frames.split(sizes)
-        faces = self.faces.split(face_sizes)
-        pushed = None if self.gradient_evecs is None else self.gradient_evecs.split(sizes, dim=1)
+        mass, evecs, frames = (torch.split(x, sizes) for x in (self.mass, self.evecs, self.frames))
+        faces = torch.split(self.faces, face_sizes)
+        pushed = None if self.gradient_evecs is None else torch.split(self.gradient_evecs, sizes, dim=1)
         return [
             Operators(
                 ptr=self.ptr.new_tensor([0, n]),
@@ -135,10 +135,13 @@ def collate(batch: Sequence[Operators]) -> Operators:
         raise ValueError("collate needs at least one Operators, got an empty sequence")
     if len(batch) == 1:
         return batch[0]
-    for what in ("k", "device"):
-        values = {getattr(o, what) for o in batch}
+    for what, values in (
+        ("k", {str(o.k) for o in batch}),
+        ("device", {str(o.device) for o in batch}),
+        ("dtype", {str(o.mass.dtype) for o in batch}),
+    ):
         if len(values) > 1:
-            raise ValueError(f"operators with different {what} can't be packed: {sorted(map(str, values))}")
+            raise ValueError(f"operators with different {what} can't be packed: {', '.join(sorted(values))}")
     pushed = [o.gradient_evecs for o in batch if o.gradient_evecs is not None]
     vertex_offsets = _running([o.num_vertices for o in batch])
     face_offsets = _running([len(o.faces) for o in batch])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
+import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import scipy.sparse
@@ -44,21 +47,50 @@ def precompute(
         raise ValueError(f"laplacian should be one of {', '.join(LAPLACIANS)}, got {laplacian!r}")
     if k < 0:
         raise ValueError(f"k should be at least 0, got {k}")
+    k = operator.index(k)
     checked = _rounded(load_mesh(mesh))
     if cache_dir is None:
         return _assemble(_compute(checked, k, laplacian), checked)
-    content = {"verts": checked.verts.astype(np.float32), "faces": checked.faces}
+    content: Arrays = {"verts": checked.verts.astype(np.float32), "faces": checked.faces}
     path = entry_path(cache_dir, cache_key(content, k=k, laplacian=laplacian))
-    arrays = read_entry(path)
+    arrays = _cached(path, checked, k)
     if arrays is None:
         arrays = _compute(checked, k, laplacian)
         write_entry(path, arrays)
     return _assemble(arrays, checked)
 
 
+def _cached(path: Path, mesh: Mesh, k: int) -> Arrays | None:
+    """The arrays of a cache entry, if they are what `_compute` gives for such a mesh."""
+    arrays = read_entry(path)
+    if arrays is None:
+        return None
+    vertices = len(mesh.verts)
+    entries = [
+        arrays[f"{name}_indices"].size if f"{name}_indices" in arrays else 0 for name in ("laplacian", "gradient")
+    ]
+    expected = {
+        "mass": ("float32", (vertices,)),
+        "evals": ("float32", (k,)),
+        "evecs": ("float32", (vertices, k)),
+        "frames": ("float32", (vertices, 3, 3)),
+        "laplacian": ("float32", (entries[0],)),
+        "laplacian_indptr": ("int32", (vertices + 1,)),
+        "laplacian_indices": ("int32", (entries[0],)),
+        "gradient": ("float32", (2, entries[1])),
+        "gradient_indptr": ("int32", (vertices + 1,)),
+        "gradient_indices": ("int32", (entries[1],)),
+    }
+    if {name: (array.dtype.name, array.shape) for name, array in arrays.items()} == expected:
+        return arrays
+    warnings.warn(f"cache entry {path} holds other arrays than it should and is computed again", stacklevel=3)
+    return None
+
+
 def _rounded(mesh: Mesh) -> Mesh:
     """The mesh at float32 positions (held as float64), moved to the origin first where it lies far away from it."""
-    low, high = mesh.verts.min(axis=0), mesh.verts.max(axis=0)
+    surface = mesh.verts if mesh.is_point_cloud else mesh.verts[np.unique(mesh.faces)]
+    low, high = surface.min(axis=0), surface.max(axis=0)
     center = (low + high) / 2
     verts = mesh.verts
     if np.abs(center).max() > 64 * (high - low).max():  # float32 would lose 6 of the 24 bits to the offset
@@ -87,7 +119,8 @@ def _compute(mesh: Mesh, k: int, kind: LaplacianKind) -> Arrays:
         "gradient": gradient,
         "frames": frames,
     }
-    arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    with np.errstate(over="ignore"):
+        arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise MeshError(f"{mesh.name}: {name} has entries that are not finite in single precision")

@@ -23,7 +23,7 @@ def segment_mean(x: Tensor, weights: Tensor, ptr: Tensor, lengths: Sequence[int]
         total, weight = (weights @ x)[None], weights.sum()[None]
     else:
         sizes = row_lengths(ptr, lengths)
-        pieces = list(zip(weights.split(sizes), x.split(sizes), strict=True))
+        pieces = list(zip(torch.split(weights, sizes), torch.split(x, sizes), strict=True))
         total = torch.stack([w @ rows for w, rows in pieces])
         weight = torch.stack([w.sum() for w, _ in pieces])
     # The untaken branch of a where still passes a gradient, so the division itself must be safe.

@@ -23,7 +23,7 @@ def to_spectral(x: Tensor, evecs: Tensor, mass: Tensor, ptr: Tensor, lengths: Se
     if len(ptr) == 2:
         return (evecs.mT @ weighted)[None]
     sizes = row_lengths(ptr, lengths)
-    return torch.stack([e.mT @ w for e, w in zip(evecs.split(sizes), weighted.split(sizes), strict=True)])
+    return torch.stack([e.mT @ w for e, w in zip(torch.split(evecs, sizes), torch.split(weighted, sizes), strict=True)])
 
 
 def from_spectral(coefficients: Tensor, evecs: Tensor, ptr: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
@@ -34,7 +34,7 @@ def from_spectral(coefficients: Tensor, evecs: Tensor, ptr: Tensor, lengths: Seq
     if len(ptr) == 2:
         return evecs @ coefficients[0]
     sizes = row_lengths(ptr, lengths)
-    return torch.cat([e @ d for e, d in zip(evecs.split(sizes), coefficients, strict=True)])
+    return torch.cat([e @ d for e, d in zip(torch.split(evecs, sizes), coefficients, strict=True)])
 
 
 def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from diffnet.train.export import write_atomically
 from diffnet.train.options import TrainOptions
 
 FORMAT = 1
+CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at"}
 
 Checkpoint = dict[str, Any]
 
@@ -37,13 +37,15 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
         raise CheckpointError(f"{path}: no such checkpoint")
     try:
         checkpoint = torch.load(path, map_location=device, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as e:
-        reason = str(e).splitlines()[0] if str(e) else type(e).__name__
+    except Exception as e:  # unpickling lets through whatever it meets: KeyError, IndexError, struct.error …
+        reason = e.strerror if isinstance(e, OSError) else type(e).__name__
         raise CheckpointError(f"{path}: not a checkpoint, or a damaged one ({reason})") from e
     if not isinstance(checkpoint, dict) or "format" not in checkpoint:
         raise CheckpointError(f"{path}: not a checkpoint of `diffnet train`")
     if checkpoint["format"] != FORMAT:
         raise CheckpointError(f"{path}: checkpoint format {checkpoint['format']}, this version reads {FORMAT}")
+    if not checkpoint.keys() >= CONTENT:
+        raise CheckpointError(f"{path}: the checkpoint lacks {', '.join(sorted(CONTENT - checkpoint.keys()))}")
     return checkpoint
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
+import tempfile
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -24,7 +26,8 @@ app = typer.Typer(
 train_app = typer.Typer(help="Train a network on labelled meshes.", no_args_is_help=True)
 app.add_typer(train_app, name="train")
 
-console = Console()
+# What is printed holds names of files and classes: a "[b]" in them is no markup, a ":x:" no emoji.
+console = Console(markup=False, emoji=False, highlight=False)
 
 
 class Features(str, Enum):
@@ -58,7 +61,13 @@ class Layout(str, Enum):
     folder = "folder"
 
 
-DEFAULT_CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "diffnet"
+def default_cache() -> Path:
+    """The user's folder for caches; that for temporary files where a user has no home."""
+    folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(tempfile.gettempdir() if folder.startswith("~") else folder) / "diffnet"
+
+
+DEFAULT_CACHE = default_cache()
 
 CacheOption = Annotated[Path, typer.Option("--cache", help="Folder that keeps preprocessed meshes between runs.")]
 JobsOption = Annotated[
@@ -118,7 +127,7 @@ def train_segmentation(
     """
     from diffnet.data import figures, load_dataset
     from diffnet.train.options import TrainOptions, pick_device
-    from diffnet.train.run import run_segmentation
+    from diffnet.train.run import check_folder, run_segmentation
 
     given = locals()
     values = {field.name: given[field.name] for field in fields(TrainOptions)}
@@ -127,6 +136,7 @@ def train_segmentation(
         values["batch_meshes"] = 1
     options = TrainOptions(**values)
     chosen = pick_device(device)
+    check_folder(out, resume)
     dataset = figures(seed=seed) if data == "figures" else load_dataset(data, layout.value, seed=seed)
     console.print(
         f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, "
@@ -140,25 +150,26 @@ def train_segmentation(
     except KeyboardInterrupt:
         there = (out / "last.pt").exists()
         hint = f" {out / 'last.pt'} holds the last whole epoch; --resume goes on from it." if there else ""
-        console.print(f"Stopped.{hint}", highlight=False, soft_wrap=True)
+        console.print(f"Stopped.{hint}", soft_wrap=True)
         raise typer.Exit(130) from None
     _print_results(results, out)
 
 
-def _print_results(results: dict, out: Path) -> None:
+def _print_results(results: dict[str, Any], out: Path) -> None:
+    from diffnet.train.run import percent
+
     shown = results["classes"]
     table = Table("class", "elements", "accuracy", "IoU")
     for column in table.columns[1:]:
         column.justify = "right"
     for row in shown[:30]:
-        table.add_row(row["name"], str(row["count"]), f"{100 * row['accuracy']:.1f} %", f"{100 * row['iou']:.1f} %")
+        table.add_row(row["name"], str(row["count"]), percent(row["accuracy"], 1), percent(row["iou"], 1))
     if len(shown) > 30:
         table.add_row(f"… {len(shown) - 30} more in results.json", "", "", "")
     console.print(table)
     console.print(
-        f"test accuracy {100 * results['test_accuracy']:.2f} %, mean IoU {100 * results['mean_iou']:.2f} %; "
+        f"test accuracy {percent(results['test_accuracy'], 2)}, mean IoU {percent(results['mean_iou'], 2)}; "
         f"see {out / 'predictions.html'}",
-        highlight=False,
         soft_wrap=True,
     )
 
@@ -182,28 +193,36 @@ def predict(
     from diffnet.train.options import pick_device
     from diffnet.train.predict import predict_labels, write_predictions
 
-    if len(meshes) == 1 and out.suffix.lower() == ".ply":
-        plys = [out]
-    elif out.suffix:
-        expected = "a .ply file" if len(meshes) == 1 else f"a folder, since there are {len(meshes)} meshes"
-        raise ValueError(f"--out should be {expected}, got {out}")
-    else:
-        plys = [out / f"{mesh.stem}.ply" for mesh in meshes]
-        twice = {path.name for path in plys if sum(p == path for p in plys) > 1}
-        if twice:
-            raise ValueError(f"--out {out}: several meshes would be written to {', '.join(sorted(twice))}")
-    for mesh, path in zip(meshes, plys, strict=True):
-        if path.exists() and path.resolve() == mesh.resolve():
-            raise ValueError(f"--out {out}: {mesh} would be overwritten by its prediction")
+    plys = _plys(meshes, out)
+    written = [path for path in (*plys, html, png) if path is not None]
+    _check_outputs(written, [*meshes, checkpoint])
     loaded = load_checkpoint(checkpoint)
     predictions = predict_labels(meshes, loaded, pick_device(device), cache)
-    for path in [*plys, html, png]:
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+    for path in written:
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_predictions(predictions, loaded["label_names"], loaded["labels_at"], plys=plys, html=html, png=png)
-    for path in [*plys, html, png]:
-        if path is not None:
-            console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    for path in written:
+        console.print(f"wrote {path}", soft_wrap=True)
+
+
+def _plys(meshes: list[Path], out: Path) -> list[Path]:
+    """For each mesh the file that its prediction is written to."""
+    if len(meshes) == 1 and out.suffix.lower() == ".ply":
+        return [out]
+    if out.suffix and not out.is_dir():
+        expected = "a .ply file" if len(meshes) == 1 else f"a folder, since there are {len(meshes)} meshes"
+        raise ValueError(f"--out should be {expected}, got {out}")
+    return [out / f"{mesh.stem}.ply" for mesh in meshes]
+
+
+def _check_outputs(written: list[Path], read: list[Path]) -> None:
+    """No file is written twice or over one that is read. Raises ValueError."""
+    for i, path in enumerate(written):
+        if path in written[:i]:
+            raise ValueError(f"{path}: two results would be written to this file")
+        for source in read:
+            if path.exists() and source.exists() and path.samefile(source):
+                raise ValueError(f"{path}: {source} would be overwritten by its prediction")
 
 
 @app.command()
@@ -226,15 +245,17 @@ def precompute(
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            files += sorted(p for p in path.rglob("*") if p.suffix.lower() in FORMATS and p.is_file())
+            found = (p for p in path.rglob("*") if p.suffix.lower() in FORMATS and p.is_file())
+            files += sorted(p for p in found if not p.name.startswith("."))
         else:
             files.append(path)
     if not files:
         raise ValueError(f"no meshes ({', '.join(FORMATS)}) in {', '.join(map(str, paths))}")
+    files = list(dict.fromkeys(files))
     failed = fill_cache_with_bar(files, Preprocessing(k, laplacian.value), cache, jobs, console)  # type: ignore[arg-type]
-    console.print(f"{len(files) - len(failed)} of {len(files)} meshes are in {cache}", highlight=False, soft_wrap=True)
+    console.print(f"{len(files) - len(failed)} of {len(files)} meshes are in {cache}", soft_wrap=True)
     for reason in failed.values():
-        console.print(reason, style="red", highlight=False, soft_wrap=True, markup=False)
+        _complain(reason)
     if failed:
         raise typer.Exit(1)
 
@@ -262,7 +283,7 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help="An obj, off,
     if found.faults:
         console.print("wrong with it:")
         for fault in found.faults:
-            console.print(f"  {fault}", highlight=False)
+            console.print(f"  {fault}")
     else:
         console.print("nothing wrong with it")
 
@@ -271,17 +292,41 @@ def main() -> None:
     """Run the command line: what a user can mend is one line on stderr and exit code 1."""
     try:
         app()
-    except (ValueError, OSError, RuntimeError) as e:
-        if not _is_expected(e):
+    except Exception as e:
+        if _out_of_memory(e):
+            _complain(
+                f"out of memory ({e}). In training, a lower --batch-vertices, --batch-meshes or --width takes less"
+            )
+        elif isinstance(e, OSError) and e.filename is not None:
+            _complain(f"{e.filename}: {e.strerror}")
+        elif isinstance(e, OSError) or _on_purpose(e):
+            _complain(str(e))
+        else:
             raise
-        print(f"diffnet: {e}", file=sys.stderr)
         sys.exit(1)
 
 
-def _is_expected(error: Exception) -> bool:
-    """Errors raised on purpose, by this library or by the operating system; anything else is a bug and shows itself."""
-    raised_in = error.__traceback__
-    while raised_in is not None and raised_in.tb_next is not None:
-        raised_in = raised_in.tb_next
-    module = raised_in.tb_frame.f_globals.get("__name__", "") if raised_in is not None else ""
-    return isinstance(error, OSError) or module.startswith("diffnet.")
+def _complain(message: str) -> None:
+    print("diffnet:", " ".join(message.split()), file=sys.stderr)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Of the machine or of a GPU, for which PyTorch has an error of its own, and for the machine's a message."""
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _on_purpose(error: Exception) -> bool:
+    """Whether a `raise` of this library is where an error comes from, which makes it a message to the user.
+
+    Anything else is a bug and shows itself: an error from another library, or from C called by this one.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or not trace.tb_frame.f_globals.get("__name__", "").startswith("diffnet."):
+        return False
+    raises = trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return raises and isinstance(error, (ValueError, RuntimeError))

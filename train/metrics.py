@@ -18,4 +18,4 @@ def confusion_matrix(prediction: Tensor, truth: Tensor, classes: int) -> Tensor:
 
 def accuracy(matrix: Tensor) -> float:
     """The share of labelled elements predicted right; NaN where there are none."""
-    return float(matrix.diagonal().sum() / matrix.sum())
+    return float(matrix.diagonal().sum().double() / matrix.sum())

@@ -50,12 +50,16 @@ class TrainOptions:
         for name in ("dropout", "validation"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate should be above 0, got {self.learning_rate}")
+        if not 0 < self.learning_rate < 1e36:  # beyond, Adam's steps don't fit single precision
+            raise ValueError(f"learning_rate should be above 0 and below 1e36, got {self.learning_rate}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed should be at least 0 and below 2^63, got {self.seed}")
         for name, choices in (("precision", get_args(Precision)), ("schedule", get_args(Schedule))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         _ = self.preprocessing
+        if self.rotate and self.features != "xyz":
+            raise ValueError(f"rotate turns positions, so features should be xyz, got {self.features!r}")
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -81,10 +85,14 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as e:
-        raise ValueError(f"device should be auto, cpu or cuda, got {name!r}") from e
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device should be auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} isn't there: this PyTorch sees no GPU")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise ValueError(f"device {name!r} isn't there: the last is cuda:{torch.cuda.device_count() - 1}")
     return device
 
 

@@ -42,6 +42,16 @@ from diffnet.train.segmentation import Row, evaluate, keep_on_device, predict, t
 
 SHOWN_MESHES = 8  # on the page of predictions
 
+WRITTEN = (
+    "last.pt",
+    "best.pt",
+    "metrics.csv",
+    "results.json",
+    "confusion.png",
+    "curves.png",
+    "predictions.html",
+)  # to the folder of a run
+
 
 def run_segmentation(
     data: LabeledMeshes,
@@ -56,13 +66,9 @@ def run_segmentation(
 ) -> dict[str, Any]:
     """Preprocess, train, judge and report, all into the folder `out`; returns what results.json holds.
 
-    Raises ValueError where `out` already holds a run that isn't to be resumed, or holds none that is.
+    Numbers in results.json are null where nothing is labelled. See `check_folder` for what is raised.
     """
-    last = out / "last.pt"
-    if last.exists() and not resume:
-        raise ValueError(f"{out}: there is a run in this folder already; resume it, or choose another one")
-    if resume and not last.exists():
-        raise ValueError(f"{out}: there is no run in this folder to resume")
+    check_folder(out, resume)
     out.mkdir(parents=True, exist_ok=True)
 
     started = time.perf_counter()
@@ -89,9 +95,10 @@ def run_segmentation(
 
     model = restore_model(judged)[0].to(device)
     matrix = evaluate(model, test_samples, options, device).numpy()
+    iou = class_scores(matrix).iou
     results = {
-        "test_accuracy": accuracy(torch.from_numpy(matrix)),
-        "mean_iou": float(np.nanmean(class_scores(matrix).iou)),
+        "test_accuracy": accuracy(torch.from_numpy(matrix)) if matrix.any() else None,
+        "mean_iou": float(np.nanmean(iou)) if matrix.any() else None,
         "judged_epoch": len(judged["history"]),
         "train_meshes": len(train_samples),
         "test_meshes": len(test_samples),
@@ -104,9 +111,21 @@ def run_segmentation(
         "options": options.as_dict(),
         "classes": _classes(matrix, data.label_names),
     }
-    write_atomically(out / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(out / "results.json", json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     _write_report(out, data, test_samples, model, options, device, matrix, results)
     return results
+
+
+def check_folder(out: Path, resume: bool) -> None:
+    """Raises ValueError where `out` already holds a run that isn't to be resumed, holds none that is, or is a file."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out}: this is a file, and the results of a run take a folder")
+    there = [name for name in WRITTEN if (out / name).exists()]
+    if there and not resume:
+        hint = "add --resume to go on with it, or choose another folder" if "last.pt" in there else "choose another one"
+        raise ValueError(f"{out}: there is a run in this folder already ({there[0]}); {hint}")
+    if resume and "last.pt" not in there:
+        raise ValueError(f"{out}: there is no run in this folder to resume")
 
 
 def preprocess(
@@ -145,12 +164,16 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
+def percent(share: float | None, digits: int) -> str:
+    return "–" if share is None else f"{100 * share:.{digits}f} %"
+
+
 def _line(row: Row) -> str:
     parts = [f"epoch {row['epoch']:>4}", f"loss {row['train_loss']:.4f}"]
     for name in ("train", "validation", "test"):
         value = row[f"{name}_accuracy"]
         if value is not None:
-            parts.append(f"{name} {100 * value:.1f} %")
+            parts.append(f"{name} {percent(value, 1)}")
     return "  ".join(parts)
 
 
@@ -159,7 +182,7 @@ def _classes(matrix: NDArray[np.int64], names: Sequence[str]) -> list[dict[str, 
     count, share, iou = class_scores(matrix)
     return [
         {"name": names[i], "count": int(count[i]), "accuracy": float(share[i]), "iou": float(iou[i])}
-        for i in np.flatnonzero(count)
+        for i in np.flatnonzero(count).tolist()
     ]
 
 
@@ -179,8 +202,8 @@ def _write_report(
     count = min(SHOWN_MESHES, len(test_samples))
     shown = [round(i) for i in np.linspace(0, len(test_samples) - 1, count)]
     summary = {
-        "Test accuracy": f"{100 * results['test_accuracy']:.1f} %",
-        "Mean IoU": f"{100 * results['mean_iou']:.1f} %",
+        "Test accuracy": percent(results["test_accuracy"], 1),
+        "Mean IoU": percent(results["mean_iou"], 1),
         "Meshes": f"{results['train_meshes']} to train, {results['test_meshes']} to test",
         "Epochs": str(results["judged_epoch"]),
         "Training": f"{results['training_seconds']:.0f} s on {results['device']}",

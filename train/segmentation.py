@@ -87,6 +87,8 @@ def train(
         model.load_state_dict(stored["model"])
         optimizer.load_state_dict(stored["optimizer"])
         history, best = stored["history"], stored["best"]
+        # The run may have ended between the two files.
+        write_atomically(out / "metrics.csv", _as_csv(history))
     else:
         save_checkpoint(out / "last.pt", checkpoint())
     batches = MeshBatches(
@@ -96,9 +98,10 @@ def train(
         shuffle=True,
         seed=options.seed,
     )
-    loader = DataLoader(fitted, batch_sampler=batches, collate_fn=collate_samples)  # type: ignore[arg-type]
+    loader: Iterable[Sample] = DataLoader(fitted, batch_sampler=batches, collate_fn=collate_samples)  # type: ignore[arg-type]
 
-    with SummaryWriter(str(out / "tensorboard"), purge_step=len(history)) as board:
+    # Steps are epochs from 1; of those to come, what an interrupted run may have left is not to be shown.
+    with SummaryWriter(str(out / "tensorboard"), purge_step=len(history) + 1) as board:
         for epoch in range(len(history), options.epochs):
             started = time.perf_counter()
             batches.set_epoch(epoch)
@@ -119,7 +122,8 @@ def train(
             history.append(row)
             score = row["validation_accuracy"] if held_out else -loss
             assert score is not None
-            improved = score > best
+            # A score is NaN where nothing held out is labelled; then the first epoch is as good as any.
+            improved = epoch == 0 or score > best
             best = max(best, score)
             # The best first: should the run end between the two, resuming runs this epoch again.
             if improved:
@@ -149,7 +153,7 @@ def predict(model: DiffusionNet, sample: Sample, options: TrainOptions, device: 
     model.eval()
     with torch.no_grad(), autocast(options.precision, device):
         sample = sample.to(device)
-        prediction = model(sample.features, sample.operators).argmax(-1)
+        prediction: Tensor = model(sample.features, sample.operators).argmax(-1)
     model.train(was_training)
     return prediction
 
@@ -198,12 +202,16 @@ def _train_epoch(
         names.append(sample.names)
     # Read back once an epoch, so that a step never waits for the GPU.
     values = torch.stack(losses).tolist()
-    for value, batch in zip(values, names, strict=True):
-        if not math.isfinite(value):
-            raise TrainingError(
-                f"the loss became {value} in epoch {epoch + 1}, on {', '.join(batch)}; last.pt holds epoch {epoch}. "
-                "A lower --lr or --precision fp32 may help"
-            )
+    broken = [(f"loss became {v}", batch) for v, batch in zip(values, names, strict=True) if not math.isfinite(v)]
+    # The last step's weights have had no loss yet to show in.
+    if not all(torch.stack([p.detach().isfinite().all() for p in model.parameters()]).tolist()):
+        broken.append(("weights became NaN or infinite", names[-1]))
+    if broken:
+        what, batch = broken[0]
+        raise TrainingError(
+            f"the {what} in epoch {epoch + 1}, on {', '.join(batch)}; last.pt holds epoch {epoch}. "
+            "A lower --lr or --precision fp32 may help"
+        )
     return sum(values) / len(values), matrix
 
 
@@ -216,7 +224,7 @@ def segmentation_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def rotate(positions: Tensor, lengths: Sequence[int]) -> Tensor:
     """Turn the positions (V, 3) of each mesh by its own random rotation, uniform over all."""
     turned = []
-    for points in positions.split(list(lengths)):
+    for points in torch.split(positions, list(lengths)):
         # QR of a Gaussian matrix with the signs of R taken out is uniform over the orthogonal group (Mezzadri 2007).
         q, r = torch.linalg.qr(torch.randn(3, 3))
         q = q * r.diagonal().sign()

@@ -1,0 +1,437 @@
+"""Reading, checking and describing meshes."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+
+from diffnet.geometry import MeshError, diagnose, load_mesh, make_mesh, mesh_edges
+
+CORNERS = [[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]]
+POLYGONS = [[1, 4, 2], [0, 1, 4, 2], [0, 1, 3]]  # a quadrilateral between two triangles
+FAN = [[1, 4, 2], [0, 1, 4], [0, 4, 2], [0, 1, 3]]
+
+
+def lines(rows: list[list[Any]], lead: str = "") -> str:
+    return "".join(lead + " ".join(map(str, row)) + "\n" for row in rows)
+
+
+def obj(verts: list[list[Any]], polygons: list[list[Any]]) -> str:
+    return lines(verts, "v ") + lines([[i + 1 if isinstance(i, int) else i for i in p] for p in polygons], "f ")
+
+
+def off(verts: list[list[Any]], polygons: list[list[Any]]) -> str:
+    return f"OFF\n{len(verts)} {len(polygons)} 0\n" + lines(verts) + lines([[len(p), *p] for p in polygons])
+
+
+def ply(verts: list[list[Any]], polygons: list[list[Any]] | None) -> str:
+    header = f"ply\nformat ascii 1.0\ncomment of\nelement vertex {len(verts)}\n" + lines(
+        [["property", "float", axis] for axis in "xyz"]
+    )
+    if polygons is not None:
+        header += f"element face {len(polygons)}\nproperty list uchar int vertex_indices\n"
+    return header + "end_header\n" + lines(verts) + lines([[len(p), *p] for p in polygons or []])
+
+
+def ascii_stl(verts: list[list[Any]], triangles: list[list[int]]) -> str:
+    facets = "".join(
+        "facet normal 0 0 1\n outer loop\n" + lines([verts[i] for i in t], "  vertex ") + " endloop\nendfacet\n"
+        for t in triangles
+    )
+    return f"solid some name\n{facets}endsolid some name\n"
+
+
+def binary_stl(verts: np.ndarray, triangles: np.ndarray, header: bytes = b"solid, in spite of what this says") -> bytes:
+    body = b"".join(struct.pack("<12fH", 0, 0, 0, *verts[t].ravel(), 0) for t in triangles)
+    return header.ljust(80) + struct.pack("<I", len(triangles)) + body
+
+
+def binary_ply(polygons: list[list[int]], order: str = "<") -> bytes:
+    """Vertices with a colour, faces with a colour in front of and a list behind their corners."""
+    header = (
+        f"ply\nformat binary_{'little' if order == '<' else 'big'}_endian 1.0\nelement vertex {len(CORNERS)}\n"
+        "property double x\nproperty double y\nproperty uchar red\nproperty double z\n"
+        f"element face {len(polygons)}\n"
+        "property uchar red\nproperty list uchar uint vertex_index\nproperty list int float other\nend_header\n"
+    )
+    verts = b"".join(struct.pack(order + "ddBd", x, y, 7, z) for x, y, z in CORNERS)
+    faces = b"".join(
+        struct.pack(f"{order}BB{len(p)}Ii{i % 3}f", 7, len(p), *p, i % 3, *[0.5] * (i % 3))
+        for i, p in enumerate(polygons)
+    )
+    return header.encode() + verts + faces
+
+
+WRITERS = {".obj": obj, ".off": off, ".ply": ply}
+
+
+def read(tmp_path: Path, name: str, content: str | bytes) -> Any:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return load_mesh(path)
+
+
+def check_polygons(mesh: Any) -> None:
+    np.testing.assert_array_equal(mesh.verts, CORNERS)
+    np.testing.assert_array_equal(mesh.faces, FAN)
+    np.testing.assert_array_equal(mesh.polygons, [0, 1, 1, 2])
+    assert mesh.polygon_count == 3
+    assert mesh.verts.dtype == np.float64
+    assert mesh.faces.dtype == mesh.polygons.dtype == np.int64
+    assert not mesh.is_point_cloud
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_mixed_polygons_become_fans_in_order(tmp_path: Path, suffix: str) -> None:
+    text = WRITERS[suffix](CORNERS, POLYGONS)
+    check_polygons(read(tmp_path, f"a{suffix}", text))
+    check_polygons(read(tmp_path, f"b{suffix.upper()}", text.replace("\n", "\r\n")))
+    check_polygons(load_mesh(str(tmp_path / f"a{suffix}")))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_binary_ply(tmp_path: Path, order: str) -> None:
+    check_polygons(read(tmp_path, "a.ply", binary_ply(POLYGONS, order)))
+    many = POLYGONS * 300  # runs of equal rows are read together
+    mesh = read(tmp_path, "b.ply", binary_ply(many, order))
+    np.testing.assert_array_equal(mesh.faces, FAN * 300)
+    np.testing.assert_array_equal(mesh.polygons, np.repeat(np.arange(900), [len(p) - 2 for p in many]))
+
+
+def test_binary_ply_of_another_writer(tmp_path: Path, sphere: trimesh.Trimesh) -> None:
+    sphere.export(tmp_path / "a.ply")
+    mesh = load_mesh(tmp_path / "a.ply")
+    np.testing.assert_allclose(mesh.verts, sphere.vertices, atol=1e-7)
+    np.testing.assert_array_equal(mesh.faces, sphere.faces)
+
+
+def test_polygons_of_fewer_than_three_corners_count(tmp_path: Path) -> None:
+    mesh = read(tmp_path, "a.off", off(CORNERS, [[0, 1], *POLYGONS]))
+    np.testing.assert_array_equal(mesh.polygons, [1, 2, 2, 3])
+    assert mesh.polygon_count == 4
+    with pytest.raises(MeshError, match="none of the 1 polygons"):
+        read(tmp_path, "b.off", off(CORNERS, [[0, 1]]))
+
+
+def test_obj_seams_materials_and_groups_leave_vertices_alone(tmp_path: Path) -> None:
+    text = (
+        "# a comment\nmtllib some.mtl\no thing\n"
+        + lines(CORNERS, "v ")
+        + "vt 0 0\nvt 1 0\nvt 0 1\nvn 0 0 1\ng one\nusemtl red\ns off\n"
+        + "f 2/1/1 5/2/1 3/3/1 # a comment\n\nl 1 2\ng two\nusemtl blue\n"
+        + "f 1/1 2/3 \\\n5/1 3/2\nf 1//1 2//1 4//1\n"
+    )
+    check_polygons(read(tmp_path, "a.obj", text))
+
+
+def test_obj_negative_indices(tmp_path: Path) -> None:
+    """They count back from the vertex before the face, not from the last in the file."""
+    text = lines(CORNERS[:4], "v ") + "f -4 -3 -1\n" + lines(CORNERS[4:], "v ") + "f -4/-1 -1/-1 -3/-1\nf -5 -4 -1 -3\n"
+    mesh = read(tmp_path, "a.obj", text)
+    np.testing.assert_array_equal(mesh.verts, CORNERS)
+    np.testing.assert_array_equal(mesh.faces, [FAN[3], *FAN[:3]])
+
+
+def test_obj_vertices_may_carry_more_than_a_position(tmp_path: Path) -> None:
+    check_polygons(read(tmp_path, "a.obj", obj([[*v, 1, 0.5, 0.5] for v in CORNERS], POLYGONS)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("OFF\n5 3 0", "OFF 5 3 0"),
+        ("OFF\n5 3 0", "OFF # a comment\n\n# another\n5 3"),
+        ("OFF\n5 3 0", "COFF\n5 3 0"),
+        ("0.0 0 0\n", "\t0.0 0 0   # a comment\n\n"),
+        ("3 1 4 2\n", "3 1 4 2 255 0 0\n"),
+    ],
+)
+def test_off_headers_and_comments(tmp_path: Path, old: str, new: str) -> None:
+    text = off(CORNERS, POLYGONS)
+    assert old in text
+    check_polygons(read(tmp_path, "a.off", text.replace(old, new, 1)))
+
+
+def test_stl_corners_are_merged_by_first_appearance(tmp_path: Path) -> None:
+    order = [1, 4, 2, 0, 3]  # as they appear in the fan
+    expected = np.array(CORNERS)[order]
+    renumbered = np.argsort(order)[np.array(FAN)]
+    for content in (
+        ascii_stl(CORNERS, FAN),
+        ascii_stl(CORNERS, FAN[:2]) + ascii_stl(CORNERS, FAN[2:]),
+        binary_stl(np.array(CORNERS), np.array(FAN)),
+        binary_stl(np.array(CORNERS), np.array(FAN), b"a header"),
+    ):
+        mesh = read(tmp_path, "a.stl", content)
+        np.testing.assert_array_equal(mesh.verts, expected)
+        np.testing.assert_array_equal(mesh.faces, renumbered)
+        assert mesh.polygon_count == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.obj", obj(CORNERS, [])),
+        ("a.off", off(CORNERS, [])),
+        ("b.off", off(CORNERS, []).replace("OFF\n", "OFF ")),
+        ("a.ply", ply(CORNERS, [])),
+        ("b.ply", ply(CORNERS, None)),
+    ],
+)
+def test_point_cloud_files(tmp_path: Path, name: str, text: str) -> None:
+    mesh = read(tmp_path, name, text)
+    assert mesh.is_point_cloud
+    np.testing.assert_array_equal(mesh.verts, CORNERS)
+    assert mesh.faces.shape == (0, 3)
+    assert mesh.polygons.shape == (0,)
+    assert mesh.polygon_count == 0
+
+
+@pytest.mark.parametrize("faces", [None, [], (), np.zeros((0, 3)), np.zeros((0, 3), int), torch.zeros(0, 3)])
+def test_point_cloud_arrays(faces: Any) -> None:
+    mesh = load_mesh((CORNERS, faces))
+    assert mesh.is_point_cloud
+    assert mesh.faces.shape == (0, 3)
+    assert mesh.faces.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda v, f: (v, f),
+        lambda v, f: (np.array(v, np.float32), np.array(f, np.int32)),
+        lambda v, f: (np.array(v, np.float64), np.array(f, np.uint16)),
+        lambda v, f: (np.asfortranarray(v), np.array(f)[:, ::-1][:, ::-1]),
+        lambda v, f: (torch.tensor(v, dtype=torch.float64), torch.tensor(f)),
+        lambda v, f: (torch.tensor(v, requires_grad=True), torch.tensor(f, dtype=torch.int32)),
+    ],
+)
+def test_arrays(convert: Any) -> None:
+    mesh = load_mesh(convert(CORNERS, FAN))
+    np.testing.assert_array_equal(mesh.verts, CORNERS)
+    np.testing.assert_array_equal(mesh.faces, FAN)
+    np.testing.assert_array_equal(mesh.polygons, range(4))
+    assert mesh.verts.dtype == np.float64
+    assert mesh.faces.dtype == np.int64
+    assert load_mesh(mesh) is mesh
+
+
+def test_arrays_are_copied() -> None:
+    verts, faces = np.array(CORNERS), np.array(FAN)
+    mesh = load_mesh((verts, faces))
+    verts[:], faces[:] = 9, 1
+    np.testing.assert_array_equal(mesh.verts, CORNERS)
+    np.testing.assert_array_equal(mesh.faces, FAN)
+
+
+def test_trimesh_objects(sphere: trimesh.Trimesh) -> None:
+    mesh = load_mesh(sphere)
+    np.testing.assert_array_equal(mesh.verts, sphere.vertices)
+    np.testing.assert_array_equal(mesh.faces, sphere.faces)
+    cloud = load_mesh(trimesh.PointCloud(CORNERS))
+    assert cloud.is_point_cloud
+    np.testing.assert_array_equal(cloud.verts, CORNERS)
+
+
+@pytest.mark.parametrize(
+    ("verts", "faces", "message"),
+    [
+        ([[0, 0, np.nan], *CORNERS], None, "1 vertices with NaN or infinite coordinates, the first is 0"),
+        ([*CORNERS, [np.inf, 0, 0]], FAN, "the first is 5"),
+        (np.zeros((4, 2)), None, r"shape is \(4, 2\)"),
+        (np.zeros(3), None, r"shape is \(3,\)"),
+        (np.zeros((0, 3)), None, "empty"),
+        ([], None, "shape|empty"),
+        ([[0, 0, 0], [1, 1]], None, "not an array of numbers"),
+        ([["a", "b", "c"]], None, "not an array of numbers"),
+        (CORNERS, [[0, 1, 5]], r"face 0 is \[0, 1, 5\], but vertex indices run from 0 to 4"),
+        (CORNERS, [[0, 1, 2], [0, -1, 2]], r"face 1 is \[0, -1, 2\]"),
+        (CORNERS, [[0.0, 1, 2]], "float64"),
+        (CORNERS, [["a", "b", "c"]], "integers"),
+        (CORNERS, [[0, 1, 2, 3]], r"shape is \(1, 4\)"),
+        (CORNERS, [0, 1, 2], r"shape is \(3,\)"),
+        (CORNERS, [[0, 1, 2], [0, 1]], "faces"),
+        (CORNERS, 5, "faces"),
+        (CORNERS, [[0, 1, 2**63]], "faces|face 0"),
+    ],
+)
+def test_arrays_that_are_no_mesh(verts: Any, faces: Any, message: str) -> None:
+    with pytest.raises(MeshError, match=message) as e:
+        make_mesh(verts, faces, name="the name")
+    assert str(e.value).startswith("the name: ")
+
+
+@pytest.mark.parametrize("source", [None, 3, [CORNERS, FAN], np.array(CORNERS), (CORNERS, FAN, 1), b"a.obj"])
+def test_wrong_arguments(source: Any) -> None:
+    with pytest.raises(MeshError, match="expected a path, a trimesh object or"):
+        load_mesh(source)
+
+
+def test_paths_that_are_no_mesh(tmp_path: Path) -> None:
+    with pytest.raises(MeshError, match=r"gone\.obj: no such file"):
+        load_mesh(tmp_path / "gone.obj")
+    (tmp_path / "folder.ply").mkdir()
+    with pytest.raises(MeshError, match=r"folder\.ply: no such file"):
+        load_mesh(tmp_path / "folder.ply")
+    for name in ("mesh.xyz", "mesh"):
+        (tmp_path / name).write_text("v 0 0 0")
+        with pytest.raises(MeshError, match=r"mesh.*: unknown format .*\.obj, \.off, \.ply, \.stl"):
+            load_mesh(tmp_path / name)
+
+
+def broken_files() -> dict[str, tuple[str | bytes, str]]:
+    """Contents by file name, and what the message should say."""
+    files: dict[str, tuple[str | bytes, str]] = {}
+    for suffix in (".obj", ".off", ".ply", ".stl"):
+        write = WRITERS.get(suffix, lambda v, _: ascii_stl(v, FAN))
+        files |= {f"empty{suffix}": ("", "empty"), f"blank{suffix}": ("\n \n", "empty")}
+        files[f"garbage{suffix}"] = (np.random.default_rng(0).bytes(999), ": ")
+        files[f"prose{suffix}"] = ("once upon a time\nthere was a mesh\n", ": ")
+        for word in ("nan", "inf", "-inf"):
+            message = "NaN or infinite coordinates, the first is 2"
+            files[f"{word}{suffix}"] = (write([*CORNERS[:2], [0, word, 0], *CORNERS[3:]], POLYGONS), message)
+        where = {".ply": "row 2: property ", ".stl": "not an STL file, or a damaged one"}.get(suffix, "line ")
+        files[f"word{suffix}"] = (write([*CORNERS[:2], [0, "abc", 0], *CORNERS[3:]], POLYGONS), where)
+        files[f"short{suffix}"] = (write([*CORNERS[:2], [0, 1], *CORNERS[3:]], POLYGONS), where)
+    for suffix, write in WRITERS.items():
+        files[f"range{suffix}"] = (write(CORNERS, [*POLYGONS, [0, 5, 1]]), r"face 4 is \[0, 5, 1\]")
+        files[f"huge{suffix}"] = (write(CORNERS, [[0, 10**30, 1]]), "row 0" if suffix == ".ply" else "64 bits")
+        for index in ("abc", "1.5", "nan"):
+            where = "row 1" if suffix == ".ply" else f"line .*{index}"
+            files[f"index {index}{suffix}"] = (write(CORNERS, [[0, 1, 2], [0, 1, index]]), where)
+    for suffix in (".off", ".ply"):
+        whole = WRITERS[suffix](CORNERS, [[0, 1, 2], [0, 12, 3]])  # so that no cut is a mesh
+        start = whole.index("\n0.0 0 0") + 1
+        for cut in range(start, len(whole) - 2):
+            files[f"cut at {cut}{suffix}"] = (whole[:cut], ": ")
+        files[f"negative{suffix}"] = (WRITERS[suffix](CORNERS, [[0, -1, 1]]), r"face 0 is \[0, -1, 1\]")
+    stl, end = ascii_stl(CORNERS, FAN), len("endsolid some name\n")
+    files |= {f"cut at {cut}.stl": (stl[:cut], ": ") for cut in range(10, len(stl) - end, 7)}
+    files["four corners.stl"] = (stl.replace(" endloop", "  vertex 0 0 0\n endloop", 1), "not an STL file")
+    for name, whole_bytes in (
+        ("ply", binary_ply(POLYGONS)),
+        ("stl", binary_stl(np.array(CORNERS), np.array(FAN), b"")),
+    ):
+        files |= {
+            f"binary cut at {cut}.{name}": (whole_bytes[:cut], ": ") for cut in range(len(whole_bytes) - 1, 0, -9)
+        }
+    files |= {
+        "zero.obj": (obj(CORNERS, []) + "f 0 1 2\n", "line 6: index 0"),
+        "far back.obj": (obj(CORNERS, []) + "f -6 1 2\n", "line 6: index -6"),
+        "no vertices.obj": ("f 1 2 3\n", "empty"),
+        "no vertices.off": ("OFF\n0 0 0\n", "empty"),
+        "no header.off": (off(CORNERS, POLYGONS)[4:], "header should be OFF"),
+        "only header.off": ("OFF\n", "ends after its header"),
+        "counts.off": ("OFF\n-5 3 0\n", "line 2"),
+        "many.off": (off(CORNERS, POLYGONS).replace("5 3 0", "99999999999 3 0"), "99999999999 vertices"),
+        "length.off": (off(CORNERS, []).replace("5 0 0", "5 1 0") + "-3 0 1 2\n", "list of -3"),
+        "no x.ply": (ply(CORNERS, POLYGONS).replace("float x", "float u"), "x, y and z"),
+        "no corners.ply": (ply(CORNERS, POLYGONS).replace("vertex_indices", "other"), "vertex_indices"),
+        "float corners.ply": (ply(CORNERS, POLYGONS).replace("uchar int", "uchar float"), "vertex_indices"),
+        "type.ply": (ply(CORNERS, POLYGONS).replace("float x", "quad x"), "line 5"),
+        "format.ply": (ply(CORNERS, POLYGONS).replace("ascii", "middle_endian"), "line 2"),
+        "strips.ply": (ply(CORNERS, [[0, 1, 2]]).replace("element face", "element tristrips"), "strips"),
+        "long list.ply": (binary_ply(POLYGONS).replace(b"\x07\x03\x01\x00", b"\x07\xff\x01\x00"), "row 0"),
+    }
+    return files
+
+
+BROKEN = broken_files()
+
+
+@pytest.mark.parametrize("name", [name for name in BROKEN if "cut at" not in name])
+def test_broken_files(tmp_path: Path, name: str) -> None:
+    content, message = BROKEN[name]
+    with pytest.raises(MeshError, match=message) as e:
+        read(tmp_path, name, content)
+    assert str(e.value).startswith(str(tmp_path / name))
+
+
+def test_truncated_files(tmp_path: Path) -> None:
+    """Wherever a file that declares its length is cut, it isn't taken for a whole one."""
+    names = [name for name in BROKEN if "cut at" in name]
+    assert len(names) > 100
+    for name in names:
+        with pytest.raises(MeshError, match=re.escape(name)):
+            pytest.fail(f"{name} was read as {read(tmp_path, name, BROKEN[name][0])}")
+
+
+def test_binary_nan(tmp_path: Path) -> None:
+    verts = np.array(CORNERS)
+    verts[4, 1] = np.nan
+    with pytest.raises(MeshError, match="NaN"):
+        read(tmp_path, "a.stl", binary_stl(verts, np.array(FAN)))
+    content = bytearray(binary_ply(POLYGONS))
+    start = content.index(b"end_header\n") + len("end_header\n")
+    content[start : start + 8] = struct.pack("<d", np.inf)
+    with pytest.raises(MeshError, match="the first is 0"):
+        read(tmp_path, "a.ply", bytes(content))
+
+
+def test_edges_are_numbered_by_first_appearance() -> None:
+    faces = np.array([[5, 2, 7], [7, 2, 0], [5, 7, 2]])
+    np.testing.assert_array_equal(mesh_edges(faces), [[2, 5], [2, 7], [5, 7], [0, 2], [0, 7]])
+    assert mesh_edges(np.zeros((0, 3), np.int64)).shape == (0, 2)
+
+
+def test_edges_against_a_loop(sphere: trimesh.Trimesh) -> None:
+    seen = {}
+    for face in sphere.faces.tolist():
+        for i in range(3):
+            seen.setdefault(tuple(sorted((face[i], face[(i + 1) % 3]))), len(seen))
+    np.testing.assert_array_equal(mesh_edges(np.array(sphere.faces)), list(seen))
+
+
+def test_diagnosis_of_a_sphere(sphere: trimesh.Trimesh) -> None:
+    found = diagnose(load_mesh(sphere))
+    assert found.faults == []
+    assert (found.vertices, found.faces, found.edges) == (642, 1280, 1920)
+    assert (found.components, found.euler, found.boundary_edges) == (1, 2, 0)
+    assert found.area == pytest.approx(sphere.area)
+
+
+def test_diagnosis_of_an_open_surface(plane: tuple[np.ndarray, np.ndarray]) -> None:
+    found = diagnose(load_mesh(plane))
+    assert found.faults == []
+    assert (found.boundary_edges, found.euler) == (40, 1)
+
+
+TRIANGLES = [[0, 1, 2], [0, 2, 3]]
+SQUARE = [[0.0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("verts", "faces", "field", "count"),
+    [
+        (SQUARE, [*TRIANGLES, [0, 2, 4], [3, 2, 5], [6, 2, 3]], "non_manifold_edges", 2),
+        (SQUARE, [[0, 1, 2], [0, 3, 2]], "misoriented_edges", 1),
+        (SQUARE, [*TRIANGLES, [1, 1, 2], [3, 3, 3]], "degenerate_faces", 2),
+        (SQUARE, [[0, 1, 2], [0, 2, 6], [3, 0, 7]], "zero_area_faces", 1),
+        (SQUARE, [*TRIANGLES, [2, 1, 0], [1, 2, 0], [3, 0, 2]], "duplicate_faces", 3),
+        (SQUARE, [[0, 1, 2]], "unreferenced_vertices", 1),
+        ([*SQUARE, SQUARE[1], SQUARE[1]], [*TRIANGLES, [4, 5, 3]], "coincident_vertices", 2),
+        ([*SQUARE, *np.array(SQUARE) + 5], [*TRIANGLES, [4, 5, 6]], "components", 2),
+    ],
+)
+def test_diagnosis_counts(verts: Any, faces: Any, field: str, count: int) -> None:
+    extra = [[0.5, 0.5, 1.0], [0.5, 0.5, -1], [0.5, 0.5, 0], [-1, 0.5, 0]]  # vertices 4 to 7
+    verts = [*verts, *extra][: max(len(verts), np.max(faces) + 1)]
+    found = diagnose(load_mesh((verts, faces)))
+    assert getattr(found, field) == count
+    clean = diagnose(load_mesh((SQUARE, TRIANGLES)))
+    assert getattr(clean, field) == (1 if field == "components" else 0)
+    if field != "components":
+        assert any(fault.startswith(f"{count} ") for fault in found.faults)
+
+
+def test_diagnosis_of_a_point_cloud() -> None:
+    found = diagnose(load_mesh(([*CORNERS, CORNERS[0]], None)))
+    assert (found.vertices, found.faces, found.edges, found.components, found.euler, found.area) == (6, 0, 0, 0, 0, 0)
+    assert found.faults == ["1 vertices at the position of another"]

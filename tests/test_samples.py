@@ -1,0 +1,276 @@
+"""Preprocessing many meshes, and packing them into batches."""
+
+import os
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from torch.utils.data import DataLoader
+
+from diffnet import DiffusionNet, MeshError
+from diffnet.data import (
+    FEATURE_CHANNELS,
+    LabeledMesh,
+    MeshBatches,
+    Preprocessing,
+    collate_samples,
+    epoch_seed,
+    fill_cache,
+    input_features,
+    make_sample,
+    prepare,
+    preprocess,
+)
+from diffnet.geometry import make_mesh, mesh_edges
+
+OPTIONS = Preprocessing(k=8)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Threads that wait for each other take longer than meshes of this size."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def ellipsoid(seed, subdivisions=1):
+    ball = trimesh.creation.icosphere(subdivisions)
+    verts = ball.vertices * np.random.default_rng(seed).uniform(0.5, 1.5, 3)
+    return make_mesh(verts, ball.faces, name=f"ellipsoid {seed}")
+
+
+def elements(mesh, at):
+    return {"vertices": np.arange(len(mesh.verts))[:, None], "faces": mesh.faces, "edges": mesh_edges(mesh.faces)}[at]
+
+
+# ---- batches ----
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("limits", [{"meshes": 3}, {"max_vertices": 50}, {"meshes": 3, "max_vertices": 50}])
+def test_batches_keep_to_their_limits(limits, shuffle):
+    lengths = np.random.default_rng(0).integers(1, 30, 100).tolist()
+    lengths[17] = 80
+    batches = MeshBatches(lengths, shuffle=shuffle, seed=3, **limits)
+    found = list(batches)
+    assert len(found) == len(batches)
+    order = [i for batch in found for i in batch]
+    assert sorted(order) == list(range(100))
+    assert shuffle or order == list(range(100))
+    for batch in found:
+        assert len(batch) <= limits.get("meshes", 100)
+        assert len(batch) == 1 or sum(lengths[i] for i in batch) <= limits.get("max_vertices", 10**9)
+    assert ([17] in found) == ("max_vertices" in limits)
+    # Full where they could be: no batch has room for the mesh that begins the next.
+    for batch, following in pairwise(found):
+        more = [*batch, following[0]]
+        assert len(more) > limits.get("meshes", 100) or sum(lengths[i] for i in more) > limits.get(
+            "max_vertices", 10**9
+        )
+
+
+def test_batches_of_an_epoch_depend_on_seed_and_epoch_only():
+    def order(seed, epoch, noise=0):
+        torch.manual_seed(noise)
+        batches = MeshBatches([1] * 20, meshes=4, shuffle=True, seed=seed)
+        for earlier in range(noise):
+            batches.set_epoch(earlier)
+            list(batches)
+        batches.set_epoch(epoch)
+        return list(batches)
+
+    assert order(1, 5) == order(1, 5, noise=3)
+    orders = [order(seed, epoch) for seed in range(3) for epoch in range(3)]
+    assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
+    assert len({epoch_seed(seed, epoch) for seed in range(50) for epoch in range(50)}) == 2500
+
+
+def test_batches_reject_bad_limits():
+    with pytest.raises(ValueError, match="number of meshes"):
+        MeshBatches([1, 2])
+    with pytest.raises(ValueError, match=r"meshes .*0"):
+        MeshBatches([1, 2], meshes=0)
+    with pytest.raises(ValueError, match=r"max_vertices .*-3"):
+        MeshBatches([1, 2], max_vertices=-3)
+    assert list(MeshBatches([], meshes=1)) == []
+
+
+# ---- samples ----
+
+
+@pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
+def test_packed_samples_line_up(at):
+    """Outputs of the network on a batch are those mesh by mesh, in the order of the labels."""
+    meshes = [ellipsoid(0), ellipsoid(1, 2), make_mesh(*_plane_with_loose_vertex(), name="plane"), ellipsoid(2)]
+    items = [LabeledMesh(m.name, m, np.arange(len(elements(m, at))) + 1000 * i) for i, m in enumerate(meshes)]
+    samples = [make_sample(item, Preprocessing(8, features="xyz")) for item in items]
+    torch.manual_seed(0)
+    model = DiffusionNet(3, 2, width=8, blocks=1, outputs_at=at).eval()
+    loader = DataLoader(
+        samples,
+        batch_sampler=MeshBatches([s.operators.num_vertices for s in samples], meshes=3),
+        collate_fn=collate_samples,
+    )
+    packed = list(loader)
+    assert [s.names for s in packed] == [tuple(m.name for m in meshes[:3]), (meshes[3].name,)]
+    for batch, expected in zip(packed, [samples[:3], samples[3:]], strict=True):
+        torch.testing.assert_close(batch.labels, torch.cat([s.labels for s in expected]), rtol=0, atol=0)
+        assert batch.labels.dtype == torch.int64
+        assert batch.operators.lengths == tuple(s.operators.num_vertices for s in expected)
+        assert batch.features.dtype == torch.float32
+        with torch.no_grad():
+            out = model(batch.features, batch.operators)
+            alone = torch.cat([model(s.features, s.operators) for s in expected])
+        assert len(out) == len(batch.labels)
+        torch.testing.assert_close(out, alone, rtol=1e-4, atol=1e-5)
+    # What a face or an edge of the batch is made of is what its label is of.
+    batch, first = packed[0], 0
+    corners = {
+        "vertices": torch.arange(batch.operators.num_vertices)[:, None],
+        "faces": batch.operators.faces,
+        "edges": batch.operators.edges,
+    }[at]
+    for mesh, offset in zip(meshes[:3], batch.operators.ptr.tolist(), strict=False):
+        own = elements(mesh, at)
+        np.testing.assert_array_equal(corners[first : first + len(own)].numpy(), own + offset)
+        first += len(own)
+
+
+def _plane_with_loose_vertex():
+    verts = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [5, 5, 5], [2, 0.5, 0.5]]
+    return verts, [[0, 1, 2], [0, 2, 3], [1, 5, 2]]
+
+
+def test_a_sample_moves_whole():
+    sample = make_sample(LabeledMesh("a", ellipsoid(0), np.zeros(42, np.int64)), OPTIONS)
+    moved = sample.to("meta")
+    assert {moved.features.device.type, moved.labels.device.type, moved.operators.device.type} == {"meta"}
+    assert moved.names == ("a",)
+
+
+def test_a_mesh_is_prepared_at_unit_size():
+    mesh, operators = prepare(replace(ellipsoid(0), verts=100 + 7 * ellipsoid(0).verts), OPTIONS)
+    assert np.linalg.norm(mesh.verts, axis=1).max() == pytest.approx(1)
+    assert operators.k == 8
+    with pytest.raises(MeshError, match="no such file"):
+        prepare("nowhere.off", OPTIONS)
+
+
+# ---- features ----
+
+
+@pytest.mark.parametrize("kind", ["hks", "log-hks", "wks", "xyz"])
+@pytest.mark.parametrize("source", ["ball", "loose", "cloud", "tiny"])
+def test_features_are_finite(kind, source):
+    ball = ellipsoid(0)
+    mesh = {
+        "ball": ball,
+        "loose": make_mesh(np.concatenate([ball.verts, [[3, 3, 3], [0, 0, 0]]]), ball.faces),
+        "cloud": make_mesh(ball.verts, None),
+        "tiny": make_mesh([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]),  # fewer eigenpairs than asked for
+    }[source]
+    normalized, operators = prepare(mesh, OPTIONS)
+    features = input_features(normalized, operators, kind)
+    assert features.shape == (len(mesh.verts), FEATURE_CHANNELS[kind])
+    assert features.dtype == torch.float32
+    assert features.isfinite().all()
+    if kind == "xyz":
+        np.testing.assert_allclose(features, normalized.verts, atol=1e-6)
+    if kind == "log-hks":
+        plain = input_features(normalized, operators, "hks")
+        torch.testing.assert_close((3 * features).exp(), plain.clamp(min=1e-6), rtol=1e-4, atol=0)
+
+
+def test_preprocessing_names_bad_options():
+    for options, message in (
+        ({"k": 0}, "k .*0"),
+        ({"laplacian": "graph"}, "laplacian .*'graph'"),
+        ({"features": "shot"}, "features .*'shot'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Preprocessing(**options)
+
+
+# ---- the cache ----
+
+
+class Deadly(str):
+    """A path on which the process dies that is to read it."""
+
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+def test_a_bad_mesh_does_not_stop_the_others(tmp_path):
+    sources = [ellipsoid(0), tmp_path / "missing.off", ellipsoid(1), ([[0, 0, 0]] * 3, [[0, 1, 2]]), ellipsoid(2)]
+    for jobs in (1, 2):
+        cache, seen = tmp_path / f"cache {jobs}", []
+        failed = fill_cache(sources, OPTIONS, cache, jobs, lambda seen=seen: seen.append(1))
+        assert list(failed) == [1, 3]
+        assert "missing.off: no such file" in failed[1]
+        assert "one point" in failed[3]
+        assert len(seen) == 5
+        written = {path: path.stat().st_mtime_ns for path in cache.rglob("*.npz")}
+        assert len(written) == 3
+        # A second time, and what training then reads, is served from there.
+        assert fill_cache(sources[:1], OPTIONS, cache, jobs) == {}
+        for i in (0, 1, 2):
+            mesh = ellipsoid(i)
+            make_sample(LabeledMesh(mesh.name, mesh, np.zeros(42, np.int64)), OPTIONS, cache)
+        assert {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()} == written
+    assert fill_cache([], OPTIONS, tmp_path / "cache") == {}
+
+
+def test_a_mesh_that_kills_its_process_is_lost_alone(tmp_path, monkeypatch):
+    sources = [ellipsoid(0), Deadly("bad.off"), *(ellipsoid(i) for i in range(1, 4))]
+    seen, pools = [], []
+    pool = preprocess._pool
+    monkeypatch.setattr(preprocess, "_pool", lambda jobs: pools.append(jobs) or pool(jobs))
+    failed = fill_cache(sources, OPTIONS, tmp_path, 2, lambda: seen.append(1))
+    assert list(failed) == [1]
+    assert "bad.off" in failed[1]
+    assert "killed" in failed[1]
+    assert len(seen) == 5
+    assert len(list(tmp_path.rglob("*.npz"))) == 4
+    # Only what was under way with it is done again one by one.
+    assert pools.count(2) == 2
+    assert pools.count(1) <= 2
+
+
+def test_a_bug_in_preprocessing_is_no_fault_of_the_mesh(tmp_path, monkeypatch):
+    def broken(*arguments):
+        raise TypeError("a bug")
+
+    monkeypatch.setattr("diffnet.data.preprocess.prepare", broken)
+    with pytest.raises(TypeError, match="a bug"):
+        fill_cache([ellipsoid(0)], OPTIONS, tmp_path, 1)
+
+    def exhausted(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr("diffnet.data.preprocess.prepare", exhausted)
+    assert "ellipsoid 0: " in fill_cache([ellipsoid(0)], OPTIONS, tmp_path, 1)[0]
+
+
+def test_an_error_while_filling_does_not_wait_for_the_rest(tmp_path):
+    def stop():
+        raise KeyboardInterrupt
+
+    slow = [ellipsoid(i, 5) for i in range(3)]  # seconds each
+    started = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        fill_cache([ellipsoid(0), *slow], Preprocessing(128), tmp_path, 2, stop)
+    assert len(list(tmp_path.rglob("*.npz"))) == 1  # what was under way has been stopped
+    assert time.perf_counter() - started < 60
+
+
+def test_the_cache_is_a_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        fill_cache([ellipsoid(0)], OPTIONS, tmp_path / "file", 1)
