@@ -26,6 +26,7 @@ from diffnet.geometry import (
     MeshLike,
     Operators,
     hks,
+    is_cached,
     load_mesh,
     normalize_positions,
     precompute,
@@ -60,9 +61,13 @@ def prepare(
     source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike[str] | None = None
 ) -> tuple[Mesh, Operators]:
     """A mesh at normalised positions and its operators. Raises MeshError for one that can't be used."""
-    mesh = load_mesh(source)
-    mesh = replace(mesh, verts=normalize_positions(mesh.verts))
+    mesh = _normalized(source)
     return mesh, precompute(mesh, options.k, options.laplacian, cache_dir)
+
+
+def _normalized(source: MeshLike) -> Mesh:
+    mesh = load_mesh(source)
+    return replace(mesh, verts=normalize_positions(mesh.verts))
 
 
 def input_features(mesh: Mesh, operators: Operators, kind: FeatureKind) -> Tensor:
@@ -111,7 +116,13 @@ def fill_cache(
         with _interrupts_blocked():
             return pool.submit(_fill, sources[position], options, cache_dir)
 
-    waiting = deque(range(len(sources)))
+    waiting: deque[int] = deque()
+    for i, source in enumerate(sources):  # looking takes less than starting processes
+        if _is_filled(source, options, cache_dir):
+            done(i, None)
+        else:
+            waiting.append(i)
+    jobs = min(jobs, len(waiting))
     lost: list[int] = []
     while waiting:
         with _pool(jobs) as pool:
@@ -171,6 +182,13 @@ def _fill(source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike
     except MemoryError:
         return f"{_name(source)}: preprocessing it takes more memory than there is"
     return None
+
+
+def _is_filled(source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike[str]) -> bool:
+    try:
+        return is_cached(_normalized(source), options.k, options.laplacian, cache_dir)
+    except MeshError:
+        return False  # whoever fills the cache says what is wrong
 
 
 @contextmanager

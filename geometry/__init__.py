@@ -9,7 +9,7 @@ from diffnet.geometry.gradient import gradient_values, one_ring
 from diffnet.geometry.laplacian import LAPLACIANS, LaplacianKind, laplacian_and_mass
 from diffnet.geometry.mesh import Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
 from diffnet.geometry.operators import Operators, collate
-from diffnet.geometry.precompute import precompute
+from diffnet.geometry.precompute import is_cached, precompute
 
 __all__ = [
     "LAPLACIANS",
@@ -24,6 +24,7 @@ __all__ = [
     "eigenbasis",
     "gradient_values",
     "hks",
+    "is_cached",
     "laplacian_and_mass",
     "load_mesh",
     "make_mesh",

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import trimesh
 from numpy.typing import NDArray
 from plyfile import PlyData, PlyParseError
 
+T = TypeVar("T")
+Line: TypeAlias = "tuple[int, str]"
 Content: TypeAlias = "tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]"
 
 
@@ -38,55 +40,45 @@ def read_file(path: Path) -> Content:
 
 def _read_obj(data: bytes) -> Content:
     verts: list[list[float]] = []
-    sizes: list[int] = []
-    corners: list[int] = []
+    polygons: list[list[int]] = []
 
     def read(words: list[str]) -> None:
         if words[0] == "v":
             verts.append(_point(words[1:]))
         elif words[0] == "f":
-            sizes.append(len(words) - 1)
-            for word in words[1:]:
-                index = int(word.split("/", 1)[0])
-                if index == 0 or index < -len(verts):
-                    raise ValueError(f"index {index} after {len(verts)} vertices (the first is 1, the last is -1)")
-                corners.append(index - 1 if index > 0 else len(verts) + index)
+            polygons.append([corner(word) for word in words[1:]])
 
-    _each(_lines(_text(data).replace("\\\n", " ")), read)
-    return _content(verts, sizes, corners)
+    def corner(word: str) -> int:
+        index = int(word.split("/", 1)[0])
+        if index == 0 or index < -len(verts):
+            raise ValueError(f"index {index} after {len(verts)} vertices (the first is 1, the last is -1)")
+        return index - 1 if index > 0 else len(verts) + index
+
+    _read_lines(_lines(_text(data).replace("\\\n", " ")), read)
+    return _content(verts, polygons)
 
 
 def _read_off(data: bytes) -> Content:
     lines = list(_lines(_text(data)))
-    verts: list[list[float]] = []
-    sizes: list[int] = []
-    corners: list[int] = []
-    counts: list[int] = []
-
-    def read_counts(words: list[str]) -> None:
-        counts.extend(int(word) for word in words[:2])
-        if len(counts) < 2 or min(counts) < 0:
-            raise ValueError(f"the numbers of vertices and faces should be here, got {' '.join(words)!r}")
-
-    def read_polygon(words: list[str]) -> None:
-        polygon = [int(word) for word in _counted(words, 0)]
-        corners.extend(polygon)
-        sizes.append(len(polygon))
-
-    header = lines.pop(0)[1] if lines else [""]
-    if not re.fullmatch("(ST)?C?N?OFF", header[0]):
-        raise ValueError(f"the header should be OFF, got {header[0][:20]!r}")
-    if len(header) > 1:  # the counts stand behind OFF
-        lines.insert(0, (1, header[1:]))
-    if not lines:
-        raise ValueError("the file ends after its header")
-    _each([lines.pop(0)], read_counts)
-    vertices, faces = counts
+    words = lines.pop(0)[1].split("#", 1)[0].split() if lines else [""]
+    if not re.fullmatch("(ST)?C?N?OFF", words[0]):
+        raise ValueError(f"the header should be OFF, got {words[0][:20]!r}")
+    if len(words) == 1:
+        if not lines:
+            raise ValueError("the file ends after its header")
+        words += lines.pop(0)[1].split()
+    if len(words) < 3 or not (words[1].isdecimal() and words[2].isdecimal()):
+        raise ValueError(f"the header should give the numbers of vertices and faces, got {' '.join(words[1:])[:60]!r}")
+    vertices, faces = int(words[1]), int(words[2])
     if len(lines) < vertices + faces:
         raise ValueError(f"{vertices} vertices and {faces} faces are declared, but {len(lines)} lines follow")
-    _each(lines[:vertices], lambda words: verts.append(_point(words)))
-    _each(lines[vertices : vertices + faces], read_polygon)
-    return _content(verts, sizes, corners)
+    verts, polygons = lines[:vertices], lines[vertices : vertices + faces]
+    points = _table(verts, np.float64, 3)
+    triangles = _table(polygons, np.int64, 4)
+    if points is not None and triangles is not None and (triangles[:, 0] == 3).all():
+        return points, triangles[:, 0], triangles[:, 1:].reshape(-1)
+    # Line by line, for polygons of other sizes, or to say which line is wrong.
+    return _content(_read_lines(verts, _point), _read_lines(polygons, _polygon))
 
 
 PLY_CORNERS = ("vertex_indices", "vertex_index")
@@ -134,21 +126,33 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n")
 
 
-def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
-    """The words of each line that has any, without comments, with its number."""
+def _lines(text: str) -> Iterator[Line]:
+    """The lines with something on them besides a comment, with their numbers."""
     for number, line in enumerate(text.split("\n"), 1):
-        words = line.split("#", 1)[0].split()
-        if words:
-            yield number, words
+        stripped = line.lstrip()
+        if stripped and stripped[0] != "#":
+            yield number, stripped
 
 
-def _each(lines: Iterable[tuple[int, list[str]]], read: Callable[[list[str]], None]) -> None:
-    """Read line by line; errors name the line."""
-    for number, words in lines:
+def _read_lines(lines: Iterable[Line], read: Callable[[list[str]], T]) -> list[T]:
+    """What `read` makes of the words of each line; errors name the line."""
+    results = []
+    for number, line in lines:
         try:
-            read(words)
+            results.append(read(line.split("#", 1)[0].split()))
         except ValueError as e:
             raise ValueError(f"line {number}: {e}") from e
+    return results
+
+
+def _table(lines: Sequence[Line], dtype: type, columns: int) -> NDArray[Any] | None:
+    """The first columns of lines that are nothing but numbers, at the speed of C; None where they are not."""
+    if not lines:
+        return np.zeros((0, columns), dtype)
+    try:
+        return np.loadtxt([line for _, line in lines], dtype, usecols=range(columns), ndmin=2)
+    except ValueError:
+        return None
 
 
 def _point(words: list[str]) -> list[float]:
@@ -158,14 +162,16 @@ def _point(words: list[str]) -> list[float]:
     return point
 
 
-def _counted(words: list[str], position: int) -> list[str]:
-    """The items of a list with its length in front."""
-    count = int(words[position]) if position < len(words) else -1
-    items = words[position + 1 : position + 1 + count] if count >= 0 else []
-    if len(items) != count:
-        raise ValueError(f"a list of {count} with {len(items)} items")
-    return items
+def _polygon(words: list[str]) -> list[int]:
+    """Corners with their number in front; what follows is color."""
+    count = int(words[0])
+    corners = [int(word) for word in words[1 : 1 + max(count, 0)]]
+    if len(corners) != count:
+        raise ValueError(f"a list of {count} with {len(corners)} items")
+    return corners
 
 
-def _content(verts: list[list[float]], sizes: list[int], corners: list[int]) -> Content:
-    return np.array(verts, np.float64).reshape(-1, 3), np.array(sizes, np.int64), np.array(corners, np.int64)
+def _content(verts: list[list[float]], polygons: list[list[int]]) -> Content:
+    sizes = np.array([len(polygon) for polygon in polygons], np.int64)
+    corners = np.array([corner for polygon in polygons for corner in polygon], np.int64)
+    return np.array(verts, np.float64).reshape(-1, 3), sizes, corners

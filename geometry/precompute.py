@@ -51,13 +51,23 @@ def precompute(
     checked = _rounded(load_mesh(mesh))
     if cache_dir is None:
         return _assemble(_compute(checked, k, laplacian), checked)
-    content: Arrays = {"verts": checked.verts.astype(np.float32), "faces": checked.faces}
-    path = entry_path(cache_dir, cache_key(content, k=k, laplacian=laplacian))
+    path = _entry(checked, k, laplacian, cache_dir)
     arrays = _cached(path, checked, k)
     if arrays is None:
         arrays = _compute(checked, k, laplacian)
         write_entry(path, arrays)
     return _assemble(arrays, checked)
+
+
+def is_cached(mesh: MeshLike, k: int, laplacian: LaplacianKind, cache_dir: str | os.PathLike[str]) -> bool:
+    """Whether `precompute` would find a sound entry for this mesh. Raises MeshError for a mesh that can't be read."""
+    checked = _rounded(load_mesh(mesh))
+    return _cached(_entry(checked, k, laplacian, cache_dir), checked, k) is not None
+
+
+def _entry(mesh: Mesh, k: int, laplacian: LaplacianKind, cache_dir: str | os.PathLike[str]) -> Path:
+    content: Arrays = {"verts": mesh.verts.astype(np.float32), "faces": mesh.faces}
+    return entry_path(cache_dir, cache_key(content, k=k, laplacian=laplacian))
 
 
 def _cached(path: Path, mesh: Mesh, k: int) -> Arrays | None:

@@ -329,7 +329,7 @@ def broken_files() -> dict[str, tuple[str | bytes, str]]:
         "no vertices.off": ("OFF\n0 0 0\n", "empty"),
         "no header.off": (off(CORNERS, POLYGONS)[4:], "header should be OFF"),
         "only header.off": ("OFF\n", "ends after its header"),
-        "counts.off": ("OFF\n-5 3 0\n", "line 2"),
+        "counts.off": ("OFF\n-5 3 0\n", "numbers of vertices and faces, got .-5 3 0"),
         "many.off": (off(CORNERS, POLYGONS).replace("5 3 0", "99999999999 3 0"), "99999999999 vertices"),
         "length.off": (off(CORNERS, []).replace("5 0 0", "5 1 0") + "-3 0 1 2\n", "list of -3"),
         "no x.ply": (ply(CORNERS, POLYGONS).replace("float x", "float u"), "x, y and z"),
