@@ -206,6 +206,8 @@ def _curves_png(csv_path: str | os.PathLike[str]) -> bytes:
     for axes, kind in zip(np.ravel(figure.subplots(len(kinds), sharex=True)), kinds, strict=True):
         for color, name in zip(colors[[0, 5, 2, 3, 7]], [c for c in columns if c.endswith(kind)], strict=False):
             points = [(float(row["epoch"]), float(row[name])) for row in table if row["epoch"] and row[name]]
+            if not points:
+                continue
             label = name.removesuffix(kind).rstrip("_").replace("_", " ") or kind
             axes.plot(*np.array(points).reshape(-1, 2).T, color=color, lw=1.8, label=label, marker=_marker(points))
         axes.set_ylabel(kind.capitalize())
