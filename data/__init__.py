@@ -2,7 +2,7 @@
 
 from diffnet.data.figures import figures
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
-from diffnet.data.layouts import LAYOUTS, load_dataset
+from diffnet.data.layouts import LAYOUTS, Layout, load_dataset
 from diffnet.data.preprocess import (
     FEATURE_CHANNELS,
     FeatureKind,
@@ -23,6 +23,7 @@ __all__ = [
     "LabeledMesh",
     "LabeledMeshes",
     "LabelsAt",
+    "Layout",
     "MeshBatches",
     "Preprocessing",
     "Sample",

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,8 @@ from diffnet.data.layout_files import (
 )
 from diffnet.geometry import load_mesh
 
-LAYOUTS = ("rna", "meshcnn", "princeton", "folder")
+Layout: TypeAlias = Literal["auto", "rna", "meshcnn", "princeton", "folder"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 _LABELS = (".txt", ".npy", ".seg")
 _PDB_CHAIN = re.compile(r"[0-9][A-Za-z0-9]{3}_[A-Za-z0-9]+\.off")
@@ -35,7 +36,7 @@ _Values: TypeAlias = list[NDArray[np.int64]]
 
 
 def load_dataset(
-    path: str | os.PathLike[str], layout: str = "auto", *, test_fraction: float = 0.2, seed: int = 0
+    path: str | os.PathLike[str], layout: Layout = "auto", *, test_fraction: float = 0.2, seed: int = 0
 ) -> LabeledMeshes:
     """Read a labelled data set, all of it, from a folder in one of these layouts.
 
@@ -70,8 +71,8 @@ def load_dataset(
     or label that is missing, malformed or contradictory, and MeshError for a mesh that can't be read.
     """
     root = Path(path)
-    if layout not in ("auto", *LAYOUTS):
-        raise DataError(f"unknown layout {layout!r}, expected auto, {', '.join(LAYOUTS)}")
+    if layout not in LAYOUTS:
+        raise DataError(f"unknown layout {layout!r}, expected {', '.join(LAYOUTS)}")
     if not 0 < test_fraction < 1:
         raise DataError(f"test_fraction should lie between 0 and 1, it is {test_fraction}")
     if not root.is_dir():
@@ -88,7 +89,7 @@ def load_dataset(
     return _load(parts, pair_beside(root, parts, "labels", _LABELS), None, _numbered(root))
 
 
-def _detect(root: Path) -> str:
+def _detect(root: Path) -> Layout:
     parted = (root / "train").is_dir() and (root / "test").is_dir()
     if parted and files_in(root / "seg", (".eseg",)):
         return "meshcnn"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,15 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"reference files are absent ({SHARED})")
     return SHARED
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other take longer than meshes of a few dozen vertices."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

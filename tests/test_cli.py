@@ -25,6 +25,8 @@ from diffnet.train.checkpoint import load_checkpoint
 from diffnet.train.palette import label_colors
 from diffnet.train.predict import predict_labels
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 COMMAND = [sys.executable, "-c", "from diffnet.train.cli import main; main()"]
 SMALL = ["--k", 8, "--width", 16, "--blocks", 1, "--jobs", 1, "--device", "cpu"]
 SMALL += ["--features", "xyz", "--no-rotate", "--dropout", 0, "--lr", 0.02]  # with which the balls are easy
@@ -65,15 +67,6 @@ def complaint(*arguments):
     assert err.count("\n") == 1
     assert err.endswith("\n")
     return err
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Threads that wait for each other take longer than meshes of this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def write_balls(folder, count=5, at="vertices"):

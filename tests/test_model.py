@@ -207,27 +207,29 @@ def test_trains_under_autocast(meshes: list[Operators], mode: str) -> None:
     assert torch.linalg.norm(rounded.float() - exact) < 0.05 * torch.linalg.norm(exact)
 
 
-def compiled_agrees(meshes: list[Operators], device: str) -> None:
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_agrees(meshes: list[Operators], mode: str, device: str) -> None:
+    """With one mesh, with packed batches of other sizes, and with one mesh again."""
     torch._dynamo.reset()
-    packed = [o.to(device) for o in (meshes[0], collate(meshes[:2]), collate(meshes), meshes[2])]
-    for mode in MODES:
-        model = network(gradient=mode, dropout=0.0).to(device, torch.float64)
-        compiled = torch.compile(model)
-        for operators in packed:
-            x, exact = features(operators).to(device, torch.float64), operators.to(dtype=torch.float64)
-            torch.testing.assert_close(compiled(x, exact), model(x, exact), rtol=1e-9, atol=1e-9)
-    model = network(dropout=0.5).to(device)
-    losses = train_steps(torch.compile(model), packed, device)  # type: ignore[arg-type]
-    assert all(torch.isfinite(torch.tensor(losses)))
+    model = network(gradient=mode, dropout=0.0).to(device, torch.float64)
+    compiled = torch.compile(model)
+    for operators in (meshes[0], collate(meshes[:2]), collate(meshes), meshes[2]):
+        x, moved = features(operators).to(device, torch.float64), operators.to(device, torch.float64)
+        torch.testing.assert_close(compiled(x, moved), model(x, moved), rtol=1e-9, atol=1e-9)
 
 
-def test_trains_compiled(meshes: list[Operators]) -> None:
-    compiled_agrees(meshes, "cpu")
-
-
-@pytest.mark.gpu
-def test_trains_compiled_on_the_gpu(meshes: list[Operators]) -> None:
-    compiled_agrees(meshes, "cuda")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mode", MODES)
+def test_trains_compiled(meshes: list[Operators], mode: str, device: str) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(network(gradient=mode).to(device))
+    batches = [meshes[0], collate(meshes[:2]), collate(meshes), meshes[2]]
+    losses = train_steps(compiled, [o.to(device) for o in batches], device)  # type: ignore[arg-type]
+    assert all(torch.isfinite(torch.tensor(losses))), losses
 
 
 @pytest.mark.gpu

@@ -27,16 +27,9 @@ from diffnet.data import (
 )
 from diffnet.geometry import make_mesh, mesh_edges
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 OPTIONS = Preprocessing(k=8)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Threads that wait for each other take longer than meshes of this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def ellipsoid(seed, subdivisions=1):

@@ -24,6 +24,8 @@ from diffnet.train.report import class_scores
 from diffnet.train.run import run_segmentation
 from diffnet.train.segmentation import COLUMNS, TrainingError, evaluate, rotate, segmentation_loss, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 NAMES = ["low", "high"]
 
@@ -75,15 +77,6 @@ def same_run(a, b):
         assert all(torch.equal(states[0][i][key], states[1][i][key]) for i in states[0] for key in states[0][i])
         assert one["best"] == other["best"]
         assert len(one["history"]) == len(other["history"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Threads that wait for each other take longer than meshes of this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import os
 import sys
 import tempfile
 from dataclasses import fields
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +14,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-# Everything heavy is imported by the command that needs it, so that --help answers at once.
+from diffnet.data import FeatureKind, Layout, Preprocessing, figures, load_dataset
+from diffnet.geometry import LaplacianKind, diagnose, load_mesh
+from diffnet.geometry.mesh import FORMATS
+from diffnet.train.options import Precision, Schedule, TrainOptions, pick_device
+
+# What draws and writes reports takes a second to import, so the commands that need it do that themselves.
 
 app = typer.Typer(
     help="Learning on surfaces with DiffusionNet: train on labelled meshes, predict on new ones.",
@@ -28,37 +32,6 @@ app.add_typer(train_app, name="train")
 
 # What is printed holds names of files and classes: a "[b]" in them is no markup, a ":x:" no emoji.
 console = Console(markup=False, emoji=False, highlight=False)
-
-
-class Features(str, Enum):
-    hks = "hks"
-    log_hks = "log-hks"
-    xyz = "xyz"
-    wks = "wks"
-
-
-class Laplacian(str, Enum):
-    robust = "robust"
-    cotan = "cotan"
-
-
-class Precision(str, Enum):
-    auto = "auto"
-    fp32 = "fp32"
-    bf16 = "bf16"
-
-
-class Schedule(str, Enum):
-    step = "step"
-    cosine = "cosine"
-
-
-class Layout(str, Enum):
-    auto = "auto"
-    rna = "rna"
-    meshcnn = "meshcnn"
-    princeton = "princeton"
-    folder = "folder"
 
 
 def default_cache() -> Path:
@@ -76,7 +49,7 @@ JobsOption = Annotated[
 DeviceOption = Annotated[str, typer.Option(help="auto (the GPU where there is one), cpu, cuda or cuda:N.")]
 KOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the spectral basis.")]
 LaplacianOption = Annotated[
-    Laplacian, typer.Option(help="robust takes any mesh; cotan is that of the original implementation.")
+    LaplacianKind, typer.Option(help="robust takes any mesh; cotan is that of the original implementation.")
 ]
 
 
@@ -84,8 +57,8 @@ LaplacianOption = Annotated[
 def train_segmentation(
     data: Annotated[str, typer.Option(help="Folder of labelled meshes, or [bold]figures[/], the generated set.")],
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, metrics and the report.")],
-    layout: Annotated[Layout, typer.Option(help="How the folder is laid out; auto looks.")] = Layout.auto,
-    features: Annotated[Features, typer.Option(help="Inputs at the vertices.")] = Features.hks,
+    layout: Annotated[Layout, typer.Option(help="How the folder is laid out; auto looks.")] = "auto",
+    features: Annotated[FeatureKind, typer.Option(help="Inputs at the vertices.")] = "hks",
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training meshes.")] = 100,
     width: Annotated[int, typer.Option(min=1, help="Channels inside the network.")] = 128,
     blocks: Annotated[int, typer.Option(min=1, help="DiffusionNet blocks.")] = 4,
@@ -93,7 +66,7 @@ def train_segmentation(
     learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 1e-3,
     schedule: Annotated[
         Schedule, typer.Option(help="step halves the learning rate now and then; cosine lowers it to 0 over the run.")
-    ] = Schedule.step,
+    ] = "step",
     decay_every: Annotated[int, typer.Option(min=1, help="Epochs between two steps of the schedule.")] = 50,
     batch_meshes: Annotated[int | None, typer.Option(min=1, help="Meshes a step; by default 1.")] = None,
     batch_vertices: Annotated[
@@ -108,10 +81,8 @@ def train_segmentation(
     ] = 0.0,
     eval_every: Annotated[int, typer.Option(min=1, help="Epochs between looks at the test set.")] = 5,
     k: KOption = 128,
-    laplacian: LaplacianOption = Laplacian.robust,
-    precision: Annotated[
-        Precision, typer.Option(help="auto is bf16 on GPUs that have it, else fp32.")
-    ] = Precision.auto,
+    laplacian: LaplacianOption = "robust",
+    precision: Annotated[Precision, typer.Option(help="auto is bf16 on GPUs that have it, else fp32.")] = "auto",
     device: DeviceOption = "auto",
     seed: Annotated[int, typer.Option(help="Seed of weights, order, dropout and splits.")] = 0,
     cache: CacheOption = DEFAULT_CACHE,
@@ -125,19 +96,16 @@ def train_segmentation(
 
     Ctrl-C stops after the last whole epoch; the same command with --resume goes on from there.
     """
-    from diffnet.data import figures, load_dataset
-    from diffnet.train.options import TrainOptions, pick_device
     from diffnet.train.run import check_folder, run_segmentation
 
     given = locals()
     values = {field.name: given[field.name] for field in fields(TrainOptions)}
-    values = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
     if batch_meshes is None and batch_vertices is None:
         values["batch_meshes"] = 1
     options = TrainOptions(**values)
     chosen = pick_device(device)
     check_folder(out, resume)
-    dataset = figures(seed=seed) if data == "figures" else load_dataset(data, layout.value, seed=seed)
+    dataset = figures(seed=seed) if data == "figures" else load_dataset(data, layout, seed=seed)
     console.print(
         f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, "
         f"{len(dataset.label_names)} classes at the {dataset.labels_at}",
@@ -190,7 +158,6 @@ def predict(
 ) -> None:
     """Predict labels of meshes with a trained network."""
     from diffnet.train.checkpoint import load_checkpoint
-    from diffnet.train.options import pick_device
     from diffnet.train.predict import predict_labels, write_predictions
 
     plys = _plys(meshes, out)
@@ -230,7 +197,7 @@ def precompute(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Meshes, or folders searched for meshes.")],
     cache: CacheOption = DEFAULT_CACHE,
     k: KOption = 128,
-    laplacian: LaplacianOption = Laplacian.robust,
+    laplacian: LaplacianOption = "robust",
     jobs: JobsOption = None,
 ) -> None:
     """Preprocess meshes into the cache, so that training and prediction start at once.
@@ -238,8 +205,6 @@ def precompute(
     Positions are normalised first, as training does. A mesh that can't be used doesn't stop the others: it is listed
     at the end, and the exit code is 1.
     """
-    from diffnet.data import Preprocessing
-    from diffnet.geometry.mesh import FORMATS
     from diffnet.train.run import fill_cache_with_bar
 
     files: list[Path] = []
@@ -252,7 +217,7 @@ def precompute(
     if not files:
         raise ValueError(f"no meshes ({', '.join(FORMATS)}) in {', '.join(map(str, paths))}")
     files = list(dict.fromkeys(files))
-    failed = fill_cache_with_bar(files, Preprocessing(k, laplacian.value), cache, jobs, console)  # type: ignore[arg-type]
+    failed = fill_cache_with_bar(files, Preprocessing(k, laplacian), cache, jobs, console)
     console.print(f"{len(files) - len(failed)} of {len(files)} meshes are in {cache}", soft_wrap=True)
     for reason in failed.values():
         _complain(reason)
@@ -263,8 +228,6 @@ def precompute(
 @app.command()
 def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help="An obj, off, ply or stl file.")]) -> None:
     """Tell what a mesh is, and what is wrong with it."""
-    from diffnet.geometry import diagnose, load_mesh
-
     loaded = load_mesh(mesh)
     found = diagnose(loaded)
     table = Table(show_header=False, box=None)

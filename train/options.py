@@ -8,7 +8,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
-from diffnet.data import Preprocessing
+from diffnet.data import FeatureKind, Preprocessing
+from diffnet.geometry import LaplacianKind
 
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
@@ -21,9 +22,9 @@ class TrainOptions:
     rotate: turn xyz features at random in training; None means yes for xyz, and no for descriptors, which don't turn
     """
 
-    features: str = "hks"
+    features: FeatureKind = "hks"
     k: int = 128
-    laplacian: str = "robust"
+    laplacian: LaplacianKind = "robust"
     epochs: int = 100
     width: int = 128
     blocks: int = 4
@@ -63,7 +64,7 @@ class TrainOptions:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        return Preprocessing(self.k, self.laplacian, self.features)  # type: ignore[arg-type]
+        return Preprocessing(self.k, self.laplacian, self.features)
 
     @property
     def rotates(self) -> bool:
