@@ -117,7 +117,8 @@ def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
     published per-edge labels (MeshCNN, Hanocka et al. 2019) number them.
     """
     corners = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
-    _, first = np.unique(corners, axis=0, return_index=True)
+    # One number for each edge: sorting numbers is several times faster than sorting rows.
+    _, first = np.unique(corners[:, 0] * (faces.max(initial=0) + 1) + corners[:, 1], return_index=True)
     return corners[np.sort(first)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,8 +68,6 @@ def write_predictions(
 
 
 def _write_png(path: Path, image: NDArray[np.uint8]) -> None:
-    import io
-
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "PNG")
     write_atomically(path, buffer.getvalue())
