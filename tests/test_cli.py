@@ -282,8 +282,8 @@ def test_errors_on_purpose_are_told_from_bugs(monkeypatch):
         """What `info` meets: code that runs in a module of this name."""
         space = {"__name__": module, "np": np, "torch": torch}
         exec(f"def diagnose(mesh):\n    {code}", space)
-        monkeypatch.setattr("diffnet.geometry.diagnose", space["diagnose"])
-        monkeypatch.setattr("diffnet.geometry.load_mesh", lambda path: None)
+        monkeypatch.setattr(cli, "diagnose", space["diagnose"])
+        monkeypatch.setattr(cli, "load_mesh", lambda path: None)
         return diffnet("info", "a.off")
 
     for code in ("raise TypeError('oh')", "raise KeyError('oh')", "[][1]", "np.ones(3) + np.ones(4)", "int('oh')"):
@@ -547,7 +547,7 @@ def test_the_generated_set(tmp_path, monkeypatch):
     from diffnet.data import figures
 
     asked = []
-    monkeypatch.setattr("diffnet.data.figures", lambda seed: asked.append(seed) or figures(train=1, test=1, seed=seed))
+    monkeypatch.setattr(cli, "figures", lambda seed: asked.append(seed) or figures(train=1, test=1, seed=seed))
     out = tmp_path / "run"
     train = [
         "train",
