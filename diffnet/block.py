@@ -18,7 +18,9 @@ GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
 
 
 class DiffusionNetBlock(nn.Module):
-    """Diffusion, gradient features, and an MLP on [x, diffused x, features], added to x (Sharp et al. 2022, figure 4).
+    """Diffusion, gradient features, and an MLP on [x, diffused x, features], added to x.
+
+    Source: Sharp et al. 2022, "DiffusionNet Architecture".
 
     channels: C
     mlp_hidden: widths of the MLP's hidden layers, by default (C, C)

@@ -10,7 +10,7 @@ from diffnet.ops import diffuse, from_spectral, to_spectral
 
 
 class LearnedTimeDiffusion(nn.Module):
-    """Heat diffusion of each channel for its own learned time (Sharp et al. 2022, section 3.1, equation 5).
+    """Heat diffusion of each channel for its own learned time (Sharp et al. 2022, "Learned Diffusion").
 
     channels: C. Times start at 0, in squared units of the positions.
     """

@@ -8,7 +8,7 @@ from diffnet.ops import gradient_features, spectral_gradient_features
 
 
 class SpatialGradientFeatures(nn.Module):
-    """f = tanh(Re(ḡ ∘ A g)) of the tangent gradients g of C channels (Sharp et al. 2022, section 3.3, equation 7).
+    """f = tanh(Re(ḡ ∘ A g)) of the tangent gradients g of C channels (Sharp et al. 2022, "Spatial Gradient Features").
 
     channels: C
     rotation: a complex matrix A, which can also turn gradients and so tell left from right of them; without it A is

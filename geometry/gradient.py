@@ -1,4 +1,4 @@
-"""The tangent-plane gradient by least squares over one-ring edges (DiffusionNet, section 3.3)."""
+"""The tangent-plane gradient by least squares over one-ring edges (Sharp et al. 2022, "Spatial Gradient Features")."""
 
 from __future__ import annotations
 

@@ -158,13 +158,16 @@ def _assemble(arrays: Arrays, mesh: Mesh) -> Operators:
     def extent(count: int) -> torch.Tensor:
         return torch.tensor([0, count], dtype=torch.int64)
 
+    gradient = sparse("gradient")
+    # What its backward needs is sorted here, once, rather than inside a step that may be compiled or captured.
+    _ = gradient.pattern.transpose
     return Operators(
         ptr=extent(len(mesh.verts)),
         mass=tensor("mass"),
         evals=tensor("evals")[None],
         evecs=tensor("evecs"),
         laplacian=sparse("laplacian"),
-        gradient=sparse("gradient"),
+        gradient=gradient,
         frames=tensor("frames"),
         faces=torch.from_numpy(mesh.faces),
         face_ptr=extent(len(mesh.faces)),

@@ -1,4 +1,4 @@
-"""Spatial gradient features (DiffusionNet, Sharp et al. 2022, section 3.3)."""
+"""Spatial gradient features (Sharp et al. 2022, "Spatial Gradient Features")."""
 
 from __future__ import annotations
 

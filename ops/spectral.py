@@ -1,4 +1,4 @@
-"""Spectral diffusion on packed ragged batches (DiffusionNet, Sharp et al. 2022, section 3.1).
+"""Spectral diffusion on packed ragged batches (Sharp et al. 2022, "Learned Diffusion", spectral acceleration).
 
 Shapes: V packed vertices, B meshes, K eigenpairs, C channels; mesh b owns rows ptr[b]:ptr[b+1]. `lengths` are the
 same extents as Python integers; passing them saves a read-back of `ptr` where B > 1.
