@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import uuid
 import warnings
 from pathlib import Path
 from typing import Any
@@ -48,16 +48,15 @@ def write_entry(path: Path, arrays: Arrays) -> None:
 
     A cache that can't be written (a full disk, say) costs a warning, not the result.
     """
-    temporary = None
+    # A name by hand rather than by tempfile, whose files nobody else may read: users share caches.
+    temporary = path.with_name(f"{uuid.uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            temporary = file.name
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        os.replace(temporary, path)
-        temporary = None
+        try:
+            with temporary.open("xb") as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as e:
         warnings.warn(f"cache entry {path} can't be written ({e})", stacklevel=2)
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import sys
 import threading
@@ -322,3 +323,13 @@ def test_bad_meshes_leave_no_entry(tmp_path: Path) -> None:
     with pytest.raises(MeshError):
         precompute((np.zeros((4, 3)), np.array([[0, 1, 2]])), K, cache_dir=tmp_path)
     assert entries(tmp_path) == []
+
+
+def test_entries_can_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    path = tmp_path / "entry.npz"
+    before = os.umask(0o022)
+    try:
+        cache.write_entry(path, {"mass": np.ones(3)})
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644

@@ -409,6 +409,11 @@ def test_a_cosine_run_keeps_its_length(data, tmp_path):
         fit(data, tmp_path, epochs=3, schedule="cosine", resume=True)
     with pytest.raises(CheckpointError, match="other labels"):
         fit(replace(data, label_names=["a", "b"]), tmp_path, epochs=2, schedule="cosine", resume=True)
+    swapped = replace(data, train=[*data.train[:-1], data.test[0]], test=[data.train[-1], *data.test[1:]])
+    relabelled = replace(data, test=[replace(data.test[0], labels=1 - data.test[0].labels), *data.test[1:]])
+    for other in (balls(train=5), swapped, relabelled):
+        with pytest.raises(CheckpointError, match="other meshes"):
+            fit(other, tmp_path, epochs=2, schedule="cosine", resume=True)
 
 
 # ---- checkpoints ----

@@ -15,7 +15,7 @@ from diffnet.train.export import write_atomically
 from diffnet.train.options import TrainOptions
 
 FORMAT = 1
-CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at"}
+CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
 
 Checkpoint = dict[str, Any]
 

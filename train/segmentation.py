@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import math
 import time
@@ -69,6 +70,7 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
     history: list[Row] = []
     best = -math.inf
+    fingerprint = _fingerprint(data)
 
     def checkpoint() -> Checkpoint:
         return {
@@ -79,11 +81,12 @@ def train(
             "options": options.as_dict(),
             "label_names": data.label_names,
             "labels_at": data.labels_at,
+            "data": fingerprint,
         }
 
     if resume:
         stored = load_checkpoint(out / "last.pt", device)
-        _check_same_run(stored, options, data, out)
+        _check_same_run(stored, checkpoint(), options, out)
         model.load_state_dict(stored["model"])
         optimizer.load_state_dict(stored["optimizer"])
         history, best = stored["history"], stored["best"]
@@ -245,15 +248,28 @@ def _set_aside(samples: Sequence[Sample], options: TrainOptions) -> tuple[list[S
     return fitted, [s for i, s in enumerate(samples) if i in chosen]
 
 
-def _check_same_run(stored: Checkpoint, options: TrainOptions, data: LabeledMeshes, out: Path) -> None:
+def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions, out: Path) -> None:
     """A run may be resumed with nothing changed but more epochs, and those only where the schedule doesn't use them."""
-    for name, value in options.as_dict().items():
+    for name, value in fresh["options"].items():
         if (name != "epochs" or options.schedule == "cosine") and stored["options"].get(name) != value:
             raise CheckpointError(
                 f"{out / 'last.pt'}: this run was started with {name} = {stored['options'].get(name)}, not {value}"
             )
-    if stored["label_names"] != data.label_names or stored["labels_at"] != data.labels_at:
-        raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with other labels")
+    for name, what in (("label_names", "other labels"), ("labels_at", "other labels"), ("data", "other meshes")):
+        if stored[name] != fresh[name]:
+            raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with {what}")
+
+
+def _fingerprint(data: LabeledMeshes) -> str:
+    """A hash of the meshes of a data set, their labels and their order."""
+    digest = hashlib.sha256()
+    for part in (data.train, data.test):
+        digest.update(f"{len(part)} meshes".encode())
+        for item in part:
+            digest.update(item.name.encode())
+            for array in (item.mesh.verts, item.mesh.faces, item.labels):
+                digest.update(f"{array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
 
 
 def _as_csv(history: Sequence[Row]) -> str:
