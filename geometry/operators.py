@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -38,7 +37,9 @@ class Operators:
     faces: Tensor
     face_ptr: Tensor
     gradient_evecs: Tensor | None = None
+    # Not cached properties, because torch.compile would look past their cache.
     _lengths: tuple[int, ...] | None = field(default=None, repr=False)
+    _edges: Tensor | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         """The number of meshes."""
@@ -65,10 +66,13 @@ class Operators:
         assert self._lengths is not None
         return self._lengths
 
-    @cached_property
+    @property
     def edges(self) -> Tensor:
-        """(E, 2) int64 undirected edges of the faces, numbered as `mesh_edges` does, mesh after mesh."""
-        return torch.from_numpy(mesh_edges(self.faces.cpu().numpy())).to(self.faces.device)
+        """(E, 2) int64 undirected edges of the faces, numbered as `mesh_edges` does, mesh after mesh; found once."""
+        if self._edges is None:
+            object.__setattr__(self, "_edges", _find_edges(self.faces))
+        assert self._edges is not None
+        return self._edges
 
     def with_gradient_evecs(self) -> Operators:
         """These operators with `gradient_evecs` filled in, for taking gradients on the basis."""
@@ -94,6 +98,7 @@ class Operators:
             face_ptr=move(self.face_ptr),
             gradient_evecs=None if self.gradient_evecs is None else move(self.gradient_evecs),
             _lengths=self.lengths,
+            _edges=None if self._edges is None else move(self._edges),
         )
 
     def split(self) -> list[Operators]:
@@ -160,6 +165,11 @@ def collate(batch: Sequence[Operators]) -> Operators:
         gradient_evecs=torch.cat(pushed, dim=1) if len(pushed) == len(batch) else None,
         _lengths=sum((o.lengths for o in batch), ()),
     )
+
+
+@torch.compiler.disable
+def _find_edges(faces: Tensor) -> Tensor:
+    return torch.from_numpy(mesh_edges(faces.cpu().numpy())).to(faces.device)
 
 
 def _running(sizes: Sequence[int]) -> list[int]:

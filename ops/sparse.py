@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,32 +28,38 @@ class Pattern:
     indptr: Tensor
     indices: Tensor
     columns: int
+    # Not a cached_property: torch.compile would look past the cache and trace the sorting into every step.
+    _transpose: tuple[Pattern, Tensor] | None = field(default=None, repr=False)
 
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.indptr) - 1, self.columns
 
-    @cached_property
-    def rows(self) -> Tensor:
-        """(nnz,) the row of each entry."""
-        return _row_of_each(self.indptr, self.indices)
-
-    @cached_property
+    @property
     def transpose(self) -> tuple[Pattern, Tensor]:
-        """The transposed pattern, and for each of its entries the position of that entry in this one."""
-        order = torch.sort(self.indices, stable=True).indices
-        counts = torch.bincount(self.indices, minlength=self.columns)
-        indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(self.indptr.dtype)
-        return Pattern(indptr, self.rows[order], self.shape[0]), order
+        """The transposed pattern, and for each of its entries the position of that entry in this one; sorted once."""
+        if self._transpose is None:
+            object.__setattr__(self, "_transpose", _sort_transpose(self))
+        assert self._transpose is not None
+        return self._transpose
 
     def to(self, device: torch.device | str | None) -> Pattern:
         if device is None or torch.device(device) == self.indices.device:
             return self
-        moved = Pattern(self.indptr.to(device), self.indices.to(device), self.columns)
-        if "transpose" in self.__dict__:  # sorted once, moved ever after
-            pattern, order = self.transpose
-            moved.__dict__["transpose"] = (pattern.to(device), order.to(device))
-        return moved
+        moved = None
+        if self._transpose is not None:  # sorted once, moved ever after
+            pattern, order = self._transpose
+            moved = pattern.to(device), order.to(device)
+        return Pattern(self.indptr.to(device), self.indices.to(device), self.columns, moved)
+
+
+@torch.compiler.disable
+def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
+    order = torch.sort(pattern.indices, stable=True).indices
+    counts = torch.bincount(pattern.indices, minlength=pattern.columns)
+    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(pattern.indptr.dtype)
+    rows = _row_of_each(pattern.indptr, pattern.indices)
+    return Pattern(indptr, rows[order], pattern.shape[0]), order
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,13 +90,10 @@ def block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:
     if len(matrices) == 1:
         return matrices[0]
     patterns = [m.pattern for m in matrices]
-    packed = _block_diagonal_pattern(patterns)
     transposed, orders = zip(*(p.transpose for p in patterns), strict=True)
     offsets = _offsets([len(p.indices) for p in patterns])
-    packed.__dict__["transpose"] = (
-        _block_diagonal_pattern(transposed),
-        torch.cat([order + offset for order, offset in zip(orders, offsets, strict=True)]),
-    )
+    order = torch.cat([order + offset for order, offset in zip(orders, offsets, strict=True)])
+    packed = replace(_block_diagonal_pattern(patterns), _transpose=(_block_diagonal_pattern(transposed), order))
     return SparseMatrix(packed, torch.cat([m.values for m in matrices], dim=-1))
 
 

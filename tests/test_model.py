@@ -219,7 +219,7 @@ def test_compiled_agrees(meshes: list[Operators], mode: str, device: str) -> Non
     """With one mesh, with packed batches of other sizes, and with one mesh again."""
     torch._dynamo.reset()
     model = network(gradient=mode, dropout=0.0).to(device, torch.float64)
-    compiled = torch.compile(model)
+    compiled = torch.compile(model, fullgraph=True)
     for operators in (meshes[0], collate(meshes[:2]), collate(meshes), meshes[2]):
         x, moved = features(operators).to(device, torch.float64), operators.to(device, torch.float64)
         torch.testing.assert_close(compiled(x, moved), model(x, moved), rtol=1e-9, atol=1e-9)
@@ -229,7 +229,7 @@ def test_compiled_agrees(meshes: list[Operators], mode: str, device: str) -> Non
 @pytest.mark.parametrize("mode", MODES)
 def test_trains_compiled(meshes: list[Operators], mode: str, device: str) -> None:
     torch._dynamo.reset()
-    compiled = torch.compile(network(gradient=mode).to(device))
+    compiled = torch.compile(network(gradient=mode).to(device), fullgraph=True)
     batches = [meshes[0], collate(meshes[:2]), collate(meshes), meshes[2]]
     losses = train_steps(compiled, [o.to(device) for o in batches], device)  # type: ignore[arg-type]
     assert all(torch.isfinite(torch.tensor(losses))), losses
