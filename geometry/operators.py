@@ -167,7 +167,7 @@ def collate(batch: Sequence[Operators]) -> Operators:
     )
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _find_edges(faces: Tensor) -> Tensor:
     return torch.from_numpy(mesh_edges(faces.cpu().numpy())).to(faces.device)
 

@@ -53,7 +53,7 @@ class Pattern:
         return Pattern(self.indptr.to(device), self.indices.to(device), self.columns, moved)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
     order = torch.sort(pattern.indices, stable=True).indices
     counts = torch.bincount(pattern.indices, minlength=pattern.columns)
