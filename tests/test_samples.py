@@ -221,7 +221,8 @@ def test_a_bad_mesh_does_not_stop_the_others(tmp_path):
 
 
 def test_a_mesh_that_kills_its_process_is_lost_alone(tmp_path, monkeypatch):
-    sources = [ellipsoid(0), Deadly("bad.off"), *(ellipsoid(i) for i in range(1, 4))]
+    # Large enough that the others are still waiting when the death of a process is noticed.
+    sources = [ellipsoid(0, 5), Deadly("bad.off"), *(ellipsoid(i, 5) for i in range(1, 4))]
     seen, pools = [], []
     pool = preprocess._pool
     monkeypatch.setattr(preprocess, "_pool", lambda jobs: pools.append(jobs) or pool(jobs))
