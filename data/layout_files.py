@@ -12,8 +12,8 @@ import numpy as np
 
 from diffnet.data.labeled import DataError
 from diffnet.data.labels import read_lines
+from diffnet.geometry import FORMATS
 
-MESHES = (".obj", ".off", ".ply", ".stl")
 MESH_FOLDERS = (".", "off", "meshes")
 _NOT_LABELS = ("train.txt", "test.txt", "label_names.txt", "readme.txt", "license.txt")
 
@@ -23,10 +23,10 @@ Parts: TypeAlias = tuple[list[Path], list[Path]]
 def find_parts(root: Path, test_fraction: float, seed: int) -> Parts:
     """The meshes for training and for the test, by subfolders, by lists or at random."""
     if _both_exist(root / "train", root / "test"):
-        parts = files_in(root / "train", MESHES), files_in(root / "test", MESHES)
+        parts = files_in(root / "train", FORMATS), files_in(root / "test", FORMATS)
     else:
-        folder = next((root / name for name in MESH_FOLDERS if files_in(root / name, MESHES)), root)
-        meshes = files_in(folder, MESHES)
+        folder = next((root / name for name in MESH_FOLDERS if files_in(root / name, FORMATS)), root)
+        meshes = files_in(folder, FORMATS)
         if _both_exist(root / "train.txt", root / "test.txt"):
             parts = parts_by_lists(root, meshes, folder)
         else:
@@ -64,7 +64,7 @@ def _key(name: str) -> str:
 
 def _parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int) -> Parts:
     if len(meshes) < 2:
-        raise DataError(f"{root}: {len(meshes)} meshes ({', '.join(MESHES)}), at least 2 are needed to set one aside")
+        raise DataError(f"{root}: {len(meshes)} meshes ({', '.join(FORMATS)}), at least 2 are needed to set one aside")
     tests = min(max(round(len(meshes) * test_fraction), 1), len(meshes) - 1)
     chosen = set(np.random.default_rng(seed).permutation(len(meshes))[:tests].tolist())
     train = [mesh for i, mesh in enumerate(meshes) if i not in chosen]
@@ -88,7 +88,7 @@ def pair_beside(root: Path, parts: Parts, subfolder: str, suffixes: tuple[str, .
     """The label files of both parts, beside the meshes or in a subfolder, where none may be without a mesh."""
     places = [list(dict.fromkeys([m[0].parent, m[0].parent / subfolder, root / subfolder])) for m in parts]
     paired = [pair_labels(meshes, folders, suffixes) for meshes, folders in zip(parts, places, strict=True)]
-    stems = {mesh.stem for meshes in parts for mesh in files_in(meshes[0].parent, MESHES)}
+    stems = {mesh.stem for meshes in parts for mesh in files_in(meshes[0].parent, FORMATS)}
     labels = {file: None for folders in places for folder in folders for file in _label_files(folder, suffixes)}
     orphans = [str(file.relative_to(root)) for file in labels if file.stem not in stems]
     if orphans:

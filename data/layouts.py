@@ -15,7 +15,6 @@ from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.labels import find_labels_at, number_classes, place_labels, read_labels, read_lines
 from diffnet.data.layout_files import (
     MESH_FOLDERS,
-    MESHES,
     Parts,
     check_parts,
     files_in,
@@ -24,7 +23,7 @@ from diffnet.data.layout_files import (
     pair_labels,
     parts_by_lists,
 )
-from diffnet.geometry import load_mesh
+from diffnet.geometry import FORMATS, load_mesh
 
 Layout: TypeAlias = Literal["auto", "rna", "meshcnn", "princeton", "folder"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
@@ -97,11 +96,11 @@ def _detect(root: Path) -> Layout:
         return "rna"
     if any(files_in(root / name, (".seg",)) for name in (*MESH_FOLDERS, "seg", "train", "test")):
         return "princeton"
-    if any(files_in(root / name, MESHES) for name in (*MESH_FOLDERS, "train", "test")):
+    if any(files_in(root / name, FORMATS) for name in (*MESH_FOLDERS, "train", "test")):
         return "folder"
     raise DataError(
         f"{root}: no data set found. Looked for train/, test/ and seg/*.eseg (meshcnn); off/, labels/, train.txt and "
-        f"test.txt (rna); *.seg (princeton); and meshes, {', '.join(MESHES)}, here or in off/, meshes/, train/ or "
+        f"test.txt (rna); *.seg (princeton); and meshes, {', '.join(FORMATS)}, here or in off/, meshes/, train/ or "
         "test/ (folder)"
     )
 

@@ -53,6 +53,7 @@ class DiffusionNet(nn.Module):
             raise ValueError(f"outputs_at should be one of {', '.join(get_args(OutputsAt))}, got {outputs_at!r}")
         self.outputs_at = outputs_at
         self.last_activation = last_activation
+        self.gradient = gradient
         self.first = nn.Linear(in_channels, width)
         self.blocks = nn.ModuleList(
             DiffusionNetBlock(
@@ -75,9 +76,11 @@ class DiffusionNet(nn.Module):
         expected = (operators.num_vertices, self.first.in_features)
         if features.shape != expected:
             raise ValueError(f"features should have shape {expected}, shape is {tuple(features.shape)}")
+        # Where they are wanted but missing, once for all blocks.
+        pushed = operators.with_gradient_evecs() if self.gradient == "spectral" else operators
         x = self.first(features)
         for block in self.blocks:
-            x = block(x, operators)
+            x = block(x, pushed)
         x = self.last(x)
         if self.outputs_at == "faces":
             x = x[operators.faces].mean(1)

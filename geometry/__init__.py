@@ -7,11 +7,12 @@ from diffnet.geometry.errors import MeshError
 from diffnet.geometry.frames import tangent_frames
 from diffnet.geometry.gradient import gradient_values, one_ring
 from diffnet.geometry.laplacian import LAPLACIANS, LaplacianKind, laplacian_and_mass
-from diffnet.geometry.mesh import Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
+from diffnet.geometry.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
 from diffnet.geometry.operators import Operators, collate
 from diffnet.geometry.precompute import is_cached, precompute
 
 __all__ = [
+    "FORMATS",
     "LAPLACIANS",
     "Diagnosis",
     "LaplacianKind",

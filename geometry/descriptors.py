@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffnet.geometry.operators import Operators
+from diffnet.ops import from_spectral
 
 Positions = TypeVar("Positions", Tensor, NDArray[np.float64])
 
@@ -55,8 +56,7 @@ def wks(operators: Operators, count: int = 16) -> Tensor:
 
 def _weighted_squares(operators: Operators, weights: Tensor) -> Tensor:
     """Σ_k w_k φ_k(v)² for weights (B, K, T) → (V, T)."""
-    squares = torch.split(operators.evecs**2, list(operators.lengths))
-    return torch.cat([s @ w for s, w in zip(squares, weights, strict=True)])
+    return from_spectral(weights, operators.evecs**2, operators.ptr, operators.lengths)
 
 
 def normalize_positions(verts: Positions) -> Positions:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import potpourri3d
 import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.laplacian import usable_faces
-from diffnet.geometry.mesh import Mesh, mesh_edges
+from diffnet.geometry.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ class Diagnosis:
 def diagnose(mesh: Mesh) -> Diagnosis:
     """Describe a mesh or a point cloud (for which everything about faces is 0)."""
     faces = usable_faces(mesh)
-    edges = mesh_edges(faces)
     used = np.unique(faces)
     halves = faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2)
     key = halves.min(axis=1) * len(mesh.verts) + halves.max(axis=1)
-    _, edge, count = np.unique(key, return_inverse=True, return_counts=True)
+    keys, edge, count = np.unique(key, return_inverse=True, return_counts=True)
+    edges = np.stack(np.divmod(keys, len(mesh.verts)), axis=1)
     forward = np.bincount(edge.reshape(-1), halves[:, 0] < halves[:, 1], len(count))
-    area = _areas(mesh.verts, faces)
-    longest = np.ptp(mesh.verts, axis=0).max() if len(mesh.verts) else 0.0
+    area = potpourri3d.face_areas(mesh.verts, faces)
+    longest = np.ptp(mesh.verts, axis=0).max()
     return Diagnosis(
         vertices=len(mesh.verts),
         faces=len(mesh.faces),
@@ -81,12 +82,6 @@ def diagnose(mesh: Mesh) -> Diagnosis:
         unreferenced_vertices=0 if mesh.is_point_cloud else len(mesh.verts) - len(used),
         coincident_vertices=len(mesh.verts) - len(np.unique(mesh.verts, axis=0)),
     )
-
-
-def _areas(verts: NDArray[np.float64], faces: NDArray[np.int64]) -> NDArray[np.float64]:
-    a, b, c = (verts[faces[:, i]] for i in range(3))
-    areas: NDArray[np.float64] = np.linalg.norm(np.cross(b - a, c - a), axis=1) / 2
-    return areas
 
 
 def _components(edges: NDArray[np.int64], used: NDArray[np.int64], vertices: int) -> int:

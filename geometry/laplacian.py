@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import potpourri3d
@@ -14,7 +14,7 @@ from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh import Mesh
 
 LaplacianKind: TypeAlias = Literal["robust", "cotan"]
-LAPLACIANS: tuple[LaplacianKind, ...] = ("robust", "cotan")
+LAPLACIANS: tuple[LaplacianKind, ...] = get_args(LaplacianKind)
 
 CLOUD_NEIGHBORS = 30  # of the local triangulations of a point cloud (Sharp & Crane 2020)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diffnet.geometry.mesh import mesh_edges
-from diffnet.ops import SparseMatrix, block_diagonal, split_diagonal, spmm
+from diffnet.ops import SparseMatrix, block_diagonal, row_offsets, split_diagonal, spmm
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,11 +81,14 @@ class Operators:
         return replace(self, gradient_evecs=spmm(self.gradient.pattern, self.gradient.values, self.evecs))
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Operators:
-        """Move to a device; convert the real-valued fields to a dtype."""
+        """Move to a device; convert the real-valued fields to a dtype. Where nothing changes, the same object."""
 
         def move(x: Tensor) -> Tensor:
             return x.to(device=device, dtype=dtype if x.is_floating_point() else None)
 
+        real = (self.mass, self.evals, self.evecs, self.frames, self.laplacian.values, self.gradient.values)
+        if all(move(x) is x for x in real):
+            return self
         return Operators(
             ptr=move(self.ptr),
             mass=move(self.mass),
@@ -148,8 +151,8 @@ def collate(batch: Sequence[Operators]) -> Operators:
         if len(values) > 1:
             raise ValueError(f"operators with different {what} can't be packed: {', '.join(sorted(values))}")
     pushed = [o.gradient_evecs for o in batch if o.gradient_evecs is not None]
-    vertex_offsets = _running([o.num_vertices for o in batch])
-    face_offsets = _running([len(o.faces) for o in batch])
+    vertex_offsets = row_offsets([o.num_vertices for o in batch])
+    face_offsets = row_offsets([len(o.faces) for o in batch])
     return Operators(
         ptr=torch.cat([batch[0].ptr[:1], *(o.ptr[1:] + n for o, n in zip(batch, vertex_offsets, strict=True))]),
         mass=torch.cat([o.mass for o in batch]),
@@ -170,12 +173,3 @@ def collate(batch: Sequence[Operators]) -> Operators:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _find_edges(faces: Tensor) -> Tensor:
     return torch.from_numpy(mesh_edges(faces.cpu().numpy())).to(faces.device)
-
-
-def _running(sizes: Sequence[int]) -> list[int]:
-    """The sum of the sizes before each."""
-    total, before = 0, []
-    for n in sizes:
-        before.append(total)
-        total += n
-    return before

@@ -1,7 +1,7 @@
 """Differentiable functions on tensors; nothing here knows of meshes or modules."""
 
 from diffnet.ops.gradient_features import gradient_features, spectral_gradient_features
-from diffnet.ops.ragged import segment_mean
+from diffnet.ops.ragged import row_offsets, segment_mean
 from diffnet.ops.sparse import Pattern, SparseMatrix, block_diagonal, split_diagonal, spmm
 from diffnet.ops.spectral import diffuse, from_spectral, to_spectral
 
@@ -12,6 +12,7 @@ __all__ = [
     "diffuse",
     "from_spectral",
     "gradient_features",
+    "row_offsets",
     "segment_mean",
     "spectral_gradient_features",
     "split_diagonal",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -11,6 +12,11 @@ from torch import Tensor
 def row_lengths(ptr: Tensor, lengths: Sequence[int] | None = None) -> list[int]:
     """Rows of each mesh as Python integers. Without `lengths` this reads `ptr` back, which waits for a GPU."""
     return list(lengths) if lengths is not None else torch.diff(ptr).tolist()
+
+
+def row_offsets(lengths: Sequence[int]) -> list[int]:
+    """The first row of each mesh: the sum of the lengths before it."""
+    return list(accumulate(lengths, initial=0))[:-1]
 
 
 def segment_mean(x: Tensor, weights: Tensor, ptr: Tensor, lengths: Sequence[int] | None = None) -> Tensor:

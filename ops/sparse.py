@@ -5,10 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from diffnet.ops.ragged import row_offsets
 
 # Said once a process at the first sparse tensor: nothing here depends on the parts that may change, and patterns are
 # checked where they are made.
@@ -44,13 +47,14 @@ class Pattern:
         return self._transpose
 
     def to(self, device: torch.device | str | None) -> Pattern:
-        if device is None or torch.device(device) == self.indices.device:
+        indices = self.indices.to(device)
+        if indices is self.indices:
             return self
         moved = None
         if self._transpose is not None:  # sorted once, moved ever after
             pattern, order = self._transpose
             moved = pattern.to(device), order.to(device)
-        return Pattern(self.indptr.to(device), self.indices.to(device), self.columns, moved)
+        return Pattern(self.indptr.to(device), indices, self.columns, moved)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -90,19 +94,19 @@ def block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:
     if len(matrices) == 1:
         return matrices[0]
     patterns = [m.pattern for m in matrices]
-    transposed, orders = zip(*(p.transpose for p in patterns), strict=True)
-    offsets = _offsets([len(p.indices) for p in patterns])
-    order = torch.cat([order + offset for order, offset in zip(orders, offsets, strict=True)])
-    packed = replace(_block_diagonal_pattern(patterns), _transpose=(_block_diagonal_pattern(transposed), order))
+    packed = _block_diagonal_pattern(patterns)
+    transposes = [p._transpose for p in patterns if p._transpose is not None]
+    if len(transposes) == len(patterns):  # sorted already: put together rather than sorted again
+        offsets = row_offsets([len(p.indices) for p in patterns])
+        order = torch.cat([order + offset for (_, order), offset in zip(transposes, offsets, strict=True)])
+        packed = replace(packed, _transpose=(_block_diagonal_pattern([p for p, _ in transposes]), order))
     return SparseMatrix(packed, torch.cat([m.values for m in matrices], dim=-1))
 
 
 def split_diagonal(matrix: SparseMatrix, lengths: Sequence[int]) -> list[SparseMatrix]:
     """The inverse of `block_diagonal` for square blocks with the given numbers of rows."""
     pattern = matrix.pattern
-    bounds = [0]
-    for n in lengths:
-        bounds.append(bounds[-1] + n)
+    bounds = list(accumulate(lengths, initial=0))
     entries = pattern.indptr[bounds].tolist()
     return [
         SparseMatrix(
@@ -199,17 +203,10 @@ def _csr(indptr: Tensor, indices: Tensor, values: Tensor, columns: int) -> Tenso
     return torch.sparse_csr_tensor(indptr, indices, values, (len(indptr) - 1, columns), check_invariants=False)
 
 
-def _offsets(sizes: Sequence[int]) -> list[int]:
-    offsets = [0]
-    for n in sizes:
-        offsets.append(offsets[-1] + n)
-    return offsets[:-1]
-
-
 def _block_diagonal_pattern(patterns: Sequence[Pattern]) -> Pattern:
     columns = [p.columns for p in patterns]
     entries = [len(p.indices) for p in patterns]
-    starts = [p.indptr[:-1] + offset for p, offset in zip(patterns, _offsets(entries), strict=True)]
+    starts = [p.indptr[:-1] + offset for p, offset in zip(patterns, row_offsets(entries), strict=True)]
     end = patterns[0].indptr.new_tensor([sum(entries)])
-    indices = [p.indices + offset for p, offset in zip(patterns, _offsets(columns), strict=True)]
+    indices = [p.indices + offset for p, offset in zip(patterns, row_offsets(columns), strict=True)]
     return Pattern(torch.cat([*starts, end]), torch.cat(indices), sum(columns))

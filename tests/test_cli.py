@@ -87,25 +87,19 @@ def write_balls(folder, count=5, at="vertices"):
     return folder
 
 
+def train_small(data, out, cache):
+    """Exit code, stdout and stderr of a training run that is long enough to learn the balls."""
+    where = ["--data", data, "--out", out, "--cache", cache]
+    return diffnet("train", "segmentation", *where, "--epochs", 12, *SMALL)
+
+
 @pytest.fixture(scope="module")
 def room(tmp_path_factory):
     """A data set (data/), a trained network (run/) and its cache (cache/)."""
     room = tmp_path_factory.mktemp("room")
     data = write_balls(room / "data")
     (data / "label_names.txt").write_text("low\nhigh\n")
-    code, out, err = diffnet(
-        "train",
-        "segmentation",
-        "--data",
-        data,
-        "--out",
-        room / "run",
-        "--cache",
-        room / "cache",
-        "--epochs",
-        12,
-        *SMALL,
-    )
+    code, out, err = train_small(data, room / "run", room / "cache")
     assert code == 0, err
     assert "4 meshes to train on, 1 to test on, 2 classes at the vertices" in out
     assert "test accuracy" in out
@@ -413,19 +407,7 @@ def test_a_point_cloud_is_predicted(room, tmp_path):
 @pytest.mark.parametrize("at", ["faces", "edges"])
 def test_labels_at_faces_and_edges(room, tmp_path, at):
     data = write_balls(tmp_path / "data", 4, at)
-    code, out, err = diffnet(
-        "train",
-        "segmentation",
-        "--data",
-        data,
-        "--out",
-        tmp_path / "run",
-        "--cache",
-        tmp_path / "c",
-        "--epochs",
-        12,
-        *SMALL,
-    )
+    code, out, err = train_small(data, tmp_path / "run", tmp_path / "c")
     assert code == 0, err
     assert f"classes at the {at}" in out
     assert json.loads((tmp_path / "run" / "results.json").read_text())["test_accuracy"] > 0.8

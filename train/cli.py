@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from diffnet.data import FeatureKind, Layout, Preprocessing, figures, load_dataset
-from diffnet.geometry import LaplacianKind, diagnose, load_mesh
-from diffnet.geometry.mesh import FORMATS
+from diffnet.geometry import FORMATS, LaplacianKind, diagnose, load_mesh
 from diffnet.train.options import Precision, Schedule, TrainOptions, pick_device
 
 # What draws and writes reports takes a second to import, so the commands that need it do that themselves.
@@ -108,8 +107,7 @@ def train_segmentation(
     dataset = figures(seed=seed) if data == "figures" else load_dataset(data, layout, seed=seed)
     console.print(
         f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, "
-        f"{len(dataset.label_names)} classes at the {dataset.labels_at}",
-        highlight=False,
+        f"{len(dataset.label_names)} classes at the {dataset.labels_at}"
     )
     try:
         results = run_segmentation(

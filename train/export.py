@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from diffnet.data.labeled import UNLABELED, LabelsAt
 from diffnet.geometry import mesh_edges
@@ -25,6 +27,13 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def png_bytes(image: NDArray[np.uint8]) -> bytes:
+    """A picture (H, W, 3) as a PNG file's content."""
+    out = io.BytesIO()
+    Image.fromarray(image).save(out, format="png", optimize=True)
+    return out.getvalue()
 
 
 def write_ply(path: str | os.PathLike[str], verts: Any, faces: Any, labels: Any, at: LabelsAt = "vertices") -> None:

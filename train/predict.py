@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from diffnet.data import LabelsAt, Sample, input_features, prepare
 from diffnet.geometry import Mesh, MeshLike, load_mesh
 from diffnet.train.checkpoint import Checkpoint, restore_model
-from diffnet.train.export import write_atomically, write_ply
+from diffnet.train.export import png_bytes, write_atomically, write_ply
 from diffnet.train.render import render
 from diffnet.train.segmentation import predict
 from diffnet.train.viewer import ViewerItem, write_html
@@ -64,10 +62,4 @@ def write_predictions(
         write_html(html, items, label_names, title="Predicted segmentation")
     if png is not None:
         pictures = [render(mesh.verts, mesh.faces, labels, at=at) for mesh, labels in predictions]
-        _write_png(png, np.concatenate(pictures, axis=1))
-
-
-def _write_png(path: Path, image: NDArray[np.uint8]) -> None:
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG")
-    write_atomically(path, buffer.getvalue())
+        write_atomically(png, png_bytes(np.concatenate(pictures, axis=1)))

@@ -16,10 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
-from PIL import Image
 
 from diffnet.data.labeled import UNLABELED, LabelsAt
-from diffnet.train.export import write_atomically
+from diffnet.train.export import png_bytes, write_atomically
 from diffnet.train.palette import ERROR_COLORS, label_colors
 from diffnet.train.render import render
 
@@ -278,7 +277,7 @@ def _mesh_section(row: Prediction) -> str:
     ]
     figures = "".join(
         _figure(
-            _image_png(render(row.verts, row.faces, labels, at=row.at, size=_PICTURE_SIZE, colors=colors)),
+            png_bytes(render(row.verts, row.faces, labels, at=row.at, size=_PICTURE_SIZE, colors=colors)),
             f"{row.name}: {what.lower()}",
             what,
             f"{len(scored) - int((scored == 0).sum()):,} of {len(scored):,}" if what == "Errors" else "",
@@ -287,12 +286,6 @@ def _mesh_section(row: Prediction) -> str:
     )
     heading = f"<h3>{html.escape(row.name)} <small>{accuracy} correct</small></h3>"
     return f'<article>{heading}<div class="pictures">{figures}</div></article>'
-
-
-def _image_png(image: NDArray[np.uint8]) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(image).save(out, format="png", optimize=True)
-    return out.getvalue()
 
 
 def _page(title: str, body: str) -> str:

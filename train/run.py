@@ -25,7 +25,16 @@ from rich.progress import (
 )
 
 from diffnet import DiffusionNet, __version__
-from diffnet.data import DataError, LabeledMesh, LabeledMeshes, Sample, available_cores, fill_cache, make_sample
+from diffnet.data import (
+    DataError,
+    LabeledMesh,
+    LabeledMeshes,
+    Preprocessing,
+    Sample,
+    available_cores,
+    fill_cache,
+    make_sample,
+)
 from diffnet.geometry import MeshLike
 from diffnet.train.checkpoint import restore_model
 from diffnet.train.export import write_atomically
@@ -142,7 +151,11 @@ def preprocess(
 
 
 def fill_cache_with_bar(
-    sources: Sequence[MeshLike], options: Any, cache_dir: str | os.PathLike[str], jobs: int | None, console: Console
+    sources: Sequence[MeshLike],
+    options: Preprocessing,
+    cache_dir: str | os.PathLike[str],
+    jobs: int | None,
+    console: Console,
 ) -> dict[int, str]:
     """`fill_cache` with a progress bar."""
     with progress_bar(console) as bar:
