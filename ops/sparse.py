@@ -47,7 +47,7 @@ class Pattern:
         return self._transpose
 
     def to(self, device: torch.device | str | None) -> Pattern:
-        indices = self.indices.to(device)
+        indices = self.indices.to(device=device)
         if indices is self.indices:
             return self
         moved = None

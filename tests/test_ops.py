@@ -175,7 +175,10 @@ def test_transpose() -> None:
 
 def test_block_diagonal_and_back() -> None:
     parts = [sparse(n, n, seed=n)[0] for n in (5, 9, 4)]
+    assert block_diagonal(parts).pattern._transpose is None
+    assert all(part.pattern.transpose for part in parts)
     packed = block_diagonal(parts)
+    assert packed.pattern._transpose is not None
     expected = torch.block_diag(*(SparseMatrix(m.pattern, m.values[0]).to_torch().to_dense() for m in parts))
     first = SparseMatrix(packed.pattern, packed.values[0])
     torch.testing.assert_close(first.to_torch().to_dense(), expected)
