@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from diffnet.diffusion import LearnedTimeDiffusion
 from diffnet.geometry import Operators
 from diffnet.gradient_features import SpatialGradientFeatures
-from diffnet.ops import from_spectral
+from diffnet.ops import Backend, from_spectral, linear
+from diffnet.ops.precision import use_matrix_kernels
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
 
@@ -29,6 +30,7 @@ class DiffusionNetBlock(nn.Module):
     gradient_rotation: see SpatialGradientFeatures
     gradient: how gradients are taken. "spectral" takes them on the basis, (GΦ) D; "sparse" applies the sparse operators
         to the diffused features; both give the same. "auto" is spectral where the operators hold `gradient_evecs`.
+    backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
     """
 
     def __init__(
@@ -40,33 +42,38 @@ class DiffusionNetBlock(nn.Module):
         gradient_features: bool = True,
         gradient_rotation: bool = True,
         gradient: GradientMode = "auto",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         if gradient not in ("auto", "spectral", "sparse"):
             raise ValueError(f"gradient should be auto, spectral or sparse, got {gradient!r}")
         self.gradient = gradient
-        self.diffusion = LearnedTimeDiffusion(channels)
-        self.gradient_features = SpatialGradientFeatures(channels, gradient_rotation) if gradient_features else None
+        self.backend: Backend = backend
+        self.diffusion = LearnedTimeDiffusion(channels, backend)
+        self.gradient_features = (
+            SpatialGradientFeatures(channels, gradient_rotation, backend) if gradient_features else None
+        )
         inputs = (3 if gradient_features else 2) * channels
         self.mlp = mlp([inputs, *(mlp_hidden if mlp_hidden is not None else (channels, channels)), channels], dropout)
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
         coefficients = self.diffusion.coefficients(x, operators)
-        diffused = from_spectral(coefficients, operators.evecs, operators.ptr, operators.lengths)
-        parts = [x, diffused]
-        if self.gradient_features is not None:
-            if self.gradient == "spectral" or (self.gradient == "auto" and operators.gradient_evecs is not None):
-                pushed = operators.with_gradient_evecs().gradient_evecs
-                assert pushed is not None
-                features = self.gradient_features.from_coefficients(
-                    coefficients, pushed, operators.ptr, operators.lengths
-                )
-            else:
-                features = self.gradient_features(operators.gradient @ diffused)
-            parts.append(features)
+        parts = [x, *self._diffused_and_features(coefficients, operators)]
+        if use_matrix_kernels(self.backend, x):
+            return run_mlp(self.mlp, parts, x, self.backend)
         out: Tensor = x + self.mlp(torch.cat(parts, dim=-1))
         return out
+
+    def _diffused_and_features(self, coefficients: Tensor, operators: Operators) -> tuple[Tensor, ...]:
+        o, features = operators, self.gradient_features
+        on_basis = self.gradient == "spectral" or (self.gradient == "auto" and o.gradient_evecs is not None)
+        if features is not None and on_basis:
+            pushed = o.with_gradient_evecs().gradient_evecs
+            assert pushed is not None
+            return features.with_values(coefficients, o.evecs, pushed, o.ptr, o.lengths)
+        diffused = from_spectral(coefficients, o.evecs, o.ptr, o.lengths, self.backend)
+        return (diffused,) if features is None else (diffused, features(o.gradient @ diffused))
 
 
 def mlp(widths: Sequence[int], dropout: float) -> nn.Sequential:
@@ -79,3 +86,24 @@ def mlp(widths: Sequence[int], dropout: float) -> nn.Sequential:
                 layers.append(nn.Dropout(dropout))
         layers.append(nn.Linear(inputs, outputs))
     return nn.Sequential(*layers)
+
+
+def run_mlp(layers: nn.Sequential, inputs: Sequence[Tensor], residual: Tensor, backend: Backend) -> Tensor:
+    """residual + layers([x₁ … xₙ]) for layers as `mlp` makes them, each with what follows it in one kernel."""
+    modules = list(layers)
+    places = [i for i, module in enumerate(modules) if isinstance(module, nn.Linear)]
+    parts = list(inputs)
+    for start, end in zip(places, [*places[1:], len(modules)], strict=True):
+        layer, after = modules[start], modules[start + 1 : end]
+        drop = sum(m.p for m in after if isinstance(m, nn.Dropout) and m.training)
+        x = linear(
+            parts,
+            layer.weight,
+            layer.bias,
+            relu=bool(after),
+            dropout=drop,
+            residual=None if after else residual,
+            backend=backend,
+        )
+        parts = [x]
+    return x

@@ -1,24 +1,38 @@
 """Spectral diffusion on packed ragged batches (Sharp et al. 2022, "Learned Diffusion", spectral acceleration).
 
 Shapes: V packed vertices, B meshes, K eigenpairs, C channels; mesh b owns rows ptr[b]:ptr[b+1]. `lengths` are the
-same extents as Python integers; passing them saves a read-back of `ptr` where B > 1.
+same extents as Python integers; passing them saves a read-back of `ptr` where B > 1. The kernels don't need them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from diffnet.ops.backend import Backend
+from diffnet.ops.precision import compute_dtype, use_matrix_kernels
 from diffnet.ops.ragged import row_lengths
 
 
-def to_spectral(x: Tensor, evecs: Tensor, mass: Tensor, ptr: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
+def to_spectral(
+    x: Tensor,
+    evecs: Tensor,
+    mass: Tensor,
+    ptr: Tensor,
+    lengths: Sequence[int] | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
     """Project onto the basis: S = Φᵀ (m ∘ x) for each mesh.
 
-    x (V, C), evecs (V, K), mass (V,), ptr (B+1,) int → (B, K, C)
+    x (V, C), evecs (V, K), mass (V,), ptr (B+1,) int → (B, K, C); float32 from the kernels, whatever goes in
     """
+    if use_matrix_kernels(backend, x, evecs, mass):
+        dtype = compute_dtype(x, evecs)
+        out: Tensor = _project(x.to(dtype), evecs.to(dtype), mass, ptr)
+        return out
     weighted = x * mass[:, None]
     if len(ptr) == 2:
         return (evecs.mT @ weighted)[None]
@@ -26,11 +40,20 @@ def to_spectral(x: Tensor, evecs: Tensor, mass: Tensor, ptr: Tensor, lengths: Se
     return torch.stack([e.mT @ w for e, w in zip(torch.split(evecs, sizes), torch.split(weighted, sizes), strict=True)])
 
 
-def from_spectral(coefficients: Tensor, evecs: Tensor, ptr: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
+def from_spectral(
+    coefficients: Tensor,
+    evecs: Tensor,
+    ptr: Tensor,
+    lengths: Sequence[int] | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
     """Evaluate coefficients at the vertices: Φ D for each mesh.
 
     coefficients (B, K, C), evecs (V, K), ptr (B+1,) int → (V, C)
     """
+    if use_matrix_kernels(backend, coefficients, evecs):
+        out: Tensor = _evaluate(coefficients.float(), evecs.to(compute_dtype(evecs)), None, ptr)
+        return out
     if len(ptr) == 2:
         return evecs @ coefficients[0]
     sizes = row_lengths(ptr, lengths)
@@ -43,3 +66,68 @@ def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
     spectrum (B, K, C), evals (B, K), time (C,) ≥ 0 → (B, K, C)
     """
     return torch.exp(-evals[..., None] * time) * spectrum
+
+
+# The two operations are each other's gradients, in every argument; so these can be differentiated any number of times.
+
+
+@torch.library.custom_op("diffnet::project", mutates_args=())
+def _project(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
+    """Φᵀ (scale ∘ x) → (B, K, C) float32."""
+    from diffnet.ops.kernels.spectral import project
+
+    return project(x, basis, scale, ptr)
+
+
+@_project.register_fake
+def _(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
+    return x.new_empty(len(ptr) - 1, basis.shape[1], x.shape[1], dtype=torch.float32)
+
+
+@torch.library.custom_op("diffnet::evaluate", mutates_args=())
+def _evaluate(coefficients: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
+    """scale ∘ (Φ D) → (V, C) in the basis' dtype; the coefficients are float32."""
+    from diffnet.ops.kernels.spectral import evaluate
+
+    return evaluate(coefficients, basis, scale, ptr)
+
+
+@_evaluate.register_fake
+def _(coefficients: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
+    return basis.new_empty(basis.shape[0], coefficients.shape[2])
+
+
+def _save(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _project_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, basis, scale, ptr = ctx.saved_tensors
+    need_x, need_basis, need_scale, _ = ctx.needs_input_grad
+    grad = grad.float()
+    return (
+        _evaluate(grad, basis, scale, ptr) if need_x else None,
+        _evaluate(grad.mT.contiguous(), x, scale, ptr) if need_basis else None,
+        _row_dot(x, _evaluate(grad, basis, None, ptr), scale) if need_scale else None,
+        None,
+    )
+
+
+def _evaluate_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    coefficients, basis, scale, ptr = ctx.saved_tensors
+    need_coefficients, need_basis, need_scale, _ = ctx.needs_input_grad
+    grad = grad.to(basis.dtype)
+    return (
+        _project(grad, basis, scale, ptr) if need_coefficients else None,
+        _evaluate(coefficients.mT.contiguous(), grad, scale, ptr) if need_basis else None,
+        _row_dot(grad, _evaluate(coefficients, basis, None, ptr), scale) if need_scale else None,
+        None,
+    )
+
+
+def _row_dot(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
+    return (a.float() * b.float()).sum(1).to(like.dtype)
+
+
+_project.register_autograd(_project_backward, setup_context=_save)
+_evaluate.register_autograd(_evaluate_backward, setup_context=_save)
