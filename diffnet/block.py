@@ -95,6 +95,7 @@ def run_mlp(layers: nn.Sequential, inputs: Sequence[Tensor], residual: Tensor, b
     parts = list(inputs)
     for start, end in zip(places, [*places[1:], len(modules)], strict=True):
         layer, after = modules[start], modules[start + 1 : end]
+        assert isinstance(layer, nn.Linear)
         drop = sum(m.p for m in after if isinstance(m, nn.Dropout) and m.training)
         x = linear(
             parts,

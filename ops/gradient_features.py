@@ -197,10 +197,12 @@ def _operator_gradient(
     x, y = gradient_basis
 
     def at(coefficients: Tensor, basis: Tensor) -> Tensor:
-        return _evaluate(coefficients, basis, None, ptr).float()
+        values: Tensor = _evaluate(coefficients, basis, None, ptr)
+        return values.float()
 
     def back(values: Tensor, coefficients: Tensor) -> Tensor:
-        return _evaluate(coefficients.mT.contiguous(), values.to(x.dtype), None, ptr)
+        grad: Tensor = _evaluate(coefficients.mT.contiguous(), values.to(x.dtype), None, ptr)
+        return grad
 
     gx, gy, bx, by = at(d, x), at(d, y), at(p, x), at(p, y)
     if q is not None:

@@ -115,10 +115,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     *inputs, weight, out = ctx.saved_tensors
     present = _present(*inputs)
-    need_inputs, need_weight, need_bias, need_residual = (
-        ctx.needs_input_grad[: len(present)],
-        *ctx.needs_input_grad[3:6],
-    )
+    need_inputs = ctx.needs_input_grad[: len(present)]
+    need_weight, need_bias, need_residual = ctx.needs_input_grad[3:6]
     residual_grad = grad if need_residual else None
     grad = grad.to(present[0].dtype)
     bias_grad: Tensor | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 import torch
@@ -42,6 +43,6 @@ def dot_precision(operand: Tensor) -> Literal["ieee", "tf32"]:
     """How kernels round the operands of float32 products: `torch.set_float32_matmul_precision` decides, or its newer
     form `torch.backends.cuda.matmul.fp32_precision`. Narrower operands are taken as they are.
     """
-    if operand.dtype == torch.bfloat16 and not operand.is_cuda:
+    if operand.dtype == torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1":
         raise RuntimeError("Triton's interpreter multiplies no bfloat16 matrices; float16 it does")
     return "tf32" if operand.dtype == torch.float32 and _tf32() else "ieee"

@@ -212,7 +212,10 @@ def test_the_sdist_builds_the_same_wheel(wheel: Path, clone: Path, tmp_path: Pat
 
 
 def test_imports_without_triton_and_gpu() -> None:
-    modules = sorted(module for module in modules_of_rooms() if not module.endswith("__main__"))
+    # Kernels are what Triton compiles; operations import them when they are first used.
+    modules = sorted(
+        module for module in modules_of_rooms() if not module.endswith("__main__") and "kernels" not in module
+    )
     code = f"""
 import importlib, sys
 sys.modules["triton"] = None  # import triton raises ImportError

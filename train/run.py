@@ -39,7 +39,7 @@ from diffnet.geometry import MeshLike
 from diffnet.train.checkpoint import restore_model
 from diffnet.train.export import write_atomically
 from diffnet.train.metrics import accuracy
-from diffnet.train.options import TrainOptions
+from diffnet.train.options import TrainOptions, matmul_dtype
 from diffnet.train.report import (
     Prediction,
     class_scores,
@@ -83,7 +83,11 @@ def run_segmentation(
     started = time.perf_counter()
     items = [*data.train, *data.test]
     preprocess([item.mesh for item in items], [item.name for item in items], options, cache_dir, jobs, console)
-    samples = keep_on_device([make_sample(item, options.preprocessing, cache_dir) for item in items], device)
+    samples = keep_on_device(
+        [make_sample(item, options.preprocessing, cache_dir) for item in items],
+        device,
+        matmul_dtype(options.precision, device),
+    )
     train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
     preprocessing_seconds = time.perf_counter() - started
 

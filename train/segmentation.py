@@ -161,20 +161,23 @@ def predict(model: DiffusionNet, sample: Sample, options: TrainOptions, device: 
     return prediction
 
 
-def keep_on_device(samples: Sequence[Sample], device: torch.device) -> list[Sample]:
+def keep_on_device(
+    samples: Sequence[Sample], device: torch.device, basis_dtype: torch.dtype = torch.float32
+) -> list[Sample]:
     """The samples on a GPU, ready for gradients on the basis, as long as they take at most half of its free memory;
-    else as they are, to be moved batch by batch."""
+    else as they are, to be moved batch by batch. basis_dtype: what the basis is rounded to, once rather than each step
+    """
     if device.type != "cuda":
         return list(samples)
     # The basis and the two gradients of it, float32; the rest is small beside them.
     needed = sum(3 * 4 * s.operators.evecs.numel() for s in samples)
     if needed > torch.cuda.mem_get_info(device)[0] / 2:
         return list(samples)
-    return [_with_gradient_evecs(s.to(device)) for s in samples]
+    return [_with_gradient_evecs(s.to(device), basis_dtype) for s in samples]
 
 
-def _with_gradient_evecs(sample: Sample) -> Sample:
-    return replace(sample, operators=sample.operators.with_gradient_evecs())
+def _with_gradient_evecs(sample: Sample, basis_dtype: torch.dtype) -> Sample:
+    return replace(sample, operators=sample.operators.with_gradient_evecs().with_basis_dtype(basis_dtype))
 
 
 def _train_epoch(

@@ -20,7 +20,7 @@ def span_count(rows: int, meshes: int, span: int) -> int:
 
 def choose_span(rows: int, block: int, programs: int) -> int:
     """Rows of a span, a multiple of `block`, such that about `programs` of them cover all rows."""
-    return block * max(1, triton.cdiv(rows, block * max(programs, 1)))
+    return block * max(1, -(-rows // (block * max(programs, 1))))
 
 
 def processors(tensor: Tensor) -> int:

@@ -27,7 +27,7 @@ class Tiling:
 
 def tile(size: int, largest: int) -> int:
     """The power of two that covers `size`, within what matrix units take."""
-    return max(16, min(largest, triton.next_power_of_2(size)))
+    return int(max(16, min(largest, triton.next_power_of_2(size))))
 
 
 def interpreted(tensor: Tensor) -> bool:

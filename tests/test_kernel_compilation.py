@@ -1,0 +1,35 @@
+"""Kernels compile for a GPU that isn't there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+KERNELS = {
+    "_project_kernel",
+    "_evaluate_kernel",
+    "_sum_spans_kernel",
+    "_forward_kernel",
+    "_backward_kernel",
+    "_kernel",
+    "_linear_kernel",
+    "_activation_backward_kernel",
+}
+SHARED_MEMORY = 227 * 1024  # that a program may have on Hopper
+
+
+def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, str(ROOT / "tests" / "compile_kernels.py")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = [line.rsplit(maxsplit=2) for line in done.stdout.splitlines()]
+    for arithmetic in ("bf16", "tf32"):
+        assert {name.split()[0] for name, kind, _ in rows if kind == arithmetic} == KERNELS
+    assert all(int(shared) <= SHARED_MEMORY for *_, shared in rows), done.stdout
