@@ -26,6 +26,7 @@ class Options:
     peers: measure these only
     seconds: to spend on measuring one case
     flush: empty the GPU's L2 cache before each run
+    compile: measure what torch.compile makes of the others, too
     """
 
     device: torch.device
@@ -36,6 +37,7 @@ class Options:
     peers: tuple[str, ...] | None = None
     seconds: float = 1.0
     flush: bool = True
+    compile: bool = True
 
 
 @dataclass(frozen=True)
