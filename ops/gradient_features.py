@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet.ops.backend import Backend
+from diffnet.ops.dispatch import differentiable, save_inputs
 from diffnet.ops.precision import compute_dtype, use_matrix_kernels
 from diffnet.ops.spectral import _evaluate, _project, from_spectral
 
@@ -70,16 +71,30 @@ def values_and_gradient_features(
     return values, spectral_gradient_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths, backend)
 
 
-@torch.library.custom_op("diffnet::gradient_features", mutates_args=())
-def _direct(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+def _reassociated(
+    d: Tensor, evecs: Tensor | None, gradient_evecs: Tensor, a_re: Tensor, a_im: Tensor | None, ptr: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A applied to the coefficients rather than to gradients: (GΦ D) Aᵀ = GΦ (D Aᵀ), where D has K rows and not V."""
+    dtype = compute_dtype(gradient_evecs)
+    with torch.autocast(d.device.type, enabled=False):  # small, and what all vertices are computed from
+        d = d.float()
+        p, q = d @ a_re.float().mT, None if a_im is None else d @ a_im.float().mT
+    evecs = None if evecs is None else evecs.to(dtype)
+    values, features = _features(d, p, q, evecs, gradient_evecs.to(dtype), ptr)
+    return values, features
+
+
+# ---- of given gradients ----
+
+
+def _direct_kernel(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
     """f in the dtype of A; gradients may have another, and are rounded to A's for the products only."""
     from diffnet.ops.kernels.direct_gradient_features import forward
 
     return forward(gradients, a_re, a_im)
 
 
-@_direct.register_fake
-def _(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+def _direct_fake(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
     return a_re.new_empty(gradients.shape[1:])
 
 
@@ -94,10 +109,6 @@ def _direct_pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_
 @_direct_pointwise_backward.register_fake
 def _(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
     return a_re.new_empty(4, *gradients.shape[1:])
-
-
-def _save_direct(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
 
 
 def _direct_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -118,24 +129,13 @@ def _direct_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return gradients_grad, re_grad, im_grad
 
 
-_direct.register_autograd(_direct_backward, setup_context=_save_direct)
+_direct = differentiable("diffnet::gradient_features", _direct_kernel, _direct_fake, save_inputs, _direct_backward)
 
 
-def _reassociated(
-    d: Tensor, evecs: Tensor | None, gradient_evecs: Tensor, a_re: Tensor, a_im: Tensor | None, ptr: Tensor
-) -> tuple[Tensor, Tensor]:
-    """A applied to the coefficients rather than to gradients: (GΦ D) Aᵀ = GΦ (D Aᵀ), where D has K rows and not V."""
-    dtype = compute_dtype(gradient_evecs)
-    with torch.autocast(d.device.type, enabled=False):  # small, and what all vertices are computed from
-        d = d.float()
-        p, q = d @ a_re.float().mT, None if a_im is None else d @ a_im.float().mT
-    evecs = None if evecs is None else evecs.to(dtype)
-    values, features = _features(d, p, q, evecs, gradient_evecs.to(dtype), ptr)
-    return values, features
+# ---- on a basis ----
 
 
-@torch.library.custom_op("diffnet::spectral_gradient_features", mutates_args=())
-def _features(
+def _features_kernel(
     d: Tensor, p: Tensor, q: Tensor | None, basis: Tensor | None, gradient_basis: Tensor, ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Φ D (empty without a basis) and tanh(g_x ∘ b_x + g_y ∘ b_y), see `kernels.gradient_features`."""
@@ -144,8 +144,7 @@ def _features(
     return forward(d, p, q, basis, gradient_basis, ptr)
 
 
-@_features.register_fake
-def _(
+def _features_fake(
     d: Tensor, p: Tensor, q: Tensor | None, basis: Tensor | None, gradient_basis: Tensor, ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
     rows, c = gradient_basis.shape[1], d.shape[2]
@@ -153,7 +152,7 @@ def _(
 
 
 @torch.library.custom_op("diffnet::spectral_gradient_features_backward", mutates_args=())
-def _features_backward(
+def _coefficient_gradients(
     grad: Tensor, d: Tensor, p: Tensor, q: Tensor | None, gradient_basis: Tensor, ptr: Tensor
 ) -> Tensor:
     """dD, dP and, with rotations, dQ: (2 or 3, B, K, C) float32."""
@@ -162,22 +161,18 @@ def _features_backward(
     return backward(grad, d, p, q, gradient_basis, ptr)
 
 
-@_features_backward.register_fake
+@_coefficient_gradients.register_fake
 def _(grad: Tensor, d: Tensor, p: Tensor, q: Tensor | None, gradient_basis: Tensor, ptr: Tensor) -> Tensor:
     return d.new_empty(2 if q is None else 3, *d.shape, dtype=torch.float32)
 
 
-def _save(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs)  # and nothing that has V rows besides the operators
-
-
-def _backward(ctx: Any, values_grad: Tensor, features_grad: Tensor) -> tuple[Tensor | None, ...]:
+def _features_backward(ctx: Any, values_grad: Tensor, features_grad: Tensor) -> tuple[Tensor | None, ...]:
     d, p, q, basis, gradient_basis, ptr = ctx.saved_tensors
     need_d, need_p, need_q, need_basis, need_gradient_basis, _ = ctx.needs_input_grad
     d_grad = p_grad = q_grad = basis_grad = gradient_basis_grad = None
     features_grad = features_grad.to(gradient_basis.dtype)
     if need_d or need_p or need_q:
-        d_grad, p_grad, *rest = _features_backward(features_grad, d, p, q, gradient_basis, ptr).unbind()
+        d_grad, p_grad, *rest = _coefficient_gradients(features_grad, d, p, q, gradient_basis, ptr).unbind()
         q_grad = rest[0] if rest else None
     if basis is not None:
         values_grad = values_grad.to(basis.dtype)
@@ -215,4 +210,7 @@ def _operator_gradient(
     return torch.stack([dx, dy])
 
 
-_features.register_autograd(_backward, setup_context=_save)
+# What is saved has V rows only where operators do.
+_features = differentiable(
+    "diffnet::spectral_gradient_features", _features_kernel, _features_fake, save_inputs, _features_backward
+)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet.ops.backend import Backend
+from diffnet.ops.dispatch import differentiable
 from diffnet.ops.precision import compute_dtype, use_matrix_kernels
 
 MOST_INPUTS = 3
@@ -54,8 +55,7 @@ def linear(
     return y if residual is None else residual + y
 
 
-@torch.library.custom_op("diffnet::linear", mutates_args=())
-def _linear(
+def _linear_kernel(
     first: Tensor,
     second: Tensor | None,
     third: Tensor | None,
@@ -72,8 +72,7 @@ def _linear(
     return linear(_present(first, second, third), weight.to(first.dtype), bias, residual, relu, dropout, seed)
 
 
-@_linear.register_fake
-def _(
+def _linear_fake(
     first: Tensor,
     second: Tensor | None,
     third: Tensor | None,
@@ -133,4 +132,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*input_grads, weight_grad, bias_grad if need_bias else None, residual_grad, None, None, None)
 
 
-_linear.register_autograd(_backward, setup_context=_setup)
+_linear = differentiable("diffnet::linear", _linear_kernel, _linear_fake, _setup, _backward)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.backend import Backend
+from diffnet.ops.dispatch import differentiable, save_inputs
 from diffnet.ops.precision import compute_dtype, use_matrix_kernels
 from diffnet.ops.ragged import row_lengths
 
@@ -71,34 +72,15 @@ def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
 # The two operations are each other's gradients, in every argument; so these can be differentiated any number of times.
 
 
-@torch.library.custom_op("diffnet::project", mutates_args=())
-def _project(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
+def _project_kernel(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
     """Φᵀ (scale ∘ x) → (B, K, C) float32."""
     from diffnet.ops.kernels.spectral import project
 
     return project(x, basis, scale, ptr)
 
 
-@_project.register_fake
-def _(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
+def _project_fake(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
     return x.new_empty(len(ptr) - 1, basis.shape[1], x.shape[1], dtype=torch.float32)
-
-
-@torch.library.custom_op("diffnet::evaluate", mutates_args=())
-def _evaluate(coefficients: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
-    """scale ∘ (Φ D) → (V, C) in the basis' dtype; the coefficients are float32."""
-    from diffnet.ops.kernels.spectral import evaluate
-
-    return evaluate(coefficients, basis, scale, ptr)
-
-
-@_evaluate.register_fake
-def _(coefficients: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
-    return basis.new_empty(basis.shape[0], coefficients.shape[2])
-
-
-def _save(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
 
 
 def _project_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -111,6 +93,17 @@ def _project_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         _row_dot(x, _evaluate(grad, basis, None, ptr), scale) if need_scale else None,
         None,
     )
+
+
+def _evaluate_kernel(coefficients: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
+    """scale ∘ (Φ D) → (V, C) in the basis' dtype; the coefficients are float32."""
+    from diffnet.ops.kernels.spectral import evaluate
+
+    return evaluate(coefficients, basis, scale, ptr)
+
+
+def _evaluate_fake(coefficients: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
+    return basis.new_empty(basis.shape[0], coefficients.shape[2])
 
 
 def _evaluate_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -129,5 +122,5 @@ def _row_dot(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
     return (a.float() * b.float()).sum(1).to(like.dtype)
 
 
-_project.register_autograd(_project_backward, setup_context=_save)
-_evaluate.register_autograd(_evaluate_backward, setup_context=_save)
+_project = differentiable("diffnet::project", _project_kernel, _project_fake, save_inputs, _project_backward)
+_evaluate = differentiable("diffnet::evaluate", _evaluate_kernel, _evaluate_fake, save_inputs, _evaluate_backward)
