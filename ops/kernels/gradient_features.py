@@ -175,6 +175,7 @@ def _backward_kernel(
         p = load_coefficients(p_at, k, c, k_size, c_size)
         if ROTATION:
             q = load_coefficients(q_at, k, c, k_size, c_size)
+            n = -q
     d_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     p_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     q_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
@@ -189,19 +190,27 @@ def _backward_kernel(
         x = tl.load(gx_at + own[None, :], mask=own_inside, other=0.0)
         y = tl.load(gy_at + own[None, :], mask=own_inside, other=0.0)
         if ONE_STEP:
-            gx = tl.dot(x, d, input_precision=PRECISION)
-            gy = tl.dot(y, d, input_precision=PRECISION)
             bx = tl.dot(x, p, input_precision=PRECISION)
+            if ROTATION:
+                bx = tl.dot(y, n, bx, input_precision=PRECISION)
+            gx = tl.dot(x, d, input_precision=PRECISION)
+            z = gx * bx
+            gx = gx.to(dtype)
+            bx = bx.to(dtype)
             by = tl.dot(y, p, input_precision=PRECISION)
             if ROTATION:
-                bx -= tl.dot(y, q, input_precision=PRECISION)
                 by = tl.dot(x, q, by, input_precision=PRECISION)
+            gy = tl.dot(y, d, input_precision=PRECISION)
+            z += gy * by
+            gy = gy.to(dtype)
+            by = by.to(dtype)
         else:
             gx, gy, bx, by = _products(
                 gx_at, gy_at, d_at, p_at, q_at, live, k, c, k_size, c_size,
                 ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
             )  # fmt: skip
-        f = tanh(gx * bx + gy * by)
+            z = gx * bx + gy * by
+        f = tanh(z)
         df = tl.load(grad + wide * grad_stride + (v * grad_stride + c[None, :]), mask=inside, other=0.0)
         ds = df.to(tl.float32) * (1.0 - f * f)
         xt = tl.trans(x)
