@@ -15,7 +15,7 @@ from diffnet.benchmarks.original import original_meshes, original_network
 from diffnet.benchmarks.peers import compiled, on_kernels
 from diffnet.benchmarks.registry import Case, Options, Unavailable, benchmark
 from diffnet.benchmarks.synthetic import synthetic_operators
-from diffnet.train.capture import capture
+from diffnet.train.capture import CapturedStep
 
 BLOCKS, INPUTS, CLASSES = 4, 16, 8
 
@@ -103,7 +103,7 @@ def _step(
 def _captured(device: torch.device, make: Callable[[str], Callable[[], Tensor]]) -> Callable[[], object]:
     if device.type != "cuda":
         raise Unavailable("CUDA graphs need a GPU")
-    return capture(make("triton"))
+    return CapturedStep(make("triton"))
 
 
 def _original_step(

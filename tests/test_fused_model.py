@@ -16,6 +16,7 @@ import trimesh
 from torch import Tensor
 
 from diffnet import DiffusionNet, Operators, collate, precompute
+from diffnet.train.capture import CapturedStep
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -172,29 +173,16 @@ def test_a_step_does_not_wait_for_the_gpu(packed: Operators, mode: str) -> None:
 
 
 @pytest.mark.gpu
-def test_a_captured_step_trains_as_steps_do(packed: Operators) -> None:
-    operators = packed.to("cuda").with_gradient_evecs()
+@pytest.mark.parametrize("mode", MODES)
+def test_a_captured_step_trains_as_steps_do(packed: Operators, mode: str) -> None:
+    operators = packed.to("cuda").with_gradient_evecs() if mode == "spectral" else packed.to("cuda")
     losses = []
-    for captured in (False, True):
-        model = network("auto", gradient="spectral", dropout=0.0).to("cuda")
-        step = train_step(model, features(operators), operators)
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                step()
-        torch.cuda.current_stream().wait_stream(stream)
-        if captured:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                loss = step()
-            values = []
-            for _ in range(5):
-                graph.replay()
-                values.append(loss.item())
-            losses.append(values)
-        else:
-            losses.append([step().item() for _ in range(5)])
+    for wrap in (lambda step: step, CapturedStep):
+        model = network("auto", gradient=mode, dropout=0.0).to("cuda")
+        step = wrap(train_step(model, features(operators), operators))
+        losses.append([step().item() for _ in range(6)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert len(set(losses[1])) == 6
 
 
 @pytest.mark.gpu

@@ -71,6 +71,7 @@ def run_segmentation(
     cache_dir: Path,
     jobs: int | None = None,
     resume: bool = False,
+    capture: bool = False,
     console: Console,
 ) -> dict[str, Any]:
     """Preprocess, train, judge and report, all into the folder `out`; returns what results.json holds.
@@ -100,7 +101,15 @@ def run_segmentation(
                 console.print(_line(row), highlight=False)
 
         judged = train(
-            data, train_samples, test_samples, options, out, device=device, resume=resume, after_epoch=after_epoch
+            data,
+            train_samples,
+            test_samples,
+            options,
+            out,
+            device=device,
+            resume=resume,
+            capture=capture,
+            after_epoch=after_epoch,
         )
         bar.update(task, completed=options.epochs)
 
