@@ -29,7 +29,7 @@ class LearnedTimeDiffusion(nn.Module):
                 self.time.clamp_(min=0)
         o = operators
         spectrum = to_spectral(x, o.evecs, o.mass, o.ptr, o.lengths, self.backend)
-        return diffuse(spectrum, o.evals, self.time.clamp(min=0))
+        return diffuse(spectrum, o.evals, self.time.clamp(min=0), self.backend)
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.backend import Backend
+from diffnet.ops.backend import Backend, use_triton
 from diffnet.ops.dispatch import differentiable, save_inputs
 from diffnet.ops.precision import compute_dtype, use_matrix_kernels
 from diffnet.ops.ragged import row_lengths
@@ -61,11 +61,14 @@ def from_spectral(
     return torch.cat([e @ d for e, d in zip(torch.split(evecs, sizes), coefficients, strict=True)])
 
 
-def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
+def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend = "auto") -> Tensor:
     """Heat diffusion in the basis: D = exp(−λ tᵀ) ∘ S, one time per channel.
 
     spectrum (B, K, C), evals (B, K), time (C,) ≥ 0 → (B, K, C)
     """
+    if use_triton(backend, spectrum, evals, time):
+        out: Tensor = _diffuse(spectrum.float(), evals, time)
+        return out
     return torch.exp(-evals[..., None] * time) * spectrum
 
 
@@ -122,5 +125,39 @@ def _row_dot(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
     return (a.float() * b.float()).sum(1).to(like.dtype)
 
 
+def _diffuse_kernel(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
+    """exp(−λ tᵀ) ∘ S, float32."""
+    from diffnet.ops.kernels.diffusion import diffuse
+
+    return diffuse(spectrum, evals, time)
+
+
+def _diffuse_fake(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
+    return torch.empty_like(spectrum, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("diffnet::diffuse_backward", mutates_args=())
+def _diffuse_gradients(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+    """dS (B, K, C) and dt (C,), float32."""
+    from diffnet.ops.kernels.diffusion import diffuse_backward
+
+    return diffuse_backward(grad, spectrum, evals, time)
+
+
+@_diffuse_gradients.register_fake
+def _(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+    empty = torch.empty_like(spectrum, memory_format=torch.contiguous_format)
+    return empty, empty.new_empty(len(time))
+
+
+def _diffuse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    spectrum, evals, time = ctx.saved_tensors
+    need_evals = ctx.needs_input_grad[1]
+    spectrum_grad, time_grad = _diffuse_gradients(grad, spectrum, evals, time)
+    evals_grad = -(spectrum_grad * spectrum * time).sum(-1) if need_evals else None
+    return spectrum_grad, evals_grad, time_grad
+
+
 _project = differentiable("diffnet::project", _project_kernel, _project_fake, save_inputs, _project_backward)
+_diffuse = differentiable("diffnet::diffuse", _diffuse_kernel, _diffuse_fake, save_inputs, _diffuse_backward)
 _evaluate = differentiable("diffnet::evaluate", _evaluate_kernel, _evaluate_fake, save_inputs, _evaluate_backward)

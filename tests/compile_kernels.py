@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from diffnet.ops.kernels import direct_gradient_features, gradient_features, linear, spectral
+from diffnet.ops.kernels import diffusion, direct_gradient_features, gradient_features, linear, spectral
 
 V, K, C = 1000, 128, 128
 
@@ -48,6 +48,7 @@ def launch_all(dtype: torch.dtype) -> None:
     ptr, mass, d = torch.tensor([0, 400, V]), torch.rand(V), torch.randn(2, K, C)
     x, evecs, pushed, a = random(V, C), random(V, K), random(2, V, K), random(C, C)
     spectral.project(x, evecs, mass, ptr)
+    diffusion.diffuse_backward(d, d, torch.rand(2, K), torch.rand(C))
     spectral.evaluate(d, evecs, mass, ptr)
     gradient_features.forward(d, d, d, evecs, pushed, ptr)
     gradient_features.backward(x, d, d, d, pushed, ptr)
@@ -60,7 +61,7 @@ def launch_all(dtype: torch.dtype) -> None:
 
 driver.set_active(NoGPU())
 JITFunction.run = compile_only
-for module in (spectral, gradient_features, direct_gradient_features, linear):
+for module in (diffusion, spectral, gradient_features, direct_gradient_features, linear):
     module.interpreted = lambda tensor: False
     if hasattr(module, "processors"):
         module.processors = lambda tensor: 132

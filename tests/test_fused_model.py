@@ -142,7 +142,13 @@ def test_compiled_keeps_the_operations_whole(packed: Operators, mode: str, devic
     for a, b in zip(loss_and_gradients(compiled, x, operators), expected, strict=True):  # type: ignore[arg-type]
         assert relative(a, b) < 1e-5
     if mode == "spectral":
-        assert {name.split(".")[1] for name in seen} == {"project", "spectral_gradient_features", "linear", "spmm"}
+        assert {name.split(".")[1] for name in seen} == {
+            "project",
+            "diffuse",
+            "spectral_gradient_features",
+            "linear",
+            "spmm",
+        }
 
 
 def train_step(model: DiffusionNet, x: Tensor, operators: Operators) -> Callable[[], Tensor]:

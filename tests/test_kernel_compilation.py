@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT
 
 KERNELS = {
+    "_diffuse_kernel",
     "_project_kernel",
     "_evaluate_kernel",
     "_sum_spans_kernel",

@@ -79,12 +79,13 @@ def _launch(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, grad: Tensor |
     if out.numel():
         precision = dot_precision(a_re)
         t = tiling(a_re, c, precision)
-        _kernel[(triton.cdiv(rows, t.v) * triton.cdiv(c, t.c),)](
-            gradients, a_re, a_re if a_im is None else a_im, grad, out,
-            rows, gradients.stride(0), rows * c, c, gradients.stride(1), grad.stride(-2),
-            BACKWARD=grad is not out, ROTATION=a_im is not None, PRECISION=precision,
-            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-        )  # fmt: skip
+        with torch.cuda.device_of(gradients):
+            _kernel[(triton.cdiv(rows, t.v) * triton.cdiv(c, t.c),)](
+                gradients, a_re, a_re if a_im is None else a_im, grad, out,
+                rows, gradients.stride(0), rows * c, c, gradients.stride(1), grad.stride(-2),
+                BACKWARD=grad is not out, ROTATION=a_im is not None, PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
     return out
 
 

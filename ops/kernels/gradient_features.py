@@ -257,12 +257,13 @@ def forward(
         columns = triton.cdiv(c, t.c)
         span = choose_span(rows, t.v, processors(d) * t.programs // columns)
         some_basis = gradient_basis[0] if basis is None else basis
-        _forward_kernel[(span_count(rows, meshes, span) * columns,)](
-            _table(d, p, q, gradient_basis.dtype), some_basis, gradient_basis, ptr, diffused, features,
-            meshes, span, gradient_basis.stride(0), k, c, some_basis.stride(0), gradient_basis.stride(1),
-            DIFFUSED=basis is not None, ROTATION=q is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
-            PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-        )  # fmt: skip
+        with torch.cuda.device_of(gradient_basis):
+            _forward_kernel[(span_count(rows, meshes, span) * columns,)](
+                _table(d, p, q, gradient_basis.dtype), some_basis, gradient_basis, ptr, diffused, features,
+                meshes, span, gradient_basis.stride(0), k, c, some_basis.stride(0), gradient_basis.stride(1),
+                DIFFUSED=basis is not None, ROTATION=q is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+                PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
     return diffused, features
 
 
@@ -292,10 +293,11 @@ def backward(
     spans = span_count(rows, meshes, span)
     partial = torch.empty(2 if q is None else 3, spans, k, c, dtype=torch.float32, device=d.device)
     if partial.numel():
-        _backward_kernel[(spans, tiles)](
-            grad, _table(d, p, q, gradient_basis.dtype), gradient_basis, ptr, partial,
-            meshes, spans, span, gradient_basis.stride(0), k, c, grad.stride(0), gradient_basis.stride(1),
-            ROTATION=q is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
-            PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-        )  # fmt: skip
+        with torch.cuda.device_of(gradient_basis):
+            _backward_kernel[(spans, tiles)](
+                grad, _table(d, p, q, gradient_basis.dtype), gradient_basis, ptr, partial,
+                meshes, spans, span, gradient_basis.stride(0), k, c, grad.stride(0), gradient_basis.stride(1),
+                ROTATION=q is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+                PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
     return sum_spans(partial, ptr, span)

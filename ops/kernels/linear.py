@@ -112,15 +112,16 @@ def linear(
         precision = dot_precision(first)
         t = tiling or linear_tiling(first, c, h, precision)
         some_residual = out if residual is None else residual
-        _linear_kernel[(triton.cdiv(rows, t.v) * triton.cdiv(h, t.c),)](
-            first, second, third, weight, weight if bias is None else bias.contiguous(), some_residual,
-            weight if seed is None else seed, out,
-            rows, drop_threshold(dropout), 1 / (1 - dropout), c, h,
-            first.stride(0), second.stride(0), third.stride(0), some_residual.stride(0),
-            INPUTS=len(inputs), BIAS=bias is not None, RELU=relu, DROPOUT=seed is not None,
-            RESIDUAL=residual is not None, PRECISION=precision,
-            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-        )  # fmt: skip
+        with torch.cuda.device_of(out):
+            _linear_kernel[(triton.cdiv(rows, t.v) * triton.cdiv(h, t.c),)](
+                first, second, third, weight, weight if bias is None else bias.contiguous(), some_residual,
+                weight if seed is None else seed, out,
+                rows, drop_threshold(dropout), 1 / (1 - dropout), c, h,
+                first.stride(0), second.stride(0), third.stride(0), some_residual.stride(0),
+                INPUTS=len(inputs), BIAS=bias is not None, RELU=relu, DROPOUT=seed is not None,
+                RESIDUAL=residual is not None, PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
     return out
 
 
@@ -166,8 +167,9 @@ def activation_backward(grad: Tensor, out: Tensor, dropout: float) -> tuple[Tens
     spans = triton.cdiv(rows, span)
     partial = torch.empty(spans, h, dtype=torch.float32, device=out.device)
     if out.numel():
-        _activation_backward_kernel[(spans, triton.cdiv(h, block_c))](
-            grad, out, y_grad, partial, rows, span, 1 / (1 - dropout), h, grad.stride(0),
-            BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4,
-        )  # fmt: skip
+        with torch.cuda.device_of(out):
+            _activation_backward_kernel[(spans, triton.cdiv(h, block_c))](
+                grad, out, y_grad, partial, rows, span, 1 / (1 - dropout), h, grad.stride(0),
+                BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4,
+            )  # fmt: skip
     return y_grad, partial.sum(0)

@@ -79,7 +79,8 @@ def sum_spans(partial: Tensor, ptr: Tensor, span: int) -> Tensor:
     meshes = len(ptr) - 1
     out = torch.empty(planes, meshes, k, c, dtype=torch.float32, device=partial.device)
     if out.numel():
-        block = 128
+        block = 64
         grid = (triton.cdiv(k * c, block), meshes, planes)
-        _sum_spans_kernel[grid](partial, out, ptr, span, spans, k * c, BLOCK=block, BLOCK_SPANS=16, num_warps=4)
+        with torch.cuda.device_of(partial):
+            _sum_spans_kernel[grid](partial, out, ptr, span, spans, k * c, BLOCK=block, BLOCK_SPANS=64, num_warps=4)
     return out

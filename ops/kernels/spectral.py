@@ -81,12 +81,13 @@ def project(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor, tiling:
     spans = span_count(rows, meshes, span)
     partial = torch.empty(1, spans, k, c, dtype=torch.float32, device=x.device)
     if partial.numel():
-        _project_kernel[(spans, tiles)](
-            x, basis, x if scale is None else scale.contiguous(), ptr, partial,
-            meshes, span, _shift(x, rows), k, c, x.stride(0), basis.stride(0),
-            SCALED=scale is not None, ONE_MESH=meshes == 1, PRECISION=precision,
-            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-        )  # fmt: skip
+        with torch.cuda.device_of(basis):
+            _project_kernel[(spans, tiles)](
+                x, basis, x if scale is None else scale.contiguous(), ptr, partial,
+                meshes, span, _shift(x, rows), k, c, x.stride(0), basis.stride(0),
+                SCALED=scale is not None, ONE_MESH=meshes == 1, PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
     return sum_spans(partial, ptr, span)[0]
 
 
@@ -151,10 +152,11 @@ def evaluate(
         t = tiling or evaluate_tiling(basis, k, c, precision)
         columns = triton.cdiv(c, t.c)
         span = choose_span(rows, t.v, processors(basis) * t.programs // columns)
-        _evaluate_kernel[(span_count(rows, meshes, span) * columns,)](
-            coefficients, basis, basis if scale is None else scale.contiguous(), ptr, out,
-            meshes, span, k, c, basis.stride(0),
-            SCALED=scale is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k, PRECISION=precision,
-            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-        )  # fmt: skip
+        with torch.cuda.device_of(basis):
+            _evaluate_kernel[(span_count(rows, meshes, span) * columns,)](
+                coefficients, basis, basis if scale is None else scale.contiguous(), ptr, out,
+                meshes, span, k, c, basis.stride(0),
+                SCALED=scale is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k, PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
     return out
