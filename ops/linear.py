@@ -31,8 +31,8 @@ def linear(
     inputs: (V, Cᵢ) each, weight (H, Σ Cᵢ), bias (H,), residual (V, H) → (V, H)
     dropout: the probability of a zero, from PyTorch's random numbers (the kernel draws a seed from them)
 
-    The kernel takes up to three inputs of one width and doesn't put them side by side, and where there is dropout, ReLU
-    and no residual, it keeps no mask for the backward. Anything else is left to PyTorch.
+    The kernel takes up to three inputs of one width, doesn't put them side by side, and keeps no mask: its output shows
+    what ReLU and dropout did. So dropout without ReLU, or ReLU with a residual, is left to PyTorch.
     Raises ValueError for a dropout outside 0 ≤ p < 1.
     """
     if not 0 <= dropout < 1:

@@ -190,6 +190,8 @@ def _backward_kernel(
         x = tl.load(gx_at + own[None, :], mask=own_inside, other=0.0)
         y = tl.load(gy_at + own[None, :], mask=own_inside, other=0.0)
         if ONE_STEP:
+            # One component after the other; each product is rounded, as the sums below take it, once z has it. That
+            # halves the registers that it waits in.
             bx = tl.dot(x, p, input_precision=PRECISION)
             if ROTATION:
                 bx = tl.dot(y, n, bx, input_precision=PRECISION)
