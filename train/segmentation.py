@@ -204,10 +204,11 @@ def _train_epoch(
     matrix = torch.zeros(classes, classes, dtype=torch.int64, device=device)
     losses: list[Tensor] = []
     names: list[tuple[str, ...]] = []
-    for sample in loader:
-        sample = sample.to(device)
+    for loaded in loader:
+        sample = loaded.to(device)
         features = rotate(sample.features, sample.operators.lengths) if options.rotates else sample.features
-        loss, prediction = steps(replace(sample, features=features))
+        stays = sample.operators is loaded.operators
+        loss, prediction = steps(replace(sample, features=features), stays)
         matrix += confusion_matrix(prediction, sample.labels, classes)
         losses.append(loss.clone())  # a captured step writes its next loss over this one
         names.append(sample.names)
@@ -242,8 +243,9 @@ class _Steps:
         self._captured: dict[int, tuple[Sample, CapturedStep[tuple[Tensor, Tensor]]]] = {}
         self._pool = torch.cuda.graph_pool_handle() if capture else None
 
-    def __call__(self, sample: Sample) -> tuple[Tensor, Tensor]:
-        if self._pool is None:
+    def __call__(self, sample: Sample, stays: bool) -> tuple[Tensor, Tensor]:
+        """stays: whether its operators are where they are in every epoch, so that a graph can go on reading them"""
+        if self._pool is None or not stays:
             return self._step(sample)
         key = id(sample.operators)
         if key not in self._captured:

@@ -49,13 +49,14 @@ def span_rows(span_index, ptr, meshes, span, ONE_MESH: tl.constexpr):
 
 @triton.jit
 def _sum_spans_kernel(
-    partial, out, ptr, span, spans, size,
+    partial, out, ptr, meshes, span, spans, size: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
 ):  # fmt: skip
     """out[p, b] = Σ partial[p, s] over the spans s of mesh b that hold rows, always in the same order."""
-    mesh = tl.program_id(1)
-    plane = tl.program_id(2).to(tl.int64)
-    cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(size, BLOCK)
+    mesh = tl.program_id(0) // blocks  # not on a grid's second axis, which ends at 65535
+    cell = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    plane = tl.program_id(1).to(tl.int64)
     start = tl.load(ptr + mesh).to(tl.int32)
     end = tl.load(ptr + mesh + 1).to(tl.int32)
     first = start // span + mesh
@@ -66,7 +67,7 @@ def _sum_spans_kernel(
         place = (plane * spans + first + step) * size
         live = (step < count)[:, None] & (cell < size)[None, :]
         total += tl.sum(tl.load(partial + place[:, None] + cell[None, :], mask=live, other=0.0), axis=0)
-    place = (plane * tl.num_programs(1) + mesh) * size
+    place = (plane * meshes + mesh) * size
     tl.store(out + place + cell, total, mask=cell < size)
 
 
@@ -80,7 +81,9 @@ def sum_spans(partial: Tensor, ptr: Tensor, span: int) -> Tensor:
     out = torch.empty(planes, meshes, k, c, dtype=torch.float32, device=partial.device)
     if out.numel():
         block = 64
-        grid = (triton.cdiv(k * c, block), meshes, planes)
+        grid = (triton.cdiv(k * c, block) * meshes, planes)
         with torch.cuda.device_of(partial):
-            _sum_spans_kernel[grid](partial, out, ptr, span, spans, k * c, BLOCK=block, BLOCK_SPANS=64, num_warps=4)
+            _sum_spans_kernel[grid](
+                partial, out, ptr, meshes, span, spans, k * c, BLOCK=block, BLOCK_SPANS=64, num_warps=4
+            )
     return out
