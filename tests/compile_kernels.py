@@ -1,11 +1,12 @@
-"""Compile every kernel for a Hopper GPU, with no GPU: what Triton's interpreter takes may still fail to compile.
+"""Compile every kernel for a GPU that need not be there: what Triton's interpreter takes may still fail to compile.
 
-Run by test_kernel_compilation.py in a process of its own, without the interpreter. Prints, for each kernel that was
-launched, its name, arithmetic and shared memory in bytes.
+The argument is the GPU's compute capability, 90 for 9.0. Run by test_kernel_compilation.py in a process of its own,
+without the interpreter. Prints, for each kernel that was launched, its name, arithmetic and shared memory in bytes.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from diffnet.ops.kernels import diffusion, direct_gradient_features, gradient_features, linear, spectral
 
+GPU = GPUTarget("cuda", int(sys.argv[1]), 32)
 V, K, C = 1000, 128, 128
 
 
@@ -23,7 +25,7 @@ class NoGPU:
     """All that compiling asks of a driver."""
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPU
 
     def get_current_device(self) -> int:
         return 0
@@ -63,6 +65,7 @@ driver.set_active(NoGPU())
 JITFunction.run = compile_only
 for module in (diffusion, spectral, gradient_features, direct_gradient_features, linear):
     module.interpreted = lambda tensor: False
+    module.roomy = lambda tensor: GPU.arch == 90
     if hasattr(module, "processors"):
         module.processors = lambda tensor: 132
 for arithmetic, dtype in (("bf16", torch.bfloat16), ("tf32", torch.float32)):

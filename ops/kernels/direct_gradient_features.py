@@ -8,13 +8,15 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.kernels.gradient_features import tanh
-from diffnet.ops.kernels.tiling import Tiling, interpreted, row_major, tile
+from diffnet.ops.kernels.tiling import Tiling, interpreted, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
 def tiling(a: Tensor, c: int, precision: str) -> Tiling:
     if interpreted(a):
         return Tiling(16, 16, 16, 4, 1, 1)
+    if not roomy(a):
+        return Tiling(32, tile(c, 32), tile(c, 32), 4, 2, 4)
     if a.dtype != torch.float32:
         return Tiling(64, tile(c, 64), tile(c, 64), 4, 3, 1)
     if precision == "tf32":

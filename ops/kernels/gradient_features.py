@@ -16,13 +16,15 @@ from torch import Tensor
 
 from diffnet.ops.kernels.ragged import choose_span, processors, span_count, span_rows, sum_spans
 from diffnet.ops.kernels.spectral import load_coefficients
-from diffnet.ops.kernels.tiling import Tiling, interpreted, row_major, tile
+from diffnet.ops.kernels.tiling import Tiling, interpreted, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
 def forward_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
     if interpreted(basis):
         return Tiling(16, 16, 16, 4, 1, 1)
+    if not roomy(basis):
+        return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if basis.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 64), 4, 1, 4)
     if precision == "tf32":
@@ -35,6 +37,8 @@ def backward_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
     # compiler runs matrix instructions one by one.
     if interpreted(basis):
         return Tiling(16, 16, 16, 4, 1, 1)
+    if not roomy(basis):
+        return Tiling(32, tile(k, 32 if basis.dtype == torch.float32 else 128), tile(c, 32), 4, 1, 2)
     if basis.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 32), 4, 2, 2)
     if precision == "tf32":

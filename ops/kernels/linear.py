@@ -10,13 +10,15 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.kernels.ragged import choose_span, processors
-from diffnet.ops.kernels.tiling import Tiling, interpreted, row_major, tile
+from diffnet.ops.kernels.tiling import Tiling, interpreted, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
 def linear_tiling(x: Tensor, k: int, c: int, precision: str) -> Tiling:
     if interpreted(x):
         return Tiling(16, 16, 16, 4, 1, 1)
+    if not roomy(x):
+        return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if x.dtype != torch.float32:
         return Tiling(128, tile(k, 64), tile(c, 128), 8, 3, 1)
     if precision == "tf32":

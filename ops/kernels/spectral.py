@@ -10,13 +10,15 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.kernels.ragged import choose_span, processors, span_count, span_rows, sum_spans
-from diffnet.ops.kernels.tiling import Tiling, interpreted, row_major, tile
+from diffnet.ops.kernels.tiling import Tiling, interpreted, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
 def project_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
     if interpreted(basis):
         return Tiling(16, 16, 16, 4, 1, 1)
+    if not roomy(basis):
+        return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if basis.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 128), 8, 3, 2)
     if precision == "tf32":
@@ -27,6 +29,8 @@ def project_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
 def evaluate_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
     if interpreted(basis):
         return Tiling(16, 16, 16, 4, 1, 1)
+    if not roomy(basis):
+        return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if basis.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 128), 4, 2, 4)
     if precision == "tf32":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 from torch import Tensor
 
@@ -28,6 +29,12 @@ class Tiling:
 def tile(size: int, largest: int) -> int:
     """The power of two that covers `size`, within what matrix units take."""
     return int(max(16, min(largest, triton.next_power_of_2(size))))
+
+
+def roomy(tensor: Tensor) -> bool:
+    """Whether a program may take the 227 KB of shared memory of Hopper's and Blackwell's data-centre GPUs; others have
+    99 KB or more."""
+    return torch.cuda.get_device_capability(tensor.device)[0] in (9, 10)
 
 
 def interpreted(tensor: Tensor) -> bool:
