@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
 from diffnet.benchmarks.original import original_gradient_features
-from diffnet.benchmarks.peers import backward_of, compiled, leaf, on_kernels
+from diffnet.benchmarks.peers import backward_of, compiled, forget_compiled, leaf, on_kernels
 from diffnet.benchmarks.registry import Case, Options, benchmark
 from diffnet.benchmarks.spectral import VERTICES, WIDTHS
 from diffnet.ops import gradient_features, spectral_gradient_features
@@ -28,6 +28,7 @@ def on_basis(options: Options) -> Iterator[Case]:
         kind = arithmetic(dtype)
         for c in options.widths or WIDTHS:
             for v in options.vertices or VERTICES:
+                forget_compiled()
                 d = leaf(k, c, device=device, dtype=kind.storage)
                 pushed = (torch.randn(2, v, k, device=device) * (k * k * c) ** -0.25).to(kind.storage)
                 a_re, a_im = (leaf(c, c, device=device, dtype=kind.storage) for _ in range(2))
@@ -68,6 +69,7 @@ def of_gradients(options: Options) -> Iterator[Case]:
         kind = arithmetic(dtype)
         for c in options.widths or WIDTHS:
             for v in options.vertices or VERTICES:
+                forget_compiled()
                 g = leaf(2, v, c, device=device, dtype=kind.storage, scale=c**-0.25)
                 a_re, a_im = (leaf(c, c, device=device, dtype=kind.storage) for _ in range(2))
                 forwards = {

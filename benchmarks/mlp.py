@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
-from diffnet.benchmarks.peers import backward_of, compiled, leaf, on_kernels
+from diffnet.benchmarks.peers import backward_of, compiled, forget_compiled, leaf, on_kernels
 from diffnet.benchmarks.registry import Case, Options, benchmark
 from diffnet.benchmarks.spectral import VERTICES, WIDTHS
 from diffnet.block import mlp, run_mlp
@@ -23,6 +23,7 @@ def mlp_cases(options: Options) -> Iterator[Case]:
         kind = arithmetic(dtype)
         for c in options.widths or WIDTHS:
             for v in options.vertices or VERTICES:
+                forget_compiled()
                 layers = mlp([3 * c, c, c, c], dropout=0.5).to(device, kind.storage)
                 x, diffused, features = (leaf(v, c, device=device, dtype=kind.storage) for _ in range(3))
                 leaves = [x, diffused, features, *layers.parameters()]

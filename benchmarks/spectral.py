@@ -9,7 +9,7 @@ import torch
 
 from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
 from diffnet.benchmarks.original import original_to_spectral
-from diffnet.benchmarks.peers import backward_of, compiled, leaf, on_kernels
+from diffnet.benchmarks.peers import backward_of, compiled, forget_compiled, leaf, on_kernels
 from diffnet.benchmarks.registry import Case, Options, benchmark
 from diffnet.ops import to_spectral
 
@@ -25,6 +25,7 @@ def to_spectral_cases(options: Options) -> Iterator[Case]:
         kind = arithmetic(dtype)
         for c in options.widths or WIDTHS:
             for v in options.vertices or VERTICES:
+                forget_compiled()
                 x = leaf(v, c, device=device, dtype=kind.storage)
                 evecs = torch.randn(v, k, device=device).to(kind.storage)
                 mass, ptr = torch.rand(v, device=device).to(kind.storage), torch.tensor([0, v], device=device)

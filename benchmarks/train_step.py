@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from diffnet import DiffusionNet, Operators
 from diffnet.benchmarks.arithmetic import Arithmetic, arithmetic, floor_ms, matmul_precision
 from diffnet.benchmarks.original import original_meshes, original_network
-from diffnet.benchmarks.peers import compiled, on_kernels
+from diffnet.benchmarks.peers import compiled, forget_compiled, on_kernels
 from diffnet.benchmarks.registry import Case, Options, Unavailable, benchmark
 from diffnet.benchmarks.synthetic import synthetic_operators
 from diffnet.train.capture import CapturedStep
@@ -31,6 +31,7 @@ def train_step(options: Options) -> Iterator[Case]:
         kind = arithmetic(dtype)
         for c in options.widths or (128,):
             for v in options.vertices or (2_000, 10_000, 50_000, 200_000):
+                forget_compiled()
                 operators = synthetic_operators(v, k, device)
                 x, labels = torch.randn(v, INPUTS, device=device), torch.randint(CLASSES, (v,), device=device)
                 make = partial(_step, kind, c, x, operators, labels)
