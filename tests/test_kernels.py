@@ -443,6 +443,20 @@ def test_low_precision_is_what_computes() -> None:
     assert [t.dtype for t in cast] == [torch.float32, *[torch.float16] * 4]
 
 
+def test_tf32_coefficients_are_rounded_to_nearest() -> None:
+    """Where matrix units would cut them off, all to one side."""
+    from diffnet.ops.kernels.gradient_features import _table
+
+    d = torch.randn(1, 40, 50)
+    rounded = _table(d, -d, None, torch.float32, "tf32")
+    assert ((rounded.view(torch.int32) & 0x1FFF) == 0).all()
+    errors = (rounded[0] - d) / d
+    assert errors.abs().max() <= 2**-11
+    assert errors.mean().abs() < 5e-5  # cutting off would make it 3e-4
+    assert torch.equal(rounded[1], -rounded[0])
+    assert torch.equal(_table(d, -d, None, torch.float32, "ieee")[0], d)
+
+
 def test_sums_are_the_same_in_every_run(roomy: Place) -> None:
     lengths = (70, 0, 33) if roomy.device == "cpu" else (50_000, 0, 20_001)
     inputs = [

@@ -265,7 +265,7 @@ def forward(
         some_basis = gradient_basis[0] if basis is None else basis
         with torch.cuda.device_of(gradient_basis):
             _forward_kernel[(span_count(rows, meshes, span) * columns,)](
-                _table(d, p, q, gradient_basis.dtype), some_basis, gradient_basis, ptr, diffused, features,
+                _table(d, p, q, gradient_basis.dtype, precision), some_basis, gradient_basis, ptr, diffused, features,
                 meshes, span, gradient_basis.stride(0), k, c, some_basis.stride(0), gradient_basis.stride(1),
                 DIFFUSED=basis is not None, ROTATION=q is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
                 PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
@@ -273,11 +273,17 @@ def forward(
     return diffused, features
 
 
-def _table(d: Tensor, p: Tensor, q: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """D, P and Q behind each other, rounded to what the products take: every program reads all of its columns."""
+def _table(d: Tensor, p: Tensor, q: Tensor | None, dtype: torch.dtype, precision: str) -> Tensor:
+    """D, P and Q behind each other, rounded to what the products take: every program reads all of its columns.
+
+    Matrix units cut float32 off after the 10 bits of tf32, which makes every product a little small; what is rounded to
+    nearest beforehand isn't cut.
+    """
     parts = (d, p) if q is None else (d, p, q)
-    out = torch.empty(len(parts), *d.shape, dtype=dtype, device=d.device)
-    return torch.stack(parts, out=out)
+    out = torch.stack(parts, out=torch.empty(len(parts), *d.shape, dtype=dtype, device=d.device))
+    if precision == "tf32":
+        out.view(torch.int32).add_(0x1000).bitwise_and_(-0x2000)
+    return out
 
 
 def backward(
@@ -301,7 +307,7 @@ def backward(
     if partial.numel():
         with torch.cuda.device_of(gradient_basis):
             _backward_kernel[(spans, tiles)](
-                grad, _table(d, p, q, gradient_basis.dtype), gradient_basis, ptr, partial,
+                grad, _table(d, p, q, gradient_basis.dtype, precision), gradient_basis, ptr, partial,
                 meshes, spans, span, gradient_basis.stride(0), k, c, grad.stride(0), gradient_basis.stride(1),
                 ROTATION=q is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
                 PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
