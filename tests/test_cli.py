@@ -664,7 +664,7 @@ def test_killed_while_preprocessing(tmp_path):
         try:
             wait_for(lambda process=process: len(workers(process.pid)) == 2, process)
             if seed:
-                wait_for(lambda before=len(found): len(list(cache.rglob("*.operators.*"))) > before, process)
+                wait_for(lambda found=found: len(list(cache.rglob("*.operators.*"))) > len(found), process)
             time.sleep(np.random.default_rng().uniform(0, 0.5))
             process.kill()
             process.communicate(timeout=30)
