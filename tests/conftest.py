@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from threadpoolctl import threadpool_limits
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -34,7 +35,8 @@ def one_thread() -> Iterator[None]:
     """Threads that wait for each other take longer than meshes of a few dozen vertices."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with threadpool_limits(1):
+        yield
     torch.set_num_threads(before)
 
 

@@ -18,6 +18,8 @@ import trimesh
 
 from diffnet.geometry import MeshError, Operators, cache, load_mesh, precompute
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 K = 6
 FIELDS = ("ptr", "mass", "evals", "evecs", "frames", "faces", "face_ptr")
 

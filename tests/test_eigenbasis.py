@@ -17,6 +17,8 @@ from diffnet.geometry import MeshError, eigenbasis, laplacian_and_mass, load_mes
 from diffnet.geometry.lanczos import KrylovSpace
 from diffnet.geometry.shift_invert import DeviceShiftInvert, ShiftInvert
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MODULE = sys.modules["diffnet.geometry.eigenbasis"]
 
 

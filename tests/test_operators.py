@@ -37,6 +37,8 @@ from diffnet.geometry import (
 )
 from diffnet.ops import SparseMatrix
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 KINDS = pytest.mark.parametrize("kind", LAPLACIANS)
 HARD = (
     "bunny_dupfaces.ply",
