@@ -20,8 +20,8 @@ class ShiftInvert:
 
     laplacian: (V, V) of one connected component, mass: (V,) > 0, shift: σ > 0
 
-    An eigenvalue θ stands for λ = 1/θ − σ, an eigenvector y for φ = M^−½ y. Raises ValueError where L + σM isn't
-    positive definite.
+    An eigenvalue θ stands for λ = 1/θ − σ, an eigenvector y for φ = M^−½ y. Raises ArithmeticError where L + σM
+    isn't positive definite.
     """
 
     def __init__(self, laplacian: scipy.sparse.csr_matrix, mass: NDArray[np.float64], shift: float) -> None:
@@ -31,7 +31,11 @@ class ShiftInvert:
         matrix = (laplacian + shift * scipy.sparse.diags(mass)).tocsc()
         matrix.sort_indices()
         arrays = (matrix.indptr.astype(np.int32), matrix.indices.astype(np.int32), matrix.data)
-        self.factor = cholespy.CholeskySolverD(len(mass), *(self.from_host(a) for a in arrays), cholespy.MatrixType.CSC)
+        on_device = (self.from_host(array) for array in arrays)
+        try:
+            self.factor = cholespy.CholeskySolverD(len(mass), *on_device, cholespy.MatrixType.CSC)
+        except ValueError as e:
+            raise ArithmeticError(str(e)) from e
 
     def apply(self, rows: Rows) -> Rows:
         right = self.contiguous((rows * self.root).T)
