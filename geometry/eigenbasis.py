@@ -143,22 +143,37 @@ def _block_lanczos(
         operator = DeviceShiftInvert(laplacian, mass, sigma, device)
     values, vectors = KrylovSpace(operator, k, tolerated_loss).converge(TOLERANCE)
     evals = 1 / values - sigma
-    evecs = operator.to_host(vectors).T / np.sqrt(mass)[:, None]
-    _check_pairs(laplacian, mass, evals, evecs, operator, sigma)
+    evecs = _orthonormalized(operator.to_host(vectors), mass).T / np.sqrt(mass)[:, None]
+    _check_residuals(laplacian, mass, evals, evecs, operator, sigma)
     _check_none_missing(laplacian, mass, evals)
     return evals, evecs
 
 
-def _check_pairs(
-    laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array, evecs: Array, operator: ShiftInvert, sigma: float
-) -> None:
-    """Raises ArithmeticError where ΦᵀMΦ isn't I with the constant in Φ, or L Φ isn't M Φ Λ."""
-    root = np.sqrt(mass)[:, None]
-    scaled = (root * evecs).T
-    deviation = np.abs(scaled @ scaled.T - np.eye(len(evals))).max()
-    deviation = max(deviation, np.abs(scaled @ root).max() / np.linalg.norm(root))
+def _orthonormalized(rows: Array, mass: Array) -> Array:
+    """Rows that the iteration left almost orthonormal, and orthogonal to M^½ 1.
+
+    Raises ArithmeticError where they are too far from it.
+    """
+    gram = rows @ rows.T
+    if np.abs(gram - np.eye(len(rows))).max() > 1e-10:
+        try:
+            factor = scipy.linalg.cholesky(gram)
+        except ValueError as e:
+            raise ArithmeticError(f"eigenvectors are not independent ({e})") from e
+        rows = scipy.linalg.solve_triangular(factor, np.eye(len(rows)), trans="T") @ rows
+        gram = rows @ rows.T
+    constant = np.sqrt(mass / mass.sum())
+    deviation = max(np.abs(gram - np.eye(len(rows))).max(), np.abs(rows @ constant).max())
     if not deviation < 1e-8:
         raise ArithmeticError(f"eigenvectors are orthonormal only to {deviation:.1e}")
+    return rows
+
+
+def _check_residuals(
+    laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array, evecs: Array, operator: ShiftInvert, sigma: float
+) -> None:
+    """Raises ArithmeticError where L Φ isn't M Φ Λ."""
+    root = np.sqrt(mass)[:, None]
     # A residual R means an error of (L + σM)⁻¹ R in the vectors, relative to gaps of the inverse; R itself is mostly
     # rounding at degenerate faces, where cotangents are huge and masses tiny. A few random combinations of the columns
     # see an error in any of them.

@@ -70,6 +70,7 @@ class KrylovSpace:
             overlap = self.basis[self.local : hi] @ rows.T
             rows -= overlap.T @ self.basis[self.local : hi]
             self.projected[self.local : hi, lo:hi] += self.operator.to_host(overlap)
+        rows = self.operator.without_constant(rows)  # of which rounding errors grow like the others
         block, coupling = self._orthonormalized(rows)
         # Rounding errors along converged vectors, of the largest values, grow by this factor from block to block. Half
         # the digits of orthogonality are enough for projections to be right to all of them (Simon 1984).
@@ -86,7 +87,7 @@ class KrylovSpace:
             overlap = last @ rows.T
             rows -= overlap.T @ last
             self.projected[lo:hi, lo:hi] += self.operator.to_host(overlap)
-            block, coupling = self._orthonormalized(rows)
+            block, coupling = self._orthonormalized(self.operator.without_constant(rows))
             self.loss = ROUNDING
         self.basis[hi : hi + BLOCK], self.coupling = block, coupling
         self.local, self.size = lo, hi

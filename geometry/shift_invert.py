@@ -41,14 +41,15 @@ class ShiftInvert:
         right = self.contiguous((rows * self.root).T)
         left = self.empty(len(rows)).reshape(right.shape)
         self.factor.solve(right, left)
-        return self._without_constant(self.contiguous(left.T) * self.root)
+        return self.without_constant(self.contiguous(left.T) * self.root)
 
     def start(self, count: int) -> Rows:
         """Random rows, the same ones at every call."""
         rows = np.random.default_rng(0).standard_normal((count, len(self.root)))
-        return self._without_constant(self.from_host(rows))
+        return self.without_constant(self.from_host(rows))
 
-    def _without_constant(self, rows: Rows) -> Rows:
+    def without_constant(self, rows: Rows) -> Rows:
+        """The part of each row that is orthogonal to the constant, M^½ 1."""
         for _ in range(2):  # once leaves rounding errors, of what may be 10⁹ times as long as the rest
             rows = rows - (rows @ self.constant)[:, None] * self.constant
         return rows
