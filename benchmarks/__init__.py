@@ -3,6 +3,7 @@
 # A benchmark registers itself where it is defined, so its module must be listed here.
 from diffnet.benchmarks import gradient_features as _gradient_features
 from diffnet.benchmarks import mlp as _mlp
+from diffnet.benchmarks import preprocessing as _preprocessing
 from diffnet.benchmarks import spectral as _spectral
 from diffnet.benchmarks import train_step as _train_step
 from diffnet.benchmarks import tuning as _tuning
@@ -10,4 +11,4 @@ from diffnet.benchmarks.registry import BENCHMARKS, Benchmark, Case, Options, Un
 
 __all__ = ["BENCHMARKS", "Benchmark", "Case", "Options", "Unavailable", "benchmark"]
 
-del _gradient_features, _mlp, _spectral, _train_step, _tuning
+del _gradient_features, _mlp, _preprocessing, _spectral, _train_step, _tuning

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import torch
@@ -27,6 +28,7 @@ class Options:
     seconds: to spend on measuring one case
     flush: empty the GPU's L2 cache before each run
     compile: measure what torch.compile makes of the others, too
+    meshes: a folder of meshes for what is about meshes; None means generated ones
     """
 
     device: torch.device
@@ -38,6 +40,7 @@ class Options:
     seconds: float = 1.0
     flush: bool = True
     compile: bool = True
+    meshes: Path | None = None
 
 
 @dataclass(frozen=True)

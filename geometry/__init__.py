@@ -9,11 +9,13 @@ from diffnet.geometry.gradient import gradient_values, one_ring
 from diffnet.geometry.laplacian import LAPLACIANS, LaplacianKind, laplacian_and_mass
 from diffnet.geometry.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
 from diffnet.geometry.operators import Operators, collate
-from diffnet.geometry.precompute import is_cached, precompute
+from diffnet.geometry.precompute import BASIS_PRECISIONS, BasisPrecision, is_cached, precompute
 
 __all__ = [
+    "BASIS_PRECISIONS",
     "FORMATS",
     "LAPLACIANS",
+    "BasisPrecision",
     "Diagnosis",
     "LaplacianKind",
     "Mesh",

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 
 from diffnet.data import FeatureKind, Preprocessing
-from diffnet.geometry import LaplacianKind
+from diffnet.geometry import BasisPrecision, LaplacianKind
 
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
@@ -25,6 +25,7 @@ class TrainOptions:
     features: FeatureKind = "hks"
     k: int = 128
     laplacian: LaplacianKind = "robust"
+    basis: BasisPrecision = "float32"
     epochs: int = 100
     width: int = 128
     blocks: int = 4
@@ -64,7 +65,7 @@ class TrainOptions:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        return Preprocessing(self.k, self.laplacian, self.features)
+        return Preprocessing(self.k, self.laplacian, self.features, self.basis)
 
     @property
     def rotates(self) -> bool:
