@@ -616,3 +616,42 @@ def test_a_captured_run_can_be_resumed(data, tmp_path):
     for epochs, resume in ((2, False), (4, True)):
         train(data, samples, samples, options(epochs=epochs), tmp_path, device=device, resume=resume, capture=True)
     assert len(rows(tmp_path)) == 4
+
+
+class Parcel:
+    """Stands for a batch, and tells where it was moved."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def to(self, device):
+        return self.number, device.type
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_batches_are_moved_ahead_in_order(device):
+    def parcels():
+        yield Parcel(0)
+        yield Parcel(1)
+        raise OSError("the cache is gone")
+
+    moved = []
+    with pytest.raises(OSError, match="the cache is gone"):
+        for batch, there in segmentation._moved_ahead(parcels(), torch.device(device)):
+            moved.append((batch.number, there))
+    assert moved == [(0, (0, device)), (1, (1, device))]
+
+
+def test_moving_ahead_is_one_batch_ahead_and_stops_with_the_loop():
+    asked = []
+
+    def parcels():
+        for number in range(100):
+            asked.append(number)
+            yield Parcel(number)
+
+    steps = segmentation._moved_ahead(parcels(), torch.device("cuda"))
+    next(steps)
+    next(steps)
+    steps.close()
+    assert asked == [0, 1, 2]

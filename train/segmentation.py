@@ -7,7 +7,8 @@ import hashlib
 import io
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -204,8 +205,7 @@ def _train_epoch(
     matrix = torch.zeros(classes, classes, dtype=torch.int64, device=device)
     losses: list[Tensor] = []
     names: list[tuple[str, ...]] = []
-    for loaded in loader:
-        sample = loaded.to(device)
+    for loaded, sample in _moved_ahead(loader, device):
         features = rotate(sample.features, sample.operators.lengths) if options.rotates else sample.features
         stays = sample.operators is loaded.operators
         loss, prediction = steps(replace(sample, features=features), stays)
@@ -225,6 +225,24 @@ def _train_epoch(
             "A lower --lr or --precision fp32 may help"
         )
     return sum(values) / len(values), matrix
+
+
+def _moved_ahead(batches: Iterable[Sample], device: torch.device) -> Iterator[tuple[Sample, Sample]]:
+    """Each batch, and the same on the device: read, packed and moved while the step before is under way."""
+    ahead = iter(batches)
+    if device.type != "cuda":  # where steps need the cores themselves
+        yield from ((batch, batch.to(device)) for batch in ahead)
+        return
+
+    def fetch() -> tuple[Sample, Sample] | None:
+        batch = next(ahead, None)
+        return None if batch is None else (batch, batch.to(device))
+
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(fetch)
+        while (fetched := pending.result()) is not None:
+            pending = pool.submit(fetch)
+            yield fetched
 
 
 class _Steps:
