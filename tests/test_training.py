@@ -635,11 +635,12 @@ def test_batches_are_moved_ahead_in_order(device):
         yield Parcel(1)
         raise OSError("the cache is gone")
 
-    moved = []
+    steps = segmentation._moved_ahead(parcels(), torch.device(device))
+    for number in (0, 1):
+        batch, moved = next(steps)
+        assert (batch.number, moved) == (number, (number, device))
     with pytest.raises(OSError, match="the cache is gone"):
-        for batch, there in segmentation._moved_ahead(parcels(), torch.device(device)):
-            moved.append((batch.number, there))
-    assert moved == [(0, (0, device)), (1, (1, device))]
+        next(steps)
 
 
 def test_moving_ahead_is_one_batch_ahead_and_stops_with_the_loop():
