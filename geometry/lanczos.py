@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import scipy.linalg
 
 from diffnet.geometry.shift_invert import Rows, ShiftInvert, Small
 
+# Small matrices are NumPy's, too: the threads of SciPy's own BLAS and of NumPy's would wait for each other.
 BLOCK = 8  # wide enough for matrix products, narrow enough that few vectors are needed
 MOST_RESTARTS = 20
 ROUNDING = 1e-15
@@ -38,7 +38,8 @@ class KrylovSpace:
         """Extend until the residuals of the wanted pairs are below `tolerance` times their values.
 
         Returns values (wanted,), descending, and orthonormal vectors (wanted, V).
-        Raises ArithmeticError where they don't converge in any reasonable time.
+        Raises ArithmeticError where they don't converge in any reasonable time, and LinAlgError where the space has no
+        more dimensions.
         """
         restarts = 0
         check = self.wanted * 11 // 4
@@ -95,9 +96,7 @@ class KrylovSpace:
     def _ritz(self) -> tuple[Small, Small]:
         """All Ritz values, descending, and the coordinates of their vectors."""
         projected = np.triu(self.projected[: self.size, : self.size])
-        values, coordinates = scipy.linalg.eigh(
-            projected + np.triu(projected, 1).T, driver="evd", overwrite_a=True, check_finite=False
-        )
+        values, coordinates = np.linalg.eigh(projected + np.triu(projected, 1).T)
         return values[::-1], coordinates[:, ::-1]
 
     def _restart(self, values: Small, coordinates: Small) -> None:
@@ -113,11 +112,6 @@ class KrylovSpace:
         """Q and R of rowsᵀ = Qᵀ R, by Cholesky-QR, twice for accuracy."""
         upper: Small = np.eye(BLOCK)
         for _ in range(2):
-            gram = self.operator.to_host(rows @ rows.T)
-            try:
-                factor = scipy.linalg.cholesky(gram)
-            except ValueError as e:  # not finite or, as its subclass LinAlgError, not positive definite
-                raise ArithmeticError(f"a block of the Krylov space is degenerate ({e})") from e
-            inverse = scipy.linalg.solve_triangular(factor, np.eye(BLOCK), trans="T")
-            rows, upper = self.operator.from_host(inverse) @ rows, factor @ upper
+            lower = np.linalg.cholesky(self.operator.to_host(rows @ rows.T))
+            rows, upper = self.operator.from_host(np.linalg.inv(lower)) @ rows, lower.T @ upper
         return rows, upper
