@@ -158,15 +158,17 @@ def _assemble(arrays: Arrays, mesh: Mesh) -> Operators:
     def extent(count: int) -> torch.Tensor:
         return torch.tensor([0, count], dtype=torch.int64)
 
-    gradient = sparse("gradient")
-    # What its backward needs is sorted here, once, rather than inside a step that may be compiled or captured.
-    _ = gradient.pattern.transpose
+    laplacian, gradient = sparse("laplacian"), sparse("gradient")
+    # What products and their backward need is found here, once, rather than inside a step that may be compiled or
+    # captured. The Laplacian is symmetric, and what uses it in a step needs no transpose.
+    gradient.pattern.prepare()
+    _ = laplacian.pattern.long_pieces
     return Operators(
         ptr=extent(len(mesh.verts)),
         mass=tensor("mass"),
         evals=tensor("evals")[None],
         evecs=tensor("evecs"),
-        laplacian=sparse("laplacian"),
+        laplacian=laplacian,
         gradient=gradient,
         frames=tensor("frames"),
         faces=torch.from_numpy(mesh.faces),

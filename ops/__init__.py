@@ -1,21 +1,42 @@
 """Differentiable functions on tensors; nothing here knows of meshes or modules."""
 
+from diffnet.ops.backend import Backend, use_triton
 from diffnet.ops.gradient_features import gradient_features, spectral_gradient_features
 from diffnet.ops.ragged import row_offsets, segment_mean
-from diffnet.ops.sparse import Pattern, SparseMatrix, block_diagonal, split_diagonal, spmm
+from diffnet.ops.sparse import (
+    Pattern,
+    SparseMatrix,
+    block_diagonal,
+    block_diagonal_pattern,
+    diagonal,
+    row_sum,
+    sddmm,
+    sparse_softmax,
+    split_diagonal,
+    split_diagonal_pattern,
+    spmm,
+)
 from diffnet.ops.spectral import diffuse, from_spectral, to_spectral
 
 __all__ = [
+    "Backend",
     "Pattern",
     "SparseMatrix",
     "block_diagonal",
+    "block_diagonal_pattern",
+    "diagonal",
     "diffuse",
     "from_spectral",
     "gradient_features",
     "row_offsets",
+    "row_sum",
+    "sddmm",
     "segment_mean",
+    "sparse_softmax",
     "spectral_gradient_features",
     "split_diagonal",
+    "split_diagonal_pattern",
     "spmm",
     "to_spectral",
+    "use_triton",
 ]
