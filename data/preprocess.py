@@ -41,7 +41,7 @@ FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "log-hks": 16, "xyz": 3, 
 class Preprocessing:
     """Everything that decides what a network sees of a mesh; a checkpoint carries it.
 
-    k: eigenpairs; laplacian: see `precompute`; features: inputs of the network at the vertices
+    k: eigenpairs, 0 only for xyz features; laplacian: see `precompute`; features: inputs of the network at the vertices
     """
 
     k: int = 128
@@ -49,8 +49,9 @@ class Preprocessing:
     features: FeatureKind = "hks"
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k should be at least 1, got {self.k}")
+        fewest = 0 if self.features == "xyz" else 1  # descriptors are made of eigenpairs
+        if self.k < fewest:
+            raise ValueError(f"k should be at least {fewest}, got {self.k}")
         if self.laplacian not in LAPLACIANS:
             raise ValueError(f"laplacian should be one of {', '.join(LAPLACIANS)}, got {self.laplacian!r}")
         if self.features not in get_args(FeatureKind):

@@ -21,6 +21,7 @@ from diffnet.geometry import (  # noqa: E402
     wks,
 )
 from diffnet.gradient_features import SpatialGradientFeatures  # noqa: E402
+from diffnet.implicit_diffusion import ImplicitDiffusion  # noqa: E402
 from diffnet.model import DiffusionNet  # noqa: E402
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DiffusionNet",
     "DiffusionNetBlock",
+    "ImplicitDiffusion",
     "LearnedTimeDiffusion",
     "MeshError",
     "Operators",

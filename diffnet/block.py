@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from diffnet.diffusion import LearnedTimeDiffusion
 from diffnet.geometry import Operators
 from diffnet.gradient_features import SpatialGradientFeatures
+from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.ops import from_spectral
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
+DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
 
 
 class DiffusionNetBlock(nn.Module):
@@ -29,6 +31,8 @@ class DiffusionNetBlock(nn.Module):
     gradient_rotation: see SpatialGradientFeatures
     gradient: how gradients are taken. "spectral" takes them on the basis, (GΦ) D; "sparse" applies the sparse operators
         to the diffused features; both give the same. "auto" is spectral where the operators hold `gradient_evecs`.
+    diffusion: "spectral", in the eigenbasis (LearnedTimeDiffusion), or "implicit", which needs none
+        (ImplicitDiffusion); gradients of implicitly diffused features are sparse
     """
 
     def __init__(
@@ -40,23 +44,33 @@ class DiffusionNetBlock(nn.Module):
         gradient_features: bool = True,
         gradient_rotation: bool = True,
         gradient: GradientMode = "auto",
+        diffusion: DiffusionMode = "spectral",
     ) -> None:
         super().__init__()
         if gradient not in ("auto", "spectral", "sparse"):
             raise ValueError(f"gradient should be auto, spectral or sparse, got {gradient!r}")
+        if diffusion not in get_args(DiffusionMode):
+            raise ValueError(f"diffusion should be one of {', '.join(get_args(DiffusionMode))}, got {diffusion!r}")
+        if diffusion == "implicit" and gradient == "spectral":
+            raise ValueError("gradient can't be 'spectral' where diffusion is 'implicit': there are no coefficients")
         self.gradient = gradient
-        self.diffusion = LearnedTimeDiffusion(channels)
+        self.diffusion: LearnedTimeDiffusion | ImplicitDiffusion
+        self.diffusion = LearnedTimeDiffusion(channels) if diffusion == "spectral" else ImplicitDiffusion(channels)
         self.gradient_features = SpatialGradientFeatures(channels, gradient_rotation) if gradient_features else None
         inputs = (3 if gradient_features else 2) * channels
         self.mlp = mlp([inputs, *(mlp_hidden if mlp_hidden is not None else (channels, channels)), channels], dropout)
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
-        coefficients = self.diffusion.coefficients(x, operators)
-        diffused = from_spectral(coefficients, operators.evecs, operators.ptr, operators.lengths)
+        if isinstance(self.diffusion, ImplicitDiffusion):
+            coefficients, diffused = None, self.diffusion(x, operators)
+        else:
+            coefficients = self.diffusion.coefficients(x, operators)
+            diffused = from_spectral(coefficients, operators.evecs, operators.ptr, operators.lengths)
         parts = [x, diffused]
         if self.gradient_features is not None:
-            if self.gradient == "spectral" or (self.gradient == "auto" and operators.gradient_evecs is not None):
+            spectral = self.gradient == "spectral" or (self.gradient == "auto" and operators.gradient_evecs is not None)
+            if coefficients is not None and spectral:
                 pushed = operators.with_gradient_evecs().gradient_evecs
                 assert pushed is not None
                 features = self.gradient_features.from_coefficients(

@@ -22,12 +22,16 @@ class LearnedTimeDiffusion(nn.Module):
     def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) diffused, as coefficients (B, K, C) in the eigenbasis."""
         if self.training:
-            # Projected gradient descent: a step that overshot 0 comes back to it, and the next gradient counts whole.
-            with torch.no_grad():
-                self.time.clamp_(min=0)
+            keep_nonnegative(self.time)
         spectrum = to_spectral(x, operators.evecs, operators.mass, operators.ptr, operators.lengths)
         return diffuse(spectrum, operators.evals, self.time.clamp(min=0))
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
         return from_spectral(self.coefficients(x, operators), operators.evecs, operators.ptr, operators.lengths)
+
+
+def keep_nonnegative(time: nn.Parameter) -> None:
+    """Projected gradient descent: a step that overshot 0 comes back to it, and the next gradient counts whole."""
+    with torch.no_grad():
+        time.clamp_(min=0)

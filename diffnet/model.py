@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffnet.block import DiffusionNetBlock, GradientMode
+from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode
 from diffnet.geometry import Operators
 from diffnet.ops import segment_mean
 
@@ -30,7 +30,7 @@ class DiffusionNet(nn.Module):
     outputs_at: "vertices", "faces", "edges" (means over the corners or ends), or "global_mean" (one per mesh, weighted
         by vertex areas)
     last_activation: applied to the outputs, for example `log_softmax`; none by default
-    mlp_hidden, dropout, gradient_features, gradient_rotation, gradient: see `DiffusionNetBlock`
+    mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion: see `DiffusionNetBlock`
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class DiffusionNet(nn.Module):
         gradient_features: bool = True,
         gradient_rotation: bool = True,
         gradient: GradientMode = "auto",
+        diffusion: DiffusionMode = "spectral",
     ) -> None:
         super().__init__()
         if outputs_at not in get_args(OutputsAt):
@@ -63,6 +64,7 @@ class DiffusionNet(nn.Module):
                 gradient_features=gradient_features,
                 gradient_rotation=gradient_rotation,
                 gradient=gradient,
+                diffusion=diffusion,
             )
             for _ in range(blocks)
         )

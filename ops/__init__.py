@@ -2,6 +2,7 @@
 
 from diffnet.ops.backend import Backend, use_triton
 from diffnet.ops.gradient_features import gradient_features, spectral_gradient_features
+from diffnet.ops.implicit import implicit_diffusion
 from diffnet.ops.ragged import row_offsets, segment_mean
 from diffnet.ops.sparse import (
     Pattern,
@@ -28,6 +29,7 @@ __all__ = [
     "diffuse",
     "from_spectral",
     "gradient_features",
+    "implicit_diffusion",
     "row_offsets",
     "row_sum",
     "sddmm",

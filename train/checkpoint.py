@@ -57,6 +57,7 @@ def build_model(options: TrainOptions, label_names: list[str], labels_at: Any) -
         width=options.width,
         blocks=options.blocks,
         dropout=options.dropout,
+        diffusion=options.diffusion,
         outputs_at=labels_at,
     )
 

@@ -83,7 +83,8 @@ def run_segmentation(
     started = time.perf_counter()
     items = [*data.train, *data.test]
     preprocess([item.mesh for item in items], [item.name for item in items], options, cache_dir, jobs, console)
-    samples = keep_on_device([make_sample(item, options.preprocessing, cache_dir) for item in items], device)
+    samples = [make_sample(item, options.preprocessing, cache_dir) for item in items]
+    samples = keep_on_device(samples, device, on_basis=options.diffusion == "spectral")
     train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
     preprocessing_seconds = time.perf_counter() - started
 

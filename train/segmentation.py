@@ -161,16 +161,17 @@ def predict(model: DiffusionNet, sample: Sample, options: TrainOptions, device: 
     return prediction
 
 
-def keep_on_device(samples: Sequence[Sample], device: torch.device) -> list[Sample]:
-    """The samples on a GPU, ready for gradients on the basis, as long as they take at most half of its free memory;
-    else as they are, to be moved batch by batch."""
+def keep_on_device(samples: Sequence[Sample], device: torch.device, *, on_basis: bool = True) -> list[Sample]:
+    """The samples on a GPU as long as they take at most half of its free memory, else as they are, to be moved batch
+    by batch. With on_basis those on a GPU are ready for gradients on the basis."""
     if device.type != "cuda":
         return list(samples)
     # The basis and the two gradients of it, float32; the rest is small beside them.
     needed = sum(3 * 4 * s.operators.evecs.numel() for s in samples)
     if needed > torch.cuda.mem_get_info(device)[0] / 2:
         return list(samples)
-    return [_with_gradient_evecs(s.to(device)) for s in samples]
+    moved = [s.to(device) for s in samples]
+    return [_with_gradient_evecs(s) for s in moved] if on_basis else moved
 
 
 def _with_gradient_evecs(sample: Sample) -> Sample:
@@ -250,11 +251,10 @@ def _set_aside(samples: Sequence[Sample], options: TrainOptions) -> tuple[list[S
 
 def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions, out: Path) -> None:
     """A run may be resumed with nothing changed but more epochs, and those only where the schedule doesn't use them."""
+    before = {**TrainOptions().as_dict(), **stored["options"]}  # an older run hasn't heard of newer options
     for name, value in fresh["options"].items():
-        if (name != "epochs" or options.schedule == "cosine") and stored["options"].get(name) != value:
-            raise CheckpointError(
-                f"{out / 'last.pt'}: this run was started with {name} = {stored['options'].get(name)}, not {value}"
-            )
+        if (name != "epochs" or options.schedule == "cosine") and before[name] != value:
+            raise CheckpointError(f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}")
     for name, what in (("label_names", "other labels"), ("labels_at", "other labels"), ("data", "other meshes")):
         if stored[name] != fresh[name]:
             raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with {what}")
