@@ -22,6 +22,7 @@ from diffnet.geometry import (  # noqa: E402
 )
 from diffnet.gradient_features import SpatialGradientFeatures  # noqa: E402
 from diffnet.implicit_diffusion import ImplicitDiffusion  # noqa: E402
+from diffnet.mesh_attention import MeshAttention  # noqa: E402
 from diffnet.model import DiffusionNet  # noqa: E402
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ __all__ = [
     "DiffusionNetBlock",
     "ImplicitDiffusion",
     "LearnedTimeDiffusion",
+    "MeshAttention",
     "MeshError",
     "Operators",
     "SpatialGradientFeatures",

@@ -13,6 +13,7 @@ from diffnet.diffusion import LearnedTimeDiffusion
 from diffnet.geometry import Operators
 from diffnet.gradient_features import SpatialGradientFeatures
 from diffnet.implicit_diffusion import ImplicitDiffusion
+from diffnet.mesh_attention import MeshAttention
 from diffnet.ops import from_spectral
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
@@ -20,7 +21,7 @@ DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
 
 
 class DiffusionNetBlock(nn.Module):
-    """Diffusion, gradient features, and an MLP on [x, diffused x, features], added to x.
+    """Diffusion, gradient features, and an MLP on [x, diffused x, features], added to x; attention too where wanted.
 
     Source: Sharp et al. 2022, "DiffusionNet Architecture".
 
@@ -33,6 +34,8 @@ class DiffusionNetBlock(nn.Module):
         to the diffused features; both give the same. "auto" is spectral where the operators hold `gradient_evecs`.
     diffusion: "spectral", in the eigenbasis (LearnedTimeDiffusion), or "implicit", which needs none
         (ImplicitDiffusion); gradients of implicitly diffused features are sparse
+    attention_heads: of a MeshAttention over the operators' neighbourhood, whose result is one more input of the MLP;
+        by default there is none
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class DiffusionNetBlock(nn.Module):
         gradient_rotation: bool = True,
         gradient: GradientMode = "auto",
         diffusion: DiffusionMode = "spectral",
+        attention_heads: int = 0,
     ) -> None:
         super().__init__()
         if gradient not in ("auto", "spectral", "sparse"):
@@ -57,7 +61,8 @@ class DiffusionNetBlock(nn.Module):
         self.diffusion: LearnedTimeDiffusion | ImplicitDiffusion
         self.diffusion = LearnedTimeDiffusion(channels) if diffusion == "spectral" else ImplicitDiffusion(channels)
         self.gradient_features = SpatialGradientFeatures(channels, gradient_rotation) if gradient_features else None
-        inputs = (3 if gradient_features else 2) * channels
+        self.attention = MeshAttention(channels, attention_heads) if attention_heads != 0 else None
+        inputs = (2 + gradient_features + (self.attention is not None)) * channels
         self.mlp = mlp([inputs, *(mlp_hidden if mlp_hidden is not None else (channels, channels)), channels], dropout)
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
@@ -79,6 +84,8 @@ class DiffusionNetBlock(nn.Module):
             else:
                 features = self.gradient_features(operators.gradient @ diffused)
             parts.append(features)
+        if self.attention is not None:
+            parts.append(self.attention(x, operators.neighborhood or operators.gradient.pattern))
         out: Tensor = x + self.mlp(torch.cat(parts, dim=-1))
         return out
 

@@ -30,7 +30,8 @@ class DiffusionNet(nn.Module):
     outputs_at: "vertices", "faces", "edges" (means over the corners or ends), or "global_mean" (one per mesh, weighted
         by vertex areas)
     last_activation: applied to the outputs, for example `log_softmax`; none by default
-    mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion: see `DiffusionNetBlock`
+    mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, attention_heads: see
+        `DiffusionNetBlock`
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class DiffusionNet(nn.Module):
         gradient_rotation: bool = True,
         gradient: GradientMode = "auto",
         diffusion: DiffusionMode = "spectral",
+        attention_heads: int = 0,
     ) -> None:
         super().__init__()
         if outputs_at not in get_args(OutputsAt):
@@ -65,6 +67,7 @@ class DiffusionNet(nn.Module):
                 gradient_rotation=gradient_rotation,
                 gradient=gradient,
                 diffusion=diffusion,
+                attention_heads=attention_heads,
             )
             for _ in range(blocks)
         )

@@ -8,6 +8,7 @@ from diffnet.geometry.frames import tangent_frames
 from diffnet.geometry.gradient import gradient_values, one_ring
 from diffnet.geometry.laplacian import LAPLACIANS, LaplacianKind, laplacian_and_mass
 from diffnet.geometry.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
+from diffnet.geometry.neighborhoods import with_k_ring, with_nearest
 from diffnet.geometry.operators import Operators, collate
 from diffnet.geometry.precompute import is_cached, precompute
 
@@ -34,5 +35,7 @@ __all__ = [
     "one_ring",
     "precompute",
     "tangent_frames",
+    "with_k_ring",
+    "with_nearest",
     "wks",
 ]

@@ -151,6 +151,8 @@ def test_options_name_what_is_wrong():
         ({"features": "shot"}, "features .*'shot'"),
         ({"seed": -1}, "seed .*-1"),
         ({"diffusion": "heat"}, "diffusion .*'heat'"),
+        ({"attention_heads": 3, "width": 16}, "attention_heads .*16, got 3"),
+        ({"attention_heads": -1}, "attention_heads .*-1"),
         ({"features": "xyz", "k": 0}, "spectral diffusion, got 0"),
         ({"features": "hks", "k": 0, "diffusion": "implicit"}, "at least 1, got 0"),
         ({"rotate": True, "features": "hks"}, "rotate .*'hks'"),
@@ -187,6 +189,7 @@ def test_devices_that_are_not_there():
         ("edges", {}),
         ("cloud", {}),
         ("vertices", {"diffusion": "implicit", "k": 0}),
+        ("vertices", {"attention_heads": 2}),
     ],
 )
 def test_training_learns(at, given, tmp_path):

@@ -58,6 +58,7 @@ def build_model(options: TrainOptions, label_names: list[str], labels_at: Any) -
         blocks=options.blocks,
         dropout=options.dropout,
         diffusion=options.diffusion,
+        attention_heads=options.attention_heads,
         outputs_at=labels_at,
     )
 

@@ -65,6 +65,9 @@ def train_segmentation(
     diffusion: Annotated[
         DiffusionMode, typer.Option(help="spectral diffuses in the basis; implicit solves, and needs none.")
     ] = "spectral",
+    attention_heads: Annotated[
+        int, typer.Option(min=0, help="Heads of attention over one-rings in each block; 0 for none.")
+    ] = 0,
     dropout: Annotated[float, typer.Option(min=0, max=0.99, help="Dropout inside the blocks' MLPs.")] = 0.5,
     learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 1e-3,
     schedule: Annotated[

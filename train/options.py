@@ -30,6 +30,7 @@ class TrainOptions:
     width: int = 128
     blocks: int = 4
     diffusion: DiffusionMode = "spectral"
+    attention_heads: int = 0
     dropout: float = 0.5
     learning_rate: float = 1e-3
     schedule: Schedule = "step"
@@ -64,6 +65,8 @@ class TrainOptions:
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        if self.attention_heads < 0 or (self.attention_heads > 0 and self.width % self.attention_heads != 0):
+            raise ValueError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
         _ = self.preprocessing
         if self.k < 1 and self.diffusion == "spectral":
             raise ValueError(f"k should be at least 1 for spectral diffusion, got {self.k}")
