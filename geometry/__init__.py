@@ -10,6 +10,7 @@ from diffnet.geometry.laplacian import LAPLACIANS, LaplacianKind, laplacian_and_
 from diffnet.geometry.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
 from diffnet.geometry.neighborhoods import with_k_ring, with_nearest
 from diffnet.geometry.operators import Operators, collate
+from diffnet.geometry.patches import Patches, patches
 from diffnet.geometry.precompute import is_cached, precompute
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "MeshError",
     "MeshLike",
     "Operators",
+    "Patches",
     "collate",
     "diagnose",
     "eigenbasis",
@@ -33,6 +35,7 @@ __all__ = [
     "mesh_edges",
     "normalize_positions",
     "one_ring",
+    "patches",
     "precompute",
     "tangent_frames",
     "with_k_ring",

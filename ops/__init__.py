@@ -1,6 +1,7 @@
 """Differentiable functions on tensors; nothing here knows of meshes or modules."""
 
 from diffnet.ops.backend import Backend, use_triton
+from diffnet.ops.block_sparse import BlockPattern, block_matmul, block_softmax
 from diffnet.ops.gradient_features import gradient_features, spectral_gradient_features
 from diffnet.ops.implicit import implicit_diffusion
 from diffnet.ops.ragged import row_offsets, segment_mean
@@ -21,10 +22,13 @@ from diffnet.ops.spectral import diffuse, from_spectral, to_spectral
 
 __all__ = [
     "Backend",
+    "BlockPattern",
     "Pattern",
     "SparseMatrix",
     "block_diagonal",
     "block_diagonal_pattern",
+    "block_matmul",
+    "block_softmax",
     "diagonal",
     "diffuse",
     "from_spectral",

@@ -99,7 +99,8 @@ def _solve(
         laplacian = torch.sparse_csr_tensor(indptr, indices, values, size, check_invariants=False)
 
         def multiply(u: Tensor) -> Tensor:
-            return laplacian @ u
+            with torch.autocast(u.device.type, enabled=False):
+                return laplacian @ u
 
     live, weights = mass > 0, mass[:, None]
 

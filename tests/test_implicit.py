@@ -184,6 +184,8 @@ def test_low_precision_features(meshes: list[Operators]) -> None:
     exact = solve(x.float(), times().float(), operators.laplacian.values, operators.mass, operators)
     out = solve(x, times().float(), operators.laplacian.values, operators.mass, operators)
     assert torch.equal(out, exact.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(solve(x, times().float(), operators.laplacian.values, operators.mass, operators), out)
 
 
 def test_twice_is_refused(meshes: list[Operators]) -> None:

@@ -40,7 +40,8 @@ def spmm(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, reduce: boo
         all_rows = (row_of_each(indptr, indices) + shifts * rows).reshape(-1)
         entries = torch.stack([all_rows, all_indices]).long()
         matrix = torch.sparse_coo_tensor(entries, flat, shape, check_invariants=False, is_coalesced=True)
-    out = (matrix @ dense).reshape(sets, rows, x.shape[2])
+    with torch.autocast(x.device.type, enabled=False):
+        out = (matrix @ dense).reshape(sets, rows, x.shape[2])
     return (out.sum(0, keepdim=True) if reduce else out).to(x.dtype)
 
 
