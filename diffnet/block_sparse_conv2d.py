@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -71,7 +72,9 @@ class BlockSparseConv2d(nn.Module):
         padded = F.pad(x, (0, 0, 0, 0, 0, self.channels_padded - self.in_channels))
         patches = F.unfold(padded, self.kernel_size, self.dilation, self.padding, self.stride)
         # (N, channels · places, L) → (places · channels, N · L)
-        patches = patches.reshape(len(x), self.channels_padded, -1, patches.shape[2]).permute(2, 1, 0, 3)
+        patches = patches.reshape(len(x), self.channels_padded, math.prod(self.kernel_size), patches.shape[2]).permute(
+            2, 1, 0, 3
+        )
         patches = patches.flatten(0, 1).flatten(1)
         out = block_matmul(self.pattern, self.weight, patches[None], "dsd")[0]
         out = out if self.bias is None else out + self.bias.to(out.dtype)[:, None]

@@ -157,10 +157,8 @@ def _dsd(
         else:
             at = e.to(tl.int64)
             inside = place[:, None] * BLOCK + k[None, :]
-        left = tl.load(
-            values + (z * count + at) * (BLOCK * BLOCK) + inside,
-            mask=(r < rows)[:, None] & (n < columns)[None, :], other=0,
-        )  # fmt: skip
+        # Not masked, which would take a load for every element: beyond the edge it meets zeros, or isn't stored.
+        left = tl.load(values + (z * count + at) * (BLOCK * BLOCK) + inside)
         right = tl.load(
             x_tile + n.to(tl.int64)[:, None] * xn, mask=(n < columns)[:, None] & (c < channels)[None, :], other=0
         )
@@ -193,10 +191,11 @@ def _scores(
     if HAS_KEY_MASK:
         here = here & (tl.load(key_mask + z * columns + c, mask=c < columns, other=0) != 0)[None, :]
     if HAS_MASK:
-        here = here & (tl.load(mask + inside, mask=here, other=0) != 0)
-    s = tl.load(scores + z * count * (BLOCK * BLOCK) + inside, mask=here, other=0).to(tl.float32) * scale
+        here = here & (tl.load(mask + inside) != 0)
+    # Not masked, which would take a load for every element.
+    s = tl.load(scores + z * count * (BLOCK * BLOCK) + inside).to(tl.float32) * scale
     if HAS_BIAS:
-        s += tl.load(bias + inside, mask=here, other=0).to(tl.float32)
+        s += tl.load(bias + inside).to(tl.float32)
     return tl.where(here, s, float("-inf")), inside
 
 

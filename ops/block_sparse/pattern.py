@@ -20,7 +20,7 @@ class BlockPattern:
     blocks: a Pattern (H · block rows, H · block columns) of whole blocks, with the heads along its diagonal
     block: edge length of a block, 16, 32, 64 or 128
     rows, columns: of each head's matrix. The last blocks reach beyond where the block divides neither; what values hold
-        there is ignored in products, and 0 in results.
+        there, if only it is finite, is ignored in products, and it is 0 in results.
     heads: H
 
     Values are (…, number of blocks, block, block), in the order of `blocks`: by head, block row and block column.

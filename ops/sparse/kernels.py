@@ -17,10 +17,13 @@ from torch import Tensor
 
 from diffnet.ops.sparse.pattern import PIECE
 
-# Elements of a program's tile: rows × channels, or rows × entries in a softmax. Tiles are powers of two.
-TILE = 1024
+# Bytes of the dense factor that a program gathers at a time, for one entry of each of its rows; and for how many
+# entries at the same time. Tiles are powers of two.
+TILE_BYTES = 4096
+UNROLL = 4
 MAX_CHANNELS = 128
 MAX_ROWS = 256
+SOFTMAX_ROWS = 64
 WINDOW = 16  # entries of a row that a softmax looks at together; a mesh's rows fit
 LONG_WINDOW = 512
 PIECE_ENTRIES = 16  # entries of a piece that are gathered together
@@ -49,27 +52,15 @@ def spmm(
     # A program applies two sets to each row it gathers, as gradX and gradY are.
     together = sets if reduce else min(sets, 2) if len(x) == 1 else 1
     groups = 1 if reduce else triton.cdiv(sets, together)
-    block_c = min(triton.next_power_of_2(channels), MAX_CHANNELS)
-    block_r = min(TILE // block_c, MAX_ROWS)
+    block_r, block_c = _tile(x)
     tiles = triton.cdiv(channels, block_c)
     strides = (values.stride(0), 0 if len(x) == 1 else x.stride(0), x.stride(1))
     flags = {"TOGETHER": together, "REDUCE": reduce, "PERMUTED": order is not None, "BLOCK_C": block_c}
     entry_order = indices if order is None else order
     _spmm_rows[(groups * triton.cdiv(rows, block_r), tiles)](
-        indptr,
-        indices,
-        entry_order,
-        values,
-        x,
-        out,
-        rows,
-        channels,
-        sets,
-        *strides,
-        LONG=PIECE,
-        BLOCK_R=block_r,
-        **flags,
-    )
+        indptr, indices, entry_order, values, x, out, rows, channels, sets, *strides,
+        LONG=PIECE, BLOCK_R=block_r, UNROLL=UNROLL, **flags,
+    )  # fmt: skip
     if len(pieces) > 0:
         partial = x.new_empty(len(out), len(pieces), channels, dtype=torch.float32)
         _spmm_pieces[(groups * len(pieces), tiles)](
@@ -91,13 +82,13 @@ def sddmm(indptr: Tensor, indices: Tensor, pieces: Tensor, a: Tensor, b: Tensor)
     a, b = (t if t.stride(2) == 1 else t.contiguous() for t in (a, b))
     together = min(sets, 2) if len(b) == 1 else 1
     groups = triton.cdiv(sets, together)
-    block_c = min(triton.next_power_of_2(channels), MAX_CHANNELS)
-    block_r = min(TILE // block_c, MAX_ROWS)
+    block_r, block_c = _tile(b)
     strides = [stride for t in (a, b) for stride in (0 if len(t) == 1 else t.stride(0), t.stride(1))]
     flags = {"TOGETHER": together, "ONE_TILE": channels <= block_c, "BLOCK_C": block_c}
     _sddmm_rows[(groups * triton.cdiv(rows, block_r),)](
-        indptr, indices, a, b, out, rows, channels, sets, entries, *strides, LONG=PIECE, BLOCK_R=block_r, **flags
-    )
+        indptr, indices, a, b, out, rows, channels, sets, entries, *strides,
+        LONG=PIECE, BLOCK_R=block_r, UNROLL=UNROLL, **flags,
+    )  # fmt: skip
     if len(pieces) > 0:
         _sddmm_pieces[(sets * len(pieces),)](
             pieces, indices, a, b, out, len(pieces), channels, entries, *strides,
@@ -113,7 +104,7 @@ def softmax(indptr: Tensor, pieces: Tensor, scores: Tensor, mask: Tensor | None,
     out = torch.empty_like(scores)
     if out.numel() == 0:
         return out
-    rows, block_r = len(indptr) - 1, TILE // WINDOW
+    rows, block_r = len(indptr) - 1, SOFTMAX_ROWS
     mask = None if mask is None else mask.contiguous()
     taken = scores if mask is None else mask
     shape = (rows, entries, 0 if mask is None or len(mask) == 1 else entries, scale)
@@ -136,7 +127,7 @@ def softmax_backward(indptr: Tensor, pieces: Tensor, out: Tensor, grad: Tensor, 
     result = torch.empty_like(out)
     if result.numel() == 0:
         return result
-    rows, block_r = len(indptr) - 1, TILE // WINDOW
+    rows, block_r = len(indptr) - 1, SOFTMAX_ROWS
     _softmax_backward[(sets * triton.cdiv(rows, block_r),)](
         indptr, pieces, out, grad, result, rows, entries, scale,
         LONG=PIECE, LONG_ROWS=False, BLOCK_R=block_r, BLOCK_E=WINDOW,
@@ -149,6 +140,12 @@ def softmax_backward(indptr: Tensor, pieces: Tensor, out: Tensor, grad: Tensor, 
     return result
 
 
+def _tile(dense: Tensor) -> tuple[int, int]:
+    """Rows and channels of a program."""
+    channels = min(triton.next_power_of_2(dense.shape[2]), MAX_CHANNELS)
+    return min(TILE_BYTES // (channels * dense.element_size()), MAX_ROWS), channels
+
+
 # Offsets are 64-bit from the first product on: rows × channels and sets × entries may pass 2³¹.
 
 
@@ -156,7 +153,7 @@ def softmax_backward(indptr: Tensor, pieces: Tensor, out: Tensor, grad: Tensor, 
 def _spmm_rows(
     indptr, indices, order, values, x, out, rows, channels, sets, value_stride, x_set_stride, x_row_stride,
     TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr, LONG: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """out[s, r] = Σ values[s, e] x[s, indices[e]] over the entries e of row r, for sets one by one, two by two (which
     share x), or all of them summed (REDUCE)."""
@@ -174,26 +171,30 @@ def _spmm_rows(
     x_rows = x + first * x_set_stride + c[None, :]
     sum0 = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     sum1 = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    for j in range(0, tl.max(length, 0)):
-        here = j < length
-        tile = here[:, None] & (c < channels)[None, :]
-        entry = start + j
-        row = tl.load(indices + entry, mask=here, other=0).to(tl.int64) * x_row_stride
-        if PERMUTED:
-            entry = tl.load(order + entry, mask=here, other=0)
-        if REDUCE:
-            for s in tl.static_range(TOGETHER):
-                v = tl.load(value_rows + s * value_stride + entry, mask=here, other=0).to(tl.float32)
-                sum0 += v[:, None] * tl.load(x_rows + s * x_set_stride + row[:, None], mask=tile, other=0).to(
-                    tl.float32
-                )
-        else:
-            gathered = tl.load(x_rows + row[:, None], mask=tile, other=0).to(tl.float32)
-            v = tl.load(value_rows + entry, mask=here, other=0).to(tl.float32)
-            sum0 += v[:, None] * gathered
-            if TOGETHER == 2:
-                v = tl.load(value_rows + value_stride + entry, mask=here & (first + 1 < sets), other=0).to(tl.float32)
-                sum1 += v[:, None] * gathered
+    for j0 in range(0, tl.max(length, 0), UNROLL):
+        for u in tl.static_range(UNROLL):  # their loads run at the same time
+            j = j0 + u
+            here = j < length
+            tile = here[:, None] & (c < channels)[None, :]
+            entry = start + j
+            row = tl.load(indices + entry, mask=here, other=0).to(tl.int64) * x_row_stride
+            if PERMUTED:
+                entry = tl.load(order + entry, mask=here, other=0)
+            if REDUCE:
+                for s in tl.static_range(TOGETHER):
+                    v = tl.load(value_rows + s * value_stride + entry, mask=here, other=0).to(tl.float32)
+                    sum0 += v[:, None] * tl.load(x_rows + s * x_set_stride + row[:, None], mask=tile, other=0).to(
+                        tl.float32
+                    )
+            else:
+                gathered = tl.load(x_rows + row[:, None], mask=tile, other=0).to(tl.float32)
+                v = tl.load(value_rows + entry, mask=here, other=0).to(tl.float32)
+                sum0 += v[:, None] * gathered
+                if TOGETHER == 2:
+                    v = tl.load(value_rows + value_stride + entry, mask=here & (first + 1 < sets), other=0).to(
+                        tl.float32
+                    )
+                    sum1 += v[:, None] * gathered
     tile = mine[:, None] & (c < channels)[None, :]
     # In a sum over the sets there is one group of them, so `first` is 0.
     place = (first.to(tl.int64) * rows + r)[:, None] * channels + c[None, :]
@@ -269,7 +270,8 @@ def _add_pieces(
 def _sddmm_rows(
     indptr, indices, a, b, out, rows, channels, sets, entries,
     a_set_stride, a_row_stride, b_set_stride, b_row_stride,
-    TOGETHER: tl.constexpr, ONE_TILE: tl.constexpr, LONG: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    TOGETHER: tl.constexpr, ONE_TILE: tl.constexpr, LONG: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """out[s, e] = a[s, r] · b[s, indices[e]] for the entries e of row r, for sets one by one, or two that share b."""
     blocks = tl.cdiv(rows, BLOCK_R)
@@ -287,27 +289,39 @@ def _sddmm_rows(
         a0 = tl.load(a_rows + c[None, :], mask=tile, other=0).to(tl.float32)
         if TOGETHER == 2:
             a1 = tl.load(a_rows + a_set_stride + c[None, :], mask=second, other=0).to(tl.float32)
-    for j in range(0, tl.max(length, 0)):
-        here = j < length
-        row = b_rows + tl.load(indices + start + j, mask=here, other=0).to(tl.int64) * b_row_stride
-        dot0 = tl.zeros((BLOCK_R,), tl.float32)
-        dot1 = tl.zeros((BLOCK_R,), tl.float32)
-        for c0 in range(0, channels, BLOCK_C):
-            c = c0 + tl.arange(0, BLOCK_C)
-            in_channels = (c < channels)[None, :]
-            gathered = tl.load(row[:, None] + c[None, :], mask=here[:, None] & in_channels, other=0).to(tl.float32)
-            if not ONE_TILE:
-                a0 = tl.load(a_rows + c[None, :], mask=here[:, None] & in_channels, other=0).to(tl.float32)
+    unrolled = tl.arange(0, UNROLL)
+    for j0 in range(0, tl.max(length, 0), UNROLL):
+        dots0 = tl.zeros((BLOCK_R, UNROLL), tl.float32)
+        dots1 = tl.zeros((BLOCK_R, UNROLL), tl.float32)
+        for u in tl.static_range(UNROLL):  # their loads run at the same time, for there is no store between
+            here = j0 + u < length
+            row = b_rows + tl.load(indices + start + j0 + u, mask=here, other=0).to(tl.int64) * b_row_stride
+            dot0 = tl.zeros((BLOCK_R,), tl.float32)
+            dot1 = tl.zeros((BLOCK_R,), tl.float32)
+            if ONE_TILE:
+                tile = here[:, None] & (c < channels)[None, :]
+                gathered = tl.load(row[:, None] + c[None, :], mask=tile, other=0).to(tl.float32)
+                dot0 = tl.sum(a0 * gathered, 1)
                 if TOGETHER == 2:
-                    second = here[:, None] & in_channels & (first + 1 < sets)
-                    a1 = tl.load(a_rows + a_set_stride + c[None, :], mask=second, other=0).to(tl.float32)
-            dot0 += tl.sum(a0 * gathered, 1)
-            if TOGETHER == 2:
-                dot1 += tl.sum(a1 * gathered, 1)
-        place = out + first * entries + start + j
-        tl.store(place, dot0.to(out.dtype.element_ty), mask=here)
+                    dot1 = tl.sum(a1 * gathered, 1)
+            else:
+                for c0 in range(0, channels, BLOCK_C):
+                    k = c0 + c
+                    tile = here[:, None] & (k < channels)[None, :]
+                    gathered = tl.load(row[:, None] + k[None, :], mask=tile, other=0).to(tl.float32)
+                    left = tl.load(a_rows + k[None, :], mask=tile, other=0).to(tl.float32)
+                    dot0 += tl.sum(left * gathered, 1)
+                    if TOGETHER == 2:
+                        tile = tile & (first + 1 < sets)
+                        left = tl.load(a_rows + a_set_stride + k[None, :], mask=tile, other=0).to(tl.float32)
+                        dot1 += tl.sum(left * gathered, 1)
+            dots0 += tl.where((unrolled == u)[None, :], dot0[:, None], 0.0)
+            dots1 += tl.where((unrolled == u)[None, :], dot1[:, None], 0.0)
+        here = (j0 + unrolled)[None, :] < length[:, None]
+        place = out + first * entries + (start + j0)[:, None] + unrolled[None, :]
+        tl.store(place, dots0.to(out.dtype.element_ty), mask=here)
         if TOGETHER == 2:
-            tl.store(place + entries, dot1.to(out.dtype.element_ty), mask=here & (first + 1 < sets))
+            tl.store(place + entries, dots1.to(out.dtype.element_ty), mask=here & (first + 1 < sets))
 
 
 @triton.jit
