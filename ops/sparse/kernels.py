@@ -280,48 +280,39 @@ def _sddmm_rows(
     start = tl.load(indptr + r, mask=r < rows, other=0)
     length = tl.load(indptr + r + 1, mask=r < rows, other=0) - start
     length = tl.where((r < rows) & (length <= LONG), length, 0)
-    a_rows = a + first * a_set_stride + (r.to(tl.int64) * a_row_stride)[:, None]
-    b_rows = b + first * b_set_stride
-    c = tl.arange(0, BLOCK_C)
-    tile = (r < rows)[:, None] & (c < channels)[None, :]
-    second = tile & (first + 1 < sets)
+    a_rows = a + first * a_set_stride + (r.to(tl.int64) * a_row_stride)[:, None, None]
+    second = first + 1 < sets
+    c = tl.arange(0, BLOCK_C)[None, None, :]
+    tile = (r < rows)[:, None, None] & (c < channels)
     if ONE_TILE:
-        a0 = tl.load(a_rows + c[None, :], mask=tile, other=0).to(tl.float32)
+        a0 = tl.load(a_rows + c, mask=tile, other=0).to(tl.float32)
         if TOGETHER == 2:
-            a1 = tl.load(a_rows + a_set_stride + c[None, :], mask=second, other=0).to(tl.float32)
-    unrolled = tl.arange(0, UNROLL)
+            a1 = tl.load(a_rows + a_set_stride + c, mask=tile & second, other=0).to(tl.float32)
     for j0 in range(0, tl.max(length, 0), UNROLL):
-        dots0 = tl.zeros((BLOCK_R, UNROLL), tl.float32)
-        dots1 = tl.zeros((BLOCK_R, UNROLL), tl.float32)
-        for u in tl.static_range(UNROLL):  # their loads run at the same time, for there is no store between
-            here = j0 + u < length
-            row = b_rows + tl.load(indices + start + j0 + u, mask=here, other=0).to(tl.int64) * b_row_stride
-            dot0 = tl.zeros((BLOCK_R,), tl.float32)
-            dot1 = tl.zeros((BLOCK_R,), tl.float32)
-            if ONE_TILE:
-                tile = here[:, None] & (c < channels)[None, :]
-                gathered = tl.load(row[:, None] + c[None, :], mask=tile, other=0).to(tl.float32)
-                dot0 = tl.sum(a0 * gathered, 1)
+        j = j0 + tl.arange(0, UNROLL)[None, :]
+        here = j < length[:, None]
+        entry = start[:, None] + j
+        row = b + first * b_set_stride + tl.load(indices + entry, mask=here, other=0).to(tl.int64) * b_row_stride
+        dot0 = tl.zeros((BLOCK_R, UNROLL), tl.float32)
+        dot1 = tl.zeros((BLOCK_R, UNROLL), tl.float32)
+        if ONE_TILE:
+            gathered = tl.load(row[:, :, None] + c, mask=here[:, :, None] & (c < channels), other=0).to(tl.float32)
+            dot0 = tl.sum(a0 * gathered, 2)
+            if TOGETHER == 2:
+                dot1 = tl.sum(a1 * gathered, 2)
+        else:
+            for c0 in range(0, channels, BLOCK_C):
+                k = c0 + c
+                tile = (r < rows)[:, None, None] & (k < channels)
+                gathered = tl.load(row[:, :, None] + k, mask=here[:, :, None] & (k < channels), other=0).to(tl.float32)
+                dot0 += tl.sum(tl.load(a_rows + k, mask=tile, other=0).to(tl.float32) * gathered, 2)
                 if TOGETHER == 2:
-                    dot1 = tl.sum(a1 * gathered, 1)
-            else:
-                for c0 in range(0, channels, BLOCK_C):
-                    k = c0 + c
-                    tile = here[:, None] & (k < channels)[None, :]
-                    gathered = tl.load(row[:, None] + k[None, :], mask=tile, other=0).to(tl.float32)
-                    left = tl.load(a_rows + k[None, :], mask=tile, other=0).to(tl.float32)
-                    dot0 += tl.sum(left * gathered, 1)
-                    if TOGETHER == 2:
-                        tile = tile & (first + 1 < sets)
-                        left = tl.load(a_rows + a_set_stride + k[None, :], mask=tile, other=0).to(tl.float32)
-                        dot1 += tl.sum(left * gathered, 1)
-            dots0 += tl.where((unrolled == u)[None, :], dot0[:, None], 0.0)
-            dots1 += tl.where((unrolled == u)[None, :], dot1[:, None], 0.0)
-        here = (j0 + unrolled)[None, :] < length[:, None]
-        place = out + first * entries + (start + j0)[:, None] + unrolled[None, :]
-        tl.store(place, dots0.to(out.dtype.element_ty), mask=here)
+                    left = tl.load(a_rows + a_set_stride + k, mask=tile & second, other=0).to(tl.float32)
+                    dot1 += tl.sum(left * gathered, 2)
+        place = out + first * entries + entry
+        tl.store(place, dot0.to(out.dtype.element_ty), mask=here)
         if TOGETHER == 2:
-            tl.store(place + entries, dots1.to(out.dtype.element_ty), mask=here & (first + 1 < sets))
+            tl.store(place + entries, dot1.to(out.dtype.element_ty), mask=here & second)
 
 
 @triton.jit
