@@ -6,6 +6,8 @@ from diffnet.ops.gradient_features import gradient_features, spectral_gradient_f
 from diffnet.ops.implicit import implicit_diffusion
 from diffnet.ops.ragged import row_offsets, segment_mean
 from diffnet.ops.sparse import (
+    EllPattern,
+    HybridPattern,
     Pattern,
     SparseMatrix,
     block_diagonal,
@@ -23,6 +25,8 @@ from diffnet.ops.spectral import diffuse, from_spectral, to_spectral
 __all__ = [
     "Backend",
     "BlockPattern",
+    "EllPattern",
+    "HybridPattern",
     "Pattern",
     "SparseMatrix",
     "block_diagonal",
