@@ -11,8 +11,9 @@ import pytest
 import torch
 import trimesh
 
-if not torch.cuda.is_available():  # kernels run in Triton's interpreter, which it looks for when it is imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+# Where there is no GPU, kernels run in Triton's interpreter, which has to be chosen before Triton is imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"

@@ -83,8 +83,7 @@ def run_segmentation(
     started = time.perf_counter()
     items = [*data.train, *data.test]
     preprocess([item.mesh for item in items], [item.name for item in items], options, cache_dir, jobs, console)
-    samples = [make_sample(item, options.preprocessing, cache_dir) for item in items]
-    samples = keep_on_device(samples, device, on_basis=options.diffusion == "spectral")
+    samples = keep_on_device([make_sample(item, options.preprocessing, cache_dir) for item in items], device)
     train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
     preprocessing_seconds = time.perf_counter() - started
 

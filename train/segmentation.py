@@ -161,17 +161,16 @@ def predict(model: DiffusionNet, sample: Sample, options: TrainOptions, device: 
     return prediction
 
 
-def keep_on_device(samples: Sequence[Sample], device: torch.device, *, on_basis: bool = True) -> list[Sample]:
-    """The samples on a GPU as long as they take at most half of its free memory, else as they are, to be moved batch
-    by batch. With on_basis those on a GPU are ready for gradients on the basis."""
+def keep_on_device(samples: Sequence[Sample], device: torch.device) -> list[Sample]:
+    """The samples on a GPU, ready for gradients on the basis, as long as they take at most half of its free memory;
+    else as they are, to be moved batch by batch."""
     if device.type != "cuda":
         return list(samples)
     # The basis and the two gradients of it, float32; the rest is small beside them.
     needed = sum(3 * 4 * s.operators.evecs.numel() for s in samples)
     if needed > torch.cuda.mem_get_info(device)[0] / 2:
         return list(samples)
-    moved = [s.to(device) for s in samples]
-    return [_with_gradient_evecs(s) for s in moved] if on_basis else moved
+    return [_with_gradient_evecs(s.to(device)) for s in samples]
 
 
 def _with_gradient_evecs(sample: Sample) -> Sample:
