@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
 from diffnet.benchmarks.peers import backward_of, on_kernels
 from diffnet.benchmarks.registry import Case, Options, Unavailable, benchmark
+from diffnet.benchmarks.sparse import where_implemented
 from diffnet.ops import BlockPattern, block_matmul, block_softmax
-
-DENSITIES = (0.05, 0.1, 0.2, 0.3, 0.5)
 
 
 def random_layout(blocks: int, density: float, device: torch.device) -> Tensor:
@@ -28,16 +27,15 @@ def random_layout(blocks: int, density: float, device: torch.device) -> Tensor:
 
 @benchmark("block-matmul", x="density", metric="TFLOP/s")
 def matmul_cases(options: Options) -> Iterator[Case]:
-    """Products of size (N, N) × (N, N) with one block-sparse matrix among the three; N is what `width` says."""
-    device = options.device
-    for dtype in options.dtypes or ("bf16",):
+    """Products of size (N, N) × (N, N) with one block-sparse matrix among the three; N is `width`, in whole blocks."""
+    device, on_gpu = options.device, options.device.type == "cuda"
+    for dtype in options.dtypes or (("bf16",) if on_gpu else ("fp32",)):
         kind = arithmetic(dtype)
         for n in options.widths or (4096,):
+            n = 128 * math.ceil(n / 128)
             x, y = (torch.randn(1, n, n, device=device).to(kind.storage) for _ in range(2))
             for block in (64, 128):
-                if n % block:
-                    raise ValueError(f"widths should be multiples of {block}, got {n}")
-                for density in DENSITIES:
+                for density in (0.05, 0.1, 0.2, 0.3, 0.5) if on_gpu else (0.3,):  # kernels are interpreted there
                     pattern = BlockPattern.from_mask(random_layout(n // block, density, device), block)
                     pattern.blocks.prepare()
                     values = torch.randn(pattern.values_shape, device=device).to(kind.storage)
@@ -45,7 +43,7 @@ def matmul_cases(options: Options) -> Iterator[Case]:
                     products: dict[str, dict[str, Callable[[], object]]] = {
                         "dsd": {
                             "triton": partial(block_matmul, pattern, values, x, "dsd", backend="triton"),
-                            "torch-bsr": partial(torch.matmul, bsr, x[0]),
+                            "torch-bsr": where_implemented(partial(torch.matmul, bsr, x[0])),
                             "torch-bsr-triton": partial(_bsr_dense_mm, bsr, x[0]),
                             "dense": partial(torch.matmul, dense, x[0]),
                         },
@@ -84,14 +82,15 @@ def _bsr_dense_mm(bsr: Tensor, x: Tensor) -> Tensor:
 
 @benchmark("block-attention", x="density")
 def attention_cases(options: Options) -> Iterator[Case]:
-    """Attention with a block-sparse layout, 8 heads of 64 channels, forward and backward; `vertices` is the length."""
-    device, heads, width, block = options.device, 8, 64, 128
-    for dtype in options.dtypes or ("bf16",):
+    """Attention with a block-sparse layout, forward and backward; `vertices` is the length."""
+    device, on_gpu = options.device, options.device.type == "cuda"
+    heads, width, block = (8, 64, 128) if on_gpu else (2, 16, 16)  # kernels are interpreted there
+    for dtype in options.dtypes or (("bf16",) if on_gpu else ("fp32",)):
         kind = arithmetic(dtype)
-        for n in options.vertices or (16_384,):
+        for n in options.vertices or (16_384 if on_gpu else 64,):
             n = block * math.ceil(n / block)
             given = torch.randn(3, heads, n, width, device=device).to(kind.storage).requires_grad_()
-            for density in (0.05, 0.1, 0.2):
+            for density in (0.05, 0.1, 0.2) if on_gpu else (0.2,):
                 layout = random_layout(n // block, density, device)
                 layout.fill_diagonal_(True)
                 pattern = BlockPattern.from_mask(layout.expand(heads, -1, -1), block, n, n)
@@ -131,7 +130,8 @@ def _flex_attention(layout: Tensor, given: Tensor, block: int) -> Callable[[], T
             mask = create_block_mask(joined, None, None, n, n, device="cuda", BLOCK_SIZE=block)
             torch._dynamo.reset()
             compiled = torch.compile(flex_attention, dynamic=False)
-            ready.append(lambda: compiled(*given[:, None], block_mask=mask))
+            query, key, value = given[:, None]
+            ready.append(lambda: compiled(query, key, value, block_mask=mask))
         return ready[0]()
 
     return run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -18,9 +18,27 @@ from diffnet.ops import Pattern, SparseMatrix, implicit_diffusion, sddmm, sparse
 
 VERTICES = (100_000, 1_000_000)
 WIDTHS = (128,)
-DTYPES = ("fp32", "bf16")
 Order: TypeAlias = Literal["local", "shuffled", "reordered"]
 ORDERS: tuple[Order, ...] = ("local", "shuffled", "reordered")
+
+
+def dtypes(options: Options) -> tuple[str, ...]:
+    """Those asked for; without a GPU, where kernels are interpreted, float32 only."""
+    return options.dtypes or (("fp32", "bf16") if options.device.type == "cuda" else ("fp32",))
+
+
+def where_implemented(run: Callable[[], object]) -> Callable[[], object]:
+    """Unavailable where PyTorch has no implementation for a dtype or a device."""
+
+    def checked() -> object:
+        try:
+            return run()
+        except RuntimeError as error:  # NotImplementedError is one
+            if "not implemented" in str(error) or "to be Float" in str(error):
+                raise Unavailable(str(error).splitlines()[0]) from error
+            raise
+
+    return checked
 
 
 def mesh_pattern(vertices: int, order: Order, device: torch.device) -> Pattern:
@@ -73,17 +91,11 @@ def _spmm_case(pattern: Pattern, options: Options, dtype: str, c: int, parameter
     values = torch.randn(pattern.nnz, device=device).to(kind.storage)
     x = torch.randn(v, c, device=device).to(kind.storage)
     csr = SparseMatrix(pattern, values).to_torch()
-    coo = csr.to_sparse_coo().coalesce() if v <= 200_000 or device.type == "cuda" else None
-
-    def by_coo() -> Tensor:
-        if coo is None:
-            raise Unavailable("takes too long on a CPU")
-        return coo @ x
-
+    coo = csr.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
     peers = {
         "triton": on_kernels(device, partial(spmm, pattern, values, x, backend="triton")),
-        "torch-csr": lambda: csr @ x,
-        "torch-coo": by_coo,
+        "torch-csr": where_implemented(partial(torch.matmul, csr, x)),
+        "torch-coo": where_implemented(partial(torch.matmul, coo, x)),
     }
     flops, moved = 2.0 * pattern.nnz * c, _moved(pattern, kind.bytes, values=1, dense=2 * c)
     return Case(parameters, peers, flops=flops, bytes=moved, floor_ms=floor_ms(flops, moved, kind))
@@ -94,16 +106,25 @@ def _moved(pattern: Pattern, size: int, *, values: int, dense: int) -> float:
     return float(4 * (pattern.nnz + pattern.shape[0]) + size * (values * pattern.nnz + dense * pattern.shape[0]))
 
 
+def _each(matrices: Sequence[Tensor], x: Tensor) -> list[Tensor]:
+    return [matrix @ x for matrix in matrices]
+
+
 @benchmark("spmm", metric="GB/s")
 def spmm_cases(options: Options) -> Iterator[Case]:
     """Sparse times dense on the pattern of a mesh."""
     for order in ORDERS:
         for v in options.vertices or VERTICES:
             pattern = mesh_pattern(v, order, options.device)
-            for dtype in options.dtypes or DTYPES:
+            for dtype in dtypes(options):
                 with matmul_precision(arithmetic(dtype).tf32):
                     for c in options.widths or WIDTHS:
-                        named = {"order": order, "dtype": dtype, "width": c, "vertices": pattern.columns}
+                        named: dict[str, int | str] = {
+                            "order": order,
+                            "dtype": dtype,
+                            "width": c,
+                            "vertices": pattern.columns,
+                        }
                         yield _spmm_case(pattern, options, dtype, c, named)
 
 
@@ -112,7 +133,7 @@ def skewed_cases(options: Options) -> Iterator[Case]:
     """Sparse times dense with rows whose lengths follow a power law."""
     for v in options.vertices or (100_000,):
         pattern = skewed_pattern(v, options.device)
-        for dtype in options.dtypes or DTYPES:
+        for dtype in dtypes(options):
             for c in options.widths or WIDTHS:
                 yield _spmm_case(pattern, options, dtype, c, {"dtype": dtype, "width": c, "vertices": v})
 
@@ -123,7 +144,7 @@ def gradient_cases(options: Options) -> Iterator[Case]:
     device = options.device
     for v in options.vertices or VERTICES:
         pattern = mesh_pattern(v, "local", device)
-        for dtype in options.dtypes or DTYPES:
+        for dtype in dtypes(options):
             kind = arithmetic(dtype)
             values = torch.randn(2, pattern.nnz, device=device).to(kind.storage)
             both = [SparseMatrix(pattern, value).to_torch() for value in values]
@@ -133,7 +154,7 @@ def gradient_cases(options: Options) -> Iterator[Case]:
                 def one_by_one(values: Tensor = values, pattern: Pattern = pattern, x: Tensor = x) -> Tensor:
                     return torch.stack([spmm(pattern, value, x, backend="triton") for value in values])
 
-                forwards = {
+                forwards: dict[str, Callable[[], Tensor]] = {
                     "one pass": partial(spmm, pattern, values, x, backend="triton"),
                     "two passes": one_by_one,
                 }
@@ -142,7 +163,7 @@ def gradient_cases(options: Options) -> Iterator[Case]:
                     peers = {name: on_kernels(device, run) for name, run in runs.items()}
                     if step == "forward":
                         detached = x.detach()
-                        peers["torch-csr"] = lambda both=both, x=detached: [g @ x for g in both]
+                        peers["torch-csr"] = where_implemented(partial(_each, both, detached))
                     flops, moved = 4.0 * pattern.nnz * c, _moved(pattern, kind.bytes, values=2, dense=3 * c)
                     yield Case(
                         {"pass": step, "dtype": dtype, "width": c, "vertices": pattern.columns},
@@ -159,26 +180,20 @@ def sddmm_cases(options: Options) -> Iterator[Case]:
     device = options.device
     for v in options.vertices or VERTICES:
         pattern = mesh_pattern(v, "local", device)
-        for dtype in options.dtypes or DTYPES:
+        for dtype in dtypes(options):
             kind = arithmetic(dtype)
             for c in options.widths or WIDTHS:
                 a, b = (torch.randn(pattern.columns, c, device=device).to(kind.storage) for _ in range(2))
                 zeros = SparseMatrix(pattern, torch.zeros(pattern.nnz, device=device).to(kind.storage)).to_torch()
-
-                def sampled(zeros: Tensor = zeros, a: Tensor = a, b: Tensor = b) -> Tensor:
-                    try:
-                        return torch.sparse.sampled_addmm(zeros, a, b.mT, beta=0)
-                    except RuntimeError as error:
-                        if "not implemented" in str(error) or "xpected" in str(error):
-                            raise Unavailable(str(error).splitlines()[0]) from error
-                        raise
 
                 flops, moved = 2.0 * pattern.nnz * c, _moved(pattern, kind.bytes, values=1, dense=2 * c)
                 yield Case(
                     {"dtype": dtype, "width": c, "vertices": pattern.columns},
                     {
                         "triton": on_kernels(device, partial(sddmm, pattern, a, b, backend="triton")),
-                        "torch-sampled-addmm": sampled,
+                        "torch-sampled-addmm": where_implemented(
+                            partial(torch.sparse.sampled_addmm, zeros, a, b.mT, beta=0)
+                        ),
                     },
                     flops=flops,
                     bytes=moved,
@@ -192,7 +207,7 @@ def attention_cases(options: Options) -> Iterator[Case]:
     device, heads = options.device, 4
     for v in options.vertices or VERTICES:
         pattern = mesh_pattern(v, "local", device)
-        for dtype in options.dtypes or DTYPES:
+        for dtype in dtypes(options):
             kind = arithmetic(dtype)
             for c in options.widths or WIDTHS:
                 shape = (pattern.columns, 3, heads, c // heads)

@@ -125,8 +125,14 @@ def _size(mesh: Mesh, at: LabelsAt) -> str:
 
 
 def _read_text(path: Path) -> NDArray[np.int64]:
+    text = _text_of(path)
+    if "_" not in text:
+        try:
+            return np.array(list(map(int, text.split())), np.int64)
+        except (ValueError, OverflowError):
+            pass  # more slowly, for numbers written as floats, or to say which line is wrong
     values: list[int] = []
-    for number, line in enumerate(_text_of(path).splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         for token in line.split():
             try:
                 values.append(_whole_number(token))

@@ -32,10 +32,16 @@ _LABELS = (".txt", ".npy", ".seg")
 _PDB_CHAIN = re.compile(r"[0-9][A-Za-z0-9]{3}_[A-Za-z0-9]+\.off")
 
 _Values: TypeAlias = list[NDArray[np.int64]]
+_Folder: TypeAlias = "str | os.PathLike[str] | None"
 
 
 def load_dataset(
-    path: str | os.PathLike[str], layout: Layout = "auto", *, test_fraction: float = 0.2, seed: int = 0
+    path: str | os.PathLike[str],
+    layout: Layout = "auto",
+    *,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> LabeledMeshes:
     """Read a labelled data set, all of it, from a folder in one of these layouts.
 
@@ -66,6 +72,8 @@ def load_dataset(
     Items keep the order of the lists, else are sorted by name (`a2` before `a10`). Hidden files are ignored, and so is
     the case of extensions.
 
+    cache_dir: a folder that keeps parsed meshes, see `load_mesh`
+
     Returns items with labels of shape (V,), (F,) or (E,), int64. Raises DataError, naming the file, for a folder, file
     or label that is missing, malformed or contradictory, and MeshError for a mesh that can't be read.
     """
@@ -79,13 +87,13 @@ def load_dataset(
     if layout == "auto":
         layout = _detect(root)
     if layout == "rna":
-        return _load_rna(root)
+        return _load_rna(root, cache_dir)
     if layout == "meshcnn":
-        return _load_meshcnn(root)
+        return _load_meshcnn(root, cache_dir)
     parts = find_parts(root, test_fraction, seed)
     if layout == "princeton":
-        return _load(parts, pair_beside(root, parts, "seg", (".seg",)), "faces", _numbered(root))
-    return _load(parts, pair_beside(root, parts, "labels", _LABELS), None, _numbered(root))
+        return _load(parts, pair_beside(root, parts, "seg", (".seg",)), "faces", _numbered(root), cache_dir)
+    return _load(parts, pair_beside(root, parts, "labels", _LABELS), None, _numbered(root), cache_dir)
 
 
 def _detect(root: Path) -> Layout:
@@ -113,7 +121,7 @@ def _is_rna(root: Path) -> bool:
     return all(_PDB_CHAIN.fullmatch(name) for file in lists for name in read_lines(file))
 
 
-def _load_rna(root: Path) -> LabeledMeshes:
+def _load_rna(root: Path, cache_dir: _Folder) -> LabeledMeshes:
     def shift(values: _Values, files: list[Path]) -> tuple[_Values, list[str]]:
         for labels, file in zip(values, files, strict=True):
             bad = np.flatnonzero((labels < -1) | (labels > 258))
@@ -123,13 +131,15 @@ def _load_rna(root: Path) -> LabeledMeshes:
 
     parts = parts_by_lists(root, files_in(root / "off", (".off",)), root / "off")
     check_parts(root, parts)
-    return _load(parts, [pair_labels(part, [root / "labels"], (".txt",)) for part in parts], "vertices", shift)
+    label_files = [pair_labels(part, [root / "labels"], (".txt",)) for part in parts]
+    return _load(parts, label_files, "vertices", shift, cache_dir)
 
 
-def _load_meshcnn(root: Path) -> LabeledMeshes:
+def _load_meshcnn(root: Path, cache_dir: _Folder) -> LabeledMeshes:
     parts = files_in(root / "train", (".obj",)), files_in(root / "test", (".obj",))
     check_parts(root, parts)
-    return _load(parts, [pair_labels(part, [root / "seg"], (".eseg",)) for part in parts], "edges", _numbered(root))
+    label_files = [pair_labels(part, [root / "seg"], (".eseg",)) for part in parts]
+    return _load(parts, label_files, "edges", _numbered(root), cache_dir)
 
 
 def _load(
@@ -137,12 +147,13 @@ def _load(
     label_files: Sequence[list[Path]],
     at: LabelsAt | None,
     to_classes: Callable[[_Values, list[Path]], tuple[_Values, list[str]]],
+    cache_dir: _Folder,
 ) -> LabeledMeshes:
     """Read both parts, the labels first: they are quick, and their faults should show before minutes of meshes."""
     paths = [path for part in parts for path in part]
     files = [file for part in label_files for file in part]
     labels, names = to_classes([read_labels(file) for file in files], files)
-    meshes = [load_mesh(path) for path in paths]
+    meshes = [load_mesh(path, cache_dir) for path in paths]
     if at is None:
         at = find_labels_at(meshes, [len(values) for values in labels], files)
     items = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -19,7 +20,9 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from diffnet.geometry import (
+    BASIS_PRECISIONS,
     LAPLACIANS,
+    BasisPrecision,
     LaplacianKind,
     Mesh,
     MeshError,
@@ -41,33 +44,44 @@ FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "log-hks": 16, "xyz": 3, 
 class Preprocessing:
     """Everything that decides what a network sees of a mesh; a checkpoint carries it.
 
-    k: eigenpairs, 0 only for xyz features; laplacian: see `precompute`; features: inputs of the network at the vertices
+    k: eigenpairs, 0 only for xyz features; laplacian, basis: see `precompute`; features: inputs of the network at the
+        vertices
     """
 
     k: int = 128
     laplacian: LaplacianKind = "robust"
     features: FeatureKind = "hks"
+    basis: BasisPrecision = "float32"
 
     def __post_init__(self) -> None:
         fewest = 0 if self.features == "xyz" else 1  # descriptors are made of eigenpairs
         if self.k < fewest:
             raise ValueError(f"k should be at least {fewest}, got {self.k}")
-        if self.laplacian not in LAPLACIANS:
-            raise ValueError(f"laplacian should be one of {', '.join(LAPLACIANS)}, got {self.laplacian!r}")
-        if self.features not in get_args(FeatureKind):
-            raise ValueError(f"features should be one of {', '.join(get_args(FeatureKind))}, got {self.features!r}")
+        for name, known in (
+            ("laplacian", LAPLACIANS),
+            ("features", get_args(FeatureKind)),
+            ("basis", BASIS_PRECISIONS),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} should be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
 
 def prepare(
-    source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike[str] | None = None
+    source: MeshLike,
+    options: Preprocessing,
+    cache_dir: str | os.PathLike[str] | None = None,
+    device: torch.device | str = "cpu",
 ) -> tuple[Mesh, Operators]:
-    """A mesh at normalised positions and its operators. Raises MeshError for one that can't be used."""
-    mesh = _normalized(source)
-    return mesh, precompute(mesh, options.k, options.laplacian, cache_dir)
+    """A mesh at normalised positions and its operators. Raises MeshError for one that can't be used.
+
+    device: what computes the eigenbasis, see `precompute`; the result is on the CPU
+    """
+    mesh = _normalized(source, cache_dir)
+    return mesh, precompute(mesh, options.k, options.laplacian, cache_dir, basis=options.basis, device=device)
 
 
-def _normalized(source: MeshLike) -> Mesh:
-    mesh = load_mesh(source)
+def _normalized(source: MeshLike, cache_dir: str | os.PathLike[str] | None) -> Mesh:
+    mesh = load_mesh(source, cache_dir)
     return replace(mesh, verts=normalize_positions(mesh.verts))
 
 
@@ -91,10 +105,14 @@ def fill_cache(
     cache_dir: str | os.PathLike[str],
     jobs: int | None = None,
     advance: Callable[[], Any] = lambda: None,
+    device: torch.device | str = "cpu",
 ) -> dict[int, str]:
     """Make sure that the cache has the operators of all these meshes, `jobs` at a time (all cores by default).
 
     advance: called once for each mesh that is done with
+    device: what computes eigenbases, see `precompute`. Each of the jobs uses it, so that their factorisations, on the
+        CPU, overlap with what the others do on a GPU.
+
     Returns what is wrong with those that can't be used, by their position; the others are not held up by them. Raises
     OSError where there can be no such folder. With several jobs, a script has to call this under
     `if __name__ == "__main__":`, since the processes import it.
@@ -110,12 +128,12 @@ def fill_cache(
 
     if jobs <= 1:
         for i, source in enumerate(sources):
-            done(i, _fill(source, options, cache_dir))
+            done(i, _fill(source, options, cache_dir, device))
         return failed
 
     def submit(pool: ProcessPoolExecutor, position: int) -> Future[str | None]:
         with _interrupts_blocked():
-            return pool.submit(_fill, sources[position], options, cache_dir)
+            return pool.submit(_fill, sources[position], options, cache_dir, device)
 
     waiting: deque[int] = deque()
     for i, source in enumerate(sources):  # looking takes less than starting processes
@@ -126,11 +144,11 @@ def fill_cache(
     jobs = min(jobs, len(waiting))
     lost: list[int] = []
     while waiting:
-        with _pool(jobs) as pool:
+        with _pool(jobs, max(1, available_cores() // jobs)) as pool:
             lost += _work_off(pool, jobs, waiting, submit, done)
     # One of these killed its process, so each gets a pool of its own.
     for i in lost:
-        with _pool(1) as pool:
+        with _pool(1, available_cores()) as pool:
             try:
                 error = submit(pool, i).result()
             except BrokenProcessPool:
@@ -175,9 +193,11 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _fill(source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike[str]) -> str | None:
+def _fill(
+    source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike[str], device: torch.device | str
+) -> str | None:
     try:
-        prepare(source, options, cache_dir)
+        prepare(source, options, cache_dir, device)
     except MeshError as e:
         return str(e)
     except MemoryError:
@@ -187,15 +207,18 @@ def _fill(source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike
 
 def _is_filled(source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike[str]) -> bool:
     try:
-        return is_cached(_normalized(source), options.k, options.laplacian, cache_dir)
+        mesh = _normalized(source, cache_dir)
+        return is_cached(mesh, options.k, options.laplacian, cache_dir, basis=options.basis)
     except MeshError:
         return False  # whoever fills the cache says what is wrong
 
 
 @contextmanager
-def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+def _pool(jobs: int, threads: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that share the cores: each may use so many threads."""
     # Spawned, because a forked child inherits locked thread pools and can't use a GPU.
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_one_thread)
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, spawn, initializer=_start_worker, initargs=(threads,))
     others = multiprocessing.active_children()
     try:
         yield pool
@@ -222,7 +245,15 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _one_thread() -> None:
-    """Parallel over meshes, so each of them gets one core."""
-    torch.set_num_threads(1)
-    threadpool_limits(1)
+def _start_worker(threads: int) -> None:
+    torch.set_num_threads(threads)
+    threadpool_limits(threads)
+    # A parent that is killed outright can't stop its workers, and they would wait for work for good.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

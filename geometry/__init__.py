@@ -11,11 +11,13 @@ from diffnet.geometry.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh,
 from diffnet.geometry.neighborhoods import with_k_ring, with_nearest
 from diffnet.geometry.operators import Operators, collate
 from diffnet.geometry.patches import Patches, patches
-from diffnet.geometry.precompute import is_cached, precompute
+from diffnet.geometry.precompute import BASIS_PRECISIONS, BasisPrecision, is_cached, precompute
 
 __all__ = [
+    "BASIS_PRECISIONS",
     "FORMATS",
     "LAPLACIANS",
+    "BasisPrecision",
     "Diagnosis",
     "LaplacianKind",
     "Mesh",

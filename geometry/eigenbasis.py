@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import scipy.linalg
 import scipy.sparse
 import scipy.sparse.linalg
+import torch
 from numpy.typing import NDArray
 
+from diffnet.geometry.lanczos import KrylovSpace
+from diffnet.geometry.shift_invert import DeviceShiftInvert, ShiftInvert
+
+Array = NDArray[np.float64]
+Pairs = tuple[Array, Array]  # values (k,) ascending, vectors (V, k)
+
 DENSE_LIMIT = 256  # below this many vertices a dense solve is faster than a Lanczos iteration
+DEVICE_LIMIT = 4096  # below this many the CPU is done before a GPU has started its kernels
+TOLERANCE = 1e-8  # of residuals, relative to the eigenvalue of the inverse
+SMALL_SHIFT, LARGE_SHIFT = 0.01, 1.0  # in units of 4π/area
 
 
 def eigenbasis(
-    laplacian: scipy.sparse.csr_matrix, mass: NDArray[np.float64], k: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, device: torch.device | str = "cpu"
+) -> tuple[Array, Array]:
     """The k smallest pairs of L φ = λ M φ: evals (k,) ascending and ≥ 0, evecs (V, k) with ΦᵀMΦ = I, float64.
 
     laplacian: (V, V) positive semi-definite, mass: (V,) ≥ 0. Vertices of zero mass take no part: their entries are 0.
+    device: "cpu", or a GPU for the solves and products of large meshes; the factorisation is done on the CPU
+
     Constants on each connected component are null vectors exactly and known beforehand, so they are set rather than
     searched for: the iteration spends itself on the rest, and hundreds of components do it no harm. Where there are
     more components than k, the ones of largest area are kept. Where there are fewer than k pairs, the missing vectors
-    are 0 and the missing values repeat the last. The result is the same at every call.
+    are 0 and the missing values repeat the last. The result is the same at every call on the same device.
 
-    Raises ValueError for k < 0, and RuntimeError where neither the iteration nor a second, more patient one converges.
+    The rest comes from a block Lanczos iteration on the inverse of L + σM, component by component (Grimes, Lewis &
+    Simon 1994). What it finds is checked before it is returned: residuals, orthonormality, and by the inertia of
+    L − μM that no eigenvalue was passed over. Where a check fails, SciPy's single-vector iteration takes its place,
+    with a warning that says why.
+
+    Raises ValueError for k < 0, and RuntimeError where nothing converges.
     """
     if k < 0:
         raise ValueError(f"k should be at least 0, got {k}")
@@ -33,70 +52,155 @@ def eigenbasis(
     if pairs == 0:
         return evals, evecs
     stiffness = scipy.sparse.csr_matrix(laplacian)[live][:, live]
-    found, vectors = _smallest_pairs(stiffness, mass[live], pairs)
+    found, vectors = _smallest_pairs(stiffness, mass[live], pairs, torch.device(device))
     evals[:pairs], evals[pairs:] = found, found[-1]
     evecs[live, :pairs] = vectors
     return evals, evecs
 
 
-def _smallest_pairs(
-    laplacian: scipy.sparse.csr_matrix, mass: NDArray[np.float64], k: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    null = _component_constants(laplacian, mass)[:, :k]
-    rest = k - null.shape[1]
-    if rest == 0:
-        return np.zeros(k), null.toarray()
-    solve = _dense if len(mass) <= max(DENSE_LIMIT, 3 * k) else _shift_invert
-    evals, evecs = solve(laplacian, mass, null, rest)
-    evals = np.concatenate([np.zeros(null.shape[1]), np.maximum(evals, 0)])
-    evecs = np.concatenate([null.toarray(), _signed(evecs)], axis=1)
-    order = np.argsort(evals, kind="stable")
-    return evals[order], evecs[:, order]
-
-
-def _component_constants(laplacian: scipy.sparse.csr_matrix, mass: NDArray[np.float64]) -> scipy.sparse.csc_matrix:
-    """The M-normalised indicators of the connected components (V, components), largest area first."""
+def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, device: torch.device) -> Pairs:
     count, component = scipy.sparse.csgraph.connected_components(laplacian, directed=False)
-    area = np.bincount(component, mass, count)
-    rank = np.empty(count, np.int64)
-    rank[np.argsort(-area, kind="stable")] = np.arange(count)
-    entries = (1 / np.sqrt(area[component]), (np.arange(len(mass)), rank[component]))
-    return scipy.sparse.csc_matrix(entries, shape=(len(mass), count))
+    area = np.bincount(component, mass)
+    by_area = np.argsort(-area, kind="stable")
+    members = np.split(np.argsort(component, kind="stable"), np.cumsum(np.bincount(component))[:-1])
+    evals, evecs = np.zeros(k), np.zeros((len(mass), k))
+    for i, c in enumerate(by_area[:k]):
+        evecs[members[c], i] = 1 / np.sqrt(area[c])
+    rest = k - count
+    if rest <= 0:
+        return evals, evecs
+
+    # Components are problems of their own. By Weyl's law each has pairs in proportion to its area, so that many are
+    # looked for; where the pairs of all of them show that one has more below the last, it is solved again.
+    pairs: dict[int, Pairs] = {}
+    wanted = {c: rest if 2 * area[c] > area.sum() else int(1.1 * rest * area[c] / area.sum()) + 4 for c in by_area}
+    while wanted:
+        for c, number in wanted.items():
+            inside = members[c]
+            block = laplacian if count == 1 else laplacian[inside][:, inside]
+            pairs[c] = _component_pairs(block, mass[inside], min(number, rest, len(inside) - 1), device)
+        found = np.sort(np.concatenate([values for values, _ in pairs.values()]))
+        last = found[rest - 1] if len(found) >= rest else np.inf
+        wanted = {
+            c: 4 + 2 * len(values)
+            for c, (values, _) in pairs.items()
+            if len(values) < min(rest, len(members[c]) - 1) and not (len(values) and values[-1] > last)
+        }
+
+    column = count
+    order = sorted((value, c, i) for c in by_area for i, value in enumerate(pairs[c][0]))
+    for value, c, i in order[:rest]:
+        evals[column] = value
+        evecs[members[c], column] = pairs[c][1][:, i]
+        column += 1
+    return evals, evecs
 
 
-def _dense(
-    laplacian: scipy.sparse.csr_matrix, mass: NDArray[np.float64], null: scipy.sparse.csc_matrix, k: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _component_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, device: torch.device) -> Pairs:
+    """The k smallest pairs of a connected component, apart from its constant."""
+    if k == 0:
+        return np.zeros(0), np.zeros((len(mass), 0))
+    if len(mass) <= max(DENSE_LIMIT, 4 * k):
+        evals, evecs = _dense(laplacian, mass, k)
+    else:
+        evals, evecs = _sparse(laplacian, mass, k, device)
+    return np.maximum(evals, 0), _signed(evecs)
+
+
+def _dense(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
     root = np.sqrt(mass)
     matrix = laplacian.toarray() / root[:, None] / root[None, :]
-    constants = null.toarray() * root[:, None]
-    # Lift the known null vectors above everything else, so that the k smallest are the others.
-    lift = 2 * np.abs(matrix).sum(1).max() + 1
-    evals, evecs = scipy.linalg.eigh(matrix + lift * constants @ constants.T, subset_by_index=(0, k - 1))
+    constant = root / np.sqrt(mass.sum())
+    # Lift the constant above everything else, so that the k smallest are the others.
+    matrix += (2 * np.abs(matrix).sum(1).max() + 1) * np.outer(constant, constant)
+    evals, evecs = scipy.linalg.eigh(matrix, subset_by_index=(0, k - 1))
     return evals, evecs / root[:, None]
 
 
-def _shift_invert(
-    laplacian: scipy.sparse.csr_matrix, mass: NDArray[np.float64], null: scipy.sparse.csc_matrix, k: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Lanczos on the inverse of L + σM, kept M-orthogonal to the known null vectors."""
-    mass_matrix = scipy.sparse.diags(mass).tocsc()
-    constraint = null.T @ mass_matrix
-    start = np.random.default_rng(0).standard_normal(len(mass))
-    # Weyl's law: eigenvalues grow as 4π/area. A hundredth of that makes L + σM definite and moves no eigenvalue far.
-    for shift, patience in ((0.01, 1), (1.0, 4)):
-        sigma = shift * 4 * np.pi / mass.sum()
-        factor = scipy.sparse.linalg.splu(
-            (laplacian + sigma * mass_matrix).tocsc(),
-            permc_spec="MMD_AT_PLUS_A",
-            diag_pivot_thresh=0.0,
-            options={"SymmetricMode": True},
-        )
+def _sparse(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, device: torch.device) -> Pairs:
+    reasons = []
+    # Weyl's law: eigenvalues grow as 4π/area. A hundredth of that makes L + σM definite and moves no eigenvalue far;
+    # a larger one is there for Laplacians so ill-conditioned that rounding makes them indefinite.
+    for shift in (SMALL_SHIFT, LARGE_SHIFT):
+        try:
+            return _block_lanczos(laplacian, mass, k, shift * 4 * np.pi / mass.sum(), device)
+        except (ValueError, ArithmeticError) as e:
+            reasons.append(str(e))
+    warnings.warn(
+        f"block Lanczos failed on {len(mass)} vertices ({'; then: '.join(reasons)}); SciPy's slower iteration is used",
+        stacklevel=2,
+    )
+    return _scipy(laplacian, mass, k)
 
-        def deflated_solve(b: NDArray[np.float64], factor: scipy.sparse.linalg.SuperLU = factor) -> NDArray[np.float64]:
-            x: NDArray[np.float64] = factor.solve(b)
-            x -= null @ (constraint @ x)
-            return x
+
+def _block_lanczos(
+    laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, sigma: float, device: torch.device
+) -> Pairs:
+    """Raises ValueError where L + σM isn't positive definite, ArithmeticError for a result that fails a check."""
+    if device.type == "cpu" or len(mass) < DEVICE_LIMIT:
+        operator = ShiftInvert(laplacian, mass, sigma)
+    else:
+        operator = DeviceShiftInvert(laplacian, mass, sigma, device)
+    values, vectors = KrylovSpace(operator, k).converge(TOLERANCE)
+    evals = 1 / values - sigma
+    evecs = operator.to_host(vectors).T / np.sqrt(mass)[:, None]
+    _check_pairs(laplacian, mass, evals, evecs, operator, sigma)
+    _check_none_missing(laplacian, mass, evals)
+    return evals, evecs
+
+
+def _check_pairs(
+    laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array, evecs: Array, operator: ShiftInvert, sigma: float
+) -> None:
+    """Raises ArithmeticError where ΦᵀMΦ isn't I with the constant in Φ, or L Φ isn't M Φ Λ."""
+    weighted = mass[:, None] * evecs
+    deviation = np.abs(evecs.T @ weighted - np.eye(len(evals))).max()
+    deviation = max(deviation, np.abs(weighted.sum(0)).max() / np.sqrt(mass.sum()))
+    if not deviation < 1e-8:
+        raise ArithmeticError(f"eigenvectors are orthonormal only to {deviation:.1e}")
+    # A residual R means an error of (L + σM)⁻¹ R in the vectors, relative to gaps of the inverse; R itself is mostly
+    # rounding at degenerate faces, where cotangents are huge and masses tiny. A few random combinations of the columns
+    # see an error in any of them.
+    mixture = np.random.default_rng(0).standard_normal((len(evals), 4))
+    mixed = evecs @ mixture
+    residual = laplacian @ mixed + mass[:, None] * (sigma * mixed - evecs @ ((evals + sigma)[:, None] * mixture))
+    root = np.sqrt(mass)[:, None]
+    rows = operator.from_host(np.ascontiguousarray((residual / root).T))
+    error = np.linalg.norm(operator.to_host(operator.apply(rows))) / np.linalg.norm(mixed * root)
+    if not error < 1e-6:
+        raise ArithmeticError(f"eigenvectors are accurate only to {error:.1e}")
+
+
+def _check_none_missing(laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array) -> None:
+    """Raises ArithmeticError where L has more eigenvalues below some μ than were found.
+
+    The negative pivots of L − μM are their number (Sylvester's law of inertia).
+    """
+    ascending = np.concatenate([[0.0], evals])
+    gaps = np.flatnonzero(np.diff(ascending) > 1e-4 * evals[-1])
+    below = int(gaps[-1]) + 1  # μ lies in the last gap that is wide enough to tell its sides apart
+    mu = (ascending[below - 1] + ascending[below]) / 2
+    try:
+        pivots = _superlu(laplacian - mu * scipy.sparse.diags(mass)).U.diagonal()
+    except RuntimeError:  # a pivot of exactly 0, whose sign tells nothing
+        return
+    count = int((pivots < 0).sum())
+    if count != below:
+        raise ArithmeticError(f"{below} eigenvalues were found where there are {count}")
+
+
+def _scipy(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
+    """ARPACK's Lanczos iteration on the inverse of L + σM, kept M-orthogonal to the constant."""
+    mass_matrix = scipy.sparse.diags(mass).tocsc()
+    mean = mass / mass.sum()
+    start = np.random.default_rng(0).standard_normal(len(mass))
+    for shift, patience in ((SMALL_SHIFT, 1), (LARGE_SHIFT, 4)):
+        sigma = shift * 4 * np.pi / mass.sum()
+        factor = _superlu(laplacian + sigma * mass_matrix)
+
+        def deflated_solve(b: Array, factor: scipy.sparse.linalg.SuperLU = factor) -> Array:
+            x: Array = factor.solve(b)
+            return x - mean @ x
 
         try:
             evals, evecs = scipy.sparse.linalg.eigsh(
@@ -105,8 +209,8 @@ def _shift_invert(
                 M=mass_matrix,
                 sigma=-sigma,
                 OPinv=scipy.sparse.linalg.LinearOperator(laplacian.shape, deflated_solve, dtype=np.float64),
-                v0=start - null @ (constraint @ start),
-                ncv=min(len(mass) - null.shape[1], (2 * k + 20) * patience),
+                v0=start - mean @ start,
+                ncv=min(len(mass) - 1, (2 * k + 20) * patience),
                 maxiter=100 * k * patience,
             )
         except scipy.sparse.linalg.ArpackError:
@@ -115,15 +219,20 @@ def _shift_invert(
         evals, evecs = evals[order], evecs[:, order]
         gram = evecs.T @ (mass[:, None] * evecs)
         residual = laplacian @ evecs - mass[:, None] * evecs * evals
-        # A bound on the relative errors of λ + σ: the residuals in the norm of (L + σM)⁻¹. Rounding at degenerate
-        # faces, where cotangents are huge and masses tiny, weighs little in it.
         error = np.sqrt(np.abs((residual * deflated_solve(residual)).sum(0)) / (evals + sigma)).max()
         if np.abs(gram - np.eye(k)).max() < 1e-8 and error < 1e-5:
             return evals, evecs
-    raise RuntimeError(f"the eigenbasis didn't converge for k = {k + null.shape[1]} on {len(mass)} vertices")
+    raise RuntimeError(f"the eigenbasis didn't converge for {k} pairs on {len(mass)} vertices")
 
 
-def _signed(evecs: NDArray[np.float64]) -> NDArray[np.float64]:
+def _superlu(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.linalg.SuperLU:
+    """L U of a symmetric matrix with pivots from the diagonal, so that their signs are its inertia."""
+    return scipy.sparse.linalg.splu(
+        matrix.tocsc(), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
+    )
+
+
+def _signed(evecs: Array) -> Array:
     """Eigenvectors have no sign; take the one that makes the entry of largest size positive."""
     peak = evecs[np.argmax(np.abs(evecs), axis=0), np.arange(evecs.shape[1])]
     return evecs * np.where(peak < 0, -1.0, 1.0)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -24,16 +23,16 @@ Line: TypeAlias = "tuple[int, str]"
 Content: TypeAlias = "tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]"
 
 
-def read_file(path: Path) -> Content:
+def parse(data: bytes, suffix: str) -> Content:
     """Vertices (V, 3), the number of corners of each polygon (P,) and the corners one after another, from 0.
 
+    suffix: the kind of file, a key of READERS
     Indices aren't checked. Raises ValueError where the content doesn't parse, saying where.
     """
-    data = path.read_bytes()
     if not data.strip():
         raise ValueError("the file is empty")
     try:
-        return READERS[path.suffix.lower()](data)
+        return READERS[suffix](data)
     except OverflowError as e:
         raise ValueError("an index is beyond 64 bits") from e
 

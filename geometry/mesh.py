@@ -12,8 +12,9 @@ import torch
 import trimesh
 from numpy.typing import NDArray
 
+from diffnet.geometry.cache import Tensors, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.errors import MeshError
-from diffnet.geometry.formats import READERS, read_file
+from diffnet.geometry.formats import READERS, parse
 
 FORMATS = tuple(READERS)
 
@@ -42,11 +43,13 @@ class Mesh:
         return len(self.faces) == 0
 
 
-def load_mesh(source: MeshLike) -> Mesh:
+def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None) -> Mesh:
     """Read and check a mesh or a point cloud.
 
     source: a path to an obj, off, ply or stl file; a trimesh object; or arrays (verts (V, 3), faces (F, 3)), where
         faces may be None or empty for a point cloud. Arrays may be NumPy arrays, tensors or lists.
+    cache_dir: a folder that keeps what was read, found again by the content of the file, so that it needn't be parsed
+        again; see `precompute`
 
     Vertices and polygons keep the order of the source, so labels stored beside it stay valid; polygons are cut into
     fans of triangles. STL has no shared vertices: there, corners at identical coordinates become one vertex, numbered
@@ -58,7 +61,7 @@ def load_mesh(source: MeshLike) -> Mesh:
     if isinstance(source, Mesh):
         return source
     if isinstance(source, (str, os.PathLike)):
-        return _read(Path(source))
+        return _read(Path(source), cache_dir)
     if isinstance(source, trimesh.Trimesh):
         return make_mesh(source.vertices, source.faces, name="trimesh object")
     if isinstance(source, trimesh.PointCloud):
@@ -122,22 +125,51 @@ def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
     return corners[np.sort(first)]
 
 
-def _read(path: Path) -> Mesh:
+def _read(path: Path, cache_dir: str | os.PathLike[str] | None) -> Mesh:
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
         raise MeshError(f"{path}: unknown format {suffix!r}, expected one of {', '.join(FORMATS)}")
     if not path.is_file():
         raise MeshError(f"{path}: no such file")
     try:
-        verts, sizes, corners = read_file(path)
-    except (ValueError, OSError) as e:
+        data = path.read_bytes()
+    except OSError as e:
         raise MeshError(f"{path}: the file can't be read: {e}") from e
+    if cache_dir is None:
+        return _parse(data, suffix, str(path))
+    entry = entry_path(cache_dir, cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix), "mesh")
+    stored = read_entry(entry)
+    if stored is not None:
+        return _from_tensors(stored, str(path))
+    mesh = _parse(data, suffix, str(path))
+    write_entry(entry, _as_tensors(mesh))
+    return mesh
+
+
+def _parse(data: bytes, suffix: str, name: str) -> Mesh:
+    try:
+        verts, sizes, corners = parse(data, suffix)
+    except ValueError as e:
+        raise MeshError(f"{name}: the file can't be read: {e}") from e
     faces, polygons = _triangulate(sizes, corners)
     if len(sizes) and not len(faces):
-        raise MeshError(f"{path}: none of the {len(sizes)} polygons has three corners")
+        raise MeshError(f"{name}: none of the {len(sizes)} polygons has three corners")
     if suffix == ".stl":
         verts, faces = _merge_corners(verts, faces)
-    return make_mesh(verts, faces, name=str(path), polygons=polygons, polygon_count=len(sizes))
+    return make_mesh(verts, faces, name=name, polygons=polygons, polygon_count=len(sizes))
+
+
+def _as_tensors(mesh: Mesh) -> Tensors:
+    arrays = (mesh.verts, mesh.faces, mesh.polygons, np.array([mesh.polygon_count]))
+    return {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in zip(_STORED, arrays, strict=True)}
+
+
+def _from_tensors(tensors: Tensors, name: str) -> Mesh:
+    verts, faces, polygons, count = (tensors[name].numpy() for name in _STORED)
+    return Mesh(verts, faces, polygons, int(count[0]), name)
+
+
+_STORED = ("verts", "faces", "polygons", "polygon_count")
 
 
 def _triangulate(sizes: NDArray[np.int64], corners: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

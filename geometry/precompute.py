@@ -5,14 +5,15 @@ from __future__ import annotations
 import operator
 import os
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import scipy.sparse
 import torch
 
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.cache import Tensors, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.eigenbasis import eigenbasis
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.frames import tangent_frames
@@ -22,12 +23,18 @@ from diffnet.geometry.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.operators import Operators
 from diffnet.ops import Pattern, SparseMatrix
 
+BasisPrecision: TypeAlias = Literal["float32", "float16", "bfloat16"]
+BASIS_PRECISIONS: tuple[BasisPrecision, ...] = get_args(BasisPrecision)
+
 
 def precompute(
     mesh: MeshLike,
     k: int = 128,
     laplacian: LaplacianKind = "robust",
     cache_dir: str | os.PathLike[str] | None = None,
+    *,
+    basis: BasisPrecision = "float32",
+    device: torch.device | str = "cpu",
 ) -> Operators:
     """Operators of one mesh or point cloud: mass, Laplacian, gradients, frames and k eigenpairs.
 
@@ -36,6 +43,9 @@ def precompute(
     laplacian: "robust" or "cotan"; see `laplacian_and_mass`
     cache_dir: a folder that keeps results. An entry is found again by the content of the mesh and by the options, so
         the folder can be shared by data sets and by processes, and deleted at any time.
+    basis: the precision that eigenvectors are kept in. The cache takes little over half the space for "float16" and
+        "bfloat16"; what is returned is float32 in any case, rounded to that precision with or without a cache.
+    device: what computes the eigenbasis, see `eigenbasis`; the result is on the CPU
 
     Positions are rounded to float32 first, so float32 and float64 callers get the same entry; everything is computed
     in float64 from there and rounded once, to float32. Units are those of the positions: areas of `mass` are length²,
@@ -43,63 +53,91 @@ def precompute(
 
     Raises MeshError for a mesh that can't be used, ValueError for a bad option.
     """
-    if laplacian not in LAPLACIANS:
-        raise ValueError(f"laplacian should be one of {', '.join(LAPLACIANS)}, got {laplacian!r}")
-    if k < 0:
-        raise ValueError(f"k should be at least 0, got {k}")
-    k = operator.index(k)
+    options = _Options(k, laplacian, basis)
     checked = _rounded(load_mesh(mesh))
     if cache_dir is None:
-        return _assemble(_compute(checked, k, laplacian), checked)
-    path = _entry(checked, k, laplacian, cache_dir)
-    arrays = _cached(path, checked, k)
-    if arrays is None:
-        arrays = _compute(checked, k, laplacian)
-        write_entry(path, arrays)
-    return _assemble(arrays, checked)
+        return _assemble(_compute(checked, options, device), checked)
+    path = _entry(checked, options, cache_dir)
+    tensors = _cached(path, checked, options)
+    if tensors is None:
+        tensors = _compute(checked, options, device)
+        write_entry(path, tensors)
+    return _assemble(tensors, checked)
 
 
-def is_cached(mesh: MeshLike, k: int, laplacian: LaplacianKind, cache_dir: str | os.PathLike[str]) -> bool:
-    """Whether `precompute` would find a sound entry for this mesh. Raises MeshError for a mesh that can't be read."""
-    checked = _rounded(load_mesh(mesh))
-    return _cached(_entry(checked, k, laplacian, cache_dir), checked, k) is not None
+def is_cached(
+    mesh: MeshLike,
+    k: int,
+    laplacian: LaplacianKind,
+    cache_dir: str | os.PathLike[str],
+    *,
+    basis: BasisPrecision = "float32",
+) -> bool:
+    """Whether there is an entry for this mesh; its content isn't looked at.
+
+    Raises MeshError for a mesh that can't be read.
+    """
+    return _entry(_rounded(load_mesh(mesh)), _Options(k, laplacian, basis), cache_dir).is_file()
 
 
-def _entry(mesh: Mesh, k: int, laplacian: LaplacianKind, cache_dir: str | os.PathLike[str]) -> Path:
-    content: Arrays = {"verts": mesh.verts.astype(np.float32), "faces": mesh.faces}
-    return entry_path(cache_dir, cache_key(content, k=k, laplacian=laplacian))
+@dataclass
+class _Options:
+    """What decides the operators of a mesh; checked."""
+
+    k: int
+    laplacian: LaplacianKind
+    basis: BasisPrecision
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("laplacian", self.laplacian, LAPLACIANS),
+            ("basis", self.basis, BASIS_PRECISIONS),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} should be one of {', '.join(known)}, got {value!r}")
+        if self.k < 0:
+            raise ValueError(f"k should be at least 0, got {self.k}")
+        self.k = operator.index(self.k)
 
 
-def _cached(path: Path, mesh: Mesh, k: int) -> Arrays | None:
-    """The arrays of a cache entry, if they are what `_compute` gives for such a mesh."""
-    arrays = read_entry(path)
-    if arrays is None:
+def _entry(mesh: Mesh, options: _Options, cache_dir: str | os.PathLike[str]) -> Path:
+    content = {"verts": mesh.verts.astype(np.float32), "faces": mesh.faces}
+    return entry_path(cache_dir, cache_key(content, **asdict(options)), "operators")
+
+
+def _cached(path: Path, mesh: Mesh, options: _Options) -> Tensors | None:
+    """The tensors of a cache entry, if they are what `_compute` gives for such a mesh."""
+    tensors = read_entry(path)
+    if tensors is None:
         return None
-    vertices = len(mesh.verts)
+    vertices, k = len(mesh.verts), options.k
     entries = [
-        arrays[f"{name}_indices"].size if f"{name}_indices" in arrays else 0 for name in ("laplacian", "gradient")
+        tensors[f"{name}_indices"].numel() if f"{name}_indices" in tensors else 0 for name in ("laplacian", "gradient")
     ]
     expected = {
-        "mass": ("float32", (vertices,)),
-        "evals": ("float32", (k,)),
-        "evecs": ("float32", (vertices, k)),
-        "frames": ("float32", (vertices, 3, 3)),
-        "laplacian": ("float32", (entries[0],)),
-        "laplacian_indptr": ("int32", (vertices + 1,)),
-        "laplacian_indices": ("int32", (entries[0],)),
-        "gradient": ("float32", (2, entries[1])),
-        "gradient_indptr": ("int32", (vertices + 1,)),
-        "gradient_indices": ("int32", (entries[1],)),
+        "mass": (torch.float32, (vertices,)),
+        "evals": (torch.float32, (k,)),
+        "evecs": (getattr(torch, options.basis), (vertices, k)),
+        "evecs_scale": (torch.float32, (k,)),
+        "frames": (torch.float32, (vertices, 3, 3)),
+        "laplacian": (torch.float32, (entries[0],)),
+        "laplacian_indptr": (torch.int32, (vertices + 1,)),
+        "laplacian_indices": (torch.int32, (entries[0],)),
+        "gradient": (torch.float32, (2, entries[1])),
+        "gradient_indptr": (torch.int32, (vertices + 1,)),
+        "gradient_indices": (torch.int32, (entries[1],)),
     }
-    if {name: (array.dtype.name, array.shape) for name, array in arrays.items()} == expected:
-        return arrays
+    if {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} == expected:
+        return tensors
     warnings.warn(f"cache entry {path} holds other arrays than it should and is computed again", stacklevel=3)
     return None
 
 
 def _rounded(mesh: Mesh) -> Mesh:
     """The mesh at float32 positions (held as float64), moved to the origin first where it lies far away from it."""
-    surface = mesh.verts if mesh.is_point_cloud else mesh.verts[np.unique(mesh.faces)]
+    used = np.full(len(mesh.verts), mesh.is_point_cloud)
+    used[mesh.faces] = True
+    surface = mesh.verts[used]
     low, high = surface.min(axis=0), surface.max(axis=0)
     center = (low + high) / 2
     verts = mesh.verts
@@ -112,13 +150,13 @@ def _rounded(mesh: Mesh) -> Mesh:
     return replace(mesh, verts=verts)
 
 
-def _compute(mesh: Mesh, k: int, kind: LaplacianKind) -> Arrays:
-    laplacian, mass = laplacian_and_mass(mesh, kind)
+def _compute(mesh: Mesh, options: _Options, device: torch.device | str) -> Tensors:
+    laplacian, mass = laplacian_and_mass(mesh, options.laplacian)
     frames = tangent_frames(mesh)
     pattern = one_ring(usable_faces(mesh), len(mesh.verts)) if not mesh.is_point_cloud else _with_diagonal(laplacian)
     gradient = gradient_values(mesh.verts, frames, pattern)
     try:
-        evals, evecs = eigenbasis(laplacian, mass, k)
+        evals, evecs = eigenbasis(laplacian, mass, options.k, device)
     except RuntimeError as e:
         raise MeshError(f"{mesh.name}: {e}") from e
     arrays = {
@@ -130,14 +168,19 @@ def _compute(mesh: Mesh, k: int, kind: LaplacianKind) -> Arrays:
         "frames": frames,
     }
     with np.errstate(over="ignore"):
-        arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+        arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise MeshError(f"{mesh.name}: {name} has entries that are not finite in single precision")
     for name, matrix in (("laplacian", laplacian), ("gradient", pattern)):
         arrays[f"{name}_indptr"] = matrix.indptr.astype(np.int32)
         arrays[f"{name}_indices"] = matrix.indices.astype(np.int32)
-    return arrays
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    # Small components have large eigenvectors, which half precision would not hold.
+    scale = tensors["evecs"].abs().amax(0) if options.basis != "float32" else torch.ones(options.k)
+    tensors["evecs_scale"] = torch.where(scale > 0, scale, 1.0)
+    tensors["evecs"] = (tensors["evecs"] / tensors["evecs_scale"]).to(getattr(torch, options.basis))
+    return tensors
 
 
 def _with_diagonal(laplacian: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
@@ -147,31 +190,35 @@ def _with_diagonal(laplacian: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matri
     return scipy.sparse.csr_matrix(pattern)
 
 
-def _assemble(arrays: Arrays, mesh: Mesh) -> Operators:
-    def tensor(name: str) -> torch.Tensor:
-        return torch.from_numpy(arrays[name])
-
+def _assemble(tensors: Tensors, mesh: Mesh) -> Operators:
     def sparse(name: str) -> SparseMatrix:
-        pattern = Pattern(tensor(f"{name}_indptr"), tensor(f"{name}_indices"), len(mesh.verts))
-        return SparseMatrix(pattern, tensor(name))
+        indptr, indices = tensors[f"{name}_indptr"], tensors[f"{name}_indices"]
+        # What products and their backward need is found here, once, rather than inside a step that may be compiled or
+        # captured.
+        pattern = Pattern(indptr, indices, len(mesh.verts), _transpose(indptr, indices), check=False)
+        return SparseMatrix(pattern.prepare(), tensors[name])
 
     def extent(count: int) -> torch.Tensor:
         return torch.tensor([0, count], dtype=torch.int64)
 
-    laplacian, gradient = sparse("laplacian"), sparse("gradient")
-    # What products and their backward need is found here, once, rather than inside a step that may be compiled or
-    # captured. The Laplacian is symmetric, and what uses it in a step needs no transpose.
-    gradient.pattern.prepare()
-    _ = laplacian.pattern.long_pieces
+    evecs = tensors["evecs"]
     return Operators(
         ptr=extent(len(mesh.verts)),
-        mass=tensor("mass"),
-        evals=tensor("evals")[None],
-        evecs=tensor("evecs"),
-        laplacian=laplacian,
-        gradient=gradient,
-        frames=tensor("frames"),
+        mass=tensors["mass"],
+        evals=tensors["evals"][None],
+        evecs=evecs if evecs.dtype == torch.float32 else evecs.float() * tensors["evecs_scale"],
+        laplacian=sparse("laplacian"),
+        gradient=sparse("gradient"),
+        frames=tensors["frames"],
         faces=torch.from_numpy(mesh.faces),
         face_ptr=extent(len(mesh.faces)),
         _lengths=(len(mesh.verts),),
     )
+
+
+def _transpose(indptr: torch.Tensor, indices: torch.Tensor) -> tuple[Pattern, torch.Tensor]:
+    """As `Pattern.transpose` gives it, in a tenth of the time: SciPy counts where PyTorch sorts."""
+    shape = (len(indptr) - 1,) * 2
+    matrix = scipy.sparse.csr_matrix((np.arange(len(indices)), indices.numpy(), indptr.numpy()), shape=shape).tocsc()
+    pattern = Pattern(torch.from_numpy(matrix.indptr), torch.from_numpy(matrix.indices), shape[0], check=False)
+    return pattern, torch.from_numpy(matrix.data)

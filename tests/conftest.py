@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from threadpoolctl import threadpool_limits
 
 # Where there is no GPU, kernels run in Triton's interpreter, which has to be chosen before Triton is imported.
 if not torch.cuda.is_available():
@@ -39,7 +40,8 @@ def one_thread() -> Iterator[None]:
     """Threads that wait for each other take longer than meshes of a few dozen vertices."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with threadpool_limits(1):
+        yield
     torch.set_num_threads(before)
 
 

@@ -16,7 +16,9 @@ import pytest
 import torch
 import trimesh
 
-from diffnet.geometry import MeshError, Operators, cache, precompute
+from diffnet.geometry import MeshError, Operators, cache, load_mesh, precompute
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 K = 6
 FIELDS = ("ptr", "mass", "evals", "evecs", "frames", "faces", "face_ptr")
@@ -60,7 +62,7 @@ def entries(folder: Path) -> list[Path]:
 
 def entry(folder: Path) -> Path:
     (path,) = entries(folder)
-    assert path.suffix == ".npz"
+    assert path.suffix == ".safetensors"
     return path
 
 
@@ -141,10 +143,8 @@ class Trap:
 
 
 def with_arrays(path: Path, **changes: Any) -> None:
-    with np.load(path) as file:
-        arrays = dict(file)
-    arrays |= changes
-    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+    tensors = cache.read_entry(path) | {name: None if x is None else torch.tensor(x) for name, x in changes.items()}
+    cache.write_entry(path, {name: tensor for name, tensor in tensors.items() if tensor is not None})
 
 
 def flipped(path: Path, where: float) -> None:
@@ -153,9 +153,9 @@ def flipped(path: Path, where: float) -> None:
     path.write_bytes(content)
 
 
-def as_npy(path: Path) -> None:
+def as_npy(path: Path, array: Any = 0) -> None:
     with path.open("wb") as file:
-        np.save(file, np.zeros(3))
+        np.save(file, array)
 
 
 DAMAGES: dict[str, Any] = {
@@ -165,7 +165,7 @@ DAMAGES: dict[str, Any] = {
     "cut in half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "flipped in the middle": lambda path: flipped(path, 0.5),
     "flipped early": lambda path: flipped(path, 0.02),
-    "no zip": as_npy,
+    "another format": as_npy,
     "missing": lambda path: with_arrays(path, evals=None),
     "surplus": lambda path: with_arrays(path, other=np.zeros(3)),
     "other k": lambda path: with_arrays(path, evals=np.zeros(K + 1, np.float32)),
@@ -194,10 +194,10 @@ def test_damaged_entries_are_computed_again_and_repaired(
 
 
 def test_no_flipped_byte_passes_or_crashes(mesh: Any, tmp_path: Path) -> None:
-    """Reading gives what was written, or None; only bytes that say nothing (dates, say) may differ."""
-    path = tmp_path / "entry.npz"
-    arrays = {"a": np.arange(40.0), "b": np.arange(5)}
-    np.savez(path, **arrays)
+    """Reading gives what was written, or None."""
+    path = tmp_path / "entry"
+    tensors = {"a": torch.arange(40.0), "b": torch.arange(5)}
+    cache.write_entry(path, tensors)
     whole = path.read_bytes()
     refused = 0
     for i in range(len(whole)):
@@ -208,9 +208,9 @@ def test_no_flipped_byte_passes_or_crashes(mesh: Any, tmp_path: Path) -> None:
         if found is None:
             refused += 1
         else:
-            for name in set(arrays) & set(found):
-                np.testing.assert_array_equal(found[name], arrays[name])
-    assert refused > 40 * 8
+            assert found.keys() == tensors.keys()
+            assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert refused >= 40 * 4 + 5 * 8
 
 
 def test_pickles_are_never_loaded(mesh: Any, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_pickles_are_never_loaded(mesh: Any, tmp_path: Path) -> None:
     trap[0] = Trap(str(mark))
     for write in (
         lambda: path.write_bytes(pickle.dumps(Trap(str(mark)))),
-        lambda: np.savez(path, mass=trap),
+        lambda: as_npy(path, trap),
     ):
         write()
         with pytest.warns(UserWarning, match="computed again"):
@@ -252,15 +252,15 @@ def test_two_processes_at_once(mesh: Any, tmp_path: Path) -> None:
 
 def test_many_threads_at_once(tmp_path: Path) -> None:
     """Readers see whole entries, whoever writes."""
-    path = tmp_path / "ab" / "entry.npz"
-    variants = [{"a": np.full(20000, float(i))} for i in range(4)]
+    path = tmp_path / "ab" / "entry"
+    variants = [{"a": torch.full((20000,), float(i))} for i in range(4)]
     seen: list[bool] = []
 
     def work(i: int) -> None:
         for _ in range(10):
             cache.write_entry(path, variants[i])
             found = cache.read_entry(path)
-            seen.append(found is not None and len(found["a"]) == 20000 and len(set(found["a"])) == 1)
+            seen.append(found is not None and len(found["a"]) == 20000 and len(found["a"].unique()) == 1)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -283,18 +283,26 @@ def test_folder_that_cannot_be_written(mesh: Any, tmp_path: Path) -> None:
 
 
 def interrupted(error: BaseException) -> Any:
-    def savez(file: Any, **arrays: Any) -> None:
-        file.write(b"half of it")
-        file.flush()
+    def save(tensors: Any, path: Path, **options: Any) -> None:
+        path.write_bytes(b"half of it")
         raise error
 
-    return savez
+    return save
+
+
+def test_a_folder_in_the_place_of_an_entry(tmp_path: Path) -> None:
+    (tmp_path / "entry").mkdir()
+    with pytest.warns(UserWarning, match="can't be written"):
+        cache.write_entry(tmp_path / "entry", {"a": torch.arange(3)})
+    assert entries(tmp_path) == []
+    with pytest.warns(UserWarning, match="can't be read"):
+        assert cache.read_entry(tmp_path / "entry") is None
 
 
 def test_full_disk(mesh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = precompute(mesh, K)
     with monkeypatch.context() as patch:
-        patch.setattr(cache.np, "savez", interrupted(OSError(28, "No space left on device")))
+        patch.setattr(cache, "save_file", interrupted(OSError(28, "No space left on device")))
         with pytest.warns(UserWarning, match="No space left"):
             assert_equal(fresh, precompute(mesh, K, cache_dir=tmp_path))
     assert entries(tmp_path) == []
@@ -303,20 +311,68 @@ def test_full_disk(mesh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_interrupted_write(mesh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache.np, "savez", interrupted(KeyboardInterrupt()))
+    monkeypatch.setattr(cache, "save_file", interrupted(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         precompute(mesh, K, cache_dir=tmp_path)
     assert entries(tmp_path) == []
 
 
 def test_interrupted_write_keeps_the_old_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "entry.npz"
-    cache.write_entry(path, {"a": np.arange(3)})
-    monkeypatch.setattr(cache.np, "savez", interrupted(KeyboardInterrupt()))
+    path = tmp_path / "entry"
+    cache.write_entry(path, {"a": torch.arange(3)})
+    monkeypatch.setattr(cache, "save_file", interrupted(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        cache.write_entry(path, {"a": np.arange(4)})
+        cache.write_entry(path, {"a": torch.arange(4)})
     assert entries(tmp_path) == [path]
     np.testing.assert_array_equal(cache.read_entry(path)["a"], np.arange(3))
+
+
+@pytest.mark.parametrize(("basis", "digits"), [("float16", 11), ("bfloat16", 8)])
+def test_half_precision(mesh: Any, tmp_path: Path, compute: list[int], basis: Any, digits: int) -> None:
+    """Rounded once, whether computed or read, relative to the largest entry of each vector."""
+    full = precompute((mesh[0] * 1e-6, mesh[1]), K, cache_dir=tmp_path)  # entries of 10⁶, beyond float16
+    fresh = precompute((mesh[0] * 1e-6, mesh[1]), K, basis=basis)
+    first = precompute((mesh[0] * 1e-6, mesh[1]), K, cache_dir=tmp_path, basis=basis)
+    again = precompute((mesh[0] * 1e-6, mesh[1]), K, cache_dir=tmp_path, basis=basis)
+    assert len(compute) == 3
+    for operators in (fresh, first):
+        assert_equal(operators, again)
+    assert again.evecs.dtype == torch.float32
+    error = (again.evecs - full.evecs).abs().amax(0) / full.evecs.abs().amax(0)
+    assert 0 < error.max() <= 2.0**-digits
+    assert torch.equal(again.evals, full.evals)
+
+
+def test_half_precision_takes_less_space(tmp_path: Path) -> None:
+    sphere = trimesh.creation.icosphere(3)
+    sizes = {}
+    for basis in ("float32", "float16"):
+        precompute(sphere, 128, cache_dir=tmp_path / basis, basis=basis)
+        sizes[basis] = entry(tmp_path / basis).stat().st_size
+    assert sizes["float32"] - sizes["float16"] == pytest.approx(642 * 128 * 2, rel=0.01)
+
+
+def test_parsed_files(tmp_path: Path) -> None:
+    """Found again by content, under the name of whoever asks; errors aren't kept."""
+    quads = "4 1 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n4 0 1 2 3\n"
+    for name in ("a.off", "b.off"):
+        (tmp_path / name).write_text("OFF\n" + quads)
+    folder = tmp_path / "cache"
+    fresh = load_mesh(tmp_path / "a.off")
+    for name in ("a.off", "a.off", "b.off"):
+        mesh = load_mesh(tmp_path / name, folder)
+        for field in ("verts", "faces", "polygons"):
+            np.testing.assert_array_equal(getattr(mesh, field), getattr(fresh, field))
+        assert (mesh.polygon_count, mesh.name) == (1, str(tmp_path / name))
+        assert len(entries(folder)) == 1
+    flipped(entry(folder), 0.9)
+    with pytest.warns(UserWarning, match="can't be read"):
+        np.testing.assert_array_equal(load_mesh(tmp_path / "a.off", folder).verts, fresh.verts)
+    (tmp_path / "a.off").write_text(quads)
+    for _ in range(2):
+        with pytest.raises(MeshError, match="header"):
+            load_mesh(tmp_path / "a.off", folder)
+    assert len(entries(folder)) == 1
 
 
 def test_bad_meshes_leave_no_entry(tmp_path: Path) -> None:
@@ -326,10 +382,10 @@ def test_bad_meshes_leave_no_entry(tmp_path: Path) -> None:
 
 
 def test_entries_can_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
-    path = tmp_path / "entry.npz"
+    path = tmp_path / "entry"
     before = os.umask(0o022)
     try:
-        cache.write_entry(path, {"mass": np.ones(3)})
+        cache.write_entry(path, {"mass": torch.ones(3)})
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o644

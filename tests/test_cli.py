@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from unittest.mock import patch
 
@@ -18,7 +19,7 @@ import torch
 import trimesh
 from PIL import Image
 
-from diffnet.data import Preprocessing, load_dataset
+from diffnet.data import Preprocessing, load_dataset, prepare
 from diffnet.geometry import load_mesh, mesh_edges
 from diffnet.train import cli
 from diffnet.train.checkpoint import load_checkpoint
@@ -365,7 +366,7 @@ def test_a_mesh_is_predicted(room, tmp_path):
         again = tmp_path / f"again {lap}.ply"
         assert diffnet(*arguments, "--out", again, "--cache", tmp_path / "cache")[0] == 0
         assert again.read_bytes() == paths[0].read_bytes()
-    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 1
+    assert len(list((tmp_path / "cache").rglob("*.operators.*"))) == 1
 
 
 def test_several_meshes_are_predicted(room, tmp_path):
@@ -457,7 +458,7 @@ def test_precompute(tmp_path):
         assert "bad.off" in err
         assert "missing.ply: no such file" in err
         found = {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
-        assert len(found) == 4
+        assert sum(".operators." in path.name for path in found) == 4
         assert not written or found == written
         written = found
     # Training finds all it needs.
@@ -570,7 +571,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 def wait_for(condition, process, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, process.communicate()
+        assert process is None or process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -627,7 +628,7 @@ def test_ctrl_c_while_preprocessing(tmp_path, moment):
     try:
         wait_for(lambda: len(workers(process.pid)) == 2, process)
         if moment == "working":
-            wait_for(lambda: list(cache.rglob("*.npz")), process)
+            wait_for(lambda: list(cache.rglob("*.operators.*")), process)
         # A terminal signals all of them. It is the parent that stops the others, so none is too late to be quiet.
         before = workers(process.pid)
         for worker in before:
@@ -647,6 +648,45 @@ def test_ctrl_c_while_preprocessing(tmp_path, moment):
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@posix
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
+def test_killed_while_preprocessing(tmp_path):
+    """At random moments and with no time to clean up: the next run completes the cache, and no entry is wrong."""
+    cache, files = tmp_path / "cache", []
+    for i in range(12):
+        ball = trimesh.creation.icosphere(4)
+        ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
+        files.append(tmp_path / f"{i}.off")
+        ball.export(files[-1])
+    found = []
+    for seed in range(2):
+        process = start("precompute", *files, "--cache", cache, "--jobs", 2)
+        try:
+            wait_for(lambda process=process: len(workers(process.pid)) == 2, process)
+            if seed:
+                wait_for(lambda found=found: len(list(cache.rglob("*.operators.*"))) > len(found), process)
+            time.sleep(np.random.default_rng().uniform(0, 0.5))
+            process.kill()
+            process.communicate(timeout=30)
+            wait_for(lambda process=process: not workers(process.pid), None)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        found = list(cache.rglob("*.operators.*"))
+    assert len(found) > 0
+    code, out, err = diffnet("precompute", *files, "--cache", cache, "--jobs", 1)
+    assert (code, err) == (0, "")
+    assert "12 of 12 meshes are in" in out.replace("\n", " ")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for file in files:
+            _, operators = prepare(file, Preprocessing(), cache)
+            _, fresh = prepare(file, Preprocessing())
+            torch.testing.assert_close(operators.evals, fresh.evals)
+            torch.testing.assert_close(operators.laplacian.values, fresh.laplacian.values, rtol=0, atol=0)
+            torch.testing.assert_close(operators.gradient.values, fresh.gradient.values, rtol=0, atol=0)
+
+
 def group_lives(group):
     try:
         os.killpg(group, 0)
@@ -657,6 +697,6 @@ def group_lives(group):
 
 def test_one_cache_entry_a_preprocessing(room):
     """The training run of this module computed each mesh once, for the options that its checkpoint carries."""
-    assert len(list((room / "cache").rglob("*.npz"))) == 5
+    assert len(list((room / "cache").rglob("*.operators.*"))) == 5
     stored = load_checkpoint(room / "run" / "last.pt")["options"]
     assert Preprocessing(stored["k"], stored["laplacian"], stored["features"]) == Preprocessing(8, "robust", "xyz")

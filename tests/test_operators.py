@@ -37,6 +37,8 @@ from diffnet.geometry import (
 )
 from diffnet.ops import SparseMatrix
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 KINDS = pytest.mark.parametrize("kind", LAPLACIANS)
 HARD = (
     "bunny_dupfaces.ply",
@@ -319,17 +321,6 @@ def test_exceptions_of_libraries_name_the_mesh(monkeypatch: pytest.MonkeyPatch) 
             precompute(TETRAHEDRON, 4, kind)
 
 
-def test_eigenbasis_that_does_not_converge_names_the_mesh(
-    sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise scipy.sparse.linalg.ArpackNoConvergence("no", np.zeros(0), np.zeros((0, 0)))
-
-    monkeypatch.setattr(scipy.sparse.linalg, "eigsh", fail)
-    with pytest.raises(MeshError, match="trimesh object: the eigenbasis didn't converge for k = 5 on 642 vertices"):
-        precompute(sphere, 5)
-
-
 # Point clouds
 
 
@@ -455,44 +446,6 @@ def test_eigenpairs(request: pytest.FixtureRequest, source: str, kind: Any) -> N
     evecs, mass = operators.evecs.double().numpy(), operators.mass.double().numpy()
     residual = matrix(operators.laplacian) @ evecs - mass[:, None] * evecs * operators.evals[0].double().numpy()
     assert np.linalg.norm(residual / np.sqrt(mass)[:, None], axis=0).max() < 1e-4 * float(operators.evals[0, -1])
-
-
-def boxes() -> scipy.sparse.csr_matrix:
-    """Three components, two of them equal, so every eigenvalue but some appears at least twice."""
-    sphere = trimesh.creation.icosphere(2)
-    torus = trimesh.creation.torus(1, 0.4, major_sections=16, minor_sections=10)
-    parts = [sphere, sphere.copy().apply_translation([9, 0, 0]), torus.apply_translation([0, 9, 0])]
-    return trimesh.util.concatenate(parts)
-
-
-@pytest.mark.parametrize("solver", ["dense", "shift-invert"])
-@pytest.mark.parametrize("source", ["sphere", "plane", "several", "cloud"])
-def test_eigenbasis_against_a_full_solve(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, source: str, solver: str
-) -> None:
-    module = sys.modules["diffnet.geometry.eigenbasis"]
-    # The other solver must have no part in it.
-    monkeypatch.setattr(module, "DENSE_LIMIT", 10**6 if solver == "dense" else 0)
-    monkeypatch.setattr(module, "_shift_invert" if solver == "dense" else "_dense", None)
-    mesh = {
-        "sphere": lambda: trimesh.creation.icosphere(2),
-        "cloud": lambda: cloud_of(trimesh.creation.icosphere(2)),
-        "plane": lambda: request.getfixturevalue("plane"),
-        "several": boxes,
-    }[source]()
-    laplacian, mass = laplacian_and_mass(load_mesh(mesh))
-    full, vectors = scipy.linalg.eigh(laplacian.toarray(), np.diag(mass))
-    # Only where a gap follows is the span of the first k vectors defined.
-    k = next(k for k in range(25, len(full)) if full[k] - full[k - 1] > 0.01 * full[k])
-    evals, evecs = eigenbasis(laplacian, mass, k)
-    assert evals.dtype == evecs.dtype == np.float64
-    np.testing.assert_allclose(evals, full[:k], rtol=1e-8, atol=1e-8 * full[k])
-    np.testing.assert_allclose(evecs.T @ (mass[:, None] * evecs), np.eye(k), atol=1e-8)
-    overlap = vectors[:, :k].T @ (mass[:, None] * evecs)
-    np.testing.assert_allclose(np.linalg.svd(overlap)[1], 1, atol=1e-7)
-    again = eigenbasis(laplacian, mass, k)
-    np.testing.assert_array_equal(again[0], evals)
-    np.testing.assert_array_equal(again[1], evecs)
 
 
 @KINDS

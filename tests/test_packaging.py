@@ -26,7 +26,13 @@ ROOMS: dict[str, tuple[str, set[str]]] = {
     "diffnet": ("diffnet", {"diffnet.ops", "diffnet.geometry"}),
     "data": ("diffnet.data", {"diffnet.geometry"}),
     "train": ("diffnet.train", {"diffnet.ops", "diffnet.geometry", "diffnet", "diffnet.data"}),
+    "benchmarks": (
+        "diffnet.benchmarks",
+        {"diffnet.ops", "diffnet.geometry", "diffnet", "diffnet.data", "diffnet.train"},
+    ),
 }
+# Puts the command line together from all rooms, and is imported by none.
+ABOVE_ALL_ROOMS = "diffnet.__main__"
 SUBPACKAGES = [room for room in ROOMS if room != "diffnet"]
 
 LOOK = f"""
@@ -35,7 +41,7 @@ from importlib.util import find_spec
 names = ["diffnet", *(f"diffnet.{{room}}" for room in {SUBPACKAGES}), "diffnet.train.cli"]
 files = {{name: importlib.import_module(name).__file__ for name in names}}
 # what is on the path because of the current folder is not installed
-bare = [name for name in {[*SUBPACKAGES, "tests", "benchmarks"]} if find_spec(name)]
+bare = [name for name in {[*SUBPACKAGES, "tests"]} if find_spec(name)]
 print(json.dumps([files, bare]))
 """
 
@@ -80,7 +86,7 @@ class Environment:
 def copy_tree(to: Path) -> Path:
     """What the repository holds, without what has been built in the working tree."""
     for room in ROOMS:
-        shutil.copytree(ROOT / room, to / room, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / room, to / room, ignore=shutil.ignore_patterns("__pycache__", "results"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, to / name)
     return to
@@ -151,6 +157,7 @@ def test_imports_from_a_wheel(wheel: Path, environment: Environment, tmp_path: P
     assert files == in_site(environment.site)
     assert not bare
     assert "Usage: diffnet" in usage(environment, tmp_path)
+    assert "to-spectral" in environment.run("diffnet", "bench", "--list", cwd=tmp_path)
     assert {path.name.split("-")[0] for path in environment.site.iterdir()} == {"dependencies.pth", "diffnet"}
 
 
@@ -174,7 +181,8 @@ def expected_files() -> set[str]:
         f"{package.replace('.', '/')}/{path.relative_to(ROOT / room).as_posix()}"
         for room, (package, _) in ROOMS.items()
         for path in (ROOT / room).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and "benchmarks/results/" not in str(path)
+        if path.name != "README.md"  # what stands beside benchmarks is for readers of the repository
     }
 
 
@@ -267,8 +275,9 @@ def room_of(module: str) -> str:
 def test_rooms_import_only_lower_ones(room: str) -> None:
     package, allowed = ROOMS[room]
     for module in modules_of_rooms():
-        if room_of(module) == package:
+        if room_of(module) == package and module != ABOVE_ALL_ROOMS:
             for imported in imported_modules(module, at_import_time=False):
+                assert imported != ABOVE_ALL_ROOMS, f"{module} imports {imported}"
                 if imported.split(".")[0] == "diffnet":
                     assert room_of(imported) in {package, *allowed}, f"{module} imports {imported}"
 

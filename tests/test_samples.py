@@ -209,7 +209,7 @@ def test_a_bad_mesh_does_not_stop_the_others(tmp_path):
         assert "missing.off: no such file" in failed[1]
         assert "one point" in failed[3]
         assert len(seen) == 5
-        written = {path: path.stat().st_mtime_ns for path in cache.rglob("*.npz")}
+        written = {path: path.stat().st_mtime_ns for path in cache.rglob("*.operators.*")}
         assert len(written) == 3
         # A second time, and what training then reads, is served from there.
         assert fill_cache(sources[:1], OPTIONS, cache, jobs) == {}
@@ -225,13 +225,13 @@ def test_a_mesh_that_kills_its_process_is_lost_alone(tmp_path, monkeypatch):
     sources = [ellipsoid(0, 5), Deadly("bad.off"), *(ellipsoid(i, 5) for i in range(1, 4))]
     seen, pools = [], []
     pool = preprocess._pool
-    monkeypatch.setattr(preprocess, "_pool", lambda jobs: pools.append(jobs) or pool(jobs))
+    monkeypatch.setattr(preprocess, "_pool", lambda jobs, threads: pools.append(jobs) or pool(jobs, threads))
     failed = fill_cache(sources, OPTIONS, tmp_path, 2, lambda: seen.append(1))
     assert list(failed) == [1]
     assert "bad.off" in failed[1]
     assert "killed" in failed[1]
     assert len(seen) == 5
-    assert len(list(tmp_path.rglob("*.npz"))) == 4
+    assert len(list(tmp_path.rglob("*.operators.*"))) == 4
     # Only what was under way with it is done again one by one.
     assert pools.count(2) == 2
     assert pools.count(1) <= 2
@@ -260,7 +260,7 @@ def test_an_error_while_filling_does_not_wait_for_the_rest(tmp_path):
     started = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         fill_cache([ellipsoid(0), *slow], Preprocessing(128), tmp_path, 2, stop)
-    assert len(list(tmp_path.rglob("*.npz"))) == 1  # what was under way has been stopped
+    assert len(list(tmp_path.rglob("*.operators.*"))) == 1  # what was under way has been stopped
     assert time.perf_counter() - started < 60
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from diffnet.block import DiffusionMode
 from diffnet.data import FeatureKind, Layout, Preprocessing, figures, load_dataset
-from diffnet.geometry import FORMATS, LaplacianKind, diagnose, load_mesh
+from diffnet.geometry import FORMATS, BasisPrecision, LaplacianKind, diagnose, load_mesh
 from diffnet.train.options import Precision, Schedule, TrainOptions, pick_device
 
 # What draws and writes reports takes a second to import, so the commands that need it do that themselves.
@@ -50,6 +50,10 @@ DeviceOption = Annotated[str, typer.Option(help="auto (the GPU where there is on
 KOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the spectral basis.")]
 LaplacianOption = Annotated[
     LaplacianKind, typer.Option(help="robust takes any mesh; cotan is that of the original implementation.")
+]
+BasisOption = Annotated[
+    BasisPrecision,
+    typer.Option(help="Precision that eigenvectors are kept in; half takes half the space in the cache."),
 ]
 
 
@@ -90,6 +94,7 @@ def train_segmentation(
         int, typer.Option("--k", min=0, help="Eigenpairs of the spectral basis; 0 with implicit diffusion of xyz.")
     ] = 128,
     laplacian: LaplacianOption = "robust",
+    basis: BasisOption = "float32",
     precision: Annotated[Precision, typer.Option(help="auto is bf16 on GPUs that have it, else fp32.")] = "auto",
     device: DeviceOption = "auto",
     seed: Annotated[int, typer.Option(help="Seed of weights, order, dropout and splits.")] = 0,
@@ -113,7 +118,8 @@ def train_segmentation(
     options = TrainOptions(**values)
     chosen = pick_device(device)
     check_folder(out, resume)
-    dataset = figures(seed=seed) if data == "figures" else load_dataset(data, layout, seed=seed)
+    cache.mkdir(parents=True, exist_ok=True)
+    dataset = figures(seed=seed) if data == "figures" else load_dataset(data, layout, seed=seed, cache_dir=cache)
     console.print(
         f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, "
         f"{len(dataset.label_names)} classes at the {dataset.labels_at}"
@@ -205,7 +211,9 @@ def precompute(
     cache: CacheOption = DEFAULT_CACHE,
     k: KOption = 128,
     laplacian: LaplacianOption = "robust",
+    basis: BasisOption = "float32",
     jobs: JobsOption = None,
+    device: Annotated[str, typer.Option(help="What solves for eigenvectors: cpu, cuda or cuda:N.")] = "cpu",
 ) -> None:
     """Preprocess meshes into the cache, so that training and prediction start at once.
 
@@ -224,7 +232,9 @@ def precompute(
     if not files:
         raise ValueError(f"no meshes ({', '.join(FORMATS)}) in {', '.join(map(str, paths))}")
     files = list(dict.fromkeys(files))
-    failed = fill_cache_with_bar(files, Preprocessing(k, laplacian), cache, jobs, console)
+    failed = fill_cache_with_bar(
+        files, Preprocessing(k, laplacian, basis=basis), cache, jobs, console, pick_device(device)
+    )
     console.print(f"{len(files) - len(failed)} of {len(files)} meshes are in {cache}", soft_wrap=True)
     for reason in failed.values():
         _complain(reason)

@@ -10,7 +10,7 @@ import torch
 
 from diffnet.block import DiffusionMode
 from diffnet.data import FeatureKind, Preprocessing
-from diffnet.geometry import LaplacianKind
+from diffnet.geometry import BasisPrecision, LaplacianKind
 
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
@@ -26,6 +26,7 @@ class TrainOptions:
     features: FeatureKind = "hks"
     k: int = 128
     laplacian: LaplacianKind = "robust"
+    basis: BasisPrecision = "float32"
     epochs: int = 100
     width: int = 128
     blocks: int = 4
@@ -75,7 +76,7 @@ class TrainOptions:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        return Preprocessing(self.k, self.laplacian, self.features)
+        return Preprocessing(self.k, self.laplacian, self.features, self.basis)
 
     @property
     def rotates(self) -> bool:

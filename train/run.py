@@ -156,11 +156,12 @@ def fill_cache_with_bar(
     cache_dir: str | os.PathLike[str],
     jobs: int | None,
     console: Console,
+    device: torch.device | str = "cpu",
 ) -> dict[int, str]:
     """`fill_cache` with a progress bar."""
     with progress_bar(console) as bar:
         task = bar.add_task("preprocessing", total=len(sources))
-        return fill_cache(sources, options, cache_dir, jobs, lambda: bar.advance(task))
+        return fill_cache(sources, options, cache_dir, jobs, lambda: bar.advance(task), device)
 
 
 def progress_bar(console: Console) -> Progress:

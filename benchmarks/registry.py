@@ -1,0 +1,92 @@
+"""What a benchmark is, and the list of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import torch
+
+Parameter: TypeAlias = int | float | str
+Metric: TypeAlias = Literal["ms", "TFLOP/s", "GB/s"]
+
+
+class Unavailable(RuntimeError):
+    """Raised by a peer that can't run here. The message says why, and becomes its row in the results."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asks for. None leaves a choice to each benchmark.
+
+    vertices, widths: the sizes to measure, V and C
+    k: eigenpairs
+    dtypes: names of arithmetics, see `arithmetic.ARITHMETICS`
+    peers: measure these only
+    seconds: to spend on measuring one case
+    flush: empty the GPU's L2 cache before each run
+    """
+
+    device: torch.device
+    vertices: tuple[int, ...] | None = None
+    widths: tuple[int, ...] | None = None
+    k: int | None = None
+    dtypes: tuple[str, ...] | None = None
+    peers: tuple[str, ...] | None = None
+    seconds: float = 1.0
+    flush: bool = True
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison: callables that do the same work, to be timed side by side.
+
+    parameters: what tells this case from the others of its benchmark; the same names, in the same order, in every case
+    peers: called without arguments; each returns once its work is done or, on a GPU, queued. The first call may
+        build and compile. Raise `Unavailable` where a peer can't run.
+    flops, bytes: the useful operations (by the direct form's count) and the fewest bytes to be moved
+    executed_flops: by peer, where a peer computes by other formulas than the direct form
+    floor_ms: the time that the hardware needs at least, see `floors`
+    """
+
+    parameters: Mapping[str, Parameter]
+    peers: Mapping[str, Callable[[], object]]
+    flops: float | None = None
+    bytes: float | None = None
+    executed_flops: Mapping[str, float] = field(default_factory=dict)
+    floor_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A named source of cases. They are made one by one, measured as they come, and what surrounds a `yield` (a
+    precision that is set, inputs that are held) lasts for as long as its case is measured.
+
+    x: the parameter that plots have on their x axis
+    metric: what they have on the y axis
+    """
+
+    name: str
+    summary: str
+    cases: Callable[[Options], Iterator[Case]]
+    x: str
+    metric: Metric
+
+
+BENCHMARKS: dict[str, Benchmark] = {}
+
+
+def benchmark(
+    name: str, *, x: str = "vertices", metric: Metric = "ms"
+) -> Callable[[Callable[[Options], Iterator[Case]]], Callable[[Options], Iterator[Case]]]:
+    """Register a generator of cases; the first line of its docstring says what is measured."""
+
+    def register(cases: Callable[[Options], Iterator[Case]]) -> Callable[[Options], Iterator[Case]]:
+        if name in BENCHMARKS:
+            raise ValueError(f"there are two benchmarks of the name {name!r}")
+        summary = (cases.__doc__ or "").strip().split("\n")[0]
+        BENCHMARKS[name] = Benchmark(name, summary, cases, x, metric)
+        return cases
+
+    return register

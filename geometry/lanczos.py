@@ -1,0 +1,107 @@
+"""Block Lanczos with thick restarts, for the largest eigenpairs of an operator that is costly to apply."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.linalg
+
+from diffnet.geometry.shift_invert import Rows, ShiftInvert, Small
+
+BLOCK = 8  # wide enough for matrix products, narrow enough that few vectors are needed
+MOST_RESTARTS = 20
+
+
+class KrylovSpace:
+    """An orthonormal basis Q of a block Krylov space and the operator on it, T = Q A Qᵀ (Golub & Underwood 1977).
+
+    Vectors are rows. Each new block is made orthogonal to all of the basis, since orthogonality is lost as pairs
+    converge. When the basis is full it is cut down to the wanted Ritz vectors and more, and goes on from there (Wu &
+    Simon 2000, "Thick-restart Lanczos").
+    """
+
+    def __init__(self, operator: ShiftInvert, wanted: int) -> None:
+        self.operator = operator
+        self.wanted = wanted
+        # Rarely filled: the pairs wanted converge with about three vectors each.
+        self.capacity = max(min(wanted * 7 // 2 + 4 * BLOCK, operator.rank - BLOCK), wanted + 2 * BLOCK)
+        self.basis = operator.empty(self.capacity + BLOCK)
+        self.projected: Small = np.zeros((self.capacity + BLOCK, self.capacity + BLOCK))
+        self.size = 0  # vectors that the operator was applied to; the next block lies behind them
+        self.coupling: Small = np.zeros((BLOCK, BLOCK))  # of the next block to the last one
+        self.local = 0  # where the vectors begin that the next block couples to
+        self._set_next_block(operator.apply(operator.start(BLOCK)))
+
+    def converge(self, tolerance: float) -> tuple[Small, Rows]:
+        """Extend until the residuals of the wanted pairs are below `tolerance` times their values.
+
+        Returns values (wanted,), descending, and orthonormal vectors (wanted, V).
+        Raises ArithmeticError where they don't converge in any reasonable time.
+        """
+        restarts = 0
+        check = self.wanted * 9 // 4
+        while True:
+            while self.size < min(check, self.capacity - BLOCK + 1):
+                self._extend()
+            values, coordinates = self._ritz()
+            residuals = np.linalg.norm(self.coupling @ coordinates[-BLOCK:], axis=0)[: self.wanted]
+            done = int((residuals <= tolerance * values[: self.wanted]).sum())
+            if done == self.wanted:
+                return values[: self.wanted], self._vectors(coordinates[:, : self.wanted])
+            if self.size > self.capacity - BLOCK:
+                if restarts == MOST_RESTARTS or not np.isfinite(residuals).all():
+                    raise ArithmeticError(f"{self.wanted - done} of {self.wanted} pairs haven't converged")
+                restarts += 1
+                self._restart(values, coordinates)
+            # Pairs converge at a rate of a little under one for two vectors.
+            check = self.size + max(BLOCK, 2 * (self.wanted - done))
+
+    def _vectors(self, coordinates: Small) -> Rows:
+        """Linear combinations of the basis, one for each column of (size, count) → (count, n)."""
+        return self.operator.from_host(np.ascontiguousarray(coordinates.T)) @ self.basis[: self.size]
+
+    def _extend(self) -> None:
+        """Apply the operator to the next block, and take what is new in the result as the block after it."""
+        lo, hi = self.size, self.size + BLOCK
+        rows = self.operator.apply(self.basis[lo:hi])
+        # First against the few vectors that the block couples to, then against all: the second pass only removes
+        # rounding errors, so that one is enough.
+        for begin in (self.local, 0):
+            known = self.basis[begin:hi]
+            overlap = known @ rows.T
+            rows -= overlap.T @ known
+            self.projected[begin:hi, lo:hi] += self.operator.to_host(overlap)
+        self.local, self.size = lo, hi
+        self._set_next_block(rows)
+
+    def _ritz(self) -> tuple[Small, Small]:
+        """All Ritz values, descending, and the coordinates of their vectors."""
+        projected = np.triu(self.projected[: self.size, : self.size])
+        values, coordinates = scipy.linalg.eigh(
+            projected + np.triu(projected, 1).T, driver="evd", overwrite_a=True, check_finite=False
+        )
+        return values[::-1], coordinates[:, ::-1]
+
+    def _restart(self, values: Small, coordinates: Small) -> None:
+        keep = min(self.wanted + (self.capacity - self.wanted) // 3, self.size)
+        kept = self._vectors(coordinates[:, :keep])
+        self.basis[keep : keep + BLOCK] = 1.0 * self.basis[self.size : self.size + BLOCK]  # they may overlap
+        self.basis[:keep] = kept
+        self.projected[:] = 0
+        self.projected[np.arange(keep), np.arange(keep)] = values[:keep]
+        self.size, self.local = keep, 0
+
+    def _set_next_block(self, rows: Rows) -> None:
+        """Orthonormalise rows = coupling · block by Cholesky-QR, twice for accuracy."""
+        block, first = self._cholesky_qr(rows)
+        block, second = self._cholesky_qr(block)
+        self.coupling = second @ first
+        self.basis[self.size : self.size + BLOCK] = block
+
+    def _cholesky_qr(self, rows: Rows) -> tuple[Rows, Small]:
+        gram = self.operator.to_host(rows @ rows.T)
+        factor = scipy.linalg.cholesky(gram)  # upper: gram = factorᵀ factor, and rowsᵀ = Q factor
+        pivots = np.diagonal(factor)
+        if not pivots.min() > 1e-7 * pivots.max():
+            raise ArithmeticError("the Krylov space has no more dimensions")
+        inverse = scipy.linalg.solve_triangular(factor, np.eye(BLOCK), trans="T", lower=False)
+        return self.operator.from_host(inverse) @ rows, factor

@@ -1,0 +1,84 @@
+"""The inverse of L + σM as a symmetric operator, which turns the smallest eigenvalues into the largest."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import cholespy
+import numpy as np
+import scipy.sparse
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Small: TypeAlias = NDArray[np.float64]
+Rows: TypeAlias = Any  # vectors as the rows of a matrix (count, V): NumPy arrays here, tensors on a GPU
+
+
+class ShiftInvert:
+    """M^½ (L + σM)⁻¹ M^½ off the constants, for vectors held as the rows of NumPy arrays.
+
+    laplacian: (V, V) of one connected component, mass: (V,) > 0, shift: σ > 0
+
+    An eigenvalue θ stands for λ = 1/θ − σ, an eigenvector y for φ = M^−½ y. Raises ValueError where L + σM isn't
+    positive definite.
+    """
+
+    def __init__(self, laplacian: scipy.sparse.csr_matrix, mass: NDArray[np.float64], shift: float) -> None:
+        self.rank = len(mass) - 1
+        self.root = self.from_host(np.sqrt(mass))
+        self.constant = self.from_host(np.sqrt(mass / mass.sum()))
+        matrix = (laplacian + shift * scipy.sparse.diags(mass)).tocsc()
+        matrix.sort_indices()
+        arrays = (matrix.indptr.astype(np.int32), matrix.indices.astype(np.int32), matrix.data)
+        self.factor = cholespy.CholeskySolverD(len(mass), *(self.from_host(a) for a in arrays), cholespy.MatrixType.CSC)
+
+    def apply(self, rows: Rows) -> Rows:
+        right = self.contiguous((rows * self.root).T)
+        left = self.empty(len(rows)).reshape(right.shape)
+        self.factor.solve(right, left)
+        return self._without_constant(self.contiguous(left.T) * self.root)
+
+    def start(self, count: int) -> Rows:
+        """Random rows, the same ones at every call."""
+        rows = np.random.default_rng(0).standard_normal((count, len(self.root)))
+        return self._without_constant(self.from_host(rows))
+
+    def _without_constant(self, rows: Rows) -> Rows:
+        for _ in range(2):  # once leaves rounding errors, of what may be 10⁹ times as long as the rest
+            rows = rows - (rows @ self.constant)[:, None] * self.constant
+        return rows
+
+    def empty(self, count: int) -> Rows:
+        return np.empty((count, len(self.root)))
+
+    def contiguous(self, array: Rows) -> Rows:
+        return np.ascontiguousarray(array)
+
+    def to_host(self, small: Rows) -> Small:
+        return small  # type: ignore[no-any-return]
+
+    def from_host(self, small: NDArray[Any]) -> Rows:
+        return small
+
+
+class DeviceShiftInvert(ShiftInvert):
+    """The same with solves and products on a GPU; the factorisation is done on the CPU and copied there."""
+
+    def __init__(
+        self, laplacian: scipy.sparse.csr_matrix, mass: NDArray[np.float64], shift: float, device: torch.device
+    ) -> None:
+        self.device = device
+        super().__init__(laplacian, mass, shift)
+
+    def empty(self, count: int) -> Tensor:
+        return torch.empty(count, len(self.root), dtype=torch.float64, device=self.device)
+
+    def contiguous(self, array: Tensor) -> Tensor:
+        return array.contiguous()
+
+    def to_host(self, small: Tensor) -> Small:
+        return small.cpu().numpy()
+
+    def from_host(self, small: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(small).to(self.device)

@@ -1,0 +1,207 @@
+"""The registry of benchmarks, their timing, and what `diffnet bench` writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from diffnet.__main__ import main
+from diffnet.benchmarks import BENCHMARKS, Case, Options, Unavailable, benchmark
+from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
+from diffnet.benchmarks.results import read_csv
+from diffnet.benchmarks.timing import Failure, Measurement, measure
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict:
+    """A copy that a test may add to."""
+    for module in ("registry", "run"):
+        monkeypatch.setattr(f"diffnet.benchmarks.{module}.BENCHMARKS", BENCHMARKS.copy())
+    mine: dict = {}
+    monkeypatch.setattr("diffnet.benchmarks.registry.BENCHMARKS", mine)
+    monkeypatch.setattr("diffnet.benchmarks.run.BENCHMARKS", mine)
+    return mine
+
+
+def bench(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """The exit code of `diffnet bench …`."""
+    monkeypatch.setattr(sys, "argv", ["diffnet", "bench", *map(str, arguments), "--device", "cpu"])
+    try:
+        main()
+    except SystemExit as e:
+        return int(e.code or 0)
+    return 0
+
+
+def test_peers_take_turns() -> None:
+    calls: list[str] = []
+    found = measure({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, CPU, seconds=0.2)
+    rounds = len(found["a"].milliseconds)
+    assert 5 <= rounds <= 200
+    assert calls == ["a"] * 3 + ["b"] * 3 + ["a", "b"] * rounds
+
+
+def test_times_are_those_of_the_work() -> None:
+    found = measure({"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.02)}, CPU, seconds=0.05)
+    short, long = (sorted(found[name].milliseconds)[2] for name in ("short", "long"))
+    assert 2 <= short < 10 <= 20 <= long < 60
+
+
+def test_a_slow_peer_runs_once() -> None:
+    calls: list[int] = []
+    found = measure({"slow": lambda: (calls.append(1), time.sleep(0.05))}, CPU, seconds=0.01)
+    assert len(calls) == 1
+    assert found["slow"].milliseconds[0] >= 50
+
+
+def test_what_cannot_run_says_so() -> None:
+    def absent() -> None:
+        raise Unavailable("needs a GPU")
+
+    def too_large() -> None:
+        raise MemoryError
+
+    def broken() -> None:
+        raise KeyError("x")
+
+    later = iter(range(5))
+    found = measure(
+        {"absent": absent, "large": too_large, "broken": broken, "later": lambda: next(later), "fine": lambda: None},
+        CPU,
+        seconds=0.2,
+    )
+    assert found["absent"] == Failure("needs a GPU", expected=True)
+    assert found["large"] == Failure("out of memory", expected=True)
+    assert found["broken"] == Failure("KeyError: 'x'", expected=False)
+    assert found["later"] == Failure("StopIteration: ", expected=False)
+    assert isinstance(found["fine"], Measurement)
+    assert list(found) == ["absent", "large", "broken", "later", "fine"]
+
+
+def test_two_benchmarks_of_one_name(registry: dict) -> None:
+    benchmark("twice")(lambda options: iter(()))
+    with pytest.raises(ValueError, match="'twice'"):
+        benchmark("twice")(lambda options: iter(()))
+
+
+def test_what_a_run_writes(registry: dict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    held: list[str] = []
+
+    @benchmark("mine", metric="TFLOP/s")
+    def cases(options: Options) -> Iterator[Case]:
+        """Something of mine.
+
+        More about it.
+        """
+        for v in options.vertices or (10, 100):
+            held.append("in")
+            peers = {"sleep": lambda: time.sleep(0.001), "absent": lambda: _raise(Unavailable("no, really"))}
+            yield Case({"vertices": v}, peers, flops=2e6, bytes=1e6, executed_flops={"sleep": 4e6})
+            held.append("out")
+
+    def _raise(error: Exception) -> None:
+        raise error
+
+    assert registry["mine"].summary == "Something of mine."
+    assert bench(monkeypatch, "mine", "--out", tmp_path / "a" / "b", "--seconds", 0.2, "--vertices", "1_000,7") == 0
+    assert held == ["in", "out"] * 2
+    table = read_csv(tmp_path / "a" / "b" / "mine.csv")
+    assert [(r["vertices"], r["peer"]) for r in table] == [
+        ("1000", "sleep"),
+        ("1000", "absent"),
+        ("7", "sleep"),
+        ("7", "absent"),
+    ]
+    ms = float(table[0]["median_ms"])
+    assert float(table[0]["q1_ms"]) <= ms <= float(table[0]["q3_ms"])
+    assert ms >= 1
+    assert float(table[0]["tflops"]) == pytest.approx(2e6 / ms / 1e9, rel=1e-3)
+    assert float(table[0]["executed_tflops"]) == pytest.approx(4e6 / ms / 1e9, rel=1e-3)
+    assert float(table[0]["gbps"]) == pytest.approx(1e6 / ms / 1e6, rel=1e-3)
+    assert 5 <= int(table[0]["runs"]) <= 200
+    assert table[1]["error"] == "no, really"
+    assert table[1]["median_ms"] == ""
+    with Image.open(tmp_path / "a" / "b" / "mine.png") as picture:
+        assert picture.width > 100
+    run = json.loads((tmp_path / "a" / "b" / "run.json").read_text())
+    assert run["benchmarks"] == ["mine"]
+    assert run["command"][:3] == ["diffnet", "bench", "mine"]
+    assert run["options"]["vertices"] == [1000, 7]
+    assert run["versions"]["torch"] == torch.__version__
+
+
+def test_a_broken_peer_fails_the_run_at_its_end(
+    registry: dict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @benchmark("mine")
+    def cases(options: Options) -> Iterator[Case]:
+        yield Case({"vertices": 1}, {"broken": lambda: {}["x"], "fine": lambda: None})
+        yield Case({"vertices": 2}, {"fine": lambda: None})
+
+    assert bench(monkeypatch, "mine", "--out", tmp_path, "--seconds", 0) == 1
+    assert "mine, vertices 1, broken: KeyError: 'x'" in capsys.readouterr().err
+    assert [bool(r["error"]) for r in read_csv(tmp_path / "mine.csv")] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing", "--out", "."], "'nothing'"),
+        (["to-spectral"], "--out"),
+        (["to-spectral", "--out", ".", "--vertices", "1e3"], "'1e3'"),
+        (["to-spectral", "--out", ".", "--dtypes", "int8"], "'int8'"),
+        (["to-spectral", "--out", ".", "--peers", "nobody"], "'nobody'"),
+    ],
+)
+def test_bad_arguments(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bench(monkeypatch, *arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(monkeypatch, "--list") == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in BENCHMARKS)
+
+
+def test_floor() -> None:
+    """Of the direct form of gradient features at C = 256 and 2¹⁹ vertices: bound by arithmetic, not by memory."""
+    kind = arithmetic("bf16")
+    assert floor_ms(12 * 128 * 256 * 2**19, 0, kind) == pytest.approx(0.303, rel=0.01)
+    assert floor_ms(0, 4.27e9, kind) == pytest.approx(1)
+
+
+def test_precision_is_put_back() -> None:
+    before = torch.get_float32_matmul_precision()
+    with matmul_precision(True):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
+
+
+TINY = ["--vertices", "40", "--widths", "5", "--k", "6", "--seconds", "0"]
+
+
+@pytest.mark.parametrize("name", sorted(BENCHMARKS))
+def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert bench(monkeypatch, name, "--out", tmp_path, *TINY) == 0
+    table = read_csv(tmp_path / f"{name}.csv")
+    assert table
+    assert any(row["median_ms"] for row in table)

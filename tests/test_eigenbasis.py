@@ -1,0 +1,239 @@
+"""The eigensolver: against full solves and SciPy's, on equal components and clusters, and where checks fail."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.sparse
+import torch
+import trimesh
+
+from diffnet.geometry import MeshError, eigenbasis, laplacian_and_mass, load_mesh, precompute
+from diffnet.geometry.lanczos import KrylovSpace
+from diffnet.geometry.shift_invert import DeviceShiftInvert, ShiftInvert
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MODULE = sys.modules["diffnet.geometry.eigenbasis"]
+
+
+def several() -> trimesh.Trimesh:
+    """Three components, two of them equal, so every eigenvalue but some appears at least twice."""
+    sphere = trimesh.creation.icosphere(2)
+    torus = trimesh.creation.torus(1, 0.4, major_sections=16, minor_sections=10)
+    parts = [sphere, sphere.copy().apply_translation([9, 0, 0]), torus.apply_translation([0, 9, 0])]
+    return trimesh.util.concatenate(parts)
+
+
+def comb(teeth: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """A plane comb of unit squares: as many almost equal eigenvalues as there are teeth, again and again."""
+    cells = [(x, y) for x in range(4 * teeth + 1) for y in range(2)]
+    cells += [(4 * i + 1 + x, 2 + y) for i in range(teeth) for x in range(3) for y in range(length)]
+    corners = np.array([[(x, y), (x + 1, y), (x + 1, y + 1), (x, y + 1)] for x, y in cells])
+    grid, index = np.unique(corners.reshape(-1, 2), axis=0, return_inverse=True)
+    squares = index.reshape(-1, 4)
+    faces = np.concatenate([squares[:, [0, 1, 2]], squares[:, [0, 2, 3]]])
+    return np.column_stack([grid, np.zeros(len(grid))]).astype(float), faces
+
+
+def problem(mesh: Any) -> tuple[scipy.sparse.csr_matrix, np.ndarray]:
+    return laplacian_and_mass(load_mesh(mesh), "cotan")
+
+
+def assert_pairs(laplacian: scipy.sparse.csr_matrix, mass: np.ndarray, evals: np.ndarray, evecs: np.ndarray) -> None:
+    np.testing.assert_allclose(evecs.T @ (mass[:, None] * evecs), np.eye(len(evals)), atol=1e-8)
+    residual = (laplacian @ evecs - mass[:, None] * evecs * evals) / np.sqrt(mass)[:, None]
+    assert np.linalg.norm(residual, axis=0).max() < 1e-5 * max(evals[-1], 1e-3)
+
+
+def must_not_run(*args: Any) -> Any:
+    raise AssertionError("this solver was to have no part in it")
+
+
+@pytest.mark.parametrize("solver", ["_dense", "_sparse"])
+@pytest.mark.parametrize("source", ["sphere", "plane", "several", "cloud"])
+def test_against_a_full_solve(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, source: str, solver: str
+) -> None:
+    monkeypatch.setattr(MODULE, "DENSE_LIMIT", 10**6 if solver == "_dense" else 0)
+    for other in {"_dense", "_sparse", "_scipy"} - {solver}:
+        monkeypatch.setattr(MODULE, other, must_not_run)
+    sphere = trimesh.creation.icosphere(2 if solver == "_dense" else 3)
+    mesh = {
+        "sphere": lambda: sphere,
+        "cloud": lambda: (sphere.vertices, None),
+        "plane": lambda: request.getfixturevalue("plane"),
+        "several": several,
+    }[source]()
+    laplacian, mass = laplacian_and_mass(load_mesh(mesh))
+    full, vectors = scipy.linalg.eigh(laplacian.toarray(), np.diag(mass))
+    # Only where a gap follows is the span of the first k vectors defined.
+    k = next(k for k in range(25, len(full)) if full[k] - full[k - 1] > 0.01 * full[k])
+    evals, evecs = eigenbasis(laplacian, mass, k)
+    assert evals.dtype == evecs.dtype == np.float64
+    np.testing.assert_allclose(evals, full[:k], rtol=1e-8, atol=1e-8 * full[k])
+    np.testing.assert_allclose(evecs.T @ (mass[:, None] * evecs), np.eye(k), atol=1e-8)
+    overlap = vectors[:, :k].T @ (mass[:, None] * evecs)
+    np.testing.assert_allclose(np.linalg.svd(overlap)[1], 1, atol=1e-7)
+    again = eigenbasis(laplacian, mass, k)
+    np.testing.assert_array_equal(again[0], evals)
+    np.testing.assert_array_equal(again[1], evecs)
+
+
+@pytest.mark.parametrize("k", [1, 2, 40, 128, 300])
+def test_against_scipy(k: int) -> None:
+    laplacian, mass = problem(comb(40, 20))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evals, evecs = eigenbasis(laplacian, mass, k)
+    assert_pairs(laplacian, mass, evals, evecs)
+    if k > 1:
+        expected, _ = MODULE._scipy(laplacian, mass, k - 1)
+        np.testing.assert_allclose(evals[1:], expected, atol=1e-7 * expected[-1])
+    assert evals[0] == 0
+
+
+@pytest.mark.parametrize("k", [20, 31, 100, 200])
+def test_equal_components(k: int) -> None:
+    """30 equal spheres: every eigenvalue is there 30 times and more, and vectors stay on their components."""
+    laplacian, mass = problem(trimesh.creation.icosphere(2))
+    one, _ = eigenbasis(laplacian, mass, 10)
+    laplacian, mass = scipy.sparse.block_diag([laplacian] * 30, format="csr"), np.tile(mass, 30)
+    evals, evecs = eigenbasis(laplacian, mass, k)
+    np.testing.assert_allclose(evals, np.sort(np.tile(one, 30))[:k], atol=1e-9 * one[-1])
+    assert_pairs(laplacian, mass, evals, evecs)
+    touched = (np.abs(evecs).reshape(30, 162, k) > 0).any(1).sum(0)
+    np.testing.assert_array_equal(touched, 1)
+
+
+def test_components_that_need_more_than_their_share() -> None:
+    """Long strips have lower eigenvalues than their area lets expect, so they are solved again for more."""
+    sphere = trimesh.creation.icosphere(3)
+    strip = trimesh.creation.cylinder(0.02, 200, sections=4).subdivide_loop(3)
+    strip.apply_translation([5, 0, 0])
+    laplacian, mass = problem(trimesh.util.concatenate([sphere, strip]))
+    k = 60
+    evals, evecs = eigenbasis(laplacian, mass, k)
+    expected = scipy.linalg.eigh(laplacian.toarray(), np.diag(mass), eigvals_only=True, subset_by_index=(0, k - 1))
+    np.testing.assert_allclose(evals, expected, atol=1e-8 * expected[-1])
+    assert_pairs(laplacian, mass, evals, evecs)
+
+
+def test_many_restarts(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    laplacian, mass = problem(sphere)
+    expected, _ = eigenbasis(laplacian, mass, 64)
+    before, restarts = KrylovSpace.__init__, []
+
+    def narrow(space: KrylovSpace, operator: ShiftInvert, wanted: int) -> None:
+        before(space, operator, wanted)
+        space.capacity = wanted + 40
+
+    monkeypatch.setattr(KrylovSpace, "__init__", narrow)
+    restart = KrylovSpace._restart
+    monkeypatch.setattr(KrylovSpace, "_restart", lambda *args: restarts.append(1) or restart(*args))
+    evals, evecs = eigenbasis(laplacian, mass, 64)
+    assert len(restarts) > 2
+    np.testing.assert_allclose(evals, expected, atol=1e-10 * expected[-1])
+    assert_pairs(laplacian, mass, evals, evecs)
+
+
+def test_as_tensors_the_same(sphere: trimesh.Trimesh) -> None:
+    """What runs on a GPU, with tensors on the CPU."""
+    laplacian, mass = problem(sphere)
+    sigma = 0.01
+    values, _ = KrylovSpace(ShiftInvert(laplacian, mass, sigma), 40).converge(1e-8)
+    operator = DeviceShiftInvert(laplacian, mass, sigma, torch.device("cpu"))
+    same, tensors = KrylovSpace(operator, 40).converge(1e-8)
+    assert isinstance(tensors, torch.Tensor)
+    np.testing.assert_allclose(same, values, rtol=1e-12)
+    np.testing.assert_allclose(tensors @ tensors.T, np.eye(40), atol=1e-12)
+
+
+@pytest.mark.gpu
+def test_on_the_gpu() -> None:
+    laplacian, mass = problem(trimesh.creation.icosphere(5))
+    expected, _ = eigenbasis(laplacian, mass, 128)
+    evals, evecs = eigenbasis(laplacian, mass, 128, device="cuda")
+    np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
+    assert_pairs(laplacian, mass, evals, evecs)
+    np.testing.assert_array_equal(eigenbasis(laplacian, mass, 128, device="cuda")[1], evecs)
+
+
+# Where something is wrong
+
+
+def no_convergence(*args: Any, **kwargs: Any) -> Any:
+    raise ArithmeticError("3 of 4 pairs haven't converged")
+
+
+def skip_one(values: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.delete(values, 5), np.delete(vectors, 5, axis=0)
+
+
+def tilt(values: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    vectors = vectors.copy()
+    vectors[3] += 1e-6 * vectors[4]
+    return values, vectors
+
+
+def turn(values: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    a, b = vectors[3].copy(), vectors[20].copy()
+    vectors = vectors.copy()
+    vectors[3], vectors[20] = np.cos(1e-4) * a + np.sin(1e-4) * b, np.cos(1e-4) * b - np.sin(1e-4) * a
+    return values, vectors
+
+
+def shift_values(values: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return values * (1 + 1e-4), vectors
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (skip_one, "38 eigenvalues were found where there are 39"),
+        (tilt, "orthonormal only to 1.0e-06"),
+        (turn, "accurate only to"),
+        (shift_values, "accurate only to"),
+        (no_convergence, "haven't converged"),
+    ],
+)
+def test_wrong_results_are_noticed(
+    sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch, fault: Any, reason: str
+) -> None:
+    laplacian, mass = problem(sphere)
+    expected, _ = eigenbasis(laplacian, mass, 40)
+    converge = KrylovSpace.converge
+    monkeypatch.setattr(KrylovSpace, "converge", lambda *args: fault(*converge(*args)))
+    with pytest.warns(UserWarning, match=f"block Lanczos failed on 642 vertices .*{reason}.*SciPy"):
+        evals, evecs = eigenbasis(laplacian, mass, 40)
+    np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
+    assert_pairs(laplacian, mass, evals, evecs)
+
+
+def test_indefinite_laplacian(sphere: trimesh.Trimesh) -> None:
+    """Badly rounded triangles can give negative eigenvalues, which no Cholesky factorisation takes."""
+    laplacian, mass = problem(sphere)
+    pair = scipy.sparse.csr_matrix(([1.0, 1, -1, -1], ([0, 1, 0, 1], [0, 1, 1, 0])), shape=laplacian.shape)
+    with pytest.warns(UserWarning, match="block Lanczos failed on 642 vertices .*not positive definite"):
+        evals, evecs = eigenbasis((laplacian - 50 * pair).tocsr(), mass, 12)
+    assert np.isfinite(evals).all()
+    assert np.isfinite(evecs).all()
+    assert (evals >= 0).all()
+
+
+def test_no_convergence_names_the_mesh(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise scipy.sparse.linalg.ArpackNoConvergence("no", np.zeros(0), np.zeros((0, 0)))
+
+    monkeypatch.setattr(scipy.sparse.linalg, "eigsh", fail)
+    monkeypatch.setattr(KrylovSpace, "converge", no_convergence)
+    with (
+        pytest.warns(UserWarning, match="block Lanczos failed"),
+        pytest.raises(MeshError, match="trimesh object: the eigenbasis didn't converge for 4 pairs on 642 vertices"),
+    ):
+        precompute(sphere, 5)
