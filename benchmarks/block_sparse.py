@@ -14,7 +14,7 @@ from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
 from diffnet.benchmarks.peers import backward_of, on_kernels
 from diffnet.benchmarks.registry import Case, Options, Unavailable, benchmark
 from diffnet.benchmarks.sparse import where_implemented
-from diffnet.ops import BlockPattern, block_matmul, block_softmax
+from diffnet.ops import BlockPattern, block_attention, block_matmul, block_softmax
 
 
 def random_layout(blocks: int, density: float, device: torch.device) -> Tensor:
@@ -96,7 +96,7 @@ def attention_cases(options: Options) -> Iterator[Case]:
                 pattern = BlockPattern.from_mask(layout.expand(heads, -1, -1), block, n, n)
                 pattern.blocks.prepare()
 
-                def attend(pattern: BlockPattern = pattern, given: Tensor = given) -> Tensor:
+                def three_kernels(pattern: BlockPattern = pattern, given: Tensor = given) -> Tensor:
                     query, key, value = given
                     scores = block_matmul(pattern, query, key, "sdd", transpose_b=True, backend="triton")
                     weights = block_softmax(pattern, scores, scale=width**-0.5, backend="triton")
@@ -105,10 +105,19 @@ def attention_cases(options: Options) -> Iterator[Case]:
                 def dense(given: Tensor = given) -> Tensor:
                     return F.scaled_dot_product_attention(*given[:, None])
 
-                forwards = {"triton": attend, "flex": _flex_attention(layout, given, block), "dense": dense}
+                def one_kernel(pattern: BlockPattern = pattern, given: Tensor = given) -> Tensor:
+                    return block_attention(pattern, *given, backend="triton")
+
+                forwards = {
+                    "triton": one_kernel,
+                    "triton-three-kernels": three_kernels,
+                    "flex": _flex_attention(layout, given, block),
+                    "dense": dense,
+                }
                 for step in ("forward", "backward"):
                     runs = {k: f if step == "forward" else backward_of(f, [given]) for k, f in forwards.items()}
-                    runs["triton"] = on_kernels(device, runs["triton"])
+                    for name in ("triton", "triton-three-kernels"):
+                        runs[name] = on_kernels(device, runs[name])
                     parameters = {"pass": step, "dtype": dtype, "block": block, "vertices": n, "density": density}
                     yield Case(parameters, runs)
 

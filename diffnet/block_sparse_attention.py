@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from diffnet.ops import BlockPattern, block_matmul, block_softmax
+from diffnet.ops import BlockPattern, block_attention, block_matmul, block_softmax
 
 
 class BlockSparseAttention(nn.Module):
@@ -15,6 +15,8 @@ class BlockSparseAttention(nn.Module):
     heads: H
     dropout: probability that an attention weight is left out in training
     length: of the sequences, for a learned bias by relative position; by default there is none
+
+    Where there is neither such a bias nor dropout, scores are never written down (see `ops.block_attention`).
 
     For vertices of meshes see `geometry.patches`, which orders them and gives the layout.
     """
@@ -57,6 +59,16 @@ class BlockSparseAttention(nn.Module):
         width = channels // self.heads
         projected = self.query_key_value(x).unflatten(-1, (3, self.heads, width))
         query, key, value = projected.movedim(-3, 0).transpose(-2, -3)  # each (…, H, N, C/H)
+        if self.relative_bias is None and not (self.training and self.dropout.p > 0):
+            mixed = block_attention(
+                pattern,
+                query,
+                key,
+                value,
+                key_padding_mask=key_padding_mask,
+                attention_mask=attention_mask,
+            )
+            return self._merge(mixed)
         scores = block_matmul(pattern, query, key, "sdd", transpose_b=True)
         weights = block_softmax(
             pattern,
@@ -66,6 +78,9 @@ class BlockSparseAttention(nn.Module):
             key_padding_mask=key_padding_mask,
             attention_mask=attention_mask,
         )
-        mixed = block_matmul(pattern, self.dropout(weights), value, "dsd")
+        return self._merge(block_matmul(pattern, self.dropout(weights), value, "dsd"))
+
+    def _merge(self, mixed: Tensor) -> Tensor:
+        """(…, H, N, C/H) → (…, N, C)"""
         out: Tensor = self.out(mixed.transpose(-2, -3).flatten(-2))
         return out

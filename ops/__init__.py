@@ -1,7 +1,7 @@
 """Differentiable functions on tensors; nothing here knows of meshes or modules."""
 
 from diffnet.ops.backend import Backend, use_triton
-from diffnet.ops.block_sparse import BlockPattern, block_matmul, block_softmax
+from diffnet.ops.block_sparse import BlockPattern, block_attention, block_matmul, block_softmax
 from diffnet.ops.gradient_features import gradient_features, spectral_gradient_features
 from diffnet.ops.implicit import implicit_diffusion
 from diffnet.ops.ragged import row_offsets, segment_mean
@@ -29,6 +29,7 @@ __all__ = [
     "HybridPattern",
     "Pattern",
     "SparseMatrix",
+    "block_attention",
     "block_diagonal",
     "block_diagonal_pattern",
     "block_matmul",

@@ -11,7 +11,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from diffnet.ops import BlockPattern, Pattern, block_matmul, block_softmax
+from diffnet.ops import BlockPattern, Pattern, block_attention, block_matmul, block_softmax
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -185,6 +185,41 @@ def test_softmax(shape: tuple[int, int, int, int], backend: str, dtype: torch.dt
     check(ours, reference, inputs, dtype)
 
 
+@pytest.mark.parametrize(("backend", "dtype"), [*KINDS, ("torch", torch.bfloat16)])
+@shapes
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention(shape: tuple[int, int, int, int], backend: str, dtype: torch.dtype, masked: bool) -> None:
+    heads, rows, columns, _ = shape
+    pattern = random_pattern(shape)
+    moved, scale = pattern.to(DEVICE), 0.3
+    keys = random(2, columns, seed=3) > -0.5 if masked else None
+    attention = random(heads, rows, columns, seed=4) > -0.5 if masked else None
+    there = pattern.to_dense(torch.ones(2, *pattern.values_shape)) > 0
+    if keys is not None and attention is not None:
+        attention[:, 2] = False  # a row that looks at nothing
+        there = there & keys[:, None, None, :] & attention
+
+    def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        full = (scale * q @ k.mT).masked_fill(~there, -torch.inf)
+        weights = torch.exp(full - full.amax(-1, keepdim=True).clamp(min=-1e300))
+        return weights / weights.sum(-1, keepdim=True).clamp(min=1e-300) @ v
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return block_attention(
+            moved,
+            q,
+            k,
+            v,
+            scale=scale,
+            key_padding_mask=None if keys is None else keys.to(DEVICE),
+            attention_mask=None if attention is None else attention.to(DEVICE),
+            backend=backend,
+        )
+
+    inputs = [random(2, heads, n, 21, seed=i) for i, n in enumerate((rows, columns, columns))]
+    check(ours, reference, inputs, dtype)
+
+
 def test_gradcheck() -> None:
     pattern = random_pattern((2, 20, 18, 16))
     values = random(*pattern.values_shape).requires_grad_()
@@ -200,6 +235,8 @@ def test_gradcheck() -> None:
     table = random(2, 37, seed=3).requires_grad_()
     softmax = lambda s, t: block_softmax(pattern, s, scale=0.5, relative_bias=t)  # noqa: E731
     assert torch.autograd.gradcheck(softmax, (values, table), **options)
+    given = tuple(random(2, n, 3, seed=n).requires_grad_() for n in (20, 18, 18))
+    assert torch.autograd.gradcheck(lambda q, k, v: block_attention(pattern, q, k, v), given, **options)
 
 
 @pytest.mark.parametrize("triton", [False, True])
@@ -216,6 +253,7 @@ def test_operators_are_well_formed(triton: bool) -> None:
     torch.library.opcheck(ops.block_sdd.default, (*structure, a, b, 16, 20, 18, triton))
     torch.library.opcheck(ops.block_dsd.default, (*structure, values, b, 16, 20, 18, False, triton))
     torch.library.opcheck(ops.block_dsd.default, (*structure, values, a, 16, 20, 18, True, triton))
+    torch.library.opcheck(ops.block_attention.default, (*structure, a, b, b, None, None, 0.5, 16, triton))
     bias = leaf(*pattern.values_shape)
     arguments = (*structure[:2], values, bias, None, None, 0.5, 2, 20, 18, triton)
     torch.library.opcheck(ops.block_softmax.default, arguments)
@@ -232,6 +270,7 @@ def test_without_blocks(backend: str) -> None:
     assert torch.equal(out, torch.zeros(2, 20, 5, device=DEVICE))
     assert block_matmul(pattern, y, x, "sdd", transpose_b=True, backend=backend).shape == values.shape
     assert block_softmax(pattern, values, backend=backend).shape == values.shape
+    assert torch.equal(block_attention(pattern, y, x, x, backend=backend), torch.zeros_like(y))
 
 
 def test_one_set_of_values_for_a_batch() -> None:
@@ -328,6 +367,8 @@ def test_what_does_not_fit() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             block_matmul(pattern, a, b, mode)
+    with pytest.raises(ValueError, match=r"\(…, 1, 30, C\) and twice \(…, 1, 40, C\), shapes are \(1, 40, 4\)"):
+        block_attention(pattern, x, x, x)
     for options, message in (
         ({"relative_bias": torch.zeros(1, 70)}, r"\(1 or 1, 69\), shape is \(1, 70\)"),
         ({"key_padding_mask": torch.zeros(40)}, r"bool of shape \(40,\), got torch\.float32"),

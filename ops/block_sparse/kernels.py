@@ -30,7 +30,7 @@ def sdd(indptr: Tensor, indices: Tensor, a: Tensor, b: Tensor, block: int) -> Te
     _sdd[(batches * len(indices),)](
         row_of_each(indptr, indices), indices, a, b, out, len(indices), rows, columns, inner,
         max(triton.cdiv(rows, block), 1), max(triton.cdiv(columns, block), 1), *a.stride(), *b.stride(),
-        BLOCK=block, STEP=step, PRECISION=dot_precision(a), num_warps=_warps(block * block), num_stages=3,
+        BLOCK=block, STEP=step, PRECISION=dot_precision(a), num_warps=_warps(block * block), num_stages=_stages(a),
     )  # fmt: skip
     return out
 
@@ -49,7 +49,7 @@ def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int, o
         len(indptr) - 1, len(indices), rows, columns, channels,
         max(triton.cdiv(rows, block), 1), max(triton.cdiv(columns, block), 1), *x.stride(), heads,
         TRANSPOSED=order is not None, BLOCK=block, STEP=min(block, MAX_STEP), TILE=tile,
-        PRECISION=dot_precision(x), num_warps=_warps(block * tile), num_stages=3,
+        PRECISION=dot_precision(x), num_warps=_warps(block * tile), num_stages=_stages(x),
     )  # fmt: skip
     return out
 
@@ -95,6 +95,11 @@ def softmax_backward(indptr: Tensor, out: Tensor, grad: Tensor, scale: float) ->
         indptr, out, grad, result, len(indptr) - 1, count, scale, BLOCK=block, GROUP=group
     )
     return result
+
+
+def _stages(dense: Tensor) -> int:
+    """Steps whose loads run ahead, as many as shared memory has room for in two programs."""
+    return 3 if dense.element_size() == 2 else 2
 
 
 def _warps(tile: int) -> int:

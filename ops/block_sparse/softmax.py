@@ -90,6 +90,27 @@ def _mask_at_blocks(pattern: BlockPattern, mask: Tensor) -> Tensor:
     return pattern.sample(mask if mask.ndim == 3 else mask[None])
 
 
+def mask_inside(
+    indptr: Tensor,
+    indices: Tensor,
+    rows: int,
+    columns: int,
+    block: int,
+    key_mask: Tensor | None,
+    mask: Tensor | None,
+) -> Tensor:
+    """(Z or 1, number of blocks, B, B) bool: within the matrix's edge, and by both masks."""
+    place = torch.arange(block, device=indices.device)
+    brows = row_of_each(indptr, indices) % max(-(-rows // block), 1)
+    column = (indices % max(-(-columns // block), 1))[:, None] * block + place
+    inside = (brows[:, None] * block + place < rows)[:, :, None] & (column < columns)[:, None, :]
+    if mask is not None:
+        inside = inside & mask
+    if key_mask is None:
+        return inside[None]
+    return inside & key_mask[:, column.clamp(max=columns - 1)][:, :, None, :]
+
+
 @torch.library.custom_op("diffnet::block_softmax", mutates_args=())
 def _softmax(
     indptr: Tensor,
@@ -110,15 +131,7 @@ def _softmax(
         from diffnet.ops.block_sparse import kernels
 
         return kernels.softmax(indptr, indices, scores, bias, key_mask, mask, scale, heads, rows, columns)
-    place = torch.arange(block, device=scores.device)
-    brows = row_of_each(indptr, indices) % max(-(-rows // block), 1)
-    column = (indices % max(-(-columns // block), 1))[:, None] * block + place
-    inside = (brows[:, None] * block + place < rows)[:, :, None] & (column < columns)[:, None, :]
-    if mask is not None:
-        inside = inside & mask
-    inside = inside[None]
-    if key_mask is not None:
-        inside = inside & key_mask[:, column.clamp(max=columns - 1)][:, :, None, :]
+    inside = mask_inside(indptr, indices, rows, columns, block, key_mask, mask)
     return plain.softmax(indptr, indices, scores, bias, inside, scale)
 
 
