@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import triton
-from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -62,38 +61,48 @@ def _spilled(binary: bytes) -> int:
     return int(found[1])
 
 
-def launch_all(dtype: torch.dtype) -> None:
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape).to(dtype)
-
-    # Row 0 is long.
-    pattern = Pattern.from_row_lengths(
-        torch.tensor([200, 7, 7]), torch.cat([torch.arange(200), *[torch.arange(7)] * 2]).int(), 208
-    )
+def launch_csr(pattern: Pattern, channels: int, dtype: torch.dtype) -> None:
+    rows, columns = pattern.shape
     indptr, indices, pieces = pattern.indptr, pattern.indices, pattern.long_pieces
     transposed, order = pattern.transpose
-    values, x, g = random(2, pattern.nnz), random(1, 208, 128), random(2, 3, 128)
+    values, x, g = (
+        torch.randn(shape).to(dtype) for shape in ((2, pattern.nnz), (1, columns, channels), (2, rows, channels))
+    )
     kernels.spmm(indptr, indices, pieces, values[:1], x)
     kernels.spmm(indptr, indices, pieces, values, x)
-    kernels.spmm(transposed.indptr, transposed.indices, pieces, values, g, True, order)
+    kernels.spmm(transposed.indptr, transposed.indices, transposed.long_pieces, values, g, True, order)
     kernels.sddmm(indptr, indices, pieces, g, x)
     kernels.sddmm(indptr, indices, pieces, g[:1], x)
     kernels.softmax(indptr, pieces, values, values > 0, 0.5)
     kernels.softmax_backward(indptr, pieces, values, values, 0.5)
+
+
+def launch_blocks(pattern: BlockPattern, channels: int, dtype: torch.dtype) -> None:
+    heads, rows, columns = pattern.shape
+    structure, order = (pattern.blocks.indptr, pattern.blocks.indices), pattern.blocks.transpose[1]
+    scores = torch.randn(1, *pattern.values_shape).to(dtype)
+    query, key = (torch.randn(1, heads, n, channels).to(dtype) for n in (rows, columns))
+    mask, keys, sums = scores[0] > 0, torch.ones(1, columns, dtype=torch.bool), torch.zeros(1, heads, rows)
+    block_kernels.sdd(*structure, query, key, pattern.block)
+    block_kernels.dsd(*structure, scores, key, rows)
+    block_kernels.dsd(*structure, scores, query, columns, order)
+    block_kernels.softmax(*structure, scores, scores[0].float(), keys, mask, 0.5, heads, rows, columns)
+    block_kernels.softmax_backward(structure[0], scores, scores, 0.5)
+    given = query, key, key, keys, mask
+    attention_kernels.attention(*structure, *given, 0.5, pattern.block)
+    attention_kernels.attention_backward(*structure, *structure, order, *given, sums, sums, query, 0.5, pattern.block)
+
+
+def launch_all(dtype: torch.dtype) -> None:
+    lengths = torch.tensor([200, 7, 7])  # the first is long
+    indices = torch.cat([torch.arange(n) for n in lengths]).int()
+    launch_csr(Pattern.from_row_lengths(lengths, indices, 208), 128, dtype)
     for block in (16, 64, 128):
-        blocks = BlockPattern.from_mask(torch.ones(2, 2, dtype=torch.bool), block)
-        structure = blocks.blocks.indptr, blocks.blocks.indices
-        scores, dense = random(1, *blocks.values_shape), random(1, 1, 2 * block, 64)
-        mask, keys, order = scores[0] > 0, torch.ones(1, 2 * block, dtype=torch.bool), blocks.blocks.transpose[1]
-        block_kernels.sdd(*structure, dense, dense, block)
-        block_kernels.dsd(*structure, scores, dense, 2 * block)
-        block_kernels.dsd(*structure, scores, dense, 2 * block, order)
-        block_kernels.softmax(*structure, scores, scores[0].float(), keys, mask, 0.5, 1, 2 * block, 2 * block)
-        block_kernels.softmax_backward(structure[0], scores, scores, 0.5)
-        sums = torch.zeros(1, 1, 2 * block)
-        given = dense, dense, dense, keys, mask
-        attention_kernels.attention(*structure, *given, 0.5, block)
-        attention_kernels.attention_backward(*structure, *structure, order, *given, sums, sums, dense, 0.5, block)
+        pattern = BlockPattern.from_mask(torch.ones(2, 2, dtype=torch.bool), block)
+        launch_blocks(pattern, 64, dtype)
+    # What is 1 is a constant to the compiler.
+    launch_csr(Pattern.vector(torch.tensor([0]), 1), 1, dtype)
+    launch_blocks(BlockPattern.from_mask(torch.ones(1, 1, dtype=torch.bool), 16, 1, 1), 1, dtype)
 
 
 os.environ.pop("TRITON_INTERPRET", None)

@@ -18,7 +18,8 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, to
 KINDS = [
     ("torch", torch.float64),
     ("triton", torch.float32),
-    ("triton", torch.float16),  # bfloat16 below: the interpreter multiplies none
+    ("triton", torch.float16),
+    pytest.param("triton", torch.bfloat16, marks=pytest.mark.gpu),  # the interpreter multiplies none
 ]
 kinds = pytest.mark.parametrize(("backend", "dtype"), KINDS)
 # (heads, rows, columns, block): sizes that the block divides and others, one block, and more than one step of 64.

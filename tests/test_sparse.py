@@ -304,6 +304,61 @@ def test_operators_are_well_formed(triton: bool) -> None:
     torch.library.opcheck(ops.sparse_softmax_backward.default, arguments)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_large_and_skewed_on_a_gpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against float64 on the CPU, with rows divided as outside of tests; and twice the same to the bit."""
+    for module in (patterns, kernels):
+        monkeypatch.setattr(module, "PIECE", 128)
+    rows, columns = 20_000, 30_000
+    lengths = torch.randint(0, 12, (rows,), generator=torch.Generator().manual_seed(0))
+    lengths[7], lengths[100] = 10_000, 129
+    first = torch.randint(0, columns - 10_000, (rows,), generator=torch.Generator().manual_seed(1))
+    offsets = torch.cat([torch.arange(int(n)) for n in lengths])
+    pattern = Pattern.from_row_lengths(lengths, torch.repeat_interleave(first, lengths) + offsets, columns)
+    values, x, a = random(2, pattern.nnz), random(columns, 130, seed=1), random(2, rows, 130, seed=2)
+    given = [t.to(dtype).cuda().requires_grad_() for t in (values, x, a)]
+    exact = [t.to(dtype).double().requires_grad_() for t in (values, x, a)]
+    results = []
+    for leaves, where, backend in ((given, "cuda", "triton"), (given, "cuda", "triton"), (exact, "cpu", "torch")):
+        moved = pattern.to(where)
+        product = spmm(moved, leaves[0], leaves[1], backend=backend)
+        scores = sddmm(moved, leaves[2], leaves[1], backend=backend)
+        weights = sparse_softmax(moved, scores, scale=0.1, backend=backend)
+        mixed = spmm(moved, weights, leaves[2], transpose=True, backend=backend)
+        grads = torch.autograd.grad(product.square().mean() + mixed.square().mean(), leaves)
+        results.append([product, scores, weights, mixed, *grads])
+    for ours, again, reference in zip(*results, strict=True):
+        assert torch.equal(ours, again)
+        # Each step rounds what the next is computed from.
+        assert relative(ours.detach().cpu(), reference.detach()) <= 4 * TOLERANCE[dtype]
+
+
+@pytest.mark.gpu
+def test_products_can_be_captured() -> None:
+    mask, channels = random_mask("skewed")
+    pattern = pattern_of(mask).prepare().to("cuda")
+    values = random(2, pattern.nnz).float().cuda().requires_grad_()
+    x = random(mask.shape[1], channels, seed=1).float().cuda().requires_grad_()
+
+    def step() -> list[Tensor]:
+        scores = sddmm(pattern, spmm(pattern, values, x), x)
+        out = spmm(pattern, sparse_softmax(pattern, scores), x)
+        return [out, *torch.autograd.grad(out.square().sum(), [values, x])]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        expected = step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    for a, b in zip(captured, expected, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_helpers() -> None:
     for shape in SHAPES:
         mask, _ = random_mask(shape)
