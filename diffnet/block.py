@@ -67,27 +67,26 @@ class DiffusionNetBlock(nn.Module):
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
-        if isinstance(self.diffusion, ImplicitDiffusion):
-            coefficients, diffused = None, self.diffusion(x, operators)
-        else:
-            coefficients = self.diffusion.coefficients(x, operators)
-            diffused = from_spectral(coefficients, operators.evecs, operators.ptr, operators.lengths)
-        parts = [x, diffused]
-        if self.gradient_features is not None:
-            spectral = self.gradient == "spectral" or (self.gradient == "auto" and operators.gradient_evecs is not None)
-            if coefficients is not None and spectral:
-                pushed = operators.with_gradient_evecs().gradient_evecs
-                assert pushed is not None
-                features = self.gradient_features.from_coefficients(
-                    coefficients, pushed, operators.ptr, operators.lengths
-                )
-            else:
-                features = self.gradient_features(operators.gradient @ diffused)
-            parts.append(features)
+        parts = [x, *self._diffused_and_features(x, operators)]
         if self.attention is not None:
             parts.append(self.attention(x, operators.neighborhood or operators.gradient.pattern))
         out: Tensor = x + self.mlp(torch.cat(parts, dim=-1))
         return out
+
+    def _diffused_and_features(self, x: Tensor, operators: Operators) -> tuple[Tensor, ...]:
+        o, features = operators, self.gradient_features
+        if isinstance(self.diffusion, ImplicitDiffusion):
+            diffused = self.diffusion(x, o)
+            return (diffused,) if features is None else (diffused, features(o.gradient @ diffused))
+        coefficients = self.diffusion.coefficients(x, o)
+        diffused = from_spectral(coefficients, o.evecs, o.ptr, o.lengths)
+        if features is None:
+            return (diffused,)
+        if self.gradient == "spectral" or (self.gradient == "auto" and o.gradient_evecs is not None):
+            pushed = o.with_gradient_evecs().gradient_evecs
+            assert pushed is not None
+            return diffused, features.from_coefficients(coefficients, pushed, o.ptr, o.lengths)
+        return diffused, features(o.gradient @ diffused)
 
 
 def mlp(widths: Sequence[int], dropout: float) -> nn.Sequential:

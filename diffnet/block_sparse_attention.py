@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from diffnet.ops import BlockPattern, block_attention, block_matmul, block_softmax
+from diffnet.ops import Backend, BlockPattern, block_attention, block_matmul, block_softmax
 
 
 class BlockSparseAttention(nn.Module):
@@ -15,17 +15,26 @@ class BlockSparseAttention(nn.Module):
     heads: H
     dropout: probability that an attention weight is left out in training
     length: of the sequences, for a learned bias by relative position; by default there is none
+    backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
 
     Where there is neither such a bias nor dropout, scores are never written down (see `ops.block_attention`).
 
     For vertices of meshes see `geometry.patches`, which orders them and gives the layout.
     """
 
-    def __init__(self, channels: int, heads: int = 4, dropout: float = 0.0, length: int | None = None) -> None:
+    def __init__(
+        self,
+        channels: int,
+        heads: int = 4,
+        dropout: float = 0.0,
+        length: int | None = None,
+        backend: Backend = "auto",
+    ) -> None:
         super().__init__()
         if heads < 1 or channels % heads != 0:
             raise ValueError(f"heads should divide the {channels} channels, got {heads}")
         self.heads = heads
+        self.backend: Backend = backend
         self.query_key_value = nn.Linear(channels, 3 * channels)
         self.relative_bias = None if length is None else nn.Parameter(torch.zeros(heads, 2 * length - 1))
         self.dropout = nn.Dropout(dropout)
@@ -67,9 +76,10 @@ class BlockSparseAttention(nn.Module):
                 value,
                 key_padding_mask=key_padding_mask,
                 attention_mask=attention_mask,
+                backend=self.backend,
             )
             return self._merge(mixed)
-        scores = block_matmul(pattern, query, key, "sdd", transpose_b=True)
+        scores = block_matmul(pattern, query, key, "sdd", transpose_b=True, backend=self.backend)
         weights = block_softmax(
             pattern,
             scores,
@@ -77,8 +87,9 @@ class BlockSparseAttention(nn.Module):
             relative_bias=self.relative_bias,
             key_padding_mask=key_padding_mask,
             attention_mask=attention_mask,
+            backend=self.backend,
         )
-        return self._merge(block_matmul(pattern, self.dropout(weights), value, "dsd"))
+        return self._merge(block_matmul(pattern, self.dropout(weights), value, "dsd", backend=self.backend))
 
     def _merge(self, mixed: Tensor) -> Tensor:
         """(…, H, N, C/H) → (…, N, C)"""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffnet.block_sparse_linear import initial_weight
-from diffnet.ops import BlockPattern, block_matmul
+from diffnet.ops import Backend, BlockPattern, block_matmul
 
 Pair = int | tuple[int, int]
 
@@ -24,6 +24,7 @@ class BlockSparseConv2d(nn.Module):
     layout: (output blocks, input blocks) bool, True where there are weights; or (kernel height, kernel width, output
         blocks, input blocks), one for each place in the kernel. It belongs to the construction, not to the state.
     block: edge length, 16, 32, 64 or 128
+    backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
 
     `weight` is (number of blocks, block, block). The product is with the unfolded input, which takes kernel height ×
     kernel width times the input's memory.
@@ -41,6 +42,7 @@ class BlockSparseConv2d(nn.Module):
         padding: Pair = 0,
         dilation: Pair = 1,
         bias: bool = True,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         self.in_channels = in_channels
@@ -58,6 +60,7 @@ class BlockSparseConv2d(nn.Module):
         columns = len(each) * self.channels_padded
         self.pattern = BlockPattern.from_mask(each.transpose(0, 1).flatten(1), block, out_channels, columns)
         self.pattern.blocks.prepare()
+        self.backend: Backend = backend
         self.weight = nn.Parameter(initial_weight(self.pattern))
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
@@ -76,7 +79,7 @@ class BlockSparseConv2d(nn.Module):
             2, 1, 0, 3
         )
         patches = patches.flatten(0, 1).flatten(1)
-        out = block_matmul(self.pattern, self.weight, patches[None], "dsd")[0]
+        out = block_matmul(self.pattern, self.weight, patches[None], "dsd", backend=self.backend)[0]
         out = out if self.bias is None else out + self.bias.to(out.dtype)[:, None]
         return out.reshape(len(out), len(x), *size).transpose(0, 1)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffnet.ops import BlockPattern, block_matmul
+from diffnet.ops import Backend, BlockPattern, block_matmul
 
 
 class BlockSparseLinear(nn.Module):
@@ -18,18 +18,27 @@ class BlockSparseLinear(nn.Module):
     layout: (output blocks, input blocks) bool, True where there are weights. It belongs to the construction, as the
         sizes do, and not to the state.
     block: edge length, 16, 32, 64 or 128
+    backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
 
     `weight` is (number of blocks, block, block).
     """
 
     def __init__(
-        self, in_features: int, out_features: int, layout: Tensor, *, block: int = 32, bias: bool = True
+        self,
+        in_features: int,
+        out_features: int,
+        layout: Tensor,
+        *,
+        block: int = 32,
+        bias: bool = True,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         self.pattern = BlockPattern.from_mask(layout, block, out_features, in_features)
         if self.pattern.heads != 1:
             raise ValueError(f"the layout of a linear layer has 2 dimensions, got {layout.ndim}")
         self.pattern.blocks.prepare()
+        self.backend: Backend = backend
         self.weight = nn.Parameter(initial_weight(self.pattern))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
 
@@ -37,7 +46,8 @@ class BlockSparseLinear(nn.Module):
         """x (…, in_features) → (…, out_features)"""
         if x.shape[-1] != self.pattern.columns:
             raise ValueError(f"the input should have {self.pattern.columns} features, shape is {tuple(x.shape)}")
-        out = block_matmul(self.pattern, x.reshape(1, -1, x.shape[-1]), self.weight, "dds", transpose_b=True)
+        rows = x.reshape(1, -1, x.shape[-1])
+        out = block_matmul(self.pattern, rows, self.weight, "dds", transpose_b=True, backend=self.backend)
         out = out if self.bias is None else out + self.bias.to(out.dtype)
         return out.reshape(*x.shape[:-1], self.pattern.rows)
 

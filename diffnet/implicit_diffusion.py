@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from diffnet.diffusion import keep_nonnegative
 from diffnet.geometry import Operators
-from diffnet.ops import implicit_diffusion
+from diffnet.ops import Backend, implicit_diffusion
 
 
 class ImplicitDiffusion(nn.Module):
@@ -19,10 +19,17 @@ class ImplicitDiffusion(nn.Module):
 
     channels: C. Times start at 0, where nothing is changed; in squared units of the positions.
     tolerance, max_iterations, check_every: see `ops.implicit_diffusion`
+    backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
     """
 
     def __init__(
-        self, channels: int, *, tolerance: float = 1e-6, max_iterations: int = 1000, check_every: int = 8
+        self,
+        channels: int,
+        *,
+        tolerance: float = 1e-6,
+        max_iterations: int = 1000,
+        check_every: int = 8,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         if not 0 < tolerance < 1:
@@ -32,6 +39,7 @@ class ImplicitDiffusion(nn.Module):
         if check_every < 0:
             raise ValueError(f"check_every should be at least 0, got {check_every}")
         self.time = nn.Parameter(torch.zeros(channels))
+        self.backend: Backend = backend
         self.tolerance, self.max_iterations, self.check_every = tolerance, max_iterations, check_every
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
@@ -48,4 +56,5 @@ class ImplicitDiffusion(nn.Module):
             tolerance=self.tolerance,
             max_iterations=self.max_iterations,
             check_every=self.check_every,
+            backend=self.backend,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from diffnet.ops import Pattern, sddmm, sparse_softmax, spmm
+from diffnet.ops import Backend, Pattern, sddmm, sparse_softmax, spmm
 
 
 class MeshAttention(nn.Module):
@@ -15,13 +15,15 @@ class MeshAttention(nn.Module):
     channels: C, divided among the heads
     heads: H
     dropout: probability that an attention weight is left out in training
+    backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
     """
 
-    def __init__(self, channels: int, heads: int = 4, dropout: float = 0.0) -> None:
+    def __init__(self, channels: int, heads: int = 4, dropout: float = 0.0, backend: Backend = "auto") -> None:
         super().__init__()
         if heads < 1 or channels % heads != 0:
             raise ValueError(f"heads should divide the {channels} channels, got {heads}")
         self.heads = heads
+        self.backend: Backend = backend
         self.query_key_value = nn.Linear(channels, 3 * channels)
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(channels, channels)
@@ -36,7 +38,8 @@ class MeshAttention(nn.Module):
         width = x.shape[-1] // self.heads
         # Views (H, V, C/H), which the products read as they lie.
         query, key, value = self.query_key_value(x).unflatten(-1, (3, self.heads, width)).permute(1, 2, 0, 3)
-        weights = sparse_softmax(pattern, sddmm(pattern, query, key), scale=width**-0.5)
-        mixed = spmm(pattern, self.dropout(weights), value)
+        scores = sddmm(pattern, query, key, backend=self.backend)
+        weights = sparse_softmax(pattern, scores, scale=width**-0.5, backend=self.backend)
+        mixed = spmm(pattern, self.dropout(weights), value, backend=self.backend)
         out: Tensor = self.out(mixed.transpose(0, 1).flatten(1))
         return out

@@ -62,6 +62,14 @@ def test_agrees_with_dense_attention(meshes: list[Operators]) -> None:
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
+def test_kernels_agree(meshes: list[Operators]) -> None:
+    torch.manual_seed(0)
+    pattern, x = meshes[0].gradient.pattern.to(DEVICE), torch.randn(meshes[0].num_vertices, C, device=DEVICE)
+    on_kernels, plain = (MeshAttention(C, HEADS, backend=backend).to(DEVICE) for backend in ("triton", "torch"))
+    plain.load_state_dict(on_kernels.state_dict())
+    torch.testing.assert_close(on_kernels(x, pattern), plain(x, pattern), rtol=1e-5, atol=1e-5)
+
+
 def test_who_attends_to_nobody_gets_the_bias() -> None:
     module = MeshAttention(C, HEADS)
     pattern = Pattern(torch.tensor([0, 0, 2]), torch.tensor([0, 1]), 2)

@@ -127,6 +127,24 @@ def test_attention(heads_apart: bool, extras: bool) -> None:
         assert_same(module, ours, expected, x)
 
 
+def test_kernels_agree() -> None:
+    pattern = BlockPattern.from_mask(torch.ones(2, 2, dtype=torch.bool), 16, 20, 20).to(DEVICE)
+    for build, x, more in (
+        (lambda backend: BlockSparseLinear(20, 33, layout(3, 2), block=16, backend=backend), torch.randn(5, 20), ()),
+        (
+            lambda backend: BlockSparseConv2d(20, 33, 3, layout(3, 2), block=16, backend=backend),
+            torch.randn(1, 20, 4, 4),
+            (),
+        ),
+        (lambda backend: BlockSparseAttention(8, 2, backend=backend), torch.randn(20, 8), (pattern,)),
+        (lambda backend: BlockSparseAttention(8, 2, length=20, backend=backend), torch.randn(20, 8), (pattern,)),
+    ):
+        on_kernels, plain = build("triton").to(DEVICE), build("torch").to(DEVICE)
+        plain.load_state_dict(on_kernels.state_dict())
+        x = x.to(DEVICE)
+        torch.testing.assert_close(on_kernels(x, *more), plain(x, *more), rtol=1e-5, atol=1e-5)
+
+
 def test_attention_dropout() -> None:
     torch.manual_seed(0)
     module = BlockSparseAttention(8, 2, dropout=0.5)
