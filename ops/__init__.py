@@ -1,6 +1,6 @@
 """Differentiable functions on tensors; nothing here knows of meshes or modules."""
 
-from diffnet.ops.backend import Backend, use_triton
+from diffnet.ops.backend import Backend
 from diffnet.ops.block_sparse import BlockPattern, block_attention, block_matmul, block_softmax
 from diffnet.ops.gradient_features import gradient_features, spectral_gradient_features
 from diffnet.ops.implicit import implicit_diffusion
@@ -49,5 +49,4 @@ __all__ = [
     "split_diagonal_pattern",
     "spmm",
     "to_spectral",
-    "use_triton",
 ]
