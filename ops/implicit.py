@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.backend import Backend, use_triton
+from diffnet.ops.backend import Backend
 from diffnet.ops.conjugate_gradients import conjugate_gradients
 from diffnet.ops.ragged import row_lengths
 from diffnet.ops.sparse import SparseMatrix
-from diffnet.ops.sparse.products import _sddmm, _spmm, diagonal
+from diffnet.ops.sparse.products import _sddmm, _spmm, diagonal, on_kernels
 
 TOLERANCE = 1e-6
 MAX_ITERATIONS = 1000
@@ -50,7 +50,7 @@ def implicit_diffusion(
     wide, mass = x.to(dtype), mass.to(dtype)
     live = mass[:, None] > 0
     values = laplacian.values.to(dtype)
-    triton = use_triton(backend, values, wide)
+    triton = on_kernels(backend, values, wide)
     pattern = laplacian.pattern
     solution: Tensor = _solve(
         pattern.indptr,

@@ -97,7 +97,7 @@ def launch_all(dtype: torch.dtype) -> None:
     lengths = torch.tensor([200, 7, 7])  # the first is long
     indices = torch.cat([torch.arange(n) for n in lengths]).int()
     launch_csr(Pattern.from_row_lengths(lengths, indices, 208), 128, dtype)
-    for block in (16, 64, 128):
+    for block in (16, 128):
         pattern = BlockPattern.from_mask(torch.ones(2, 2, dtype=torch.bool), block)
         launch_blocks(pattern, 64, dtype)
     # What is 1 is a constant to the compiler.

@@ -35,7 +35,6 @@ KINDS = [
     ("torch", torch.float32, torch.int32),
     ("torch", torch.bfloat16, torch.int32),
     ("triton", torch.float32, torch.int32),
-    ("triton", torch.float32, torch.int64),
     ("triton", torch.bfloat16, torch.int32),
     ("triton", torch.float16, torch.int64),
 ]
@@ -419,6 +418,8 @@ def test_operands_that_do_not_fit() -> None:
         sparse_softmax(pattern, torch.zeros(n), mask=torch.zeros(n))
     with pytest.raises(ValueError, match=r"shape is \(3,\)"):
         SparseMatrix(pattern, torch.zeros(3))
+    with pytest.raises(ValueError, match=r"float16, got torch\.float64"):
+        spmm(pattern, torch.zeros(n).double(), torch.zeros(6, 3), backend="triton")
     with pytest.raises(ValueError, match="'cuda'"):
         spmm(pattern, torch.zeros(n), torch.zeros(6, 3), backend="cuda")  # type: ignore[arg-type]
 

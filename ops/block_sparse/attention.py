@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.backend import Backend, use_triton
+from diffnet.ops.backend import Backend
 from diffnet.ops.block_sparse import plain
 from diffnet.ops.block_sparse.pattern import BlockPattern
 from diffnet.ops.block_sparse.products import _structure
 from diffnet.ops.block_sparse.softmax import _mask_at_blocks, mask_inside
 from diffnet.ops.precision import compute_dtype
 from diffnet.ops.sparse.pattern import row_of_each
+from diffnet.ops.sparse.products import on_kernels
 
 
 def block_attention(
@@ -58,7 +59,7 @@ def block_attention(
         key_padding_mask = key_padding_mask.reshape(len(flat[0]), columns)
     mask = None if attention_mask is None else _mask_at_blocks(pattern, attention_mask)
     scale = channels**-0.5 if scale is None else scale
-    triton = use_triton(backend, *flat)
+    triton = on_kernels(backend, *flat)
     out: Tensor = _attention(*_structure(pattern), *flat, key_padding_mask, mask, scale, pattern.block, triton)[0]
     return out.reshape(*batch, heads, rows, channels)
 

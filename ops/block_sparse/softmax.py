@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.backend import Backend, use_triton
+from diffnet.ops.backend import Backend
 from diffnet.ops.block_sparse import plain
 from diffnet.ops.block_sparse.pattern import BlockPattern
 from diffnet.ops.sparse.pattern import row_of_each
+from diffnet.ops.sparse.products import on_kernels
 
 
 def block_softmax(
@@ -50,7 +51,7 @@ def block_softmax(
         key_padding_mask = key_padding_mask.reshape(len(flat), pattern.columns)
     if attention_mask is not None:
         attention_mask = _mask_at_blocks(pattern, attention_mask)
-    triton = use_triton(backend, flat)
+    triton = on_kernels(backend, flat)
     out: Tensor = _softmax(
         pattern.blocks.indptr,
         pattern.blocks.indices,

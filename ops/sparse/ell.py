@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -29,6 +29,7 @@ class EllPattern:
 
     indices: Tensor
     columns: int
+    _filled: Pattern | None = field(default=None, repr=False)  # see `Pattern`
 
     @classmethod
     def from_pattern(cls, pattern: Pattern, width: int | None = None) -> tuple[EllPattern, Tensor]:
@@ -62,17 +63,17 @@ class EllPattern:
 
     @property
     def filled(self) -> Pattern:
-        """A CSR pattern of rows · width entries, in which places left over are entries of column 0."""
-        rows, width = self.indices.shape
-        indices = self.indices.clamp(min=0).reshape(-1)
-        indptr = torch.arange(rows + 1, device=indices.device, dtype=indices.dtype) * width
-        return Pattern(indptr, indices, self.columns, check=False)
+        """A CSR pattern of rows · width entries, in which places left over are entries of column 0; made once."""
+        if self._filled is None:
+            rows, width = self.indices.shape
+            indices = self.indices.clamp(min=0).reshape(-1)
+            indptr = torch.arange(rows + 1, device=indices.device, dtype=indices.dtype) * width
+            object.__setattr__(self, "_filled", Pattern(indptr, indices, self.columns, check=False))
+        assert self._filled is not None
+        return self._filled
 
     def matmul(self, values: Tensor, x: Tensor, *, backend: Backend = "auto") -> Tensor:
-        """Sparse times dense: values (…, rows, width), x (…, columns, C) → (…, rows, C); see `spmm`.
-
-        The filled pattern is made anew, and for a backward sorted, in every call: a Pattern does so once.
-        """
+        """Sparse times dense: values (…, rows, width), x (…, columns, C) → (…, rows, C); see `spmm`."""
         if values.shape[-2:] != self.indices.shape:
             raise ValueError(f"values should be (…, {', '.join(map(str, self.indices.shape))}), are {values.shape}")
         if self.columns == 0:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.backend import Backend, use_triton
+from diffnet.ops.backend import Backend
 from diffnet.ops.sparse import plain
 from diffnet.ops.sparse.pattern import Pattern
+from diffnet.ops.sparse.products import on_kernels
 
 
 def sparse_softmax(
@@ -36,7 +37,7 @@ def sparse_softmax(
         shape = (1, pattern.nnz) if math.prod(mask.shape[:-1]) == 1 else scores.shape
         mask = mask.expand(shape).reshape(math.prod(shape[:-1]), pattern.nnz)
     flat = scores.reshape(math.prod(scores.shape[:-1]), pattern.nnz)
-    triton = use_triton(backend, flat)
+    triton = on_kernels(backend, flat)
     pieces = pattern.long_pieces if triton else pattern.indices.new_empty(0, 3)
     out: Tensor = _softmax(pattern.indptr, pattern.indices, pieces, flat, mask, scale, triton)
     return out.reshape(scores.shape)
