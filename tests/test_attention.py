@@ -131,6 +131,26 @@ def test_network_with_attention(meshes: list[Operators]) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("diffusion", ["spectral", "implicit"])
+def test_compiles_to_one_graph(meshes: list[Operators], diffusion: str) -> None:
+    """With batches of other sizes too, whose sizes then are symbols."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = DiffusionNet(3, 5, width=C, blocks=1, attention_heads=HEADS, diffusion=diffusion, dropout=0.0).double()
+    for block in model.blocks:
+        torch.nn.init.constant_(block.diffusion.time, 0.1)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for operators in (meshes[0], collate(meshes[:2]), with_k_ring(collate(meshes), 2)):
+        operators = operators.to(dtype=torch.float64)
+        x = random(operators.num_vertices, 3)
+        results = []
+        for network in (compiled, model):
+            out = network(x, operators)
+            results.append([out, *torch.autograd.grad(out.sum(), list(model.parameters()))])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
 def test_batches_keep_neighborhoods(meshes: list[Operators]) -> None:
     assert collate(meshes).neighborhood is None
     each = [with_k_ring(meshes[0], 2), meshes[1], with_k_ring(meshes[2], 0)]

@@ -37,6 +37,8 @@ class BlockPattern:
             raise ValueError(f"block should be one of {', '.join(map(str, BLOCKS))}, got {self.block}")
         if self.heads < 1 or self.rows < 0 or self.columns < 0:
             raise ValueError(f"there should be a head at least and no negative size, got {self.shape}")
+        if not isinstance(self.blocks.indices, Tensor):  # see `Pattern`
+            return
         expected = (self.heads * self.block_rows, self.heads * self.block_columns)
         if self.blocks.shape != expected:
             raise ValueError(f"blocks should be a pattern of shape {expected}, shape is {self.blocks.shape}")

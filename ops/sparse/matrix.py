@@ -24,6 +24,8 @@ class SparseMatrix:
     values: Tensor
 
     def __post_init__(self) -> None:
+        if not isinstance(self.values, Tensor):  # see `Pattern`
+            return
         if self.values.ndim == 0 or self.values.shape[-1] != self.pattern.nnz:
             raise ValueError(f"values should have shape (…, {self.pattern.nnz}), shape is {tuple(self.values.shape)}")
 
