@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import torch
@@ -26,6 +27,7 @@ class Options:
     peers: measure these only
     seconds: to spend on measuring one case
     flush: empty the GPU's L2 cache before each run
+    meshes: a folder of meshes for what is about meshes; None means generated ones
     """
 
     device: torch.device
@@ -36,6 +38,7 @@ class Options:
     peers: tuple[str, ...] | None = None
     seconds: float = 1.0
     flush: bool = True
+    meshes: Path | None = None
 
 
 @dataclass(frozen=True)

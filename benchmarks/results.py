@@ -104,7 +104,7 @@ def write_run(path: Path, names: Sequence[str], options: Options) -> None:
             "cuda": torch.version.cuda,
             "python": platform.python_version(),
         },
-        "options": {**asdict(options), "device": str(device)},
+        "options": {**asdict(options), "device": str(device), "meshes": options.meshes and str(options.meshes)},
     }
     write_atomically(path, json.dumps(run, indent=2, ensure_ascii=False) + "\n")
 

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -16,7 +17,10 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class Measurement:
-    """milliseconds: of every timed run; peak_mb: GPU memory taken at most beyond what was held before, in 2²⁰ bytes"""
+    """milliseconds: of every timed run; peak_mb: memory taken at most beyond what was held before, in 2²⁰ bytes
+
+    That is the GPU's, or on the CPU what the process had resident (None where there is no /proc).
+    """
 
     milliseconds: tuple[float, ...]
     peak_mb: float | None
@@ -44,11 +48,11 @@ def measure(
     peaks: dict[str, float | None] = {}
     for name, run in peers.items():
         try:
-            cold = _time(run, device, None)
+            cold, peak = _time_and_peak_mb(run, device)
             if cold > 1e3 * seconds and device.type != "cuda":
-                found[name] = Measurement((cold,), None)
+                found[name] = Measurement((cold,), peak)
                 continue
-            peaks[name] = _peak_mb(run, device)
+            _, peaks[name] = _time_and_peak_mb(run, device)
             _time(run, device, None)
             ready[name] = run
         except Exception as error:  # one broken peer doesn't take the others' numbers; the caller tells of it
@@ -88,16 +92,27 @@ def _time(run: Run, device: torch.device, scratch: torch.Tensor | None) -> float
     return float(begin.elapsed_time(end))
 
 
-def _peak_mb(run: Run, device: torch.device) -> float | None:
-    if device.type != "cuda":
-        run()
-        return None
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    run()
-    torch.cuda.synchronize(device)
-    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+def _time_and_peak_mb(run: Run, device: torch.device) -> tuple[float, float | None]:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        ms = _time(run, device, None)
+        return ms, (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    if not _PEAK_RESET.exists():
+        return _time(run, device, None), None
+    _PEAK_RESET.write_text("5")  # the kernel's word for: forget the peak
+    start = _resident_mb("VmRSS")
+    ms = _time(run, device, None)
+    return ms, _resident_mb("VmHWM") - start
+
+
+_PEAK_RESET = Path("/proc/self/clear_refs")
+
+
+def _resident_mb(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":")) / 2**10
 
 
 def _l2_scratch(device: torch.device) -> torch.Tensor | None:

@@ -26,6 +26,7 @@ def bench(
     k: Annotated[int | None, typer.Option("--k", min=1, help="Eigenpairs.")] = None,
     dtypes: Annotated[str | None, typer.Option(help="Among fp32, tf32, bf16 and fp16, as bf16,tf32.")] = None,
     peers: Annotated[str | None, typer.Option(help="Measure these only, as plain,triton.")] = None,
+    meshes: Annotated[Path | None, typer.Option(help="Folder of meshes for preprocessing; else generated.")] = None,
     seconds: Annotated[float, typer.Option(min=0, help="Time to spend on measuring each case.")] = 1.0,
     flush: Annotated[bool, typer.Option(help="Empty the GPU's L2 cache before each run.")] = True,
     device: DeviceOption = "auto",
@@ -52,6 +53,7 @@ def bench(
         peers=None if peers is None else tuple(peers.split(",")),
         seconds=seconds,
         flush=flush,
+        meshes=meshes,
     )
     broken = run_benchmarks(sorted(BENCHMARKS) if names == ["all"] else names, options, out, console)
     for line in broken:

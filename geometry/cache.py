@@ -28,7 +28,7 @@ def cache_key(arrays: dict[str, NDArray[Any]], **options: Any) -> str:
     digest = hashlib.sha256(json.dumps({"format": FORMAT, **options}, sort_keys=True).encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array))
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
@@ -80,5 +80,5 @@ def _checksum(tensors: Tensors) -> int:
     checksum = 0
     for name, tensor in sorted(tensors.items()):
         checksum = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), checksum)
-        checksum = zlib.crc32(tensor.contiguous().flatten().view(torch.uint8).numpy(), checksum)
+        checksum = zlib.crc32(tensor.contiguous().flatten().view(torch.uint8).numpy().data, checksum)
     return checksum

@@ -9,19 +9,21 @@ from diffnet.geometry.shift_invert import Rows, ShiftInvert, Small
 
 BLOCK = 8  # wide enough for matrix products, narrow enough that few vectors are needed
 MOST_RESTARTS = 20
+ROUNDING = 1e-15
 
 
 class KrylovSpace:
     """An orthonormal basis Q of a block Krylov space and the operator on it, T = Q A Qᵀ (Golub & Underwood 1977).
 
-    Vectors are rows. Each new block is made orthogonal to all of the basis, since orthogonality is lost as pairs
-    converge. When the basis is full it is cut down to the wanted Ritz vectors and more, and goes on from there (Wu &
-    Simon 2000, "Thick-restart Lanczos").
+    Vectors are rows. A new block is made orthogonal to the last two, and from time to time to all of the basis, since
+    orthogonality is lost as pairs converge. When the basis is full it is cut down to the wanted Ritz vectors and more,
+    and goes on from there (Wu & Simon 2000, "Thick-restart Lanczos").
     """
 
-    def __init__(self, operator: ShiftInvert, wanted: int) -> None:
+    def __init__(self, operator: ShiftInvert, wanted: int, tolerated_loss: float = 1e-8) -> None:
         self.operator = operator
         self.wanted = wanted
+        self.tolerated_loss = tolerated_loss  # of orthogonality; 0 is slower, and takes harder problems
         # Rarely filled: the pairs wanted converge with about three vectors each.
         self.capacity = max(min(wanted * 7 // 2 + 4 * BLOCK, operator.rank - BLOCK), wanted + 2 * BLOCK)
         self.basis = operator.empty(self.capacity + BLOCK)
@@ -29,7 +31,8 @@ class KrylovSpace:
         self.size = 0  # vectors that the operator was applied to; the next block lies behind them
         self.coupling: Small = np.zeros((BLOCK, BLOCK))  # of the next block to the last one
         self.local = 0  # where the vectors begin that the next block couples to
-        self._set_next_block(operator.apply(operator.start(BLOCK)))
+        self.loss = ROUNDING  # of orthogonality between the next block and the others, estimated
+        self.basis[:BLOCK], _ = self._orthonormalized(operator.apply(operator.start(BLOCK)))
 
     def converge(self, tolerance: float) -> tuple[Small, Rows]:
         """Extend until the residuals of the wanted pairs are below `tolerance` times their values.
@@ -38,7 +41,7 @@ class KrylovSpace:
         Raises ArithmeticError where they don't converge in any reasonable time.
         """
         restarts = 0
-        check = self.wanted * 9 // 4
+        check = self.wanted * 11 // 4
         while True:
             while self.size < min(check, self.capacity - BLOCK + 1):
                 self._extend()
@@ -63,15 +66,31 @@ class KrylovSpace:
         """Apply the operator to the next block, and take what is new in the result as the block after it."""
         lo, hi = self.size, self.size + BLOCK
         rows = self.operator.apply(self.basis[lo:hi])
-        # First against the few vectors that the block couples to, then against all: the second pass only removes
-        # rounding errors, so that one is enough.
-        for begin in (self.local, 0):
-            known = self.basis[begin:hi]
-            overlap = known @ rows.T
-            rows -= overlap.T @ known
-            self.projected[begin:hi, lo:hi] += self.operator.to_host(overlap)
+        for _ in range(2):  # twice, against rounding errors
+            overlap = self.basis[self.local : hi] @ rows.T
+            rows -= overlap.T @ self.basis[self.local : hi]
+            self.projected[self.local : hi, lo:hi] += self.operator.to_host(overlap)
+        rows = self.operator.without_constant(rows)  # of which rounding errors grow like the others
+        block, coupling = self._orthonormalized(rows)
+        # Rounding errors along converged vectors, of the largest values, grow by this factor from block to block. Half
+        # the digits of orthogonality are enough for projections to be right to all of them (Simon 1984).
+        self.loss *= np.diagonal(self.projected).max() / np.diagonal(coupling).min()
+        if self.loss > self.tolerated_loss:
+            # Two blocks in a row that are orthogonal to all others let them start anew.
+            known, recent = self.basis[:lo], self.basis[lo : hi + BLOCK]
+            recent[BLOCK:] = rows
+            overlap = known @ recent.T
+            recent -= overlap.T @ known
+            self.projected[:lo, lo:hi] += self.operator.to_host(overlap)[:, BLOCK:]
+            last, rows = recent[:BLOCK], recent[BLOCK:]
+            last[:] = self._orthonormalized(last)[0]
+            overlap = last @ rows.T
+            rows -= overlap.T @ last
+            self.projected[lo:hi, lo:hi] += self.operator.to_host(overlap)
+            block, coupling = self._orthonormalized(self.operator.without_constant(rows))
+            self.loss = ROUNDING
+        self.basis[hi : hi + BLOCK], self.coupling = block, coupling
         self.local, self.size = lo, hi
-        self._set_next_block(rows)
 
     def _ritz(self) -> tuple[Small, Small]:
         """All Ritz values, descending, and the coordinates of their vectors."""
@@ -88,20 +107,17 @@ class KrylovSpace:
         self.basis[:keep] = kept
         self.projected[:] = 0
         self.projected[np.arange(keep), np.arange(keep)] = values[:keep]
-        self.size, self.local = keep, 0
+        self.size, self.local, self.loss = keep, 0, ROUNDING
 
-    def _set_next_block(self, rows: Rows) -> None:
-        """Orthonormalise rows = coupling · block by Cholesky-QR, twice for accuracy."""
-        block, first = self._cholesky_qr(rows)
-        block, second = self._cholesky_qr(block)
-        self.coupling = second @ first
-        self.basis[self.size : self.size + BLOCK] = block
-
-    def _cholesky_qr(self, rows: Rows) -> tuple[Rows, Small]:
-        gram = self.operator.to_host(rows @ rows.T)
-        factor = scipy.linalg.cholesky(gram)  # upper: gram = factorᵀ factor, and rowsᵀ = Q factor
-        pivots = np.diagonal(factor)
-        if not pivots.min() > 1e-7 * pivots.max():
-            raise ArithmeticError("the Krylov space has no more dimensions")
-        inverse = scipy.linalg.solve_triangular(factor, np.eye(BLOCK), trans="T", lower=False)
-        return self.operator.from_host(inverse) @ rows, factor
+    def _orthonormalized(self, rows: Rows) -> tuple[Rows, Small]:
+        """Q and R of rowsᵀ = Qᵀ R, by Cholesky-QR, twice for accuracy."""
+        upper: Small = np.eye(BLOCK)
+        for _ in range(2):
+            gram = self.operator.to_host(rows @ rows.T)
+            try:
+                factor = scipy.linalg.cholesky(gram)
+            except ValueError as e:  # not finite or, as its subclass LinAlgError, not positive definite
+                raise ArithmeticError(f"a block of the Krylov space is degenerate ({e})") from e
+            inverse = scipy.linalg.solve_triangular(factor, np.eye(BLOCK), trans="T")
+            rows, upper = self.operator.from_host(inverse) @ rows, factor @ upper
+        return rows, upper

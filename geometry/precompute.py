@@ -7,11 +7,12 @@ import os
 import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import scipy.sparse
 import torch
+from numpy.typing import NDArray
 
 from diffnet.geometry.cache import Tensors, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.eigenbasis import eigenbasis
@@ -101,7 +102,7 @@ class _Options:
 
 
 def _entry(mesh: Mesh, options: _Options, cache_dir: str | os.PathLike[str]) -> Path:
-    content = {"verts": mesh.verts.astype(np.float32), "faces": mesh.faces}
+    content: dict[str, NDArray[Any]] = {"verts": mesh.verts.astype(np.float32), "faces": mesh.faces}
     return entry_path(cache_dir, cache_key(content, **asdict(options)), "operators")
 
 

@@ -20,8 +20,8 @@ class ShiftInvert:
 
     laplacian: (V, V) of one connected component, mass: (V,) > 0, shift: σ > 0
 
-    An eigenvalue θ stands for λ = 1/θ − σ, an eigenvector y for φ = M^−½ y. Raises ValueError where L + σM isn't
-    positive definite.
+    An eigenvalue θ stands for λ = 1/θ − σ, an eigenvector y for φ = M^−½ y. Raises ArithmeticError where L + σM
+    isn't positive definite.
     """
 
     def __init__(self, laplacian: scipy.sparse.csr_matrix, mass: NDArray[np.float64], shift: float) -> None:
@@ -31,20 +31,25 @@ class ShiftInvert:
         matrix = (laplacian + shift * scipy.sparse.diags(mass)).tocsc()
         matrix.sort_indices()
         arrays = (matrix.indptr.astype(np.int32), matrix.indices.astype(np.int32), matrix.data)
-        self.factor = cholespy.CholeskySolverD(len(mass), *(self.from_host(a) for a in arrays), cholespy.MatrixType.CSC)
+        on_device = (self.from_host(array) for array in arrays)
+        try:
+            self.factor = cholespy.CholeskySolverD(len(mass), *on_device, cholespy.MatrixType.CSC)
+        except ValueError as e:
+            raise ArithmeticError(str(e)) from e
 
     def apply(self, rows: Rows) -> Rows:
         right = self.contiguous((rows * self.root).T)
         left = self.empty(len(rows)).reshape(right.shape)
         self.factor.solve(right, left)
-        return self._without_constant(self.contiguous(left.T) * self.root)
+        return self.without_constant(self.contiguous(left.T) * self.root)
 
     def start(self, count: int) -> Rows:
         """Random rows, the same ones at every call."""
         rows = np.random.default_rng(0).standard_normal((count, len(self.root)))
-        return self._without_constant(self.from_host(rows))
+        return self.without_constant(self.from_host(rows))
 
-    def _without_constant(self, rows: Rows) -> Rows:
+    def without_constant(self, rows: Rows) -> Rows:
+        """The part of each row that is orthogonal to the constant, M^½ 1."""
         for _ in range(2):  # once leaves rounding errors, of what may be 10⁹ times as long as the rest
             rows = rows - (rows @ self.constant)[:, None] * self.constant
         return rows

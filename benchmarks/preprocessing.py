@@ -1,0 +1,176 @@
+"""Preprocessing: whole operators, their eigenbasis, and data sets by way of the cache."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import scipy.sparse
+import torch
+import trimesh
+from numpy.typing import NDArray
+
+from diffnet.benchmarks.original_preprocessing import original_eigenbasis, original_precompute
+from diffnet.benchmarks.registry import Case, Options, Unavailable, benchmark
+from diffnet.data import Preprocessing, fill_cache, prepare
+from diffnet.geometry import (
+    FORMATS,
+    LaplacianKind,
+    Mesh,
+    Operators,
+    eigenbasis,
+    laplacian_and_mass,
+    load_mesh,
+    make_mesh,
+    normalize_positions,
+    precompute,
+)
+
+Problem: TypeAlias = tuple[scipy.sparse.csr_matrix, NDArray[np.float64]]
+
+SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+MESHES = 20  # of a folder
+ORIGINAL_LIMIT = 150_000  # vertices; from there its factorisation and loop take many minutes
+
+
+@benchmark("precompute")
+def precompute_cases(options: Options) -> Iterator[Case]:
+    """From meshes in memory to operators: all the meshes of a case, one after another, on all cores."""
+    k = options.k or 128
+    for name, meshes in _cases(options):
+        yield Case(
+            {"mesh": name, "meshes": len(meshes), "k": k, "vertices": _mean_size(meshes)},
+            {
+                "original": partial(_original, meshes, k),
+                "diffnet": partial(_precompute, meshes, k, "robust", options.device),
+                "diffnet, cotan": partial(_precompute, meshes, k, "cotan", options.device),
+            },
+        )
+
+
+@benchmark("eigenbasis")
+def eigenbasis_cases(options: Options) -> Iterator[Case]:
+    """The k smallest eigenpairs of a Laplacian in memory."""
+    k = options.k or 128
+    for name, meshes in _cases(options):
+        problems = [laplacian_and_mass(_connected(mesh), "cotan") for mesh in meshes]
+        peers = {"eigsh": partial(_eigsh, problems, k), "block Lanczos": partial(_eigenbases, problems, k, "cpu")}
+        if options.device.type == "cuda":
+            peers["block Lanczos, GPU"] = partial(_eigenbases, problems, k, options.device)
+        yield Case({"mesh": name, "meshes": len(meshes), "k": k, "vertices": _mean_size(meshes)}, peers)
+
+
+@benchmark("data-set", x="meshes")
+def data_set_cases(options: Options) -> Iterator[Case]:
+    """From mesh files to operators in memory: with an empty cache, on all cores, and with a warm one, on one.
+
+    The original's recipe reads the same files and takes one mesh after another.
+    """
+    preprocessing = Preprocessing(options.k or 128)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        files = _files(options.meshes) if options.meshes is not None else _write_tori(folder / "meshes")
+        load_all(files, preprocessing, folder / "warm")
+        fresh = iter(range(1000))
+        yield Case(
+            {"k": preprocessing.k, "vertices": _mean_size([load_mesh(f) for f in files]), "meshes": len(files)},
+            {
+                "original": lambda: _original([_connected(load_mesh(file)) for file in files], preprocessing.k),
+                "cold cache": lambda: load_all(files, preprocessing, folder / f"cold {next(fresh)}"),
+                "warm cache": partial(load_all, files, preprocessing, folder / "warm"),
+            },
+        )
+
+
+def load_all(files: Sequence[Path], preprocessing: Preprocessing, cache: Path) -> list[Operators]:
+    failed = fill_cache(files, preprocessing, cache)
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(files)} meshes can't be used: {next(iter(failed.values()))}")
+    return [prepare(file, preprocessing, cache)[1] for file in files]
+
+
+def _cases(options: Options) -> Iterator[tuple[str, list[Mesh]]]:
+    """Sets of meshes at unit size: some of a folder, and three of these subdivided; without one, tori of all sizes."""
+    if options.meshes is None:
+        for size in options.vertices or SIZES:
+            yield "torus", [bumpy_torus(size)]
+        return
+    files = _files(options.meshes)
+    chosen = [_connected(load_mesh(file)) for file in files[:: max(1, len(files) // MESHES)][:MESHES]]
+    yield options.meshes.name, chosen
+    yield f"{options.meshes.name}, subdivided", [_subdivided(mesh) for mesh in chosen[:3]]
+
+
+def _files(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in FORMATS)
+    if not files:
+        raise ValueError(f"{folder}: no meshes ({', '.join(FORMATS)}) in this folder")
+    return files
+
+
+def bumpy_torus(vertices: int, seed: int = 0) -> Mesh:
+    """A torus with bumps and jittered vertices, of about so many."""
+    rng = np.random.default_rng(seed)
+    minor = max(3, round(np.sqrt(vertices / 3)))
+    major = max(3, round(vertices / minor))
+    i, j = np.meshgrid(np.arange(major), np.arange(minor), indexing="ij")
+    u = 2 * np.pi * (i + rng.uniform(-0.3, 0.3, i.shape)) / major
+    v = 2 * np.pi * (j + rng.uniform(-0.3, 0.3, i.shape)) / minor
+    tube = 0.33 * (1 + 0.2 * np.sin(5 * u) * np.sin(3 * v))
+    ring = 1 + tube * np.cos(v)
+    verts = np.stack([ring * np.cos(u), ring * np.sin(u), tube * np.sin(v)], axis=-1).reshape(-1, 3)
+    corners = [((i + a) % major * minor + (j + b) % minor).ravel() for a, b in ((0, 0), (1, 0), (1, 1), (0, 1))]
+    faces = np.concatenate([np.stack([corners[c] for c in triangle], axis=1) for triangle in ((0, 1, 2), (0, 2, 3))])
+    return make_mesh(normalize_positions(verts), faces, name=f"torus of {len(verts)} vertices")
+
+
+def _write_tori(folder: Path) -> list[Path]:
+    folder.mkdir()
+    files = []
+    for seed in range(MESHES):
+        mesh = bumpy_torus(5_000, seed)
+        files.append(folder / f"{seed}.off")
+        trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(files[-1])
+    return files
+
+
+def _connected(mesh: Mesh) -> Mesh:
+    """The mesh without unreferenced vertices, which the original's recipe can't take, and at unit size."""
+    used, faces = np.unique(mesh.faces, return_inverse=True)
+    return make_mesh(normalize_positions(mesh.verts[used]), faces.reshape(-1, 3), name=mesh.name)
+
+
+def _subdivided(mesh: Mesh) -> Mesh:
+    verts, faces = trimesh.remesh.subdivide(mesh.verts, mesh.faces)  # type: ignore[no-untyped-call]
+    return make_mesh(verts, faces, name=f"{mesh.name}, subdivided")
+
+
+def _mean_size(meshes: Sequence[Mesh]) -> int:
+    return round(float(np.mean([len(mesh.verts) for mesh in meshes])))
+
+
+def _precompute(meshes: Sequence[Mesh], k: int, laplacian: LaplacianKind, device: torch.device) -> list[Operators]:
+    return [precompute(mesh, k, laplacian, device=device) for mesh in meshes]
+
+
+def _original(meshes: Sequence[Mesh], k: int) -> list[object]:
+    _refuse_large([len(mesh.verts) for mesh in meshes])
+    return [original_precompute(mesh.verts, mesh.faces, k) for mesh in meshes]
+
+
+def _eigenbases(problems: Sequence[Problem], k: int, device: torch.device | str) -> list[object]:
+    return [eigenbasis(laplacian, mass, k, device) for laplacian, mass in problems]
+
+
+def _eigsh(problems: Sequence[Problem], k: int) -> list[object]:
+    _refuse_large([len(mass) for _, mass in problems])
+    return [original_eigenbasis(laplacian, mass, k) for laplacian, mass in problems]
+
+
+def _refuse_large(sizes: Sequence[int]) -> None:
+    if max(sizes) > ORIGINAL_LIMIT:
+        raise Unavailable(f"takes many minutes beyond {ORIGINAL_LIMIT} vertices")
