@@ -22,11 +22,15 @@ def compiled(function: Function) -> Function:
 
     def run(*arguments: Any) -> Tensor:
         if not ready:
-            torch._dynamo.reset()  # else it gives up after so many shapes
             ready.append(torch.compile(function, dynamic=False))
         return ready[0](*arguments)
 
     return run
+
+
+def forget_compiled() -> None:
+    """Call this before making the peers of new sizes: torch.compile gives up on a function after so many of them."""
+    torch._dynamo.reset()
 
 
 def on_kernels(device: torch.device, run: Callable[[], object]) -> Callable[[], object]:
