@@ -27,6 +27,7 @@ class Options:
     peers: measure these only
     seconds: to spend on measuring one case
     flush: empty the GPU's L2 cache before each run
+    compile: measure what torch.compile makes of the others, too
     meshes: a folder of meshes for what is about meshes; None means generated ones
     """
 
@@ -38,6 +39,7 @@ class Options:
     peers: tuple[str, ...] | None = None
     seconds: float = 1.0
     flush: bool = True
+    compile: bool = True
     meshes: Path | None = None
 
 

@@ -29,6 +29,7 @@ def bench(
     meshes: Annotated[Path | None, typer.Option(help="Folder of meshes for preprocessing; else generated.")] = None,
     seconds: Annotated[float, typer.Option(min=0, help="Time to spend on measuring each case.")] = 1.0,
     flush: Annotated[bool, typer.Option(help="Empty the GPU's L2 cache before each run.")] = True,
+    compile: Annotated[bool, typer.Option(help="Also measure what torch.compile makes of the peers.")] = True,
     device: DeviceOption = "auto",
 ) -> None:
     """Measure speed and memory against peers, side by side in one run.
@@ -53,6 +54,7 @@ def bench(
         peers=None if peers is None else tuple(peers.split(",")),
         seconds=seconds,
         flush=flush,
+        compile=compile,
         meshes=meshes,
     )
     broken = run_benchmarks(sorted(BENCHMARKS) if names == ["all"] else names, options, out, console)

@@ -14,7 +14,8 @@ from diffnet.geometry import Operators
 from diffnet.gradient_features import SpatialGradientFeatures
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
-from diffnet.ops import from_spectral
+from diffnet.ops import Backend, from_spectral, linear, spmm
+from diffnet.ops.precision import use_matrix_kernels
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
@@ -36,6 +37,7 @@ class DiffusionNetBlock(nn.Module):
         (ImplicitDiffusion); gradients of implicitly diffused features are sparse
     attention_heads: of a MeshAttention over the operators' neighbourhood, whose result is one more input of the MLP;
         by default there is none
+    backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class DiffusionNetBlock(nn.Module):
         gradient: GradientMode = "auto",
         diffusion: DiffusionMode = "spectral",
         attention_heads: int = 0,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         if gradient not in ("auto", "spectral", "sparse"):
@@ -58,10 +61,17 @@ class DiffusionNetBlock(nn.Module):
         if diffusion == "implicit" and gradient == "spectral":
             raise ValueError("gradient can't be 'spectral' where diffusion is 'implicit': there are no coefficients")
         self.gradient = gradient
+        self.backend: Backend = backend
         self.diffusion: LearnedTimeDiffusion | ImplicitDiffusion
-        self.diffusion = LearnedTimeDiffusion(channels) if diffusion == "spectral" else ImplicitDiffusion(channels)
-        self.gradient_features = SpatialGradientFeatures(channels, gradient_rotation) if gradient_features else None
-        self.attention = MeshAttention(channels, attention_heads) if attention_heads != 0 else None
+        self.diffusion = (
+            LearnedTimeDiffusion(channels, backend)
+            if diffusion == "spectral"
+            else ImplicitDiffusion(channels, backend=backend)
+        )
+        self.gradient_features = (
+            SpatialGradientFeatures(channels, gradient_rotation, backend) if gradient_features else None
+        )
+        self.attention = MeshAttention(channels, attention_heads, backend=backend) if attention_heads != 0 else None
         inputs = (2 + gradient_features + (self.attention is not None)) * channels
         self.mlp = mlp([inputs, *(mlp_hidden if mlp_hidden is not None else (channels, channels)), channels], dropout)
 
@@ -70,6 +80,8 @@ class DiffusionNetBlock(nn.Module):
         parts = [x, *self._diffused_and_features(x, operators)]
         if self.attention is not None:
             parts.append(self.attention(x, operators.neighborhood or operators.gradient.pattern))
+        if use_matrix_kernels(self.backend, x):
+            return run_mlp(self.mlp, parts, x, self.backend)
         out: Tensor = x + self.mlp(torch.cat(parts, dim=-1))
         return out
 
@@ -77,16 +89,19 @@ class DiffusionNetBlock(nn.Module):
         o, features = operators, self.gradient_features
         if isinstance(self.diffusion, ImplicitDiffusion):
             diffused = self.diffusion(x, o)
-            return (diffused,) if features is None else (diffused, features(o.gradient @ diffused))
-        coefficients = self.diffusion.coefficients(x, o)
-        diffused = from_spectral(coefficients, o.evecs, o.ptr, o.lengths)
+        else:
+            coefficients = self.diffusion.coefficients(x, o)
+            if features is not None and (
+                self.gradient == "spectral" or (self.gradient == "auto" and o.gradient_evecs is not None)
+            ):
+                pushed = o.with_gradient_evecs().gradient_evecs
+                assert pushed is not None
+                return features.with_values(coefficients, o.evecs, pushed, o.ptr, o.lengths)
+            diffused = from_spectral(coefficients, o.evecs, o.ptr, o.lengths, self.backend)
         if features is None:
             return (diffused,)
-        if self.gradient == "spectral" or (self.gradient == "auto" and o.gradient_evecs is not None):
-            pushed = o.with_gradient_evecs().gradient_evecs
-            assert pushed is not None
-            return diffused, features.from_coefficients(coefficients, pushed, o.ptr, o.lengths)
-        return diffused, features(o.gradient @ diffused)
+        gradients = spmm(o.gradient.pattern, o.gradient.values, diffused, backend=self.backend)
+        return diffused, features(gradients)
 
 
 def mlp(widths: Sequence[int], dropout: float) -> nn.Sequential:
@@ -99,3 +114,25 @@ def mlp(widths: Sequence[int], dropout: float) -> nn.Sequential:
                 layers.append(nn.Dropout(dropout))
         layers.append(nn.Linear(inputs, outputs))
     return nn.Sequential(*layers)
+
+
+def run_mlp(layers: nn.Sequential, inputs: Sequence[Tensor], residual: Tensor, backend: Backend) -> Tensor:
+    """residual + layers([x₁ … xₙ]) for layers as `mlp` makes them, each with what follows it in one kernel."""
+    modules = list(layers)
+    places = [i for i, module in enumerate(modules) if isinstance(module, nn.Linear)]
+    parts = list(inputs)
+    for start, end in zip(places, [*places[1:], len(modules)], strict=True):
+        layer, after = modules[start], modules[start + 1 : end]
+        assert isinstance(layer, nn.Linear)
+        drop = sum(m.p for m in after if isinstance(m, nn.Dropout) and m.training)
+        x = linear(
+            parts,
+            layer.weight,
+            layer.bias,
+            relu=bool(after),
+            dropout=drop,
+            residual=None if after else residual,
+            backend=backend,
+        )
+        parts = [x]
+    return x

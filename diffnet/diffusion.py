@@ -6,29 +6,33 @@ import torch
 from torch import Tensor, nn
 
 from diffnet.geometry import Operators
-from diffnet.ops import diffuse, from_spectral, to_spectral
+from diffnet.ops import Backend, diffuse, from_spectral, to_spectral
 
 
 class LearnedTimeDiffusion(nn.Module):
     """Heat diffusion of each channel for its own learned time (Sharp et al. 2022, "Learned Diffusion").
 
     channels: C. Times start at 0, in squared units of the positions.
+    backend: "torch", "triton", or "auto": Triton kernels on a GPU, see `ops.backend`
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, backend: Backend = "auto") -> None:
         super().__init__()
+        self.backend: Backend = backend
         self.time = nn.Parameter(torch.zeros(channels))
 
     def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) diffused, as coefficients (B, K, C) in the eigenbasis."""
         if self.training:
             keep_nonnegative(self.time)
-        spectrum = to_spectral(x, operators.evecs, operators.mass, operators.ptr, operators.lengths)
-        return diffuse(spectrum, operators.evals, self.time.clamp(min=0))
+        o = operators
+        spectrum = to_spectral(x, o.evecs, o.mass, o.ptr, o.lengths, self.backend)
+        return diffuse(spectrum, o.evals, self.time.clamp(min=0), self.backend)
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
-        return from_spectral(self.coefficients(x, operators), operators.evecs, operators.ptr, operators.lengths)
+        coefficients = self.coefficients(x, operators)
+        return from_spectral(coefficients, operators.evecs, operators.ptr, operators.lengths, self.backend)
 
 
 def keep_nonnegative(time: nn.Parameter) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from diffnet.ops import gradient_features, spectral_gradient_features
+from diffnet.ops import Backend, gradient_features, spectral_gradient_features, values_and_gradient_features
 
 
 class SpatialGradientFeatures(nn.Module):
@@ -13,12 +13,14 @@ class SpatialGradientFeatures(nn.Module):
     channels: C
     rotation: a complex matrix A, which can also turn gradients and so tell left from right of them; without it A is
         real, and features don't depend on the orientation of the surface
+    backend: see LearnedTimeDiffusion
     """
 
     a_im: nn.Parameter | None
 
-    def __init__(self, channels: int, rotation: bool = True) -> None:
+    def __init__(self, channels: int, rotation: bool = True, backend: Backend = "auto") -> None:
         super().__init__()
+        self.backend: Backend = backend
         self.a_re = nn.Parameter(_linear_weight(channels))
         if rotation:
             self.a_im = nn.Parameter(_linear_weight(channels))
@@ -27,13 +29,28 @@ class SpatialGradientFeatures(nn.Module):
 
     def forward(self, gradients: Tensor) -> Tensor:
         """gradients (2, V, C), X and Y components → (V, C)"""
-        return gradient_features(gradients, self.a_re, self.a_im)
+        return gradient_features(gradients, self.a_re, self.a_im, self.backend)
 
     def from_coefficients(
         self, coefficients: Tensor, gradient_evecs: Tensor, ptr: Tensor, lengths: tuple[int, ...] | None = None
     ) -> Tensor:
         """The same for the function with these coefficients (B, K, C), by gradient_evecs (2, V, K) → (V, C)"""
-        return spectral_gradient_features(coefficients, gradient_evecs, self.a_re, self.a_im, ptr, lengths)
+        return spectral_gradient_features(
+            coefficients, gradient_evecs, self.a_re, self.a_im, ptr, lengths, self.backend
+        )
+
+    def with_values(
+        self,
+        coefficients: Tensor,
+        evecs: Tensor,
+        gradient_evecs: Tensor,
+        ptr: Tensor,
+        lengths: tuple[int, ...] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The function with these coefficients at the vertices, by evecs (V, K), and its features: (V, C) each"""
+        return values_and_gradient_features(
+            coefficients, evecs, gradient_evecs, self.a_re, self.a_im, ptr, lengths, self.backend
+        )
 
 
 def _linear_weight(channels: int) -> Tensor:

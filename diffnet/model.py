@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode
 from diffnet.geometry import Operators
-from diffnet.ops import segment_mean
+from diffnet.ops import Backend, segment_mean
+from diffnet.ops.precision import compute_dtype, use_matrix_kernels
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
 
@@ -30,8 +31,8 @@ class DiffusionNet(nn.Module):
     outputs_at: "vertices", "faces", "edges" (means over the corners or ends), or "global_mean" (one per mesh, weighted
         by vertex areas)
     last_activation: applied to the outputs, for example `log_softmax`; none by default
-    mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, attention_heads: see
-        `DiffusionNetBlock`
+    mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, attention_heads, backend:
+        see `DiffusionNetBlock`
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class DiffusionNet(nn.Module):
         gradient: GradientMode = "auto",
         diffusion: DiffusionMode = "spectral",
         attention_heads: int = 0,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         if outputs_at not in get_args(OutputsAt):
@@ -57,6 +59,7 @@ class DiffusionNet(nn.Module):
         self.outputs_at = outputs_at
         self.last_activation = last_activation
         self.gradient = gradient
+        self.backend: Backend = backend
         self.first = nn.Linear(in_channels, width)
         self.blocks = nn.ModuleList(
             DiffusionNetBlock(
@@ -68,6 +71,7 @@ class DiffusionNet(nn.Module):
                 gradient=gradient,
                 diffusion=diffusion,
                 attention_heads=attention_heads,
+                backend=backend,
             )
             for _ in range(blocks)
         )
@@ -84,6 +88,8 @@ class DiffusionNet(nn.Module):
         # Where they are wanted but missing, once for all blocks.
         pushed = operators.with_gradient_evecs() if self.gradient == "spectral" else operators
         x = self.first(features)
+        if use_matrix_kernels(self.backend, x):
+            pushed = pushed.with_basis_dtype(compute_dtype(x))
         for block in self.blocks:
             x = block(x, pushed)
         x = self.last(x)

@@ -90,7 +90,18 @@ class Operators:
         """These operators with `gradient_evecs` filled in, for taking gradients on the basis."""
         if self.gradient_evecs is not None:
             return self
-        return replace(self, gradient_evecs=spmm(self.gradient.pattern, self.gradient.values, self.evecs))
+        pushed = spmm(self.gradient.pattern, self.gradient.values, self.evecs)
+        return replace(self, gradient_evecs=pushed.to(self.evecs.dtype))
+
+    def with_basis_dtype(self, dtype: torch.dtype) -> Operators:
+        """These operators with `evecs` and `gradient_evecs` in another dtype, and the rest as it is.
+
+        Rounded once to what matrix products take under autocast, the basis isn't rounded in every block of a network.
+        """
+        if self.evecs.dtype == dtype:
+            return self
+        pushed = None if self.gradient_evecs is None else self.gradient_evecs.to(dtype)
+        return replace(self, evecs=self.evecs.to(dtype), gradient_evecs=pushed)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Operators:
         """Move to a device; convert the real-valued fields to a dtype. Where nothing changes, the same object."""

@@ -2,8 +2,13 @@
 
 from diffnet.ops.backend import Backend
 from diffnet.ops.block_sparse import BlockPattern, block_attention, block_matmul, block_softmax
-from diffnet.ops.gradient_features import gradient_features, spectral_gradient_features
+from diffnet.ops.gradient_features import (
+    gradient_features,
+    spectral_gradient_features,
+    values_and_gradient_features,
+)
 from diffnet.ops.implicit import implicit_diffusion
+from diffnet.ops.linear import linear
 from diffnet.ops.ragged import row_offsets, segment_mean
 from diffnet.ops.sparse import (
     EllPattern,
@@ -39,6 +44,7 @@ __all__ = [
     "from_spectral",
     "gradient_features",
     "implicit_diffusion",
+    "linear",
     "row_offsets",
     "row_sum",
     "sddmm",
@@ -49,4 +55,5 @@ __all__ = [
     "split_diagonal_pattern",
     "spmm",
     "to_spectral",
+    "values_and_gradient_features",
 ]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.ops.spectral import from_spectral
+from diffnet.ops.backend import Backend
+from diffnet.ops.dispatch import differentiable, save_inputs
+from diffnet.ops.precision import compute_dtype, use_matrix_kernels
+from diffnet.ops.spectral import _evaluate, _project, from_spectral
 
 
-def gradient_features(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+def gradient_features(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, backend: Backend = "auto") -> Tensor:
     """f = tanh(Re(ḡ ∘ A g)) with g = g_x + i g_y and A = A_re + i A_im: inner products of learned tangent vectors.
 
     gradients (2, V, C): the X and Y components of the tangent gradients of C channels
@@ -20,6 +24,10 @@ def gradient_features(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> T
 
     Written out: b_x = g_x A_reᵀ − g_y A_imᵀ, b_y = g_y A_reᵀ + g_x A_imᵀ, f = tanh(g_x ∘ b_x + g_y ∘ b_y).
     """
+    if use_matrix_kernels(backend, gradients, a_re):
+        dtype = compute_dtype(gradients, a_re)
+        out: Tensor = _direct(gradients, a_re.to(dtype), None if a_im is None else a_im.to(dtype))
+        return out
     gx, gy = gradients
     bx, by = F.linear(gx, a_re), F.linear(gy, a_re)
     if a_im is not None:
@@ -34,10 +42,175 @@ def spectral_gradient_features(
     a_im: Tensor | None,
     ptr: Tensor,
     lengths: Sequence[int] | None = None,
+    backend: Backend = "auto",
 ) -> Tensor:
     """Gradient features of x = Φ D taken on the basis, (G Φ) D, with no sparse product.
 
     coefficients (B, K, C), gradient_evecs (2, V, K), a_re, a_im (C, C), ptr (B+1,) int → (V, C)
     """
-    gradients = torch.stack([from_spectral(coefficients, g, ptr, lengths) for g in gradient_evecs])
-    return gradient_features(gradients, a_re, a_im)
+    if use_matrix_kernels(backend, coefficients, gradient_evecs, a_re):
+        return _reassociated(coefficients, None, gradient_evecs, a_re, a_im, ptr)[1]
+    gradients = torch.stack([from_spectral(coefficients, g, ptr, lengths, backend) for g in gradient_evecs])
+    return gradient_features(gradients, a_re, a_im, backend)
+
+
+def values_and_gradient_features(
+    coefficients: Tensor,
+    evecs: Tensor,
+    gradient_evecs: Tensor,
+    a_re: Tensor,
+    a_im: Tensor | None,
+    ptr: Tensor,
+    lengths: Sequence[int] | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Tensor]:
+    """`from_spectral` and `spectral_gradient_features` of the same coefficients: (V, C) each, from one kernel."""
+    if use_matrix_kernels(backend, coefficients, evecs, gradient_evecs, a_re):
+        return _reassociated(coefficients, evecs, gradient_evecs, a_re, a_im, ptr)
+    values = from_spectral(coefficients, evecs, ptr, lengths, backend)
+    return values, spectral_gradient_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths, backend)
+
+
+def _reassociated(
+    d: Tensor, evecs: Tensor | None, gradient_evecs: Tensor, a_re: Tensor, a_im: Tensor | None, ptr: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A applied to the coefficients rather than to gradients: (GΦ D) Aᵀ = GΦ (D Aᵀ), where D has K rows and not V."""
+    dtype = compute_dtype(gradient_evecs)
+    with torch.autocast(d.device.type, enabled=False):  # small, and what all vertices are computed from
+        d = d.float()
+        p, q = d @ a_re.float().mT, None if a_im is None else d @ a_im.float().mT
+    evecs = None if evecs is None else evecs.to(dtype)
+    values, features = _features(d, p, q, evecs, gradient_evecs.to(dtype), ptr)
+    return values, features
+
+
+# ---- of given gradients ----
+
+
+def _direct_kernel(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+    """f in the dtype of A; gradients may have another, and are rounded to A's for the products only."""
+    from diffnet.ops.kernels.direct_gradient_features import forward
+
+    return forward(gradients, a_re, a_im)
+
+
+def _direct_fake(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+    return a_re.new_empty(gradients.shape[1:])
+
+
+@torch.library.custom_op("diffnet::gradient_features_pointwise_backward", mutates_args=())
+def _direct_pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+    """df/dg_x and df/dg_y with b held fast, and df/db_x and df/db_y: (4, V, C)."""
+    from diffnet.ops.kernels.direct_gradient_features import pointwise_backward
+
+    return pointwise_backward(grad, gradients, a_re, a_im)
+
+
+@_direct_pointwise_backward.register_fake
+def _(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+    return a_re.new_empty(4, *gradients.shape[1:])
+
+
+def _direct_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    gradients, a_re, a_im = ctx.saved_tensors
+    need_gradients, need_re, need_im = ctx.needs_input_grad
+    dgx, dgy, dbx, dby = _direct_pointwise_backward(grad.to(a_re.dtype), gradients, a_re, a_im)
+    gradients_grad = re_grad = im_grad = None
+    if need_gradients:
+        dgx, dgy = torch.addmm(dgx, dbx, a_re), torch.addmm(dgy, dby, a_re)
+        if a_im is not None:
+            dgx, dgy = torch.addmm(dgx, dby, a_im), torch.addmm(dgy, dbx, a_im, alpha=-1)
+        gradients_grad = torch.stack([dgx, dgy]).to(gradients.dtype)
+    gx, gy = gradients.to(a_re.dtype)
+    if need_re:
+        re_grad = torch.addmm(dbx.mT @ gx, dby.mT, gy)
+    if need_im:
+        im_grad = torch.addmm(dby.mT @ gx, dbx.mT, gy, alpha=-1)
+    return gradients_grad, re_grad, im_grad
+
+
+_direct = differentiable("diffnet::gradient_features", _direct_kernel, _direct_fake, save_inputs, _direct_backward)
+
+
+# ---- on a basis ----
+
+
+def _features_kernel(
+    d: Tensor, p: Tensor, q: Tensor | None, basis: Tensor | None, gradient_basis: Tensor, ptr: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Φ D (empty without a basis) and tanh(g_x ∘ b_x + g_y ∘ b_y), see `kernels.gradient_features`."""
+    from diffnet.ops.kernels.gradient_features import forward
+
+    return forward(d, p, q, basis, gradient_basis, ptr)
+
+
+def _features_fake(
+    d: Tensor, p: Tensor, q: Tensor | None, basis: Tensor | None, gradient_basis: Tensor, ptr: Tensor
+) -> tuple[Tensor, Tensor]:
+    rows, c = gradient_basis.shape[1], d.shape[2]
+    return gradient_basis.new_empty(0 if basis is None else rows, c), gradient_basis.new_empty(rows, c)
+
+
+@torch.library.custom_op("diffnet::spectral_gradient_features_backward", mutates_args=())
+def _coefficient_gradients(
+    grad: Tensor, d: Tensor, p: Tensor, q: Tensor | None, gradient_basis: Tensor, ptr: Tensor
+) -> Tensor:
+    """dD, dP and, with rotations, dQ: (2 or 3, B, K, C) float32."""
+    from diffnet.ops.kernels.gradient_features import backward
+
+    return backward(grad, d, p, q, gradient_basis, ptr)
+
+
+@_coefficient_gradients.register_fake
+def _(grad: Tensor, d: Tensor, p: Tensor, q: Tensor | None, gradient_basis: Tensor, ptr: Tensor) -> Tensor:
+    return d.new_empty(2 if q is None else 3, *d.shape, dtype=torch.float32)
+
+
+def _features_backward(ctx: Any, values_grad: Tensor, features_grad: Tensor) -> tuple[Tensor | None, ...]:
+    d, p, q, basis, gradient_basis, ptr = ctx.saved_tensors
+    need_d, need_p, need_q, need_basis, need_gradient_basis, _ = ctx.needs_input_grad
+    d_grad = p_grad = q_grad = basis_grad = gradient_basis_grad = None
+    features_grad = features_grad.to(gradient_basis.dtype)
+    if need_d or need_p or need_q:
+        d_grad, p_grad, *rest = _coefficient_gradients(features_grad, d, p, q, gradient_basis, ptr).unbind()
+        q_grad = rest[0] if rest else None
+    if basis is not None:
+        values_grad = values_grad.to(basis.dtype)
+        if need_d:
+            d_grad = d_grad + _project(values_grad, basis, None, ptr)
+        if need_basis:
+            basis_grad = _evaluate(d.mT.contiguous(), values_grad, None, ptr)
+    if need_gradient_basis:
+        gradient_basis_grad = _operator_gradient(features_grad, d, p, q, gradient_basis, ptr)
+    return d_grad, p_grad, q_grad, basis_grad, gradient_basis_grad, None
+
+
+def _operator_gradient(
+    grad: Tensor, d: Tensor, p: Tensor, q: Tensor | None, gradient_basis: Tensor, ptr: Tensor
+) -> Tensor:
+    """The gradient in gradient_basis (2, V, K), which training doesn't ask for: term by term."""
+    x, y = gradient_basis
+
+    def at(coefficients: Tensor, basis: Tensor) -> Tensor:
+        values: Tensor = _evaluate(coefficients, basis, None, ptr)
+        return values.float()
+
+    def back(values: Tensor, coefficients: Tensor) -> Tensor:
+        grad: Tensor = _evaluate(coefficients.mT.contiguous(), values.to(x.dtype), None, ptr)
+        return grad
+
+    gx, gy, bx, by = at(d, x), at(d, y), at(p, x), at(p, y)
+    if q is not None:
+        bx, by = bx - at(q, y), by + at(q, x)
+    ds = grad.float() * (1 - torch.tanh(gx * bx + gy * by) ** 2)
+    dx = back(ds * bx, d) + back(ds * gx, p)
+    dy = back(ds * by, d) + back(ds * gy, p)
+    if q is not None:
+        dx, dy = dx + back(ds * gy, q), dy - back(ds * gx, q)
+    return torch.stack([dx, dy])
+
+
+# What is saved has V rows only where operators do.
+_features = differentiable(
+    "diffnet::spectral_gradient_features", _features_kernel, _features_fake, save_inputs, _features_backward
+)

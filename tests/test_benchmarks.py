@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -12,15 +14,19 @@ import pytest
 import torch
 from PIL import Image
 
+from diffnet import DiffusionNet, collate
 from diffnet.__main__ import main
 from diffnet.benchmarks import BENCHMARKS, Case, Options, Unavailable, benchmark
 from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
+from diffnet.benchmarks.original import original_meshes, original_network
 from diffnet.benchmarks.results import read_csv
+from diffnet.benchmarks.synthetic import synthetic_operators
 from diffnet.benchmarks.timing import Failure, Measurement, measure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
+no_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 
 
 @pytest.fixture
@@ -196,12 +202,50 @@ def test_precision_is_put_back() -> None:
     assert torch.get_float32_matmul_precision() == before
 
 
-TINY = ["--vertices", "40", "--widths", "5", "--k", "6", "--seconds", "0"]
+KERNELS = ["to-spectral", "gradient-features", "direct-gradient-features", "mlp", "train-step"]
+KERNELS += [name for name in BENCHMARKS if name.startswith("tune-")]
+TINY = ["--vertices", "40", "--widths", "5", "--k", "6", "--dtypes", "fp32", "--seconds", "0", "--no-compile"]
 
 
 @pytest.mark.parametrize("name", sorted(BENCHMARKS))
 def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert bench(monkeypatch, name, "--out", tmp_path, *TINY) == 0
+    """Kernels too, in Triton's interpreter where there is no GPU."""
+    peers = ["--peers", "table"] if name.startswith("tune-") else []
+    assert bench(monkeypatch, name, "--out", tmp_path, *TINY, *peers) == 0
     table = read_csv(tmp_path / f"{name}.csv")
-    assert table
     assert any(row["median_ms"] for row in table)
+    if name in KERNELS:
+        assert {row["error"] for row in table} <= {"", "CUDA graphs need a GPU"}
+
+
+@no_compiler
+def test_compiled_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options = ["--compile", "--peers", "eager,compiled"]
+    assert bench(monkeypatch, "to-spectral", "--out", tmp_path, *TINY, *options) == 0
+    table = read_csv(tmp_path / "to-spectral.csv")
+    assert [(row["pass"], row["peer"], row["error"]) for row in table] == [
+        (step, peer, "") for step in ("forward", "backward") for peer in ("eager", "compiled")
+    ]
+
+
+def test_the_original_form_computes_what_the_network_does() -> None:
+    operators = collate([synthetic_operators(v, 6, CPU) for v in (30, 25)])
+    torch.manual_seed(0)
+    model = DiffusionNet(3, 5, width=8, blocks=2).eval()
+    for block in model.blocks:
+        torch.nn.init.uniform_(block.diffusion.time, 0.01, 0.1)
+    x = torch.randn(55, 3)
+    expected = model(x, operators)
+    out = original_network(model, x, original_meshes(operators), [30, 25])
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_kernels_are_measured_on_the_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sizes = ["--vertices", "300", "--widths", "32", "--k", "48", "--seconds", "0", "--no-compile", "--device", "cuda"]
+    monkeypatch.setattr(sys, "argv", ["diffnet", "bench", *KERNELS, "--out", str(tmp_path), *sizes])
+    main()
+    for name in KERNELS:
+        table = read_csv(tmp_path / f"{name}.csv")
+        # Tiles for K = 128 may not fit a program's shared memory at other sizes; anything else should run.
+        assert all(not row["error"] or "OutOfResources" in row["error"] for row in table), name

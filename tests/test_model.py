@@ -84,10 +84,10 @@ def test_both_gradient_modes_agree(meshes: list[Operators]) -> None:
 
 def test_auto_takes_the_basis_where_it_is_there(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    original = SpatialGradientFeatures.from_coefficients
+    original = SpatialGradientFeatures.with_values
     monkeypatch.setattr(
         SpatialGradientFeatures,
-        "from_coefficients",
+        "with_values",
         lambda self, *arguments: used.append(True) or original(self, *arguments),
     )
     model = network()

@@ -19,10 +19,18 @@ from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.train import export, segmentation
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.metrics import accuracy, confusion_matrix
-from diffnet.train.options import TrainOptions, autocast, pick_device
+from diffnet.train.options import TrainOptions, autocast, matmul_dtype, pick_device
 from diffnet.train.report import class_scores
 from diffnet.train.run import run_segmentation
-from diffnet.train.segmentation import COLUMNS, TrainingError, evaluate, rotate, segmentation_loss, train
+from diffnet.train.segmentation import (
+    COLUMNS,
+    TrainingError,
+    evaluate,
+    keep_on_device,
+    rotate,
+    segmentation_loss,
+    train,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -593,3 +601,43 @@ def test_a_bad_mesh_is_named_before_training(data, tmp_path):
     with pytest.raises(DataError, match=r"1 of 7 meshes.*bad one: bad.off"):
         whole_run(replace(data, train=[*data.train, bad]), out, tmp_path)
     assert list(out.iterdir()) == []
+
+
+def test_capture_needs_a_gpu(data, tmp_path):
+    samples = [make_sample(item, options().preprocessing) for item in data.train]
+    with pytest.raises(ValueError, match="cpu"):
+        train(data, samples, samples, options(), tmp_path, device=CPU, capture=True)
+
+
+@pytest.mark.gpu
+def test_capture_needs_one_mesh_a_step(data, tmp_path):
+    samples = [make_sample(item, options().preprocessing) for item in data.train]
+    with pytest.raises(ValueError, match="batch_meshes = 2"):
+        train(data, samples, samples, options(batch_meshes=2), tmp_path, device=torch.device("cuda"), capture=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("rotate", [False, True])
+def test_a_captured_run_learns_as_another_does(data, tmp_path, rotate, precision):
+    chosen = options(dropout=0.0, rotate=rotate, precision=precision, epochs=6)
+    device = torch.device("cuda")
+    samples = [make_sample(item, chosen.preprocessing) for item in (*data.train, *data.test)]
+    kept = keep_on_device(samples, device, matmul_dtype(precision, device))
+    losses = []
+    for name, capture in (("plain", False), ("captured", True)):
+        (tmp_path / name).mkdir()
+        trained, tests = kept[: len(data.train)], kept[len(data.train) :]
+        train(data, trained, tests, chosen, tmp_path / name, device=device, capture=capture)
+        losses.append([float(row["train_loss"]) for row in rows(tmp_path / name)])
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert losses[1][-1] < losses[1][0]
+
+
+@pytest.mark.gpu
+def test_a_captured_run_can_be_resumed(data, tmp_path):
+    device = torch.device("cuda")
+    samples = keep_on_device([make_sample(item, options().preprocessing) for item in data.train], device)
+    for epochs, resume in ((2, False), (4, True)):
+        train(data, samples, samples, options(epochs=epochs), tmp_path, device=device, resume=resume, capture=True)
+    assert len(rows(tmp_path)) == 4

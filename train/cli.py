@@ -101,6 +101,9 @@ def train_segmentation(
     cache: CacheOption = DEFAULT_CACHE,
     jobs: JobsOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    capture: Annotated[
+        bool, typer.Option("--capture", help="Record each mesh's step as a CUDA graph: faster where meshes are small.")
+    ] = False,
 ) -> None:
     """Train a segmentation network, and report on the test meshes.
 
@@ -126,7 +129,15 @@ def train_segmentation(
     )
     try:
         results = run_segmentation(
-            dataset, options, out, device=chosen, cache_dir=cache, jobs=jobs, resume=resume, console=console
+            dataset,
+            options,
+            out,
+            device=chosen,
+            cache_dir=cache,
+            jobs=jobs,
+            resume=resume,
+            capture=capture,
+            console=console,
         )
     except KeyboardInterrupt:
         there = (out / "last.pt").exists()

@@ -111,7 +111,12 @@ def pick_device(name: str) -> torch.device:
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
     """bf16 where asked for, and by default on GPUs that compute it."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=matmul_dtype(precision, device) == torch.bfloat16)
+
+
+def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """What matrix products take under `autocast`."""
     bf16 = precision == "bf16" or (
         precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     )
-    return torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+    return torch.bfloat16 if bf16 else torch.float32

@@ -39,7 +39,7 @@ from diffnet.geometry import MeshLike
 from diffnet.train.checkpoint import restore_model
 from diffnet.train.export import write_atomically
 from diffnet.train.metrics import accuracy
-from diffnet.train.options import TrainOptions
+from diffnet.train.options import TrainOptions, matmul_dtype
 from diffnet.train.report import (
     Prediction,
     class_scores,
@@ -71,6 +71,7 @@ def run_segmentation(
     cache_dir: Path,
     jobs: int | None = None,
     resume: bool = False,
+    capture: bool = False,
     console: Console,
 ) -> dict[str, Any]:
     """Preprocess, train, judge and report, all into the folder `out`; returns what results.json holds.
@@ -83,7 +84,11 @@ def run_segmentation(
     started = time.perf_counter()
     items = [*data.train, *data.test]
     preprocess([item.mesh for item in items], [item.name for item in items], options, cache_dir, jobs, console)
-    samples = keep_on_device([make_sample(item, options.preprocessing, cache_dir) for item in items], device)
+    samples = keep_on_device(
+        [make_sample(item, options.preprocessing, cache_dir) for item in items],
+        device,
+        matmul_dtype(options.precision, device),
+    )
     train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
     preprocessing_seconds = time.perf_counter() - started
 
@@ -96,7 +101,15 @@ def run_segmentation(
                 console.print(_line(row), highlight=False)
 
         judged = train(
-            data, train_samples, test_samples, options, out, device=device, resume=resume, after_epoch=after_epoch
+            data,
+            train_samples,
+            test_samples,
+            options,
+            out,
+            device=device,
+            resume=resume,
+            capture=capture,
+            after_epoch=after_epoch,
         )
         bar.update(task, completed=options.epochs)
 

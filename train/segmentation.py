@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from diffnet import DiffusionNet
 from diffnet.data import UNLABELED, LabeledMeshes, MeshBatches, Sample, collate_samples, epoch_seed
+from diffnet.train.capture import CapturedStep
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.export import write_atomically
 from diffnet.train.metrics import accuracy, confusion_matrix
@@ -51,6 +53,7 @@ def train(
     *,
     device: torch.device,
     resume: bool = False,
+    capture: bool = False,
     after_epoch: Callable[[Row], Any] = lambda row: None,
 ) -> Checkpoint:
     """Train, writing into the folder `out`; returns the checkpoint that is to be judged.
@@ -62,12 +65,20 @@ def train(
     TensorBoard's event files. An epoch depends on the one before and on (seed, epoch) only, so a run that is resumed
     is the run that was interrupted.
 
-    Raises TrainingError where a loss is not finite; last.pt then holds the epoch before.
+    capture: record the step of each mesh that is kept on the GPU as a CUDA graph, and replay it in later epochs
+
+    Raises TrainingError where a loss is not finite; last.pt then holds the epoch before. Raises ValueError for
+    `capture` on the CPU or with several meshes a step, which are never the same twice.
     """
+    if capture and (device.type != "cuda" or options.batch_meshes != 1):
+        raise ValueError(
+            f"capture needs a GPU and steps of one mesh, got device {device} and batch_meshes = {options.batch_meshes}"
+        )
     fitted, held_out = _set_aside(train_samples, options)
     torch.manual_seed(options.seed)
     model = build_model(options, data.label_names, data.labels_at).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
+    optimizer = _make_optimizer(model, options, device)
+    steps = _Steps(model, optimizer, options, device, capture)
     history: list[Row] = []
     best = -math.inf
     fingerprint = _fingerprint(data)
@@ -88,7 +99,7 @@ def train(
         stored = load_checkpoint(out / "last.pt", device)
         _check_same_run(stored, checkpoint(), options, out)
         model.load_state_dict(stored["model"])
-        optimizer.load_state_dict(stored["optimizer"])
+        _restore_optimizer(optimizer, stored["optimizer"])
         history, best = stored["history"], stored["best"]
         # The run may have ended between the two files.
         write_atomically(out / "metrics.csv", _as_csv(history))
@@ -109,9 +120,8 @@ def train(
             started = time.perf_counter()
             batches.set_epoch(epoch)
             torch.manual_seed(epoch_seed(options.seed, epoch))
-            for group in optimizer.param_groups:
-                group["lr"] = options.learning_rate_at(epoch)
-            loss, matrix = _train_epoch(model, optimizer, loader, options, device, epoch)
+            _set_learning_rate(optimizer, options.learning_rate_at(epoch))
+            loss, matrix = _train_epoch(model, steps, loader, options, device, epoch)
             due = (epoch + 1) % options.eval_every == 0 or epoch + 1 == options.epochs
             row: Row = {
                 "epoch": epoch + 1,
@@ -161,25 +171,28 @@ def predict(model: DiffusionNet, sample: Sample, options: TrainOptions, device: 
     return prediction
 
 
-def keep_on_device(samples: Sequence[Sample], device: torch.device) -> list[Sample]:
+def keep_on_device(
+    samples: Sequence[Sample], device: torch.device, basis_dtype: torch.dtype = torch.float32
+) -> list[Sample]:
     """The samples on a GPU, ready for gradients on the basis, as long as they take at most half of its free memory;
-    else as they are, to be moved batch by batch."""
+    else as they are, to be moved batch by batch. basis_dtype: what the basis is rounded to, once rather than each step
+    """
     if device.type != "cuda":
         return list(samples)
     # The basis and the two gradients of it, float32; the rest is small beside them.
     needed = sum(3 * 4 * s.operators.evecs.numel() for s in samples)
     if needed > torch.cuda.mem_get_info(device)[0] / 2:
         return list(samples)
-    return [_with_gradient_evecs(s.to(device)) for s in samples]
+    return [_with_gradient_evecs(s.to(device), basis_dtype) for s in samples]
 
 
-def _with_gradient_evecs(sample: Sample) -> Sample:
-    return replace(sample, operators=sample.operators.with_gradient_evecs())
+def _with_gradient_evecs(sample: Sample, basis_dtype: torch.dtype) -> Sample:
+    return replace(sample, operators=sample.operators.with_gradient_evecs().with_basis_dtype(basis_dtype))
 
 
 def _train_epoch(
     model: DiffusionNet,
-    optimizer: torch.optim.Optimizer,
+    steps: _Steps,
     loader: Iterable[Sample],
     options: TrainOptions,
     device: torch.device,
@@ -191,17 +204,13 @@ def _train_epoch(
     matrix = torch.zeros(classes, classes, dtype=torch.int64, device=device)
     losses: list[Tensor] = []
     names: list[tuple[str, ...]] = []
-    for sample in loader:
-        sample = sample.to(device)
+    for loaded in loader:
+        sample = loaded.to(device)
         features = rotate(sample.features, sample.operators.lengths) if options.rotates else sample.features
-        with autocast(options.precision, device):
-            logits = model(features, sample.operators)
-        loss = segmentation_loss(logits.float(), sample.labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        matrix += confusion_matrix(logits.detach().argmax(-1), sample.labels, classes)
-        losses.append(loss.detach())
+        stays = sample.operators is loaded.operators
+        loss, prediction = steps(replace(sample, features=features), stays)
+        matrix += confusion_matrix(prediction, sample.labels, classes)
+        losses.append(loss.clone())  # a captured step writes its next loss over this one
         names.append(sample.names)
     # Read back once an epoch, so that a step never waits for the GPU.
     values = torch.stack(losses).tolist()
@@ -216,6 +225,69 @@ def _train_epoch(
             "A lower --lr or --precision fp32 may help"
         )
     return sum(values) / len(values), matrix
+
+
+class _Steps:
+    """Training steps: the loss () and the predictions (N,) of a sample, after which the network is a step further."""
+
+    def __init__(
+        self,
+        model: DiffusionNet,
+        optimizer: torch.optim.Optimizer,
+        options: TrainOptions,
+        device: torch.device,
+        capture: bool,
+    ) -> None:
+        self._model, self._optimizer, self._options, self._device = model, optimizer, options, device
+        # By mesh: the sample that its graph reads. It holds the operators, so that no other can take their place.
+        self._captured: dict[int, tuple[Sample, CapturedStep[tuple[Tensor, Tensor]]]] = {}
+        self._pool = torch.cuda.graph_pool_handle() if capture else None
+
+    def __call__(self, sample: Sample, stays: bool) -> tuple[Tensor, Tensor]:
+        """stays: whether its operators are where they are in every epoch, so that a graph can go on reading them"""
+        if self._pool is None or not stays:
+            return self._step(sample)
+        key = id(sample.operators)
+        if key not in self._captured:
+            own = replace(sample, features=sample.features.clone())
+            self._captured[key] = own, CapturedStep(partial(self._step, own), self._pool)
+        own, step = self._captured[key]
+        own.features.copy_(sample.features)
+        return step()
+
+    def _step(self, sample: Sample) -> tuple[Tensor, Tensor]:
+        self._optimizer.zero_grad(set_to_none=True)
+        with autocast(self._options.precision, self._device):
+            logits = self._model(sample.features, sample.operators)
+        loss = segmentation_loss(logits.float(), sample.labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return loss.detach(), logits.detach().argmax(-1)
+
+
+def _make_optimizer(model: DiffusionNet, options: TrainOptions, device: torch.device) -> torch.optim.Optimizer:
+    if device.type != "cuda":
+        return torch.optim.Adam(model.parameters(), lr=options.learning_rate)
+    # One kernel for all parameters, and everything where a CUDA graph can read it.
+    rate = torch.tensor(options.learning_rate, device=device)
+    return torch.optim.Adam(model.parameters(), lr=rate, fused=True, capturable=True)
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load what was trained; how the optimizer computes stays as it was made, for the device that it is on."""
+    ways = [
+        {name: group[name] for name in ("lr", "fused", "capturable", "foreach")} for group in optimizer.param_groups
+    ]
+    groups = [{**group, **way} for group, way in zip(state["param_groups"], ways, strict=True)]
+    optimizer.load_state_dict({**state, "param_groups": groups})
+
+
+def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def segmentation_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,0 +1,72 @@
+"""The network as the original implementation computes it, written plainly: gradients as sparse COO products, a loop
+over meshes, and every intermediate in memory. It has our network's parameters, and computes the same function.
+
+Source: Sharp et al. 2022, and the behaviour of https://github.com/nmwsharp/diffusion-net.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from diffnet import DiffusionNet, DiffusionNetBlock, Operators
+
+
+@dataclass(frozen=True)
+class OriginalMesh:
+    """One mesh's operators: mass (V,), evals (K,), evecs (V, K), grad_x and grad_y sparse COO (V, V)."""
+
+    mass: Tensor
+    evals: Tensor
+    evecs: Tensor
+    grad_x: Tensor
+    grad_y: Tensor
+
+
+def original_meshes(operators: Operators) -> list[OriginalMesh]:
+    meshes = []
+    for o in operators.split():
+        pattern = o.gradient.pattern
+        rows = torch.repeat_interleave(torch.arange(o.num_vertices, device=o.device), torch.diff(pattern.indptr))
+        entries = torch.stack([rows, pattern.indices.long()])
+        grad_x, grad_y = (torch.sparse_coo_tensor(entries, v, pattern.shape).coalesce() for v in o.gradient.values)
+        meshes.append(OriginalMesh(o.mass, o.evals[0], o.evecs, grad_x, grad_y))
+    return meshes
+
+
+def original_network(model: DiffusionNet, x: Tensor, meshes: list[OriginalMesh], lengths: list[int]) -> Tensor:
+    """What `model(x, operators)` computes, (V, C_in) → (V, C_out)"""
+    outputs = []
+    for features, mesh in zip(torch.split(x, lengths), meshes, strict=True):
+        h = model.first(features)
+        for block in model.blocks:
+            assert isinstance(block, DiffusionNetBlock)
+            h = _block(block, h, mesh)
+        outputs.append(model.last(h))
+    return torch.cat(outputs)
+
+
+def original_to_spectral(x: Tensor, evecs: Tensor, mass: Tensor) -> Tensor:
+    return evecs.transpose(0, 1) @ (x * mass[:, None])
+
+
+def original_gradient_features(gx: Tensor, gy: Tensor, a_re: Tensor, a_im: Tensor) -> Tensor:
+    bx = F.linear(gx, a_re) - F.linear(gy, a_im)
+    by = F.linear(gy, a_re) + F.linear(gx, a_im)
+    return torch.tanh(gx * bx + gy * by)
+
+
+def _block(block: DiffusionNetBlock, x: Tensor, mesh: OriginalMesh) -> Tensor:
+    spectrum = original_to_spectral(x, mesh.evecs, mesh.mass)
+    time = torch.clamp(block.diffusion.time, min=0)
+    diffused = mesh.evecs @ (torch.exp(-mesh.evals[:, None] * time) * spectrum)
+    gx, gy = torch.mm(mesh.grad_x, diffused), torch.mm(mesh.grad_y, diffused)
+    features = block.gradient_features
+    assert features is not None
+    assert features.a_im is not None
+    f = original_gradient_features(gx, gy, features.a_re, features.a_im)
+    out: Tensor = block.mlp(torch.cat([x, diffused, f], dim=-1)) + x
+    return out

@@ -1,0 +1,192 @@
+"""Kernels with other tile sizes than theirs: what to look at before changing the tables in `ops/kernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from diffnet.benchmarks.arithmetic import Arithmetic, arithmetic, floor_ms, matmul_precision
+from diffnet.benchmarks.peers import on_kernels
+from diffnet.benchmarks.registry import Case, Options, benchmark
+
+# Rows, eigenpairs (or inputs), channels of a tile; warps, pipeline stages, programs a multiprocessor. All of them
+# compile for Hopper without spilling more than a few registers, and fit its shared memory at K = 128.
+FORWARD = {
+    "bf16": [(64, 128, 64, 4, 1), (64, 128, 64, 4, 2), (128, 128, 64, 8, 1), (128, 128, 32, 4, 2), (64, 64, 64, 4, 2)],
+    "tf32": [(64, 128, 32, 4, 1), (64, 64, 32, 4, 2), (64, 32, 64, 4, 2), (128, 32, 32, 8, 2)],
+}
+BACKWARD = {
+    "bf16": [(64, 128, 32, 4, 2), (64, 128, 32, 4, 3), (128, 128, 32, 8, 1), (128, 128, 64, 8, 1), (64, 64, 32, 4, 2)],
+    "tf32": [(64, 64, 32, 8, 1), (64, 64, 32, 4, 1), (64, 128, 16, 4, 1), (64, 64, 16, 4, 1)],
+}
+PROJECT = {
+    "bf16": [
+        (64, 128, 128, 8, 3),
+        (64, 128, 128, 8, 4),
+        (128, 128, 128, 8, 2),
+        (64, 128, 64, 4, 4),
+        (32, 128, 128, 8, 4),
+    ],
+    "tf32": [(32, 128, 128, 8, 3), (32, 128, 64, 4, 3), (64, 128, 64, 8, 2)],
+}
+EVALUATE = {
+    "bf16": [(64, 128, 128, 4, 2), (128, 128, 128, 8, 2), (64, 128, 64, 4, 3), (128, 128, 64, 4, 2)],
+    "tf32": [(64, 64, 64, 4, 2), (64, 128, 64, 4, 2), (64, 128, 32, 4, 2)],
+}
+LINEAR = {
+    "bf16": [
+        (128, 64, 128, 8, 3),
+        (128, 128, 128, 8, 2),
+        (64, 64, 128, 4, 3),
+        (64, 64, 128, 4, 4),
+        (128, 64, 64, 4, 3),
+    ],
+    "tf32": [(128, 32, 128, 8, 3), (64, 32, 128, 4, 3), (128, 32, 64, 4, 3)],
+}
+
+
+def _cases(
+    options: Options,
+    name: str,
+    candidates: dict[str, list[tuple[int, int, int, int, int]]],
+    programs: tuple[int, ...],
+    make: Callable[[torch.device, Arithmetic, int, int, int], tuple[Callable[..., object], float, float]],
+) -> Iterator[Case]:
+    device, k = options.device, options.k or 128
+    for dtype in options.dtypes or ("bf16", "tf32"):
+        kind = arithmetic(dtype)
+        listed = candidates["bf16" if kind.storage.itemsize == 2 else "tf32"]
+        for c in options.widths or (128, 256):
+            for v in options.vertices or (2_000, 50_000, 524_288):
+                run, flops, moved = make(device, kind, v, k, c)
+                peers = {
+                    f"{v_}x{k_}x{c_}-w{warps}-s{stages}-p{p}": on_kernels(
+                        device, partial(_with_tiling, run, (v_, k_, c_, warps, stages, p))
+                    )
+                    for v_, k_, c_, warps, stages in listed
+                    for p in programs
+                }
+                with matmul_precision(kind.tf32):
+                    yield Case(
+                        {"kernel": name, "dtype": dtype, "k": k, "width": c, "vertices": v},
+                        {"table": on_kernels(device, partial(run, tiling=None)), **peers},
+                        flops=flops,
+                        bytes=moved,
+                        floor_ms=floor_ms(flops, moved, kind),
+                    )
+
+
+def _with_tiling(run: Callable[..., object], sizes: tuple[int, int, int, int, int, int]) -> object:
+    from diffnet.ops.kernels.tiling import Tiling
+
+    return run(tiling=Tiling(*sizes))
+
+
+def _random(device: torch.device, kind: Arithmetic, *shape: int) -> Tensor:
+    return torch.randn(*shape, device=device).to(kind.storage)
+
+
+@benchmark("tune-gradient-features-forward", metric="TFLOP/s")
+def tune_forward(options: Options) -> Iterator[Case]:
+    """Tiles of the forward of gradient features, x_d with it."""
+
+    def make(
+        device: torch.device, kind: Arithmetic, v: int, k: int, c: int
+    ) -> tuple[Callable[..., object], float, float]:
+        d = torch.randn(1, k, c, device=device)
+        evecs, pushed = _random(device, kind, v, k), _random(device, kind, 2, v, k)
+        ptr = torch.tensor([0, v], device=device)
+
+        def run(tiling: object) -> object:
+            from diffnet.ops.kernels.gradient_features import forward
+
+            return forward(d, d, d, evecs, pushed, ptr, tiling)  # type: ignore[arg-type]
+
+        return run, 14.0 * v * k * c, float(kind.bytes * v * (3 * k + 2 * c))
+
+    yield from _cases(options, "forward", FORWARD, (2, 4, 8), make)
+
+
+@benchmark("tune-gradient-features-backward", metric="TFLOP/s")
+def tune_backward(options: Options) -> Iterator[Case]:
+    """Tiles of the backward of gradient features."""
+
+    def make(
+        device: torch.device, kind: Arithmetic, v: int, k: int, c: int
+    ) -> tuple[Callable[..., object], float, float]:
+        d = torch.randn(1, k, c, device=device)
+        grad, pushed = _random(device, kind, v, c), _random(device, kind, 2, v, k)
+        ptr = torch.tensor([0, v], device=device)
+
+        def run(tiling: object) -> object:
+            from diffnet.ops.kernels.gradient_features import backward
+
+            return backward(grad, d, d, d, pushed, ptr, tiling)  # type: ignore[arg-type]
+
+        return run, 24.0 * v * k * c, float(kind.bytes * v * (2 * k + c))
+
+    yield from _cases(options, "backward", BACKWARD, (1, 2, 4), make)
+
+
+@benchmark("tune-project", metric="GB/s")
+def tune_project(options: Options) -> Iterator[Case]:
+    """Tiles of Φᵀ(m ∘ x)."""
+
+    def make(
+        device: torch.device, kind: Arithmetic, v: int, k: int, c: int
+    ) -> tuple[Callable[..., object], float, float]:
+        x, evecs, mass = _random(device, kind, v, c), _random(device, kind, v, k), torch.rand(v, device=device)
+        ptr = torch.tensor([0, v], device=device)
+
+        def run(tiling: object) -> object:
+            from diffnet.ops.kernels.spectral import project
+
+            return project(x, evecs, mass, ptr, tiling)  # type: ignore[arg-type]
+
+        return run, 2.0 * v * k * c, float(kind.bytes * v * (k + c))
+
+    yield from _cases(options, "project", PROJECT, (1, 2, 4), make)
+
+
+@benchmark("tune-evaluate", metric="GB/s")
+def tune_evaluate(options: Options) -> Iterator[Case]:
+    """Tiles of m ∘ (Φ D)."""
+
+    def make(
+        device: torch.device, kind: Arithmetic, v: int, k: int, c: int
+    ) -> tuple[Callable[..., object], float, float]:
+        d, evecs, mass = torch.randn(1, k, c, device=device), _random(device, kind, v, k), torch.rand(v, device=device)
+        ptr = torch.tensor([0, v], device=device)
+
+        def run(tiling: object) -> object:
+            from diffnet.ops.kernels.spectral import evaluate
+
+            return evaluate(d, evecs, mass, ptr, tiling)  # type: ignore[arg-type]
+
+        return run, 2.0 * v * k * c, float(kind.bytes * v * (k + c))
+
+    yield from _cases(options, "evaluate", EVALUATE, (2, 4, 8), make)
+
+
+@benchmark("tune-linear", metric="GB/s")
+def tune_linear(options: Options) -> Iterator[Case]:
+    """Tiles of the first layer of a block's MLP, with dropout."""
+
+    def make(
+        device: torch.device, kind: Arithmetic, v: int, k: int, c: int
+    ) -> tuple[Callable[..., object], float, float]:
+        parts = [_random(device, kind, v, c) for _ in range(3)]
+        weight, bias = _random(device, kind, c, 3 * c), torch.randn(c, device=device)
+        seed = torch.randint(2**31, (2,), device=device)
+
+        def run(tiling: object) -> object:
+            from diffnet.ops.kernels.linear import linear
+
+            return linear(parts, weight, bias, None, True, 0.5, seed, tiling)  # type: ignore[arg-type]
+
+        return run, 6.0 * v * c * c, float(kind.bytes * v * 4 * c)
+
+    yield from _cases(options, "linear", LINEAR, (1,), make)

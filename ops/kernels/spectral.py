@@ -1,0 +1,166 @@
+"""Projecting onto a basis and evaluating in it, on packed ragged batches."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diffnet.ops.kernels.ragged import choose_span, processors, span_count, span_rows, sum_spans
+from diffnet.ops.kernels.tiling import Tiling, interpreted, roomy, row_major, tile
+from diffnet.ops.precision import dot_precision
+
+
+def project_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
+    if interpreted(basis):
+        return Tiling(16, 16, 16, 4, 1, 1)
+    if not roomy(basis):
+        return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
+    if basis.dtype != torch.float32:
+        return Tiling(64, tile(k, 128), tile(c, 128), 8, 3, 2)
+    if precision == "tf32":
+        return Tiling(32, tile(k, 128), tile(c, 128), 8, 3, 2)
+    return Tiling(16, tile(k, 64), tile(c, 64), 8, 2, 4)
+
+
+def evaluate_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
+    if interpreted(basis):
+        return Tiling(16, 16, 16, 4, 1, 1)
+    if not roomy(basis):
+        return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
+    if basis.dtype != torch.float32:
+        return Tiling(64, tile(k, 128), tile(c, 128), 4, 2, 4)
+    if precision == "tf32":
+        return Tiling(64, tile(k, 64), tile(c, 64), 4, 2, 4)
+    return Tiling(64, 16, tile(c, 64), 8, 2, 4)
+
+
+@triton.jit
+def _project_kernel(
+    x, basis, scale, ptr, partial, meshes, span, shift,
+    k_size: tl.constexpr, c_size: tl.constexpr, x_stride: tl.constexpr, basis_stride: tl.constexpr,
+    SCALED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """partial[s] = Φᵀ(scale ∘ x) over the rows of span s; zeros where it has none."""
+    columns = tl.cdiv(c_size, BLOCK_C)
+    which = tl.program_id(1)
+    index = tl.program_id(0)
+    k = (which // columns) * BLOCK_K + tl.arange(0, BLOCK_K)
+    c = (which % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    _, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    total = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
+    v = tl.arange(0, BLOCK_V)[:, None]
+    for row in range(first, last, BLOCK_V):
+        live = row + v < last
+        wide = tl.cast(row, tl.int64)  # rows times channels may pass 2³¹; within a tile they don't
+        phi_at = basis + wide * basis_stride + (v * basis_stride + k[None, :])
+        phi = tl.load(phi_at, mask=live & (k < k_size)[None, :], other=0.0)
+        x_at = x + wide * x_stride + (v * x_stride + c[None, :])
+        value = tl.load(x_at, mask=live & (c < c_size)[None, :], other=0.0)
+        if SCALED:
+            s = tl.load(scale + row + v, mask=live, other=0.0).to(tl.float32) * shift
+            value = (value.to(tl.float32) * s).to(value.dtype)
+        total = tl.dot(tl.trans(phi), value, total, input_precision=PRECISION)
+    if SCALED:
+        total = total / shift
+    place = partial + (index.to(tl.int64) * k_size + k)[:, None] * c_size + c[None, :]
+    tl.store(place, total, mask=(k < k_size)[:, None] & (c < c_size)[None, :])
+
+
+def project(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None) -> Tensor:
+    """S = Φᵀ(scale ∘ x) for each mesh: x (V, C), basis (V, K), scale (V,) → (B, K, C) float32.
+
+    Each program adds up one span of rows; a second kernel adds the spans' sums in a fixed order.
+    """
+    (rows, c), k, meshes = x.shape, basis.shape[1], len(ptr) - 1
+    x, basis = row_major(x), row_major(basis)
+    precision = dot_precision(basis)
+    t = tiling or project_tiling(basis, k, c, precision)
+    tiles = triton.cdiv(k, t.k) * triton.cdiv(c, t.c)
+    span = choose_span(rows, t.v, processors(x) * t.programs // max(tiles, 1))
+    spans = span_count(rows, meshes, span)
+    partial = torch.empty(1, spans, k, c, dtype=torch.float32, device=x.device)
+    if partial.numel():
+        with torch.cuda.device_of(basis):
+            _project_kernel[(spans, tiles)](
+                x, basis, x if scale is None else scale.contiguous(), ptr, partial,
+                meshes, span, _shift(x, rows), k, c, x.stride(0), basis.stride(0),
+                SCALED=scale is not None, ONE_MESH=meshes == 1, PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    return sum_spans(partial, ptr, span)[0]
+
+
+def _shift(x: Tensor, rows: int) -> float:
+    """Areas of a fine mesh, about 1/V, are below what float16 holds; a power of two brings them near 1 and back."""
+    return 2.0 ** round(math.log2(max(rows, 1))) if x.dtype == torch.float16 else 1.0
+
+
+@triton.jit
+def _evaluate_kernel(
+    coefficients, basis, scale, ptr, out, meshes, span,
+    k_size: tl.constexpr, c_size: tl.constexpr, basis_stride: tl.constexpr,
+    SCALED: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """out = scale ∘ (Φ D) at the rows of one span. ONE_STEP: all of D fits one tile and is read once."""
+    columns = tl.cdiv(c_size, BLOCK_C)
+    index = tl.program_id(0) // columns
+    c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    k = tl.arange(0, BLOCK_K)
+    mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    coefficients += mesh.to(tl.int64) * k_size * c_size
+    in_c = (c < c_size)[None, :]
+    if ONE_STEP:
+        d = load_coefficients(coefficients, k, c, k_size, c_size).to(basis.dtype.element_ty)
+    v = tl.arange(0, BLOCK_V)[:, None]
+    for row in range(first, last, BLOCK_V):
+        live = row + v < last
+        wide = tl.cast(row, tl.int64)
+        phi_at = basis + wide * basis_stride + v * basis_stride
+        if ONE_STEP:
+            phi = tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0)
+            value = tl.dot(phi, d, input_precision=PRECISION)
+        else:
+            value = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+            for step in range(0, k_size, BLOCK_K):
+                ks = step + k
+                phi = tl.load(phi_at + ks[None, :], mask=live & (ks < k_size)[None, :], other=0.0)
+                d = load_coefficients(coefficients, ks, c, k_size, c_size).to(phi.dtype)
+                value = tl.dot(phi, d, value, input_precision=PRECISION)
+        if SCALED:
+            value *= tl.load(scale + row + v, mask=live, other=0.0).to(tl.float32)
+        place = out + wide * c_size + (v * c_size + c[None, :])
+        tl.store(place, value.to(out.dtype.element_ty), mask=live & in_c)
+
+
+@triton.jit
+def load_coefficients(coefficients, k, c, k_size: tl.constexpr, c_size: tl.constexpr):
+    inside = (k < k_size)[:, None] & (c < c_size)[None, :]
+    return tl.load(coefficients + k[:, None] * c_size + c[None, :], mask=inside, other=0.0)
+
+
+def evaluate(
+    coefficients: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None
+) -> Tensor:
+    """scale ∘ (Φ D) for each mesh: coefficients (B, K, C), basis (V, K), scale (V,) → (V, C) in the basis' dtype."""
+    (rows, k), c, meshes = basis.shape, coefficients.shape[2], len(ptr) - 1
+    coefficients, basis = coefficients.contiguous(), row_major(basis)
+    out = torch.empty(rows, c, dtype=basis.dtype, device=basis.device)
+    if out.numel():
+        precision = dot_precision(basis)
+        t = tiling or evaluate_tiling(basis, k, c, precision)
+        columns = triton.cdiv(c, t.c)
+        span = choose_span(rows, t.v, processors(basis) * t.programs // columns)
+        with torch.cuda.device_of(basis):
+            _evaluate_kernel[(span_count(rows, meshes, span) * columns,)](
+                coefficients, basis, basis if scale is None else scale.contiguous(), ptr, out,
+                meshes, span, k, c, basis.stride(0),
+                SCALED=scale is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k, PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    return out

@@ -1,0 +1,47 @@
+"""How kernels cut their work into tiles.
+
+The sizes below are chosen by data type, K and C, never by V, so that meshes of other sizes compile nothing anew.
+`diffnet bench tune-…` measures others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tile sizes (rows V, eigenpairs K, channels C), warps and pipeline stages of a program, and how many programs a
+    multiprocessor is given."""
+
+    v: int
+    k: int
+    c: int
+    warps: int
+    stages: int
+    programs: int
+
+
+def tile(size: int, largest: int) -> int:
+    """The power of two that covers `size`, within what matrix units take."""
+    return int(max(16, min(largest, triton.next_power_of_2(size))))
+
+
+def roomy(tensor: Tensor) -> bool:
+    """Whether a program may take the 227 KB of shared memory of Hopper's and Blackwell's data-centre GPUs; others have
+    99 KB or more."""
+    return torch.cuda.get_device_capability(tensor.device)[0] in (9, 10)
+
+
+def interpreted(tensor: Tensor) -> bool:
+    """Tiny tiles for Triton's interpreter, so that small tests have several of them in every direction."""
+    return not tensor.is_cuda
+
+
+def row_major(x: Tensor) -> Tensor:
+    """Kernels take rows at any distance; within a row, elements must be neighbours."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()

@@ -1,0 +1,207 @@
+"""The network on the kernels: against the plain one, compiled, captured, and without waiting for the GPU.
+
+Without a GPU the kernels run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import trimesh
+from torch import Tensor
+
+from diffnet import DiffusionNet, Operators, collate, precompute
+from diffnet.train.capture import CapturedStep
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+MODES = ("sparse", "spectral")
+
+
+@pytest.fixture(scope="module")
+def packed() -> Operators:
+    """A sphere of 42 vertices and a point cloud of 12."""
+    sphere, cloud = trimesh.creation.icosphere(1), trimesh.creation.icosahedron().vertices
+    return collate([precompute(sphere, k=10), precompute((cloud, None), k=10)])
+
+
+def network(backend: str, **options: Any) -> DiffusionNet:
+    torch.manual_seed(0)
+    model = DiffusionNet(3, 5, width=8, blocks=2, backend=backend, **options)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for block in model.blocks:
+            block.diffusion.time.uniform_(0.01, 0.3)
+    return model
+
+
+def features(operators: Operators) -> Tensor:
+    return torch.randn(operators.num_vertices, 3, generator=torch.Generator().manual_seed(0)).to(operators.device)
+
+
+def loss_and_gradients(model: DiffusionNet, x: Tensor, operators: Operators) -> list[Tensor]:
+    out = model(x, operators)
+    return [out, *torch.autograd.grad(out.square().mean(), list(model.parameters()))]
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    a, b = a.detach().double().cpu(), b.detach().double().cpu()
+    return float(torch.linalg.norm(a - b) / torch.linalg.norm(b))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient_rotation": False}, {"gradient_features": False}, {"mlp_hidden": []}]
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_kernels_agree(packed: Operators, mode: str, options: dict[str, Any], device: str) -> None:
+    plain = network("torch", gradient=mode, **options).eval().double()
+    expected = loss_and_gradients(plain, features(packed).double(), packed.to(dtype=torch.float64))
+    fused = network("triton", gradient=mode, **options).eval().to(device)
+    got = loss_and_gradients(fused, features(packed).to(device), packed.to(device))
+    for a, b in zip(got, expected, strict=True):
+        assert relative(a, b) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        ("cpu", torch.float16),
+        *(pytest.param("cuda", d, marks=pytest.mark.gpu) for d in (torch.float16, torch.bfloat16)),
+    ],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_under_autocast(packed: Operators, mode: str, device: str, dtype: torch.dtype) -> None:
+    plain = network("torch", gradient=mode).eval().double()
+    expected = loss_and_gradients(plain, features(packed).double(), packed.to(dtype=torch.float64))
+    fused = network("triton", gradient=mode).eval().to(device)
+    with torch.autocast(device, dtype):
+        got = loss_and_gradients(fused, features(packed).to(device), packed.to(device))
+    assert got[0].dtype == dtype
+    assert all(g.dtype == torch.float32 for g in got[1:])
+    for a, b in zip(got, expected, strict=True):
+        assert relative(a, b) < 0.05
+
+
+def test_the_basis_is_rounded_once(packed: Operators) -> None:
+    """Operators whose basis is rounded beforehand give what rounding in the network gives, to the bit."""
+    fused = network("triton", gradient="spectral").eval()
+    pushed = packed.with_gradient_evecs()
+    rounded = pushed.with_basis_dtype(torch.float16)
+    assert rounded.evecs.dtype == rounded.gradient_evecs.dtype == torch.float16
+    assert rounded.mass.dtype == rounded.evals.dtype == torch.float32
+    assert rounded.with_basis_dtype(torch.float16) is rounded
+    with torch.autocast("cpu", torch.float16):
+        assert torch.equal(fused(features(packed), pushed), fused(features(packed), rounded))
+
+
+def test_same_parameters(packed: Operators) -> None:
+    plain, fused = network("torch"), network("triton")
+    fused.load_state_dict(plain.state_dict())
+    assert [n for n, _ in fused.named_parameters()] == [n for n, _ in plain.named_parameters()]
+
+
+def test_dropout_of_the_fused_layers(packed: Operators) -> None:
+    """In training only, and other zeros in every step; a seed brings them back."""
+    model = network("triton", gradient="spectral", dropout=0.5)
+    x = features(packed)
+    torch.manual_seed(3)
+    first = model(x, packed)
+    assert not torch.equal(model(x, packed), first)
+    torch.manual_seed(3)
+    assert torch.equal(model(x, packed), first)
+    model.eval()
+    assert torch.equal(model(x, packed), model(x, packed))
+
+
+no_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
+
+
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=no_compiler), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_keeps_the_operations_whole(packed: Operators, mode: str, device: str) -> None:
+    """torch.compile finds one graph, with our operators in it, and trains as the network by itself does."""
+    torch._dynamo.reset()
+    seen: set[str] = set()
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        seen.update(str(node.target) for node in graph.graph.nodes if "diffnet" in str(node.target))
+        return torch._inductor.compile(graph, inputs)
+
+    model = network("triton", gradient=mode, dropout=0.0).to(device)
+    x, operators = features(packed).to(device), packed.to(device)
+    expected = loss_and_gradients(model, x, operators)
+    compiled = torch.compile(model, fullgraph=True, backend=backend if mode == "spectral" else "aot_eager")
+    for a, b in zip(loss_and_gradients(compiled, x, operators), expected, strict=True):  # type: ignore[arg-type]
+        assert relative(a, b) < 1e-5
+    if mode == "spectral":
+        assert {name.split(".")[1] for name in seen} == {
+            "project",
+            "diffuse",
+            "spectral_gradient_features",
+            "linear",
+            "spmm",
+        }
+
+
+def train_step(model: DiffusionNet, x: Tensor, operators: Operators) -> Callable[[], Tensor]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, capturable=True)
+
+    def step() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(x, operators).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_a_step_does_not_wait_for_the_gpu(packed: Operators, mode: str) -> None:
+    operators = packed.to("cuda").with_gradient_evecs() if mode == "spectral" else packed.to("cuda")
+    step = train_step(network("auto", gradient=mode).to("cuda"), features(operators), operators)
+    step()  # compiles kernels, and sorts the pattern's transpose
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_a_captured_step_trains_as_steps_do(packed: Operators, mode: str) -> None:
+    operators = packed.to("cuda").with_gradient_evecs() if mode == "spectral" else packed.to("cuda")
+    losses = []
+    for wrap in (lambda step: step, CapturedStep):
+        model = network("auto", gradient=mode, dropout=0.0).to("cuda")
+        step = wrap(train_step(model, features(operators), operators))
+        losses.append([step().item() for _ in range(6)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert len(set(losses[1])) == 6
+
+
+@pytest.mark.gpu
+def test_dropout_differs_between_replays(packed: Operators) -> None:
+    operators = packed.to("cuda").with_gradient_evecs()
+    model, x = network("auto", gradient="spectral", dropout=0.5).to("cuda"), features(operators)
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        model(x, operators)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = model(x, operators)
+    outputs = []
+    for _ in range(2):
+        graph.replay()
+        outputs.append(out.clone())
+    assert not torch.equal(*outputs)

@@ -1,0 +1,617 @@
+"""Triton kernels against float64: outputs and every gradient, at sizes that fill no tile.
+
+Without a GPU they run in Triton's interpreter, at small sizes and in float32 and float16 (it has no bfloat16 products).
+On a GPU, `-m gpu` runs them in full. Whatever is allocated is filled with NaN first, so nothing unwritten passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffnet.ops import (
+    diffuse,
+    from_spectral,
+    gradient_features,
+    linear,
+    spectral_gradient_features,
+    to_spectral,
+    values_and_gradient_features,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where, and in which arithmetic; bound: of ‖out − ref‖ / ‖ref‖"""
+
+    device: str
+    dtype: torch.dtype
+    bound: float
+    tf32: bool = False
+
+
+PLACES = [
+    pytest.param(Place("cpu", torch.float32, 1e-5), id="cpu-fp32"),
+    pytest.param(Place("cpu", torch.float16, 1e-2), id="cpu-fp16"),
+    pytest.param(Place("cuda", torch.float32, 1e-5), id="cuda-fp32", marks=pytest.mark.gpu),
+    pytest.param(Place("cuda", torch.float32, 1e-3, tf32=True), id="cuda-tf32", marks=pytest.mark.gpu),
+    pytest.param(Place("cuda", torch.bfloat16, 1e-2), id="cuda-bf16", marks=pytest.mark.gpu),
+    pytest.param(Place("cuda", torch.float16, 1e-2), id="cuda-fp16", marks=pytest.mark.gpu),
+]
+
+# Vertices of each mesh, K, C. The interpreter's tiles have 16 rows and columns, a GPU's up to 128.
+SMALL = [((1,), 3, 5), ((63,), 20, 5), ((7, 0, 18, 1), 5, 36), ((17, 3), 40, 18)]
+LARGE = [
+    ((1,), 3, 5),
+    ((63,), 5, 40),
+    ((1000,), 128, 64),
+    ((5000, 0, 17, 1200, 1), 100, 36),
+    ((100_003,), 128, 128),
+    ((3000, 500), 300, 200),
+]
+
+
+def sizes(place: Place) -> list[tuple[tuple[int, ...], int, int]]:
+    return SMALL if place.device == "cpu" else LARGE
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if request.param.tf32 else "highest")
+    yield request.param
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(params=[PLACES[i] for i in (0, 2, 4)])
+def roomy(request: pytest.FixtureRequest) -> Place:
+    """Places for what doesn't depend on the arithmetic."""
+    found: Place = request.param
+    return found
+
+
+def _poison(x: Tensor) -> Tensor:
+    return x.fill_(float("nan")) if x.is_floating_point() else x
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is handed out empty holds NaN."""
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        original = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, original=original, **k: _poison(original(*a, **k)))
+
+
+def test_poison_is_there() -> None:
+    x = torch.ones(3)
+    assert all(t.isnan().all() for t in (torch.empty(3), torch.empty_like(x), x.new_empty(3)))
+
+
+def normal(*shape: int, scale: float = 1.0) -> Tensor:
+    """Fresh in every run; pytest prints the seed of one that fails."""
+    return scale * torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    seed = torch.seed()
+    print("torch.manual_seed", seed)
+    return seed
+
+
+def pointer(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor(list(accumulate(lengths, initial=0)))
+
+
+Operation = Callable[..., Tensor | tuple[Tensor, ...]]
+
+
+def evaluate(operation: Operation, inputs: Sequence[Tensor | None], cotangents: Sequence[Tensor]) -> list[Tensor]:
+    """What an operation returns, and the gradients of all of its inputs."""
+    leaves = [x for x in inputs if x is not None and x.is_floating_point()]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    out = operation(*inputs)
+    outs = [out] if isinstance(out, Tensor) else list(out)
+    grads = torch.autograd.grad(outs, leaves, [c.to(o) for c, o in zip(cotangents, outs, strict=True)])
+    assert all(g.shape == leaf.shape and g.dtype == leaf.dtype for g, leaf in zip(grads, leaves, strict=True))
+    return [*outs, *grads]
+
+
+def relative(out: Tensor, reference: Tensor) -> float:
+    assert out.shape == reference.shape
+    norm = torch.linalg.norm(reference)
+    difference = torch.linalg.norm(out.detach().cpu().double() - reference)
+    return float(difference / norm if norm > 0 else difference)
+
+
+def check(place: Place, operation: Operation, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+    """operation(*inputs, backend=…) with the kernels, against the plain functions in float64.
+
+    The reference starts from the same rounded inputs, so that only the arithmetic differs. outputs: any tensors of the
+    outputs' shapes.
+    """
+    cotangents = [normal(*x.shape) for x in outputs]
+
+    def place_of(x: Tensor | None) -> Tensor | None:
+        return x if x is None else x.to(place.device, place.dtype if x.is_floating_point() else None)
+
+    placed = [place_of(x) for x in inputs]
+    exact = [x if x is None else x.detach().cpu().to(torch.float64 if x.is_floating_point() else None) for x in placed]
+    rounded = [place_of(c).cpu().double() for c in cotangents]
+    got = evaluate(lambda *a: operation(*a, backend="triton"), placed, [place_of(c) for c in cotangents])
+    expected = evaluate(lambda *a: operation(*a, backend="torch"), exact, rounded)
+    errors = [relative(a, b.detach()) for a, b in zip(got, expected, strict=True)]
+    assert max(errors) <= place.bound, errors  # false for NaN
+
+
+def spectral_inputs(lengths: Sequence[int], k: int, c: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, evecs, mass (as small as areas are), ptr"""
+    v = sum(lengths)
+    return normal(v, c), normal(v, k), normal(v).abs() / max(v, 1), pointer(lengths)
+
+
+def test_to_spectral(place: Place) -> None:
+    for lengths, k, c in [*sizes(place), ((1000,), 3, 2)]:
+        x, evecs, mass, ptr = spectral_inputs(lengths, k, c)
+        mass = 100 * mass if place.dtype == torch.float16 else mass  # whose own rounding isn't what is looked at
+        check(place, to_spectral, (x, evecs, mass, ptr, None), [normal(len(lengths), k, c)])
+
+
+def test_from_spectral(place: Place) -> None:
+    for lengths, k, c in sizes(place):
+        x, evecs, _, ptr = spectral_inputs(lengths, k, c)
+        check(place, from_spectral, (normal(len(lengths), k, c), evecs, ptr, None), [x])
+
+
+def test_diffuse(place: Place) -> None:
+    for lengths, k, c in sizes(place):
+        spectrum, evals, time = normal(len(lengths), k, c), normal(len(lengths), k).abs(), normal(c).abs()
+        check(place, diffuse, (spectrum, evals, time), [spectrum])
+
+
+def feature_inputs(
+    lengths: Sequence[int], k: int, c: int, rotation: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor]:
+    """coefficients, evecs, gradient_evecs, a_re, a_im, ptr such that z is about 1. A is far from symmetric."""
+    v = sum(lengths)
+    scale = (k * k * c) ** -0.25
+    a_im = normal(c, c) if rotation else None
+    return (
+        normal(len(lengths), k, c),
+        normal(v, k),
+        normal(2, v, k, scale=scale),
+        normal(c, c),
+        a_im,
+        pointer(lengths),
+    )
+
+
+@pytest.mark.parametrize("rotation", [True, False])
+def test_values_and_gradient_features(place: Place, rotation: bool) -> None:
+    for lengths, k, c in sizes(place):
+        inputs = feature_inputs(lengths, k, c, rotation)
+        out = normal(sum(lengths), c)
+        check(place, values_and_gradient_features, inputs, [out, out])
+
+
+@pytest.mark.parametrize("rotation", [True, False])
+def test_spectral_gradient_features(place: Place, rotation: bool) -> None:
+    for lengths, k, c in sizes(place)[:3]:
+        coefficients, _, *rest = feature_inputs(lengths, k, c, rotation)
+        check(place, spectral_gradient_features, (coefficients, *rest), [normal(sum(lengths), c)])
+
+
+@pytest.mark.parametrize("rotation", [True, False])
+def test_gradient_features(place: Place, rotation: bool) -> None:
+    for lengths, _, c in sizes(place):
+        gradients = normal(2, sum(lengths), c, scale=c**-0.25)
+        a_im = normal(c, c) if rotation else None
+        check(place, gradient_features, (gradients, normal(c, c), a_im), [normal(sum(lengths), c)])
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize(("relu", "residual"), [(True, False), (False, True), (False, False)])
+def test_linear(place: Place, parts: int, relu: bool, residual: bool) -> None:
+    def layer(*inputs: Tensor, backend: str) -> Tensor:
+        *x, weight, bias = inputs[: parts + 2]
+        return linear(x, weight, bias, relu=relu, residual=inputs[parts + 2] if residual else None, backend=backend)
+
+    for lengths, c, h in sizes(place):
+        v = sum(lengths)
+        inputs = [*(normal(v, c) for _ in range(parts)), normal(h, parts * c, scale=(parts * c) ** -0.5), normal(h)]
+        check(place, layer, [*inputs, *([normal(v, h)] if residual else [])], [normal(v, h)])
+
+
+def test_linear_without_bias(place: Place) -> None:
+    def layer(x: Tensor, weight: Tensor, backend: str) -> Tensor:
+        return linear([x], weight, relu=True, backend=backend)
+
+    check(place, layer, (normal(63, 18), normal(21, 18)), [normal(63, 21)])
+
+
+# ---- shapes and layouts ----
+
+
+def slowest(x: Tensor) -> Tensor:
+    """The same values with the first dimension innermost in memory."""
+    return x.mT.contiguous().mT
+
+
+def strided(x: Tensor) -> Tensor:
+    """The same values as every other column of something wider."""
+    return torch.stack([x, torch.full_like(x, float("nan"))], dim=-1).flatten(-2)[..., ::2]
+
+
+def widened(x: Tensor) -> Tensor:
+    """The same values as the first columns of something wider."""
+    return torch.cat([x, torch.full_like(x, float("nan"))], dim=-1)[..., : x.shape[-1]]
+
+
+@pytest.mark.parametrize("layout", [slowest, strided, widened])
+def test_inputs_that_are_not_contiguous(roomy: Place, layout: Callable[[Tensor], Tensor]) -> None:
+    """One after the other, so that a stride taken from another tensor shows."""
+    ptr = pointer((9, 0, 20))
+    coefficients, evecs, pushed, a_re, a_im, _ = feature_inputs((9, 0, 20), 18, 5, True)
+    x, gradients, weight = normal(29, 5), normal(2, 29, 5, scale=0.3), normal(21, 5)
+    cases: list[tuple[Operation, list[Tensor | None], int]] = [
+        (to_spectral, [x, evecs, normal(29).abs(), ptr, None], 1),
+        (from_spectral, [coefficients, evecs, ptr, None], 1),
+        (values_and_gradient_features, [coefficients, evecs, pushed, a_re, a_im, ptr], 2),
+        (gradient_features, [gradients, a_re, a_im], 1),
+        (lambda x, w, backend: linear([x], w, relu=True, backend=backend), [x, weight], 1),
+    ]
+    for operation, inputs, count in cases:
+        placed = [
+            x if x is None else x.to(roomy.device, roomy.dtype if x.is_floating_point() else None) for x in inputs
+        ]
+        expected = operation(*placed, backend="triton")
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        assert len(expected) == count
+        for i, given in enumerate(placed):
+            if given is None or given.ndim < 2:
+                continue
+            changed = [layout(x) if i == j else x for j, x in enumerate(placed)]
+            assert not changed[i].is_contiguous()
+            got = operation(*changed, backend="triton")
+            for a, b in zip(got if isinstance(got, tuple) else (got,), expected, strict=True):
+                # P = D Aᵀ is PyTorch's, and may be summed in another order.
+                assert relative(a, b.detach().cpu().double()) <= roomy.bound
+
+
+@pytest.mark.parametrize("layout", [slowest, strided, widened, lambda x: x[:1, :1].expand_as(x)])
+def test_gradients_that_are_not_contiguous(roomy: Place, layout: Callable[[Tensor], Tensor]) -> None:
+    def grads(output_grad: Tensor) -> list[Tensor]:
+        torch.manual_seed(0)
+        ptr = pointer((9, 0, 20)).to(roomy.device)
+        inputs = [
+            x if x is None else x.to(roomy.device, roomy.dtype) for x in feature_inputs((9, 0, 20), 18, 5, True)[:5]
+        ]
+        leaves = [x.requires_grad_() for x in inputs]
+        values, features = values_and_gradient_features(*inputs, ptr, backend="triton")
+        spectrum = to_spectral(values, leaves[1], leaves[1][:, 0].abs(), ptr, backend="triton")
+        hidden = linear([features], leaves[3], relu=True, backend="triton")
+        out = from_spectral(
+            diffuse(spectrum, spectrum[..., 0] ** 2, leaves[3][0].abs(), "triton"), leaves[1], ptr, backend="triton"
+        )
+        direct = gradient_features(torch.stack([values, features]) / 4, leaves[3], leaves[4], backend="triton")
+        outs = [values, features, hidden, out, direct]
+        return list(torch.autograd.grad(outs, leaves, [output_grad.to(o.dtype) for o in outs]))
+
+    output_grad = layout(normal(29, 5).to(roomy.device, roomy.dtype))
+    assert not output_grad.is_contiguous()
+    for a, b in zip(grads(output_grad), grads(output_grad.contiguous()), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=False)
+
+
+@pytest.mark.parametrize("lengths", [(), (0,), (0, 0)])
+def test_no_vertices(roomy: Place, lengths: tuple[int, ...]) -> None:
+    inputs = [
+        x.to(roomy.device, roomy.dtype if x.is_floating_point() else None) for x in feature_inputs(lengths, 3, 5, True)
+    ]
+    *leaves, ptr = inputs
+    for leaf in leaves:
+        leaf.requires_grad_()
+    _, evecs, _, a_re, a_im = leaves
+    values, features = values_and_gradient_features(*leaves, ptr, backend="triton")
+    assert values.shape == features.shape == (0, 5)
+    spectrum = to_spectral(values, evecs, evecs[:, 0], ptr, backend="triton")
+    assert spectrum.shape == (len(lengths), 3, 5)
+    assert (spectrum == 0).all()
+    hidden = linear([values, features], values.new_ones(2, 10), relu=True, backend="triton")
+    direct = gradient_features(torch.stack([values, features]), a_re, a_im, backend="triton")
+    total = hidden.sum() + direct.sum() + spectrum.sum()
+    for grad in torch.autograd.grad(total, leaves):
+        assert (grad == 0).all()
+
+
+def test_no_eigenpairs(roomy: Place) -> None:
+    """K = 0: nothing is left of a function but zeros."""
+    ptr = pointer((5, 2)).to(roomy.device)
+    coefficients, evecs, pushed, a_re, a_im, _ = (x.to(roomy.device) for x in feature_inputs((5, 2), 1, 4, True))
+    empty = (coefficients[:, :0], evecs[:, :0], pushed[..., :0], a_re, a_im)
+    values, features = values_and_gradient_features(*(x.to(roomy.dtype) for x in empty), ptr, backend="triton")
+    assert (values == 0).all()
+    assert (features == 0).all()
+    assert to_spectral(
+        values, evecs[:, :0].to(roomy.dtype), evecs[:, 0].to(roomy.dtype), ptr, backend="triton"
+    ).shape == (2, 0, 4)
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_either_index_type(index: torch.dtype) -> None:
+    x, evecs, mass, ptr = spectral_inputs((9, 0, 20), 18, 5)
+    inputs = (x.float(), evecs.float(), mass.float())
+    out = to_spectral(*inputs, ptr.to(index), backend="triton")
+    assert relative(out, to_spectral(*(t.double() for t in inputs), ptr)) < 1e-5
+
+
+# ---- what published kernels for this got wrong ----
+
+
+def test_every_part_of_the_sum_is_there(place: Place) -> None:
+    """Ones, of which any share left out, or read twice, changes the sums: several spans, tiles of K, tiles of C."""
+    v, k, c = (100, 20, 18) if place.device == "cpu" else (50_000, 300, 200)
+    ones = [torch.ones(*shape, device=place.device, dtype=place.dtype) for shape in ((v, c), (v, k), (v,))]
+    ptr = pointer((v,)).to(place.device)
+    x, evecs, mass = ones
+    out = to_spectral(x, evecs, mass, ptr, backend="triton")
+    assert (out == v).all(), out.unique()
+    # dD of Σ f at D = 0 and A = 1 is 0, so look at dP: with g = 1 and b = 0, every entry counts the vertices.
+    d = torch.full((1, k, c), 1 / k, device=place.device)
+    pushed = torch.stack([evecs, torch.zeros_like(evecs)])
+    a_re = torch.zeros(c, c, device=place.device, requires_grad=True)
+    spectral_gradient_features(d, pushed, a_re, None, ptr, backend="triton").sum().backward()
+    bound = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 2e-2}[place.dtype]
+    assert a_re.grad is not None
+    torch.testing.assert_close(a_re.grad, torch.full_like(a_re, v), rtol=max(bound, place.bound), atol=0)
+
+
+def test_weight_gradients_are_not_transposed(place: Place) -> None:
+    """A single nonzero of A's gradient shows where it stands."""
+    ptr = pointer((1,)).to(place.device)
+    d = torch.zeros(1, 1, 4)
+    d[0, 0, 1], d[0, 0, 2] = 0.5, 2.0  # x = 0 in channels 0 and 3
+    pushed = torch.tensor([[[1.0]], [[0.0]]])
+    a_re = torch.zeros(4, 4, device=place.device, dtype=place.dtype, requires_grad=True)
+    f = spectral_gradient_features(
+        d.to(place.device, place.dtype), pushed.to(place.device, place.dtype), a_re, None, ptr, backend="triton"
+    )
+    (grad,) = torch.autograd.grad(f[0, 1], a_re)  # f₁ = tanh(g₁ Σⱼ A₁ⱼ gⱼ), so dA₁ⱼ = g₁ gⱼ
+    expected = torch.zeros(4, 4)
+    expected[1, 1], expected[1, 2] = 0.25, 1.0
+    torch.testing.assert_close(grad.cpu().float(), expected, rtol=place.bound, atol=0)
+
+
+@pytest.mark.parametrize("size", [20.0, 45.0, 89.0, 1e4])
+def test_features_of_large_gradients_are_finite(place: Place, size: float) -> None:
+    """(e²ᶻ − 1)/(e²ᶻ + 1) is NaN from z ≈ 45. Here z = ± size."""
+    ptr = pointer((1,)).to(place.device)
+    a = torch.diag(torch.tensor([1.0, -1.0])).to(place.device, place.dtype).requires_grad_()
+    gradient = torch.tensor([[[size**0.5]], [[0.0]]]).to(place.device, place.dtype)
+    d = torch.ones(1, 1, 2).to(place.device, place.dtype).requires_grad_()
+    on_basis = spectral_gradient_features(d, gradient, a, None, ptr, backend="triton")
+    direct = gradient_features(gradient.expand(2, 1, 2), a, None, backend="triton")
+    for f in (on_basis, direct):
+        torch.testing.assert_close(f.cpu().float(), torch.tensor([[1.0, -1.0]]))
+        grads = torch.autograd.grad(f.sum(), (d, a), allow_unused=True)
+        assert all(g is None or g.isfinite().all() for g in grads)
+
+
+def test_tanh_of_small_arguments_keeps_its_digits() -> None:
+    """1 − e⁻²ᶻ has none left at z = 1e-7."""
+    ptr = pointer((1,))
+    for z in (1e-12, 1e-7, 1e-4, 0.01, 0.2, 0.249, 0.251, 0.5, 3.0):
+        root = torch.tensor(z).sqrt()
+        gradient = torch.stack([root, torch.zeros(())]).reshape(2, 1, 1)
+        f = spectral_gradient_features(torch.ones(1, 1, 1), gradient, torch.ones(1, 1), None, ptr, backend="triton")
+        expected = torch.tanh(root.double() ** 2)
+        assert abs(f.item() / expected.item() - 1) < 1e-6, z
+
+
+def test_low_precision_is_what_computes() -> None:
+    """Under autocast the operands are rounded before the products, not after: the result is that of rounded inputs."""
+    lengths = (20, 0, 3)
+    d, evecs, pushed, a_re, a_im, ptr = (
+        x.float() if x.is_floating_point() else x for x in feature_inputs(lengths, 20, 18, True)
+    )
+    x, _, mass, _ = (t.float() for t in spectral_inputs(lengths, 20, 18))
+    w = normal(21, 18).float()
+    with torch.autocast("cpu", torch.float16):
+        cast = [
+            to_spectral(x, evecs, mass, ptr, backend="triton"),
+            from_spectral(d, evecs, ptr, backend="triton"),
+            *values_and_gradient_features(d, evecs, pushed, a_re, a_im, ptr, backend="triton"),
+            linear([x], w, relu=True, backend="triton"),
+        ]
+    x, evecs, pushed = x.half(), evecs.half(), pushed.half()
+    rounded = [
+        to_spectral(x, evecs, mass, ptr, backend="triton"),
+        from_spectral(d, evecs, ptr, backend="triton"),
+        *values_and_gradient_features(d, evecs, pushed, a_re, a_im, ptr, backend="triton"),
+        linear([x], w.half(), relu=True, backend="triton"),
+    ]
+    for a, b in zip(cast, rounded, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert [t.dtype for t in cast] == [torch.float32, *[torch.float16] * 4]
+
+
+def test_tf32_coefficients_are_rounded_to_nearest() -> None:
+    """Where matrix units would cut them off, all to one side."""
+    from diffnet.ops.kernels.gradient_features import _table
+
+    d = torch.randn(1, 40, 50)
+    rounded = _table(d, -d, None, torch.float32, "tf32")
+    assert ((rounded.view(torch.int32) & 0x1FFF) == 0).all()
+    errors = (rounded[0] - d) / d
+    assert errors.abs().max() <= 2**-11
+    assert errors.mean().abs() < 5e-5  # cutting off would make it 3e-4
+    assert torch.equal(rounded[1], -rounded[0])
+    assert torch.equal(_table(d, -d, None, torch.float32, "ieee")[0], d)
+
+
+def test_sums_are_the_same_in_every_run(roomy: Place) -> None:
+    lengths = (70, 0, 33) if roomy.device == "cpu" else (50_000, 0, 20_001)
+    inputs = [
+        x.to(roomy.device, roomy.dtype if x.is_floating_point() else None)
+        for x in feature_inputs(lengths, 20, 18, True)
+    ]
+    leaves = [x.requires_grad_() for x in inputs[:5]]
+    values, features = values_and_gradient_features(*inputs, backend="triton")
+    hidden = linear([values, features], leaves[3].repeat(1, 2), relu=True, backend="triton")
+    grad = normal(sum(lengths), 18).to(hidden)
+    first, second = (torch.autograd.grad(hidden, leaves, grad, retain_graph=True) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_areas_that_float16_cannot_hold() -> None:
+    """Of a mesh of 10⁵ vertices and area 1e-2, say; without a scale they would round to 0."""
+    v = 60
+    x, evecs = normal(v, 5).half(), normal(v, 4).half()
+    mass = torch.full((v,), 1e-7)
+    out = to_spectral(x, evecs, mass, pointer((v,)), backend="triton")
+    assert relative(out, to_spectral(x.double(), evecs.double(), mass.double(), pointer((v,)))) < 1e-2
+
+
+# ---- dropout ----
+
+
+def test_dropout(roomy: Place) -> None:
+    v, h, p = (320, 48, 0.3) if roomy.device == "cpu" else (20_000, 130, 0.3)
+    x = torch.ones(v, h, device=roomy.device, dtype=roomy.dtype, requires_grad=True)
+    weight = torch.eye(h, device=roomy.device, dtype=roomy.dtype)
+    torch.manual_seed(1)
+    out = linear([x], weight, relu=True, dropout=p, backend="triton")
+    kept = out.detach().float() > 0
+    torch.testing.assert_close(out[kept].float(), torch.full_like(out[kept], 1 / (1 - p)).float(), rtol=1e-2, atol=0)
+    # Shares of n independent draws lie within 5 σ of p: of all, of each row and of each column.
+    for shares, n in ((kept.float().mean()[None], v * h), (kept.float().mean(0), v), (kept.float().mean(1), h)):
+        assert (shares - (1 - p)).abs().max() < 5 * (p * (1 - p) / n) ** 0.5
+    # Neighbours in a row or a column, and columns far apart, are not alike.
+    centered = kept.float() - (1 - p)
+    for a, b in (
+        (centered[1:], centered[:-1]),
+        (centered[:, 1:], centered[:, :-1]),
+        (centered[:, 16:], centered[:, :-16]),
+    ):
+        assert (a * b).mean().abs() < 5 * p * (1 - p) / a.numel() ** 0.5
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(grad.float(), out.detach().float(), rtol=1e-2, atol=0)
+    torch.manual_seed(1)
+    assert torch.equal(linear([x], weight, relu=True, dropout=p, backend="triton"), out)
+    assert not torch.equal(linear([x], weight, relu=True, dropout=p, backend="triton"), out)
+
+
+def test_dropout_out_of_range() -> None:
+    for p in (-0.1, 1.0):
+        with pytest.raises(ValueError, match=str(p)):
+            linear([torch.ones(2, 2)], torch.ones(2, 2), relu=True, dropout=p)
+
+
+def test_dropout_where_the_output_cannot_show_it() -> None:
+    """With a residual behind it the kernel isn't taken; the plain layer drops the same share."""
+    x, torch_seed = torch.ones(1000, 4), 3
+    for options in ({"relu": True, "residual": x}, {"relu": False}):
+        torch.manual_seed(torch_seed)
+        a = linear([x], torch.eye(4), dropout=0.5, backend="triton", **options)
+        torch.manual_seed(torch_seed)
+        assert torch.equal(a, linear([x], torch.eye(4), dropout=0.5, backend="torch", **options))
+
+
+# ---- operators of torch.library ----
+
+
+def test_operators_are_well_formed(roomy: Place) -> None:
+    """Fake implementations, autograd and aliasing, as torch.compile and torch.export rely on them."""
+
+    def leaf(*shape: int, dtype: torch.dtype = roomy.dtype) -> Tensor:
+        return torch.randn(*shape, device=roomy.device, dtype=dtype, requires_grad=True)
+
+    ops, ptr = torch.ops.diffnet, pointer((9, 0, 8)).to(roomy.device)
+    x, evecs, mass, pushed = leaf(17, 5), leaf(17, 3), leaf(17), leaf(2, 17, 3)
+    d, p, q = (leaf(3, 3, 5, dtype=torch.float32) for _ in range(3))
+    torch.library.opcheck(ops.project.default, (x, evecs, mass, ptr))
+    torch.library.opcheck(ops.project.default, (x, evecs, None, ptr))
+    torch.library.opcheck(ops.diffuse.default, (leaf(3, 3, 5, dtype=torch.float32), leaf(3, 3), leaf(5)))
+    torch.library.opcheck(ops.evaluate.default, (d, evecs, mass, ptr))
+    torch.library.opcheck(ops.spectral_gradient_features.default, (d, p, q, evecs, pushed, ptr))
+    torch.library.opcheck(ops.spectral_gradient_features.default, (d, p, None, None, pushed, ptr))
+    torch.library.opcheck(
+        ops.spectral_gradient_features_backward.default,
+        (x.detach(), d.detach(), p.detach(), q.detach(), pushed.detach(), ptr),
+    )
+    a = leaf(5, 5)
+    torch.library.opcheck(ops.gradient_features.default, (leaf(2, 17, 5), a, leaf(5, 5)))
+    torch.library.opcheck(
+        ops.gradient_features_pointwise_backward.default, (x.detach(), leaf(2, 17, 5).detach(), a.detach(), None)
+    )
+    seed = torch.randint(2**31, (2,), device=roomy.device)
+    torch.library.opcheck(ops.linear.default, (x, leaf(17, 5), None, leaf(4, 10), leaf(4), None, True, 0.5, seed))
+    torch.library.opcheck(ops.linear.default, (x, None, None, leaf(4, 5), None, leaf(17, 4), False, 0.0, None))
+    torch.library.opcheck(ops.activation_backward.default, (x.detach(), x.detach(), 0.5))
+
+
+def test_projections_can_be_differentiated_twice() -> None:
+    ptr = pointer((9, 0, 8))
+    inputs = [normal(17, 5).float(), normal(17, 3).float(), normal(17).abs().float()]
+
+    def second(backend: str, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [t.to(dtype).requires_grad_() for t in inputs]
+        out = to_spectral(*leaves, ptr, backend=backend)
+        grads = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        return list(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves))
+
+    for a, b in zip(second("triton", torch.float32), second("torch", torch.float64), strict=True):
+        assert relative(a, b) < 1e-5
+
+
+# ---- the choice of a backend ----
+
+
+def test_the_cpu_computes_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffnet.ops.spectral._project", None)  # would fail if it were called
+    x, evecs, mass, ptr = (t.float() if t.is_floating_point() else t for t in spectral_inputs((5,), 3, 2))
+    torch.testing.assert_close(to_spectral(x, evecs, mass, ptr)[0], evecs.T @ (mass[:, None] * x))
+
+
+def test_float64_is_not_for_kernels() -> None:
+    with pytest.raises(ValueError, match="float64"):
+        to_spectral(*spectral_inputs((5,), 3, 2), backend="triton")
+
+
+def test_unknown_backend() -> None:
+    with pytest.raises(ValueError, match="'cuda'"):
+        to_spectral(*spectral_inputs((5,), 3, 2), backend="cuda")
+
+
+def test_the_interpreter_says_that_it_has_no_bfloat16() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("kernels are compiled here")
+    x, evecs, mass, ptr = spectral_inputs((5,), 3, 2)
+    with pytest.raises(RuntimeError, match="bfloat16"):
+        to_spectral(x.bfloat16(), evecs.bfloat16(), mass.float(), ptr, backend="triton")
+
+
+@pytest.mark.gpu
+def test_offsets_beyond_two_to_the_31() -> None:
+    """V·C and V·K of 2.2e9 elements: rows at the end are as right as those at the start."""
+    v, k, c, tail = 17_000_000, 128, 128, 1000
+    x = torch.zeros(v, c, device="cuda", dtype=torch.bfloat16)
+    evecs = torch.zeros(v, k, device="cuda", dtype=torch.bfloat16)
+    x[-tail:].normal_()
+    evecs[-tail:].normal_()
+    ptr, mass = torch.tensor([0, v], device="cuda"), torch.ones(v, device="cuda")
+    spectrum = to_spectral(x, evecs, mass, ptr, backend="triton")
+    expected = evecs[-tail:].double().T @ x[-tail:].double()
+    assert relative(spectrum[0], expected.cpu()) < 1e-2
+    out = from_spectral(spectrum, evecs, ptr, backend="triton")
+    assert relative(out[-tail:], (evecs[-tail:].double() @ expected).cpu()) < 1e-2
+    assert (out[:-tail] == 0).all()
