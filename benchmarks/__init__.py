@@ -1,9 +1,11 @@
 """Speed and memory against peers: one registry, one command (`diffnet bench`)."""
 
 # A benchmark registers itself where it is defined, so its module must be listed here.
+from diffnet.benchmarks import block_sparse as _block_sparse
 from diffnet.benchmarks import gradient_features as _gradient_features
 from diffnet.benchmarks import mlp as _mlp
 from diffnet.benchmarks import preprocessing as _preprocessing
+from diffnet.benchmarks import sparse as _sparse
 from diffnet.benchmarks import spectral as _spectral
 from diffnet.benchmarks import train_step as _train_step
 from diffnet.benchmarks import tuning as _tuning
@@ -11,4 +13,4 @@ from diffnet.benchmarks.registry import BENCHMARKS, Benchmark, Case, Options, Un
 
 __all__ = ["BENCHMARKS", "Benchmark", "Case", "Options", "Unavailable", "benchmark"]
 
-del _gradient_features, _mlp, _preprocessing, _spectral, _train_step, _tuning
+del _block_sparse, _gradient_features, _mlp, _preprocessing, _sparse, _spectral, _train_step, _tuning

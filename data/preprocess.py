@@ -44,7 +44,8 @@ FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "log-hks": 16, "xyz": 3, 
 class Preprocessing:
     """Everything that decides what a network sees of a mesh; a checkpoint carries it.
 
-    k: eigenpairs; laplacian, basis: see `precompute`; features: inputs of the network at the vertices
+    k: eigenpairs, 0 only for xyz features; laplacian, basis: see `precompute`; features: inputs of the network at the
+        vertices
     """
 
     k: int = 128
@@ -53,8 +54,9 @@ class Preprocessing:
     basis: BasisPrecision = "float32"
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k should be at least 1, got {self.k}")
+        fewest = 0 if self.features == "xyz" else 1  # descriptors are made of eigenpairs
+        if self.k < fewest:
+            raise ValueError(f"k should be at least {fewest}, got {self.k}")
         for name, known in (
             ("laplacian", LAPLACIANS),
             ("features", get_args(FeatureKind)),

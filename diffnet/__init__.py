@@ -9,6 +9,9 @@ if not (_here / "ops" / "__init__.py").is_file() and (_here.parent / "ops" / "__
     __path__.append(str(_here.parent))
 
 from diffnet.block import DiffusionNetBlock  # noqa: E402  (imports need the path above)
+from diffnet.block_sparse_attention import BlockSparseAttention  # noqa: E402
+from diffnet.block_sparse_conv2d import BlockSparseConv2d  # noqa: E402
+from diffnet.block_sparse_linear import BlockSparseLinear  # noqa: E402
 from diffnet.diffusion import LearnedTimeDiffusion  # noqa: E402
 from diffnet.geometry import (  # noqa: E402
     MeshError,
@@ -21,14 +24,21 @@ from diffnet.geometry import (  # noqa: E402
     wks,
 )
 from diffnet.gradient_features import SpatialGradientFeatures  # noqa: E402
+from diffnet.implicit_diffusion import ImplicitDiffusion  # noqa: E402
+from diffnet.mesh_attention import MeshAttention  # noqa: E402
 from diffnet.model import DiffusionNet  # noqa: E402
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BlockSparseAttention",
+    "BlockSparseConv2d",
+    "BlockSparseLinear",
     "DiffusionNet",
     "DiffusionNetBlock",
+    "ImplicitDiffusion",
     "LearnedTimeDiffusion",
+    "MeshAttention",
     "MeshError",
     "Operators",
     "SpatialGradientFeatures",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,17 @@ from torch import Tensor, nn
 from diffnet.diffusion import LearnedTimeDiffusion
 from diffnet.geometry import Operators
 from diffnet.gradient_features import SpatialGradientFeatures
-from diffnet.ops import Backend, from_spectral, linear
+from diffnet.implicit_diffusion import ImplicitDiffusion
+from diffnet.mesh_attention import MeshAttention
+from diffnet.ops import Backend, from_spectral, linear, spmm
 from diffnet.ops.precision import use_matrix_kernels
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
+DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
 
 
 class DiffusionNetBlock(nn.Module):
-    """Diffusion, gradient features, and an MLP on [x, diffused x, features], added to x.
+    """Diffusion, gradient features, and an MLP on [x, diffused x, features], added to x; attention too where wanted.
 
     Source: Sharp et al. 2022, "DiffusionNet Architecture".
 
@@ -30,6 +33,10 @@ class DiffusionNetBlock(nn.Module):
     gradient_rotation: see SpatialGradientFeatures
     gradient: how gradients are taken. "spectral" takes them on the basis, (GΦ) D; "sparse" applies the sparse operators
         to the diffused features; both give the same. "auto" is spectral where the operators hold `gradient_evecs`.
+    diffusion: "spectral", in the eigenbasis (LearnedTimeDiffusion), or "implicit", which needs none
+        (ImplicitDiffusion); gradients of implicitly diffused features are sparse
+    attention_heads: of a MeshAttention over the operators' neighbourhood, whose result is one more input of the MLP;
+        by default there is none
     backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
     """
 
@@ -42,38 +49,59 @@ class DiffusionNetBlock(nn.Module):
         gradient_features: bool = True,
         gradient_rotation: bool = True,
         gradient: GradientMode = "auto",
+        diffusion: DiffusionMode = "spectral",
+        attention_heads: int = 0,
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
         if gradient not in ("auto", "spectral", "sparse"):
             raise ValueError(f"gradient should be auto, spectral or sparse, got {gradient!r}")
+        if diffusion not in get_args(DiffusionMode):
+            raise ValueError(f"diffusion should be one of {', '.join(get_args(DiffusionMode))}, got {diffusion!r}")
+        if diffusion == "implicit" and gradient == "spectral":
+            raise ValueError("gradient can't be 'spectral' where diffusion is 'implicit': there are no coefficients")
         self.gradient = gradient
         self.backend: Backend = backend
-        self.diffusion = LearnedTimeDiffusion(channels, backend)
+        self.diffusion: LearnedTimeDiffusion | ImplicitDiffusion
+        self.diffusion = (
+            LearnedTimeDiffusion(channels, backend)
+            if diffusion == "spectral"
+            else ImplicitDiffusion(channels, backend=backend)
+        )
         self.gradient_features = (
             SpatialGradientFeatures(channels, gradient_rotation, backend) if gradient_features else None
         )
-        inputs = (3 if gradient_features else 2) * channels
+        self.attention = MeshAttention(channels, attention_heads, backend=backend) if attention_heads != 0 else None
+        inputs = (2 + gradient_features + (self.attention is not None)) * channels
         self.mlp = mlp([inputs, *(mlp_hidden if mlp_hidden is not None else (channels, channels)), channels], dropout)
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
-        coefficients = self.diffusion.coefficients(x, operators)
-        parts = [x, *self._diffused_and_features(coefficients, operators)]
+        parts = [x, *self._diffused_and_features(x, operators)]
+        if self.attention is not None:
+            parts.append(self.attention(x, operators.neighborhood or operators.gradient.pattern))
         if use_matrix_kernels(self.backend, x):
             return run_mlp(self.mlp, parts, x, self.backend)
         out: Tensor = x + self.mlp(torch.cat(parts, dim=-1))
         return out
 
-    def _diffused_and_features(self, coefficients: Tensor, operators: Operators) -> tuple[Tensor, ...]:
+    def _diffused_and_features(self, x: Tensor, operators: Operators) -> tuple[Tensor, ...]:
         o, features = operators, self.gradient_features
-        on_basis = self.gradient == "spectral" or (self.gradient == "auto" and o.gradient_evecs is not None)
-        if features is not None and on_basis:
-            pushed = o.with_gradient_evecs().gradient_evecs
-            assert pushed is not None
-            return features.with_values(coefficients, o.evecs, pushed, o.ptr, o.lengths)
-        diffused = from_spectral(coefficients, o.evecs, o.ptr, o.lengths, self.backend)
-        return (diffused,) if features is None else (diffused, features(o.gradient @ diffused))
+        if isinstance(self.diffusion, ImplicitDiffusion):
+            diffused = self.diffusion(x, o)
+        else:
+            coefficients = self.diffusion.coefficients(x, o)
+            if features is not None and (
+                self.gradient == "spectral" or (self.gradient == "auto" and o.gradient_evecs is not None)
+            ):
+                pushed = o.with_gradient_evecs().gradient_evecs
+                assert pushed is not None
+                return features.with_values(coefficients, o.evecs, pushed, o.ptr, o.lengths)
+            diffused = from_spectral(coefficients, o.evecs, o.ptr, o.lengths, self.backend)
+        if features is None:
+            return (diffused,)
+        gradients = spmm(o.gradient.pattern, o.gradient.values, diffused, backend=self.backend)
+        return diffused, features(gradients)
 
 
 def mlp(widths: Sequence[int], dropout: float) -> nn.Sequential:

@@ -24,9 +24,7 @@ class LearnedTimeDiffusion(nn.Module):
     def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) diffused, as coefficients (B, K, C) in the eigenbasis."""
         if self.training:
-            # Projected gradient descent: a step that overshot 0 comes back to it, and the next gradient counts whole.
-            with torch.no_grad():
-                self.time.clamp_(min=0)
+            keep_nonnegative(self.time)
         o = operators
         spectrum = to_spectral(x, o.evecs, o.mass, o.ptr, o.lengths, self.backend)
         return diffuse(spectrum, o.evals, self.time.clamp(min=0), self.backend)
@@ -35,3 +33,9 @@ class LearnedTimeDiffusion(nn.Module):
         """x (V, C) → (V, C)"""
         coefficients = self.coefficients(x, operators)
         return from_spectral(coefficients, operators.evecs, operators.ptr, operators.lengths, self.backend)
+
+
+def keep_nonnegative(time: nn.Parameter) -> None:
+    """Projected gradient descent: a step that overshot 0 comes back to it, and the next gradient counts whole."""
+    with torch.no_grad():
+        time.clamp_(min=0)

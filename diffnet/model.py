@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffnet.block import DiffusionNetBlock, GradientMode
+from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, segment_mean
 from diffnet.ops.precision import compute_dtype, use_matrix_kernels
@@ -31,7 +31,8 @@ class DiffusionNet(nn.Module):
     outputs_at: "vertices", "faces", "edges" (means over the corners or ends), or "global_mean" (one per mesh, weighted
         by vertex areas)
     last_activation: applied to the outputs, for example `log_softmax`; none by default
-    mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, backend: see `DiffusionNetBlock`
+    mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, attention_heads, backend:
+        see `DiffusionNetBlock`
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class DiffusionNet(nn.Module):
         gradient_features: bool = True,
         gradient_rotation: bool = True,
         gradient: GradientMode = "auto",
+        diffusion: DiffusionMode = "spectral",
+        attention_heads: int = 0,
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
@@ -66,6 +69,8 @@ class DiffusionNet(nn.Module):
                 gradient_features=gradient_features,
                 gradient_rotation=gradient_rotation,
                 gradient=gradient,
+                diffusion=diffusion,
+                attention_heads=attention_heads,
                 backend=backend,
             )
             for _ in range(blocks)

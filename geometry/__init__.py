@@ -8,7 +8,9 @@ from diffnet.geometry.frames import tangent_frames
 from diffnet.geometry.gradient import gradient_values, one_ring
 from diffnet.geometry.laplacian import LAPLACIANS, LaplacianKind, laplacian_and_mass
 from diffnet.geometry.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
+from diffnet.geometry.neighborhoods import with_k_ring, with_nearest
 from diffnet.geometry.operators import Operators, collate
+from diffnet.geometry.patches import Patches, patches
 from diffnet.geometry.precompute import BASIS_PRECISIONS, BasisPrecision, is_cached, precompute
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "MeshError",
     "MeshLike",
     "Operators",
+    "Patches",
     "collate",
     "diagnose",
     "eigenbasis",
@@ -34,7 +37,10 @@ __all__ = [
     "mesh_edges",
     "normalize_positions",
     "one_ring",
+    "patches",
     "precompute",
     "tangent_frames",
+    "with_k_ring",
+    "with_nearest",
     "wks",
 ]

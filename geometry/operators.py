@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from diffnet.geometry.mesh import mesh_edges
-from diffnet.ops import SparseMatrix, block_diagonal, row_offsets, split_diagonal, spmm
+from diffnet.ops import (
+    Pattern,
+    SparseMatrix,
+    block_diagonal,
+    block_diagonal_pattern,
+    row_offsets,
+    split_diagonal,
+    split_diagonal_pattern,
+    spmm,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +34,8 @@ class Operators:
     frames: (V, 3, 3), rows tangent x, tangent y, normal
     faces: (F, 3) int64 packed vertex indices, and face_ptr: (B+1,) int64; F = 0 for point clouds
     gradient_evecs: (2, V, K) or None, [G_X Φ, G_Y Φ]: the gradient pushed onto the basis
+    neighborhood: (V, V), row i holds whom vertex i attends to, see `with_k_ring` and `with_nearest`; None stands for
+        the vertices of the gradient's row, which are those joined to i by an edge, and i
     """
 
     ptr: Tensor
@@ -37,6 +48,7 @@ class Operators:
     faces: Tensor
     face_ptr: Tensor
     gradient_evecs: Tensor | None = None
+    neighborhood: Pattern | None = None
     # Not cached properties, because torch.compile would look past their cache.
     _lengths: tuple[int, ...] | None = field(default=None, repr=False)
     _edges: Tensor | None = field(default=None, repr=False)
@@ -111,6 +123,7 @@ class Operators:
             faces=move(self.faces),
             face_ptr=move(self.face_ptr),
             gradient_evecs=None if self.gradient_evecs is None else move(self.gradient_evecs),
+            neighborhood=None if self.neighborhood is None else self.neighborhood.to(device),
             _lengths=self.lengths,
             _edges=None if self._edges is None else move(self._edges),
         )
@@ -127,6 +140,7 @@ class Operators:
         mass, evecs, frames = (torch.split(x, sizes) for x in (self.mass, self.evecs, self.frames))
         faces = torch.split(self.faces, face_sizes)
         pushed = None if self.gradient_evecs is None else torch.split(self.gradient_evecs, sizes, dim=1)
+        neighborhoods = None if self.neighborhood is None else split_diagonal_pattern(self.neighborhood, sizes)
         return [
             Operators(
                 ptr=self.ptr.new_tensor([0, n]),
@@ -139,6 +153,7 @@ class Operators:
                 faces=faces[b] - offsets[b],
                 face_ptr=self.face_ptr.new_tensor([0, face_sizes[b]]),
                 gradient_evecs=None if pushed is None else pushed[b],
+                neighborhood=None if neighborhoods is None else neighborhoods[b][0],
                 _lengths=(n,),
             )
             for b, n in enumerate(sizes)
@@ -148,7 +163,8 @@ class Operators:
 def collate(batch: Sequence[Operators]) -> Operators:
     """Pack operators into one batch.
 
-    All must have the same K, dtype and device (ValueError otherwise). `gradient_evecs` is kept where all have it.
+    All must have the same K, dtype and device (ValueError otherwise). `gradient_evecs` is kept where all have it, and
+    each mesh keeps its neighbourhood.
     """
     if not batch:
         raise ValueError("collate needs at least one Operators, got an empty sequence")
@@ -162,6 +178,7 @@ def collate(batch: Sequence[Operators]) -> Operators:
         if len(values) > 1:
             raise ValueError(f"operators with different {what} can't be packed: {', '.join(sorted(values))}")
     pushed = [o.gradient_evecs for o in batch if o.gradient_evecs is not None]
+    neighborhoods = [o.gradient.pattern if o.neighborhood is None else o.neighborhood for o in batch]
     vertex_offsets = row_offsets([o.num_vertices for o in batch])
     face_offsets = row_offsets([len(o.faces) for o in batch])
     return Operators(
@@ -177,6 +194,7 @@ def collate(batch: Sequence[Operators]) -> Operators:
             [batch[0].face_ptr[:1], *(o.face_ptr[1:] + n for o, n in zip(batch, face_offsets, strict=True))]
         ),
         gradient_evecs=torch.cat(pushed, dim=1) if len(pushed) == len(batch) else None,
+        neighborhood=None if all(o.neighborhood is None for o in batch) else block_diagonal_pattern(neighborhoods),
         _lengths=sum((o.lengths for o in batch), ()),
     )
 

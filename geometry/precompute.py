@@ -194,8 +194,10 @@ def _with_diagonal(laplacian: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matri
 def _assemble(tensors: Tensors, mesh: Mesh) -> Operators:
     def sparse(name: str) -> SparseMatrix:
         indptr, indices = tensors[f"{name}_indptr"], tensors[f"{name}_indices"]
-        # What backwards need is sorted here, once, rather than inside a step that may be compiled or captured.
-        return SparseMatrix(Pattern(indptr, indices, len(mesh.verts), _transpose(indptr, indices)), tensors[name])
+        # What products and their backward need is found here, once, rather than inside a step that may be compiled or
+        # captured.
+        pattern = Pattern(indptr, indices, len(mesh.verts), _transpose(indptr, indices), check=False)
+        return SparseMatrix(pattern.prepare(), tensors[name])
 
     def extent(count: int) -> torch.Tensor:
         return torch.tensor([0, count], dtype=torch.int64)
@@ -219,5 +221,5 @@ def _transpose(indptr: torch.Tensor, indices: torch.Tensor) -> tuple[Pattern, to
     """As `Pattern.transpose` gives it, in a tenth of the time: SciPy counts where PyTorch sorts."""
     shape = (len(indptr) - 1,) * 2
     matrix = scipy.sparse.csr_matrix((np.arange(len(indices)), indices.numpy(), indptr.numpy()), shape=shape).tocsc()
-    pattern = Pattern(torch.from_numpy(matrix.indptr), torch.from_numpy(matrix.indices), shape[0])
+    pattern = Pattern(torch.from_numpy(matrix.indptr), torch.from_numpy(matrix.indices), shape[0], check=False)
     return pattern, torch.from_numpy(matrix.data)

@@ -1,29 +1,58 @@
 """Differentiable functions on tensors; nothing here knows of meshes or modules."""
 
 from diffnet.ops.backend import Backend
+from diffnet.ops.block_sparse import BlockPattern, block_attention, block_matmul, block_softmax
 from diffnet.ops.gradient_features import (
     gradient_features,
     spectral_gradient_features,
     values_and_gradient_features,
 )
+from diffnet.ops.implicit import implicit_diffusion
 from diffnet.ops.linear import linear
 from diffnet.ops.ragged import row_offsets, segment_mean
-from diffnet.ops.sparse import Pattern, SparseMatrix, block_diagonal, split_diagonal, spmm
+from diffnet.ops.sparse import (
+    EllPattern,
+    HybridPattern,
+    Pattern,
+    SparseMatrix,
+    block_diagonal,
+    block_diagonal_pattern,
+    diagonal,
+    row_sum,
+    sddmm,
+    sparse_softmax,
+    split_diagonal,
+    split_diagonal_pattern,
+    spmm,
+)
 from diffnet.ops.spectral import diffuse, from_spectral, to_spectral
 
 __all__ = [
     "Backend",
+    "BlockPattern",
+    "EllPattern",
+    "HybridPattern",
     "Pattern",
     "SparseMatrix",
+    "block_attention",
     "block_diagonal",
+    "block_diagonal_pattern",
+    "block_matmul",
+    "block_softmax",
+    "diagonal",
     "diffuse",
     "from_spectral",
     "gradient_features",
+    "implicit_diffusion",
     "linear",
     "row_offsets",
+    "row_sum",
+    "sddmm",
     "segment_mean",
+    "sparse_softmax",
     "spectral_gradient_features",
     "split_diagonal",
+    "split_diagonal_pattern",
     "spmm",
     "to_spectral",
     "values_and_gradient_features",

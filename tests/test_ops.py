@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import scipy.sparse
 import torch
 from torch import Tensor
 
 from diffnet.ops import (
-    Pattern,
     SparseMatrix,
-    block_diagonal,
     diffuse,
     from_spectral,
     gradient_features,
     segment_mean,
     spectral_gradient_features,
-    split_diagonal,
     spmm,
     to_spectral,
 )
@@ -115,96 +111,20 @@ def test_every_operation_is_differentiable(ptr: Tensor) -> None:
     assert torch.autograd.gradcheck(block, (x, evecs, mass, evals, time, pushed, a_re, a_im))
 
 
-def sparse(rows: int, columns: int, sets: int = 2, seed: int = 0) -> tuple[SparseMatrix, list[np.ndarray]]:
-    """Random sparse matrices on one pattern with empty rows and columns, and the same dense."""
-    rng = np.random.default_rng(seed)
-    mask = rng.random((rows, columns)) < 0.3
-    mask[rows // 2] = False
-    mask[:, columns // 3] = False
-    pattern = scipy.sparse.csr_matrix(mask)
-    values = rng.standard_normal((sets, pattern.nnz))
-    matrices = [scipy.sparse.csr_matrix((v, pattern.indices, pattern.indptr), mask.shape).toarray() for v in values]
-    structure = Pattern(torch.from_numpy(pattern.indptr), torch.from_numpy(pattern.indices), columns)
-    return SparseMatrix(structure, torch.from_numpy(values)), matrices
-
-
-def test_spmm() -> None:
-    matrix, expected = sparse(9, 6)
-    x = random(6, C)
-    out = matrix @ x
-    assert out.shape == (2, 9, C)
-    for one, reference in zip(out, expected, strict=True):
-        torch.testing.assert_close(one, torch.from_numpy(reference) @ x)
-    single = SparseMatrix(matrix.pattern, matrix.values[0])
-    torch.testing.assert_close(single @ x, out[0])
-    torch.testing.assert_close(single.to_torch().to_dense(), torch.from_numpy(expected[0]))
-
-
-def test_spmm_gradients() -> None:
-    matrix, _ = sparse(9, 6)
-    values, x = matrix.values.clone().requires_grad_(), random(6, C).requires_grad_()
-    assert torch.autograd.gradcheck(lambda v, x: spmm(matrix.pattern, v, x), (values, x))
-
-
-def test_spmm_is_a_well_formed_operator() -> None:
-    """Fake implementation, autograd and aliasing, as torch.compile and torch.export rely on them."""
-    matrix, _ = sparse(9, 6)
-    transposed, order = matrix.pattern.transpose
-    arguments = (
-        matrix.pattern.indptr,
-        matrix.pattern.indices,
-        matrix.values.clone().requires_grad_(),
-        random(6, C).requires_grad_(),
-        transposed.indptr,
-        transposed.indices,
-        order,
-    )
-    torch.library.opcheck(torch.ops.diffnet.spmm.default, arguments)
-    grads = random(2, 9, C)
-    arguments = (transposed.indptr, transposed.indices, matrix.values[:, order], grads)
-    torch.library.opcheck(torch.ops.diffnet.spmm_sum.default, arguments)
-
-
-def test_transpose() -> None:
-    matrix, expected = sparse(9, 6)
-    pattern, order = matrix.pattern.transpose
-    transposed = SparseMatrix(pattern, matrix.values[:, order])
-    assert pattern.shape == (6, 9)
-    np.testing.assert_array_equal(SparseMatrix(pattern, transposed.values[1]).to_torch().to_dense(), expected[1].T)
-
-
-def test_block_diagonal_and_back() -> None:
-    parts = [sparse(n, n, seed=n)[0] for n in (5, 9, 4)]
-    assert block_diagonal(parts).pattern._transpose is None
-    assert all(part.pattern.transpose for part in parts)
-    packed = block_diagonal(parts)
-    assert packed.pattern._transpose is not None
-    expected = torch.block_diag(*(SparseMatrix(m.pattern, m.values[0]).to_torch().to_dense() for m in parts))
-    first = SparseMatrix(packed.pattern, packed.values[0])
-    torch.testing.assert_close(first.to_torch().to_dense(), expected)
-    # The transpose is put together from the parts'; it must be the one that sorting would give.
-    fresh = Pattern(packed.pattern.indptr, packed.pattern.indices, packed.pattern.columns).transpose
-    kept = packed.pattern.transpose
-    for a, b in ((kept[0].indptr, fresh[0].indptr), (kept[0].indices, fresh[0].indices), (kept[1], fresh[1])):
-        torch.testing.assert_close(a, b, check_dtype=False)
-    for part, again in zip(parts, split_diagonal(packed, [5, 9, 4]), strict=True):
-        torch.testing.assert_close(again.values, part.values)
-        torch.testing.assert_close(again.pattern.indptr, part.pattern.indptr)
-        torch.testing.assert_close(again.pattern.indices, part.pattern.indices)
-
-
 @pytest.mark.gpu
 def test_operations_agree_on_the_gpu(ptr: Tensor) -> None:
-    matrix, _ = sparse(20, 20)
+    dense = random(2, 20, 20, seed=8) * (random(20, 20, seed=9) > 0.5)
+    pattern = SparseMatrix.from_torch((dense[0] != 0).double().to_sparse_csr()).pattern
+    sampled = dense[:, pattern.row_indices, pattern.indices]
     x, evecs, mass, evals = random(20, C), random(20, K, seed=1), random(20, seed=2).abs(), random(4, K, seed=3).abs()
     time, a_re, a_im = random(C, seed=4).abs(), random(C, C, seed=6), random(C, C, seed=7)
 
     def block(device: str) -> list[Tensor]:
-        inputs = [t.to(device).requires_grad_() for t in (x, evecs, mass, evals, time, a_re, a_im, matrix.values)]
+        inputs = [t.to(device).requires_grad_() for t in (x, evecs, mass, evals, time, a_re, a_im, sampled)]
         x_, evecs_, mass_, evals_, time_, a_re_, a_im_, values = inputs
         p = ptr.to(device)
         diffused = from_spectral(diffuse(to_spectral(x_, evecs_, mass_, p), evals_, time_), evecs_, p)
-        out = gradient_features(spmm(matrix.pattern.to(device), values, diffused), a_re_, a_im_)
+        out = gradient_features(spmm(pattern.to(device), values, diffused), a_re_, a_im_)
         return [out, *torch.autograd.grad(out.sum(), inputs)]
 
     for a, b in zip(block("cpu"), block("cuda"), strict=True):

@@ -158,6 +158,11 @@ def test_options_name_what_is_wrong():
         ({"schedule": "linear"}, "schedule .*'linear'"),
         ({"features": "shot"}, "features .*'shot'"),
         ({"seed": -1}, "seed .*-1"),
+        ({"diffusion": "heat"}, "diffusion .*'heat'"),
+        ({"attention_heads": 3, "width": 16}, "attention_heads .*16, got 3"),
+        ({"attention_heads": -1}, "attention_heads .*-1"),
+        ({"features": "xyz", "k": 0}, "spectral diffusion, got 0"),
+        ({"features": "hks", "k": 0, "diffusion": "implicit"}, "at least 1, got 0"),
         ({"rotate": True, "features": "hks"}, "rotate .*'hks'"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -184,10 +189,20 @@ def test_devices_that_are_not_there():
 # ---- training ----
 
 
-@pytest.mark.parametrize("at", ["vertices", "faces", "edges", "cloud"])
-def test_training_learns(at, tmp_path):
+@pytest.mark.parametrize(
+    ("at", "given"),
+    [
+        ("vertices", {}),
+        ("faces", {}),
+        ("edges", {}),
+        ("cloud", {}),
+        ("vertices", {"diffusion": "implicit", "k": 0}),
+        ("vertices", {"attention_heads": 2}),
+    ],
+)
+def test_training_learns(at, given, tmp_path):
     data = balls(6, 2, at)
-    checkpoint = fit(data, tmp_path, epochs=12, learning_rate=2e-2, width=16, dropout=0.0)
+    checkpoint = fit(data, tmp_path, epochs=12, learning_rate=2e-2, width=16, dropout=0.0, **given)
     history = checkpoint["history"]
     assert history[0]["train_loss"] > history[-1]["train_loss"]
     assert history[-1]["test_accuracy"] > 0.9
@@ -409,6 +424,16 @@ def test_a_run_is_not_resumed_with_other_options(run, data, changed, message):
         fit(data, run[0], resume=True, **changed)
     assert str(run[0] / "last.pt") in str(caught.value)
     assert (run[0] / "last.pt").read_bytes() == before
+
+
+def test_a_run_from_before_an_option_is_resumed(data, tmp_path):
+    fit(data, tmp_path, epochs=2)
+    stored = load_checkpoint(tmp_path / "last.pt")
+    del stored["options"]["diffusion"]
+    save_checkpoint(tmp_path / "last.pt", stored)
+    assert len(fit(data, tmp_path, epochs=3, resume=True)["history"]) == 3
+    with pytest.raises(CheckpointError, match="diffusion = spectral, not implicit"):
+        fit(data, tmp_path, epochs=4, resume=True, diffusion="implicit")
 
 
 def test_a_cosine_run_keeps_its_length(data, tmp_path):

@@ -57,6 +57,8 @@ def build_model(options: TrainOptions, label_names: list[str], labels_at: Any) -
         width=options.width,
         blocks=options.blocks,
         dropout=options.dropout,
+        diffusion=options.diffusion,
+        attention_heads=options.attention_heads,
         outputs_at=labels_at,
     )
 

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from diffnet.block import DiffusionMode
 from diffnet.data import FeatureKind, Layout, Preprocessing, figures, load_dataset
 from diffnet.geometry import FORMATS, BasisPrecision, LaplacianKind, diagnose, load_mesh
 from diffnet.train.options import Precision, Schedule, TrainOptions, pick_device
@@ -65,6 +66,12 @@ def train_segmentation(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training meshes.")] = 100,
     width: Annotated[int, typer.Option(min=1, help="Channels inside the network.")] = 128,
     blocks: Annotated[int, typer.Option(min=1, help="DiffusionNet blocks.")] = 4,
+    diffusion: Annotated[
+        DiffusionMode, typer.Option(help="spectral diffuses in the basis; implicit solves, and needs none.")
+    ] = "spectral",
+    attention_heads: Annotated[
+        int, typer.Option(min=0, help="Heads of attention over one-rings in each block; 0 for none.")
+    ] = 0,
     dropout: Annotated[float, typer.Option(min=0, max=0.99, help="Dropout inside the blocks' MLPs.")] = 0.5,
     learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 1e-3,
     schedule: Annotated[
@@ -83,7 +90,9 @@ def train_segmentation(
         float, typer.Option(min=0, max=0.9, help="Share of the training meshes set aside to choose the best epoch by.")
     ] = 0.0,
     eval_every: Annotated[int, typer.Option(min=1, help="Epochs between looks at the test set.")] = 5,
-    k: KOption = 128,
+    k: Annotated[
+        int, typer.Option("--k", min=0, help="Eigenpairs of the spectral basis; 0 with implicit diffusion of xyz.")
+    ] = 128,
     laplacian: LaplacianOption = "robust",
     basis: BasisOption = "float32",
     precision: Annotated[Precision, typer.Option(help="auto is bf16 on GPUs that have it, else fp32.")] = "auto",

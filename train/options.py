@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
+from diffnet.block import DiffusionMode
 from diffnet.data import FeatureKind, Preprocessing
 from diffnet.geometry import BasisPrecision, LaplacianKind
 
@@ -29,6 +30,8 @@ class TrainOptions:
     epochs: int = 100
     width: int = 128
     blocks: int = 4
+    diffusion: DiffusionMode = "spectral"
+    attention_heads: int = 0
     dropout: float = 0.5
     learning_rate: float = 1e-3
     schedule: Schedule = "step"
@@ -56,10 +59,18 @@ class TrainOptions:
             raise ValueError(f"learning_rate should be above 0 and below 1e36, got {self.learning_rate}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed should be at least 0 and below 2^63, got {self.seed}")
-        for name, choices in (("precision", get_args(Precision)), ("schedule", get_args(Schedule))):
+        for name, choices in (
+            ("precision", get_args(Precision)),
+            ("schedule", get_args(Schedule)),
+            ("diffusion", get_args(DiffusionMode)),
+        ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        if self.attention_heads < 0 or (self.attention_heads > 0 and self.width % self.attention_heads != 0):
+            raise ValueError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
         _ = self.preprocessing
+        if self.k < 1 and self.diffusion == "spectral":
+            raise ValueError(f"k should be at least 1 for spectral diffusion, got {self.k}")
         if self.rotate and self.features != "xyz":
             raise ValueError(f"rotate turns positions, so features should be xyz, got {self.features!r}")
 

@@ -340,11 +340,10 @@ def _set_aside(samples: Sequence[Sample], options: TrainOptions) -> tuple[list[S
 
 def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions, out: Path) -> None:
     """A run may be resumed with nothing changed but more epochs, and those only where the schedule doesn't use them."""
+    before = {**TrainOptions().as_dict(), **stored["options"]}  # an older run hasn't heard of newer options
     for name, value in fresh["options"].items():
-        if (name != "epochs" or options.schedule == "cosine") and stored["options"].get(name) != value:
-            raise CheckpointError(
-                f"{out / 'last.pt'}: this run was started with {name} = {stored['options'].get(name)}, not {value}"
-            )
+        if (name != "epochs" or options.schedule == "cosine") and before[name] != value:
+            raise CheckpointError(f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}")
     for name, what in (("label_names", "other labels"), ("labels_at", "other labels"), ("data", "other meshes")):
         if stored[name] != fresh[name]:
             raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with {what}")

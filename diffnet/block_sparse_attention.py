@@ -1,0 +1,97 @@
+"""Attention between blocks of a sequence, such as patches of vertices ordered along a surface."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from diffnet.ops import Backend, BlockPattern, block_attention, block_matmul, block_softmax
+
+
+class BlockSparseAttention(nn.Module):
+    """Multi-head attention computed at the blocks of a layout only (Child et al. 2019, section 5).
+
+    channels: C, divided among the heads
+    heads: H
+    dropout: probability that an attention weight is left out in training
+    length: of the sequences, for a learned bias by relative position; by default there is none
+    backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
+
+    Where there is neither such a bias nor dropout, scores are never written down (see `ops.block_attention`).
+
+    For vertices of meshes see `geometry.patches`, which orders them and gives the layout.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int = 4,
+        dropout: float = 0.0,
+        length: int | None = None,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        if heads < 1 or channels % heads != 0:
+            raise ValueError(f"heads should divide the {channels} channels, got {heads}")
+        self.heads = heads
+        self.backend: Backend = backend
+        self.query_key_value = nn.Linear(channels, 3 * channels)
+        self.relative_bias = None if length is None else nn.Parameter(torch.zeros(heads, 2 * length - 1))
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(channels, channels)
+
+    def forward(
+        self,
+        x: Tensor,
+        pattern: BlockPattern,
+        *,
+        key_padding_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """x (…, N, C), pattern (1 or H, N, N): row i holds whom place i attends to → (…, N, C)
+
+        key_padding_mask: (…, N) bool, True where a key is there
+        attention_mask: bool, True where row i may attend to column j: dense (N, N) or (H or 1, N, N), or values of the
+            pattern
+        What attends to nobody gets the bias of the output alone.
+        """
+        length, channels = x.shape[-2:]
+        if pattern.shape not in ((1, length, length), (self.heads, length, length)):
+            raise ValueError(
+                f"the pattern should have shape {(self.heads, length, length)} or {(1, length, length)}, "
+                f"shape is {pattern.shape}"
+            )
+        if pattern.heads < self.heads:
+            if attention_mask is not None and attention_mask.shape == pattern.values_shape:
+                attention_mask = attention_mask.repeat(self.heads, 1, 1)
+            pattern = pattern.expand_heads(self.heads)
+        width = channels // self.heads
+        projected = self.query_key_value(x).unflatten(-1, (3, self.heads, width))
+        query, key, value = projected.movedim(-3, 0).transpose(-2, -3)  # each (…, H, N, C/H)
+        if self.relative_bias is None and not (self.training and self.dropout.p > 0):
+            mixed = block_attention(
+                pattern,
+                query,
+                key,
+                value,
+                key_padding_mask=key_padding_mask,
+                attention_mask=attention_mask,
+                backend=self.backend,
+            )
+            return self._merge(mixed)
+        scores = block_matmul(pattern, query, key, "sdd", transpose_b=True, backend=self.backend)
+        weights = block_softmax(
+            pattern,
+            scores,
+            scale=width**-0.5,
+            relative_bias=self.relative_bias,
+            key_padding_mask=key_padding_mask,
+            attention_mask=attention_mask,
+            backend=self.backend,
+        )
+        return self._merge(block_matmul(pattern, self.dropout(weights), value, "dsd", backend=self.backend))
+
+    def _merge(self, mixed: Tensor) -> Tensor:
+        """(…, H, N, C/H) → (…, N, C)"""
+        out: Tensor = self.out(mixed.transpose(-2, -3).flatten(-2))
+        return out

@@ -1,0 +1,100 @@
+"""A convolution whose weights are block-sparse over channels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from diffnet.block_sparse_linear import initial_weight
+from diffnet.ops import Backend, BlockPattern, block_matmul
+
+Pair = int | tuple[int, int]
+
+
+class BlockSparseConv2d(nn.Module):
+    """nn.Conv2d with weights between some blocks of input and output channels only.
+
+    in_channels, out_channels: the block needn't divide them
+    kernel_size, stride, padding, dilation: as in nn.Conv2d, with padding by zeros
+    layout: (output blocks, input blocks) bool, True where there are weights; or (kernel height, kernel width, output
+        blocks, input blocks), one for each place in the kernel. It belongs to the construction, not to the state.
+    block: edge length, 16, 32, 64 or 128
+    backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
+
+    `weight` is (number of blocks, block, block). The product is with the unfolded input, which takes kernel height ×
+    kernel width times the input's memory.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        layout: Tensor,
+        *,
+        block: int = 32,
+        stride: Pair = 1,
+        padding: Pair = 0,
+        dilation: Pair = 1,
+        bias: bool = True,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+        self.kernel_size, self.stride = _pair(kernel_size), _pair(stride)
+        self.padding, self.dilation = _pair(padding), _pair(dilation)
+        blocks = -(-out_channels // block), -(-in_channels // block)
+        if layout.ndim not in (2, 4) or layout.shape[-2:] != blocks or layout.shape[:-2] not in ((), self.kernel_size):
+            raise ValueError(
+                f"the layout should have shape {blocks} or {(*self.kernel_size, *blocks)}, "
+                f"shape is {tuple(layout.shape)}"
+            )
+        # One matrix over all places in the kernel, each with its input channels filled up to whole blocks.
+        each = layout.expand(*self.kernel_size, *blocks).flatten(0, 1)
+        self.channels_padded = blocks[1] * block
+        columns = len(each) * self.channels_padded
+        self.pattern = BlockPattern.from_mask(each.transpose(0, 1).flatten(1), block, out_channels, columns)
+        self.pattern.blocks.prepare()
+        self.backend: Backend = backend
+        self.weight = nn.Parameter(initial_weight(self.pattern))
+        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (N, in_channels, height, width) → (N, out_channels, …, …), sizes as of nn.Conv2d"""
+        if x.ndim != 4 or x.shape[1] != self.in_channels:
+            raise ValueError(f"the input should be (N, {self.in_channels}, …, …), shape is {tuple(x.shape)}")
+        geometry = zip(x.shape[2:], self.kernel_size, self.padding, self.dilation, self.stride, strict=True)
+        size = [
+            (n + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for n, kernel, pad, dilation, stride in geometry
+        ]
+        padded = F.pad(x, (0, 0, 0, 0, 0, self.channels_padded - self.in_channels))
+        patches = F.unfold(padded, self.kernel_size, self.dilation, self.padding, self.stride)
+        # (N, channels · places, L) → (places · channels, N · L)
+        patches = patches.reshape(len(x), self.channels_padded, math.prod(self.kernel_size), patches.shape[2]).permute(
+            2, 1, 0, 3
+        )
+        patches = patches.flatten(0, 1).flatten(1)
+        out = block_matmul(self.pattern, self.weight, patches[None], "dsd", backend=self.backend)[0]
+        out = out if self.bias is None else out + self.bias.to(out.dtype)[:, None]
+        return out.reshape(len(out), len(x), *size).transpose(0, 1)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *arguments: Any, **options: Any) -> BlockSparseConv2d:
+        super()._apply(fn, *arguments, **options)  # type: ignore[no-untyped-call]
+        self.pattern = self.pattern.to(self.weight.device)
+        return self
+
+    def extra_repr(self) -> str:
+        pattern = self.pattern
+        return (
+            f"{self.in_channels}, {pattern.rows}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding={self.padding}, dilation={self.dilation}, block={pattern.block}, blocks={pattern.blocks.nnz}"
+        )
+
+
+def _pair(value: Pair) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])

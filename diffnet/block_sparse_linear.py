@@ -1,0 +1,68 @@
+"""A linear layer whose weights are a block-sparse matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffnet.ops import Backend, BlockPattern, block_matmul
+
+
+class BlockSparseLinear(nn.Module):
+    """y = x Wᵀ + bias, where W has weights in some of its blocks only.
+
+    in_features, out_features: the block needn't divide them
+    layout: (output blocks, input blocks) bool, True where there are weights. It belongs to the construction, as the
+        sizes do, and not to the state.
+    block: edge length, 16, 32, 64 or 128
+    backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
+
+    `weight` is (number of blocks, block, block).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        layout: Tensor,
+        *,
+        block: int = 32,
+        bias: bool = True,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        self.pattern = BlockPattern.from_mask(layout, block, out_features, in_features)
+        if self.pattern.heads != 1:
+            raise ValueError(f"the layout of a linear layer has 2 dimensions, got {layout.ndim}")
+        self.pattern.blocks.prepare()
+        self.backend: Backend = backend
+        self.weight = nn.Parameter(initial_weight(self.pattern))
+        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (…, in_features) → (…, out_features)"""
+        if x.shape[-1] != self.pattern.columns:
+            raise ValueError(f"the input should have {self.pattern.columns} features, shape is {tuple(x.shape)}")
+        rows = x.reshape(1, -1, x.shape[-1])
+        out = block_matmul(self.pattern, rows, self.weight, "dds", transpose_b=True, backend=self.backend)
+        out = out if self.bias is None else out + self.bias.to(out.dtype)
+        return out.reshape(*x.shape[:-1], self.pattern.rows)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *arguments: Any, **options: Any) -> BlockSparseLinear:
+        super()._apply(fn, *arguments, **options)  # type: ignore[no-untyped-call]
+        self.pattern = self.pattern.to(self.weight.device)
+        return self
+
+    def extra_repr(self) -> str:
+        pattern = self.pattern
+        return f"{pattern.columns}, {pattern.rows}, block={pattern.block}, blocks={pattern.blocks.nnz}"
+
+
+def initial_weight(pattern: BlockPattern) -> Tensor:
+    """Weights as nn.Linear draws them: uniform within 1/√fan-in, which is here that of each block row."""
+    fan_in = pattern.blocks.row_lengths.clamp(min=1) * pattern.block
+    bound = fan_in.float().rsqrt()[pattern.blocks.row_indices]
+    return (2 * torch.rand(pattern.values_shape) - 1) * bound[:, None, None]

@@ -1,0 +1,59 @@
+"""Neighbourhoods that attention looks at: so many edges far, or the nearest vertices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import scipy.sparse
+import torch
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from diffnet.geometry.operators import Operators
+from diffnet.ops import Pattern, block_diagonal_pattern
+
+
+def with_k_ring(operators: Operators, k: int) -> Operators:
+    """These operators with a `neighborhood` of the vertices at most k edges away, each vertex itself among them.
+
+    Edges are those of the gradient: of the faces, or of a point cloud's local triangulations.
+    """
+    if k < 0:
+        raise ValueError(f"k should be at least 0, got {k}")
+    ring = operators.gradient.pattern.to("cpu")
+    entries = np.ones(ring.nnz, dtype=bool), ring.indices.numpy(), ring.indptr.numpy()
+    one_ring = scipy.sparse.csr_array(entries, shape=ring.shape)
+    reached = scipy.sparse.eye_array(ring.columns, dtype=bool, format="csr")
+    for _ in range(k):
+        reached = reached @ one_ring  # a product of bool: whether any path leads there
+    reached.sort_indices()
+    return _with(operators, Pattern(torch.from_numpy(reached.indptr), torch.from_numpy(reached.indices), ring.columns))
+
+
+def with_nearest(operators: Operators, positions: Tensor, k: int) -> Operators:
+    """These operators with a `neighborhood` of the k vertices of the same mesh that are nearest in space.
+
+    positions (V, 3), packed as the operators are. Each vertex is among its own; where a mesh has fewer than k, all of
+    them are.
+    """
+    if k < 1:
+        raise ValueError(f"k should be at least 1, got {k}")
+    if positions.shape != (operators.num_vertices, 3):
+        raise ValueError(
+            f"positions should have shape {(operators.num_vertices, 3)}, shape is {tuple(positions.shape)}"
+        )
+    patterns = []
+    for points in torch.split(positions.detach().cpu().double(), list(operators.lengths)):
+        own = np.arange(len(points))[:, None]
+        count = min(k, len(points))
+        nearest = cKDTree(points.numpy()).query(points.numpy(), np.arange(1, count + 1))[1] if count else own
+        # Of more than k vertices at one place, a vertex may not be the first.
+        nearest[:, -1:] = np.where((nearest == own).any(1, keepdims=True), nearest[:, -1:], own)
+        indices = torch.from_numpy(np.sort(nearest, axis=1).astype(np.int32).reshape(-1))
+        patterns.append(Pattern.from_row_lengths(torch.full((len(points),), count), indices, len(points)))
+    return _with(operators, block_diagonal_pattern(patterns))
+
+
+def _with(operators: Operators, pattern: Pattern) -> Operators:
+    return replace(operators, neighborhood=pattern.prepare().to(operators.device))

@@ -1,0 +1,254 @@
+"""The Triton kernels for block-sparse matrices. Imported with the first use, since Triton may be missing.
+
+A block of the pattern is a tile of a matrix product, so every product runs on the tensor cores. Sums are in float32
+and in a fixed order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diffnet.ops.precision import dot_precision
+from diffnet.ops.sparse.pattern import row_of_each
+
+# The tile of a program is a block by at most so many channels, in steps of so many.
+MAX_CHANNELS = 128
+MAX_STEP = 64
+SOFTMAX_TILE = 2048
+
+
+def sdd(indptr: Tensor, indices: Tensor, a: Tensor, b: Tensor, block: int) -> Tensor:
+    """See `plain.sdd`; a and b in any strides."""
+    (batches, _, rows, inner), columns = a.shape, b.shape[2]
+    out = a.new_empty(batches, len(indices), block, block)
+    if out.numel() == 0:
+        return out
+    step = min(max(triton.next_power_of_2(inner), 16), MAX_STEP)
+    _sdd[(batches * len(indices),)](
+        row_of_each(indptr, indices), indices, a, b, out, len(indices), rows, columns, inner,
+        max(triton.cdiv(rows, block), 1), max(triton.cdiv(columns, block), 1), *a.stride(), *b.stride(),
+        BLOCK=block, STEP=step, PRECISION=dot_precision(a), num_warps=_warps(block * block), num_stages=_stages(a),
+    )  # fmt: skip
+    return out
+
+
+def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int, order: Tensor | None = None) -> Tensor:
+    """See `plain.dsd`; x in any strides. With order (number of blocks,), where in values the blocks of a transposed
+    pattern are, each is applied transposed."""
+    (batches, heads, columns, channels), block = x.shape, values.shape[3]
+    out = x.new_empty(batches, heads, rows, channels)
+    if out.numel() == 0:
+        return out
+    values = values.contiguous()
+    tile = min(max(triton.next_power_of_2(channels), 16), MAX_CHANNELS)
+    _dsd[(batches * (len(indptr) - 1), triton.cdiv(channels, tile))](
+        indptr, indices, indices if order is None else order, values, x, out,
+        len(indptr) - 1, len(indices), rows, columns, channels,
+        max(triton.cdiv(rows, block), 1), max(triton.cdiv(columns, block), 1), *x.stride(), heads,
+        TRANSPOSED=order is not None, BLOCK=block, STEP=min(block, MAX_STEP), TILE=tile,
+        PRECISION=dot_precision(x), num_warps=_warps(block * tile), num_stages=_stages(x),
+    )  # fmt: skip
+    return out
+
+
+def softmax(
+    indptr: Tensor,
+    indices: Tensor,
+    scores: Tensor,
+    bias: Tensor | None,
+    key_mask: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    heads: int,
+    rows: int,
+    columns: int,
+) -> Tensor:
+    """See `softmax._softmax`."""
+    scores = scores.contiguous()
+    out = torch.empty_like(scores)
+    if out.numel() == 0:
+        return out
+    batches, count, block, _ = scores.shape
+    group = min(block, SOFTMAX_TILE // block)
+    given = [scores if t is None else t.contiguous() for t in (bias, key_mask, mask)]
+    _softmax[(batches * (len(indptr) - 1) * (block // group),)](
+        indptr, indices, scores, *given, out, len(indptr) - 1, count, rows, columns,
+        max(triton.cdiv(rows, block), 1), max(triton.cdiv(columns, block), 1), scale,
+        HAS_BIAS=bias is not None, HAS_KEY_MASK=key_mask is not None, HAS_MASK=mask is not None,
+        BLOCK=block, GROUP=group,
+    )  # fmt: skip
+    return out
+
+
+def softmax_backward(indptr: Tensor, out: Tensor, grad: Tensor, scale: float) -> Tensor:
+    """See `plain.softmax_backward`."""
+    out, grad = out.contiguous(), grad.contiguous()
+    result = torch.empty_like(out)
+    if result.numel() == 0:
+        return result
+    batches, count, block, _ = out.shape
+    group = min(block, SOFTMAX_TILE // block)
+    _softmax_backward[(batches * (len(indptr) - 1) * (block // group),)](
+        indptr, out, grad, result, len(indptr) - 1, count, scale, BLOCK=block, GROUP=group
+    )
+    return result
+
+
+def _stages(dense: Tensor) -> int:
+    """Steps whose loads run ahead, as many as shared memory has room for in two programs."""
+    return 3 if dense.element_size() == 2 else 2
+
+
+def _warps(tile: int) -> int:
+    return 8 if tile >= 128 * 128 else 4
+
+
+@triton.jit
+def _sdd(
+    block_rows_of, indices, a, b, out, count, rows, columns, inner, block_rows, block_columns,
+    az, ah, am, ak, bz, bh, bn, bk,
+    BLOCK: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """out[z, e] = a[z, head, rows of the block] · b[z, head, columns of the block]ᵀ"""
+    e = tl.program_id(0) % count
+    z = (tl.program_id(0) // count).to(tl.int64)
+    block_row = tl.load(block_rows_of + e)
+    head = (block_row // block_rows).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    r = ((block_row % block_rows) * BLOCK + place).to(tl.int64)
+    c = ((tl.load(indices + e) % block_columns) * BLOCK + place).to(tl.int64)
+    step = tl.arange(0, STEP)
+    a_tile = a + z * az + head * ah + r[:, None] * am
+    b_tile = b + z * bz + head * bh + c[None, :] * bn
+    total = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for k0 in range(0, inner, STEP):
+        k = (k0 + step).to(tl.int64)
+        left = tl.load(a_tile + k[None, :] * ak, mask=(r < rows)[:, None] & (k < inner)[None, :], other=0)
+        right = tl.load(b_tile + k[:, None] * bk, mask=(k < inner)[:, None] & (c < columns)[None, :], other=0)
+        total = tl.dot(left, right, total, input_precision=PRECISION)
+    place_out = (z * count + e) * (BLOCK * BLOCK) + place[:, None] * BLOCK + place[None, :]
+    tl.store(out + place_out, total.to(out.dtype.element_ty))
+
+
+@triton.jit
+def _dsd(
+    indptr, indices, order, values, x, out, all_block_rows, count, rows, columns, channels,
+    block_rows, block_columns, xz, xh, xn, xc, heads,
+    TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """out[z, head, rows of a block row] = Σ block · x[z, head, rows of the block's columns], in steps of STEP columns,
+    all steps of all blocks in one loop, so that the loads of the next run while one is multiplied."""
+    block_row = tl.program_id(0) % all_block_rows
+    z = (tl.program_id(0) // all_block_rows).to(tl.int64)
+    head = (block_row // block_rows).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    r = (block_row % block_rows) * BLOCK + place
+    c = (tl.program_id(1) * TILE + tl.arange(0, TILE)).to(tl.int64)
+    x_tile = x + z * xz + head * xh + c[None, :] * xc
+    steps: tl.constexpr = BLOCK // STEP
+    first = tl.load(indptr + block_row)
+    last = tl.load(indptr + block_row + 1)
+    total = tl.zeros((BLOCK, TILE), tl.float32)
+    for i in range(0, (last - first) * steps):
+        e = first + i // steps
+        k = (i % steps) * STEP + tl.arange(0, STEP)
+        n = (tl.load(indices + e) % block_columns) * BLOCK + k
+        if TRANSPOSED:
+            at = tl.load(order + e).to(tl.int64)
+            inside = k[None, :] * BLOCK + place[:, None]
+        else:
+            at = e.to(tl.int64)
+            inside = place[:, None] * BLOCK + k[None, :]
+        # Not masked, which would take a load for every element: beyond the edge it meets zeros, or isn't stored.
+        left = tl.load(values + (z * count + at) * (BLOCK * BLOCK) + inside)
+        right = tl.load(
+            x_tile + n.to(tl.int64)[:, None] * xn, mask=(n < columns)[:, None] & (c < channels)[None, :], other=0
+        )
+        total = tl.dot(left, right, total, input_precision=PRECISION)
+    place_out = ((z * heads + head) * rows + r)[:, None] * channels + c[None, :]
+    tl.store(out + place_out, total.to(out.dtype.element_ty), mask=(r < rows)[:, None] & (c < channels)[None, :])
+
+
+@triton.jit
+def _rows_of_program(indptr, all_block_rows, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """The batch, the block row, its first and last block, and the rows in it that a softmax program serves."""
+    groups: tl.constexpr = BLOCK // GROUP
+    program = tl.program_id(0)
+    block_row = (program // groups) % all_block_rows
+    z = (program // groups // all_block_rows).to(tl.int64)
+    row = (program % groups) * GROUP + tl.arange(0, GROUP)
+    return z, block_row, tl.load(indptr + block_row), tl.load(indptr + block_row + 1), row
+
+
+@triton.jit
+def _scores(
+    indices, scores, bias, key_mask, mask, z, e, r, row, count, rows, columns, block_columns, scale,
+    HAS_BIAS: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """scale · scores + bias of some rows of block e; −∞ for what takes no part."""
+    place = tl.arange(0, BLOCK)
+    c = (tl.load(indices + e) % block_columns) * BLOCK + place
+    here = (r < rows)[:, None] & (c < columns)[None, :]
+    inside = tl.cast(e, tl.int64) * (BLOCK * BLOCK) + row[:, None] * BLOCK + place[None, :]
+    if HAS_KEY_MASK:
+        here = here & (tl.load(key_mask + z * columns + c, mask=c < columns, other=0) != 0)[None, :]
+    if HAS_MASK:
+        here = here & (tl.load(mask + inside) != 0)
+    # Not masked, which would take a load for every element.
+    s = tl.load(scores + z * count * (BLOCK * BLOCK) + inside).to(tl.float32) * scale
+    if HAS_BIAS:
+        s += tl.load(bias + inside).to(tl.float32)
+    return tl.where(here, s, float("-inf")), inside
+
+
+@triton.jit
+def _softmax(
+    indptr, indices, scores, bias, key_mask, mask, out, all_block_rows, count, rows, columns,
+    block_rows, block_columns, scale,
+    HAS_BIAS: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Two passes over the blocks of a block row: the largest score and the sum of exponentials below it, kept up block
+    by block, then the quotients."""
+    z, block_row, first, last, row = _rows_of_program(indptr, all_block_rows, BLOCK, GROUP)
+    r = (block_row % block_rows) * BLOCK + row
+    top = tl.full((GROUP,), float("-inf"), tl.float32)
+    base = tl.zeros((GROUP,), tl.float32)  # the largest score, or 0 while there is none
+    total = tl.zeros((GROUP,), tl.float32)
+    for e in range(first, last):
+        s, _ = _scores(
+            indices, scores, bias, key_mask, mask, z, e, r, row, count, rows, columns, block_columns, scale,
+            HAS_BIAS, HAS_KEY_MASK, HAS_MASK, BLOCK,
+        )  # fmt: skip
+        new_top = tl.maximum(top, tl.max(s, 1))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        total = total * tl.exp(top - base) + tl.sum(tl.exp(s - base[:, None]), 1)
+        top = new_top
+    inverse = 1 / tl.where(total > 0, total, 1.0)
+    for e in range(first, last):
+        s, inside = _scores(
+            indices, scores, bias, key_mask, mask, z, e, r, row, count, rows, columns, block_columns, scale,
+            HAS_BIAS, HAS_KEY_MASK, HAS_MASK, BLOCK,
+        )  # fmt: skip
+        p = tl.exp(s - base[:, None]) * inverse[:, None]
+        tl.store(out + z * count * (BLOCK * BLOCK) + inside, p.to(out.dtype.element_ty))
+
+
+@triton.jit
+def _softmax_backward(
+    indptr, out, grad, result, all_block_rows, count, scale, BLOCK: tl.constexpr, GROUP: tl.constexpr
+):  # fmt: skip
+    z, _, first, last, row = _rows_of_program(indptr, all_block_rows, BLOCK, GROUP)
+    inside = row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    total = tl.zeros((GROUP,), tl.float32)
+    for e in range(first, last):
+        at = (z * count + e) * (BLOCK * BLOCK) + inside
+        total += tl.sum(tl.load(out + at).to(tl.float32) * tl.load(grad + at).to(tl.float32), 1)
+    for e in range(first, last):
+        at = (z * count + e) * (BLOCK * BLOCK) + inside
+        p = tl.load(out + at).to(tl.float32)
+        d = scale * p * (tl.load(grad + at).to(tl.float32) - total[:, None])
+        tl.store(result + at, d.to(result.dtype.element_ty))

@@ -1,0 +1,212 @@
+"""`BlockPattern`: which blocks of a matrix, or of one matrix per head, are there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffnet.ops.sparse import Pattern, block_diagonal_pattern
+
+BLOCKS = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockPattern:
+    """The structure of H matrices (rows, columns) made of square blocks; it carries no values.
+
+    blocks: a Pattern (H · block rows, H · block columns) of whole blocks, with the heads along its diagonal
+    block: edge length of a block, 16, 32, 64 or 128
+    rows, columns: of each head's matrix. The last blocks reach beyond where the block divides neither; what values hold
+        there, if only it is finite, is ignored in products, and it is 0 in results.
+    heads: H
+
+    Values are (…, number of blocks, block, block), in the order of `blocks`: by head, block row and block column.
+    """
+
+    blocks: Pattern
+    block: int
+    rows: int
+    columns: int
+    heads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.block not in BLOCKS:
+            raise ValueError(f"block should be one of {', '.join(map(str, BLOCKS))}, got {self.block}")
+        if self.heads < 1 or self.rows < 0 or self.columns < 0:
+            raise ValueError(f"there should be a head at least and no negative size, got {self.shape}")
+        if not isinstance(self.blocks.indices, Tensor):  # see `Pattern`
+            return
+        expected = (self.heads * self.block_rows, self.heads * self.block_columns)
+        if self.blocks.shape != expected:
+            raise ValueError(f"blocks should be a pattern of shape {expected}, shape is {self.blocks.shape}")
+
+    @classmethod
+    def from_mask(cls, mask: Tensor, block: int, rows: int | None = None, columns: int | None = None) -> BlockPattern:
+        """From the layout: mask (block rows, block columns) or (H, block rows, block columns) bool, True where there
+        is a block. rows, columns: by default all of the blocks."""
+        if mask.dtype != torch.bool or mask.ndim not in (2, 3):
+            raise ValueError(f"the mask should be bool with 2 or 3 dimensions, got {mask.dtype} with {mask.ndim}")
+        layout = mask if mask.ndim == 3 else mask[None]
+        heads, block_rows, block_columns = layout.shape
+        head, _, column = layout.nonzero().unbind(1)
+        lengths = layout.sum(-1).reshape(-1)
+        pattern = Pattern.from_row_lengths(lengths, column + head * block_columns, heads * block_columns, check=False)
+        rows = block_rows * block if rows is None else rows
+        columns = block_columns * block if columns is None else columns
+        return cls(pattern, block, rows, columns, heads)
+
+    @classmethod
+    def covering(cls, pattern: Pattern, block: int) -> BlockPattern:
+        """The fewest blocks that hold all entries of a pattern, for one head."""
+        rows, columns = pattern.shape
+        mask = torch.zeros(-(-rows // block), -(-columns // block), dtype=torch.bool, device=pattern.indices.device)
+        mask[pattern.row_indices.long() // block, pattern.indices.long() // block] = True
+        return cls.from_mask(mask, block, rows, columns)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.heads, self.rows, self.columns
+
+    @property
+    def block_rows(self) -> int:
+        """Of one head."""
+        return -(-self.rows // self.block)
+
+    @property
+    def block_columns(self) -> int:
+        """Of one head."""
+        return -(-self.columns // self.block)
+
+    @property
+    def values_shape(self) -> tuple[int, int, int]:
+        """Of one set of values."""
+        return self.blocks.nnz, self.block, self.block
+
+    @property
+    def mask(self) -> Tensor:
+        """(H, block rows, block columns) bool, the layout."""
+        mask = torch.zeros(self.heads, self.block_rows, self.block_columns, dtype=torch.bool, device=self.device)
+        mask[self.head_indices, self.row_indices, self.column_indices] = True
+        return mask
+
+    @property
+    def device(self) -> torch.device:
+        return self.blocks.indices.device
+
+    @property
+    def head_indices(self) -> Tensor:
+        """(number of blocks,) the head of each block."""
+        return self.blocks.row_indices // max(self.block_rows, 1)
+
+    @property
+    def row_indices(self) -> Tensor:
+        """(number of blocks,) the block row of each block in its head."""
+        return self.blocks.row_indices % max(self.block_rows, 1)
+
+    @property
+    def column_indices(self) -> Tensor:
+        """(number of blocks,) the block column of each block in its head."""
+        return self.blocks.indices % max(self.block_columns, 1)
+
+    def expand_heads(self, heads: int) -> BlockPattern:
+        """The pattern of one head for several; do it once where the pattern is used again."""
+        if self.heads != 1 or heads < 1:
+            raise ValueError(f"a pattern of 1 head can be made one of several, got {self.heads} and {heads}")
+        blocks = block_diagonal_pattern([self.blocks] * heads)
+        return BlockPattern(blocks, self.block, self.rows, self.columns, heads)
+
+    def to(self, device: torch.device | str | None) -> BlockPattern:
+        blocks = self.blocks.to(device)
+        if blocks is self.blocks:
+            return self
+        return BlockPattern(blocks, self.block, self.rows, self.columns, self.heads)
+
+    def sample(self, dense: Tensor) -> Tensor:
+        """The values of a dense (…, H or 1, rows, columns) → (…, number of blocks, block, block), 0 beyond its edge.
+
+        Differentiable.
+        """
+        if dense.ndim < 3 or dense.shape[-3] not in (1, self.heads) or dense.shape[-2:] != (self.rows, self.columns):
+            raise ValueError(f"a dense tensor (…, {self._sizes}) expected, shape is {tuple(dense.shape)}")
+        whole = dense.expand(*dense.shape[:-3], *self.shape)
+        pad = (0, self.block_columns * self.block - self.columns, 0, self.block_rows * self.block - self.rows)
+        whole = torch.nn.functional.pad(whole, pad)
+        grid = (self.heads, self.block_rows, self.block, self.block_columns, self.block)
+        tiles = whole.reshape(*dense.shape[:-3], *grid).transpose(-2, -3)  # (…, H, block rows, block columns, ·, ·)
+        return tiles[..., self.head_indices, self.row_indices, self.column_indices, :, :]
+
+    def to_dense(self, values: Tensor) -> Tensor:
+        """(…, number of blocks, block, block) → (…, H, rows, columns), 0 where there is no block. Differentiable."""
+        self.expect_values(values)
+        batch = values.shape[:-3]
+        grid = (self.heads, self.block_rows, self.block_columns)
+        place = (self.head_indices * grid[1] + self.row_indices) * grid[2] + self.column_indices
+        tiles = values.new_zeros(*batch, grid[0] * grid[1] * grid[2], self.block, self.block)
+        tiles = tiles.index_copy(-3, place, values).reshape(*batch, *grid, self.block, self.block)
+        whole = tiles.transpose(-2, -3).flatten(-2).flatten(-3, -2)
+        return whole[..., : self.rows, : self.columns]
+
+    @classmethod
+    def from_torch(cls, matrix: Tensor) -> tuple[BlockPattern, Tensor]:
+        """Of a torch.sparse_bsr tensor (rows, columns) of square blocks: the pattern and its values."""
+        if matrix.layout != torch.sparse_bsr or matrix.ndim != 2:
+            raise ValueError(f"a 2-D torch.sparse_bsr tensor expected, got {matrix.ndim}-D of {matrix.layout}")
+        return cls._from_bsr(matrix.crow_indices(), matrix.col_indices(), matrix.values(), tuple(matrix.shape))
+
+    def to_torch(self, values: Tensor) -> Tensor:
+        """A torch.sparse_bsr tensor; for one head, one set of values and sizes that the block divides."""
+        self._expect_bsr(values)
+        pattern = self.blocks
+        return torch.sparse_bsr_tensor(
+            pattern.indptr, pattern.indices, values, (self.rows, self.columns), check_invariants=False
+        )
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> tuple[BlockPattern, Tensor]:
+        """Of a scipy.sparse BSR matrix or array of square blocks: the pattern and its values."""
+        if matrix.format != "bsr":
+            raise ValueError(f"a BSR matrix expected, got {matrix.format}")
+        arrays = (torch.from_numpy(a) for a in (matrix.indptr, matrix.indices, matrix.data))
+        indptr, indices, values = arrays
+        return cls._from_bsr(indptr, indices, values, matrix.shape)
+
+    def to_scipy(self, values: Tensor) -> Any:
+        """A scipy.sparse.bsr_array; for one head, one set of values and sizes that the block divides."""
+        from scipy.sparse import bsr_array
+
+        self._expect_bsr(values)
+        arrays = (values.detach(), self.blocks.indices, self.blocks.indptr)
+        return bsr_array(tuple(a.cpu().numpy() for a in arrays), shape=(self.rows, self.columns))
+
+    @classmethod
+    def _from_bsr(
+        cls, indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, ...]
+    ) -> tuple[BlockPattern, Tensor]:
+        _, block, across = values.shape
+        if block != across:
+            raise ValueError(f"blocks should be square, got {block} × {across}")
+        rows, columns = shape
+        return cls(Pattern(indptr, indices, columns // block), block, rows, columns), values
+
+    def expect_values(self, values: Tensor) -> None:
+        """Raises ValueError where values don't fit."""
+        if values.ndim < 3 or values.shape[-3:] != self.values_shape:
+            raise ValueError(
+                f"values should have shape (…, {', '.join(map(str, self.values_shape))}), "
+                f"shape is {tuple(values.shape)}"
+            )
+
+    def _expect_bsr(self, values: Tensor) -> None:
+        self.expect_values(values)
+        if values.ndim != 3 or self.heads != 1 or self.rows % self.block or self.columns % self.block:
+            raise ValueError(
+                "only one head and one set of values of whole blocks is a BSR matrix, "
+                f"got {self.shape} of blocks of {self.block} with values {tuple(values.shape)}"
+            )
+
+    @property
+    def _sizes(self) -> str:
+        return f"{self.heads}, {self.rows}, {self.columns}"

@@ -1,0 +1,23 @@
+"""Sparse matrices whose structure and values live apart, and their products with dense ones."""
+
+from diffnet.ops.sparse.ell import EllPattern, HybridPattern
+from diffnet.ops.sparse.matrix import SparseMatrix, block_diagonal, split_diagonal
+from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern, split_diagonal_pattern
+from diffnet.ops.sparse.products import diagonal, row_sum, sddmm, spmm
+from diffnet.ops.sparse.softmax import sparse_softmax
+
+__all__ = [
+    "EllPattern",
+    "HybridPattern",
+    "Pattern",
+    "SparseMatrix",
+    "block_diagonal",
+    "block_diagonal_pattern",
+    "diagonal",
+    "row_sum",
+    "sddmm",
+    "sparse_softmax",
+    "split_diagonal",
+    "split_diagonal_pattern",
+    "spmm",
+]

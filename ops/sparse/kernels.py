@@ -1,0 +1,420 @@
+"""The Triton kernels for CSR patterns. Imported with the first use, since Triton may be missing.
+
+A program serves a few rows and a tile of channels: the entries of a row lie one after the other, so it steps through
+them and for each gathers one row of the dense factor, which is contiguous. Sums are in float32, in the order of the
+entries, with no atomics, so results don't change from run to run.
+
+Rows of more than PIECE entries would keep one program busy while the others are done, so they are left out there and
+computed piece by piece, each by a program of its own (`pieces`, see `Pattern.long_pieces`; few or none on a mesh).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diffnet.ops.sparse.pattern import PIECE
+
+# Bytes of the dense factor that a program gathers at a time, for one entry of each of its rows; and for how many
+# entries at the same time. Tiles are powers of two.
+TILE_BYTES = 4096
+UNROLL = 4
+MAX_CHANNELS = 128
+MAX_ROWS = 256
+SOFTMAX_ROWS = 64
+WINDOW = 16  # entries of a row that a softmax looks at together; a mesh's rows fit
+LONG_WINDOW = 512
+PIECE_ENTRIES = 16  # entries of a piece that are gathered together
+# Beyond that many sets, their sum is taken after the product rather than inside its unrolled loop.
+MAX_UNROLLED_SETS = 8
+
+
+def spmm(
+    indptr: Tensor,
+    indices: Tensor,
+    pieces: Tensor,
+    values: Tensor,
+    x: Tensor,
+    reduce: bool = False,
+    order: Tensor | None = None,
+) -> Tensor:
+    """See `plain.spmm`; order (nnz,) is where in values the entries' values are, for a transposed pattern."""
+    sets, rows, channels = len(values), len(indptr) - 1, x.shape[2]
+    if reduce and sets > MAX_UNROLLED_SETS:
+        return spmm(indptr, indices, pieces, values, x, False, order).sum(0, keepdim=True)
+    out = x.new_empty(1 if reduce else sets, rows, channels)
+    if out.numel() == 0:
+        return out
+    x = x if x.stride(2) == 1 else x.contiguous()
+    values = values if values.stride(1) == 1 else values.contiguous()
+    # A program applies two sets to each row it gathers, as gradX and gradY are.
+    together = sets if reduce else min(sets, 2) if len(x) == 1 else 1
+    groups = 1 if reduce else triton.cdiv(sets, together)
+    block_r, block_c = _tile(x)
+    tiles = triton.cdiv(channels, block_c)
+    strides = (values.stride(0), 0 if len(x) == 1 else x.stride(0), x.stride(1))
+    flags = {"TOGETHER": together, "REDUCE": reduce, "PERMUTED": order is not None, "BLOCK_C": block_c}
+    entry_order = indices if order is None else order
+    _spmm_rows[(groups * triton.cdiv(rows, block_r), tiles)](
+        indptr, indices, entry_order, values, x, out, rows, channels, sets, *strides,
+        LONG=PIECE, BLOCK_R=block_r, UNROLL=UNROLL, **flags,
+    )  # fmt: skip
+    if len(pieces) > 0:
+        partial = x.new_empty(len(out), len(pieces), channels, dtype=torch.float32)
+        _spmm_pieces[(groups * len(pieces), tiles)](
+            pieces, indices, entry_order, values, x, partial, len(pieces), channels, sets, *strides,
+            BLOCK_E=PIECE_ENTRIES, **flags,
+        )  # fmt: skip
+        _add_pieces[(len(out) * len(pieces), tiles)](
+            pieces, indptr, partial, out, len(pieces), rows, channels, PIECE=PIECE, BLOCK_C=block_c
+        )
+    return out
+
+
+def sddmm(indptr: Tensor, indices: Tensor, pieces: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """See `plain.sddmm`."""
+    sets, rows, channels, entries = max(len(a), len(b)), len(indptr) - 1, a.shape[2], len(indices)
+    out = a.new_empty(sets, entries)
+    if out.numel() == 0:
+        return out
+    a, b = (t if t.stride(2) == 1 else t.contiguous() for t in (a, b))
+    together = min(sets, 2) if len(b) == 1 else 1
+    groups = triton.cdiv(sets, together)
+    block_r, block_c = _tile(b)
+    strides = [stride for t in (a, b) for stride in (0 if len(t) == 1 else t.stride(0), t.stride(1))]
+    flags = {"TOGETHER": together, "ONE_TILE": channels <= block_c, "BLOCK_C": block_c}
+    _sddmm_rows[(groups * triton.cdiv(rows, block_r),)](
+        indptr, indices, a, b, out, rows, channels, sets, entries, *strides,
+        LONG=PIECE, BLOCK_R=block_r, UNROLL=UNROLL, **flags,
+    )  # fmt: skip
+    if len(pieces) > 0:
+        _sddmm_pieces[(sets * len(pieces),)](
+            pieces, indices, a, b, out, len(pieces), channels, entries, *strides,
+            BLOCK_E=PIECE_ENTRIES, BLOCK_C=block_c,
+        )  # fmt: skip
+    return out
+
+
+def softmax(indptr: Tensor, pieces: Tensor, scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """See `plain.softmax`."""
+    scores = scores.contiguous()
+    sets, entries = scores.shape
+    out = torch.empty_like(scores)
+    if out.numel() == 0:
+        return out
+    rows, block_r = len(indptr) - 1, SOFTMAX_ROWS
+    mask = None if mask is None else mask.contiguous()
+    taken = scores if mask is None else mask
+    shape = (rows, entries, 0 if mask is None or len(mask) == 1 else entries, scale)
+    _softmax[(sets * triton.cdiv(rows, block_r),)](
+        indptr, pieces, scores, taken, out, *shape,
+        HAS_MASK=mask is not None, LONG=PIECE, LONG_ROWS=False, BLOCK_R=block_r, BLOCK_E=WINDOW,
+    )  # fmt: skip
+    if len(pieces) > 0:
+        _softmax[(sets * len(pieces),)](
+            indptr, pieces, scores, taken, out, len(pieces), *shape[1:],
+            HAS_MASK=mask is not None, LONG=PIECE, LONG_ROWS=True, BLOCK_R=1, BLOCK_E=LONG_WINDOW,
+        )  # fmt: skip
+    return out
+
+
+def softmax_backward(indptr: Tensor, pieces: Tensor, out: Tensor, grad: Tensor, scale: float) -> Tensor:
+    """See `plain.softmax_backward`."""
+    out, grad = out.contiguous(), grad.contiguous()
+    sets, entries = out.shape
+    result = torch.empty_like(out)
+    if result.numel() == 0:
+        return result
+    rows, block_r = len(indptr) - 1, SOFTMAX_ROWS
+    _softmax_backward[(sets * triton.cdiv(rows, block_r),)](
+        indptr, pieces, out, grad, result, rows, entries, scale,
+        LONG=PIECE, LONG_ROWS=False, BLOCK_R=block_r, BLOCK_E=WINDOW,
+    )  # fmt: skip
+    if len(pieces) > 0:
+        _softmax_backward[(sets * len(pieces),)](
+            indptr, pieces, out, grad, result, len(pieces), entries, scale,
+            LONG=PIECE, LONG_ROWS=True, BLOCK_R=1, BLOCK_E=LONG_WINDOW,
+        )  # fmt: skip
+    return result
+
+
+def _tile(dense: Tensor) -> tuple[int, int]:
+    """Rows and channels of a program."""
+    channels = min(triton.next_power_of_2(dense.shape[2]), MAX_CHANNELS)
+    return min(TILE_BYTES // (channels * dense.element_size()), MAX_ROWS), channels
+
+
+# Offsets are 64-bit from the first product on: rows × channels and sets × entries may pass 2³¹.
+
+
+@triton.jit
+def _spmm_rows(
+    indptr, indices, order, values, x, out, rows, channels, sets, value_stride, x_set_stride, x_row_stride,
+    TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr, LONG: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """out[s, r] = Σ values[s, e] x[s, indices[e]] over the entries e of row r, for sets one by one, two by two (which
+    share x), or all of them summed (REDUCE)."""
+    blocks = tl.cdiv(rows, BLOCK_R)
+    first = (tl.program_id(0) // blocks) * TOGETHER
+    r = (tl.program_id(0) % blocks) * BLOCK_R + tl.arange(0, BLOCK_R)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    start = tl.load(indptr + r, mask=r < rows, other=0)
+    length = tl.load(indptr + r + 1, mask=r < rows, other=0) - start
+    mine = (r < rows) & (length <= LONG)
+    length = tl.where(mine, length, 0)
+    value_stride = tl.cast(value_stride, tl.int64)
+    x_set_stride = tl.cast(x_set_stride, tl.int64)
+    value_rows = values + first * value_stride
+    x_rows = x + first * x_set_stride + c[None, :]
+    sum0 = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    sum1 = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    for j0 in range(0, tl.max(length, 0), UNROLL):
+        for u in tl.static_range(UNROLL):  # their loads run at the same time
+            j = j0 + u
+            here = j < length
+            tile = here[:, None] & (c < channels)[None, :]
+            entry = start + j
+            row = tl.load(indices + entry, mask=here, other=0).to(tl.int64) * x_row_stride
+            if PERMUTED:
+                entry = tl.load(order + entry, mask=here, other=0)
+            if REDUCE:
+                for s in tl.static_range(TOGETHER):
+                    v = tl.load(value_rows + s * value_stride + entry, mask=here, other=0).to(tl.float32)
+                    sum0 += v[:, None] * tl.load(x_rows + s * x_set_stride + row[:, None], mask=tile, other=0).to(
+                        tl.float32
+                    )
+            else:
+                gathered = tl.load(x_rows + row[:, None], mask=tile, other=0).to(tl.float32)
+                v = tl.load(value_rows + entry, mask=here, other=0).to(tl.float32)
+                sum0 += v[:, None] * gathered
+                if TOGETHER == 2:
+                    v = tl.load(value_rows + value_stride + entry, mask=here & (first + 1 < sets), other=0).to(
+                        tl.float32
+                    )
+                    sum1 += v[:, None] * gathered
+    tile = mine[:, None] & (c < channels)[None, :]
+    # In a sum over the sets there is one group of them, so `first` is 0.
+    place = (first.to(tl.int64) * rows + r)[:, None] * channels + c[None, :]
+    tl.store(out + place, sum0.to(out.dtype.element_ty), mask=tile)
+    if TOGETHER == 2 and not REDUCE:
+        above = tl.cast(rows, tl.int64) * channels
+        tl.store(out + above + place, sum1.to(out.dtype.element_ty), mask=tile & (first + 1 < sets))
+
+
+@triton.jit
+def _spmm_pieces(
+    pieces, indices, order, values, x, partial, count, channels, sets, value_stride, x_set_stride, x_row_stride,
+    TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """partial[s, p]: the same sum over the entries of piece p only."""
+    first = (tl.program_id(0) // count) * TOGETHER
+    p = tl.program_id(0) % count
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    start = tl.load(pieces + 3 * p + 1)
+    end = tl.load(pieces + 3 * p + 2)
+    value_stride = tl.cast(value_stride, tl.int64)
+    x_set_stride = tl.cast(x_set_stride, tl.int64)
+    value_rows = values + first * value_stride
+    x_rows = x + first * x_set_stride + c[None, :]
+    sum0 = tl.zeros((BLOCK_E, BLOCK_C), tl.float32)
+    sum1 = tl.zeros((BLOCK_E, BLOCK_C), tl.float32)
+    for j in range(0, tl.cdiv(end - start, BLOCK_E)):
+        entry = start + j * BLOCK_E + tl.arange(0, BLOCK_E)
+        here = entry < end
+        tile = here[:, None] & (c < channels)[None, :]
+        row = tl.load(indices + entry, mask=here, other=0).to(tl.int64) * x_row_stride
+        if PERMUTED:
+            entry = tl.load(order + entry, mask=here, other=0)
+        if REDUCE:
+            for s in tl.static_range(TOGETHER):
+                v = tl.load(value_rows + s * value_stride + entry, mask=here, other=0).to(tl.float32)
+                sum0 += v[:, None] * tl.load(x_rows + s * x_set_stride + row[:, None], mask=tile, other=0).to(
+                    tl.float32
+                )
+        else:
+            gathered = tl.load(x_rows + row[:, None], mask=tile, other=0).to(tl.float32)
+            v = tl.load(value_rows + entry, mask=here, other=0).to(tl.float32)
+            sum0 += v[:, None] * gathered
+            if TOGETHER == 2:
+                v = tl.load(value_rows + value_stride + entry, mask=here & (first + 1 < sets), other=0).to(tl.float32)
+                sum1 += v[:, None] * gathered
+    place = (first.to(tl.int64) * count + p) * channels + c
+    tl.store(partial + place, tl.sum(sum0, 0), mask=c < channels)
+    if TOGETHER == 2 and not REDUCE:
+        above = tl.cast(count, tl.int64) * channels
+        tl.store(partial + above + place, tl.sum(sum1, 0), mask=(c < channels) & (first + 1 < sets))
+
+
+@triton.jit
+def _add_pieces(
+    pieces, indptr, partial, out, count, rows, channels, PIECE: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """out[s, r]: the sum of the pieces of the long row r, from first to last. The first piece's program does it."""
+    s = (tl.program_id(0) // count).to(tl.int64)
+    p = tl.program_id(0) % count
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    row = tl.load(pieces + 3 * p)
+    start = tl.load(indptr + row)
+    if tl.load(pieces + 3 * p + 1) == start:
+        total = tl.zeros((BLOCK_C,), tl.float32)
+        for q in range(p, p + tl.cdiv(tl.load(indptr + row + 1) - start, PIECE)):
+            total += tl.load(partial + (s * count + q) * channels + c, mask=c < channels, other=0)
+        tl.store(out + (s * rows + row) * channels + c, total.to(out.dtype.element_ty), mask=c < channels)
+
+
+@triton.jit
+def _sddmm_rows(
+    indptr, indices, a, b, out, rows, channels, sets, entries,
+    a_set_stride, a_row_stride, b_set_stride, b_row_stride,
+    TOGETHER: tl.constexpr, ONE_TILE: tl.constexpr, LONG: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """out[s, e] = a[s, r] · b[s, indices[e]] for the entries e of row r, for sets one by one, or two that share b."""
+    blocks = tl.cdiv(rows, BLOCK_R)
+    first = ((tl.program_id(0) // blocks) * TOGETHER).to(tl.int64)
+    r = (tl.program_id(0) % blocks) * BLOCK_R + tl.arange(0, BLOCK_R)
+    start = tl.load(indptr + r, mask=r < rows, other=0)
+    length = tl.load(indptr + r + 1, mask=r < rows, other=0) - start
+    length = tl.where((r < rows) & (length <= LONG), length, 0)
+    a_rows = a + first * a_set_stride + (r.to(tl.int64) * a_row_stride)[:, None, None]
+    second = first + 1 < sets
+    c = tl.arange(0, BLOCK_C)[None, None, :]
+    tile = (r < rows)[:, None, None] & (c < channels)
+    if ONE_TILE:
+        a0 = tl.load(a_rows + c, mask=tile, other=0).to(tl.float32)
+        if TOGETHER == 2:
+            a1 = tl.load(a_rows + a_set_stride + c, mask=tile & second, other=0).to(tl.float32)
+    for j0 in range(0, tl.max(length, 0), UNROLL):
+        j = j0 + tl.arange(0, UNROLL)[None, :]
+        here = j < length[:, None]
+        entry = start[:, None] + j
+        row = b + first * b_set_stride + tl.load(indices + entry, mask=here, other=0).to(tl.int64) * b_row_stride
+        dot0 = tl.zeros((BLOCK_R, UNROLL), tl.float32)
+        dot1 = tl.zeros((BLOCK_R, UNROLL), tl.float32)
+        if ONE_TILE:
+            gathered = tl.load(row[:, :, None] + c, mask=here[:, :, None] & (c < channels), other=0).to(tl.float32)
+            dot0 = tl.sum(a0 * gathered, 2)
+            if TOGETHER == 2:
+                dot1 = tl.sum(a1 * gathered, 2)
+        else:
+            for c0 in range(0, channels, BLOCK_C):
+                k = c0 + c
+                tile = (r < rows)[:, None, None] & (k < channels)
+                gathered = tl.load(row[:, :, None] + k, mask=here[:, :, None] & (k < channels), other=0).to(tl.float32)
+                dot0 += tl.sum(tl.load(a_rows + k, mask=tile, other=0).to(tl.float32) * gathered, 2)
+                if TOGETHER == 2:
+                    left = tl.load(a_rows + a_set_stride + k, mask=tile & second, other=0).to(tl.float32)
+                    dot1 += tl.sum(left * gathered, 2)
+        place = out + first * entries + entry
+        tl.store(place, dot0.to(out.dtype.element_ty), mask=here)
+        if TOGETHER == 2:
+            tl.store(place + entries, dot1.to(out.dtype.element_ty), mask=here & second)
+
+
+@triton.jit
+def _sddmm_pieces(
+    pieces, indices, a, b, out, count, channels, entries, a_set_stride, a_row_stride, b_set_stride, b_row_stride,
+    BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The same for the entries of one piece of a long row."""
+    s = (tl.program_id(0) // count).to(tl.int64)
+    p = tl.program_id(0) % count
+    a_row = a + s * a_set_stride + tl.load(pieces + 3 * p) * a_row_stride
+    start = tl.load(pieces + 3 * p + 1)
+    end = tl.load(pieces + 3 * p + 2)
+    for j in range(0, tl.cdiv(end - start, BLOCK_E)):
+        entry = start + j * BLOCK_E + tl.arange(0, BLOCK_E)
+        here = entry < end
+        row = b + s * b_set_stride + tl.load(indices + entry, mask=here, other=0).to(tl.int64) * b_row_stride
+        dot = tl.zeros((BLOCK_E,), tl.float32)
+        for c0 in range(0, channels, BLOCK_C):
+            c = c0 + tl.arange(0, BLOCK_C)
+            left = tl.load(a_row + c, mask=c < channels, other=0).to(tl.float32)
+            tile = here[:, None] & (c < channels)[None, :]
+            dot += tl.sum(left[None, :] * tl.load(row[:, None] + c[None, :], mask=tile, other=0).to(tl.float32), 1)
+        tl.store(out + s * entries + entry, dot.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _rows_of_program(indptr, pieces, rows, LONG: tl.constexpr, LONG_ROWS: tl.constexpr, BLOCK_R: tl.constexpr):
+    """The set, first entries and lengths of the rows that a softmax program serves: BLOCK_R rows that aren't long, or
+    with LONG_ROWS, where `rows` counts pieces, the long row whose first piece is the program's; lengths of others 0."""
+    blocks = tl.cdiv(rows, BLOCK_R)
+    s = (tl.program_id(0) // blocks).to(tl.int64)
+    r = (tl.program_id(0) % blocks) * BLOCK_R + tl.arange(0, BLOCK_R)
+    if LONG_ROWS:
+        row = tl.load(pieces + 3 * r)
+        start = tl.load(indptr + row).to(tl.int64)
+        length = tl.load(indptr + row + 1).to(tl.int64) - start
+        mine = start == tl.load(pieces + 3 * r + 1)
+    else:
+        start = tl.load(indptr + r, mask=r < rows, other=0).to(tl.int64)
+        length = tl.load(indptr + r + 1, mask=r < rows, other=0).to(tl.int64) - start
+        mine = length <= LONG
+    return s, start, tl.where(mine, length, 0)
+
+
+@triton.jit
+def _softmax(
+    indptr, pieces, scores, mask, out, rows, entries, mask_stride, scale,
+    HAS_MASK: tl.constexpr, LONG: tl.constexpr, LONG_ROWS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Two passes over the entries, of which the second finds those of a short row in the cache: the largest score and
+    the sum of exponentials below it, kept up window by window, then the quotients."""
+    s, start, length = _rows_of_program(indptr, pieces, rows, LONG, LONG_ROWS, BLOCK_R)
+    longest = tl.max(length, 0)
+    top = tl.full((BLOCK_R,), float("-inf"), tl.float32)
+    base = tl.zeros((BLOCK_R,), tl.float32)  # the largest score, or 0 while there is none
+    total = tl.zeros((BLOCK_R,), tl.float32)
+    for j in range(0, tl.cdiv(longest, BLOCK_E)):
+        offset = j * BLOCK_E + tl.arange(0, BLOCK_E)
+        here = offset[None, :] < length[:, None]
+        entry = start[:, None] + offset[None, :]
+        if HAS_MASK:
+            here = here & (tl.load(mask + s * mask_stride + entry, mask=here, other=0) != 0)
+        x = tl.load(scores + s * entries + entry, mask=here, other=0).to(tl.float32) * scale
+        x = tl.where(here, x, float("-inf"))
+        new_top = tl.maximum(top, tl.max(x, 1))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        total = total * tl.exp(top - base) + tl.sum(tl.exp(x - base[:, None]), 1)
+        top = new_top
+    inverse = 1 / tl.where(total > 0, total, 1.0)
+    for j in range(0, tl.cdiv(longest, BLOCK_E)):
+        offset = j * BLOCK_E + tl.arange(0, BLOCK_E)
+        mine = offset[None, :] < length[:, None]
+        here = mine
+        entry = start[:, None] + offset[None, :]
+        if HAS_MASK:
+            here = here & (tl.load(mask + s * mask_stride + entry, mask=here, other=0) != 0)
+        x = tl.load(scores + s * entries + entry, mask=here, other=0).to(tl.float32) * scale
+        p = tl.exp(tl.where(here, x - base[:, None], float("-inf"))) * inverse[:, None]
+        tl.store(out + s * entries + entry, p.to(out.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def _softmax_backward(
+    indptr, pieces, out, grad, result, rows, entries, scale,
+    LONG: tl.constexpr, LONG_ROWS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    s, start, length = _rows_of_program(indptr, pieces, rows, LONG, LONG_ROWS, BLOCK_R)
+    longest = tl.max(length, 0)
+    total = tl.zeros((BLOCK_R,), tl.float32)
+    for j in range(0, tl.cdiv(longest, BLOCK_E)):
+        offset = j * BLOCK_E + tl.arange(0, BLOCK_E)
+        here = offset[None, :] < length[:, None]
+        entry = s * entries + start[:, None] + offset[None, :]
+        p = tl.load(out + entry, mask=here, other=0).to(tl.float32)
+        g = tl.load(grad + entry, mask=here, other=0).to(tl.float32)
+        total += tl.sum(p * g, 1)
+    for j in range(0, tl.cdiv(longest, BLOCK_E)):
+        offset = j * BLOCK_E + tl.arange(0, BLOCK_E)
+        here = offset[None, :] < length[:, None]
+        entry = s * entries + start[:, None] + offset[None, :]
+        p = tl.load(out + entry, mask=here, other=0).to(tl.float32)
+        g = tl.load(grad + entry, mask=here, other=0).to(tl.float32)
+        tl.store(result + entry, (scale * p * (g - total[:, None])).to(result.dtype.element_ty), mask=here)

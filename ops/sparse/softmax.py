@@ -1,0 +1,91 @@
+"""Softmax over the entries of each row."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffnet.ops.backend import Backend
+from diffnet.ops.sparse import plain
+from diffnet.ops.sparse.pattern import Pattern
+from diffnet.ops.sparse.products import on_kernels
+
+
+def sparse_softmax(
+    pattern: Pattern,
+    scores: Tensor,
+    *,
+    scale: float = 1.0,
+    mask: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Softmax of scale · scores over the entries of each row, as attention needs it.
+
+    scores (…, nnz); mask (…, nnz) bool, or one that broadcasts to it: entries where it is False take no part and get 0
+    → (…, nnz). A row in which nothing takes part is 0. Low precision is computed in float32. Differentiable in scores.
+
+    Raises ValueError where the shapes don't fit.
+    """
+    if scores.ndim == 0 or scores.shape[-1] != pattern.nnz:
+        raise ValueError(f"scores should have shape (…, {pattern.nnz}), shape is {tuple(scores.shape)}")
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            raise ValueError(f"mask should be of dtype bool, got {mask.dtype}")
+        shape = (1, pattern.nnz) if math.prod(mask.shape[:-1]) == 1 else scores.shape
+        mask = mask.expand(shape).reshape(math.prod(shape[:-1]), pattern.nnz)
+    flat = scores.reshape(math.prod(scores.shape[:-1]), pattern.nnz)
+    triton = on_kernels(backend, flat)
+    pieces = pattern.long_pieces if triton else pattern.indices.new_empty(0, 3)
+    out: Tensor = _softmax(pattern.indptr, pattern.indices, pieces, flat, mask, scale, triton)
+    return out.reshape(scores.shape)
+
+
+@torch.library.custom_op("diffnet::sparse_softmax", mutates_args=())
+def _softmax(
+    indptr: Tensor, indices: Tensor, pieces: Tensor, scores: Tensor, mask: Tensor | None, scale: float, triton: bool
+) -> Tensor:
+    if triton:
+        from diffnet.ops.sparse import kernels
+
+        return kernels.softmax(indptr, pieces, scores, mask, scale)
+    return plain.softmax(indptr, indices, scores, mask, scale)
+
+
+@_softmax.register_fake
+def _(
+    indptr: Tensor, indices: Tensor, pieces: Tensor, scores: Tensor, mask: Tensor | None, scale: float, triton: bool
+) -> Tensor:
+    return scores.new_empty(scores.shape)
+
+
+@torch.library.custom_op("diffnet::sparse_softmax_backward", mutates_args=())
+def _softmax_backward(
+    indptr: Tensor, indices: Tensor, pieces: Tensor, out: Tensor, grad: Tensor, scale: float, triton: bool
+) -> Tensor:
+    if triton:
+        from diffnet.ops.sparse import kernels
+
+        return kernels.softmax_backward(indptr, pieces, out, grad, scale)
+    return plain.softmax_backward(indptr, indices, out, grad, scale)
+
+
+@_softmax_backward.register_fake
+def _(indptr: Tensor, indices: Tensor, pieces: Tensor, out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
+    return out.new_empty(out.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    indptr, indices, pieces, _, _, ctx.scale, ctx.triton = inputs
+    ctx.save_for_backward(indptr, indices, pieces, output)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    indptr, indices, pieces, out = ctx.saved_tensors
+    grad_scores = _softmax_backward(indptr, indices, pieces, out, grad.to(out.dtype), ctx.scale, ctx.triton)
+    return None, None, None, grad_scores, None, None, None
+
+
+_softmax.register_autograd(_backward, setup_context=_save)

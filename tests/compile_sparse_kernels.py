@@ -1,0 +1,113 @@
+"""Compile every sparse and block-sparse kernel for a Hopper GPU, with no GPU: what Triton's interpreter takes may still
+fail to compile.
+
+Run by test_sparse_compilation.py in a process of its own, without the interpreter. Prints, for each kernel that was
+launched, its name, dtype, registers that were spilled and shared memory in bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from diffnet.ops import BlockPattern, Pattern
+from diffnet.ops.block_sparse import attention_kernels
+from diffnet.ops.block_sparse import kernels as block_kernels
+from diffnet.ops.sparse import kernels
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+class NoGPU:
+    """All that compiling asks of a driver."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+
+run = JITFunction.run
+
+
+def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+    compiled = run(self, *arguments, grid=grid, warmup=True, **options)
+    print(self.__name__, dtype, _spilled(compiled.asm["cubin"]), compiled.metadata.shared, flush=True)
+    return compiled
+
+
+def _spilled(binary: bytes) -> int:
+    """Bytes of a thread's stack."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(binary)
+        shown = subprocess.run([CUOBJDUMP, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"STACK:(\d+)", shown)
+    assert found is not None, shown
+    return int(found[1])
+
+
+def launch_csr(pattern: Pattern, channels: int, dtype: torch.dtype) -> None:
+    rows, columns = pattern.shape
+    indptr, indices, pieces = pattern.indptr, pattern.indices, pattern.long_pieces
+    transposed, order = pattern.transpose
+    values, x, g = (
+        torch.randn(shape).to(dtype) for shape in ((2, pattern.nnz), (1, columns, channels), (2, rows, channels))
+    )
+    kernels.spmm(indptr, indices, pieces, values[:1], x)
+    kernels.spmm(indptr, indices, pieces, values, x)
+    kernels.spmm(transposed.indptr, transposed.indices, transposed.long_pieces, values, g, True, order)
+    kernels.sddmm(indptr, indices, pieces, g, x)
+    kernels.sddmm(indptr, indices, pieces, g[:1], x)
+    kernels.softmax(indptr, pieces, values, values > 0, 0.5)
+    kernels.softmax_backward(indptr, pieces, values, values, 0.5)
+
+
+def launch_blocks(pattern: BlockPattern, channels: int, dtype: torch.dtype) -> None:
+    heads, rows, columns = pattern.shape
+    structure, order = (pattern.blocks.indptr, pattern.blocks.indices), pattern.blocks.transpose[1]
+    scores = torch.randn(1, *pattern.values_shape).to(dtype)
+    query, key = (torch.randn(1, heads, n, channels).to(dtype) for n in (rows, columns))
+    mask, keys, sums = scores[0] > 0, torch.ones(1, columns, dtype=torch.bool), torch.zeros(1, heads, rows)
+    block_kernels.sdd(*structure, query, key, pattern.block)
+    block_kernels.dsd(*structure, scores, key, rows)
+    block_kernels.dsd(*structure, scores, query, columns, order)
+    block_kernels.softmax(*structure, scores, scores[0].float(), keys, mask, 0.5, heads, rows, columns)
+    block_kernels.softmax_backward(structure[0], scores, scores, 0.5)
+    given = query, key, key, keys, mask
+    attention_kernels.attention(*structure, *given, 0.5, pattern.block)
+    attention_kernels.attention_backward(*structure, *structure, order, *given, sums, sums, query, 0.5, pattern.block)
+
+
+def launch_all(dtype: torch.dtype) -> None:
+    lengths = torch.tensor([200, 7, 7])  # the first is long
+    indices = torch.cat([torch.arange(n) for n in lengths]).int()
+    launch_csr(Pattern.from_row_lengths(lengths, indices, 208), 128, dtype)
+    for block in (16, 128):
+        pattern = BlockPattern.from_mask(torch.ones(2, 2, dtype=torch.bool), block)
+        launch_blocks(pattern, 64, dtype)
+    # What is 1 is a constant to the compiler.
+    launch_csr(Pattern.vector(torch.tensor([0]), 1), 1, dtype)
+    launch_blocks(BlockPattern.from_mask(torch.ones(1, 1, dtype=torch.bool), 16, 1, 1), 1, dtype)
+
+
+os.environ.pop("TRITON_INTERPRET", None)
+driver.set_active(NoGPU())
+JITFunction.run = compile_only
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+for dtype in (torch.bfloat16, torch.float32):
+    launch_all(dtype)
