@@ -25,7 +25,7 @@ def random_layout(blocks: int, density: float, device: torch.device) -> Tensor:
     return mask.reshape(blocks, blocks).to(device)
 
 
-@benchmark("block-matmul", x="density", metric="TFLOP/s")
+@benchmark("block-matmul", x="density", metrics=("TFLOP/s",))
 def matmul_cases(options: Options) -> Iterator[Case]:
     """Products of size (N, N) × (N, N) with one block-sparse matrix among the three; N is `width`, in whole blocks."""
     device, on_gpu = options.device, options.device.type == "cuda"

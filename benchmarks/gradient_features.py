@@ -20,7 +20,7 @@ def _on_basis(d: Tensor, gx_basis: Tensor, gy_basis: Tensor, a_re: Tensor, a_im:
     return original_gradient_features(gx_basis @ d, gy_basis @ d, a_re, a_im)
 
 
-@benchmark("gradient-features", metric="TFLOP/s")
+@benchmark("gradient-features", metrics=("TFLOP/s",))
 def on_basis(options: Options) -> Iterator[Case]:
     """tanh(Re(ḡ ∘ A g)) with g = (GΦ) D on the basis, and the gradients of D and A."""
     device, k = options.device, options.k or 128
@@ -61,7 +61,7 @@ def on_basis(options: Options) -> Iterator[Case]:
                         )
 
 
-@benchmark("direct-gradient-features", metric="GB/s")
+@benchmark("direct-gradient-features", metrics=("GB/s",))
 def of_gradients(options: Options) -> Iterator[Case]:
     """tanh(Re(ḡ ∘ A g)) of given gradients g (2, V, C), and the gradients of g and A."""
     device = options.device

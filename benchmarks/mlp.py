@@ -15,7 +15,7 @@ from diffnet.benchmarks.spectral import VERTICES, WIDTHS
 from diffnet.block import mlp, run_mlp
 
 
-@benchmark("mlp", metric="GB/s")
+@benchmark("mlp", metrics=("GB/s",))
 def mlp_cases(options: Options) -> Iterator[Case]:
     """The MLP 3C → C → C → C on [x, x_d, f] with dropout and residual, and all of its gradients."""
     device = options.device

@@ -6,6 +6,7 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,11 +16,17 @@ from diffnet.benchmarks.results import COLUMNS, read_csv
 from diffnet.train.export import write_atomically
 from diffnet.train.palette import label_colors
 
-_COLUMN: dict[Metric, str] = {"ms": "median_ms", "TFLOP/s": "tflops", "GB/s": "gbps"}
+_COLUMN: dict[Metric, str] = {"ms": "median_ms", "TFLOP/s": "tflops", "GB/s": "gbps", "MB": "peak_mb"}
+
+Rows = Sequence[dict[str, str]]
+Colors = dict[str, Sequence[float]]
 
 
-def plot(csv_path: Path, png_path: Path, title: str, x: str, metric: Metric) -> None:
-    """One panel for each combination of the parameters other than `x`, one line for each peer, the floor dashed."""
+def plot(csv_path: Path, png_path: Path, title: str, x: str, metrics: Sequence[Metric]) -> None:
+    """For each metric, one panel for each combination of the parameters other than `x`.
+
+    A panel has one line for each peer, the floor dashed; or bars, where there is only one x.
+    """
     table = read_csv(csv_path)
     parameters = [name for name in (table[0] if table else {}) if name not in COLUMNS and name != x]
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
@@ -29,30 +36,34 @@ def plot(csv_path: Path, png_path: Path, title: str, x: str, metric: Metric) -> 
     colors = dict(zip(peers, (label_colors(max(len(peers), 1)) / 255.0).tolist(), strict=False))
     across = min(4, max(1, len(groups)))
     down = max(1, math.ceil(len(groups) / across))
-    figure = Figure(figsize=(3.6 * across, 2.8 * down + 0.6), layout="constrained")
-    panels = figure.subplots(down, across, squeeze=False).ravel()
-    for axes, (values, rows) in zip(panels, groups.items(), strict=False):
-        _panel(axes, rows, x, metric, colors)
-        axes.set_title(", ".join(f"{n} {v}" for n, v in zip(parameters, values, strict=True)), fontsize=8)
-    for axes in panels[len(groups) :]:
-        axes.set_visible(False)
+    figure = Figure(figsize=(3.6 * across, 2.8 * down * len(metrics) + 0.6), layout="constrained")
+    panels = figure.subplots(down * len(metrics), across, squeeze=False).ravel()
+    for i, metric in enumerate(metrics):
+        begin = i * down * across
+        for axes, (values, rows) in zip(panels[begin:], groups.items(), strict=False):
+            draw = _lines if len({row[x] for row in rows}) > 1 else _bars
+            draw(axes, rows, x, metric, colors)
+            name = ", ".join(f"{n} {v}" for n, v in zip(parameters, values, strict=True))
+            axes.set_title("\n".join(wrap(name, 50)), fontsize=8)
+        for axes in panels[begin + len(groups) : begin + down * across]:
+            axes.set_visible(False)
     lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
-    figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
-    figure.suptitle(title, fontsize=10)
+    if lines:
+        figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    figure.suptitle("\n".join(wrap(title, 45 * across)), fontsize=10)
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=140)
     write_atomically(png_path, out.getvalue())
 
 
-def _panel(
-    axes: Axes, rows: Sequence[dict[str, str]], x: str, metric: Metric, colors: dict[str, Sequence[float]]
-) -> None:
+def _lines(axes: Axes, rows: Rows, x: str, metric: Metric, colors: Colors) -> None:
     column = _COLUMN[metric]
     for peer, color in colors.items():
         points = [(float(r[x]), float(r[column])) for r in rows if r["peer"] == peer and r[column]]
         if points:
             axes.plot(*zip(*sorted(points), strict=True), color=color, lw=1.5, marker="o", ms=3, label=peer)
-    floor = sorted({(float(r[x]), _floor(r, column)) for r in rows if r["floor_ms"] and r["median_ms"] and r[column]})
+    timed = [r for r in rows if metric != "MB" and r["floor_ms"] and r["median_ms"] and r[column]]
+    floor = sorted({(float(r[x]), _floor(r, column)) for r in timed})
     if floor:
         axes.plot(*zip(*floor, strict=True), color="0.3", lw=1, ls="--", label="floor")
     axes.set_xscale("log")
@@ -61,6 +72,17 @@ def _panel(
     axes.set_ylabel(metric)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="0.92")
+
+
+def _bars(axes: Axes, rows: Rows, x: str, metric: Metric, colors: Colors) -> None:
+    shown = [row for row in rows if row[_COLUMN[metric]]]
+    values = [float(row[_COLUMN[metric]]) for row in shown]
+    bars = axes.barh([row["peer"] for row in shown], values, color=[colors[row["peer"]] for row in shown])
+    axes.bar_label(bars, [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values], padding=3, size=8)
+    axes.margins(x=0.2)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{metric}, {rows[0][x]} {x}")
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _floor(row: dict[str, str], column: str) -> float:

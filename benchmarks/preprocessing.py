@@ -37,9 +37,9 @@ MESHES = 20  # of a folder
 ORIGINAL_LIMIT = 150_000  # vertices; from there its factorisation and loop take many minutes
 
 
-@benchmark("precompute")
+@benchmark("precompute", metrics=("ms", "MB"))
 def precompute_cases(options: Options) -> Iterator[Case]:
-    """From meshes in memory to operators: all the meshes of a case, one after another, on all cores."""
+    """From meshes in memory to operators, one mesh after another, on all cores."""
     k = options.k or 128
     for name, meshes in _cases(options):
         yield Case(

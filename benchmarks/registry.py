@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import torch
 
 Parameter: TypeAlias = int | float | str
-Metric: TypeAlias = Literal["ms", "TFLOP/s", "GB/s"]
+Metric: TypeAlias = Literal["ms", "TFLOP/s", "GB/s", "MB"]
 
 
 class Unavailable(RuntimeError):
@@ -69,21 +69,21 @@ class Benchmark:
     precision that is set, inputs that are held) lasts for as long as its case is measured.
 
     x: the parameter that plots have on their x axis
-    metric: what they have on the y axis
+    metrics: what they have on the y axis, a row of panels for each
     """
 
     name: str
     summary: str
     cases: Callable[[Options], Iterator[Case]]
     x: str
-    metric: Metric
+    metrics: tuple[Metric, ...]
 
 
 BENCHMARKS: dict[str, Benchmark] = {}
 
 
 def benchmark(
-    name: str, *, x: str = "vertices", metric: Metric = "ms"
+    name: str, *, x: str = "vertices", metrics: tuple[Metric, ...] = ("ms",)
 ) -> Callable[[Callable[[Options], Iterator[Case]]], Callable[[Options], Iterator[Case]]]:
     """Register a generator of cases; the first line of its docstring says what is measured."""
 
@@ -91,7 +91,7 @@ def benchmark(
         if name in BENCHMARKS:
             raise ValueError(f"there are two benchmarks of the name {name!r}")
         summary = (cases.__doc__ or "").strip().split("\n")[0]
-        BENCHMARKS[name] = Benchmark(name, summary, cases, x, metric)
+        BENCHMARKS[name] = Benchmark(name, summary, cases, x, metrics)
         return cases
 
     return register

@@ -59,7 +59,7 @@ def _run(bench: Benchmark, options: Options, out: Path, console: Console) -> lis
             if isinstance(f, Failure) and not f.expected
         ]
     if table:
-        plot(out / f"{bench.name}.csv", out / f"{bench.name}.png", bench.summary, bench.x, bench.metric)
+        plot(out / f"{bench.name}.csv", out / f"{bench.name}.png", bench.summary, bench.x, bench.metrics)
     return broken
 
 

@@ -110,7 +110,7 @@ def _each(matrices: Sequence[Tensor], x: Tensor) -> list[Tensor]:
     return [matrix @ x for matrix in matrices]
 
 
-@benchmark("spmm", metric="GB/s")
+@benchmark("spmm", metrics=("GB/s",))
 def spmm_cases(options: Options) -> Iterator[Case]:
     """Sparse times dense on the pattern of a mesh."""
     for order in ORDERS:
@@ -128,7 +128,7 @@ def spmm_cases(options: Options) -> Iterator[Case]:
                         yield _spmm_case(pattern, options, dtype, c, named)
 
 
-@benchmark("spmm-skewed", metric="GB/s")
+@benchmark("spmm-skewed", metrics=("GB/s",))
 def skewed_cases(options: Options) -> Iterator[Case]:
     """Sparse times dense with rows whose lengths follow a power law."""
     for v in options.vertices or (100_000,):
@@ -138,7 +138,7 @@ def skewed_cases(options: Options) -> Iterator[Case]:
                 yield _spmm_case(pattern, options, dtype, c, {"dtype": dtype, "width": c, "vertices": v})
 
 
-@benchmark("gradients", metric="GB/s")
+@benchmark("gradients", metrics=("GB/s",))
 def gradient_cases(options: Options) -> Iterator[Case]:
     """gradX and gradY of a function, in one pass and one by one, forward and backward to the function."""
     device = options.device
@@ -174,7 +174,7 @@ def gradient_cases(options: Options) -> Iterator[Case]:
                     )
 
 
-@benchmark("sddmm", metric="GB/s")
+@benchmark("sddmm", metrics=("GB/s",))
 def sddmm_cases(options: Options) -> Iterator[Case]:
     """Dense times dense at the entries of the pattern of a mesh."""
     device = options.device

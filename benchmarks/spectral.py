@@ -17,7 +17,7 @@ VERTICES = (1_000, 10_000, 100_000, 524_288, 1_000_000)
 WIDTHS = (64, 128, 256)
 
 
-@benchmark("to-spectral", metric="GB/s")
+@benchmark("to-spectral", metrics=("GB/s",))
 def to_spectral_cases(options: Options) -> Iterator[Case]:
     """S = Φᵀ(m ∘ x) of one mesh, and dx = m ∘ (Φ dS)."""
     device, k = options.device, options.k or 128

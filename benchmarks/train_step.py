@@ -20,7 +20,7 @@ from diffnet.train.capture import CapturedStep
 BLOCKS, INPUTS, CLASSES = 4, 16, 8
 
 
-@benchmark("train-step")
+@benchmark("train-step", metrics=("ms", "MB"))
 def train_step(options: Options) -> Iterator[Case]:
     """A step (forward, cross-entropy, backward, Adam) of a network of 4 blocks with dropout, on one mesh.
 

@@ -89,7 +89,7 @@ def _random(device: torch.device, kind: Arithmetic, *shape: int) -> Tensor:
     return torch.randn(*shape, device=device).to(kind.storage)
 
 
-@benchmark("tune-gradient-features-forward", metric="TFLOP/s")
+@benchmark("tune-gradient-features-forward", metrics=("TFLOP/s",))
 def tune_forward(options: Options) -> Iterator[Case]:
     """Tiles of the forward of gradient features, x_d with it."""
 
@@ -110,7 +110,7 @@ def tune_forward(options: Options) -> Iterator[Case]:
     yield from _cases(options, "forward", FORWARD, (2, 4, 8), make)
 
 
-@benchmark("tune-gradient-features-backward", metric="TFLOP/s")
+@benchmark("tune-gradient-features-backward", metrics=("TFLOP/s",))
 def tune_backward(options: Options) -> Iterator[Case]:
     """Tiles of the backward of gradient features."""
 
@@ -131,7 +131,7 @@ def tune_backward(options: Options) -> Iterator[Case]:
     yield from _cases(options, "backward", BACKWARD, (1, 2, 4), make)
 
 
-@benchmark("tune-project", metric="GB/s")
+@benchmark("tune-project", metrics=("GB/s",))
 def tune_project(options: Options) -> Iterator[Case]:
     """Tiles of Φᵀ(m ∘ x)."""
 
@@ -151,7 +151,7 @@ def tune_project(options: Options) -> Iterator[Case]:
     yield from _cases(options, "project", PROJECT, (1, 2, 4), make)
 
 
-@benchmark("tune-evaluate", metric="GB/s")
+@benchmark("tune-evaluate", metrics=("GB/s",))
 def tune_evaluate(options: Options) -> Iterator[Case]:
     """Tiles of m ∘ (Φ D)."""
 
@@ -171,7 +171,7 @@ def tune_evaluate(options: Options) -> Iterator[Case]:
     yield from _cases(options, "evaluate", EVALUATE, (2, 4, 8), make)
 
 
-@benchmark("tune-linear", metric="GB/s")
+@benchmark("tune-linear", metrics=("GB/s",))
 def tune_linear(options: Options) -> Iterator[Case]:
     """Tiles of the first layer of a block's MLP, with dropout."""
 
