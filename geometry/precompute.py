@@ -44,8 +44,8 @@ def precompute(
     laplacian: "robust" or "cotan"; see `laplacian_and_mass`
     cache_dir: a folder that keeps results. An entry is found again by the content of the mesh and by the options, so
         the folder can be shared by data sets and by processes, and deleted at any time.
-    basis: the precision that eigenvectors are kept in. The cache takes little over half the space for "float16" and
-        "bfloat16"; what is returned is float32 in any case, rounded to that precision with or without a cache.
+    basis: the precision that eigenvectors are kept in. "float16" and "bfloat16" save a third of the cache at k = 128;
+        what is returned is float32 in any case, rounded to that precision with or without a cache.
     device: what computes the eigenbasis, see `eigenbasis`; the result is on the CPU
 
     Positions are rounded to float32 first, so float32 and float64 callers get the same entry; everything is computed

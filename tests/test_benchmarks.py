@@ -104,7 +104,7 @@ def test_two_benchmarks_of_one_name(registry: dict) -> None:
 def test_what_a_run_writes(registry: dict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     held: list[str] = []
 
-    @benchmark("mine", metric="TFLOP/s")
+    @benchmark("mine", metrics=("TFLOP/s",))
     def cases(options: Options) -> Iterator[Case]:
         """Something of mine.
 
