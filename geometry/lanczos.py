@@ -42,7 +42,7 @@ class KrylovSpace:
         more dimensions.
         """
         restarts = 0
-        check = self.wanted * 11 // 4
+        check = self.wanted * 31 // 10
         while True:
             while self.size < min(check, self.capacity - BLOCK + 1):
                 self._extend()
