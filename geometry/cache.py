@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import uuid
 import warnings
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -42,17 +43,45 @@ def read_entry(path: Path) -> Tensors | None:
     None where there is none, or, with a warning, where it is damaged.
     """
     try:
-        with safe_open(path, framework="pt") as entry:
-            tensors = {name: entry.get_tensor(name) for name in entry.keys()}  # noqa: SIM118, not a dictionary
-            expected = (entry.metadata() or {}).get("crc32")
-        if str(_checksum(tensors)) != expected:
-            raise SafetensorError("the checksum differs")
+        tensors, metadata = _map(path)
+        if metadata["crc32"] != str(_checksum(tensors)):
+            raise ValueError("the checksum differs")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (SafetensorError, OSError, ValueError) as e:
+    except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError) as e:  # whatever damage leads to
         warnings.warn(f"cache entry {path} can't be read and is computed again ({type(e).__name__}: {e})", stacklevel=2)
         return None
     return tensors
+
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+}
+
+
+def _map(path: Path) -> tuple[Tensors, dict[str, str]]:
+    """The tensors and the metadata of a safetensors file.
+
+    The library opens a file twice, by its name, and in between another process may put an entry in its place.
+    """
+    with path.open("rb") as file:
+        buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    begin = 8 + int.from_bytes(buffer[:8], "little")
+    header = json.loads(buffer[8:begin])
+    metadata = header.pop("__metadata__")
+    tensors = {}
+    for name, about in header.items():
+        first, last = about["data_offsets"]
+        content = torch.empty(0, dtype=torch.uint8)
+        if last != first:  # which frombuffer refuses
+            content = torch.frombuffer(buffer, dtype=torch.uint8, count=last - first, offset=begin + first)
+        tensors[name] = content.view(_DTYPES[about["dtype"]]).reshape(about["shape"])
+    return tensors, metadata
 
 
 def write_entry(path: Path, tensors: Tensors) -> None:
