@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -229,6 +230,9 @@ def _pool(jobs: int, threads: int) -> Iterator[ProcessPoolExecutor]:
                 process.terminate()
         raise
     finally:
+        if sys.version_info < (3, 12):
+            # Where its processes are gone, older Pythons wait for what they had still to read (CPython issue 94777).
+            pool._call_queue._reader.close()  # type: ignore[attr-defined]
         pool.shutdown(cancel_futures=True)
 
 

@@ -264,6 +264,24 @@ def test_an_error_while_filling_does_not_wait_for_the_rest(tmp_path):
     assert time.perf_counter() - started < 60
 
 
+def test_an_interrupt_does_not_wait_for_what_nobody_will_read():
+    """More than a pipe holds, on its way to a process that has something else to do."""
+
+    def interrupted():
+        with preprocess._pool(1, 1) as pool:
+            busy = pool.submit(time.sleep, 100)
+            while not busy.running():
+                time.sleep(0.05)
+            pool.submit(len, bytes(10**7))
+            time.sleep(0.5)
+            raise KeyboardInterrupt
+
+    started = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert time.perf_counter() - started < 60
+
+
 def test_the_cache_is_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
