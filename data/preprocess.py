@@ -136,12 +136,10 @@ def fill_cache(
         with _interrupts_blocked():
             return pool.submit(_fill, sources[position], options, cache_dir, device)
 
-    waiting: deque[int] = deque()
-    for i, source in enumerate(sources):  # looking takes less than starting processes
-        if _is_filled(source, options, cache_dir):
-            done(i, None)
-        else:
-            waiting.append(i)
+    # Looking takes less than starting processes; from the first mesh that isn't there on, they look for themselves.
+    waiting = deque(range(len(sources)))
+    while waiting and _is_filled(sources[waiting[0]], options, cache_dir):
+        done(waiting.popleft(), None)
     jobs = min(jobs, len(waiting))
     lost: list[int] = []
     while waiting:

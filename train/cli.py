@@ -53,7 +53,7 @@ LaplacianOption = Annotated[
 ]
 BasisOption = Annotated[
     BasisPrecision,
-    typer.Option(help="Precision that eigenvectors are kept in; half takes half the space in the cache."),
+    typer.Option(help="Precision that eigenvectors are kept in; half precision saves a third of the cache."),
 ]
 
 

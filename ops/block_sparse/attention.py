@@ -12,7 +12,7 @@ from diffnet.ops.backend import Backend
 from diffnet.ops.block_sparse import plain
 from diffnet.ops.block_sparse.pattern import BlockPattern
 from diffnet.ops.block_sparse.products import _structure
-from diffnet.ops.block_sparse.softmax import _mask_at_blocks, mask_inside
+from diffnet.ops.block_sparse.softmax import flat_key_mask, mask_at_blocks, mask_inside
 from diffnet.ops.precision import compute_dtype
 from diffnet.ops.sparse.pattern import row_of_each
 from diffnet.ops.sparse.products import on_kernels
@@ -51,13 +51,8 @@ def block_attention(
     dtype = compute_dtype(query, key, value)
     flat = [t.to(dtype).reshape(math.prod(batch), *t.shape[-3:]) for t in (query, key, value)]
     if key_padding_mask is not None:
-        if key_padding_mask.dtype != torch.bool or key_padding_mask.shape != (*batch, columns):
-            raise ValueError(
-                f"key_padding_mask should be bool of shape {(*batch, columns)}, "
-                f"got {key_padding_mask.dtype} of {tuple(key_padding_mask.shape)}"
-            )
-        key_padding_mask = key_padding_mask.reshape(len(flat[0]), columns)
-    mask = None if attention_mask is None else _mask_at_blocks(pattern, attention_mask)
+        key_padding_mask = flat_key_mask(pattern, key_padding_mask, batch)
+    mask = None if attention_mask is None else mask_at_blocks(pattern, attention_mask)
     scale = channels**-0.5 if scale is None else scale
     triton = on_kernels(backend, *flat)
     out: Tensor = _attention(*_structure(pattern), *flat, key_padding_mask, mask, scale, pattern.block, triton)[0]

@@ -43,14 +43,9 @@ def block_softmax(
     flat = scores.reshape(math.prod(batch), *pattern.values_shape)
     bias = None if relative_bias is None else _bias_at_blocks(pattern, relative_bias)
     if key_padding_mask is not None:
-        if key_padding_mask.dtype != torch.bool or key_padding_mask.shape != (*batch, pattern.columns):
-            raise ValueError(
-                f"key_padding_mask should be bool of shape {(*batch, pattern.columns)}, "
-                f"got {key_padding_mask.dtype} of {tuple(key_padding_mask.shape)}"
-            )
-        key_padding_mask = key_padding_mask.reshape(len(flat), pattern.columns)
+        key_padding_mask = flat_key_mask(pattern, key_padding_mask, batch)
     if attention_mask is not None:
-        attention_mask = _mask_at_blocks(pattern, attention_mask)
+        attention_mask = mask_at_blocks(pattern, attention_mask)
     triton = on_kernels(backend, flat)
     out: Tensor = _softmax(
         pattern.blocks.indptr,
@@ -83,7 +78,17 @@ def _bias_at_blocks(pattern: BlockPattern, table: Tensor) -> Tensor:
     return table.to(torch.promote_types(table.dtype, torch.float32))[head, distance]
 
 
-def _mask_at_blocks(pattern: BlockPattern, mask: Tensor) -> Tensor:
+def flat_key_mask(pattern: BlockPattern, mask: Tensor, batch: torch.Size) -> Tensor:
+    """A key padding mask (…, columns) as (Z, columns). Raises ValueError where it doesn't fit the batch."""
+    if mask.dtype != torch.bool or mask.shape != (*batch, pattern.columns):
+        raise ValueError(
+            f"key_padding_mask should be bool of shape {(*batch, pattern.columns)}, "
+            f"got {mask.dtype} of {tuple(mask.shape)}"
+        )
+    return mask.reshape(math.prod(batch), pattern.columns)
+
+
+def mask_at_blocks(pattern: BlockPattern, mask: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         raise ValueError(f"attention_mask should be bool, got {mask.dtype}")
     if mask.shape == pattern.values_shape:
