@@ -10,37 +10,13 @@ import sys
 from typing import Any
 
 import torch
+from no_gpu import compile_only
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
 from diffnet.ops.kernels import diffusion, direct_gradient_features, gradient_features, linear, spectral
 
-GPU = GPUTarget("cuda", int(sys.argv[1]), 32)
+CAPABILITY = int(sys.argv[1])
 V, K, C = 1000, 128, 128
-
-
-class NoGPU:
-    """All that compiling asks of a driver."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPU
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        return 0
-
-
-run = JITFunction.run
-
-
-def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-    compiled = run(self, *arguments, grid=grid, warmup=True, **options)
-    print(self.__name__, options.get("PRECISION", ""), arithmetic, compiled.metadata.shared, flush=True)
-    return compiled
 
 
 def launch_all(dtype: torch.dtype) -> None:
@@ -61,11 +37,14 @@ def launch_all(dtype: torch.dtype) -> None:
     linear.activation_backward(x, x, 0.5)
 
 
-driver.set_active(NoGPU())
-JITFunction.run = compile_only
+def report(name: str, options: dict[str, Any], compiled: Any) -> None:
+    print(name, options.get("PRECISION", ""), arithmetic, compiled.metadata.shared, flush=True)
+
+
+compile_only(CAPABILITY, report)
 for module in (diffusion, spectral, gradient_features, direct_gradient_features, linear):
     module.interpreted = lambda tensor: False
-    module.roomy = lambda tensor: GPU.arch == 90
+    module.roomy = lambda tensor: CAPABILITY == 90
     if hasattr(module, "processors"):
         module.processors = lambda tensor: 132
 for arithmetic, dtype in (("bf16", torch.bfloat16), ("tf32", torch.float32)):

@@ -16,9 +16,7 @@ from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
+from no_gpu import compile_only
 
 from diffnet.ops import BlockPattern, Pattern
 from diffnet.ops.block_sparse import attention_kernels
@@ -26,28 +24,6 @@ from diffnet.ops.block_sparse import kernels as block_kernels
 from diffnet.ops.sparse import kernels
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-
-
-class NoGPU:
-    """All that compiling asks of a driver."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        return 0
-
-
-run = JITFunction.run
-
-
-def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-    compiled = run(self, *arguments, grid=grid, warmup=True, **options)
-    print(self.__name__, dtype, _spilled(compiled.asm["cubin"]), compiled.metadata.shared, flush=True)
-    return compiled
 
 
 def _spilled(binary: bytes) -> int:
@@ -105,9 +81,12 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_blocks(BlockPattern.from_mask(torch.ones(1, 1, dtype=torch.bool), 16, 1, 1), 1, dtype)
 
 
+def report(name: str, options: dict[str, Any], compiled: Any) -> None:
+    print(name, dtype, _spilled(compiled.asm["cubin"]), compiled.metadata.shared, flush=True)
+
+
 os.environ.pop("TRITON_INTERPRET", None)
-driver.set_active(NoGPU())
-JITFunction.run = compile_only
+compile_only(90, report)
 torch.backends.cuda.matmul.fp32_precision = "tf32"
 for dtype in (torch.bfloat16, torch.float32):
     launch_all(dtype)

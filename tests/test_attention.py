@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from float64 import DEVICE, random
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,7 +16,6 @@ from diffnet import DiffusionNet, MeshAttention, Operators, collate, precompute
 from diffnet.geometry import with_k_ring, with_nearest
 from diffnet.ops import Pattern
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 C, HEADS = 8, 2
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,10 +28,6 @@ def meshes() -> list[Operators]:
     loose = np.concatenate([[[5.0, 0, 0]], torus.vertices]), torus.faces + 1
     cloud = trimesh.creation.icosphere(1).vertices * [1, 0.7, 0.5]
     return [precompute(m, k=6) for m in (trimesh.creation.icosphere(1), loose, (cloud, None))]
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def mask_of(pattern: Pattern) -> Tensor:

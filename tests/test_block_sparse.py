@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from float64 import DEVICE, check, random
 from torch import Tensor
 
 from diffnet.ops import BlockPattern, Pattern, block_attention, block_matmul, block_softmax
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 KINDS = [
     ("torch", torch.float64),
     ("triton", torch.float32),
@@ -44,10 +43,6 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
 def random_pattern(shape: tuple[int, int, int, int], seed: int = 0) -> BlockPattern:
     """A layout per head, with an empty block row and an empty block column where there are several."""
     heads, rows, columns, block = shape
@@ -58,26 +53,6 @@ def random_pattern(shape: tuple[int, int, int, int], seed: int = 0) -> BlockPatt
     if mask.shape[2] > 2:
         mask[-1, :, 1] = False
     return BlockPattern.from_mask(mask, block, rows, columns)
-
-
-def check(
-    ours: Callable[..., Tensor], reference: Callable[..., Tensor], inputs: list[Tensor], dtype: torch.dtype
-) -> None:
-    """Values and the gradient for every input, against float64 on the inputs as rounded to the dtype."""
-    rounded = [x.to(dtype) for x in inputs]
-    results = []
-    for function, leaves in (
-        (ours, [x.to(DEVICE).requires_grad_() for x in rounded]),
-        (reference, [x.double().requires_grad_() for x in rounded]),
-    ):
-        out = function(*leaves)
-        weights = random(*out.shape, seed=99).to(dtype).to(out)
-        results.append([out.detach().cpu(), *(g.cpu() for g in torch.autograd.grad((out * weights).sum(), leaves))])
-    for i, (a, b) in enumerate(zip(*results, strict=True)):
-        assert a.dtype == dtype
-        assert a.shape == b.shape
-        error = torch.linalg.norm(a.double() - b) / torch.linalg.norm(b).clamp(min=1e-30)
-        assert error <= TOLERANCE[dtype], ("value" if i == 0 else f"gradient {i - 1}", error)
 
 
 def flipped(x: Tensor, transpose: bool) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import trimesh
+from float64 import DEVICE, random
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,13 +20,7 @@ from diffnet import (
 from diffnet.geometry import patches
 from diffnet.ops import BlockPattern
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def layout(*shape: int, seed: int = 0) -> Tensor:

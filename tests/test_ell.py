@@ -8,18 +8,14 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from float64 import DEVICE, random
 from torch import Tensor
 
 from diffnet.ops import EllPattern, HybridPattern, Pattern
 from diffnet.ops.sparse import ell
 from diffnet.ops.sparse.ell import bucket_widths
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def random_pattern(rows: int, columns: int) -> Pattern:

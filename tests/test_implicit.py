@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from float64 import DEVICE, random
 from torch import Tensor
 
 from diffnet import DiffusionNet, DiffusionNetBlock, ImplicitDiffusion, Operators, collate, precompute
 from diffnet.ops import SparseMatrix, implicit_diffusion, spmm
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 C = 5
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,10 +29,6 @@ def meshes() -> list[Operators]:
     operators = [precompute(m, k=0) for m in (trimesh.creation.icosphere(1), loose, (cloud, None))]
     assert (operators[1].mass == 0).sum() == 2
     return operators
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def times() -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from float64 import DEVICE, TOLERANCE, check, random, relative
 from torch import Tensor
 
 from diffnet.ops import (
@@ -27,8 +28,6 @@ from diffnet.ops.sparse import kernels
 from diffnet.ops.sparse import pattern as patterns
 
 PIECE = 16  # in these tests, so that rows of several pieces stay small enough for the interpreter
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 # (backend, dtype, index dtype)
 KINDS = [
     ("torch", torch.float64, torch.int64),
@@ -69,10 +68,6 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poison(torch.empty))
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
 def random_mask(shape: tuple[int, int, int] | str) -> tuple[np.ndarray, int]:
     """Where a random matrix has entries, with an empty row and an empty column, and the channels of its factors."""
     rows, columns, channels = (6, 2 * PIECE + 12, 4) if isinstance(shape, str) else shape
@@ -97,30 +92,6 @@ def dense_of(pattern: Pattern, values: Tensor) -> Tensor:
     place = pattern.row_indices.long() * pattern.columns + pattern.indices.long()
     flat = values.new_zeros(*values.shape[:-1], pattern.shape[0] * pattern.columns)
     return flat.index_add(-1, place, values).reshape(*values.shape[:-1], *pattern.shape)
-
-
-def relative(a: Tensor, b: Tensor) -> float:
-    return float(torch.linalg.norm(a.double() - b) / torch.linalg.norm(b).clamp(min=1e-30))
-
-
-def check(
-    ours: Callable[..., Tensor], reference: Callable[..., Tensor], inputs: list[Tensor], dtype: torch.dtype
-) -> None:
-    """Values and the gradient for every input, against float64 on the inputs as rounded to the dtype."""
-    rounded = [x.to(dtype) for x in inputs]
-    results = []
-    for function, leaves in (
-        (ours, [x.to(DEVICE).requires_grad_() for x in rounded]),
-        (reference, [x.double().requires_grad_() for x in rounded]),
-    ):
-        out = function(*leaves)
-        weights = random(*out.shape, seed=99).to(dtype).to(out)
-        results.append([out.detach().cpu(), *(g.cpu() for g in torch.autograd.grad((out * weights).sum(), leaves))])
-    for i, (a, b) in enumerate(zip(*results, strict=True)):
-        assert a.dtype == dtype
-        assert a.shape == b.shape
-        error = relative(a, b)
-        assert error <= TOLERANCE[dtype], ("value" if i == 0 else f"gradient {i - 1}", error)
 
 
 @kinds

@@ -1,0 +1,42 @@
+"""Triton's compiler for a GPU that need not be there, in a process of its own without the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+
+class NoGPU:
+    """All that compiling asks of a driver."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+
+def compile_only(capability: int, report: Callable[[str, dict[str, Any], Any], None]) -> None:
+    """From here on launches compile for a GPU of this compute capability, 90 for 9.0, and run nothing.
+
+    report: called with each kernel's name, the options it was launched with, and what it was compiled to
+    """
+    run = JITFunction.run
+
+    def compile_and_report(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        compiled = run(self, *arguments, grid=grid, warmup=True, **options)
+        report(self.__name__, options, compiled)
+        return compiled
+
+    driver.set_active(NoGPU(capability))
+    JITFunction.run = compile_and_report
