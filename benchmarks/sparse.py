@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
 from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
 from diffnet.benchmarks.peers import backward_of, on_kernels
 from diffnet.benchmarks.registry import Case, Options, Unavailable, benchmark
+from diffnet.geometry.vertex_order import order_along_surface, order_unless_near
 from diffnet.ops import Pattern, SparseMatrix, implicit_diffusion, sddmm, sparse_softmax, spmm
 
 VERTICES = (100_000, 1_000_000)
 WIDTHS = (128,)
-Order: TypeAlias = Literal["local", "shuffled", "reordered"]
-ORDERS: tuple[Order, ...] = ("local", "shuffled", "reordered")
+Order: TypeAlias = Literal["local", "shuffled", "renumbered", "precomputed"]
+ORDERS: tuple[Order, ...] = get_args(Order)
 
 
 def dtypes(options: Options) -> tuple[str, ...]:
@@ -44,7 +44,8 @@ def where_implemented(run: Callable[[], object]) -> Callable[[], object]:
 def mesh_pattern(vertices: int, order: Order, device: torch.device) -> Pattern:
     """Each vertex and its six neighbours in a triangulated grid closed to a torus, of about so many vertices.
 
-    order: row by row; at random; or at random and then by reverse Cuthill and McKee
+    order: vertices are numbered row by row; at random; at random and then along the surface; or at random, and rows
+        are taken along the surface, as `precompute` has it
     """
     side = max(3, round(vertices**0.5))
     count = side * side
@@ -53,11 +54,20 @@ def mesh_pattern(vertices: int, order: Order, device: torch.device) -> Pattern:
     columns = torch.stack([(x + i) % side + (y + j) % side * side for i, j in steps], dim=1)
     if order != "local":
         columns = _renumbered(columns, torch.randperm(count, generator=torch.Generator().manual_seed(0)))
-    if order == "reordered":
-        indptr = torch.arange(0, 7 * count + 1, 7).int()
-        graph = csr_array((torch.ones(7 * count), columns.flatten().int(), indptr), shape=(count, count))
-        columns = _renumbered(columns, torch.argsort(torch.from_numpy(reverse_cuthill_mckee(graph).astype("int64"))))
-    return _prepared(torch.full((count,), 7), columns.sort(dim=1).values.flatten(), count, device)
+    if order == "renumbered":
+        columns = _renumbered(columns, torch.argsort(torch.from_numpy(order_along_surface(_graph(columns)))))
+    columns = columns.sort(dim=1).values
+    pattern = _prepared(torch.full((count,), 7), columns.flatten(), count, device)
+    if order == "precomputed":
+        rows = order_unless_near(_graph(columns))
+        pattern = pattern if rows is None else pattern.with_row_order(torch.from_numpy(rows))
+    return pattern
+
+
+def _graph(columns: Tensor) -> csr_array:
+    count, length = columns.shape
+    indptr = torch.arange(0, length * count + 1, length).int()
+    return csr_array((torch.ones(columns.numel()), columns.flatten().int(), indptr), shape=(count, count))
 
 
 def skewed_pattern(rows: int, device: torch.device) -> Pattern:

@@ -56,4 +56,5 @@ def with_nearest(operators: Operators, positions: Tensor, k: int) -> Operators:
 
 
 def _with(operators: Operators, pattern: Pattern) -> Operators:
-    return replace(operators, neighborhood=pattern.prepare().to(operators.device))
+    pattern = pattern.prepare().to(operators.device)
+    return replace(operators, neighborhood=pattern.with_row_order(operators.gradient.pattern.row_order, check=False))

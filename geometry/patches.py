@@ -8,10 +8,10 @@ from itertools import pairwise
 import numpy as np
 import torch
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
 from diffnet.geometry.operators import Operators
+from diffnet.geometry.vertex_order import order_along_surface
 from diffnet.ops import BlockPattern, Pattern
 
 
@@ -44,7 +44,7 @@ def patches(operators: Operators, block: int = 32) -> Patches:
     entries = np.ones(neighborhood.nnz, dtype=bool), neighborhood.indices.numpy(), neighborhood.indptr.numpy()
     graph = csr_array(entries, shape=neighborhood.shape)
     bounds = operators.ptr.tolist()
-    parts = [lo + reverse_cuthill_mckee(graph[lo:hi, lo:hi]).astype(np.int64) for lo, hi in pairwise(bounds)]
+    parts = [lo + order_along_surface(graph[lo:hi, lo:hi]) for lo, hi in pairwise(bounds)]
     order = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
     ordered = graph[order][:, order]
     ordered.sort_indices()

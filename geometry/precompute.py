@@ -22,6 +22,7 @@ from diffnet.geometry.gradient import gradient_values, one_ring
 from diffnet.geometry.laplacian import LAPLACIANS, LaplacianKind, laplacian_and_mass, usable_faces
 from diffnet.geometry.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.operators import Operators
+from diffnet.geometry.vertex_order import order_unless_near
 from diffnet.ops import Pattern, SparseMatrix
 
 BasisPrecision: TypeAlias = Literal["float32", "float16", "bfloat16"]
@@ -50,7 +51,8 @@ def precompute(
 
     Positions are rounded to float32 first, so float32 and float64 callers get the same entry; everything is computed
     in float64 from there and rounded once, to float32. Units are those of the positions: areas of `mass` are length²,
-    eigenvalues 1/length², gradients 1/length.
+    eigenvalues 1/length², gradients 1/length. Vertices keep their numbers; where neighbours have distant ones, sparse
+    products on a GPU take their rows in an order along the surface, see `Pattern.with_row_order`.
 
     Raises MeshError for a mesh that can't be used, ValueError for a bad option.
     """
@@ -112,9 +114,11 @@ def _cached(path: Path, mesh: Mesh, options: _Options) -> Tensors | None:
     if tensors is None:
         return None
     vertices, k = len(mesh.verts), options.k
-    entries = [
-        tensors[f"{name}_indices"].numel() if f"{name}_indices" in tensors else 0 for name in ("laplacian", "gradient")
-    ]
+
+    def count(name: str) -> int:
+        return tensors[name].numel() if name in tensors else 0
+
+    entries = [count(f"{name}_indices") for name in ("laplacian", "gradient")]
     expected = {
         "mass": (torch.float32, (vertices,)),
         "evals": (torch.float32, (k,)),
@@ -127,6 +131,7 @@ def _cached(path: Path, mesh: Mesh, options: _Options) -> Tensors | None:
         "gradient": (torch.float32, (2, entries[1])),
         "gradient_indptr": (torch.int32, (vertices + 1,)),
         "gradient_indices": (torch.int32, (entries[1],)),
+        "row_order": (torch.int32, (vertices if count("row_order") else 0,)),
     }
     if {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} == expected:
         return tensors
@@ -176,6 +181,8 @@ def _compute(mesh: Mesh, options: _Options, device: torch.device | str) -> Tenso
     for name, matrix in (("laplacian", laplacian), ("gradient", pattern)):
         arrays[f"{name}_indptr"] = matrix.indptr.astype(np.int32)
         arrays[f"{name}_indices"] = matrix.indices.astype(np.int32)
+    order = order_unless_near(pattern)
+    arrays["row_order"] = np.zeros(0, np.int32) if order is None else order.astype(np.int32)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     # Small components have large eigenvectors, which half precision would not hold.
     scale = tensors["evecs"].abs().amax(0) if options.basis != "float32" else torch.ones(options.k)
@@ -192,11 +199,13 @@ def _with_diagonal(laplacian: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matri
 
 
 def _assemble(tensors: Tensors, mesh: Mesh) -> Operators:
+    order = tensors["row_order"] if len(tensors["row_order"]) > 0 else None
+
     def sparse(name: str) -> SparseMatrix:
         indptr, indices = tensors[f"{name}_indptr"], tensors[f"{name}_indices"]
         # What products and their backward need is found here, once, rather than inside a step that may be compiled or
         # captured.
-        return SparseMatrix(Pattern(indptr, indices, len(mesh.verts), check=False).prepare(), tensors[name])
+        return SparseMatrix(Pattern(indptr, indices, len(mesh.verts), order, check=False).prepare(), tensors[name])
 
     def extent(count: int) -> torch.Tensor:
         return torch.tensor([0, count], dtype=torch.int64)

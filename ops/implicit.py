@@ -12,6 +12,7 @@ from diffnet.ops.backend import Backend
 from diffnet.ops.conjugate_gradients import conjugate_gradients
 from diffnet.ops.ragged import row_lengths
 from diffnet.ops.sparse import SparseMatrix
+from diffnet.ops.sparse.pattern import CsrArrays, csr_arrays
 from diffnet.ops.sparse.products import _sddmm, _spmm, diagonal, on_kernels
 
 TOLERANCE = 1e-6
@@ -53,9 +54,7 @@ def implicit_diffusion(
     triton = on_kernels(backend, values, wide)
     pattern = laplacian.pattern
     solution: Tensor = _solve(
-        pattern.indptr,
-        pattern.indices,
-        pattern.long_pieces if triton else pattern.indices.new_empty(0, 3),
+        list(csr_arrays(pattern, triton)),
         ptr,
         diagonal(pattern, values.detach()),
         values,
@@ -73,9 +72,7 @@ def implicit_diffusion(
 
 @torch.library.custom_op("diffnet::implicit_solve", mutates_args=())
 def _solve(
-    indptr: Tensor,
-    indices: Tensor,
-    pieces: Tensor,
+    structure: Sequence[Tensor],
     ptr: Tensor,
     diagonal: Tensor,
     values: Tensor,
@@ -89,14 +86,15 @@ def _solve(
     triton: bool,
 ) -> Tensor:
     """(M + t_c L)⁻¹ b_c on the vertices that have mass, 0 on the others."""
+    csr = CsrArrays(*structure)
     if triton:
         from diffnet.ops.sparse import kernels
 
         def multiply(u: Tensor) -> Tensor:
-            return kernels.spmm(indptr, indices, pieces, values[None], u[None])[0]
+            return kernels.spmm(csr, values[None], u[None])[0]
     else:
         size = (len(mass), len(mass))
-        laplacian = torch.sparse_csr_tensor(indptr, indices, values, size, check_invariants=False)
+        laplacian = torch.sparse_csr_tensor(csr.indptr, csr.indices, values, size, check_invariants=False)
 
         def multiply(u: Tensor) -> Tensor:
             with torch.autocast(u.device.type, enabled=False):
@@ -126,9 +124,7 @@ def _solve(
 
 @_solve.register_fake
 def _(
-    indptr: Tensor,
-    indices: Tensor,
-    pieces: Tensor,
+    structure: Sequence[Tensor],
     ptr: Tensor,
     diagonal: Tensor,
     values: Tensor,
@@ -145,27 +141,28 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    indptr, indices, pieces, ptr, diagonal, values, mass, time, _, *ctx.settings = inputs
-    ctx.save_for_backward(indptr, indices, pieces, ptr, diagonal, values, mass, time, output)
+    structure, *tensors, _, lengths, tolerance, max_iterations, check_every, triton = inputs
+    ctx.settings = lengths, tolerance, max_iterations, check_every, triton
+    ctx.save_for_backward(*structure, *tensors, output)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     if torch.is_grad_enabled():
         raise RuntimeError("implicit_diffusion can't be differentiated twice")
-    indptr, indices, pieces, ptr, diagonal, values, mass, time, u = ctx.saved_tensors
+    *structure, ptr, diagonal, values, mass, time, u = ctx.saved_tensors
     *_, triton = ctx.settings
-    need_values, need_mass, need_time, need_b = ctx.needs_input_grad[5:9]
-    w = _solve(indptr, indices, pieces, ptr, diagonal, values, mass, time, grad, *ctx.settings)
+    need_values, need_mass, need_time, need_b = ctx.needs_input_grad[3:7]
+    w = _solve(structure, ptr, diagonal, values, mass, time, grad, *ctx.settings)
     # No transpose is needed where nothing more is differentiated.
-    structure = (indptr, indices, pieces, indptr, indices, pieces, pieces.new_empty(0))
+    both = [*structure, *structure, ptr.new_empty(0)]
     grad_values = grad_mass = grad_time = None
     if need_values:
-        grad_values = -_sddmm(*structure, (w * time)[None], u[None], triton)[0]
+        grad_values = -_sddmm(both, (w * time)[None], u[None], triton)[0]
     if need_mass:
         grad_mass = -(w * u).sum(1)
     if need_time:
-        grad_time = -(w * _spmm(*structure, values[None], u[None], False, False, triton)[0]).sum(0)
-    return *[None] * 5, grad_values, grad_mass, grad_time, w if need_b else None, *[None] * 5
+        grad_time = -(w * _spmm(both, values[None], u[None], False, False, triton)[0]).sum(0)
+    return [None] * len(structure), None, None, grad_values, grad_mass, grad_time, w if need_b else None, *[None] * 5
 
 
 _solve.register_autograd(_backward, setup_context=_save)

@@ -22,6 +22,7 @@ from diffnet.ops import BlockPattern, Pattern
 from diffnet.ops.block_sparse import attention_kernels
 from diffnet.ops.block_sparse import kernels as block_kernels
 from diffnet.ops.sparse import kernels
+from diffnet.ops.sparse.pattern import csr_arrays
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
@@ -39,18 +40,19 @@ def _spilled(binary: bytes) -> int:
 
 def launch_csr(pattern: Pattern, channels: int, dtype: torch.dtype) -> None:
     rows, columns = pattern.shape
-    indptr, indices, pieces = pattern.indptr, pattern.indices, pattern.long_pieces
+    pattern = pattern.with_row_order(torch.arange(rows))
     transposed, order = pattern.transpose
+    csr, turned = csr_arrays(pattern, True), csr_arrays(transposed, True)
     values, x, g = (
         torch.randn(shape).to(dtype) for shape in ((2, pattern.nnz), (1, columns, channels), (2, rows, channels))
     )
-    kernels.spmm(indptr, indices, pieces, values[:1], x)
-    kernels.spmm(indptr, indices, pieces, values, x)
-    kernels.spmm(transposed.indptr, transposed.indices, transposed.long_pieces, values, g, True, order)
-    kernels.sddmm(indptr, indices, pieces, g, x)
-    kernels.sddmm(indptr, indices, pieces, g[:1], x)
-    kernels.softmax(indptr, pieces, values, values > 0, 0.5)
-    kernels.softmax_backward(indptr, pieces, values, values, 0.5)
+    kernels.spmm(csr, values[:1], x)
+    kernels.spmm(csr, values, x)
+    kernels.spmm(turned, values, g, True, order)
+    kernels.sddmm(csr, g, x)
+    kernels.sddmm(csr, g[:1], x)
+    kernels.softmax(csr.indptr, csr.long_pieces, values, values > 0, 0.5)
+    kernels.softmax_backward(csr.indptr, csr.long_pieces, values, values, 0.5)
 
 
 def launch_blocks(pattern: BlockPattern, channels: int, dtype: torch.dtype) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 import trimesh
 
-from diffnet.geometry import MeshError, Operators, cache, load_mesh, precompute
+from diffnet.geometry import MeshError, Operators, cache, load_mesh, precompute, vertex_order
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,6 +53,8 @@ def assert_equal(a: Operators, b: Operators) -> None:
         assert torch.equal(x.pattern.indptr, y.pattern.indptr)
         assert torch.equal(x.pattern.indices, y.pattern.indices)
         assert x.pattern.columns == y.pattern.columns
+        assert (x.pattern.row_order is None) == (y.pattern.row_order is None)
+        assert x.pattern.row_order is None or torch.equal(x.pattern.row_order, y.pattern.row_order)
     assert a.lengths == b.lengths
 
 
@@ -66,20 +68,26 @@ def entry(folder: Path) -> Path:
     return path
 
 
-def test_hit_is_equal_and_not_computed(mesh: Any, tmp_path: Path, compute: list[int]) -> None:
-    fresh = precompute(mesh, K)
-    first = precompute(mesh, K, cache_dir=tmp_path)
+@pytest.mark.parametrize("near", [vertex_order.NEAR, 0], ids=["in-the-order-of-the-mesh", "rows-ordered"])
+@pytest.mark.parametrize("k", [K, 0])
+def test_hit_is_equal_and_not_computed(
+    mesh: Any, k: int, near: int, tmp_path: Path, compute: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vertex_order, "NEAR", near)
+    fresh = precompute(mesh, k)
+    assert (fresh.gradient.pattern.row_order is None) == (near > 0)
+    first = precompute(mesh, k, cache_dir=tmp_path)
     assert len(compute) == 2
     written = entry(tmp_path).read_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        again = precompute(mesh, K, cache_dir=str(tmp_path))
+        again = precompute(mesh, k, cache_dir=str(tmp_path))
     assert len(compute) == 2
     assert entry(tmp_path).read_bytes() == written
     assert_equal(fresh, first)
     assert_equal(fresh, again)
     again.mass[0] = 5  # operators that were read are writable and their own
-    assert_equal(fresh, precompute(mesh, K, cache_dir=tmp_path))
+    assert_equal(fresh, precompute(mesh, k, cache_dir=tmp_path))
 
 
 def test_types_of_arrays_and_options_share_an_entry(mesh: Any, tmp_path: Path, compute: list[int]) -> None:

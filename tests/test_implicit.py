@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diffnet import DiffusionNet, DiffusionNetBlock, ImplicitDiffusion, Operators, collate, precompute
 from diffnet.ops import SparseMatrix, implicit_diffusion, spmm
+from diffnet.ops.sparse.pattern import csr_arrays
 
 C = 5
 
@@ -98,13 +99,7 @@ def test_well_formed_operator(meshes: list[Operators]) -> None:
     operators = meshes[1].to(dtype=torch.float64)
     pattern = operators.laplacian.pattern
     mass = operators.mass.clone().requires_grad_()
-    arguments = (
-        pattern.indptr,
-        pattern.indices,
-        pattern.long_pieces,
-        operators.ptr,
-        random(operators.num_vertices).abs(),
-    )
+    arguments = (list(csr_arrays(pattern, False)), operators.ptr, random(operators.num_vertices).abs())
     arguments += (operators.laplacian.values.clone().requires_grad_(), mass, times().requires_grad_())
     arguments += (random(operators.num_vertices, C).requires_grad_(), list(operators.lengths), 1e-10, 100, 8, False)
     torch.library.opcheck(torch.ops.diffnet.implicit_solve.default, arguments)

@@ -33,6 +33,7 @@ from diffnet.geometry import (
     one_ring,
     precompute,
     tangent_frames,
+    with_k_ring,
     wks,
 )
 from diffnet.ops import SparseMatrix
@@ -825,3 +826,29 @@ def test_faces_stay_those_of_the_mesh() -> None:
     operators = precompute((verts, odd), 3)
     np.testing.assert_array_equal(operators.faces, odd)
     assert operators.face_ptr.tolist() == [0, 6]
+
+
+def test_rows_are_taken_along_the_surface() -> None:
+    """Where numbers say nothing about who is near whom, and there only; operators are the same either way."""
+    side = 200
+    x, y = np.meshgrid(np.arange(side), np.arange(side))
+    verts = np.stack([x, y, np.sin(x / 9) * np.sin(y / 9)], axis=-1).reshape(-1, 3).astype(float)
+    number = np.arange(side * side).reshape(side, side)
+    a, b, c, d = number[:-1, :-1], number[:-1, 1:], number[1:, :-1], number[1:, 1:]
+    faces = np.concatenate([np.stack(t, axis=-1).reshape(-1, 3) for t in ((a, b, d), (a, d, c))])
+    place = np.random.default_rng(0).permutation(len(verts))
+    shuffled_verts = np.empty_like(verts)
+    shuffled_verts[place] = verts
+    tidy, shuffled = precompute((verts, faces), k=0), precompute((shuffled_verts, place[faces]), k=0)
+    assert tidy.gradient.pattern.row_order is None
+    order = shuffled.gradient.pattern.row_order
+    assert order is not None
+    assert shuffled.laplacian.pattern.row_order is order
+    pattern = shuffled.gradient.pattern
+    taken = torch.empty(side * side, dtype=torch.int64)
+    taken[order.long()] = torch.arange(side * side)
+    apart = (taken[pattern.row_indices.long()] - taken[pattern.indices.long()]).abs().double().mean()
+    assert apart < 2 * side
+    rings = with_k_ring(shuffled, 2)
+    assert rings.neighborhood is not None
+    assert rings.neighborhood.row_order is order

@@ -17,14 +17,16 @@ from diffnet.ops import (
     Pattern,
     SparseMatrix,
     block_diagonal,
+    block_diagonal_pattern,
     diagonal,
     row_sum,
     sddmm,
     sparse_softmax,
     split_diagonal,
+    split_diagonal_pattern,
     spmm,
 )
-from diffnet.ops.sparse import kernels
+from diffnet.ops.sparse import kernels, products
 from diffnet.ops.sparse import pattern as patterns
 
 PIECE = 16  # in these tests, so that rows of several pieces stay small enough for the interpreter
@@ -87,6 +89,10 @@ def pattern_of(mask: np.ndarray, index: torch.dtype = torch.int32) -> Pattern:
     return Pattern(torch.tensor(found.indptr, dtype=index), torch.tensor(found.indices, dtype=index), mask.shape[1])
 
 
+def ints(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
 def dense_of(pattern: Pattern, values: Tensor) -> Tensor:
     """(…, rows, columns), differentiable in the values (…, nnz)."""
     place = pattern.row_indices.long() * pattern.columns + pattern.indices.long()
@@ -129,6 +135,66 @@ def test_spmm_over_sets(
         [random(*values, pattern.nnz), random(*x, mask.shape[1], channels, seed=1)],
         torch.float32,
     )
+
+
+@shapes
+def test_rows_in_another_order(shape: tuple[int, int, int] | str) -> None:
+    """To the bit what comes of the matrix's own order, and every gradient."""
+    mask, channels = random_mask(shape)
+    pattern = pattern_of(mask).prepare().to(DEVICE)
+    rows, columns = mask.shape
+    ordered = pattern.with_row_order(torch.randperm(rows, generator=torch.Generator().manual_seed(0)))
+    leaves = [random(2, pattern.nnz), random(columns, channels, seed=1), random(2, rows, channels, seed=2)]
+    results = []
+    for p in (pattern, ordered):
+        values, x, a = (t.float().to(DEVICE).requires_grad_() for t in leaves)
+        out = spmm(p, values, x, backend="triton")
+        turned = spmm(p, values, a, transpose=True, backend="triton")
+        sampled = sddmm(p, a, x, backend="triton")
+        loss = sum(t.square().sum() for t in (out, turned, sampled))
+        results.append([out, turned, sampled, *torch.autograd.grad(loss, [values, x, a])])
+    for expected, found in zip(*results, strict=True):
+        assert torch.equal(expected, found)
+    # It is that order which rows are taken in: one that lacks all but row 0 leaves them out.
+    only_first = pattern.with_row_order(torch.zeros(rows), check=False)
+    out = spmm(only_first, torch.ones(pattern.nnz, device=DEVICE), leaves[1].float().to(DEVICE), backend="triton")
+    assert out[1:].isnan().sum() == channels * (rows - 1 - int((pattern.row_lengths[1:] > PIECE).sum()))
+
+
+def test_row_orders_go_where_patterns_go() -> None:
+    square = pattern_of(np.eye(5, dtype=bool) | (np.arange(5) == 2))
+    order = ints(4, 2, 0, 1, 3)
+    for pattern in (square.with_row_order(order), square.prepare().with_row_order(order)):
+        assert pattern.row_order is not None
+        assert pattern.row_order.dtype == torch.int32
+        assert pattern.row_order.tolist() == [4, 2, 0, 1, 3]
+        assert pattern.transpose[0].row_order is pattern.row_order
+        packed = block_diagonal_pattern([square, pattern])
+        assert packed.row_order is not None
+        assert packed.row_order.tolist() == [0, 1, 2, 3, 4, 9, 7, 5, 6, 8]
+        assert torch.equal(packed.transpose[0].row_order, packed.row_order)
+        (first, _), (second, _) = split_diagonal_pattern(packed, [5, 5])
+        assert first.row_order.tolist() == [0, 1, 2, 3, 4]
+        assert second.row_order.tolist() == order.tolist()
+        assert packed.to("meta").row_order.device.type == "meta"
+        assert packed.with_row_order(None).row_order is None
+        assert packed.with_row_order(None).transpose[0].row_order is None
+    wide = pattern_of(np.ones((5, 6), dtype=bool)).with_row_order(order)
+    assert wide.transpose[0].row_order is None
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        (ints(0, 1), r"\(3,\), dtype torch.int32.*shape \(2,\)"),
+        (ints(0, 1, 1), "row 2 is missing or twice"),
+        (ints(0, 1, 3), "row 2 is missing or twice"),
+        (ints(-1, 1, 2), "row 0 is missing or twice"),
+    ],
+)
+def test_row_orders_that_are_none(order: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pattern_of(np.ones((3, 3), dtype=bool)).with_row_order(order)
 
 
 @kinds
@@ -252,11 +318,7 @@ def test_operators_are_well_formed(triton: bool) -> None:
     """Fake implementation, autograd and aliasing, as torch.compile and torch.export rely on them."""
     mask, _ = random_mask("skewed")
     pattern = pattern_of(mask).to(DEVICE)
-    transposed, order = pattern.transpose
-    structure = (
-        *(pattern.indptr, pattern.indices, pattern.long_pieces),
-        *(transposed.indptr, transposed.indices, transposed.long_pieces, order),
-    )
+    structure = products._structure(pattern, triton)
 
     def leaf(*shape: int) -> Tensor:
         return random(*shape).float().to(DEVICE).requires_grad_()
@@ -264,9 +326,9 @@ def test_operators_are_well_formed(triton: bool) -> None:
     rows, columns = pattern.shape
     values, x, a = leaf(2, pattern.nnz), leaf(1, columns, 3), leaf(2, rows, 3)
     ops = torch.ops.diffnet
-    torch.library.opcheck(ops.spmm.default, (*structure, values, x, False, False, triton))
-    torch.library.opcheck(ops.spmm.default, (*structure, values, a, True, True, triton))
-    torch.library.opcheck(ops.sddmm.default, (*structure, a, x, triton))
+    torch.library.opcheck(ops.spmm.default, (structure, values, x, False, False, triton))
+    torch.library.opcheck(ops.spmm.default, (structure, values, a, True, True, triton))
+    torch.library.opcheck(ops.sddmm.default, (structure, a, x, triton))
     mask = random(2, pattern.nnz).to(DEVICE) > 0
     arguments = (pattern.indptr, pattern.indices, pattern.long_pieces, values, mask, 0.5, triton)
     torch.library.opcheck(ops.sparse_softmax.default, arguments)
@@ -340,10 +402,6 @@ def test_helpers() -> None:
 
 
 # Patterns
-
-
-def ints(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
-    return torch.tensor(values, dtype=dtype)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ entries, with no atomics, so results don't change from run to run.
 
 Rows of more than PIECE entries would keep one program busy while the others are done, so they are left out there and
 computed piece by piece, each by a program of its own (`pieces`, see `Pattern.long_pieces`; few or none on a mesh).
+
+Products may take their rows in another order than the matrix has them, see `Pattern.with_row_order`: rows of the dense
+factors are as wide as a memory access or wider, so reading them once matters, and reading them in order hardly does.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.sparse.pattern import PIECE
+from diffnet.ops.sparse.pattern import PIECE, CsrArrays
 
 # Bytes of the dense factor that a program gathers at a time, for one entry of each of its rows; and for how many
 # entries at the same time. Tiles are powers of two.
@@ -31,19 +34,12 @@ PIECE_ENTRIES = 16  # entries of a piece that are gathered together
 MAX_UNROLLED_SETS = 8
 
 
-def spmm(
-    indptr: Tensor,
-    indices: Tensor,
-    pieces: Tensor,
-    values: Tensor,
-    x: Tensor,
-    reduce: bool = False,
-    order: Tensor | None = None,
-) -> Tensor:
+def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False, order: Tensor | None = None) -> Tensor:
     """See `plain.spmm`; order (nnz,) is where in values the entries' values are, for a transposed pattern."""
+    indptr, indices, pieces, row_order = csr
     sets, rows, channels = len(values), len(indptr) - 1, x.shape[2]
     if reduce and sets > MAX_UNROLLED_SETS:
-        return spmm(indptr, indices, pieces, values, x, False, order).sum(0, keepdim=True)
+        return spmm(csr, values, x, False, order).sum(0, keepdim=True)
     out = x.new_empty(1 if reduce else sets, rows, channels)
     if out.numel() == 0:
         return out
@@ -58,8 +54,8 @@ def spmm(
     flags = {"TOGETHER": together, "REDUCE": reduce, "PERMUTED": order is not None, "BLOCK_C": block_c}
     entry_order = indices if order is None else order
     _spmm_rows[(groups * triton.cdiv(rows, block_r), tiles)](
-        indptr, indices, entry_order, values, x, out, rows, channels, sets, *strides,
-        LONG=PIECE, BLOCK_R=block_r, UNROLL=UNROLL, **flags,
+        indptr, indices, row_order, entry_order, values, x, out, rows, channels, sets, *strides,
+        ORDERED=len(row_order) > 0, LONG=PIECE, BLOCK_R=block_r, UNROLL=UNROLL, **flags,
     )  # fmt: skip
     if len(pieces) > 0:
         partial = x.new_empty(len(out), len(pieces), channels, dtype=torch.float32)
@@ -73,8 +69,9 @@ def spmm(
     return out
 
 
-def sddmm(indptr: Tensor, indices: Tensor, pieces: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     """See `plain.sddmm`."""
+    indptr, indices, pieces, row_order = csr
     sets, rows, channels, entries = max(len(a), len(b)), len(indptr) - 1, a.shape[2], len(indices)
     out = a.new_empty(sets, entries)
     if out.numel() == 0:
@@ -86,8 +83,8 @@ def sddmm(indptr: Tensor, indices: Tensor, pieces: Tensor, a: Tensor, b: Tensor)
     strides = [stride for t in (a, b) for stride in (0 if len(t) == 1 else t.stride(0), t.stride(1))]
     flags = {"TOGETHER": together, "ONE_TILE": channels <= block_c, "BLOCK_C": block_c}
     _sddmm_rows[(groups * triton.cdiv(rows, block_r),)](
-        indptr, indices, a, b, out, rows, channels, sets, entries, *strides,
-        LONG=PIECE, BLOCK_R=block_r, UNROLL=UNROLL, **flags,
+        indptr, indices, row_order, a, b, out, rows, channels, sets, entries, *strides,
+        ORDERED=len(row_order) > 0, LONG=PIECE, BLOCK_R=block_r, UNROLL=UNROLL, **flags,
     )  # fmt: skip
     if len(pieces) > 0:
         _sddmm_pieces[(sets * len(pieces),)](
@@ -150,16 +147,25 @@ def _tile(dense: Tensor) -> tuple[int, int]:
 
 
 @triton.jit
+def _rows_to_take(row_order, block, rows, ORDERED: tl.constexpr, BLOCK_R: tl.constexpr):
+    """The rows of a block, of which those from `rows` on are none."""
+    r = block * BLOCK_R + tl.arange(0, BLOCK_R)
+    if ORDERED:
+        r = tl.load(row_order + r, mask=r < rows, other=rows)
+    return r
+
+
+@triton.jit
 def _spmm_rows(
-    indptr, indices, order, values, x, out, rows, channels, sets, value_stride, x_set_stride, x_row_stride,
-    TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr, LONG: tl.constexpr,
+    indptr, indices, row_order, order, values, x, out, rows, channels, sets, value_stride, x_set_stride, x_row_stride,
+    TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr, ORDERED: tl.constexpr, LONG: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """out[s, r] = Σ values[s, e] x[s, indices[e]] over the entries e of row r, for sets one by one, two by two (which
     share x), or all of them summed (REDUCE)."""
     blocks = tl.cdiv(rows, BLOCK_R)
     first = (tl.program_id(0) // blocks) * TOGETHER
-    r = (tl.program_id(0) % blocks) * BLOCK_R + tl.arange(0, BLOCK_R)
+    r = _rows_to_take(row_order, tl.program_id(0) % blocks, rows, ORDERED, BLOCK_R)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     start = tl.load(indptr + r, mask=r < rows, other=0)
     length = tl.load(indptr + r + 1, mask=r < rows, other=0) - start
@@ -268,15 +274,15 @@ def _add_pieces(
 
 @triton.jit
 def _sddmm_rows(
-    indptr, indices, a, b, out, rows, channels, sets, entries,
+    indptr, indices, row_order, a, b, out, rows, channels, sets, entries,
     a_set_stride, a_row_stride, b_set_stride, b_row_stride,
-    TOGETHER: tl.constexpr, ONE_TILE: tl.constexpr, LONG: tl.constexpr,
+    TOGETHER: tl.constexpr, ONE_TILE: tl.constexpr, ORDERED: tl.constexpr, LONG: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """out[s, e] = a[s, r] · b[s, indices[e]] for the entries e of row r, for sets one by one, or two that share b."""
     blocks = tl.cdiv(rows, BLOCK_R)
     first = ((tl.program_id(0) // blocks) * TOGETHER).to(tl.int64)
-    r = (tl.program_id(0) % blocks) * BLOCK_R + tl.arange(0, BLOCK_R)
+    r = _rows_to_take(row_order, tl.program_id(0) % blocks, rows, ORDERED, BLOCK_R)
     start = tl.load(indptr + r, mask=r < rows, other=0)
     length = tl.load(indptr + r + 1, mask=r < rows, other=0) - start
     length = tl.where((r < rows) & (length <= LONG), length, 0)

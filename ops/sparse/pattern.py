@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ class Pattern:
     indptr: (rows+1,) int32 or int64, row r holds the entries indptr[r]:indptr[r+1]
     indices: (nnz,) of the same dtype, the column of each entry, ascending within a row, each at most once
     columns: the number of columns
+    row_order: (rows,) of the same dtype, each row once: the order in which kernels take the rows, see `with_row_order`;
+        None for that of the matrix
     check: look whether all that is so, and raise ValueError naming what isn't. It reads the arrays, which waits for a
         GPU; pass False for arrays that are known to be right.
     """
@@ -30,6 +33,7 @@ class Pattern:
     indptr: Tensor
     indices: Tensor
     columns: int
+    row_order: Tensor | None = None
     # Not cached properties: torch.compile would look past the cache and trace the sorting into every step.
     _transpose: tuple[Pattern, Tensor] | None = field(default=None, repr=False)
     _long_pieces: Tensor | None = field(default=None, repr=False)
@@ -39,6 +43,8 @@ class Pattern:
         # torch.compile makes patterns of stand-ins for tensors, which have nothing to check.
         if check and type(self.indptr) is Tensor:
             _check(self.indptr, self.indices, self.columns)
+            if self.row_order is not None:
+                _check_order(self.row_order, self.indptr)
 
     @classmethod
     def from_row_lengths(cls, lengths: Tensor, indices: Tensor, columns: int, *, check: bool = True) -> Pattern:
@@ -93,6 +99,21 @@ class Pattern:
         _ = self.long_pieces, self.transpose[0].long_pieces
         return self
 
+    def with_row_order(self, order: Tensor | None, *, check: bool = True) -> Pattern:
+        """This pattern with its rows taken in another order by kernels; what they compute stays the same.
+
+        order: (rows,) integers, see `row_order`
+
+        Rows that a kernel takes at about the same time should read the same rows of the dense factor, which are then
+        in the cache. An order along the surface does that where the vertices of a mesh are numbered at random. The
+        transpose of a square pattern takes its rows in that order too. See `Pattern` for check.
+        """
+        order = None if order is None else order.to(self.indptr)
+        transposed = self._transpose
+        if transposed is not None and self.shape[0] == self.shape[1]:
+            transposed = replace(transposed[0], row_order=order, check=False), transposed[1]
+        return replace(self, row_order=order, _transpose=transposed, check=check)
+
     def to(self, device: torch.device | str | None) -> Pattern:
         indices = self.indices.to(device=device)
         if indices is self.indices:
@@ -101,8 +122,24 @@ class Pattern:
         if self._transpose is not None:  # sorted once, moved ever after
             pattern, order = self._transpose
             moved = pattern.to(device), order.to(device)
-        pieces = None if self._long_pieces is None else self._long_pieces.to(device)
-        return Pattern(self.indptr.to(device), indices, self.columns, moved, pieces, check=False)
+        order, pieces = (None if x is None else x.to(device) for x in (self.row_order, self._long_pieces))
+        return Pattern(self.indptr.to(device), indices, self.columns, order, moved, pieces, check=False)
+
+
+class CsrArrays(NamedTuple):
+    """What kernels take of a pattern; an empty row_order stands for none."""
+
+    indptr: Tensor
+    indices: Tensor
+    long_pieces: Tensor
+    row_order: Tensor
+
+
+def csr_arrays(pattern: Pattern, triton: bool) -> CsrArrays:
+    """Pieces of long rows are looked for if Triton's kernels are to be used only."""
+    none = pattern.indices.new_empty(0)
+    order = none if pattern.row_order is None else pattern.row_order
+    return CsrArrays(pattern.indptr, pattern.indices, pattern.long_pieces if triton else none, order)
 
 
 def row_of_each(indptr: Tensor, indices: Tensor) -> Tensor:
@@ -122,22 +159,20 @@ def block_diagonal_pattern(patterns: Sequence[Pattern]) -> Pattern:
     offsets = row_offsets([p.nnz for p in patterns])
     order = torch.cat([order + offset for (_, order), offset in zip(transposes, offsets, strict=True)])
     transposed = _pack([pattern for pattern, _ in transposes])
-    return Pattern(packed.indptr, packed.indices, packed.columns, (transposed, order), packed._long_pieces, check=False)
+    return replace(packed, _transpose=(transposed, order), check=False)
 
 
 def split_diagonal_pattern(pattern: Pattern, lengths: Sequence[int]) -> list[tuple[Pattern, slice]]:
     """The inverse for square blocks with the given numbers of rows: each block's pattern and where its entries are."""
     bounds = list(accumulate(lengths, initial=0))
     entries = pattern.indptr[bounds].tolist()
-    return [
-        (
-            Pattern(
-                pattern.indptr[lo : hi + 1] - first, pattern.indices[first:last] - lo, columns=hi - lo, check=False
-            ),
-            slice(first, last),
-        )
-        for lo, hi, first, last in zip(bounds, bounds[1:], entries, entries[1:], strict=False)
-    ]
+    order = pattern.row_order
+    parts = []
+    for lo, hi, first, last in zip(bounds, bounds[1:], entries, entries[1:], strict=False):
+        own = None if order is None else order[(order >= lo) & (order < hi)] - lo
+        indptr, indices = pattern.indptr[lo : hi + 1] - first, pattern.indices[first:last] - lo
+        parts.append((Pattern(indptr, indices, hi - lo, own, check=False), slice(first, last)))
+    return parts
 
 
 def _pack(patterns: Sequence[Pattern]) -> Pattern:
@@ -152,7 +187,17 @@ def _pack(patterns: Sequence[Pattern]) -> Pattern:
     if len(known) == len(patterns):
         shifts = zip(rows, row_offsets(entries), strict=True)
         pieces = torch.cat([p + p.new_tensor([r, e, e]) for p, (r, e) in zip(known, shifts, strict=True)])
-    return Pattern(torch.cat([*starts, end]), torch.cat(indices), sum(columns), _long_pieces=pieces, check=False)
+    order = None
+    if any(p.row_order is not None for p in patterns):
+        order = torch.cat([_rows_in_order(p) + offset for p, offset in zip(patterns, rows, strict=True)])
+    indptr = torch.cat([*starts, end])
+    return Pattern(indptr, torch.cat(indices), sum(columns), order, _long_pieces=pieces, check=False)
+
+
+def _rows_in_order(pattern: Pattern) -> Tensor:
+    if pattern.row_order is not None:
+        return pattern.row_order
+    return torch.arange(pattern.shape[0], dtype=pattern.indptr.dtype, device=pattern.indptr.device)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -160,7 +205,9 @@ def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
     order = torch.sort(pattern.indices, stable=True).indices
     counts = torch.bincount(pattern.indices, minlength=pattern.columns)
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(pattern.indptr.dtype)
-    return Pattern(indptr, pattern.row_indices[order], pattern.shape[0], check=False), order
+    rows, columns = pattern.shape
+    row_order = pattern.row_order if rows == columns else None
+    return Pattern(indptr, pattern.row_indices[order], rows, row_order, check=False), order
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -207,3 +254,15 @@ def _check(indptr: Tensor, indices: Tensor, columns: int) -> None:
         before, after = indices[entry : entry + 2].tolist()
         what = f"column {after} twice" if before == after else f"{before} before {after}"
         raise ValueError(f"indices should ascend within a row, got {what} in row {rows[entry]}")
+
+
+def _check_order(order: Tensor, indptr: Tensor) -> None:
+    rows = len(indptr) - 1
+    if order.shape != (rows,) or order.dtype != indptr.dtype or order.device != indptr.device:
+        raise ValueError(
+            f"row_order should have shape ({rows},), dtype {indptr.dtype} and be on {indptr.device}, "
+            f"got {order.dtype} of shape {tuple(order.shape)} on {order.device}"
+        )
+    missing = (order.sort().values != torch.arange(rows, device=order.device)).nonzero()
+    if len(missing) > 0:
+        raise ValueError(f"row_order should have each row once, row {int(missing[0])} is missing or twice")

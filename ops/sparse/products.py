@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from diffnet.ops.backend import KERNEL_DTYPES, Backend, use_triton
 from diffnet.ops.sparse import plain
-from diffnet.ops.sparse.pattern import Pattern
+from diffnet.ops.sparse.pattern import CsrArrays, Pattern, csr_arrays
 
 
 def spmm(pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False, backend: Backend = "auto") -> Tensor:
@@ -33,7 +34,7 @@ def spmm(pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False
     flat = values.expand(*batch, pattern.nnz).reshape(math.prod(batch), pattern.nnz)
     dense = _flat_sets(x.to(values.dtype), batch)
     triton = on_kernels(backend, flat, dense)
-    out: Tensor = _spmm(*_structure(pattern, triton), flat, dense, transpose, False, triton)
+    out: Tensor = _spmm(_structure(pattern, triton), flat, dense, transpose, False, triton)
     return out.reshape(*batch, rows, x.shape[-1])
 
 
@@ -55,7 +56,7 @@ def sddmm(pattern: Pattern, a: Tensor, b: Tensor, *, backend: Backend = "auto") 
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
     flat = [_flat_sets(t, batch) for t in (a, b)]
     triton = on_kernels(backend, *flat)
-    out: Tensor = _sddmm(*_structure(pattern, triton), *flat, triton)
+    out: Tensor = _sddmm(_structure(pattern, triton), *flat, triton)
     return out.reshape(*batch, pattern.nnz)
 
 
@@ -90,31 +91,20 @@ def _flat_sets(x: Tensor, batch: torch.Size) -> Tensor:
     return x.expand(*batch, *x.shape[-2:]).reshape(math.prod(batch), *x.shape[-2:])
 
 
-def _structure(pattern: Pattern, triton: bool) -> tuple[Tensor, ...]:
-    """What the operators below take of a pattern: itself, its transpose, and for kernels the pieces of long rows."""
+def _structure(pattern: Pattern, triton: bool) -> list[Tensor]:
+    """What the operators below take of a pattern: its arrays, those of its transpose, and where entries are in it."""
     transposed, order = pattern.transpose
-    none = order.new_empty(0, 3)
-    return (
-        pattern.indptr,
-        pattern.indices,
-        pattern.long_pieces if triton else none,
-        transposed.indptr,
-        transposed.indices,
-        transposed.long_pieces if triton else none,
-        order,
-    )
+    return [*csr_arrays(pattern, triton), *csr_arrays(transposed, triton), order]
+
+
+def _pattern_and_transpose(structure: Sequence[Tensor]) -> tuple[CsrArrays, CsrArrays, Tensor]:
+    return CsrArrays(*structure[:4]), CsrArrays(*structure[4:8]), structure[8]
 
 
 # Custom operators keep torch.compile from tracing into sparse tensors and kernels.
 @torch.library.custom_op("diffnet::spmm", mutates_args=())
 def _spmm(
-    indptr: Tensor,
-    indices: Tensor,
-    pieces: Tensor,
-    t_indptr: Tensor,
-    t_indices: Tensor,
-    t_pieces: Tensor,
-    order: Tensor,
+    structure: Sequence[Tensor],
     values: Tensor,
     x: Tensor,
     transpose: bool,
@@ -122,104 +112,87 @@ def _spmm(
     triton: bool,
 ) -> Tensor:
     """Aₛ xₛ or Aₛᵀ xₛ for values (S, nnz) and x (S or 1, …, C) → (S, …, C), summed over the sets (1, …, C)."""
+    own, transposed, order = _pattern_and_transpose(structure)
     if triton:
         from diffnet.ops.sparse import kernels
 
-        if transpose:
-            return kernels.spmm(t_indptr, t_indices, t_pieces, values, x, reduce, order)
-        return kernels.spmm(indptr, indices, pieces, values, x, reduce)
+        return kernels.spmm(transposed, values, x, reduce, order) if transpose else kernels.spmm(own, values, x, reduce)
     if transpose:
-        return plain.spmm(t_indptr, t_indices, values[:, order], x, reduce)
-    return plain.spmm(indptr, indices, values, x, reduce)
+        return plain.spmm(transposed.indptr, transposed.indices, values[:, order], x, reduce)
+    return plain.spmm(own.indptr, own.indices, values, x, reduce)
 
 
 @_spmm.register_fake
 def _(
-    indptr: Tensor,
-    indices: Tensor,
-    pieces: Tensor,
-    t_indptr: Tensor,
-    t_indices: Tensor,
-    t_pieces: Tensor,
-    order: Tensor,
+    structure: Sequence[Tensor],
     values: Tensor,
     x: Tensor,
     transpose: bool,
     reduce: bool,
     triton: bool,
 ) -> Tensor:
-    rows = len(t_indptr if transpose else indptr) - 1
+    own, transposed, _ = _pattern_and_transpose(structure)
+    rows = len(transposed.indptr if transpose else own.indptr) - 1
     return x.new_empty(1 if reduce else len(values), rows, x.shape[2])
 
 
 @torch.library.custom_op("diffnet::sddmm", mutates_args=())
 def _sddmm(
-    indptr: Tensor,
-    indices: Tensor,
-    pieces: Tensor,
-    t_indptr: Tensor,
-    t_indices: Tensor,
-    t_pieces: Tensor,
-    order: Tensor,
+    structure: Sequence[Tensor],
     a: Tensor,
     b: Tensor,
     triton: bool,
 ) -> Tensor:
     """Aₛ Bₛᵀ at the entries, for a (S or 1, rows, C) and b (S or 1, columns, C) → (S, nnz)."""
+    own = _pattern_and_transpose(structure)[0]
     if triton:
         from diffnet.ops.sparse import kernels
 
-        return kernels.sddmm(indptr, indices, pieces, a, b)
-    return plain.sddmm(indptr, indices, a, b)
+        return kernels.sddmm(own, a, b)
+    return plain.sddmm(own.indptr, own.indices, a, b)
 
 
 @_sddmm.register_fake
 def _(
-    indptr: Tensor,
-    indices: Tensor,
-    pieces: Tensor,
-    t_indptr: Tensor,
-    t_indices: Tensor,
-    t_pieces: Tensor,
-    order: Tensor,
+    structure: Sequence[Tensor],
     a: Tensor,
     b: Tensor,
     triton: bool,
 ) -> Tensor:
-    return a.new_empty(max(len(a), len(b)), len(indices))
+    return a.new_empty(max(len(a), len(b)), len(structure[1]))
 
 
 def _save_spmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.transpose, ctx.reduce, ctx.triton = inputs
-    ctx.save_for_backward(*tensors)
+    structure, values, x, ctx.transpose, ctx.reduce, ctx.triton = inputs
+    ctx.save_for_backward(*structure, values, x)
 
 
-def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, values, x = ctx.saved_tensors
-    need_values, need_x = ctx.needs_input_grad[7:9]
+    need_values, need_x = ctx.needs_input_grad[1:3]
     grad = grad.to(values.dtype)  # autocast may hand back a narrower one
     grad_values = grad_x = None
     if need_values:
         a, b = (x, grad) if ctx.transpose else (grad, x)
-        grad_values = _sddmm(*structure, a, b, ctx.triton)
+        grad_values = _sddmm(structure, a, b, ctx.triton)
     if need_x:
         # What all sets read, all sets give a gradient to.
-        grad_x = _spmm(*structure, values, grad, not ctx.transpose, len(x) < len(values), ctx.triton)
-    return *[None] * 7, grad_values, grad_x, None, None, None
+        grad_x = _spmm(structure, values, grad, not ctx.transpose, len(x) < len(values), ctx.triton)
+    return [None] * len(structure), grad_values, grad_x, None, None, None
 
 
 def _save_sddmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.triton = inputs
-    ctx.save_for_backward(*tensors)
+    structure, a, b, ctx.triton = inputs
+    ctx.save_for_backward(*structure, a, b)
 
 
-def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, a, b = ctx.saved_tensors
-    need_a, need_b = ctx.needs_input_grad[7:9]
+    need_a, need_b = ctx.needs_input_grad[1:3]
     grad = grad.to(a.dtype)
-    grad_a = _spmm(*structure, grad, b, False, len(a) < len(grad), ctx.triton) if need_a else None
-    grad_b = _spmm(*structure, grad, a, True, len(b) < len(grad), ctx.triton) if need_b else None
-    return *[None] * 7, grad_a, grad_b, None
+    grad_a = _spmm(structure, grad, b, False, len(a) < len(grad), ctx.triton) if need_a else None
+    grad_b = _spmm(structure, grad, a, True, len(b) < len(grad), ctx.triton) if need_b else None
+    return [None] * len(structure), grad_a, grad_b, None
 
 
 _spmm.register_autograd(_spmm_backward, setup_context=_save_spmm)
