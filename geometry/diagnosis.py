@@ -52,7 +52,7 @@ class Diagnosis:
             "vertices that no face uses": self.unreferenced_vertices,
             "vertices at the position of another": self.coincident_vertices,
         }
-        return [f"{count} {what}" for what, count in named.items() if count]
+        return [f"{what}: {count}" for what, count in named.items() if count]
 
 
 def diagnose(mesh: Mesh) -> Diagnosis:

@@ -108,6 +108,18 @@ def room(tmp_path_factory):
     return room
 
 
+def test_a_run_without_an_eigenbasis(room, tmp_path):
+    """Its cache entries hold no pairs at all."""
+    where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", tmp_path / "cache"]
+    options = [*SMALL, "--diffusion", "implicit", "--k", 0, "--attention-heads", 2, "--epochs", 2]
+    code, _, err = diffnet("train", "segmentation", *where, *options)
+    assert code == 0, err
+    mesh, out = room / "data" / "m0.obj", tmp_path / "m0.ply"
+    code, _, err = diffnet("predict", mesh, "--checkpoint", tmp_path / "run" / "last.pt", "--out", out)
+    assert code == 0, err
+    assert out.is_file()
+
+
 # ---- help and usage ----
 
 
@@ -203,6 +215,8 @@ def test_bad_input_to_training(room, tmp_path):
     assert "learning_rate" in train(good, out, "--lr", "nan")
     assert "validation" in train(good, out, "--validation", 0.9)
     assert "no run in this folder" in train(good, out, "--resume")
+    assert "capture needs a GPU" in train(good, tmp_path / "none", "--device", "cpu", "--capture")
+    assert not (tmp_path / "none").exists()
     file = tmp_path / "file"
     file.write_text("mine")
     assert f"{file}: this is a file" in train(good, file)

@@ -428,10 +428,10 @@ def test_diagnosis_counts(verts: Any, faces: Any, field: str, count: int) -> Non
     clean = diagnose(load_mesh((SQUARE, TRIANGLES)))
     assert getattr(clean, field) == (1 if field == "components" else 0)
     if field != "components":
-        assert any(fault.startswith(f"{count} ") for fault in found.faults)
+        assert any(fault.endswith(f": {count}") for fault in found.faults)
 
 
 def test_diagnosis_of_a_point_cloud() -> None:
     found = diagnose(load_mesh(([*CORNERS, CORNERS[0]], None)))
     assert (found.vertices, found.faces, found.edges, found.components, found.euler, found.area) == (6, 0, 0, 0, 0, 0)
-    assert found.faults == ["1 vertices at the position of another"]
+    assert found.faults == ["vertices at the position of another: 1"]

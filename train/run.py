@@ -47,7 +47,7 @@ from diffnet.train.report import (
     curves_picture,
     predictions_page,
 )
-from diffnet.train.segmentation import Row, evaluate, keep_on_device, predict, train
+from diffnet.train.segmentation import Row, check_capture, evaluate, keep_on_device, predict, train
 
 SHOWN_MESHES = 8  # on the page of predictions
 
@@ -76,9 +76,10 @@ def run_segmentation(
 ) -> dict[str, Any]:
     """Preprocess, train, judge and report, all into the folder `out`; returns what results.json holds.
 
-    Numbers in results.json are null where nothing is labelled. See `check_folder` for what is raised.
+    Numbers in results.json are null where nothing is labelled. For what is raised see `check_folder`, `check_capture`.
     """
     check_folder(out, resume)
+    check_capture(capture, options, device)
     out.mkdir(parents=True, exist_ok=True)
 
     started = time.perf_counter()

@@ -68,13 +68,9 @@ def train(
 
     capture: record the step of each mesh that is kept on the GPU as a CUDA graph, and replay it in later epochs
 
-    Raises TrainingError where a loss is not finite; last.pt then holds the epoch before. Raises ValueError for
-    `capture` on the CPU or with several meshes a step, which are never the same twice.
+    Raises TrainingError where a loss is not finite; last.pt then holds the epoch before. See `check_capture`, too.
     """
-    if capture and (device.type != "cuda" or options.batch_meshes != 1):
-        raise ValueError(
-            f"capture needs a GPU and steps of one mesh, got device {device} and batch_meshes = {options.batch_meshes}"
-        )
+    check_capture(capture, options, device)
     fitted, held_out = _set_aside(train_samples, options)
     torch.manual_seed(options.seed)
     model = build_model(options, data.label_names, data.labels_at).to(device)
@@ -149,6 +145,14 @@ def train(
                     board.add_scalar(name, row[name], epoch + 1)
             after_epoch(row)
     return load_checkpoint(out / ("best.pt" if held_out else "last.pt"), device)
+
+
+def check_capture(capture: bool, options: TrainOptions, device: torch.device) -> None:
+    """Raises ValueError for `capture` on the CPU or with several meshes a step, which are never the same twice."""
+    if capture and (device.type != "cuda" or options.batch_meshes != 1):
+        raise ValueError(
+            f"capture needs a GPU and steps of one mesh, got device {device} and batch_meshes = {options.batch_meshes}"
+        )
 
 
 def evaluate(model: DiffusionNet, samples: Iterable[Sample], options: TrainOptions, device: torch.device) -> Tensor:
