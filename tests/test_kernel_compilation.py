@@ -1,7 +1,8 @@
-"""Kernels compile for a GPU that isn't there."""
+"""Kernels compile, and networks launch them, for a GPU that isn't there."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -23,15 +24,39 @@ KERNELS = {
 }
 
 
+ALWAYS = {
+    *("_project_kernel", "_diffuse_kernel", "_evaluate_kernel", "_sum_spans_kernel"),
+    *("_linear_kernel", "_activation_backward_kernel"),
+}
+ON_BASIS = {"_forward_kernel", "_backward_kernel"}
+ATTENTION = {"_spmm_rows", "_sddmm_rows", "_softmax", "_softmax_backward"}
+
+
+def run(script: str, cache: Path, *arguments: str) -> str:
+    """What a script of this folder prints, in a process without the interpreter."""
+    pytest.importorskip("triton")
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
+    command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 # Compute capabilities, and the KB of shared memory that a program may have there.
 @pytest.mark.parametrize(("capability", "shared_kb"), [(90, 227), (89, 99)])
 def test_kernels_compile(tmp_path: Path, capability: int, shared_kb: int) -> None:
-    pytest.importorskip("triton")
-    env = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, str(ROOT / "tests" / "compile_kernels.py"), str(capability)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    rows = [line.rsplit(maxsplit=2) for line in done.stdout.splitlines()]
+    done = run("compile_kernels.py", tmp_path, str(capability))
+    rows = [line.rsplit(maxsplit=2) for line in done.splitlines()]
     for arithmetic in ("bf16", "tf32"):
         assert {name.split()[0] for name, kind, _ in rows if kind == arithmetic} == KERNELS
-    assert all(int(shared) <= shared_kb * 1024 for *_, shared in rows), done.stdout
+    assert all(int(shared) <= shared_kb * 1024 for *_, shared in rows), done
+
+
+def test_a_training_step_stays_on_the_gpu(tmp_path: Path) -> None:
+    """It launches the kernels that it should, reads nothing back and copies nothing there."""
+    steps = [json.loads(line) for line in run("step_without_gpu.py", tmp_path).splitlines()]
+    assert [arithmetic for arithmetic, *_ in steps] == ["tf32"] * 4 + ["bf16"] * 4
+    for _, options, launched in steps:
+        gradients = {"_kernel", "_spmm_rows"} if "gradient" in options else ON_BASIS
+        attention = ATTENTION if "attention_heads" in options else set()
+        assert set(launched) == ALWAYS | gradients | attention, options

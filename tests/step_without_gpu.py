@@ -1,0 +1,88 @@
+"""Training steps of networks on a GPU that isn't there: on tensors without content, launching kernels that are compiled
+and not run. A step that reads a tensor back, which would wait for the GPU, fails; so does one that makes a tensor on
+the CPU, which would have to be copied there.
+
+Run by test_kernel_compilation.py in a process of its own, without the interpreter. Prints, for each network, its
+arithmetic, its options and the kernels that it launched.
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+import torch
+import trimesh
+from no_gpu import compile_only
+from torch import Tensor
+from torch._library.custom_ops import OPDEFS
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton.runtime.jit import JITFunction, MockTensor
+
+from diffnet import DiffusionNet, collate, precompute
+
+NETWORKS: tuple[dict[str, Any], ...] = (
+    {},
+    {"gradient": "sparse"},
+    {"attention_heads": 4, "outputs_at": "global_mean"},
+    {"gradient_rotation": False, "outputs_at": "faces"},
+)
+
+
+class Autocast:
+    """What the meta device, on which tensors have no content, lacks."""
+
+    on = False
+
+    def __init__(self, device: str, dtype: torch.dtype = torch.bfloat16, enabled: bool = True) -> None:
+        self.enabled = enabled
+
+    def __enter__(self) -> None:
+        self.before, Autocast.on = Autocast.on, self.enabled
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        Autocast.on = self.before
+
+
+class OnlyThere(TorchDispatchMode):
+    """Runs our operators as a GPU would, rather than their fake implementations, and lets nothing touch the CPU."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if op.namespace == "diffnet":
+            with self:
+                return OPDEFS[op._schema.name]._init_fn(*args, **(kwargs or {}))
+        out = op(*args, **(kwargs or {}))
+        for tensor in tree_leaves((args, kwargs, out)):
+            assert not isinstance(tensor, Tensor) or tensor.device.type == "meta", f"{op} on {tensor.device}"
+        return out
+
+
+launched: list[str] = []
+compile_only(90, lambda name, options, compiled: launched.append(name))
+compile_one = JITFunction.run
+# The compiler asks of a tensor its dtype and whether its address is a multiple of 16.
+JITFunction.run = lambda self, *arguments, **options: compile_one(
+    self, *(MockTensor(a.dtype) if isinstance(a, Tensor) else a for a in arguments), **options
+)
+torch.Tensor.is_cuda = property(lambda tensor: tensor.device.type == "meta")  # type: ignore[assignment]
+torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
+torch.cuda.get_device_capability = lambda device: (9, 0)
+torch.autocast = Autocast  # type: ignore[misc, assignment]
+torch.is_autocast_enabled = lambda device: Autocast.on
+torch.get_autocast_dtype = lambda device: torch.bfloat16
+torch.set_float32_matmul_precision("high")
+
+operators = collate([precompute(trimesh.creation.icosphere(n), 16) for n in (1, 2)]).to("meta").with_gradient_evecs()
+for arithmetic in ("tf32", "bf16"):
+    for options in NETWORKS:
+        model = DiffusionNet(3, 8, width=64, blocks=2, **options).to("meta")
+        x = torch.empty(operators.num_vertices, 3, device="meta")
+        launched.clear()
+        with OnlyThere(), Autocast("meta", enabled=arithmetic == "bf16"):
+            out = model(x, operators)
+            F.cross_entropy(out.float(), torch.empty(len(out), dtype=torch.int64, device="meta")).backward()
+        assert all(p.grad is not None for p in model.parameters())
+        print(json.dumps([arithmetic, options, sorted(set(launched))]), flush=True)
