@@ -20,7 +20,10 @@ Pairs = tuple[Array, Array]  # values (k,) ascending, vectors (V, k)
 DENSE_LIMIT = 256  # below this many vertices a dense solve is faster than a Lanczos iteration
 DEVICE_LIMIT = 4096  # below this many the CPU is done before a GPU has started its kernels
 TOLERANCE = 1e-8  # of residuals, relative to the eigenvalue of the inverse
-SMALL_SHIFT, LARGE_SHIFT = 0.01, 1.0  # in units of 4π/area
+# Shifts in units of the k-th eigenvalue that Weyl's law lets expect, 4π k/area. The first keeps the lowest pairs from
+# converging so far ahead of the others that orthogonality is lost to them every other step; the second is for
+# spectra far below the law; the last, with all care, for Laplacians that rounding makes indefinite.
+MODERATE, SMALL, LARGE = 1 / 12, 1 / 1200, 1.0
 
 
 def eigenbasis(
@@ -113,17 +116,15 @@ def _dense(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
     constant = root / np.sqrt(mass.sum())
     # Lift the constant above everything else, so that the k smallest are the others.
     matrix += (2 * np.abs(matrix).sum(1).max() + 1) * np.outer(constant, constant)
-    evals, evecs = scipy.linalg.eigh(matrix, subset_by_index=(0, k - 1))
-    return evals, evecs / root[:, None]
+    evals, evecs = np.linalg.eigh(matrix)  # NumPy's, see `lanczos`
+    return evals[:k], evecs[:, :k] / root[:, None]
 
 
 def _sparse(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, device: torch.device) -> Pairs:
     reasons = []
-    # Weyl's law: eigenvalues grow as 4π/area. A hundredth of that makes L + σM definite and moves no eigenvalue far;
-    # the second attempt is for Laplacians so ill-conditioned that rounding makes them indefinite.
-    for shift, tolerated_loss in ((SMALL_SHIFT, 1e-8), (LARGE_SHIFT, 0.0)):
+    for shift, tolerated_loss in ((MODERATE, 1e-8), (SMALL, 1e-8), (LARGE, 0.0)):
         try:
-            return _block_lanczos(laplacian, mass, k, shift * 4 * np.pi / mass.sum(), tolerated_loss, device)
+            return _block_lanczos(laplacian, mass, k, shift * _weyl(mass, k), tolerated_loss, device)
         except (ArithmeticError, np.linalg.LinAlgError) as e:
             reasons.append(str(e))
     warnings.warn(
@@ -131,6 +132,11 @@ def _sparse(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, device: tor
         stacklevel=2,
     )
     return _scipy(laplacian, mass, k)
+
+
+def _weyl(mass: Array, k: int) -> float:
+    """About the k-th eigenvalue of a surface of this area."""
+    return 4 * np.pi * k / float(mass.sum())
 
 
 def _block_lanczos(
@@ -143,6 +149,8 @@ def _block_lanczos(
         operator = DeviceShiftInvert(laplacian, mass, sigma, device)
     values, vectors = KrylovSpace(operator, k, tolerated_loss).converge(TOLERANCE)
     evals = 1 / values - sigma
+    if evals[-1] < sigma and tolerated_loss > 0:  # 1/(λ + σ) hardly tells such λ apart
+        raise ArithmeticError(f"the largest eigenvalue is {evals[-1]:.1e}, below the shift of {sigma:.1e}")
     evecs = _orthonormalized(operator.to_host(vectors), mass).T / np.sqrt(mass)[:, None]
     _check_residuals(laplacian, mass, evals, evecs, operator, sigma)
     _check_none_missing(laplacian, mass, evals)
@@ -177,7 +185,8 @@ def _check_residuals(
     mixed = evecs @ mixture
     residual = laplacian @ mixed + mass[:, None] * (sigma * mixed - evecs @ ((evals + sigma)[:, None] * mixture))
     rows = operator.from_host(np.ascontiguousarray((residual / root).T))
-    error = np.linalg.norm(operator.to_host(operator.apply(rows))) / np.linalg.norm(mixed * root)
+    rows = operator.without_constant(operator.apply(operator.without_constant(rows)))
+    error = np.linalg.norm(operator.to_host(rows)) / np.linalg.norm(mixed * root)
     if not error < 1e-6:
         raise ArithmeticError(f"eigenvectors are accurate only to {error:.1e}")
 
@@ -209,8 +218,8 @@ def _scipy(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
     mass_matrix = scipy.sparse.diags(mass).tocsc()
     mean = mass / mass.sum()
     start = np.random.default_rng(0).standard_normal(len(mass))
-    for shift, patience in ((SMALL_SHIFT, 1), (LARGE_SHIFT, 4)):
-        sigma = shift * 4 * np.pi / mass.sum()
+    for shift, patience in ((SMALL, 1), (LARGE, 4)):
+        sigma = shift * _weyl(mass, k)
         factor = _superlu(laplacian + sigma * mass_matrix)
 
         def deflated_solve(b: Array, factor: scipy.sparse.linalg.SuperLU = factor) -> Array:

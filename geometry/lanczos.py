@@ -24,15 +24,16 @@ class KrylovSpace:
         self.operator = operator
         self.wanted = wanted
         self.tolerated_loss = tolerated_loss  # of orthogonality; 0 is slower, and takes harder problems
-        # Rarely filled: the pairs wanted converge with about three vectors each.
-        self.capacity = max(min(wanted * 7 // 2 + 4 * BLOCK, operator.rank - BLOCK), wanted + 2 * BLOCK)
+        # As many vectors let the pairs wanted converge, as a rule; room for a quarter more is rarely needed.
+        self.enough = wanted * 5 // 2 + 98
+        self.capacity = max(min(self.enough * 5 // 4 + 4 * BLOCK, operator.rank - BLOCK), wanted + 2 * BLOCK)
         self.basis = operator.empty(self.capacity + BLOCK)
         self.projected: Small = np.zeros((self.capacity + BLOCK, self.capacity + BLOCK))
         self.size = 0  # vectors that the operator was applied to; the next block lies behind them
         self.coupling: Small = np.zeros((BLOCK, BLOCK))  # of the next block to the last one
         self.local = 0  # where the vectors begin that the next block couples to
         self.loss = ROUNDING  # of orthogonality between the next block and the others, estimated
-        self.basis[:BLOCK], _ = self._orthonormalized(operator.apply(operator.start(BLOCK)))
+        self.basis[:BLOCK], _ = self._orthonormalized(operator.without_constant(operator.apply(operator.start(BLOCK))))
 
     def converge(self, tolerance: float) -> tuple[Small, Rows]:
         """Extend until the residuals of the wanted pairs are below `tolerance` times their values.
@@ -42,7 +43,7 @@ class KrylovSpace:
         more dimensions.
         """
         restarts = 0
-        check = self.wanted * 31 // 10
+        check = self.enough
         while True:
             while self.size < min(check, self.capacity - BLOCK + 1):
                 self._extend()
@@ -56,8 +57,7 @@ class KrylovSpace:
                     raise ArithmeticError(f"{self.wanted - done} of {self.wanted} pairs haven't converged")
                 restarts += 1
                 self._restart(values, coordinates)
-            # Pairs converge at a rate of a little under one for two vectors.
-            check = self.size + max(BLOCK, 2 * (self.wanted - done))
+            check = self.size + max(BLOCK, (self.wanted - done) // 2)  # the last pairs converge fast
 
     def _vectors(self, coordinates: Small) -> Rows:
         """Linear combinations of the basis, one for each column of (size, count) → (count, n)."""

@@ -26,9 +26,10 @@ class ShiftInvert:
 
     def __init__(self, laplacian: scipy.sparse.csr_matrix, mass: NDArray[np.float64], shift: float) -> None:
         self.rank = len(mass) - 1
-        self.root = self.from_host(np.sqrt(mass))
         self.constant = self.from_host(np.sqrt(mass / mass.sum()))
-        matrix = (laplacian + shift * scipy.sparse.diags(mass)).tocsc()
+        # Scaled before it is inverted rather than around each solve. Cholesky's rounding doesn't depend on the scaling.
+        scale = scipy.sparse.diags(1 / np.sqrt(mass))
+        matrix = (scale @ laplacian @ scale + shift * scipy.sparse.eye(len(mass))).tocsc()
         matrix.sort_indices()
         arrays = (matrix.indptr.astype(np.int32), matrix.indices.astype(np.int32), matrix.data)
         on_device = (self.from_host(array) for array in arrays)
@@ -38,14 +39,15 @@ class ShiftInvert:
             raise ArithmeticError(str(e)) from e
 
     def apply(self, rows: Rows) -> Rows:
-        right = self.contiguous((rows * self.root).T)
+        """Rounding errors leave some of the constant in the result."""
+        right = self.contiguous(rows.T)
         left = self.empty(len(rows)).reshape(right.shape)
         self.factor.solve(right, left)
-        return self.without_constant(self.contiguous(left.T) * self.root)
+        return self.contiguous(left.T)
 
     def start(self, count: int) -> Rows:
         """Random rows, the same ones at every call."""
-        rows = np.random.default_rng(0).standard_normal((count, len(self.root)))
+        rows = np.random.default_rng(0).standard_normal((count, len(self.constant)))
         return self.without_constant(self.from_host(rows))
 
     def without_constant(self, rows: Rows) -> Rows:
@@ -55,7 +57,7 @@ class ShiftInvert:
         return rows
 
     def empty(self, count: int) -> Rows:
-        return np.empty((count, len(self.root)))
+        return np.empty((count, len(self.constant)))
 
     def contiguous(self, array: Rows) -> Rows:
         return np.ascontiguousarray(array)
@@ -77,7 +79,7 @@ class DeviceShiftInvert(ShiftInvert):
         super().__init__(laplacian, mass, shift)
 
     def empty(self, count: int) -> Tensor:
-        return torch.empty(count, len(self.root), dtype=torch.float64, device=self.device)
+        return torch.empty(count, len(self.constant), dtype=torch.float64, device=self.device)
 
     def contiguous(self, array: Tensor) -> Tensor:
         return array.contiguous()
