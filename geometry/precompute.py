@@ -203,9 +203,11 @@ def _assemble(tensors: Tensors, mesh: Mesh) -> Operators:
 
     def sparse(name: str) -> SparseMatrix:
         indptr, indices = tensors[f"{name}_indptr"], tensors[f"{name}_indices"]
+        transposed = _transposed(indptr, indices, order)
+        pattern = Pattern(indptr, indices, len(mesh.verts), order, transposed, check=False)
         # What products and their backward need is found here, once, rather than inside a step that may be compiled or
         # captured.
-        return SparseMatrix(Pattern(indptr, indices, len(mesh.verts), order, check=False).prepare(), tensors[name])
+        return SparseMatrix(pattern.prepare(), tensors[name])
 
     def extent(count: int) -> torch.Tensor:
         return torch.tensor([0, count], dtype=torch.int64)
@@ -223,3 +225,15 @@ def _assemble(tensors: Tensors, mesh: Mesh) -> Operators:
         face_ptr=extent(len(mesh.faces)),
         _lengths=(len(mesh.verts),),
     )
+
+
+def _transposed(
+    indptr: torch.Tensor, indices: torch.Tensor, row_order: torch.Tensor | None
+) -> tuple[Pattern, torch.Tensor]:
+    """`Pattern.transpose` of a square pattern. SciPy counts, on this thread, where PyTorch sorts on several, which for
+    milliseconds after an eigenbasis still have to share the cores with those of NumPy's BLAS."""
+    rows = len(indptr) - 1
+    positions = np.arange(len(indices), dtype=np.int64)
+    matrix = scipy.sparse.csr_array((positions, indices.numpy(), indptr.numpy()), shape=(rows, rows)).tocsc()
+    arrays = (torch.from_numpy(a.astype(np.int32, copy=False)) for a in (matrix.indptr, matrix.indices))
+    return Pattern(*arrays, rows, row_order, check=False), torch.from_numpy(matrix.data)

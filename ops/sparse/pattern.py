@@ -213,6 +213,8 @@ def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _find_long_pieces(pattern: Pattern) -> Tensor:
     lengths = pattern.row_lengths.long()
+    if lengths.numel() == 0 or lengths.max() <= PIECE:
+        return lengths.new_empty(0, 3)
     long_rows = torch.nonzero(lengths > PIECE)[:, 0]
     counts = (lengths[long_rows] + PIECE - 1) // PIECE
     rows = torch.repeat_interleave(long_rows, counts)
