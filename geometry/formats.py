@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-import trimesh
 from numpy.typing import NDArray
 from plyfile import PlyData, PlyParseError
 
@@ -105,6 +104,8 @@ def _read_ply(data: bytes) -> Content:
 
 def _read_stl(data: bytes) -> Content:
     """Three vertices for each triangle; nothing is shared."""
+    import trimesh  # see `load_mesh`
+
     try:
         triangles = trimesh.load_mesh(io.BytesIO(data), file_type="stl", process=False).triangles
     except Exception as e:  # whatever a parser of fixed fields meets: struct.error, IndexError, HeaderError …

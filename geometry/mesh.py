@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-import trimesh
 from numpy.typing import NDArray
 
 from diffnet.geometry.cache import Tensors, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.formats import READERS, parse
+
+if TYPE_CHECKING:
+    import trimesh
 
 FORMATS = tuple(READERS)
 
@@ -62,12 +65,15 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
         return source
     if isinstance(source, (str, os.PathLike)):
         return _read(Path(source), cache_dir)
-    if isinstance(source, trimesh.Trimesh):
-        return make_mesh(source.vertices, source.faces, name="trimesh object")
-    if isinstance(source, trimesh.PointCloud):
-        return make_mesh(source.vertices, None, name="trimesh object")
     if isinstance(source, tuple) and len(source) == 2:
         return make_mesh(*source, name="arrays")
+    if "trimesh" in sys.modules:  # if not, this is none of its objects, and importing it takes a quarter of a second
+        import trimesh
+
+        if isinstance(source, trimesh.Trimesh):
+            return make_mesh(source.vertices, source.faces, name="trimesh object")
+        if isinstance(source, trimesh.PointCloud):
+            return make_mesh(source.vertices, None, name="trimesh object")
     raise MeshError(f"expected a path, a trimesh object or (verts, faces), got {type(source).__name__}")
 
 

@@ -19,6 +19,7 @@ from diffnet.ops import (
     split_diagonal_pattern,
     spmm,
 )
+from diffnet.ops.compiler import not_compiled
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +200,6 @@ def collate(batch: Sequence[Operators]) -> Operators:
     )
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@not_compiled
 def _find_edges(faces: Tensor) -> Tensor:
     return torch.from_numpy(mesh_edges(faces.cpu().numpy())).to(faces.device)

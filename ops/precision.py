@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.backend import KERNEL_DTYPES, Backend, use_triton
+from diffnet.ops.compiler import constant
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -34,7 +35,7 @@ def use_matrix_kernels(backend: Backend, *tensors: Tensor) -> bool:
     return backend == "triton" or dtype != torch.float32 or _tf32()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def _tf32() -> bool:
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 

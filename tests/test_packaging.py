@@ -211,6 +211,14 @@ def test_the_sdist_builds_the_same_wheel(wheel: Path, clone: Path, tmp_path: Pat
         assert sorted(again.namelist()) == sorted(first.namelist())
 
 
+def test_importing_leaves_out_what_takes_long() -> None:
+    """PyTorch's compiler alone takes a second. Each comes with its first use."""
+    code = "import sys, diffnet; print([m for m in ('torch._dynamo', 'triton', 'trimesh') if m in sys.modules])"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_imports_without_triton_and_gpu() -> None:
     # Kernels are what Triton compiles; operations import them when they are first used.
     modules = sorted(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diffnet.ops.compiler import not_compiled
 from diffnet.ops.ragged import row_offsets
 
 # A row of more entries than this is long: kernels divide it into pieces of this size and add up their sums in order,
@@ -200,7 +201,7 @@ def _rows_in_order(pattern: Pattern) -> Tensor:
     return torch.arange(pattern.shape[0], dtype=pattern.indptr.dtype, device=pattern.indptr.device)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@not_compiled
 def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
     order = torch.sort(pattern.indices, stable=True).indices
     counts = torch.bincount(pattern.indices, minlength=pattern.columns)
@@ -210,7 +211,7 @@ def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
     return Pattern(indptr, pattern.row_indices[order], rows, row_order, check=False), order
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@not_compiled
 def _find_long_pieces(pattern: Pattern) -> Tensor:
     lengths = pattern.row_lengths.long()
     if lengths.numel() == 0 or lengths.max() <= PIECE:
