@@ -235,5 +235,5 @@ def _transposed(
     rows = len(indptr) - 1
     positions = np.arange(len(indices), dtype=np.int64)
     matrix = scipy.sparse.csr_array((positions, indices.numpy(), indptr.numpy()), shape=(rows, rows)).tocsc()
-    arrays = (torch.from_numpy(a.astype(np.int32, copy=False)) for a in (matrix.indptr, matrix.indices))
-    return Pattern(*arrays, rows, row_order, check=False), torch.from_numpy(matrix.data)
+    starts, columns = (torch.from_numpy(a.astype(np.int32, copy=False)) for a in (matrix.indptr, matrix.indices))
+    return Pattern(starts, columns, rows, row_order, check=False), torch.from_numpy(matrix.data)

@@ -123,8 +123,8 @@ class Pattern:
         if self._transpose is not None:  # sorted once, moved ever after
             pattern, order = self._transpose
             moved = pattern.to(device), order.to(device)
-        order, pieces = (None if x is None else x.to(device) for x in (self.row_order, self._long_pieces))
-        return Pattern(self.indptr.to(device), indices, self.columns, order, moved, pieces, check=False)
+        row_order, pieces = (None if x is None else x.to(device) for x in (self.row_order, self._long_pieces))
+        return Pattern(self.indptr.to(device), indices, self.columns, row_order, moved, pieces, check=False)
 
 
 class CsrArrays(NamedTuple):
