@@ -518,9 +518,9 @@ def test_info(tmp_path):
     code, out, _ = diffnet("info", tmp_path / "broken.obj")
     assert code == 0
     for fault in (
-        "1 duplicate face",
-        "1 faces with a repeated corner",
-        "1 vertices that no face uses",
+        "duplicate faces: 1\n",
+        "faces with a repeated corner: 1\n",
+        "vertices that no face uses: 1\n",
         "three or more",
     ):
         assert fault in out
