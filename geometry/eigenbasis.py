@@ -90,12 +90,11 @@ def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, dev
             if len(values) < min(rest, len(members[c]) - 1) and not (len(values) and values[-1] > last)
         }
 
-    column = count
-    order = sorted((value, c, i) for c in by_area for i, value in enumerate(pairs[c][0]))
-    for value, c, i in order[:rest]:
-        evals[column] = value
-        evecs[members[c], column] = pairs[c][1][:, i]
-        column += 1
+    order = sorted((value, c, i) for c in by_area for i, value in enumerate(pairs[c][0]))[:rest]
+    evals[count : count + len(order)] = [value for value, _, _ in order]
+    for c in {c for _, c, _ in order}:
+        columns = [count + at for at, (_, owner, _) in enumerate(order) if owner == c]
+        evecs[members[c][:, None], columns] = pairs[c][1][:, : len(columns)]  # ascending, so these are its first
     return evals, evecs
 
 
