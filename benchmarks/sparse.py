@@ -107,11 +107,11 @@ def _spmm_case(pattern: Pattern, options: Options, dtype: str, c: int, parameter
         "torch-csr": where_implemented(partial(torch.matmul, csr, x)),
         "torch-coo": where_implemented(partial(torch.matmul, coo, x)),
     }
-    flops, moved = 2.0 * pattern.nnz * c, _moved(pattern, kind.bytes, values=1, dense=2 * c)
+    flops, moved = 2.0 * pattern.nnz * c, moved_bytes(pattern, kind.bytes, values=1, dense=2 * c)
     return Case(parameters, peers, flops=flops, bytes=moved, floor_ms=floor_ms(flops, moved, kind))
 
 
-def _moved(pattern: Pattern, size: int, *, values: int, dense: int) -> float:
+def moved_bytes(pattern: Pattern, size: int, *, values: int, dense: int) -> float:
     """Bytes of a pattern of int32, so many values an entry, and so many numbers a row."""
     return float(4 * (pattern.nnz + pattern.shape[0]) + size * (values * pattern.nnz + dense * pattern.shape[0]))
 
@@ -174,7 +174,7 @@ def gradient_cases(options: Options) -> Iterator[Case]:
                     if step == "forward":
                         detached = x.detach()
                         peers["torch-csr"] = where_implemented(partial(_each, both, detached))
-                    flops, moved = 4.0 * pattern.nnz * c, _moved(pattern, kind.bytes, values=2, dense=3 * c)
+                    flops, moved = 4.0 * pattern.nnz * c, moved_bytes(pattern, kind.bytes, values=2, dense=3 * c)
                     yield Case(
                         {"pass": step, "dtype": dtype, "width": c, "vertices": pattern.columns},
                         peers,
@@ -196,7 +196,7 @@ def sddmm_cases(options: Options) -> Iterator[Case]:
                 a, b = (torch.randn(pattern.columns, c, device=device).to(kind.storage) for _ in range(2))
                 zeros = SparseMatrix(pattern, torch.zeros(pattern.nnz, device=device).to(kind.storage)).to_torch()
 
-                flops, moved = 2.0 * pattern.nnz * c, _moved(pattern, kind.bytes, values=1, dense=2 * c)
+                flops, moved = 2.0 * pattern.nnz * c, moved_bytes(pattern, kind.bytes, values=1, dense=2 * c)
                 yield Case(
                     {"dtype": dtype, "width": c, "vertices": pattern.columns},
                     {

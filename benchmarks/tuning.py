@@ -11,6 +11,9 @@ from torch import Tensor
 from diffnet.benchmarks.arithmetic import Arithmetic, arithmetic, floor_ms, matmul_precision
 from diffnet.benchmarks.peers import on_kernels
 from diffnet.benchmarks.registry import Case, Options, benchmark
+from diffnet.benchmarks.sparse import mesh_pattern, moved_bytes
+from diffnet.ops import Pattern
+from diffnet.ops.sparse.pattern import csr_arrays
 
 # Rows, eigenpairs (or inputs), channels of a tile; warps, pipeline stages, programs a multiprocessor. All of them
 # compile for Hopper without spilling more than a few registers, and fit its shared memory at K = 128.
@@ -46,6 +49,11 @@ LINEAR = {
     ],
     "tf32": [(128, 32, 128, 8, 3), (64, 32, 128, 4, 3), (128, 32, 64, 4, 3)],
 }
+# Bytes and entries that a program gathers together, and its warps.
+GATHERINGS = [
+    *((4096, 8, 4), (4096, 2, 4), (2048, 4, 2), (2048, 8, 2), (2048, 4, 4)),
+    *((8192, 4, 4), (8192, 4, 8), (8192, 2, 8), (16384, 2, 8)),
+]
 
 
 def _cases(
@@ -190,3 +198,65 @@ def tune_linear(options: Options) -> Iterator[Case]:
         return run, 6.0 * v * c * c, float(kind.bytes * v * 4 * c)
 
     yield from _cases(options, "linear", LINEAR, (1,), make)
+
+
+@benchmark("tune-spmm", metrics=("GB/s",))
+def tune_spmm(options: Options) -> Iterator[Case]:
+    """How programs gather in sparse times dense, for one and two sets of values."""
+
+    def make(pattern: Pattern, kind: Arithmetic, sets: int, c: int) -> Callable[..., object]:
+        values = _random(pattern.indices.device, kind, sets, pattern.nnz)
+        x = _random(pattern.indices.device, kind, 1, pattern.columns, c)
+
+        def run(*sizes: int) -> object:
+            from diffnet.ops.sparse import kernels
+
+            gathering = kernels.Gathering(*sizes) if sizes else kernels.SPMM
+            return kernels.spmm(csr_arrays(pattern, True), values, x, gathering=gathering)
+
+        return run
+
+    yield from _gathering_cases(options, "spmm", make)
+
+
+@benchmark("tune-sddmm", metrics=("GB/s",))
+def tune_sddmm(options: Options) -> Iterator[Case]:
+    """How programs gather in dense times dense at the entries of a pattern, for one set of values and two."""
+
+    def make(pattern: Pattern, kind: Arithmetic, sets: int, c: int) -> Callable[..., object]:
+        a = _random(pattern.indices.device, kind, sets, pattern.shape[0], c)
+        b = _random(pattern.indices.device, kind, 1, pattern.columns, c)
+
+        def run(*sizes: int) -> object:
+            from diffnet.ops.sparse import kernels
+
+            gathering = kernels.Gathering(*sizes) if sizes else kernels.SDDMM
+            return kernels.sddmm(csr_arrays(pattern, True), a, b, gathering)
+
+        return run
+
+    yield from _gathering_cases(options, "sddmm", make)
+
+
+def _gathering_cases(
+    options: Options, name: str, make: Callable[[Pattern, Arithmetic, int, int], Callable[..., object]]
+) -> Iterator[Case]:
+    device = options.device
+    for v in options.vertices or (1_000_000,):
+        pattern = mesh_pattern(v, "local", device)
+        for dtype in options.dtypes or ("fp32", "bf16"):
+            kind = arithmetic(dtype)
+            for c in options.widths or (128,):
+                for sets in (1, 2):
+                    run = make(pattern, kind, sets, c)
+                    candidates = {
+                        f"{size}B-u{unroll}-w{warps}": on_kernels(device, partial(run, size, unroll, warps))
+                        for size, unroll, warps in GATHERINGS
+                    }
+                    yield Case(
+                        {"kernel": name, "sets": sets, "dtype": dtype, "width": c, "vertices": pattern.columns},
+                        {"table": on_kernels(device, run), **candidates},
+                        flops=2.0 * sets * pattern.nnz * c,
+                        # spmm reads one dense factor and writes another for each set; sddmm reads them
+                        bytes=moved_bytes(pattern, kind.bytes, values=sets, dense=(1 + sets) * c),
+                    )

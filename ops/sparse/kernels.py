@@ -13,6 +13,8 @@ factors are as wide as a memory access or wider, so reading them once matters, a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -20,10 +22,6 @@ from torch import Tensor
 
 from diffnet.ops.sparse.pattern import PIECE, CsrArrays
 
-# Bytes of the dense factor that a program gathers at a time, for one entry of each of its rows; and for how many
-# entries at the same time. Tiles are powers of two.
-TILE_BYTES = 4096
-UNROLL = 4
 MAX_CHANNELS = 128
 MAX_ROWS = 256
 SOFTMAX_ROWS = 64
@@ -34,12 +32,32 @@ PIECE_ENTRIES = 16  # entries of a piece that are gathered together
 MAX_UNROLLED_SETS = 8
 
 
-def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False, order: Tensor | None = None) -> Tensor:
+@dataclass(frozen=True)
+class Gathering:
+    """How a program reads the dense factor: so many bytes at a time, for one entry of each of its rows, and for so many
+    entries at the same time; and its warps. `diffnet bench tune-spmm tune-sddmm` measures others. Powers of two."""
+
+    bytes: int = 4096
+    unroll: int = 4
+    warps: int = 4
+
+
+SPMM, SDDMM = Gathering(), Gathering()
+
+
+def spmm(
+    csr: CsrArrays,
+    values: Tensor,
+    x: Tensor,
+    reduce: bool = False,
+    order: Tensor | None = None,
+    gathering: Gathering = SPMM,
+) -> Tensor:
     """See `plain.spmm`; order (nnz,) is where in values the entries' values are, for a transposed pattern."""
     indptr, indices, pieces, row_order = csr
     sets, rows, channels = len(values), len(indptr) - 1, x.shape[2]
     if reduce and sets > MAX_UNROLLED_SETS:
-        return spmm(csr, values, x, False, order).sum(0, keepdim=True)
+        return spmm(csr, values, x, False, order, gathering).sum(0, keepdim=True)
     out = x.new_empty(1 if reduce else sets, rows, channels)
     if out.numel() == 0:
         return out
@@ -48,14 +66,15 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False, order:
     # A program applies two sets to each row it gathers, as gradX and gradY are.
     together = sets if reduce else min(sets, 2) if len(x) == 1 else 1
     groups = 1 if reduce else triton.cdiv(sets, together)
-    block_r, block_c = _tile(x)
+    block_r, block_c = _tile(x, gathering)
     tiles = triton.cdiv(channels, block_c)
     strides = (values.stride(0), 0 if len(x) == 1 else x.stride(0), x.stride(1))
     flags = {"TOGETHER": together, "REDUCE": reduce, "PERMUTED": order is not None, "BLOCK_C": block_c}
     entry_order = indices if order is None else order
     _spmm_rows[(groups * triton.cdiv(rows, block_r), tiles)](
         indptr, indices, row_order, entry_order, values, x, out, rows, channels, sets, *strides,
-        ORDERED=len(row_order) > 0, LONG=PIECE, BLOCK_R=block_r, UNROLL=UNROLL, **flags,
+        ORDERED=len(row_order) > 0, LONG=PIECE, BLOCK_R=block_r, UNROLL=gathering.unroll, **flags,
+        num_warps=gathering.warps,
     )  # fmt: skip
     if len(pieces) > 0:
         partial = x.new_empty(len(out), len(pieces), channels, dtype=torch.float32)
@@ -69,7 +88,7 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False, order:
     return out
 
 
-def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
+def sddmm(csr: CsrArrays, a: Tensor, b: Tensor, gathering: Gathering = SDDMM) -> Tensor:
     """See `plain.sddmm`."""
     indptr, indices, pieces, row_order = csr
     sets, rows, channels, entries = max(len(a), len(b)), len(indptr) - 1, a.shape[2], len(indices)
@@ -79,12 +98,13 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     a, b = (t if t.stride(2) == 1 else t.contiguous() for t in (a, b))
     together = min(sets, 2) if len(b) == 1 else 1
     groups = triton.cdiv(sets, together)
-    block_r, block_c = _tile(b)
+    block_r, block_c = _tile(b, gathering)
     strides = [stride for t in (a, b) for stride in (0 if len(t) == 1 else t.stride(0), t.stride(1))]
     flags = {"TOGETHER": together, "ONE_TILE": channels <= block_c, "BLOCK_C": block_c}
     _sddmm_rows[(groups * triton.cdiv(rows, block_r),)](
         indptr, indices, row_order, a, b, out, rows, channels, sets, entries, *strides,
-        ORDERED=len(row_order) > 0, LONG=PIECE, BLOCK_R=block_r, UNROLL=UNROLL, **flags,
+        ORDERED=len(row_order) > 0, LONG=PIECE, BLOCK_R=block_r, UNROLL=gathering.unroll, **flags,
+        num_warps=gathering.warps,
     )  # fmt: skip
     if len(pieces) > 0:
         _sddmm_pieces[(sets * len(pieces),)](
@@ -137,10 +157,10 @@ def softmax_backward(indptr: Tensor, pieces: Tensor, out: Tensor, grad: Tensor, 
     return result
 
 
-def _tile(dense: Tensor) -> tuple[int, int]:
+def _tile(dense: Tensor, gathering: Gathering) -> tuple[int, int]:
     """Rows and channels of a program."""
     channels = min(triton.next_power_of_2(dense.shape[2]), MAX_CHANNELS)
-    return min(TILE_BYTES // (channels * dense.element_size()), MAX_ROWS), channels
+    return min(gathering.bytes // (channels * dense.element_size()), MAX_ROWS), channels
 
 
 # Offsets are 64-bit from the first product on: rows × channels and sets × entries may pass 2³¹.
