@@ -129,7 +129,7 @@ def run_mlp(layers: nn.Sequential, inputs: Sequence[Tensor], residual: Tensor, b
             parts,
             layer.weight,
             layer.bias,
-            relu=bool(after),
+            relu=len(after) > 0,
             dropout=drop,
             residual=None if after else residual,
             backend=backend,

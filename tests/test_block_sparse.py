@@ -251,8 +251,9 @@ def test_without_blocks(backend: str) -> None:
 
 def test_one_set_of_values_for_a_batch() -> None:
     pattern = random_pattern((1, 37, 50, 16))
+    moved = pattern.to(DEVICE)
     check(
-        lambda s, x: block_matmul(pattern, s, x, "dsd"),
+        lambda s, x: block_matmul(moved, s, x, "dsd"),
         lambda s, x: pattern.to_dense(s) @ x,
         [random(*pattern.values_shape), random(3, 1, 50, 4, seed=1)],
         torch.float64,
@@ -260,8 +261,8 @@ def test_one_set_of_values_for_a_batch() -> None:
 
 
 def test_autocast_and_low_precision() -> None:
-    pattern = random_pattern((1, 37, 50, 16))
-    values, x = random(*pattern.values_shape).float(), random(1, 50, 4, seed=1).float()
+    pattern = random_pattern((1, 37, 50, 16)).to(DEVICE)
+    values, x = (random(*s).float().to(DEVICE) for s in (pattern.values_shape, (1, 50, 4)))
     exact = pattern.to_dense(values) @ x
     with torch.autocast(DEVICE, torch.bfloat16):
         rounded = block_matmul(pattern, values, x, "dsd")

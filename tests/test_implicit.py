@@ -214,8 +214,9 @@ def test_network(meshes: list[Operators]) -> None:
 def test_compiles_to_one_graph(meshes: list[Operators], backend: str) -> None:
     """Forward and backward, with the operations opaque to the compiler."""
     torch._dynamo.reset()
-    operators = meshes[0]
-    x, time = random(operators.num_vertices, C).float().requires_grad_(), times().float().requires_grad_()
+    operators = meshes[0].to(DEVICE)
+    x = random(operators.num_vertices, C).float().to(DEVICE).requires_grad_()
+    time = times().float().to(DEVICE).requires_grad_()
 
     def loss(x: Tensor, time: Tensor, operators: Operators) -> Tensor:
         u = solve(x, time, operators.laplacian.values, operators.mass, operators, backend=backend)

@@ -358,7 +358,8 @@ def test_large_and_skewed_on_a_gpu(dtype: torch.dtype, monkeypatch: pytest.Monke
         scores = sddmm(moved, leaves[2], leaves[1], backend=backend)
         weights = sparse_softmax(moved, scores, scale=0.1, backend=backend)
         mixed = spmm(moved, weights, leaves[2], transpose=True, backend=backend)
-        grads = torch.autograd.grad(product.square().mean() + mixed.square().mean(), leaves)
+        loss = product.float().square().mean() + mixed.float().square().mean()
+        grads = torch.autograd.grad(1e4 * loss, leaves)  # which float16 holds
         results.append([product, scores, weights, mixed, *grads])
     for ours, again, reference in zip(*results, strict=True):
         assert torch.equal(ours, again)
@@ -448,7 +449,7 @@ def test_operands_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"shape is \(3,\)"):
         SparseMatrix(pattern, torch.zeros(3))
     with pytest.raises(ValueError, match=r"float16, got torch\.float64"):
-        spmm(pattern, torch.zeros(n).double(), torch.zeros(6, 3), backend="triton")
+        spmm(pattern, torch.zeros(n, device=DEVICE).double(), torch.zeros(6, 3, device=DEVICE), backend="triton")
     with pytest.raises(ValueError, match="'cuda'"):
         spmm(pattern, torch.zeros(n), torch.zeros(6, 3), backend="cuda")  # type: ignore[arg-type]
 

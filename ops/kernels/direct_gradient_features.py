@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.kernels.gradient_features import tanh
-from diffnet.ops.kernels.tiling import Tiling, interpreted, roomy, row_major, tile
+from diffnet.ops.kernels.tiling import Tiling, interpreted, roomy, rounded, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
@@ -47,13 +47,15 @@ def _kernel(
         inside = live[:, None] & (k < c_size)[None, :]
         x = tl.load(x_at + k[None, :], mask=inside, other=0.0).to(dtype)
         y = tl.load(y_at + k[None, :], mask=inside, other=0.0).to(dtype)
+        x = rounded(x, PRECISION)
+        y = rounded(y, PRECISION)
         at = c[:, None] * c_size + k[None, :]
         stored = (c < c_size)[:, None] & (k < c_size)[None, :]
-        re = tl.trans(tl.load(a_re + at, mask=stored, other=0.0))
+        re = tl.trans(rounded(tl.load(a_re + at, mask=stored, other=0.0), PRECISION))
         bx = tl.dot(x, re, bx, input_precision=PRECISION)
         by = tl.dot(y, re, by, input_precision=PRECISION)
         if ROTATION:
-            im = tl.trans(tl.load(a_im + at, mask=stored, other=0.0))
+            im = tl.trans(rounded(tl.load(a_im + at, mask=stored, other=0.0), PRECISION))
             by = tl.dot(x, im, by, input_precision=PRECISION)
             bx -= tl.dot(y, im, input_precision=PRECISION)
     inside = live[:, None] & (c < c_size)[None, :]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diffnet.ops.kernels.ragged import choose_span, processors, span_count, span_rows, sum_spans
 from diffnet.ops.kernels.spectral import load_coefficients
-from diffnet.ops.kernels.tiling import Tiling, interpreted, roomy, row_major, tile
+from diffnet.ops.kernels.tiling import Tiling, interpreted, roomy, rounded, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
@@ -70,8 +70,8 @@ def _products(
     for step in range(0, k_size, BLOCK_K):
         ks = step + k
         inside = live & (ks < k_size)[None, :]
-        x = tl.load(gx_at + ks[None, :], mask=inside, other=0.0)
-        y = tl.load(gy_at + ks[None, :], mask=inside, other=0.0)
+        x = rounded(tl.load(gx_at + ks[None, :], mask=inside, other=0.0), PRECISION)
+        y = rounded(tl.load(gy_at + ks[None, :], mask=inside, other=0.0), PRECISION)
         d = load_coefficients(d_at, ks, c, k_size, c_size)
         p = load_coefficients(p_at, ks, c, k_size, c_size)
         gx = tl.dot(x, d, gx, input_precision=PRECISION)
@@ -117,8 +117,8 @@ def _forward_kernel(
         out = v * c_size + c[None, :]
         if ONE_STEP:
             inside = live & (k < k_size)[None, :]
-            x = tl.load(gx_at + k[None, :], mask=inside, other=0.0)
-            y = tl.load(gy_at + k[None, :], mask=inside, other=0.0)
+            x = rounded(tl.load(gx_at + k[None, :], mask=inside, other=0.0), PRECISION)
+            y = rounded(tl.load(gy_at + k[None, :], mask=inside, other=0.0), PRECISION)
             # One component after the other, so that few accumulators live at a time.
             bx = tl.dot(x, p, input_precision=PRECISION)
             if ROTATION:
@@ -138,13 +138,15 @@ def _forward_kernel(
         if DIFFUSED:
             phi_at = basis + wide * basis_stride + v * basis_stride
             if ONE_STEP:
-                phi = tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0)
+                phi = rounded(tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0), PRECISION)
                 value = tl.dot(phi, d, input_precision=PRECISION)
             else:
                 value = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
                 for step in range(0, k_size, BLOCK_K):
                     ks = step + k
-                    phi = tl.load(phi_at + ks[None, :], mask=live & (ks < k_size)[None, :], other=0.0)
+                    phi = rounded(
+                        tl.load(phi_at + ks[None, :], mask=live & (ks < k_size)[None, :], other=0.0), PRECISION
+                    )
                     d = load_coefficients(d_at, ks, c, k_size, c_size)
                     value = tl.dot(phi, d, value, input_precision=PRECISION)
             tl.store(diffused + wide * c_size + out, value.to(diffused.dtype.element_ty), mask=live & in_c)
@@ -191,8 +193,8 @@ def _backward_kernel(
         gy_at = gradient + gradient_plane + wide * gradient_stride + v * gradient_stride
         own_inside = live & (own < k_size)[None, :]
         inside = live & (c < c_size)[None, :]
-        x = tl.load(gx_at + own[None, :], mask=own_inside, other=0.0)
-        y = tl.load(gy_at + own[None, :], mask=own_inside, other=0.0)
+        x = rounded(tl.load(gx_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
+        y = rounded(tl.load(gy_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
         if ONE_STEP:
             # One component after the other; each product is rounded, as the sums below take it, once z has it. That
             # halves the registers that it waits in.
@@ -221,10 +223,10 @@ def _backward_kernel(
         ds = df.to(tl.float32) * (1.0 - f * f)
         xt = tl.trans(x)
         yt = tl.trans(y)
-        d_sum = tl.dot(xt, (ds * bx).to(dtype), d_sum, input_precision=PRECISION)
-        d_sum = tl.dot(yt, (ds * by).to(dtype), d_sum, input_precision=PRECISION)
-        px = (ds * gx).to(dtype)
-        py = (ds * gy).to(dtype)
+        d_sum = tl.dot(xt, rounded((ds * bx).to(dtype), PRECISION), d_sum, input_precision=PRECISION)
+        d_sum = tl.dot(yt, rounded((ds * by).to(dtype), PRECISION), d_sum, input_precision=PRECISION)
+        px = rounded((ds * gx).to(dtype), PRECISION)
+        py = rounded((ds * gy).to(dtype), PRECISION)
         p_sum = tl.dot(xt, px, p_sum, input_precision=PRECISION)
         p_sum = tl.dot(yt, py, p_sum, input_precision=PRECISION)
         if ROTATION:

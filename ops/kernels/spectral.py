@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -40,7 +38,7 @@ def evaluate_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
 
 @triton.jit
 def _project_kernel(
-    x, basis, scale, ptr, partial, meshes, span, shift,
+    x, basis, scale, ptr, partial, meshes, span,
     k_size: tl.constexpr, c_size: tl.constexpr, x_stride: tl.constexpr, basis_stride: tl.constexpr,
     SCALED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -62,11 +60,9 @@ def _project_kernel(
         x_at = x + wide * x_stride + (v * x_stride + c[None, :])
         value = tl.load(x_at, mask=live & (c < c_size)[None, :], other=0.0)
         if SCALED:
-            s = tl.load(scale + row + v, mask=live, other=0.0).to(tl.float32) * shift
+            s = tl.load(scale + row + v, mask=live, other=0.0).to(tl.float32)
             value = (value.to(tl.float32) * s).to(value.dtype)
         total = tl.dot(tl.trans(phi), value, total, input_precision=PRECISION)
-    if SCALED:
-        total = total / shift
     place = partial + (index.to(tl.int64) * k_size + k)[:, None] * c_size + c[None, :]
     tl.store(place, total, mask=(k < k_size)[:, None] & (c < c_size)[None, :])
 
@@ -78,6 +74,10 @@ def project(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor, tiling:
     """
     (rows, c), k, meshes = x.shape, basis.shape[1], len(ptr) - 1
     x, basis = row_major(x), row_major(basis)
+    mean = None
+    if scale is not None and x.dtype == torch.float16:  # of a fine mesh, areas are below what float16 holds
+        mean = scale.mean(dtype=torch.float32).clamp(min=1e-30)
+        scale = scale / mean
     precision = dot_precision(basis)
     t = tiling or project_tiling(basis, k, c, precision)
     tiles = triton.cdiv(k, t.k) * triton.cdiv(c, t.c)
@@ -88,16 +88,12 @@ def project(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor, tiling:
         with torch.cuda.device_of(basis):
             _project_kernel[(spans, tiles)](
                 x, basis, x if scale is None else scale.contiguous(), ptr, partial,
-                meshes, span, _shift(x, rows), k, c, x.stride(0), basis.stride(0),
+                meshes, span, k, c, x.stride(0), basis.stride(0),
                 SCALED=scale is not None, ONE_MESH=meshes == 1, PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
-    return sum_spans(partial, ptr, span)[0]
-
-
-def _shift(x: Tensor, rows: int) -> float:
-    """Areas of a fine mesh, about 1/V, are below what float16 holds; a power of two brings them near 1 and back."""
-    return 2.0 ** round(math.log2(max(rows, 1))) if x.dtype == torch.float16 else 1.0
+    sums = sum_spans(partial, ptr, span)[0]
+    return sums if mean is None else sums * mean
 
 
 @triton.jit
