@@ -211,7 +211,7 @@ def tune_spmm(options: Options) -> Iterator[Case]:
         def run(*sizes: int) -> object:
             from diffnet.ops.sparse import kernels
 
-            gathering = kernels.Gathering(*sizes) if sizes else kernels.SPMM
+            gathering = kernels.Gathering(*sizes) if sizes else None
             return kernels.spmm(csr_arrays(pattern, True), values, x, gathering=gathering)
 
         return run

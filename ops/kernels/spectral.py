@@ -18,7 +18,7 @@ def project_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
     if not roomy(basis):
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if basis.dtype != torch.float32:
-        return Tiling(64, tile(k, 128), tile(c, 128), 8, 3, 2)
+        return Tiling(64, tile(k, 128), tile(c, 128), 8, 4, 1)
     if precision == "tf32":
         return Tiling(32, tile(k, 128), tile(c, 128), 8, 3, 2)
     return Tiling(16, tile(k, 64), tile(c, 64), 8, 2, 4)
@@ -30,7 +30,7 @@ def evaluate_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
     if not roomy(basis):
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if basis.dtype != torch.float32:
-        return Tiling(64, tile(k, 128), tile(c, 128), 4, 2, 4)
+        return Tiling(64, tile(k, 128), tile(c, 64), 4, 3, 8)
     if precision == "tf32":
         return Tiling(64, tile(k, 64), tile(c, 64), 4, 2, 4)
     return Tiling(64, 16, tile(c, 64), 8, 2, 4)

@@ -42,7 +42,7 @@ class Gathering:
     warps: int = 4
 
 
-SPMM, SDDMM = Gathering(), Gathering()
+SPMM, SPMM_OF_TWO, SDDMM = Gathering(), Gathering(unroll=2), Gathering()  # of two sets of values at a time
 
 
 def spmm(
@@ -51,7 +51,7 @@ def spmm(
     x: Tensor,
     reduce: bool = False,
     order: Tensor | None = None,
-    gathering: Gathering = SPMM,
+    gathering: Gathering | None = None,
 ) -> Tensor:
     """See `plain.spmm`; order (nnz,) is where in values the entries' values are, for a transposed pattern."""
     indptr, indices, pieces, row_order = csr
@@ -66,6 +66,7 @@ def spmm(
     # A program applies two sets to each row it gathers, as gradX and gradY are.
     together = sets if reduce else min(sets, 2) if len(x) == 1 else 1
     groups = 1 if reduce else triton.cdiv(sets, together)
+    gathering = gathering or (SPMM_OF_TWO if together == 2 and not reduce else SPMM)
     block_r, block_c = _tile(x, gathering)
     tiles = triton.cdiv(channels, block_c)
     strides = (values.stride(0), 0 if len(x) == 1 else x.stride(0), x.stride(1))

@@ -29,7 +29,8 @@ def spmm(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, reduce: boo
     shape = sets * rows, columns * (sets if apart else 1)
     shifts = torch.arange(sets, device=x.device, dtype=indices.dtype)[:, None]
     all_indices = (indices + shifts * columns if apart else indices.expand(sets, -1)).reshape(-1)
-    flat, dense = values.to(wide).reshape(-1), x.to(wide).flatten(0, 1)
+    # cuSPARSE reads values one after the other, whatever their stride is, which for gradients of sums is 0.
+    flat, dense = values.to(wide).reshape(-1).contiguous(), x.to(wide).flatten(0, 1)
     if x.is_cuda:
         starts = (indptr[:-1] + shifts * len(indices)).reshape(-1)
         ends = torch.cat([starts, starts.new_tensor([sets * len(indices)])]) if sets > 1 else indptr
