@@ -26,22 +26,27 @@ def differentiable(
     operator = torch.library.custom_op(name, implementation, mutates_args=())
     operator.register_fake(fake)
     operator.register_autograd(backward, setup_context=setup_context)
-    eager: Any = type(
-        name.replace("::", "_"),
-        (torch.autograd.Function,),
-        {
-            "forward": staticmethod(implementation),
-            "setup_context": staticmethod(setup_context),
-            "backward": staticmethod(backward),
-        },
-    )
 
-    def call(*arguments: Any) -> Any:
-        if torch.compiler.is_compiling() or any(isinstance(a, Tensor) and type(a) not in _PLAIN for a in arguments):
-            return operator(*arguments)
-        return eager.apply(*arguments)
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = implementation(*arguments)
+        setup_context(ctx, arguments, output)
+        return output
 
-    return call
+    # With a setup_context of its own, PyTorch looks up the signature of `forward` in every call.
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    eager: Any = type(name.replace("::", "_"), (torch.autograd.Function,), methods)
+    return lambda *arguments: operator(*arguments) if _traced(arguments) else eager.apply(*arguments)
+
+
+def opaque(name: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for an operator without a gradient, which backward passes call."""
+    operator = torch.library.custom_op(name, implementation, mutates_args=())
+    operator.register_fake(fake)
+    return lambda *arguments: operator(*arguments) if _traced(arguments) else implementation(*arguments)
+
+
+def _traced(arguments: tuple[Any, ...]) -> bool:
+    return torch.compiler.is_compiling() or any(isinstance(a, Tensor) and type(a) not in _PLAIN for a in arguments)
 
 
 def save_inputs(ctx: Any, inputs: tuple[Tensor | None, ...], output: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet.ops.backend import Backend
-from diffnet.ops.dispatch import differentiable, save_inputs
+from diffnet.ops.dispatch import differentiable, opaque, save_inputs
 from diffnet.ops.precision import compute_dtype, use_matrix_kernels
 from diffnet.ops.spectral import _evaluate, _project, from_spectral
 
@@ -98,17 +98,20 @@ def _direct_fake(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor
     return a_re.new_empty(gradients.shape[1:])
 
 
-@torch.library.custom_op("diffnet::gradient_features_pointwise_backward", mutates_args=())
-def _direct_pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+def _direct_pointwise_backward_kernel(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
     """df/dg_x and df/dg_y with b held fast, and df/db_x and df/db_y: (4, V, C)."""
     from diffnet.ops.kernels.direct_gradient_features import pointwise_backward
 
     return pointwise_backward(grad, gradients, a_re, a_im)
 
 
-@_direct_pointwise_backward.register_fake
-def _(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+def _direct_pointwise_backward_fake(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
     return a_re.new_empty(4, *gradients.shape[1:])
+
+
+_direct_pointwise_backward = opaque(
+    "diffnet::gradient_features_pointwise_backward", _direct_pointwise_backward_kernel, _direct_pointwise_backward_fake
+)
 
 
 def _direct_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -151,8 +154,7 @@ def _features_fake(
     return gradient_basis.new_empty(0 if basis is None else rows, c), gradient_basis.new_empty(rows, c)
 
 
-@torch.library.custom_op("diffnet::spectral_gradient_features_backward", mutates_args=())
-def _coefficient_gradients(
+def _coefficient_gradients_kernel(
     grad: Tensor, d: Tensor, p: Tensor, q: Tensor | None, gradient_basis: Tensor, ptr: Tensor
 ) -> Tensor:
     """dD, dP and, with rotations, dQ: (2 or 3, B, K, C) float32."""
@@ -161,9 +163,15 @@ def _coefficient_gradients(
     return backward(grad, d, p, q, gradient_basis, ptr)
 
 
-@_coefficient_gradients.register_fake
-def _(grad: Tensor, d: Tensor, p: Tensor, q: Tensor | None, gradient_basis: Tensor, ptr: Tensor) -> Tensor:
+def _coefficient_gradients_fake(
+    grad: Tensor, d: Tensor, p: Tensor, q: Tensor | None, gradient_basis: Tensor, ptr: Tensor
+) -> Tensor:
     return d.new_empty(2 if q is None else 3, *d.shape, dtype=torch.float32)
+
+
+_coefficient_gradients = opaque(
+    "diffnet::spectral_gradient_features_backward", _coefficient_gradients_kernel, _coefficient_gradients_fake
+)
 
 
 def _features_backward(ctx: Any, values_grad: Tensor, features_grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet.ops.backend import Backend
-from diffnet.ops.dispatch import differentiable
+from diffnet.ops.dispatch import differentiable, opaque
 from diffnet.ops.precision import compute_dtype, use_matrix_kernels
 
 MOST_INPUTS = 3
@@ -86,19 +86,20 @@ def _linear_fake(
     return first.new_empty(first.shape[0], weight.shape[0])
 
 
-@torch.library.custom_op("diffnet::activation_backward", mutates_args=())
-def _activation_backward(grad: Tensor, out: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+def _activation_backward_kernel(grad: Tensor, out: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
     """dy (V, H) and its column sums (H,) float32, see `kernels.linear`."""
     from diffnet.ops.kernels.linear import activation_backward
 
     return activation_backward(grad, out, dropout)
 
 
-@_activation_backward.register_fake
-def _(grad: Tensor, out: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+def _activation_backward_fake(grad: Tensor, out: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
     return torch.empty_like(out, memory_format=torch.contiguous_format), out.new_empty(
         out.shape[1], dtype=torch.float32
     )
+
+
+_activation_backward = opaque("diffnet::activation_backward", _activation_backward_kernel, _activation_backward_fake)
 
 
 def _present(*tensors: Tensor | None) -> list[Tensor]:

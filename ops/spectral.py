@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.backend import Backend, use_triton
-from diffnet.ops.dispatch import differentiable, save_inputs
+from diffnet.ops.dispatch import differentiable, opaque, save_inputs
 from diffnet.ops.precision import compute_dtype, use_matrix_kernels
 from diffnet.ops.ragged import row_lengths
 
@@ -136,18 +136,19 @@ def _diffuse_fake(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
     return torch.empty_like(spectrum, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("diffnet::diffuse_backward", mutates_args=())
-def _diffuse_gradients(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+def _diffuse_gradients_kernel(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
     """dS (B, K, C) and dt (C,), float32."""
     from diffnet.ops.kernels.diffusion import diffuse_backward
 
     return diffuse_backward(grad, spectrum, evals, time)
 
 
-@_diffuse_gradients.register_fake
-def _(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+def _diffuse_gradients_fake(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
     empty = torch.empty_like(spectrum, memory_format=torch.contiguous_format)
     return empty, empty.new_empty(len(time))
+
+
+_diffuse_gradients = opaque("diffnet::diffuse_backward", _diffuse_gradients_kernel, _diffuse_gradients_fake)
 
 
 def _diffuse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -281,7 +281,8 @@ def forward(
                 _table(d, p, q, gradient_basis.dtype, precision), some_basis, gradient_basis, ptr, diffused, features,
                 meshes, span, gradient_basis.stride(0), k, c, some_basis.stride(0), gradient_basis.stride(1),
                 DIFFUSED=basis is not None, ROTATION=q is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
-                FAST=fast(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+                FAST=fast(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
+                num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return diffused, features
 
@@ -323,6 +324,7 @@ def backward(
                 grad, _table(d, p, q, gradient_basis.dtype, precision), gradient_basis, ptr, partial,
                 meshes, spans, span, gradient_basis.stride(0), k, c, grad.stride(0), gradient_basis.stride(1),
                 ROTATION=q is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
-                FAST=fast(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+                FAST=fast(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
+                num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return sum_spans(partial, ptr, span)
