@@ -86,7 +86,7 @@ def _time(run: Run, device: torch.device, scratch: torch.Tensor | None) -> float
     if scratch is not None:
         scratch.zero_()
     # Time to launch everything that `run` launches, so that the GPU never waits for Python.
-    torch.cuda._sleep(HEAD_START)
+    torch.cuda._sleep(HEAD_START)  # type: ignore[no-untyped-call]
     begin.record()
     run()
     end.record()
