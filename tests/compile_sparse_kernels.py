@@ -51,8 +51,8 @@ def launch_csr(pattern: Pattern, channels: int, dtype: torch.dtype) -> None:
     kernels.spmm(turned, values, g, True, order)
     kernels.sddmm(csr, g, x)
     kernels.sddmm(csr, g[:1], x)
-    kernels.softmax(csr.indptr, csr.long_pieces, values, values > 0, 0.5)
-    kernels.softmax_backward(csr.indptr, csr.long_pieces, values, values, 0.5)
+    kernels.softmax(csr, values, values > 0, 0.5)
+    kernels.softmax_backward(csr, values, values, 0.5)
 
 
 def launch_blocks(pattern: BlockPattern, channels: int, dtype: torch.dtype) -> None:

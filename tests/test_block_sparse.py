@@ -226,10 +226,10 @@ def test_operators_are_well_formed(triton: bool) -> None:
 
     a, b, values = leaf(1, 2, 20, 16), leaf(1, 2, 18, 16), leaf(1, *pattern.values_shape)
     ops = torch.ops.diffnet
-    torch.library.opcheck(ops.block_sdd.default, (*structure, a, b, 16, 20, 18, triton))
-    torch.library.opcheck(ops.block_dsd.default, (*structure, values, b, 16, 20, 18, False, triton))
-    torch.library.opcheck(ops.block_dsd.default, (*structure, values, a, 16, 20, 18, True, triton))
-    torch.library.opcheck(ops.block_attention.default, (*structure, a, b, b, None, None, 0.5, 16, triton))
+    torch.library.opcheck(ops.block_sdd.default, (structure, a, b, 16, 20, 18, triton))
+    torch.library.opcheck(ops.block_dsd.default, (structure, values, b, 16, 20, 18, False, triton))
+    torch.library.opcheck(ops.block_dsd.default, (structure, values, a, 16, 20, 18, True, triton))
+    torch.library.opcheck(ops.block_attention.default, (structure, a, b, b, None, None, 0.5, 16, triton))
     bias = leaf(*pattern.values_shape)
     arguments = (*structure[:2], values, bias, None, None, 0.5, 2, 20, 18, triton)
     torch.library.opcheck(ops.block_softmax.default, arguments)

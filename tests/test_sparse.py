@@ -330,9 +330,10 @@ def test_operators_are_well_formed(triton: bool) -> None:
     torch.library.opcheck(ops.spmm.default, (structure, values, a, True, True, triton))
     torch.library.opcheck(ops.sddmm.default, (structure, a, x, triton))
     mask = random(2, pattern.nnz).to(DEVICE) > 0
-    arguments = (pattern.indptr, pattern.indices, pattern.long_pieces, values, mask, 0.5, triton)
+    arrays = list(patterns.csr_arrays(pattern, triton))
+    arguments = (arrays, values, mask, 0.5, triton)
     torch.library.opcheck(ops.sparse_softmax.default, arguments)
-    arguments = (*arguments[:3], values.detach(), values.detach(), 0.5, triton)
+    arguments = (arrays, values.detach(), values.detach(), 0.5, triton)
     torch.library.opcheck(ops.sparse_softmax_backward.default, arguments)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,17 +56,13 @@ def block_attention(
     mask = None if attention_mask is None else mask_at_blocks(pattern, attention_mask)
     scale = channels**-0.5 if scale is None else scale
     triton = on_kernels(backend, *flat)
-    out: Tensor = _attention(*_structure(pattern), *flat, key_padding_mask, mask, scale, pattern.block, triton)[0]
+    out: Tensor = _attention(_structure(pattern), *flat, key_padding_mask, mask, scale, pattern.block, triton)[0]
     return out.reshape(*batch, heads, rows, channels)
 
 
 @torch.library.custom_op("diffnet::block_attention", mutates_args=())
 def _attention(
-    indptr: Tensor,
-    indices: Tensor,
-    t_indptr: Tensor,
-    t_indices: Tensor,
-    order: Tensor,
+    structure: Sequence[Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -76,6 +73,7 @@ def _attention(
     triton: bool,
 ) -> tuple[Tensor, Tensor]:
     """The result (Z, H, rows, C), and the logarithms to base 2 of the sums of exponentials (Z, H, rows); 0 for none."""
+    indptr, indices, *_ = structure
     if triton:
         from diffnet.ops.block_sparse import attention_kernels
 
@@ -92,11 +90,7 @@ def _attention(
 
 @_attention.register_fake
 def _(
-    indptr: Tensor,
-    indices: Tensor,
-    t_indptr: Tensor,
-    t_indices: Tensor,
-    order: Tensor,
+    structure: Sequence[Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -112,11 +106,7 @@ def _(
 
 @torch.library.custom_op("diffnet::block_attention_backward", mutates_args=())
 def _attention_backward(
-    indptr: Tensor,
-    indices: Tensor,
-    t_indptr: Tensor,
-    t_indices: Tensor,
-    order: Tensor,
+    structure: Sequence[Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -130,13 +120,14 @@ def _attention_backward(
     triton: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value."""
+    indptr, indices, t_indptr, t_indices, order = structure
     delta = (out.to(sums.dtype) * grad).sum(-1)
     if triton:
         from diffnet.ops.block_sparse import attention_kernels
 
-        structure = indptr, indices, t_indptr, t_indices, order
+        arrays = indptr, indices, t_indptr, t_indices, order
         given = query, key, value, key_mask, mask
-        return attention_kernels.attention_backward(*structure, *given, sums, delta, grad, scale, block)
+        return attention_kernels.attention_backward(*arrays, *given, sums, delta, grad, scale, block)
     rows, columns, wide = query.shape[2], key.shape[2], sums.dtype
     q, k, v, g = (t.to(wide) for t in (query, key, value, grad))
     inside = mask_inside(indptr, indices, rows, columns, block, key_mask, mask)
@@ -153,11 +144,7 @@ def _attention_backward(
 
 @_attention_backward.register_fake
 def _(
-    indptr: Tensor,
-    indices: Tensor,
-    t_indptr: Tensor,
-    t_indices: Tensor,
-    order: Tensor,
+    structure: Sequence[Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -174,15 +161,16 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.scale, ctx.block, ctx.triton = inputs
+    structure, *given, ctx.scale, ctx.block, ctx.triton = inputs
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*tensors, *output)
+    ctx.save_for_backward(*structure, *given, *output)
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    *given, out, sums = ctx.saved_tensors
-    grads = _attention_backward(*given, out, sums, grad.to(out.dtype), ctx.scale, ctx.block, ctx.triton)
-    return *[None] * 5, *grads, *[None] * 5
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
+    *structure, query, key, value, key_mask, mask, out, sums = ctx.saved_tensors
+    given = query, key, value, key_mask, mask
+    grads = _attention_backward(structure, *given, out, sums, grad.to(out.dtype), ctx.scale, ctx.block, ctx.triton)
+    return [None] * len(structure), *grads, *[None] * 5
 
 
 _attention.register_autograd(_backward, setup_context=_save)

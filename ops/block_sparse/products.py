@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -62,7 +63,7 @@ def _at_blocks(pattern: BlockPattern, a: Tensor, b: Tensor, backend: Backend) ->
             )
     batch = torch.broadcast_shapes(a.shape[:-3], b.shape[:-3])  # type: ignore[no-untyped-call]
     flat = [x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:]) for x in (a, b)]
-    out: Tensor = _sdd(*_structure(pattern), *flat, pattern.block, rows, columns, on_kernels(backend, *flat))
+    out: Tensor = _sdd(_structure(pattern), *flat, pattern.block, rows, columns, on_kernels(backend, *flat))
     return out.reshape(*batch, *pattern.values_shape)
 
 
@@ -76,22 +77,19 @@ def _times_dense(pattern: BlockPattern, values: Tensor, x: Tensor, transpose: bo
     batch = torch.broadcast_shapes(values.shape[:-3], x.shape[:-3])  # type: ignore[no-untyped-call]
     flat = [t.expand(*batch, *t.shape[-3:]).reshape(math.prod(batch), *t.shape[-3:]) for t in (values, x)]
     triton = on_kernels(backend, *flat)
-    out: Tensor = _dsd(*_structure(pattern), *flat, pattern.block, rows, columns, transpose, triton)
+    out: Tensor = _dsd(_structure(pattern), *flat, pattern.block, rows, columns, transpose, triton)
     return out.reshape(*batch, heads, result, x.shape[-1])
 
 
-def _structure(pattern: BlockPattern) -> tuple[Tensor, ...]:
+def _structure(pattern: BlockPattern) -> list[Tensor]:
+    """What operators take of a pattern: indptr and indices, those of its transpose, and where blocks are in it."""
     transposed, order = pattern.blocks.transpose
-    return pattern.blocks.indptr, pattern.blocks.indices, transposed.indptr, transposed.indices, order
+    return [pattern.blocks.indptr, pattern.blocks.indices, transposed.indptr, transposed.indices, order]
 
 
 @torch.library.custom_op("diffnet::block_sdd", mutates_args=())
 def _sdd(
-    indptr: Tensor,
-    indices: Tensor,
-    t_indptr: Tensor,
-    t_indices: Tensor,
-    order: Tensor,
+    structure: Sequence[Tensor],
     a: Tensor,
     b: Tensor,
     block: int,
@@ -100,6 +98,7 @@ def _sdd(
     triton: bool,
 ) -> Tensor:
     """A Bᵀ at the blocks, a (Z, H, rows, K), b (Z, H, columns, K) → (Z, number of blocks, block, block)."""
+    indptr, indices, *_ = structure
     if triton:
         from diffnet.ops.block_sparse import kernels
 
@@ -109,11 +108,7 @@ def _sdd(
 
 @_sdd.register_fake
 def _(
-    indptr: Tensor,
-    indices: Tensor,
-    t_indptr: Tensor,
-    t_indices: Tensor,
-    order: Tensor,
+    structure: Sequence[Tensor],
     a: Tensor,
     b: Tensor,
     block: int,
@@ -121,16 +116,12 @@ def _(
     columns: int,
     triton: bool,
 ) -> Tensor:
-    return a.new_empty(len(a), len(indices), block, block)
+    return a.new_empty(len(a), len(structure[1]), block, block)
 
 
 @torch.library.custom_op("diffnet::block_dsd", mutates_args=())
 def _dsd(
-    indptr: Tensor,
-    indices: Tensor,
-    t_indptr: Tensor,
-    t_indices: Tensor,
-    order: Tensor,
+    structure: Sequence[Tensor],
     values: Tensor,
     x: Tensor,
     block: int,
@@ -140,6 +131,7 @@ def _dsd(
     triton: bool,
 ) -> Tensor:
     """S X or Sᵀ X, values (Z, number of blocks, block, block), x (Z, H, …, C) → (Z, H, …, C)."""
+    indptr, indices, t_indptr, t_indices, order = structure
     if triton:
         from diffnet.ops.block_sparse import kernels
 
@@ -153,11 +145,7 @@ def _dsd(
 
 @_dsd.register_fake
 def _(
-    indptr: Tensor,
-    indices: Tensor,
-    t_indptr: Tensor,
-    t_indices: Tensor,
-    order: Tensor,
+    structure: Sequence[Tensor],
     values: Tensor,
     x: Tensor,
     block: int,
@@ -170,37 +158,37 @@ def _(
 
 
 def _save_sdd(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.block, ctx.rows, ctx.columns, ctx.triton = inputs
-    ctx.save_for_backward(*tensors)
+    structure, a, b, ctx.block, ctx.rows, ctx.columns, ctx.triton = inputs
+    ctx.save_for_backward(*structure, a, b)
 
 
-def _sdd_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _sdd_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, a, b = ctx.saved_tensors
     sizes = ctx.block, ctx.rows, ctx.columns
-    need_a, need_b = ctx.needs_input_grad[5:7]
+    need_a, need_b = ctx.needs_input_grad[1:3]
     grad = grad.to(a.dtype)
-    grad_a = _dsd(*structure, grad, b, *sizes, False, ctx.triton) if need_a else None
-    grad_b = _dsd(*structure, grad, a, *sizes, True, ctx.triton) if need_b else None
-    return *[None] * 5, grad_a, grad_b, *[None] * 4
+    grad_a = _dsd(structure, grad, b, *sizes, False, ctx.triton) if need_a else None
+    grad_b = _dsd(structure, grad, a, *sizes, True, ctx.triton) if need_b else None
+    return [None] * len(structure), grad_a, grad_b, *[None] * 4
 
 
 def _save_dsd(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.block, ctx.rows, ctx.columns, ctx.transpose, ctx.triton = inputs
-    ctx.save_for_backward(*tensors)
+    structure, values, x, ctx.block, ctx.rows, ctx.columns, ctx.transpose, ctx.triton = inputs
+    ctx.save_for_backward(*structure, values, x)
 
 
-def _dsd_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _dsd_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, values, x = ctx.saved_tensors
     sizes = ctx.block, ctx.rows, ctx.columns
-    need_values, need_x = ctx.needs_input_grad[5:7]
+    need_values, need_x = ctx.needs_input_grad[1:3]
     grad = grad.to(values.dtype)
     grad_values = grad_x = None
     if need_values:
         a, b = (x, grad) if ctx.transpose else (grad, x)
-        grad_values = _sdd(*structure, a, b, *sizes, ctx.triton)
+        grad_values = _sdd(structure, a, b, *sizes, ctx.triton)
     if need_x:
-        grad_x = _dsd(*structure, values, grad, *sizes, not ctx.transpose, ctx.triton)
-    return *[None] * 5, grad_values, grad_x, *[None] * 5
+        grad_x = _dsd(structure, values, grad, *sizes, not ctx.transpose, ctx.triton)
+    return [None] * len(structure), grad_values, grad_x, *[None] * 5
 
 
 _sdd.register_autograd(_sdd_backward, setup_context=_save_sdd)

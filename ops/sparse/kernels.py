@@ -115,8 +115,9 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor, gathering: Gathering = SDDMM) ->
     return out
 
 
-def softmax(indptr: Tensor, pieces: Tensor, scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """See `plain.softmax`."""
+    indptr, _, pieces, _ = csr
     scores = scores.contiguous()
     sets, entries = scores.shape
     out = torch.empty_like(scores)
@@ -138,8 +139,9 @@ def softmax(indptr: Tensor, pieces: Tensor, scores: Tensor, mask: Tensor | None,
     return out
 
 
-def softmax_backward(indptr: Tensor, pieces: Tensor, out: Tensor, grad: Tensor, scale: float) -> Tensor:
+def softmax_backward(csr: CsrArrays, out: Tensor, grad: Tensor, scale: float) -> Tensor:
     """See `plain.softmax_backward`."""
+    indptr, _, pieces, _ = csr
     out, grad = out.contiguous(), grad.contiguous()
     sets, entries = out.shape
     result = torch.empty_like(out)
@@ -177,6 +179,30 @@ def _rows_to_take(row_order, block, rows, ORDERED: tl.constexpr, BLOCK_R: tl.con
 
 
 @triton.jit
+def _add_entries(
+    sum0, sum1, entry, here, tile, indices, order, value_rows, x_rows, value_stride, x_set_stride, x_row_stride, second,
+    TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr,
+):  # fmt: skip
+    """The sums with a row of x, times its value, for each of some entries; second: whether there is a second set."""
+    row = tl.load(indices + entry, mask=here, other=0).to(tl.int64) * x_row_stride
+    if PERMUTED:
+        entry = tl.load(order + entry, mask=here, other=0)
+    if REDUCE:
+        for s in tl.static_range(TOGETHER):
+            v = tl.load(value_rows + s * value_stride + entry, mask=here, other=0).to(tl.float32)
+            gathered = tl.load(x_rows + s * x_set_stride + row[:, None], mask=tile, other=0).to(tl.float32)
+            sum0 += v[:, None] * gathered
+    else:
+        gathered = tl.load(x_rows + row[:, None], mask=tile, other=0).to(tl.float32)
+        v = tl.load(value_rows + entry, mask=here, other=0).to(tl.float32)
+        sum0 += v[:, None] * gathered
+        if TOGETHER == 2:
+            v = tl.load(value_rows + value_stride + entry, mask=here & second, other=0).to(tl.float32)
+            sum1 += v[:, None] * gathered
+    return sum0, sum1
+
+
+@triton.jit
 def _spmm_rows(
     indptr, indices, row_order, order, values, x, out, rows, channels, sets, value_stride, x_set_stride, x_row_stride,
     TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr, ORDERED: tl.constexpr, LONG: tl.constexpr,
@@ -203,25 +229,10 @@ def _spmm_rows(
             j = j0 + u
             here = j < length
             tile = here[:, None] & (c < channels)[None, :]
-            entry = start + j
-            row = tl.load(indices + entry, mask=here, other=0).to(tl.int64) * x_row_stride
-            if PERMUTED:
-                entry = tl.load(order + entry, mask=here, other=0)
-            if REDUCE:
-                for s in tl.static_range(TOGETHER):
-                    v = tl.load(value_rows + s * value_stride + entry, mask=here, other=0).to(tl.float32)
-                    sum0 += v[:, None] * tl.load(x_rows + s * x_set_stride + row[:, None], mask=tile, other=0).to(
-                        tl.float32
-                    )
-            else:
-                gathered = tl.load(x_rows + row[:, None], mask=tile, other=0).to(tl.float32)
-                v = tl.load(value_rows + entry, mask=here, other=0).to(tl.float32)
-                sum0 += v[:, None] * gathered
-                if TOGETHER == 2:
-                    v = tl.load(value_rows + value_stride + entry, mask=here & (first + 1 < sets), other=0).to(
-                        tl.float32
-                    )
-                    sum1 += v[:, None] * gathered
+            sum0, sum1 = _add_entries(
+                sum0, sum1, start + j, here, tile, indices, order, value_rows, x_rows,
+                value_stride, x_set_stride, x_row_stride, first + 1 < sets, TOGETHER, REDUCE, PERMUTED,
+            )  # fmt: skip
     tile = mine[:, None] & (c < channels)[None, :]
     # In a sum over the sets there is one group of them, so `first` is 0.
     place = (first.to(tl.int64) * rows + r)[:, None] * channels + c[None, :]
@@ -253,22 +264,10 @@ def _spmm_pieces(
         entry = start + j * BLOCK_E + tl.arange(0, BLOCK_E)
         here = entry < end
         tile = here[:, None] & (c < channels)[None, :]
-        row = tl.load(indices + entry, mask=here, other=0).to(tl.int64) * x_row_stride
-        if PERMUTED:
-            entry = tl.load(order + entry, mask=here, other=0)
-        if REDUCE:
-            for s in tl.static_range(TOGETHER):
-                v = tl.load(value_rows + s * value_stride + entry, mask=here, other=0).to(tl.float32)
-                sum0 += v[:, None] * tl.load(x_rows + s * x_set_stride + row[:, None], mask=tile, other=0).to(
-                    tl.float32
-                )
-        else:
-            gathered = tl.load(x_rows + row[:, None], mask=tile, other=0).to(tl.float32)
-            v = tl.load(value_rows + entry, mask=here, other=0).to(tl.float32)
-            sum0 += v[:, None] * gathered
-            if TOGETHER == 2:
-                v = tl.load(value_rows + value_stride + entry, mask=here & (first + 1 < sets), other=0).to(tl.float32)
-                sum1 += v[:, None] * gathered
+        sum0, sum1 = _add_entries(
+            sum0, sum1, entry, here, tile, indices, order, value_rows, x_rows,
+            value_stride, x_set_stride, x_row_stride, first + 1 < sets, TOGETHER, REDUCE, PERMUTED,
+        )  # fmt: skip
     place = (first.to(tl.int64) * count + p) * channels + c
     tl.store(partial + place, tl.sum(sum0, 0), mask=c < channels)
     if TOGETHER == 2 and not REDUCE:

@@ -104,12 +104,7 @@ def _pattern_and_transpose(structure: Sequence[Tensor]) -> tuple[CsrArrays, CsrA
 # Custom operators keep torch.compile from tracing into sparse tensors and kernels.
 @torch.library.custom_op("diffnet::spmm", mutates_args=())
 def _spmm(
-    structure: Sequence[Tensor],
-    values: Tensor,
-    x: Tensor,
-    transpose: bool,
-    reduce: bool,
-    triton: bool,
+    structure: Sequence[Tensor], values: Tensor, x: Tensor, transpose: bool, reduce: bool, triton: bool
 ) -> Tensor:
     """Aₛ xₛ or Aₛᵀ xₛ for values (S, nnz) and x (S or 1, …, C) → (S, …, C), summed over the sets (1, …, C)."""
     own, transposed, order = _pattern_and_transpose(structure)
@@ -123,26 +118,14 @@ def _spmm(
 
 
 @_spmm.register_fake
-def _(
-    structure: Sequence[Tensor],
-    values: Tensor,
-    x: Tensor,
-    transpose: bool,
-    reduce: bool,
-    triton: bool,
-) -> Tensor:
+def _(structure: Sequence[Tensor], values: Tensor, x: Tensor, transpose: bool, reduce: bool, triton: bool) -> Tensor:
     own, transposed, _ = _pattern_and_transpose(structure)
     rows = len(transposed.indptr if transpose else own.indptr) - 1
     return x.new_empty(1 if reduce else len(values), rows, x.shape[2])
 
 
 @torch.library.custom_op("diffnet::sddmm", mutates_args=())
-def _sddmm(
-    structure: Sequence[Tensor],
-    a: Tensor,
-    b: Tensor,
-    triton: bool,
-) -> Tensor:
+def _sddmm(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
     """Aₛ Bₛᵀ at the entries, for a (S or 1, rows, C) and b (S or 1, columns, C) → (S, nnz)."""
     own = _pattern_and_transpose(structure)[0]
     if triton:
@@ -153,12 +136,7 @@ def _sddmm(
 
 
 @_sddmm.register_fake
-def _(
-    structure: Sequence[Tensor],
-    a: Tensor,
-    b: Tensor,
-    triton: bool,
-) -> Tensor:
+def _(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
     return a.new_empty(max(len(a), len(b)), len(structure[1]))
 
 

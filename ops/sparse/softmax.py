@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from diffnet.ops.backend import Backend
 from diffnet.ops.sparse import plain
-from diffnet.ops.sparse.pattern import Pattern
+from diffnet.ops.sparse.pattern import CsrArrays, Pattern, csr_arrays
 from diffnet.ops.sparse.products import on_kernels
 
 
@@ -38,54 +39,49 @@ def sparse_softmax(
         mask = mask.expand(shape).reshape(math.prod(shape[:-1]), pattern.nnz)
     flat = scores.reshape(math.prod(scores.shape[:-1]), pattern.nnz)
     triton = on_kernels(backend, flat)
-    pieces = pattern.long_pieces if triton else pattern.indices.new_empty(0, 3)
-    out: Tensor = _softmax(pattern.indptr, pattern.indices, pieces, flat, mask, scale, triton)
+    out: Tensor = _softmax(list(csr_arrays(pattern, triton)), flat, mask, scale, triton)
     return out.reshape(scores.shape)
 
 
 @torch.library.custom_op("diffnet::sparse_softmax", mutates_args=())
-def _softmax(
-    indptr: Tensor, indices: Tensor, pieces: Tensor, scores: Tensor, mask: Tensor | None, scale: float, triton: bool
-) -> Tensor:
+def _softmax(structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, scale: float, triton: bool) -> Tensor:
+    csr = CsrArrays(*structure)
     if triton:
         from diffnet.ops.sparse import kernels
 
-        return kernels.softmax(indptr, pieces, scores, mask, scale)
-    return plain.softmax(indptr, indices, scores, mask, scale)
+        return kernels.softmax(csr, scores, mask, scale)
+    return plain.softmax(csr.indptr, csr.indices, scores, mask, scale)
 
 
 @_softmax.register_fake
-def _(
-    indptr: Tensor, indices: Tensor, pieces: Tensor, scores: Tensor, mask: Tensor | None, scale: float, triton: bool
-) -> Tensor:
+def _(structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, scale: float, triton: bool) -> Tensor:
     return scores.new_empty(scores.shape)
 
 
 @torch.library.custom_op("diffnet::sparse_softmax_backward", mutates_args=())
-def _softmax_backward(
-    indptr: Tensor, indices: Tensor, pieces: Tensor, out: Tensor, grad: Tensor, scale: float, triton: bool
-) -> Tensor:
+def _softmax_backward(structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
+    csr = CsrArrays(*structure)
     if triton:
         from diffnet.ops.sparse import kernels
 
-        return kernels.softmax_backward(indptr, pieces, out, grad, scale)
-    return plain.softmax_backward(indptr, indices, out, grad, scale)
+        return kernels.softmax_backward(csr, out, grad, scale)
+    return plain.softmax_backward(csr.indptr, csr.indices, out, grad, scale)
 
 
 @_softmax_backward.register_fake
-def _(indptr: Tensor, indices: Tensor, pieces: Tensor, out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
+def _(structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
     return out.new_empty(out.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    indptr, indices, pieces, _, _, ctx.scale, ctx.triton = inputs
-    ctx.save_for_backward(indptr, indices, pieces, output)
+    structure, _, _, ctx.scale, ctx.triton = inputs
+    ctx.save_for_backward(*structure, output)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    indptr, indices, pieces, out = ctx.saved_tensors
-    grad_scores = _softmax_backward(indptr, indices, pieces, out, grad.to(out.dtype), ctx.scale, ctx.triton)
-    return None, None, None, grad_scores, None, None, None
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    *structure, out = ctx.saved_tensors
+    grad_scores = _softmax_backward(structure, out, grad.to(out.dtype), ctx.scale, ctx.triton)
+    return [None] * len(structure), grad_scores, None, None, None
 
 
 _softmax.register_autograd(_backward, setup_context=_save)
