@@ -12,7 +12,7 @@ from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
 from diffnet.benchmarks.peers import backward_of, compiled, forget_compiled, leaf, on_kernels
 from diffnet.benchmarks.registry import Case, Options, benchmark
 from diffnet.benchmarks.spectral import VERTICES, WIDTHS
-from diffnet.block import mlp, run_mlp
+from diffnet.block import mlp_layers, run_mlp
 
 
 @benchmark("mlp", metrics=("GB/s",))
@@ -24,7 +24,7 @@ def mlp_cases(options: Options) -> Iterator[Case]:
         for c in options.widths or WIDTHS:
             for v in options.vertices or VERTICES:
                 forget_compiled()
-                layers = mlp([3 * c, c, c, c], dropout=0.5).to(device, kind.storage)
+                layers = mlp_layers([3 * c, c, c, c], dropout=0.5).to(device, kind.storage)
                 x, diffused, features = (leaf(v, c, device=device, dtype=kind.storage) for _ in range(3))
                 leaves = [x, diffused, features, *layers.parameters()]
                 plain = partial(_plain, layers)

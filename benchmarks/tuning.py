@@ -49,6 +49,16 @@ LINEAR = {
     ],
     "tf32": [(128, 32, 128, 8, 3), (64, 32, 128, 4, 3), (128, 32, 64, 4, 3)],
 }
+WEIGHTS = {
+    "bf16": [
+        (64, 128, 128, 8, 4),
+        (64, 128, 128, 8, 3),
+        (32, 128, 128, 8, 4),
+        (64, 64, 128, 4, 4),
+        (64, 128, 64, 4, 3),
+    ],
+    "tf32": [(32, 128, 128, 8, 3), (32, 64, 128, 4, 3), (32, 64, 64, 4, 3)],
+}
 # Bytes and entries that a program gathers together, and its warps.
 GATHERINGS = [
     *((4096, 8, 4), (4096, 2, 4), (2048, 4, 2), (2048, 8, 2), (2048, 4, 4)),
@@ -104,14 +114,14 @@ def tune_forward(options: Options) -> Iterator[Case]:
     def make(
         device: torch.device, kind: Arithmetic, v: int, k: int, c: int
     ) -> tuple[Callable[..., object], float, float]:
-        d = torch.randn(1, k, c, device=device)
+        table = _random(device, kind, 3, 1, k, c)
         evecs, pushed = _random(device, kind, v, k), _random(device, kind, 2, v, k)
         ptr = torch.tensor([0, v], device=device)
 
         def run(tiling: object) -> object:
             from diffnet.ops.kernels.gradient_features import forward
 
-            return forward(d, d, d, evecs, pushed, ptr, tiling)  # type: ignore[arg-type]
+            return forward(table, evecs, pushed, ptr, tiling)  # type: ignore[arg-type]
 
         return run, 14.0 * v * k * c, float(kind.bytes * v * (3 * k + 2 * c))
 
@@ -125,14 +135,14 @@ def tune_backward(options: Options) -> Iterator[Case]:
     def make(
         device: torch.device, kind: Arithmetic, v: int, k: int, c: int
     ) -> tuple[Callable[..., object], float, float]:
-        d = torch.randn(1, k, c, device=device)
+        table = _random(device, kind, 3, 1, k, c)
         grad, pushed = _random(device, kind, v, c), _random(device, kind, 2, v, k)
         ptr = torch.tensor([0, v], device=device)
 
         def run(tiling: object) -> object:
             from diffnet.ops.kernels.gradient_features import backward
 
-            return backward(grad, d, d, d, pushed, ptr, tiling)  # type: ignore[arg-type]
+            return backward(grad, table, pushed, ptr, tiling)  # type: ignore[arg-type]
 
         return run, 24.0 * v * k * c, float(kind.bytes * v * (2 * k + c))
 
@@ -193,11 +203,34 @@ def tune_linear(options: Options) -> Iterator[Case]:
         def run(tiling: object) -> object:
             from diffnet.ops.kernels.linear import linear
 
-            return linear(parts, weight, bias, None, True, 0.5, seed, tiling)  # type: ignore[arg-type]
+            return linear(parts, weight, bias, activation=True, dropout=0.5, seed=seed, tiling=tiling)  # type: ignore[arg-type]
 
         return run, 6.0 * v * c * c, float(kind.bytes * v * 4 * c)
 
     yield from _cases(options, "linear", LINEAR, (1,), make)
+
+
+@benchmark("tune-weight-gradients", metrics=("GB/s",))
+def tune_weight_gradients(options: Options) -> Iterator[Case]:
+    """Tiles of the gradients of the weights of a block's MLP."""
+
+    def make(
+        device: torch.device, kind: Arithmetic, v: int, k: int, c: int
+    ) -> tuple[Callable[..., object], float, float]:
+        (first, second, third), inputs = (
+            [_random(device, kind, v, c) for _ in range(3)],
+            [_random(device, kind, v, c) for _ in range(5)],
+        )
+        pairs = list(zip([first, first, first, second, third], inputs, strict=True))
+
+        def run(tiling: object) -> object:
+            from diffnet.ops.kernels.weight_gradients import weight_gradients
+
+            return weight_gradients(pairs, tiling)  # type: ignore[arg-type]
+
+        return run, 10.0 * v * c * c, float(kind.bytes * v * 8 * c)
+
+    yield from _cases(options, "weight gradients", WEIGHTS, (1, 2), make)
 
 
 @benchmark("tune-spmm", metrics=("GB/s",))

@@ -14,7 +14,7 @@ from diffnet.geometry import Operators
 from diffnet.gradient_features import SpatialGradientFeatures
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
-from diffnet.ops import Backend, from_spectral, linear, spmm
+from diffnet.ops import Backend, diffusion_and_gradient_features, mlp, spmm
 from diffnet.ops.precision import use_matrix_kernels
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
@@ -73,7 +73,8 @@ class DiffusionNetBlock(nn.Module):
         )
         self.attention = MeshAttention(channels, attention_heads, backend=backend) if attention_heads != 0 else None
         inputs = (2 + gradient_features + (self.attention is not None)) * channels
-        self.mlp = mlp([inputs, *(mlp_hidden if mlp_hidden is not None else (channels, channels)), channels], dropout)
+        hidden = (channels, channels) if mlp_hidden is None else mlp_hidden
+        self.mlp = mlp_layers([inputs, *hidden, channels], dropout)
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
@@ -89,22 +90,24 @@ class DiffusionNetBlock(nn.Module):
         o, features = operators, self.gradient_features
         if isinstance(self.diffusion, ImplicitDiffusion):
             diffused = self.diffusion(x, o)
+        elif features is not None and (
+            self.gradient == "spectral" or (self.gradient == "auto" and o.gradient_evecs is not None)
+        ):
+            pushed = o.with_gradient_evecs().gradient_evecs
+            assert pushed is not None
+            time, a_re, a_im = self.diffusion.learned_time(), features.a_re, features.a_im
+            return diffusion_and_gradient_features(
+                x, o.mass, o.evals, o.evecs, pushed, time, a_re, a_im, o.ptr, o.lengths, self.backend
+            )
         else:
-            coefficients = self.diffusion.coefficients(x, o)
-            if features is not None and (
-                self.gradient == "spectral" or (self.gradient == "auto" and o.gradient_evecs is not None)
-            ):
-                pushed = o.with_gradient_evecs().gradient_evecs
-                assert pushed is not None
-                return features.with_values(coefficients, o.evecs, pushed, o.ptr, o.lengths)
-            diffused = from_spectral(coefficients, o.evecs, o.ptr, o.lengths, self.backend)
+            diffused = self.diffusion(x, o)
         if features is None:
             return (diffused,)
         gradients = spmm(o.gradient.pattern, o.gradient.values, diffused, backend=self.backend)
         return diffused, features(gradients)
 
 
-def mlp(widths: Sequence[int], dropout: float) -> nn.Sequential:
+def mlp_layers(widths: Sequence[int], dropout: float) -> nn.Sequential:
     """Linear layers of these widths with ReLU between, and dropout before every layer but the first."""
     layers: list[nn.Module] = []
     for i, (inputs, outputs) in enumerate(pairwise(widths)):
@@ -117,22 +120,8 @@ def mlp(widths: Sequence[int], dropout: float) -> nn.Sequential:
 
 
 def run_mlp(layers: nn.Sequential, inputs: Sequence[Tensor], residual: Tensor, backend: Backend) -> Tensor:
-    """residual + layers([x₁ … xₙ]) for layers as `mlp` makes them, each with what follows it in one kernel."""
-    modules = list(layers)
-    places = [i for i, module in enumerate(modules) if isinstance(module, nn.Linear)]
-    parts = list(inputs)
-    for start, end in zip(places, [*places[1:], len(modules)], strict=True):
-        layer, after = modules[start], modules[start + 1 : end]
-        assert isinstance(layer, nn.Linear)
-        drop = sum(m.p for m in after if isinstance(m, nn.Dropout) and m.training)
-        x = linear(
-            parts,
-            layer.weight,
-            layer.bias,
-            relu=len(after) > 0,
-            dropout=drop,
-            residual=None if after else residual,
-            backend=backend,
-        )
-        parts = [x]
-    return x
+    """residual + layers([x₁ … xₙ]) for layers as `mlp_layers` makes them."""
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    dropout = next((layer.p for layer in layers if isinstance(layer, nn.Dropout) and layer.training), 0.0)
+    weights, biases = [layer.weight for layer in linear], [layer.bias for layer in linear]
+    return mlp(inputs, weights, biases, dropout=dropout, residual=residual, backend=backend)

@@ -23,11 +23,15 @@ class LearnedTimeDiffusion(nn.Module):
 
     def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) diffused, as coefficients (B, K, C) in the eigenbasis."""
+        o, time = operators, self.learned_time()
+        spectrum = to_spectral(x, o.evecs, o.mass, o.ptr, o.lengths, self.backend)
+        return diffuse(spectrum, o.evals, time.clamp(min=0), self.backend)
+
+    def learned_time(self) -> nn.Parameter:
+        """(C,); in training at least 0"""
         if self.training:
             keep_nonnegative(self.time)
-        o = operators
-        spectrum = to_spectral(x, o.evecs, o.mass, o.ptr, o.lengths, self.backend)
-        return diffuse(spectrum, o.evals, self.time.clamp(min=0), self.backend)
+        return self.time
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""

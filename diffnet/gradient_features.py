@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from diffnet.ops import Backend, gradient_features, spectral_gradient_features, values_and_gradient_features
+from diffnet.ops import Backend, gradient_features, spectral_gradient_features
 
 
 class SpatialGradientFeatures(nn.Module):
@@ -37,19 +37,6 @@ class SpatialGradientFeatures(nn.Module):
         """The same for the function with these coefficients (B, K, C), by gradient_evecs (2, V, K) → (V, C)"""
         return spectral_gradient_features(
             coefficients, gradient_evecs, self.a_re, self.a_im, ptr, lengths, self.backend
-        )
-
-    def with_values(
-        self,
-        coefficients: Tensor,
-        evecs: Tensor,
-        gradient_evecs: Tensor,
-        ptr: Tensor,
-        lengths: tuple[int, ...] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The function with these coefficients at the vertices, by evecs (V, K), and its features: (V, C) each"""
-        return values_and_gradient_features(
-            coefficients, evecs, gradient_evecs, self.a_re, self.a_im, ptr, lengths, self.backend
         )
 
 

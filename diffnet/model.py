@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode
 from diffnet.geometry import Operators
-from diffnet.ops import Backend, segment_mean
+from diffnet.ops import Backend, mlp, segment_mean
 from diffnet.ops.precision import compute_dtype, use_matrix_kernels
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
@@ -87,12 +87,12 @@ class DiffusionNet(nn.Module):
             raise ValueError(f"features should have shape {expected}, shape is {tuple(features.shape)}")
         # Where they are wanted but missing, once for all blocks.
         pushed = operators.with_gradient_evecs() if self.gradient == "spectral" else operators
-        x = self.first(features)
+        x = self._linear(self.first, features)
         if use_matrix_kernels(self.backend, x):
             pushed = pushed.with_basis_dtype(compute_dtype(x))
         for block in self.blocks:
             x = block(x, pushed)
-        x = self.last(x)
+        x = self._linear(self.last, x)
         if self.outputs_at == "faces":
             x = x[operators.faces].mean(1)
         elif self.outputs_at == "edges":
@@ -100,6 +100,12 @@ class DiffusionNet(nn.Module):
         elif self.outputs_at == "global_mean":
             x = segment_mean(x, operators.mass, operators.ptr, operators.lengths)
         return x if self.last_activation is None else self.last_activation(x)
+
+    def _linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        if use_matrix_kernels(self.backend, x):
+            return mlp([x], [layer.weight], [layer.bias], backend=self.backend)
+        out: Tensor = layer(x)
+        return out
 
     @classmethod
     def from_reference(

@@ -2,13 +2,14 @@
 
 from diffnet.ops.backend import Backend
 from diffnet.ops.block_sparse import BlockPattern, block_attention, block_matmul, block_softmax
+from diffnet.ops.diffusion_features import diffusion_and_gradient_features
 from diffnet.ops.gradient_features import (
     gradient_features,
     spectral_gradient_features,
     values_and_gradient_features,
 )
 from diffnet.ops.implicit import implicit_diffusion
-from diffnet.ops.linear import linear
+from diffnet.ops.mlp import mlp
 from diffnet.ops.ragged import row_offsets, segment_mean
 from diffnet.ops.sparse import (
     EllPattern,
@@ -41,10 +42,11 @@ __all__ = [
     "block_softmax",
     "diagonal",
     "diffuse",
+    "diffusion_and_gradient_features",
     "from_spectral",
     "gradient_features",
     "implicit_diffusion",
-    "linear",
+    "mlp",
     "row_offsets",
     "row_sum",
     "sddmm",

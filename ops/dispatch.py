@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +18,15 @@ def differentiable(
     fake: Callable[..., Any],
     setup_context: Callable[..., None],
     backward: Callable[..., Any],
+    *,
+    lists: bool = False,
 ) -> Callable[..., Any]:
     """A custom operator with its fake implementation and its gradient, and the function by which to call it.
 
     Where nothing is traced the function goes round the dispatcher, whose way to a custom operator with a gradient takes
     some 30 µs on a CPU to 8 µs of an autograd function (measured with PyTorch 2.13), as long as small kernels run.
+
+    lists: whether lists among the arguments hold tensors that have gradients; the output is a list then, too
     """
     operator = torch.library.custom_op(name, implementation, mutates_args=())
     operator.register_fake(fake)
@@ -32,20 +37,60 @@ def differentiable(
         setup_context(ctx, arguments, output)
         return output
 
+    def forward_of_lists(ctx: Any, lengths: tuple[int | None, ...], *flat: Any) -> Any:
+        rest = iter(flat)
+        arguments = [next(rest) if n is None else [next(rest) for _ in range(n)] for n in lengths]
+        return tuple(forward(ctx, *arguments))
+
+    def backward_of_lists(ctx: Any, *grads: Any) -> Any:
+        nested = backward(ctx, list(grads))
+        return (None, *(grad for part in nested for grad in (part if isinstance(part, list) else [part])))
+
     # With a setup_context of its own, PyTorch looks up the signature of `forward` in every call.
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    eager: Any = type(name.replace("::", "_"), (torch.autograd.Function,), methods)
-    return lambda *arguments: operator(*arguments) if _traced(arguments) else eager.apply(*arguments)
+    methods = (forward_of_lists, backward_of_lists) if lists else (forward, backward)
+    named = {"forward": staticmethod(methods[0]), "backward": staticmethod(methods[1])}
+    eager: Any = type(name.replace("::", "_"), (torch.autograd.Function,), named)
+
+    def call(*arguments: Any) -> Any:
+        if not lists:
+            return operator(*arguments) if _traced(arguments) else eager.apply(*arguments)
+        flat = [x for a in arguments for x in (a if isinstance(a, list) else [a])]
+        if _traced(flat):
+            return operator(*arguments)
+        return eager.apply(tuple(len(a) if isinstance(a, list) else None for a in arguments), *flat)
+
+    return call
 
 
 def opaque(name: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for an operator without a gradient, which backward passes call."""
-    operator = torch.library.custom_op(name, implementation, mutates_args=())
+    """The same for an operator without a gradient, which backward passes call. To differentiate it is an error."""
+    schema = torch.library.infer_schema(implementation, mutates_args=())
+    apart = functools.partial(_call_apart, implementation)
+    operator = torch.library.custom_op(name, apart, mutates_args=(), schema=schema)
     operator.register_fake(fake)
-    return lambda *arguments: operator(*arguments) if _traced(arguments) else implementation(*arguments)
+
+    def call(*arguments: Any) -> Any:
+        # What goes round the dispatcher would pass for a constant, were a gradient itself differentiated.
+        if _traced(arguments) or (torch.is_grad_enabled() and any(_differentiable(a) for a in arguments)):
+            return operator(*arguments)
+        return implementation(*arguments)
+
+    return call
 
 
-def _traced(arguments: tuple[Any, ...]) -> bool:
+def _call_apart(implementation: Callable[..., Any], *arguments: Any) -> Any:
+    """Outputs that are parts of one tensor, as they may not be in PyTorch's graphs, become tensors of their own."""
+    outputs = implementation(*arguments)
+    if isinstance(outputs, Tensor):
+        return outputs
+    return type(outputs)(x.clone() if x.untyped_storage().nbytes() > x.nbytes else x for x in outputs)
+
+
+def _differentiable(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.requires_grad
+
+
+def _traced(arguments: Sequence[Any]) -> bool:
     return torch.compiler.is_compiling() or any(isinstance(a, Tensor) and type(a) not in _PLAIN for a in arguments)
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from diffnet.ops.backend import Backend
 from diffnet.ops.dispatch import differentiable, opaque, save_inputs
 from diffnet.ops.precision import compute_dtype, use_matrix_kernels
-from diffnet.ops.spectral import _evaluate, _project, from_spectral
+from diffnet.ops.spectral import _evaluate, from_spectral
 
 
 def gradient_features(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, backend: Backend = "auto") -> Tensor:
@@ -76,11 +76,8 @@ def _reassociated(
 ) -> tuple[Tensor, Tensor]:
     """A applied to the coefficients rather than to gradients: (GΦ D) Aᵀ = GΦ (D Aᵀ), where D has K rows and not V."""
     dtype = compute_dtype(gradient_evecs)
-    with torch.autocast(d.device.type, enabled=False):  # small, and what all vertices are computed from
-        d = d.float()
-        p, q = d @ a_re.float().mT, None if a_im is None else d @ a_im.float().mT
     evecs = None if evecs is None else evecs.to(dtype)
-    values, features = _features(d, p, q, evecs, gradient_evecs.to(dtype), ptr)
+    values, features, _ = _features(d.float(), a_re, a_im, evecs, gradient_evecs.to(dtype), ptr)
     return values, features
 
 
@@ -139,65 +136,101 @@ _direct = differentiable("diffnet::gradient_features", _direct_kernel, _direct_f
 
 
 def _features_kernel(
-    d: Tensor, p: Tensor, q: Tensor | None, basis: Tensor | None, gradient_basis: Tensor, ptr: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Φ D (empty without a basis) and tanh(g_x ∘ b_x + g_y ∘ b_y), see `kernels.gradient_features`."""
+    d: Tensor, a_re: Tensor, a_im: Tensor | None, basis: Tensor | None, gradient_basis: Tensor, ptr: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Φ D (empty without a basis), tanh(g_x ∘ b_x + g_y ∘ b_y), and the table of coefficients for the backward."""
+    from diffnet.ops.kernels.coefficients import table
     from diffnet.ops.kernels.gradient_features import forward
 
-    return forward(d, p, q, basis, gradient_basis, ptr)
+    coefficients = table(d, a_re, a_im, gradient_basis.dtype)
+    return *forward(coefficients, basis, gradient_basis, ptr), coefficients
 
 
 def _features_fake(
-    d: Tensor, p: Tensor, q: Tensor | None, basis: Tensor | None, gradient_basis: Tensor, ptr: Tensor
-) -> tuple[Tensor, Tensor]:
+    d: Tensor, a_re: Tensor, a_im: Tensor | None, basis: Tensor | None, gradient_basis: Tensor, ptr: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     rows, c = gradient_basis.shape[1], d.shape[2]
-    return gradient_basis.new_empty(0 if basis is None else rows, c), gradient_basis.new_empty(rows, c)
+    values = gradient_basis.new_empty(0 if basis is None else rows, c)
+    return values, values.new_empty(rows, c), values.new_empty(2 if a_im is None else 3, *d.shape)
 
 
-def _coefficient_gradients_kernel(
-    grad: Tensor, d: Tensor, p: Tensor, q: Tensor | None, gradient_basis: Tensor, ptr: Tensor
-) -> Tensor:
-    """dD, dP and, with rotations, dQ: (2 or 3, B, K, C) float32."""
+def _features_backward_kernel(
+    values_grad: Tensor | None,
+    features_grad: Tensor,
+    d: Tensor,
+    a_re: Tensor,
+    a_im: Tensor | None,
+    table: Tensor,
+    basis: Tensor | None,
+    gradient_basis: Tensor,
+    ptr: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dD (B, K, C), dA_re (C, C) and dA_im (empty without rotations), float32"""
+    from diffnet.ops.kernels.coefficients import backward as coefficients_backward
     from diffnet.ops.kernels.gradient_features import backward
+    from diffnet.ops.kernels.spectral import project
 
-    return backward(grad, d, p, q, gradient_basis, ptr)
-
-
-def _coefficient_gradients_fake(
-    grad: Tensor, d: Tensor, p: Tensor, q: Tensor | None, gradient_basis: Tensor, ptr: Tensor
-) -> Tensor:
-    return d.new_empty(2 if q is None else 3, *d.shape, dtype=torch.float32)
+    projected = None if basis is None or values_grad is None else project(values_grad, basis, None, ptr)
+    sums = backward(features_grad, table, gradient_basis, ptr)
+    d_grad, re_grad, im_grad, _ = coefficients_backward(projected, sums, d, a_re, a_im)
+    return d_grad, re_grad, d_grad.new_empty(0, 0) if im_grad is None else im_grad
 
 
-_coefficient_gradients = opaque(
-    "diffnet::spectral_gradient_features_backward", _coefficient_gradients_kernel, _coefficient_gradients_fake
+def _features_backward_fake(
+    values_grad: Tensor | None,
+    features_grad: Tensor,
+    d: Tensor,
+    a_re: Tensor,
+    a_im: Tensor | None,
+    table: Tensor,
+    basis: Tensor | None,
+    gradient_basis: Tensor,
+    ptr: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    c, rotations = d.shape[2], 0 if a_im is None else d.shape[2]
+    d_grad = torch.empty_like(d, memory_format=torch.contiguous_format)
+    return d_grad, d_grad.new_empty(c, c), d_grad.new_empty(rotations, rotations)
+
+
+_features_gradients = opaque(
+    "diffnet::spectral_gradient_features_backward", _features_backward_kernel, _features_backward_fake
 )
 
 
-def _features_backward(ctx: Any, values_grad: Tensor, features_grad: Tensor) -> tuple[Tensor | None, ...]:
-    d, p, q, basis, gradient_basis, ptr = ctx.saved_tensors
-    need_d, need_p, need_q, need_basis, need_gradient_basis, _ = ctx.needs_input_grad
-    d_grad = p_grad = q_grad = basis_grad = gradient_basis_grad = None
+def _features_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _features_backward(
+    ctx: Any, values_grad: Tensor | None, features_grad: Tensor | None, _: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    d, a_re, a_im, basis, gradient_basis, ptr, table = ctx.saved_tensors
+    need_d, need_re, need_im, need_basis, need_gradient_basis, _ = ctx.needs_input_grad
+    d_grad = re_grad = im_grad = basis_grad = gradient_basis_grad = None
+    if features_grad is None:
+        features_grad = gradient_basis.new_zeros(gradient_basis.shape[1], d.shape[2])
     features_grad = features_grad.to(gradient_basis.dtype)
-    if need_d or need_p or need_q:
-        d_grad, p_grad, *rest = _coefficient_gradients(features_grad, d, p, q, gradient_basis, ptr).unbind()
-        q_grad = rest[0] if rest else None
-    if basis is not None:
-        values_grad = values_grad.to(basis.dtype)
-        if need_d:
-            d_grad = d_grad + _project(values_grad, basis, None, ptr)
-        if need_basis:
-            basis_grad = _evaluate(d.mT.contiguous(), values_grad, None, ptr)
+    values_grad = values_grad if values_grad is None else values_grad.to(gradient_basis.dtype)
+    if need_d or need_re or need_im:
+        d_grad, re_grad, im_grad = _features_gradients(
+            values_grad, features_grad, d, a_re, a_im, table, basis, gradient_basis, ptr
+        )
+        re_grad = re_grad.to(a_re.dtype)
+        im_grad = None if a_im is None else im_grad.to(a_im.dtype)
+    if need_basis and values_grad is not None:
+        basis_grad = _evaluate(d.mT.contiguous(), values_grad, None, ptr)
     if need_gradient_basis:
-        gradient_basis_grad = _operator_gradient(features_grad, d, p, q, gradient_basis, ptr)
-    return d_grad, p_grad, q_grad, basis_grad, gradient_basis_grad, None
+        gradient_basis_grad = _operator_gradient(features_grad, d, a_re, a_im, gradient_basis, ptr)
+    return d_grad, re_grad, im_grad, basis_grad, gradient_basis_grad, None
 
 
 def _operator_gradient(
-    grad: Tensor, d: Tensor, p: Tensor, q: Tensor | None, gradient_basis: Tensor, ptr: Tensor
+    grad: Tensor, d: Tensor, a_re: Tensor, a_im: Tensor | None, gradient_basis: Tensor, ptr: Tensor
 ) -> Tensor:
     """The gradient in gradient_basis (2, V, K), which training doesn't ask for: term by term."""
     x, y = gradient_basis
+    p, q = d @ a_re.float().mT, None if a_im is None else d @ a_im.float().mT
 
     def at(coefficients: Tensor, basis: Tensor) -> Tensor:
         values: Tensor = _evaluate(coefficients, basis, None, ptr)
@@ -220,5 +253,5 @@ def _operator_gradient(
 
 # What is saved has V rows only where operators do.
 _features = differentiable(
-    "diffnet::spectral_gradient_features", _features_kernel, _features_fake, save_inputs, _features_backward
+    "diffnet::spectral_gradient_features", _features_kernel, _features_fake, _features_setup, _features_backward
 )

@@ -13,7 +13,15 @@ import torch
 from no_gpu import compile_only
 from torch import Tensor
 
-from diffnet.ops.kernels import diffusion, direct_gradient_features, gradient_features, linear, spectral
+from diffnet.ops.kernels import (
+    coefficients,
+    diffusion,
+    direct_gradient_features,
+    gradient_features,
+    linear,
+    spectral,
+    weight_gradients,
+)
 
 CAPABILITY = int(sys.argv[1])
 V, K, C = 1000, 128, 128
@@ -28,13 +36,20 @@ def launch_all(dtype: torch.dtype) -> None:
     spectral.project(x, evecs, mass, ptr)
     diffusion.diffuse_backward(d, d, torch.rand(2, K), torch.rand(C))
     spectral.evaluate(d, evecs, mass, ptr)
-    gradient_features.forward(d, d, d, evecs, pushed, ptr)
-    gradient_features.backward(x, d, d, d, pushed, ptr)
+    table = coefficients.table(d, torch.randn(C, C), torch.randn(C, C), dtype)
+    gradient_features.forward(table, evecs, pushed, ptr)
+    sums = gradient_features.backward(x, table, pushed, ptr)
+    matrix, evals, time = torch.randn(C, C), torch.rand(2, K), torch.rand(C)
+    coefficients.sum_and_diffuse(*spectral.project_spans(x, evecs, mass, ptr), ptr, evals, time)
+    coefficients.backward(d, sums, d, matrix, matrix, (d, evals, time))
     direct_gradient_features.forward(random(2, V, C), a, a)
     direct_gradient_features.pointwise_backward(x, random(2, V, C), a, a)
-    linear.linear([x, x, x], random(C, 3 * C), torch.randn(C), None, True, 0.5, torch.randint(9, (2,)))
-    linear.linear([x], a, torch.randn(C), x, False, 0.0, None)
-    linear.activation_backward(x, x, 0.5)
+    seed = torch.randint(9, (2,))
+    linear.linear([x, x, x], random(C, 3 * C), torch.randn(C), activation=True, dropout=0.5, seed=seed)
+    linear.linear([x], a, torch.randn(C), residual=x)
+    linear.linear_backward(x, a, hidden=x, dropout=0.5)
+    linear.inputs_backward(x, random(C, 3 * C), 3, x)
+    weight_gradients.weight_gradients([(x, x)] * 5)
 
 
 def report(name: str, options: dict[str, Any], compiled: Any) -> None:
@@ -42,7 +57,15 @@ def report(name: str, options: dict[str, Any], compiled: Any) -> None:
 
 
 compile_only(CAPABILITY, report)
-for module in (diffusion, spectral, gradient_features, direct_gradient_features, linear):
+for module in (
+    coefficients,
+    diffusion,
+    spectral,
+    gradient_features,
+    direct_gradient_features,
+    linear,
+    weight_gradients,
+):
     module.interpreted = lambda tensor: False
     module.roomy = lambda tensor: CAPABILITY == 90
     if hasattr(module, "processors"):

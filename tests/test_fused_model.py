@@ -143,10 +143,8 @@ def test_compiled_keeps_the_operations_whole(packed: Operators, mode: str, devic
         assert relative(a, b) < 1e-5
     if mode == "spectral":
         assert {name.split(".")[1] for name in seen} == {
-            "project",
-            "diffuse",
-            "spectral_gradient_features",
-            "linear",
+            "diffusion_features",
+            "mlp",
             "spmm",
         }
 

@@ -20,15 +20,18 @@ KERNELS = {
     "_backward_kernel",
     "_kernel",
     "_linear_kernel",
-    "_activation_backward_kernel",
+    "_weight_kernel",
+    "_sum_and_diffuse_kernel",
+    "_table_kernel",
+    "_spectrum_gradient_kernel",
+    "_matrix_gradients_kernel",
 }
-
-
-ALWAYS = {
-    *("_project_kernel", "_diffuse_kernel", "_evaluate_kernel", "_sum_spans_kernel"),
-    *("_linear_kernel", "_activation_backward_kernel"),
+ALWAYS = {"_project_kernel", "_evaluate_kernel", "_sum_spans_kernel", "_linear_kernel", "_weight_kernel"}
+ON_BASIS = {
+    *("_sum_and_diffuse_kernel", "_table_kernel", "_forward_kernel"),
+    *("_backward_kernel", "_spectrum_gradient_kernel", "_matrix_gradients_kernel"),
 }
-ON_BASIS = {"_forward_kernel", "_backward_kernel"}
+SPARSE = {"_diffuse_kernel", "_kernel", "_spmm_rows"}
 ATTENTION = {"_spmm_rows", "_sddmm_rows", "_softmax", "_softmax_backward"}
 
 
@@ -57,6 +60,6 @@ def test_a_training_step_stays_on_the_gpu(tmp_path: Path) -> None:
     steps = [json.loads(line) for line in run("step_without_gpu.py", tmp_path).splitlines()]
     assert [arithmetic for arithmetic, *_ in steps] == ["tf32"] * 4 + ["bf16"] * 4
     for _, options, launched in steps:
-        gradients = {"_kernel", "_spmm_rows"} if "gradient" in options else ON_BASIS
+        gradients = SPARSE if "gradient" in options else ON_BASIS
         attention = ATTENTION if "attention_heads" in options else set()
         assert set(launched) == ALWAYS | gradients | attention, options

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -16,13 +16,15 @@ from torch import Tensor
 
 from diffnet.ops import (
     diffuse,
+    diffusion_and_gradient_features,
     from_spectral,
     gradient_features,
-    linear,
+    mlp,
     spectral_gradient_features,
     to_spectral,
     values_and_gradient_features,
 )
+from diffnet.ops.mlp import _mlp_kernel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -217,32 +219,105 @@ def test_gradient_features(place: Place, rotation: bool) -> None:
         check(place, gradient_features, (gradients, normal(c, c), a_im), [normal(sum(lengths), c)])
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3])
-@pytest.mark.parametrize(("relu", "residual"), [(True, False), (False, True), (False, False)])
-def test_linear(place: Place, parts: int, relu: bool, residual: bool) -> None:
-    def layer(*inputs: Tensor, backend: str) -> Tensor:
-        *x, weight, bias = inputs[: parts + 2]
-        ours = backend == "triton"
-        residue = inputs[parts + 2] if residual else None
-        out = linear(x, weight, bias, relu=relu and ours, residual=residue, backend=backend)
-        if relu and ours:
-            kept.append(out.detach().cpu() > 0)
-        # A sum next to 0 may have another sign in float64, and no gradient or all of it.
-        return out * kept.pop() if relu and not ours else out
+@pytest.mark.parametrize("rotation", [True, False])
+def test_diffusion_and_gradient_features(place: Place, rotation: bool) -> None:
+    # Of one vertex and a few channels, the terms of dA_im all but cancel.
+    for lengths, k, c in [((1,), 20, 36), *sizes(place)[1:]]:
+        v, scale = sum(lengths), sum(lengths) ** -0.5
+        _, evecs, pushed, a_re, a_im, ptr = feature_inputs(lengths, k, c, rotation)
+        mass, evals = scale * normal(v).abs(), normal(len(lengths), k).abs()
+        fixed = [x.to(place.dtype) for x in (mass, evals, evecs, pushed)]
 
-    kept: list[Tensor] = []
+        def both(x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor | None, backend: str) -> tuple[Tensor, ...]:
+            operators = [o.to(x.device, x.dtype) for o in fixed]  # noqa: B023
+            at = ptr.to(x.device)  # noqa: B023
+            return diffusion_and_gradient_features(x, *operators, time, a_re, a_im, at, backend=backend)
+
+        x, time = normal(v, c), normal(c)  # times below 0, too, which are none
+        check(place, both, (x, time, a_re, a_im), [x, x])
+
+
+def test_operators_that_want_a_gradient_are_given_it() -> None:
+    (_, evecs, pushed, a_re, a_im, ptr), x = feature_inputs((9, 0, 20), 18, 5, True), normal(29, 5)
+    operators = [normal(29).abs(), normal(3, 18).abs(), evecs, pushed]
+
+    def both(*inputs: Tensor, backend: str) -> tuple[Tensor, ...]:
+        return diffusion_and_gradient_features(*inputs, ptr, backend=backend)  # type: ignore[arg-type]
+
+    place = Place("cpu", torch.float32, 1e-5)
+    check(place, both, (x, *operators, normal(5).abs(), a_re, a_im), [x, x])
+
+
+def plain_mlp(
+    x: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], open: Sequence[Tensor]
+) -> Tensor:
+    """Without dropout. Where its ReLUs are open is given: a sum next to 0 may have another sign in float64, and no
+    gradient or all of it."""
+    y = torch.cat(list(x), dim=-1)
+    for i, weight in enumerate(weights):
+        y = y if i == 0 else y * open[i - 1].to(y)
+        y = torch.nn.functional.linear(y, weight, biases[i] if biases else None)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("parts", "hidden", "residual"),
+    [
+        (1, (), "none"),
+        (1, (1,), "first input"),
+        (2, (1,), "other"),
+        (3, (), "first input"),
+        (3, (1, 1), "first input"),
+        (3, (2, 1), "other"),
+        (4, (2, 1), "none"),
+    ],
+)
+def test_mlp(place: Place, parts: int, hidden: tuple[int, ...], residual: str) -> None:
+    """Layers of one width and of several; a residual that is an input has the gradient of both."""
+    layers = len(hidden) + 1
+    opened: list[Tensor] = []
+
+    def run(*tensors: Tensor, backend: str) -> Tensor:
+        x, weights, biases = tensors[:parts], tensors[parts : parts + layers], tensors[parts + layers :][:layers]
+        added = {"none": None, "first input": x[0], "other": tensors[-1]}[residual]
+        if backend == "torch":
+            out = plain_mlp(x, weights, biases, opened)
+            return out if added is None else added + out
+        given = [x if parts <= 3 else [torch.cat(x, dim=-1)], weights, biases, None, False, 0.0, None]
+        opened[:] = [h.cpu() > 0 for h in _mlp_kernel(*given)[1:]]
+        return mlp(x, weights, biases, residual=added, backend=backend)
 
     for lengths, c, h in sizes(place):
-        v = sum(lengths)
-        inputs = [*(normal(v, c) for _ in range(parts)), normal(h, parts * c, scale=(parts * c) ** -0.5), normal(h)]
-        check(place, layer, [*inputs, *([normal(v, h)] if residual else [])], [normal(v, h)])
+        v, h = sum(lengths), c if residual == "first input" else h
+        widths = [parts * c, *(16 + n * h for n in hidden), h]  # of few, what is rounded may cancel
+        weights = [normal(b, a, scale=a**-0.5) for a, b in pairwise(widths)]
+        inputs = [*(normal(v, c) for _ in range(parts)), *weights, *(normal(b) for b in widths[1:])]
+        check(place, run, [*inputs, *([normal(v, h)] if residual == "other" else [])], [normal(v, h)])
 
 
-def test_linear_without_bias(place: Place) -> None:
-    def layer(x: Tensor, weight: Tensor, backend: str) -> Tensor:
-        return linear([x], weight, relu=True, backend=backend)
+def test_mlp_without_biases(place: Place) -> None:
+    def run(x: Tensor, first: Tensor, second: Tensor, backend: str) -> Tensor:
+        if backend == "torch":
+            return plain_mlp([x], [first, second], [], opened)
+        opened[:] = [h.cpu() > 0 for h in _mlp_kernel([x], [first, second], [], None, False, 0.0, None)[1:]]
+        return mlp([x], [first, second], backend=backend)
 
-    check(place, layer, (normal(63, 18), normal(21, 18)), [normal(63, 21)])
+    opened: list[Tensor] = []
+    check(place, run, (normal(63, 18), normal(21, 18), normal(5, 21, scale=0.2)), [normal(63, 5)])
+
+
+def test_plain_mlp() -> None:
+    x, layers = torch.randn(7, 5), [torch.nn.Linear(5, 4), torch.nn.Linear(4, 3)]
+    expected = layers[1](torch.relu(layers[0](x)))
+    assert torch.equal(mlp([x], [n.weight for n in layers], [n.bias for n in layers]), expected)
+
+
+def test_inputs_that_want_no_gradient(roomy: Place) -> None:
+    x, weight = (normal(n, 5).to(roomy.device, roomy.dtype) for n in (29, 4))
+    weight.requires_grad_()
+    out = mlp([x], [weight], residual=x[:, :4].clone().requires_grad_(), backend="triton")
+    (grad,) = torch.autograd.grad(out.sum(), weight)
+    assert relative(grad, x.detach().cpu().double().sum(0).expand(4, 5)) <= roomy.bound
 
 
 # ---- shapes and layouts ----
@@ -266,7 +341,7 @@ def widened(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("layout", [slowest, strided, widened])
 def test_inputs_that_are_not_contiguous(roomy: Place, layout: Callable[[Tensor], Tensor]) -> None:
     """One after the other, so that a stride taken from another tensor shows."""
-    ptr = pointer((9, 0, 20))
+    ptr, deep = pointer((9, 0, 20)), [normal(7, 10), normal(5, 7)]
     coefficients, evecs, pushed, a_re, a_im, _ = feature_inputs((9, 0, 20), 18, 5, True)
     x, gradients, weight = normal(29, 5), normal(2, 29, 5, scale=0.3), normal(21, 5)
     cases: list[tuple[Operation, list[Tensor | None], int]] = [
@@ -274,7 +349,8 @@ def test_inputs_that_are_not_contiguous(roomy: Place, layout: Callable[[Tensor],
         (from_spectral, [coefficients, evecs, ptr, None], 1),
         (values_and_gradient_features, [coefficients, evecs, pushed, a_re, a_im, ptr], 2),
         (gradient_features, [gradients, a_re, a_im], 1),
-        (lambda x, w, backend: linear([x], w, relu=True, backend=backend), [x, weight], 1),
+        (lambda x, w, backend: mlp([x], [w, w @ w.mT], backend=backend), [x, weight], 1),
+        (lambda x, *w, backend: mlp([x, x], w, residual=x, backend=backend), [x, *deep], 1),
     ]
     for operation, inputs, count in cases:
         placed = [
@@ -305,7 +381,7 @@ def test_gradients_that_are_not_contiguous(roomy: Place, layout: Callable[[Tenso
         leaves = [x.requires_grad_() for x in inputs]
         values, features = values_and_gradient_features(*inputs, ptr, backend="triton")
         spectrum = to_spectral(values, leaves[1], leaves[1][:, 0].abs(), ptr, backend="triton")
-        hidden = linear([features], leaves[3], relu=True, backend="triton")
+        hidden = mlp([features], [leaves[3], leaves[4]], residual=features, backend="triton")
         out = from_spectral(
             diffuse(spectrum, spectrum[..., 0] ** 2, leaves[3][0].abs(), "triton"), leaves[1], ptr, backend="triton"
         )
@@ -333,7 +409,7 @@ def test_no_vertices(roomy: Place, lengths: tuple[int, ...]) -> None:
     spectrum = to_spectral(values, evecs, evecs[:, 0], ptr, backend="triton")
     assert spectrum.shape == (len(lengths), 3, 5)
     assert (spectrum == 0).all()
-    hidden = linear([values, features], values.new_ones(2, 10), relu=True, backend="triton")
+    hidden = mlp([values, features], [values.new_ones(2, 10), values.new_ones(5, 2)], residual=values, backend="triton")
     direct = gradient_features(torch.stack([values, features]), a_re, a_im, backend="triton")
     total = hidden.sum() + direct.sum() + spectrum.sum()
     for grad in torch.autograd.grad(total, leaves):
@@ -431,38 +507,24 @@ def test_low_precision_is_what_computes() -> None:
         x.float() if x.is_floating_point() else x for x in feature_inputs(lengths, 20, 18, True)
     )
     x, _, mass, _ = (t.float() for t in spectral_inputs(lengths, 20, 18))
-    w = normal(21, 18).float()
+    w, out = normal(21, 18).float(), normal(5, 21).float()
     with torch.autocast("cpu", torch.float16):
         cast = [
             to_spectral(x, evecs, mass, ptr, backend="triton"),
             from_spectral(d, evecs, ptr, backend="triton"),
             *values_and_gradient_features(d, evecs, pushed, a_re, a_im, ptr, backend="triton"),
-            linear([x], w, relu=True, backend="triton"),
+            mlp([x], [w, out], backend="triton"),
         ]
     x, evecs, pushed = x.half(), evecs.half(), pushed.half()
     rounded = [
         to_spectral(x, evecs, mass, ptr, backend="triton"),
         from_spectral(d, evecs, ptr, backend="triton"),
         *values_and_gradient_features(d, evecs, pushed, a_re, a_im, ptr, backend="triton"),
-        linear([x], w.half(), relu=True, backend="triton"),
+        mlp([x], [w.half(), out.half()], backend="triton"),
     ]
     for a, b in zip(cast, rounded, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
     assert [t.dtype for t in cast] == [torch.float32, *[torch.float16] * 4]
-
-
-def test_tf32_coefficients_are_rounded_to_nearest() -> None:
-    """Where matrix units would cut them off, all to one side."""
-    from diffnet.ops.kernels.gradient_features import _table
-
-    d = torch.randn(1, 40, 50)
-    rounded = _table(d, -d, None, torch.float32, "tf32")
-    assert ((rounded.view(torch.int32) & 0x1FFF) == 0).all()
-    errors = (rounded[0] - d) / d
-    assert errors.abs().max() <= 2**-11
-    assert errors.mean().abs() < 5e-5  # cutting off would make it 3e-4
-    assert torch.equal(rounded[1], -rounded[0])
-    assert torch.equal(_table(d, -d, None, torch.float32, "ieee")[0], d)
 
 
 def test_sums_are_the_same_in_every_run(roomy: Place) -> None:
@@ -473,7 +535,7 @@ def test_sums_are_the_same_in_every_run(roomy: Place) -> None:
     ]
     leaves = [x.requires_grad_() for x in inputs[:5]]
     values, features = values_and_gradient_features(*inputs, backend="triton")
-    hidden = linear([values, features], leaves[3].repeat(1, 2), relu=True, backend="triton")
+    hidden = mlp([values, features], [leaves[3].repeat(1, 2), leaves[4]], residual=values, backend="triton")
     grad = normal(sum(lengths), 18).to(hidden)
     first, second = (torch.autograd.grad(hidden, leaves, grad, retain_graph=True) for _ in range(2))
     for a, b in zip(first, second, strict=True):
@@ -497,7 +559,7 @@ def test_dropout(roomy: Place) -> None:
     x = torch.ones(v, h, device=roomy.device, dtype=roomy.dtype, requires_grad=True)
     weight = torch.eye(h, device=roomy.device, dtype=roomy.dtype)
     torch.manual_seed(1)
-    out = linear([x], weight, relu=True, dropout=p, backend="triton")
+    out = mlp([x], [weight, weight], dropout=p, backend="triton")
     kept = out.detach().float() > 0
     torch.testing.assert_close(out[kept].float(), torch.full_like(out[kept], 1 / (1 - p)).float(), rtol=1e-2, atol=0)
     # Shares of n independent draws lie within 5 σ of p: of all, of each row and of each column.
@@ -514,24 +576,22 @@ def test_dropout(roomy: Place) -> None:
     (grad,) = torch.autograd.grad(out.sum(), x)
     torch.testing.assert_close(grad.float(), out.detach().float(), rtol=1e-2, atol=0)
     torch.manual_seed(1)
-    assert torch.equal(linear([x], weight, relu=True, dropout=p, backend="triton"), out)
-    assert not torch.equal(linear([x], weight, relu=True, dropout=p, backend="triton"), out)
+    assert torch.equal(mlp([x], [weight, weight], dropout=p, backend="triton"), out)
+    assert not torch.equal(mlp([x], [weight, weight], dropout=p, backend="triton"), out)
 
 
 def test_dropout_out_of_range() -> None:
     for p in (-0.1, 1.0):
         with pytest.raises(ValueError, match=str(p)):
-            linear([torch.ones(2, 2)], torch.ones(2, 2), relu=True, dropout=p)
+            mlp([torch.ones(2, 2)], [torch.ones(2, 2)], dropout=p)
 
 
-def test_dropout_where_the_output_cannot_show_it() -> None:
-    """With a residual behind it the kernel isn't taken; the plain layer drops the same share."""
-    x, torch_seed = torch.ones(1000, 4), 3
-    for options in ({"relu": True, "residual": x}, {"relu": False}):
-        torch.manual_seed(torch_seed)
-        a = linear([x], torch.eye(4), dropout=0.5, backend="triton", **options)
-        torch.manual_seed(torch_seed)
-        assert torch.equal(a, linear([x], torch.eye(4), dropout=0.5, backend="torch", **options))
+def test_weights_and_biases_that_do_not_pair() -> None:
+    x = torch.ones(2, 2)
+    with pytest.raises(ValueError, match="got 0 and none"):
+        mlp([x], [])
+    with pytest.raises(ValueError, match="got 1 and 2"):
+        mlp([x], [x], [x[0], x[0]])
 
 
 # ---- operators of torch.library ----
@@ -545,26 +605,39 @@ def test_operators_are_well_formed(roomy: Place) -> None:
 
     ops, ptr = torch.ops.diffnet, pointer((9, 0, 8)).to(roomy.device)
     x, evecs, mass, pushed = leaf(17, 5), leaf(17, 3), leaf(17), leaf(2, 17, 3)
-    d, p, q = (leaf(3, 3, 5, dtype=torch.float32) for _ in range(3))
+    d, evals, time = leaf(3, 3, 5, dtype=torch.float32), torch.rand(3, 3, device=roomy.device), leaf(5)
     torch.library.opcheck(ops.project.default, (x, evecs, mass, ptr))
     torch.library.opcheck(ops.project.default, (x, evecs, None, ptr))
     torch.library.opcheck(ops.diffuse.default, (leaf(3, 3, 5, dtype=torch.float32), leaf(3, 3), leaf(5)))
     torch.library.opcheck(ops.evaluate.default, (d, evecs, mass, ptr))
-    torch.library.opcheck(ops.spectral_gradient_features.default, (d, p, q, evecs, pushed, ptr))
-    torch.library.opcheck(ops.spectral_gradient_features.default, (d, p, None, None, pushed, ptr))
-    torch.library.opcheck(
-        ops.spectral_gradient_features_backward.default,
-        (x.detach(), d.detach(), p.detach(), q.detach(), pushed.detach(), ptr),
-    )
-    a = leaf(5, 5)
+    a, b, (fixed_evecs, fixed_mass, fixed_pushed) = leaf(5, 5), leaf(5, 5), (t.detach() for t in (evecs, mass, pushed))
+    torch.library.opcheck(ops.spectral_gradient_features.default, (d, a, b, evecs, pushed, ptr))
+    torch.library.opcheck(ops.spectral_gradient_features.default, (d, a, None, None, pushed, ptr))
+    operators = (fixed_mass, evals, fixed_evecs, fixed_pushed)
+    torch.library.opcheck(ops.diffusion_features.default, (x, *operators, time, a, b, ptr))
+    torch.library.opcheck(ops.diffusion_features.default, (x, *operators, time, a, None, ptr))
+    fixed_x, fixed_d, fixed_a, fixed_time = (t.detach() for t in (x, d, a, time))
+    for turned in (None, fixed_a):
+        table = torch.zeros(2 if turned is None else 3, *d.shape, device=roomy.device, dtype=roomy.dtype)
+        saved = (fixed_d, fixed_a, turned, table, fixed_evecs, fixed_pushed, ptr)
+        torch.library.opcheck(ops.spectral_gradient_features_backward.default, (fixed_x, fixed_x, *saved))
+        torch.library.opcheck(ops.spectral_gradient_features_backward.default, (None, fixed_x, *saved))
+        saved = (*operators, fixed_time, fixed_a, turned, ptr, fixed_d, fixed_d, table)
+        torch.library.opcheck(ops.diffusion_features_backward.default, (fixed_x, fixed_x, *saved))
     torch.library.opcheck(ops.gradient_features.default, (leaf(2, 17, 5), a, leaf(5, 5)))
     torch.library.opcheck(
         ops.gradient_features_pointwise_backward.default, (x.detach(), leaf(2, 17, 5).detach(), a.detach(), None)
     )
-    seed = torch.randint(2**31, (2,), device=roomy.device)
-    torch.library.opcheck(ops.linear.default, (x, leaf(17, 5), None, leaf(4, 10), leaf(4), None, True, 0.5, seed))
-    torch.library.opcheck(ops.linear.default, (x, None, None, leaf(4, 5), None, leaf(17, 4), False, 0.0, None))
-    torch.library.opcheck(ops.activation_backward.default, (x.detach(), x.detach(), 0.5))
+    seeds = torch.randint(2**31, (1, 2), device=roomy.device)
+    inputs, weights, biases = [x, leaf(17, 5)], [leaf(4, 10), leaf(6, 4)], [leaf(4), leaf(6)]
+    torch.library.opcheck(ops.mlp.default, (inputs, weights, biases, leaf(17, 6), False, 0.5, seeds))
+    torch.library.opcheck(ops.mlp.default, ([x], [leaf(5, 5)], [], None, True, 0.0, None))
+    torch.library.opcheck(ops.mlp.default, ([fixed_x], [leaf(4, 5)], [], None, False, 0.0, None))
+    constants = [[t.detach() for t in group] for group in (inputs, weights)]
+    hidden = [torch.randn(17, 4, device=roomy.device, dtype=roomy.dtype)]
+    for need_inputs in (True, False):
+        grad = torch.randn(17, 6, device=roomy.device, dtype=roomy.dtype)
+        torch.library.opcheck(ops.mlp_backward.default, (grad, *constants, hidden, False, 0.5, need_inputs))
 
 
 def test_projections_can_be_differentiated_twice() -> None:

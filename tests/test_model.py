@@ -11,7 +11,7 @@ import torch
 import trimesh
 from torch import Tensor
 
-from diffnet import DiffusionNet, LearnedTimeDiffusion, Operators, SpatialGradientFeatures, collate, precompute
+from diffnet import DiffusionNet, LearnedTimeDiffusion, Operators, block, collate, precompute
 
 MODES = ("sparse", "spectral")
 
@@ -84,11 +84,9 @@ def test_both_gradient_modes_agree(meshes: list[Operators]) -> None:
 
 def test_auto_takes_the_basis_where_it_is_there(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    original = SpatialGradientFeatures.with_values
+    original = block.diffusion_and_gradient_features
     monkeypatch.setattr(
-        SpatialGradientFeatures,
-        "with_values",
-        lambda self, *arguments: used.append(True) or original(self, *arguments),
+        block, "diffusion_and_gradient_features", lambda *arguments: used.append(True) or original(*arguments)
     )
     model = network()
     model(features(meshes[0]), meshes[0])

@@ -314,7 +314,8 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def segmentation_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy, the mean over labelled elements; 0 where there are none. logits (N, C), labels (N,) int64 → ()"""
-    total = F.cross_entropy(logits, labels, ignore_index=UNLABELED, reduction="sum")
+    # Summed apart: where PyTorch's loss does it, one multiprocessor of a GPU goes through all elements.
+    total = F.cross_entropy(logits, labels, ignore_index=UNLABELED, reduction="none").sum()
     return total / (labels != UNLABELED).sum().clamp(min=1)
 
 

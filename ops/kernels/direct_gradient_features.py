@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.kernels.gradient_features import fast, tanh
-from diffnet.ops.kernels.tiling import Tiling, interpreted, roomy, rounded, row_major, tile
+from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, roomy, rounded, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
@@ -84,7 +84,7 @@ def _launch(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, grad: Tensor |
         precision = dot_precision(a_re)
         t = tiling(a_re, c, precision)
         with torch.cuda.device_of(gradients):
-            _kernel[(triton.cdiv(rows, t.v) * triton.cdiv(c, t.c),)](
+            _kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
                 gradients, a_re, a_re if a_im is None else a_im, grad, out,
                 rows, gradients.stride(0), rows * c, c, gradients.stride(1), grad.stride(-2),
                 BACKWARD=grad is not out, ROTATION=a_im is not None, FAST=fast(a_re), PRECISION=precision,

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.ragged import choose_span, processors, span_count, span_rows, sum_spans
+from diffnet.ops.kernels.ragged import choose_span, span_count, span_rows, sum_spans
 from diffnet.ops.kernels.spectral import load_coefficients
-from diffnet.ops.kernels.tiling import Tiling, interpreted, roomy, rounded, row_major, tile
+from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, processors, roomy, rounded, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
@@ -253,19 +253,14 @@ def _backward_kernel(
 
 
 def forward(
-    d: Tensor,
-    p: Tensor,
-    q: Tensor | None,
-    basis: Tensor | None,
-    gradient_basis: Tensor,
-    ptr: Tensor,
-    tiling: Tiling | None = None,
+    table: Tensor, basis: Tensor | None, gradient_basis: Tensor, ptr: Tensor, tiling: Tiling | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x = Φ D and f: d, p, q (B, K, C), basis (V, K), gradient_basis (2, V, K) → two (V, C).
+    """x = Φ D and f: basis (V, K), gradient_basis (2, V, K) → two (V, C).
 
-    q = None leaves rotations out, basis = None leaves x out: it is empty then.
+    table: D, P and, with rotations, Q, (2 or 3, B, K, C) in the basis' dtype. basis = None leaves x out: it is empty
+    then.
     """
-    (_, rows, k), c, meshes = gradient_basis.shape, d.shape[2], len(ptr) - 1
+    (_, rows, k), (planes, meshes, _, c) = gradient_basis.shape, table.shape
     gradient_basis = row_major(gradient_basis)
     basis = basis if basis is None else row_major(basis)
     features = gradient_basis.new_empty(rows, c)
@@ -273,57 +268,36 @@ def forward(
     if features.numel():
         precision = dot_precision(gradient_basis)
         t = tiling or forward_tiling(gradient_basis, k, c, precision)
-        columns = triton.cdiv(c, t.c)
-        span = choose_span(rows, t.v, processors(d) * t.programs // columns)
+        columns = cdiv(c, t.c)
+        span = choose_span(rows, t.v, processors(table) * t.programs // columns)
         some_basis = gradient_basis[0] if basis is None else basis
         with torch.cuda.device_of(gradient_basis):
             _forward_kernel[(span_count(rows, meshes, span) * columns,)](
-                _table(d, p, q, gradient_basis.dtype, precision), some_basis, gradient_basis, ptr, diffused, features,
+                table, some_basis, gradient_basis, ptr, diffused, features,
                 meshes, span, gradient_basis.stride(0), k, c, some_basis.stride(0), gradient_basis.stride(1),
-                DIFFUSED=basis is not None, ROTATION=q is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+                DIFFUSED=basis is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
                 FAST=fast(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
                 num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return diffused, features
 
 
-def _table(d: Tensor, p: Tensor, q: Tensor | None, dtype: torch.dtype, precision: str) -> Tensor:
-    """D, P and Q behind each other, rounded to what the products take: every program reads all of its columns.
-
-    Matrix units cut float32 off after the 10 bits of tf32, which makes every product a little small; what is rounded to
-    nearest beforehand isn't cut.
-    """
-    parts = (d, p) if q is None else (d, p, q)
-    out = torch.stack(parts, out=torch.empty(len(parts), *d.shape, dtype=dtype, device=d.device))
-    if precision == "tf32":
-        out.view(torch.int32).add_(0x1000).bitwise_and_(-0x2000)
-    return out
-
-
-def backward(
-    grad: Tensor,
-    d: Tensor,
-    p: Tensor,
-    q: Tensor | None,
-    gradient_basis: Tensor,
-    ptr: Tensor,
-    tiling: Tiling | None = None,
-) -> Tensor:
-    """dD, dP and, with rotations, dQ: (2 or 3, B, K, C) float32, from the gradient (V, C) of the features."""
-    (_, rows, k), c, meshes = gradient_basis.shape, d.shape[2], len(ptr) - 1
+def backward(grad: Tensor, table: Tensor, gradient_basis: Tensor, ptr: Tensor, tiling: Tiling | None = None) -> Tensor:
+    """dD, dP and, with rotations, dQ: as the table, but float32, from the gradient (V, C) of the features."""
+    (_, rows, k), (planes, meshes, _, c) = gradient_basis.shape, table.shape
     gradient_basis, grad = row_major(gradient_basis), row_major(grad)
     precision = dot_precision(gradient_basis)
     t = tiling or backward_tiling(gradient_basis, k, c, precision)
-    tiles = triton.cdiv(k, t.k) * triton.cdiv(c, t.c)
-    span = choose_span(rows, t.v, processors(d) * t.programs // max(tiles, 1))
+    tiles = cdiv(k, t.k) * cdiv(c, t.c)
+    span = choose_span(rows, t.v, processors(table) * t.programs // max(tiles, 1))
     spans = span_count(rows, meshes, span)
-    partial = torch.empty(2 if q is None else 3, spans, k, c, dtype=torch.float32, device=d.device)
+    partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
     if partial.numel():
         with torch.cuda.device_of(gradient_basis):
             _backward_kernel[(spans, tiles)](
-                grad, _table(d, p, q, gradient_basis.dtype, precision), gradient_basis, ptr, partial,
+                grad, table, gradient_basis, ptr, partial,
                 meshes, spans, span, gradient_basis.stride(0), k, c, grad.stride(0), gradient_basis.stride(1),
-                ROTATION=q is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+                ROTATION=planes == 3, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
                 FAST=fast(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
                 num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip

@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.ragged import choose_span, processors
-from diffnet.ops.kernels.tiling import Tiling, interpreted, roomy, row_major, tile
+from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
@@ -39,23 +38,27 @@ def _mix(h):
 
 @triton.jit
 def random_bits(seed, rows, c):
-    """32 random bits for each place (rows, c), from a seed of two words. A counter that is hashed twice: Philox would
-    take more time in integer arithmetic than the layer takes for the rest."""
+    """32 random bits for each place (rows, c), from a seed of two words: hashed by row, by column, and together. Philox
+    would take more time in integer arithmetic than the layer takes for the rest."""
     low = tl.load(seed).to(tl.uint32)
     high = tl.load(seed + 1).to(tl.uint32)
-    by_row = _mix(rows.to(tl.uint32) ^ low)
-    return _mix(_mix(by_row[:, None] + c.to(tl.uint32)[None, :] * 0x9E3779B9) ^ high)
+    by_row = _mix(_mix(rows.to(tl.uint32) ^ low) ^ high)
+    by_column = _mix(_mix(c.to(tl.uint32) ^ high) ^ low)
+    return _mix(by_row[:, None] + by_column[None, :])
 
 
 @triton.jit
 def _linear_kernel(
-    first, second, third, weight, bias, residual, seed, out,
-    rows_size, threshold, keep_scale, in_size: tl.constexpr, out_size: tl.constexpr,
+    first, second, third, weight, bias, residual, hidden, seed, out,
+    rows_size, threshold, keep_scale, in_size: tl.constexpr, out_size: tl.constexpr, part_size: tl.constexpr,
     first_stride: tl.constexpr, second_stride: tl.constexpr, third_stride: tl.constexpr, residual_stride: tl.constexpr,
-    INPUTS: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, DROPOUT: tl.constexpr, RESIDUAL: tl.constexpr,
+    INPUTS: tl.constexpr, TRANSPOSED: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, DROPOUT: tl.constexpr,
+    MASKED: tl.constexpr, RESIDUAL: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """out = residual + dropout(relu(Σᵢ xᵢ Wᵢᵀ + b)), W = [W₁ W₂ W₃] row by row."""
+    """y = Σᵢ xᵢ Wᵢᵀ + b with W = [W₁ W₂ W₃] row by row, or x W (TRANSPOSED), and what follows it: ReLU, dropout, zeros
+    where `hidden` has them (MASKED), a residual. Every part_size columns are a matrix of their own in `out`, of which
+    the first gets the residual."""
     columns = tl.cdiv(out_size, BLOCK_C)
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     rows = (tl.program_id(0) // columns) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -74,54 +77,108 @@ def _linear_kernel(
             k = step + tl.arange(0, BLOCK_K)
             in_k = k < in_size
             x = tl.load(x_at + k[None, :], mask=live[:, None] & in_k[None, :], other=0.0)
-            at = weight + c[:, None] * (INPUTS * in_size) + (i * in_size + k)[None, :]
-            w = tl.load(at, mask=in_c[:, None] & in_k[None, :], other=0.0)
-            y = tl.dot(x, tl.trans(w), y, input_precision=PRECISION)
+            if TRANSPOSED:
+                at = weight + k[:, None] * out_size + c[None, :]
+                w = tl.load(at, mask=in_k[:, None] & in_c[None, :], other=0.0)
+                y = tl.dot(x, w, y, input_precision=PRECISION)
+            else:
+                at = weight + c[:, None] * (INPUTS * in_size) + (i * in_size + k)[None, :]
+                w = tl.load(at, mask=in_c[:, None] & in_k[None, :], other=0.0)
+                y = tl.dot(x, tl.trans(w), y, input_precision=PRECISION)
+    inside = live[:, None] & in_c[None, :]
     if BIAS:
         y += tl.load(bias + c, mask=in_c, other=0.0).to(tl.float32)[None, :]
     if RELU:
         y = tl.where(y < 0.0, 0.0, y)  # lets NaN through
     if DROPOUT:
         y = tl.where(random_bits(seed, rows, c) < threshold.to(tl.uint32), 0.0, y * keep_scale)
-    inside = live[:, None] & in_c[None, :]
+    if MASKED:
+        h = tl.load(hidden + wide[:, None] * out_size + c[None, :], mask=inside, other=0.0)
+        y = tl.where(h > 0.0, y * keep_scale, 0.0)
     if RESIDUAL:
-        y += tl.load(residual + wide[:, None] * residual_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + wide[:, None] * out_size + c[None, :], y.to(out.dtype.element_ty), mask=inside)
+        at = residual + wide[:, None] * residual_stride + c[None, :]
+        y += tl.load(at, mask=live[:, None] & (c < part_size)[None, :], other=0.0).to(tl.float32)
+    place = out + wide[:, None] * part_size
+    if part_size == out_size:
+        place += c[None, :]
+    else:
+        place += (c // part_size).to(tl.int64)[None, :] * rows_size * part_size + (c % part_size)[None, :]
+    tl.store(place, y.to(out.dtype.element_ty), mask=inside)
 
 
 def linear(
     inputs: Sequence[Tensor],
     weight: Tensor,
     bias: Tensor | None,
-    residual: Tensor | None,
-    relu: bool,
-    dropout: float,
-    seed: Tensor | None,
+    *,
+    activation: bool = False,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    residual: Tensor | None = None,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """inputs: one to three (V, C), weight (H, inputs·C) in their dtype, bias (H,), residual (V, H), seed (2,) int64
+    """residual + dropout(relu([x₁ … xₙ] Wᵀ + b)), ReLU and dropout with `activation` only.
 
-    → (V, H) in the inputs' dtype
+    inputs: one to three (V, C), weight (H, inputs·C) in their dtype, bias (H,), residual (V, H), seed (2,) int64, which
+    dropout takes → (V, H) in the inputs' dtype
     """
-    rows, c = inputs[0].shape
-    h = len(weight)
+    return _launch(inputs, weight, False, 1, bias, residual, None, activation, dropout, seed, tiling)[0]
+
+
+def linear_backward(
+    grad: Tensor,
+    weight: Tensor,
+    *,
+    hidden: Tensor,
+    dropout: float = 0.0,
+    tiling: Tiling | None = None,
+) -> Tensor:
+    """dx = dy W, back through the ReLU and dropout that x came from: dy (V, H), weight (H, C), hidden (V, C) → (V, C)
+
+    hidden: x. Where it is above 0, ReLU let through and dropout kept; so neither left a mask behind.
+    """
+    return _launch([grad], weight, True, 1, None, None, hidden, False, dropout, None, tiling)[0]
+
+
+def inputs_backward(
+    grad: Tensor, weight: Tensor, parts: int, residual: Tensor | None, tiling: Tiling | None = None
+) -> Tensor:
+    """dx₁ … dxₙ (n, V, C), [dx₁ … dxₙ] = dy W: dy (V, H), weight (H, n·C); residual (V, C) is added to the first."""
+    return _launch([grad], weight, True, parts, None, residual, None, False, 0.0, None, tiling)
+
+
+def _launch(
+    inputs: Sequence[Tensor],
+    weight: Tensor,
+    transposed: bool,
+    parts: int,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    hidden: Tensor | None,
+    activation: bool,
+    dropout: float,
+    seed: Tensor | None,
+    tiling: Tiling | None,
+) -> Tensor:
+    (rows, c), out_size = inputs[0].shape, weight.shape[1 if transposed else 0]
     inputs = [row_major(x) for x in inputs]
     first, second, third = (*inputs, *inputs[:1], *inputs[:1])[:3]
     weight = weight.contiguous()
     residual = residual if residual is None else row_major(residual)
-    out = first.new_empty(rows, h)
+    out = first.new_empty(parts, rows, out_size // parts)
     if out.numel():
         precision = dot_precision(first)
-        t = tiling or linear_tiling(first, c, h, precision)
-        some_residual = out if residual is None else residual
+        t = tiling or linear_tiling(first, c, out_size, precision)
+        some_residual = first if residual is None else residual
         with torch.cuda.device_of(out):
-            _linear_kernel[(triton.cdiv(rows, t.v) * triton.cdiv(h, t.c),)](
+            _linear_kernel[(cdiv(rows, t.v) * cdiv(out_size, t.c),)](
                 first, second, third, weight, weight if bias is None else bias.contiguous(), some_residual,
-                weight if seed is None else seed, out,
-                rows, drop_threshold(dropout), 1 / (1 - dropout), c, h,
+                out if hidden is None else hidden.contiguous(), weight if seed is None else seed, out,
+                rows, drop_threshold(dropout), 1 / (1 - dropout), c, out_size, out_size // parts,
                 first.stride(0), second.stride(0), third.stride(0), some_residual.stride(0),
-                INPUTS=len(inputs), BIAS=bias is not None, RELU=relu, DROPOUT=seed is not None,
-                RESIDUAL=residual is not None, PRECISION=precision,
+                INPUTS=len(inputs), TRANSPOSED=transposed, BIAS=bias is not None,
+                RELU=activation, DROPOUT=activation and seed is not None,
+                MASKED=hidden is not None, RESIDUAL=residual is not None, PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return out
@@ -130,48 +187,3 @@ def linear(
 def drop_threshold(dropout: float) -> int:
     """Of 2³² equally likely words, so many are to be dropped."""
     return min(round(dropout * 2**32), 2**32 - 1)
-
-
-@triton.jit
-def _activation_backward_kernel(
-    grad, out, y_grad, partial, rows_size, span, keep_scale, c_size: tl.constexpr, grad_stride: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """dy = keep_scale dout where out > 0, else 0; and its column sums over one span of rows."""
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    in_c = c < c_size
-    first = tl.program_id(0) * span
-    last = tl.minimum(first + span, rows_size)
-    total = tl.zeros((BLOCK_C,), tl.float32)
-    for row in range(first, last, BLOCK_V):
-        rows = row + tl.arange(0, BLOCK_V)
-        wide = rows.to(tl.int64)
-        inside = (rows < last)[:, None] & in_c[None, :]
-        at = wide[:, None] * c_size + c[None, :]
-        value = tl.load(out + at, mask=inside, other=0.0)
-        g = tl.load(grad + wide[:, None] * grad_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
-        g = tl.where(value > 0.0, g * keep_scale, 0.0)
-        tl.store(y_grad + at, g.to(y_grad.dtype.element_ty), mask=inside)
-        total += tl.sum(g, axis=0)
-    tl.store(partial + tl.program_id(0).to(tl.int64) * c_size + c, total, mask=in_c)
-
-
-def activation_backward(grad: Tensor, out: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-    """The gradient (V, H) before ReLU and dropout, and its sum over the rows (H,) float32.
-
-    An output above 0 is one that ReLU let through and dropout kept, so neither left a mask behind.
-    """
-    rows, h = out.shape
-    grad, out = row_major(grad), out.contiguous()
-    y_grad = torch.empty_like(out)
-    block_v, block_c = (16, 16) if interpreted(out) else (32, tile(h, 128))
-    span = choose_span(rows, block_v, processors(out) * 4)
-    spans = triton.cdiv(rows, span)
-    partial = torch.empty(spans, h, dtype=torch.float32, device=out.device)
-    if out.numel():
-        with torch.cuda.device_of(out):
-            _activation_backward_kernel[(spans, triton.cdiv(h, block_c))](
-                grad, out, y_grad, partial, rows, span, 1 / (1 - dropout), h, grad.stride(0),
-                BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4,
-            )  # fmt: skip
-    return y_grad, partial.sum(0)

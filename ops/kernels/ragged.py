@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffnet.ops.kernels.tiling import cdiv
+
 
 def span_count(rows: int, meshes: int, span: int) -> int:
     """How many spans the host has to launch."""
@@ -21,11 +23,6 @@ def span_count(rows: int, meshes: int, span: int) -> int:
 def choose_span(rows: int, block: int, programs: int) -> int:
     """Rows of a span, a multiple of `block`, such that about `programs` of them cover all rows."""
     return block * max(1, -(-rows // (block * max(programs, 1))))
-
-
-def processors(tensor: Tensor) -> int:
-    """Multiprocessors that programs are spread over; Triton's interpreter has one, and gets work for several."""
-    return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 3
 
 
 @triton.jit
@@ -48,42 +45,61 @@ def span_rows(span_index, ptr, meshes, span, ONE_MESH: tl.constexpr):
 
 
 @triton.jit
-def _sum_spans_kernel(
-    partial, out, ptr, meshes, span, spans, size: tl.constexpr,
+def sum_of_spans(
+    partial, cell, size: tl.constexpr, plane, mesh, ptr, span, spans, WHOLE: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
 ):  # fmt: skip
-    """out[p, b] = Σ partial[p, s] over the spans s of mesh b that hold rows, always in the same order."""
-    blocks = tl.cdiv(size, BLOCK)
-    mesh = tl.program_id(0) // blocks  # not on a grid's second axis, which ends at 65535
-    cell = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
-    plane = tl.program_id(1).to(tl.int64)
-    start = tl.load(ptr + mesh).to(tl.int32)
-    end = tl.load(ptr + mesh + 1).to(tl.int32)
-    first = start // span + mesh
-    count = (end - start + span - 1) // span
+    """Σ partial[plane, s, cell] over the spans s of a mesh that hold rows, or all (WHOLE), always in the same order."""
+    if WHOLE:
+        first = mesh
+        count = spans
+    else:
+        start = tl.load(ptr + mesh).to(tl.int32)
+        end = tl.load(ptr + mesh + 1).to(tl.int32)
+        first = start // span + mesh
+        count = (end - start + span - 1) // span
     total = tl.zeros((BLOCK,), tl.float32)
     for offset in range(0, count, BLOCK_SPANS):
         step = offset + tl.arange(0, BLOCK_SPANS)
-        place = (plane * spans + first + step) * size
+        place = (plane.to(tl.int64) * spans + first + step) * size
         live = (step < count)[:, None] & (cell < size)[None, :]
         total += tl.sum(tl.load(partial + place[:, None] + cell[None, :], mask=live, other=0.0), axis=0)
-    place = (plane * meshes + mesh) * size
+    return total
+
+
+@triton.jit
+def _sum_spans_kernel(
+    partial, out, ptr, meshes, span, spans, factor, size: tl.constexpr, WHOLE: tl.constexpr, FACTOR: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
+):  # fmt: skip
+    """out[p, b] = factor Σ partial[p, s] over the spans s of mesh b"""
+    blocks = tl.cdiv(size, BLOCK)
+    mesh = tl.program_id(0) // blocks  # not on a grid's second axis, which ends at 65535
+    cell = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    plane = tl.program_id(1)
+    total = sum_of_spans(partial, cell, size, plane, mesh, ptr, span, spans, WHOLE, BLOCK, BLOCK_SPANS)
+    if FACTOR:
+        total *= tl.load(factor)
+    place = (plane.to(tl.int64) * meshes + mesh) * size
     tl.store(out + place + cell, total, mask=cell < size)
 
 
-def sum_spans(partial: Tensor, ptr: Tensor, span: int) -> Tensor:
-    """Add up what the spans of each mesh wrote: partial (planes, spans, K, C) float32 → (planes, B, K, C).
+def sum_spans(partial: Tensor, ptr: Tensor | None, span: int, factor: Tensor | None = None) -> Tensor:
+    """Add up what the spans of each mesh wrote: partial (planes, spans, …) float32 → (planes, B, …), times `factor`.
 
-    A mesh without rows gives zeros. The order of the sums is fixed, so results are the same in every run.
+    A mesh without rows gives zeros. ptr = None takes all spans for those of one mesh. The order of the sums is fixed,
+    so results are the same in every run.
     """
-    planes, spans, k, c = partial.shape
-    meshes = len(ptr) - 1
-    out = torch.empty(planes, meshes, k, c, dtype=torch.float32, device=partial.device)
+    planes, spans, *rest = partial.shape
+    meshes = 1 if ptr is None else len(ptr) - 1
+    out = torch.empty(planes, meshes, *rest, dtype=torch.float32, device=partial.device)
     if out.numel():
         block = 64
-        grid = (triton.cdiv(k * c, block) * meshes, planes)
+        size = out[0, 0].numel()
         with torch.cuda.device_of(partial):
-            _sum_spans_kernel[grid](
-                partial, out, ptr, meshes, span, spans, k * c, BLOCK=block, BLOCK_SPANS=64, num_warps=4
-            )
+            _sum_spans_kernel[(cdiv(size, block) * meshes, planes)](
+                partial, out, partial if ptr is None else ptr, meshes, span, spans,
+                partial if factor is None else factor, size, WHOLE=ptr is None, FACTOR=factor is not None,
+                BLOCK=block, BLOCK_SPANS=64, num_warps=4,
+            )  # fmt: skip
     return out

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.ragged import choose_span, processors, span_count, span_rows, sum_spans
-from diffnet.ops.kernels.tiling import Tiling, interpreted, roomy, row_major, tile
+from diffnet.ops.kernels.ragged import choose_span, span_count, span_rows, sum_spans
+from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, processors, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
@@ -67,20 +67,19 @@ def _project_kernel(
     tl.store(place, total, mask=(k < k_size)[:, None] & (c < c_size)[None, :])
 
 
-def project(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None) -> Tensor:
-    """S = Φᵀ(scale ∘ x) for each mesh: x (V, C), basis (V, K), scale (V,) → (B, K, C) float32.
-
-    Each program adds up one span of rows; a second kernel adds the spans' sums in a fixed order.
-    """
+def project_spans(
+    x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None
+) -> tuple[Tensor, int, Tensor | None]:
+    """Φᵀ(scale ∘ x) of each span of rows (1, spans, K, C) float32, rows of a span, and a factor of all of it."""
     (rows, c), k, meshes = x.shape, basis.shape[1], len(ptr) - 1
     x, basis = row_major(x), row_major(basis)
-    mean = None
+    factor = None
     if scale is not None and x.dtype == torch.float16:  # of a fine mesh, areas are below what float16 holds
-        mean = scale.mean(dtype=torch.float32).clamp(min=1e-30)
-        scale = scale / mean
+        factor = scale.mean(dtype=torch.float32).clamp(min=1e-30)
+        scale = scale / factor
     precision = dot_precision(basis)
     t = tiling or project_tiling(basis, k, c, precision)
-    tiles = triton.cdiv(k, t.k) * triton.cdiv(c, t.c)
+    tiles = cdiv(k, t.k) * cdiv(c, t.c)
     span = choose_span(rows, t.v, processors(x) * t.programs // max(tiles, 1))
     spans = span_count(rows, meshes, span)
     partial = torch.empty(1, spans, k, c, dtype=torch.float32, device=x.device)
@@ -92,8 +91,16 @@ def project(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor, tiling:
                 SCALED=scale is not None, ONE_MESH=meshes == 1, PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
-    sums = sum_spans(partial, ptr, span)[0]
-    return sums if mean is None else sums * mean
+    return partial, span, factor
+
+
+def project(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None) -> Tensor:
+    """S = Φᵀ(scale ∘ x) for each mesh: x (V, C), basis (V, K), scale (V,) → (B, K, C) float32.
+
+    Each program adds up one span of rows; a second kernel adds the spans' sums in a fixed order.
+    """
+    partial, span, factor = project_spans(x, basis, scale, ptr, tiling)
+    return sum_spans(partial, ptr, span, factor)[0]
 
 
 @triton.jit
@@ -150,7 +157,7 @@ def evaluate(
     if out.numel():
         precision = dot_precision(basis)
         t = tiling or evaluate_tiling(basis, k, c, precision)
-        columns = triton.cdiv(c, t.c)
+        columns = cdiv(c, t.c)
         span = choose_span(rows, t.v, processors(basis) * t.programs // columns)
         with torch.cuda.device_of(basis):
             _evaluate_kernel[(span_count(rows, meshes, span) * columns,)](
