@@ -1,6 +1,7 @@
 """Triton kernels against float64: outputs and every gradient, at sizes that fill no tile.
 
-Without a GPU they run in Triton's interpreter, at small sizes and in float32 and float16 (it has no bfloat16 products).
+Without a GPU they run in Triton's interpreter, at small sizes and in float32, plain or in two parts where tf32 is
+allowed, and float16 (it has no bfloat16 products).
 On a GPU, `-m gpu` runs them in full. Whatever is allocated is filled with NaN first, so nothing unwritten passes.
 """
 
@@ -40,6 +41,7 @@ class Place:
 PLACES = [
     pytest.param(Place("cpu", torch.float32, 1e-5), id="cpu-fp32"),
     pytest.param(Place("cpu", torch.float16, 1e-2), id="cpu-fp16"),
+    pytest.param(Place("cpu", torch.float32, 1e-4, tf32=True), id="cpu-tf32"),
     pytest.param(Place("cuda", torch.float32, 1e-5), id="cuda-fp32", marks=pytest.mark.gpu),
     pytest.param(Place("cuda", torch.float32, 1e-3, tf32=True), id="cuda-tf32", marks=pytest.mark.gpu),
     pytest.param(Place("cuda", torch.bfloat16, 1e-2), id="cuda-bf16", marks=pytest.mark.gpu),
@@ -70,7 +72,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     torch.set_float32_matmul_precision(before)
 
 
-@pytest.fixture(params=[PLACES[i] for i in (0, 2, 4)])
+@pytest.fixture(params=[PLACES[i] for i in (0, 3, 5)])
 def roomy(request: pytest.FixtureRequest) -> Place:
     """Places for what doesn't depend on the arithmetic."""
     found: Place = request.param
@@ -240,8 +242,13 @@ def test_linear(place: Place, parts: int, relu: bool, residual: bool) -> None:
 
 def test_linear_without_bias(place: Place) -> None:
     def layer(x: Tensor, weight: Tensor, backend: str) -> Tensor:
-        return linear([x], weight, relu=True, backend=backend)
+        ours = backend == "triton"
+        out = linear([x], weight, relu=ours, backend=backend)
+        if ours:
+            kept.append(out.detach().cpu() > 0)
+        return out if ours else out * kept.pop()  # see test_linear
 
+    kept: list[Tensor] = []
     check(place, layer, (normal(63, 18), normal(21, 18)), [normal(63, 21)])
 
 
@@ -451,18 +458,22 @@ def test_low_precision_is_what_computes() -> None:
     assert [t.dtype for t in cast] == [torch.float32, *[torch.float16] * 4]
 
 
-def test_tf32_coefficients_are_rounded_to_nearest() -> None:
-    """Where matrix units would cut them off, all to one side."""
-    from diffnet.ops.kernels.gradient_features import _table
-
-    d = torch.randn(1, 40, 50)
-    rounded = _table(d, -d, None, torch.float32, "tf32")
-    assert ((rounded.view(torch.int32) & 0x1FFF) == 0).all()
-    errors = (rounded[0] - d) / d
-    assert errors.abs().max() <= 2**-11
-    assert errors.mean().abs() < 5e-5  # cutting off would make it 3e-4
-    assert torch.equal(rounded[1], -rounded[0])
-    assert torch.equal(_table(d, -d, None, torch.float32, "ieee")[0], d)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_tf32_takes_each_number_in_two_parts(device: str) -> None:
+    """(1 + e)(1 + e) = 1 + 2e + e² of bfloat16 parts 1 and e, but for the last term: bfloat16 has 8 bits, e is 2⁻¹⁰.
+    Rounded to bfloat16 it would be 1, and tf32 has e² as well."""
+    ptr, x = pointer((1,)).to(device), torch.full((1, 1), 1 + 2**-10, device=device)
+    results = {}
+    before = torch.get_float32_matmul_precision()
+    for precision in ("high", "highest"):
+        torch.set_float32_matmul_precision(precision)
+        results[precision] = [
+            to_spectral(x, x, torch.ones(1, device=device), ptr, backend="triton").item(),
+            from_spectral(x[None], x, ptr, backend="triton").item(),
+            linear([x], x, backend="triton").item(),
+        ]
+    torch.set_float32_matmul_precision(before)
+    assert results == {"high": [1 + 2**-9] * 3, "highest": [1 + 2**-9 + 2**-20] * 3}
 
 
 def test_sums_are_the_same_in_every_run(roomy: Place) -> None:

@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffnet.ops.kernels.products import less_product, negated, product, split, transposed
 from diffnet.ops.kernels.ragged import choose_span, processors, span_count, span_rows, sum_spans
 from diffnet.ops.kernels.spectral import load_coefficients
-from diffnet.ops.kernels.tiling import Tiling, interpreted, roomy, rounded, row_major, tile
+from diffnet.ops.kernels.tiling import Tiling, interpreted, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
@@ -27,22 +28,22 @@ def forward_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if basis.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 64), 4, 1, 4)
-    if precision == "tf32":
-        return Tiling(64, tile(k, 128), tile(c, 32), 4, 1, 4)
+    if precision == "bf16x3":
+        return Tiling(64, tile(k, 128) if k <= 128 else 64, tile(c, 32), 4, 1, 4)
     return Tiling(32, 16, tile(c, 64), 8, 1, 4)
 
 
 def backward_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
     # Three K×C sums and four V×C products live in registers at once: more columns than these spill, and then the
-    # compiler runs matrix instructions one by one.
+    # compiler runs matrix instructions one by one. With operands in two parts, these spill, too: mostly addresses.
     if interpreted(basis):
         return Tiling(16, 16, 16, 4, 1, 1)
     if not roomy(basis):
         return Tiling(32, tile(k, 32 if basis.dtype == torch.float32 else 128), tile(c, 32), 4, 1, 2)
     if basis.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 32), 4, 2, 2)
-    if precision == "tf32":
-        return Tiling(64, tile(k, 64), tile(c, 32), 8, 1, 2)
+    if precision == "bf16x3":
+        return Tiling(64, tile(k, 128), tile(c, 32), 4, 1, 2)
     return Tiling(16, tile(k, 32), tile(c, 32), 4, 1, 4)
 
 
@@ -81,18 +82,18 @@ def _products(
     for step in range(0, k_size, BLOCK_K):
         ks = step + k
         inside = live & (ks < k_size)[None, :]
-        x = rounded(tl.load(gx_at + ks[None, :], mask=inside, other=0.0), PRECISION)
-        y = rounded(tl.load(gy_at + ks[None, :], mask=inside, other=0.0), PRECISION)
-        d = load_coefficients(d_at, ks, c, k_size, c_size)
-        p = load_coefficients(p_at, ks, c, k_size, c_size)
-        gx = tl.dot(x, d, gx, input_precision=PRECISION)
-        gy = tl.dot(y, d, gy, input_precision=PRECISION)
-        bx = tl.dot(x, p, bx, input_precision=PRECISION)
-        by = tl.dot(y, p, by, input_precision=PRECISION)
+        x = split(tl.load(gx_at + ks[None, :], mask=inside, other=0.0), PRECISION)
+        y = split(tl.load(gy_at + ks[None, :], mask=inside, other=0.0), PRECISION)
+        d = split(load_coefficients(d_at, ks, c, k_size, c_size), PRECISION)
+        p = split(load_coefficients(p_at, ks, c, k_size, c_size), PRECISION)
+        gx = product(x, d, gx, PRECISION)
+        gy = product(y, d, gy, PRECISION)
+        bx = product(x, p, bx, PRECISION)
+        by = product(y, p, by, PRECISION)
         if ROTATION:
-            q = load_coefficients(q_at, ks, c, k_size, c_size)
-            by = tl.dot(x, q, by, input_precision=PRECISION)
-            bx -= tl.dot(y, q, input_precision=PRECISION)
+            q = split(load_coefficients(q_at, ks, c, k_size, c_size), PRECISION)
+            by = product(x, q, by, PRECISION)
+            bx = less_product(y, q, bx, PRECISION)
     return gx, gy, bx, by
 
 
@@ -115,10 +116,10 @@ def _forward_kernel(
     q_at = p_at + (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
     in_c = (c < c_size)[None, :]
     if ONE_STEP:
-        d = load_coefficients(d_at, k, c, k_size, c_size)
-        p = load_coefficients(p_at, k, c, k_size, c_size)
+        d = split(load_coefficients(d_at, k, c, k_size, c_size), PRECISION)
+        p = split(load_coefficients(p_at, k, c, k_size, c_size), PRECISION)
         if ROTATION:
-            q = load_coefficients(q_at, k, c, k_size, c_size)
+            q = split(load_coefficients(q_at, k, c, k_size, c_size), PRECISION)
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
@@ -128,17 +129,17 @@ def _forward_kernel(
         out = v * c_size + c[None, :]
         if ONE_STEP:
             inside = live & (k < k_size)[None, :]
-            x = rounded(tl.load(gx_at + k[None, :], mask=inside, other=0.0), PRECISION)
-            y = rounded(tl.load(gy_at + k[None, :], mask=inside, other=0.0), PRECISION)
+            x = split(tl.load(gx_at + k[None, :], mask=inside, other=0.0), PRECISION)
+            y = split(tl.load(gy_at + k[None, :], mask=inside, other=0.0), PRECISION)
             # One component after the other, so that few accumulators live at a time.
-            bx = tl.dot(x, p, input_precision=PRECISION)
+            bx = product(x, p, None, PRECISION)
             if ROTATION:
-                bx -= tl.dot(y, q, input_precision=PRECISION)
-            z = tl.dot(x, d, input_precision=PRECISION) * bx
-            by = tl.dot(y, p, input_precision=PRECISION)
+                bx -= product(y, q, None, PRECISION)
+            z = product(x, d, None, PRECISION) * bx
+            by = product(y, p, None, PRECISION)
             if ROTATION:
-                by = tl.dot(x, q, by, input_precision=PRECISION)
-            z += tl.dot(y, d, input_precision=PRECISION) * by
+                by = product(x, q, by, PRECISION)
+            z += product(y, d, None, PRECISION) * by
         else:
             gx, gy, bx, by = _products(
                 gx_at, gy_at, d_at, p_at, q_at, live, k, c, k_size, c_size,
@@ -149,17 +150,15 @@ def _forward_kernel(
         if DIFFUSED:
             phi_at = basis + wide * basis_stride + v * basis_stride
             if ONE_STEP:
-                phi = rounded(tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0), PRECISION)
-                value = tl.dot(phi, d, input_precision=PRECISION)
+                phi = split(tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0), PRECISION)
+                value = product(phi, d, None, PRECISION)
             else:
                 value = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
                 for step in range(0, k_size, BLOCK_K):
                     ks = step + k
-                    phi = rounded(
-                        tl.load(phi_at + ks[None, :], mask=live & (ks < k_size)[None, :], other=0.0), PRECISION
-                    )
-                    d = load_coefficients(d_at, ks, c, k_size, c_size)
-                    value = tl.dot(phi, d, value, input_precision=PRECISION)
+                    phi = tl.load(phi_at + ks[None, :], mask=live & (ks < k_size)[None, :], other=0.0)
+                    d = split(load_coefficients(d_at, ks, c, k_size, c_size), PRECISION)
+                    value = product(split(phi, PRECISION), d, value, PRECISION)
             tl.store(diffused + wide * c_size + out, value.to(diffused.dtype.element_ty), mask=live & in_c)
 
 
@@ -188,11 +187,11 @@ def _backward_kernel(
     q_at = p_at + (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
     dtype = gradient.dtype.element_ty
     if ONE_STEP:
-        d = load_coefficients(d_at, k, c, k_size, c_size)
-        p = load_coefficients(p_at, k, c, k_size, c_size)
+        d = split(load_coefficients(d_at, k, c, k_size, c_size), PRECISION)
+        p = split(load_coefficients(p_at, k, c, k_size, c_size), PRECISION)
         if ROTATION:
-            q = load_coefficients(q_at, k, c, k_size, c_size)
-            n = -q
+            q = split(load_coefficients(q_at, k, c, k_size, c_size), PRECISION)
+            n = negated(q)
     d_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     p_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     q_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
@@ -204,22 +203,38 @@ def _backward_kernel(
         gy_at = gradient + gradient_plane + wide * gradient_stride + v * gradient_stride
         own_inside = live & (own < k_size)[None, :]
         inside = live & (c < c_size)[None, :]
-        x = rounded(tl.load(gx_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
-        y = rounded(tl.load(gy_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
-        if ONE_STEP:
+        if PRECISION != "bf16x3":
+            x = split(tl.load(gx_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
+            y = split(tl.load(gy_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
+        if ONE_STEP and PRECISION == "bf16x3":
+            # All products of x before those of y, so that the parts of one live at a time.
+            x = split(tl.load(gx_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
+            gx = product(x, d, None, PRECISION)
+            bx = product(x, p, None, PRECISION)
+            if ROTATION:
+                by = product(x, q, None, PRECISION)
+            y = split(tl.load(gy_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
+            gy = product(y, d, None, PRECISION)
+            if ROTATION:
+                bx = product(y, n, bx, PRECISION)
+                by = product(y, p, by, PRECISION)
+            else:
+                by = product(y, p, None, PRECISION)
+            z = gx * bx + gy * by
+        elif ONE_STEP:
             # One component after the other; each product is rounded, as the sums below take it, once z has it. That
             # halves the registers that it waits in.
-            bx = tl.dot(x, p, input_precision=PRECISION)
+            bx = product(x, p, None, PRECISION)
             if ROTATION:
-                bx = tl.dot(y, n, bx, input_precision=PRECISION)
-            gx = tl.dot(x, d, input_precision=PRECISION)
+                bx = product(y, n, bx, PRECISION)
+            gx = product(x, d, None, PRECISION)
             z = gx * bx
             gx = gx.to(dtype)
             bx = bx.to(dtype)
-            by = tl.dot(y, p, input_precision=PRECISION)
+            by = product(y, p, None, PRECISION)
             if ROTATION:
-                by = tl.dot(x, q, by, input_precision=PRECISION)
-            gy = tl.dot(y, d, input_precision=PRECISION)
+                by = product(x, q, by, PRECISION)
+            gy = product(y, d, None, PRECISION)
             z += gy * by
             gy = gy.to(dtype)
             by = by.to(dtype)
@@ -232,17 +247,37 @@ def _backward_kernel(
         f = tanh(z, FAST)
         df = tl.load(grad + wide * grad_stride + (v * grad_stride + c[None, :]), mask=inside, other=0.0)
         ds = df.to(tl.float32) * (1.0 - f * f)
-        xt = tl.trans(x)
-        yt = tl.trans(y)
-        d_sum = tl.dot(xt, rounded((ds * bx).to(dtype), PRECISION), d_sum, input_precision=PRECISION)
-        d_sum = tl.dot(yt, rounded((ds * by).to(dtype), PRECISION), d_sum, input_precision=PRECISION)
-        px = rounded((ds * gx).to(dtype), PRECISION)
-        py = rounded((ds * gy).to(dtype), PRECISION)
-        p_sum = tl.dot(xt, px, p_sum, input_precision=PRECISION)
-        p_sum = tl.dot(yt, py, p_sum, input_precision=PRECISION)
-        if ROTATION:
-            q_sum = tl.dot(xt, py, q_sum, input_precision=PRECISION)
-            q_sum = tl.dot(yt, -px, q_sum, input_precision=PRECISION)
+        if PRECISION == "bf16x3":
+            # x and y are read once more, rather than kept in registers. That it is for the last time also keeps the
+            # compiler from taking both reads for one.
+            ux = split(ds * bx, PRECISION)
+            uy = split(ds * by, PRECISION)
+            px = split(ds * gx, PRECISION)
+            py = split(ds * gy, PRECISION)
+            x = tl.load(gx_at + own[None, :], mask=own_inside, other=0.0, eviction_policy="evict_first")
+            xt = transposed(split(x, PRECISION))
+            d_sum = product(xt, ux, d_sum, PRECISION)
+            p_sum = product(xt, px, p_sum, PRECISION)
+            if ROTATION:
+                q_sum = product(xt, py, q_sum, PRECISION)
+            y = tl.load(gy_at + own[None, :], mask=own_inside, other=0.0, eviction_policy="evict_first")
+            yt = transposed(split(y, PRECISION))
+            d_sum = product(yt, uy, d_sum, PRECISION)
+            p_sum = product(yt, py, p_sum, PRECISION)
+            if ROTATION:
+                q_sum = product(yt, negated(px), q_sum, PRECISION)
+        else:
+            xt = transposed(x)
+            yt = transposed(y)
+            d_sum = product(xt, split((ds * bx).to(dtype), PRECISION), d_sum, PRECISION)
+            d_sum = product(yt, split((ds * by).to(dtype), PRECISION), d_sum, PRECISION)
+            px = split((ds * gx).to(dtype), PRECISION)
+            py = split((ds * gy).to(dtype), PRECISION)
+            p_sum = product(xt, px, p_sum, PRECISION)
+            p_sum = product(yt, py, p_sum, PRECISION)
+            if ROTATION:
+                q_sum = product(xt, py, q_sum, PRECISION)
+                q_sum = product(yt, negated(px), q_sum, PRECISION)
     place = partial + (index.to(tl.int64) * k_size + own)[:, None] * c_size + c[None, :]
     plane = (index * 0 + spans).to(tl.int64) * k_size * c_size
     stored = (own < k_size)[:, None] & (c < c_size)[None, :]
@@ -278,7 +313,7 @@ def forward(
         some_basis = gradient_basis[0] if basis is None else basis
         with torch.cuda.device_of(gradient_basis):
             _forward_kernel[(span_count(rows, meshes, span) * columns,)](
-                _table(d, p, q, gradient_basis.dtype, precision), some_basis, gradient_basis, ptr, diffused, features,
+                _table(d, p, q, gradient_basis.dtype), some_basis, gradient_basis, ptr, diffused, features,
                 meshes, span, gradient_basis.stride(0), k, c, some_basis.stride(0), gradient_basis.stride(1),
                 DIFFUSED=basis is not None, ROTATION=q is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
                 FAST=fast(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
@@ -287,17 +322,10 @@ def forward(
     return diffused, features
 
 
-def _table(d: Tensor, p: Tensor, q: Tensor | None, dtype: torch.dtype, precision: str) -> Tensor:
-    """D, P and Q behind each other, rounded to what the products take: every program reads all of its columns.
-
-    Matrix units cut float32 off after the 10 bits of tf32, which makes every product a little small; what is rounded to
-    nearest beforehand isn't cut.
-    """
+def _table(d: Tensor, p: Tensor, q: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """D, P and Q behind each other, rounded to what the products take: every program reads all of its columns."""
     parts = (d, p) if q is None else (d, p, q)
-    out = torch.stack(parts, out=torch.empty(len(parts), *d.shape, dtype=dtype, device=d.device))
-    if precision == "tf32":
-        out.view(torch.int32).add_(0x1000).bitwise_and_(-0x2000)
-    return out
+    return torch.stack(parts, out=torch.empty(len(parts), *d.shape, dtype=dtype, device=d.device))
 
 
 def backward(
@@ -321,7 +349,7 @@ def backward(
     if partial.numel():
         with torch.cuda.device_of(gradient_basis):
             _backward_kernel[(spans, tiles)](
-                grad, _table(d, p, q, gradient_basis.dtype, precision), gradient_basis, ptr, partial,
+                grad, _table(d, p, q, gradient_basis.dtype), gradient_basis, ptr, partial,
                 meshes, spans, span, gradient_basis.stride(0), k, c, grad.stride(0), gradient_basis.stride(1),
                 ROTATION=q is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
                 FAST=fast(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
