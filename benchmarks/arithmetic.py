@@ -11,7 +11,8 @@ import torch
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """storage: of tensors; tf32: whether matrix products of float32 are rounded to tf32; tflops: measured on an H200"""
+    """storage: of tensors; tf32: whether matrix products may take float32 as tf32 or as two bfloat16 numbers;
+    tflops: measured on an H200"""
 
     storage: torch.dtype
     tf32: bool

@@ -24,8 +24,8 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def use_matrix_kernels(backend: Backend, *tensors: Tensor) -> bool:
-    """`use_triton` for kernels that are mostly matrix products: "auto" leaves float32 that is not to be rounded to tf32
-    to PyTorch, since matrix units don't take it, and without them cuBLAS is hard to beat. Raises ValueError where
+    """`use_triton` for kernels that are mostly matrix products: "auto" leaves float32 where tf32 isn't allowed to
+    PyTorch, since matrix units don't take it, and without them cuBLAS is hard to beat. Raises ValueError where
     "triton" is asked to compute in float64."""
     if not use_triton(backend, *tensors):
         return False
@@ -40,10 +40,16 @@ def _tf32() -> bool:
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
-def dot_precision(operand: Tensor) -> Literal["ieee", "tf32"]:
-    """How kernels round the operands of float32 products: `torch.set_float32_matmul_precision` decides, or its newer
-    form `torch.backends.cuda.matmul.fp32_precision`. Narrower operands are taken as they are.
+def dot_precision(operand: Tensor) -> Literal["ieee", "bf16x3"]:
+    """How kernels multiply float32: `torch.set_float32_matmul_precision` decides, or its newer form
+    `torch.backends.cuda.matmul.fp32_precision`. Where they allow tf32, each number is taken as the sum of two bfloat16
+    numbers, see `kernels.products`. Narrower operands are taken as they are.
     """
+    return "bf16x3" if tf32_precision(operand) == "tf32" else "ieee"
+
+
+def tf32_precision(operand: Tensor) -> Literal["ieee", "tf32"]:
+    """The same for kernels that leave it to the matrix units to cut float32 off to tf32: those on sparse blocks."""
     if operand.dtype == torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1":
         raise RuntimeError("Triton's interpreter multiplies no bfloat16 matrices; float16 it does")
     return "tf32" if operand.dtype == torch.float32 and _tf32() else "ieee"

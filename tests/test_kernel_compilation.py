@@ -52,6 +52,8 @@ def test_kernels_compile(tmp_path: Path, capability: int, shared_kb: int) -> Non
     rows = [line.rsplit(maxsplit=2) for line in done.splitlines()]
     for arithmetic in ("bf16", "tf32"):
         assert {name.split()[0] for name, kind, _ in rows if kind == arithmetic} == KERNELS
+    # Where tf32 is allowed, products take float32 in two bfloat16 parts; the others are of kernels without products.
+    assert {name.partition(" ")[2] for name, kind, _ in rows if kind == "tf32"} == {"bf16x3", ""}
     assert all(int(shared) <= shared_kb * 1024 for *_, shared in rows), done
 
 

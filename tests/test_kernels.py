@@ -1,6 +1,7 @@
 """Triton kernels against float64: outputs and every gradient, at sizes that fill no tile.
 
-Without a GPU they run in Triton's interpreter, at small sizes and in float32 and float16 (it has no bfloat16 products).
+Without a GPU they run in Triton's interpreter, at small sizes and in float32, plain or in two parts where tf32 is
+allowed, and float16 (it has no bfloat16 products).
 On a GPU, `-m gpu` runs them in full. Whatever is allocated is filled with NaN first, so nothing unwritten passes.
 """
 
@@ -42,6 +43,7 @@ class Place:
 PLACES = [
     pytest.param(Place("cpu", torch.float32, 1e-5), id="cpu-fp32"),
     pytest.param(Place("cpu", torch.float16, 1e-2), id="cpu-fp16"),
+    pytest.param(Place("cpu", torch.float32, 1e-4, tf32=True), id="cpu-tf32"),
     pytest.param(Place("cuda", torch.float32, 1e-5), id="cuda-fp32", marks=pytest.mark.gpu),
     pytest.param(Place("cuda", torch.float32, 1e-3, tf32=True), id="cuda-tf32", marks=pytest.mark.gpu),
     pytest.param(Place("cuda", torch.bfloat16, 1e-2), id="cuda-bf16", marks=pytest.mark.gpu),
@@ -72,7 +74,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     torch.set_float32_matmul_precision(before)
 
 
-@pytest.fixture(params=[PLACES[i] for i in (0, 2, 4)])
+@pytest.fixture(params=[PLACES[i] for i in (0, 3, 5)])
 def roomy(request: pytest.FixtureRequest) -> Place:
     """Places for what doesn't depend on the arithmetic."""
     found: Place = request.param
@@ -525,6 +527,24 @@ def test_low_precision_is_what_computes() -> None:
     for a, b in zip(cast, rounded, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
     assert [t.dtype for t in cast] == [torch.float32, *[torch.float16] * 4]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_tf32_takes_each_number_in_two_parts(device: str) -> None:
+    """(1 + e)(1 + e) = 1 + 2e + e² of bfloat16 parts 1 and e, but for the last term: bfloat16 has 8 bits, e is 2⁻¹⁰.
+    Rounded to bfloat16 it would be 1, and tf32 has e² as well."""
+    ptr, x = pointer((1,)).to(device), torch.full((1, 1), 1 + 2**-10, device=device)
+    results = {}
+    before = torch.get_float32_matmul_precision()
+    for precision in ("high", "highest"):
+        torch.set_float32_matmul_precision(precision)
+        results[precision] = [
+            to_spectral(x, x, torch.ones(1, device=device), ptr, backend="triton").item(),
+            from_spectral(x[None], x, ptr, backend="triton").item(),
+            mlp([x], [x], backend="triton").item(),
+        ]
+    torch.set_float32_matmul_precision(before)
+    assert results == {"high": [1 + 2**-9] * 3, "highest": [1 + 2**-9 + 2**-20] * 3}
 
 
 def test_sums_are_the_same_in_every_run(roomy: Place) -> None:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.precision import dot_precision
+from diffnet.ops.precision import tf32_precision
 
 # Keys, and in the backward of keys and values queries, of a step: as many as registers hold.
 STEP = 64
@@ -96,7 +96,7 @@ def _launch(
         "BLOCK": block,
         "STEP": min(block, STEP),
         "WIDTH": max(triton.next_power_of_2(channels), 16),
-        "PRECISION": dot_precision(query),
+        "PRECISION": tf32_precision(query),
         "num_warps": 8 if block == 128 else 4,
         "num_stages": 2,
     }

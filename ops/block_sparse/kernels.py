@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.precision import dot_precision
+from diffnet.ops.precision import tf32_precision
 from diffnet.ops.sparse.pattern import row_of_each
 
 # The tile of a program is a block by at most so many channels, in steps of so many.
@@ -30,7 +30,7 @@ def sdd(indptr: Tensor, indices: Tensor, a: Tensor, b: Tensor, block: int) -> Te
     _sdd[(batches * len(indices),)](
         row_of_each(indptr, indices), indices, a, b, out, len(indices), rows, columns, inner,
         max(triton.cdiv(rows, block), 1), max(triton.cdiv(columns, block), 1), *a.stride(), *b.stride(),
-        BLOCK=block, STEP=step, PRECISION=dot_precision(a), num_warps=_warps(block * block), num_stages=_stages(a),
+        BLOCK=block, STEP=step, PRECISION=tf32_precision(a), num_warps=_warps(block * block), num_stages=_stages(a),
     )  # fmt: skip
     return out
 
@@ -49,7 +49,7 @@ def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int, o
         len(indptr) - 1, len(indices), rows, columns, channels,
         max(triton.cdiv(rows, block), 1), max(triton.cdiv(columns, block), 1), *x.stride(), heads,
         TRANSPOSED=order is not None, BLOCK=block, STEP=min(block, MAX_STEP), TILE=tile,
-        PRECISION=dot_precision(x), num_warps=_warps(block * tile), num_stages=_stages(x),
+        PRECISION=tf32_precision(x), num_warps=_warps(block * tile), num_stages=_stages(x),
     )  # fmt: skip
     return out
 

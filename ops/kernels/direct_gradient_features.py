@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.kernels.gradient_features import fast, tanh
-from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, roomy, rounded, row_major, tile
+from diffnet.ops.kernels.products import less_product, product, split, transposed
+from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
@@ -19,7 +20,7 @@ def tiling(a: Tensor, c: int, precision: str) -> Tiling:
         return Tiling(32, tile(c, 32), tile(c, 32), 4, 2, 4)
     if a.dtype != torch.float32:
         return Tiling(64, tile(c, 64), tile(c, 64), 4, 3, 1)
-    if precision == "tf32":
+    if precision == "bf16x3":
         return Tiling(64, tile(c, 32), tile(c, 64), 4, 3, 1)
     return Tiling(64, 16, tile(c, 64), 8, 2, 1)
 
@@ -45,19 +46,17 @@ def _kernel(
     for step in range(0, c_size, BLOCK_K):
         k = step + tl.arange(0, BLOCK_K)
         inside = live[:, None] & (k < c_size)[None, :]
-        x = tl.load(x_at + k[None, :], mask=inside, other=0.0).to(dtype)
-        y = tl.load(y_at + k[None, :], mask=inside, other=0.0).to(dtype)
-        x = rounded(x, PRECISION)
-        y = rounded(y, PRECISION)
+        x = split(tl.load(x_at + k[None, :], mask=inside, other=0.0).to(dtype), PRECISION)
+        y = split(tl.load(y_at + k[None, :], mask=inside, other=0.0).to(dtype), PRECISION)
         at = c[:, None] * c_size + k[None, :]
         stored = (c < c_size)[:, None] & (k < c_size)[None, :]
-        re = tl.trans(rounded(tl.load(a_re + at, mask=stored, other=0.0), PRECISION))
-        bx = tl.dot(x, re, bx, input_precision=PRECISION)
-        by = tl.dot(y, re, by, input_precision=PRECISION)
+        re = transposed(split(tl.load(a_re + at, mask=stored, other=0.0), PRECISION))
+        bx = product(x, re, bx, PRECISION)
+        by = product(y, re, by, PRECISION)
         if ROTATION:
-            im = tl.trans(rounded(tl.load(a_im + at, mask=stored, other=0.0), PRECISION))
-            by = tl.dot(x, im, by, input_precision=PRECISION)
-            bx -= tl.dot(y, im, input_precision=PRECISION)
+            im = transposed(split(tl.load(a_im + at, mask=stored, other=0.0), PRECISION))
+            by = product(x, im, by, PRECISION)
+            bx = less_product(y, im, bx, PRECISION)
     inside = live[:, None] & (c < c_size)[None, :]
     gx = tl.load(x_at + c[None, :], mask=inside, other=0.0).to(tl.float32)
     gy = tl.load(y_at + c[None, :], mask=inside, other=0.0).to(tl.float32)

@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffnet.ops.kernels.products import less_product, negated, product, split, transposed
 from diffnet.ops.kernels.ragged import choose_span, span_count, span_rows, sum_spans
 from diffnet.ops.kernels.spectral import load_coefficients
-from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, processors, roomy, rounded, row_major, tile
+from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, processors, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
@@ -27,23 +28,27 @@ def forward_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if basis.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 64), 4, 1, 4)
-    if precision == "tf32":
-        return Tiling(64, tile(k, 128), tile(c, 32), 4, 1, 4)
+    if precision == "bf16x3":
+        return Tiling(64, tile(k, 128) if k <= 128 else 64, tile(c, 32), 4, 1, 4)
     return Tiling(32, 16, tile(c, 64), 8, 1, 4)
 
 
 def backward_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
     # Three K×C sums and four V×C products live in registers at once: more columns than these spill, and then the
-    # compiler runs matrix instructions one by one.
+    # compiler runs matrix instructions one by one. With operands in two parts, these spill, too: mostly addresses.
     if interpreted(basis):
         return Tiling(16, 16, 16, 4, 1, 1)
     if not roomy(basis):
         return Tiling(32, tile(k, 32 if basis.dtype == torch.float32 else 128), tile(c, 32), 4, 1, 2)
     if basis.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 32), 4, 2, 2)
-    if precision == "tf32":
-        return Tiling(64, tile(k, 64), tile(c, 32), 8, 1, 2)
+    if precision == "bf16x3":
+        return Tiling(64, tile(k, 128), tile(c, 32), 4, 1, 2)
     return Tiling(16, tile(k, 32), tile(c, 32), 4, 1, 4)
+
+
+HELD = False
+PAIRED = False
 
 
 def fast(x: Tensor) -> bool:
@@ -68,6 +73,23 @@ def tanh(z, FAST: tl.constexpr):
 
 
 @triton.jit
+def _held(x):
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=2)
+
+
+@triton.jit
+def side_by_side(a, b):
+    """[a b]; each half keeps the columns that it had in every thread, so that nothing is exchanged."""
+    return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (a.shape[0], 2 * a.shape[1]))
+
+
+@triton.jit
+def halves(ab):
+    """a, b of [a b]"""
+    return tl.split(tl.permute(tl.reshape(ab, (ab.shape[0], 2, ab.shape[1] // 2)), (0, 2, 1)))
+
+
+@triton.jit
 def _products(
     gx_at, gy_at, d_at, p_at, q_at, live, k, c, k_size: tl.constexpr, c_size: tl.constexpr,
     ROTATION: tl.constexpr, PRECISION: tl.constexpr,
@@ -81,18 +103,18 @@ def _products(
     for step in range(0, k_size, BLOCK_K):
         ks = step + k
         inside = live & (ks < k_size)[None, :]
-        x = rounded(tl.load(gx_at + ks[None, :], mask=inside, other=0.0), PRECISION)
-        y = rounded(tl.load(gy_at + ks[None, :], mask=inside, other=0.0), PRECISION)
-        d = load_coefficients(d_at, ks, c, k_size, c_size)
-        p = load_coefficients(p_at, ks, c, k_size, c_size)
-        gx = tl.dot(x, d, gx, input_precision=PRECISION)
-        gy = tl.dot(y, d, gy, input_precision=PRECISION)
-        bx = tl.dot(x, p, bx, input_precision=PRECISION)
-        by = tl.dot(y, p, by, input_precision=PRECISION)
+        x = split(tl.load(gx_at + ks[None, :], mask=inside, other=0.0), PRECISION)
+        y = split(tl.load(gy_at + ks[None, :], mask=inside, other=0.0), PRECISION)
+        d = split(load_coefficients(d_at, ks, c, k_size, c_size), PRECISION)
+        p = split(load_coefficients(p_at, ks, c, k_size, c_size), PRECISION)
+        gx = product(x, d, gx, PRECISION)
+        gy = product(y, d, gy, PRECISION)
+        bx = product(x, p, bx, PRECISION)
+        by = product(y, p, by, PRECISION)
         if ROTATION:
-            q = load_coefficients(q_at, ks, c, k_size, c_size)
-            by = tl.dot(x, q, by, input_precision=PRECISION)
-            bx -= tl.dot(y, q, input_precision=PRECISION)
+            q = split(load_coefficients(q_at, ks, c, k_size, c_size), PRECISION)
+            by = product(x, q, by, PRECISION)
+            bx = less_product(y, q, bx, PRECISION)
     return gx, gy, bx, by
 
 
@@ -101,7 +123,7 @@ def _forward_kernel(
     coefficients, basis, gradient, ptr, diffused, features,
     meshes, span, gradient_plane,
     k_size: tl.constexpr, c_size: tl.constexpr, basis_stride: tl.constexpr, gradient_stride: tl.constexpr,
-    DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
+    HELD: tl.constexpr, PAIRED: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
     FAST: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """x = Φ D (if DIFFUSED) and f at the rows of one span. ONE_STEP: D, P, Q fit one tile each and are read once."""
@@ -115,10 +137,14 @@ def _forward_kernel(
     q_at = p_at + (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
     in_c = (c < c_size)[None, :]
     if ONE_STEP:
-        d = load_coefficients(d_at, k, c, k_size, c_size)
-        p = load_coefficients(p_at, k, c, k_size, c_size)
+        d = split(load_coefficients(d_at, k, c, k_size, c_size), PRECISION)
+        p = split(load_coefficients(p_at, k, c, k_size, c_size), PRECISION)
         if ROTATION:
-            q = load_coefficients(q_at, k, c, k_size, c_size)
+            q = split(load_coefficients(q_at, k, c, k_size, c_size), PRECISION)
+            if PAIRED:
+                pq = side_by_side(p[0], q[0])
+                if PAIRED == 1:
+                    nqp = side_by_side(-q[0], p[0])
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
@@ -128,17 +154,31 @@ def _forward_kernel(
         out = v * c_size + c[None, :]
         if ONE_STEP:
             inside = live & (k < k_size)[None, :]
-            x = rounded(tl.load(gx_at + k[None, :], mask=inside, other=0.0), PRECISION)
-            y = rounded(tl.load(gy_at + k[None, :], mask=inside, other=0.0), PRECISION)
-            # One component after the other, so that few accumulators live at a time.
-            bx = tl.dot(x, p, input_precision=PRECISION)
-            if ROTATION:
-                bx -= tl.dot(y, q, input_precision=PRECISION)
-            z = tl.dot(x, d, input_precision=PRECISION) * bx
-            by = tl.dot(y, p, input_precision=PRECISION)
-            if ROTATION:
-                by = tl.dot(x, q, by, input_precision=PRECISION)
-            z += tl.dot(y, d, input_precision=PRECISION) * by
+            x = split(tl.load(gx_at + k[None, :], mask=inside, other=0.0), PRECISION)
+            y = split(tl.load(gy_at + k[None, :], mask=inside, other=0.0), PRECISION)
+            if HELD:
+                x = (_held(x[0]), _held(x[1]))
+                y = (_held(y[0]), _held(y[1]))
+            if PAIRED:
+                if PAIRED == 1:
+                    bx, by = halves(tl.dot(y[0], nqp, tl.dot(x[0], pq)))
+                else:
+                    xp, xq = halves(tl.dot(x[0], pq))
+                    yp, yq = halves(tl.dot(y[0], pq))
+                    bx = xp - yq
+                    by = yp + xq
+                z = tl.dot(x[0], d[0]) * bx
+                z += tl.dot(y[0], d[0]) * by
+            else:
+                # One component after the other, so that few accumulators live at a time.
+                bx = product(x, p, None, PRECISION)
+                if ROTATION:
+                    bx -= product(y, q, None, PRECISION)
+                z = product(x, d, None, PRECISION) * bx
+                by = product(y, p, None, PRECISION)
+                if ROTATION:
+                    by = product(x, q, by, PRECISION)
+                z += product(y, d, None, PRECISION) * by
         else:
             gx, gy, bx, by = _products(
                 gx_at, gy_at, d_at, p_at, q_at, live, k, c, k_size, c_size,
@@ -149,17 +189,15 @@ def _forward_kernel(
         if DIFFUSED:
             phi_at = basis + wide * basis_stride + v * basis_stride
             if ONE_STEP:
-                phi = rounded(tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0), PRECISION)
-                value = tl.dot(phi, d, input_precision=PRECISION)
+                phi = split(tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0), PRECISION)
+                value = product(phi, d, None, PRECISION)
             else:
                 value = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
                 for step in range(0, k_size, BLOCK_K):
                     ks = step + k
-                    phi = rounded(
-                        tl.load(phi_at + ks[None, :], mask=live & (ks < k_size)[None, :], other=0.0), PRECISION
-                    )
-                    d = load_coefficients(d_at, ks, c, k_size, c_size)
-                    value = tl.dot(phi, d, value, input_precision=PRECISION)
+                    phi = tl.load(phi_at + ks[None, :], mask=live & (ks < k_size)[None, :], other=0.0)
+                    d = split(load_coefficients(d_at, ks, c, k_size, c_size), PRECISION)
+                    value = product(split(phi, PRECISION), d, value, PRECISION)
             tl.store(diffused + wide * c_size + out, value.to(diffused.dtype.element_ty), mask=live & in_c)
 
 
@@ -168,7 +206,7 @@ def _backward_kernel(
     grad, coefficients, gradient, ptr, partial,
     meshes, spans, span, gradient_plane,
     k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
-    ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
+    HELD: tl.constexpr, PAIRED: tl.constexpr, ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
     FAST: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dD, dP, dQ (K, C) summed over the rows of one span, into the planes of `partial`.
@@ -188,14 +226,19 @@ def _backward_kernel(
     q_at = p_at + (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
     dtype = gradient.dtype.element_ty
     if ONE_STEP:
-        d = load_coefficients(d_at, k, c, k_size, c_size)
-        p = load_coefficients(p_at, k, c, k_size, c_size)
+        d = split(load_coefficients(d_at, k, c, k_size, c_size), PRECISION)
+        p = split(load_coefficients(p_at, k, c, k_size, c_size), PRECISION)
         if ROTATION:
-            q = load_coefficients(q_at, k, c, k_size, c_size)
-            n = -q
+            q = split(load_coefficients(q_at, k, c, k_size, c_size), PRECISION)
+            n = negated(q)
+            if PAIRED:
+                pq = side_by_side(p[0], q[0])
+                if PAIRED == 1:
+                    nqp = side_by_side(-q[0], p[0])
     d_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     p_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     q_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
+    pq_sum = tl.zeros((BLOCK_K, 2 * BLOCK_C), tl.float32)
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
@@ -204,22 +247,55 @@ def _backward_kernel(
         gy_at = gradient + gradient_plane + wide * gradient_stride + v * gradient_stride
         own_inside = live & (own < k_size)[None, :]
         inside = live & (c < c_size)[None, :]
-        x = rounded(tl.load(gx_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
-        y = rounded(tl.load(gy_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
-        if ONE_STEP:
+        if PRECISION != "bf16x3":
+            x = split(tl.load(gx_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
+            y = split(tl.load(gy_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
+        if ONE_STEP and PRECISION == "bf16x3":
+            # All products of x before those of y, so that the parts of one live at a time.
+            x = split(tl.load(gx_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
+            gx = product(x, d, None, PRECISION)
+            bx = product(x, p, None, PRECISION)
+            if ROTATION:
+                by = product(x, q, None, PRECISION)
+            y = split(tl.load(gy_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
+            gy = product(y, d, None, PRECISION)
+            if ROTATION:
+                bx = product(y, n, bx, PRECISION)
+                by = product(y, p, by, PRECISION)
+            else:
+                by = product(y, p, None, PRECISION)
+            z = gx * bx + gy * by
+        elif ONE_STEP and PAIRED:
+            if HELD:
+                xh = _held(x[0])
+                yh = _held(y[0])
+            else:
+                xh = x[0]
+                yh = y[0]
+            if PAIRED == 1:
+                bx, by = halves(tl.dot(yh, nqp, tl.dot(xh, pq)))
+            else:
+                xp, xq = halves(tl.dot(xh, pq))
+                yp, yq = halves(tl.dot(yh, pq))
+                bx = xp - yq
+                by = yp + xq
+            gx = tl.dot(xh, d[0])
+            gy = tl.dot(yh, d[0])
+            z = gx * bx + gy * by
+        elif ONE_STEP:
             # One component after the other; each product is rounded, as the sums below take it, once z has it. That
             # halves the registers that it waits in.
-            bx = tl.dot(x, p, input_precision=PRECISION)
+            bx = product(x, p, None, PRECISION)
             if ROTATION:
-                bx = tl.dot(y, n, bx, input_precision=PRECISION)
-            gx = tl.dot(x, d, input_precision=PRECISION)
+                bx = product(y, n, bx, PRECISION)
+            gx = product(x, d, None, PRECISION)
             z = gx * bx
             gx = gx.to(dtype)
             bx = bx.to(dtype)
-            by = tl.dot(y, p, input_precision=PRECISION)
+            by = product(y, p, None, PRECISION)
             if ROTATION:
-                by = tl.dot(x, q, by, input_precision=PRECISION)
-            gy = tl.dot(y, d, input_precision=PRECISION)
+                by = product(x, q, by, PRECISION)
+            gy = product(y, d, None, PRECISION)
             z += gy * by
             gy = gy.to(dtype)
             by = by.to(dtype)
@@ -232,17 +308,48 @@ def _backward_kernel(
         f = tanh(z, FAST)
         df = tl.load(grad + wide * grad_stride + (v * grad_stride + c[None, :]), mask=inside, other=0.0)
         ds = df.to(tl.float32) * (1.0 - f * f)
-        xt = tl.trans(x)
-        yt = tl.trans(y)
-        d_sum = tl.dot(xt, rounded((ds * bx).to(dtype), PRECISION), d_sum, input_precision=PRECISION)
-        d_sum = tl.dot(yt, rounded((ds * by).to(dtype), PRECISION), d_sum, input_precision=PRECISION)
-        px = rounded((ds * gx).to(dtype), PRECISION)
-        py = rounded((ds * gy).to(dtype), PRECISION)
-        p_sum = tl.dot(xt, px, p_sum, input_precision=PRECISION)
-        p_sum = tl.dot(yt, py, p_sum, input_precision=PRECISION)
-        if ROTATION:
-            q_sum = tl.dot(xt, py, q_sum, input_precision=PRECISION)
-            q_sum = tl.dot(yt, -px, q_sum, input_precision=PRECISION)
+        if PRECISION == "bf16x3":
+            # x and y are read once more, rather than kept in registers. That it is for the last time also keeps the
+            # compiler from taking both reads for one.
+            ux = split(ds * bx, PRECISION)
+            uy = split(ds * by, PRECISION)
+            px = split(ds * gx, PRECISION)
+            py = split(ds * gy, PRECISION)
+            x = tl.load(gx_at + own[None, :], mask=own_inside, other=0.0, eviction_policy="evict_first")
+            xt = transposed(split(x, PRECISION))
+            d_sum = product(xt, ux, d_sum, PRECISION)
+            p_sum = product(xt, px, p_sum, PRECISION)
+            if ROTATION:
+                q_sum = product(xt, py, q_sum, PRECISION)
+            y = tl.load(gy_at + own[None, :], mask=own_inside, other=0.0, eviction_policy="evict_first")
+            yt = transposed(split(y, PRECISION))
+            d_sum = product(yt, uy, d_sum, PRECISION)
+            p_sum = product(yt, py, p_sum, PRECISION)
+            if ROTATION:
+                q_sum = product(yt, negated(px), q_sum, PRECISION)
+        elif PAIRED:
+            xt = tl.trans(x[0])
+            yt = tl.trans(y[0])
+            px = (ds * gx).to(dtype)
+            py = (ds * gy).to(dtype)
+            d_sum = tl.dot(xt, (ds * bx).to(dtype), d_sum)
+            d_sum = tl.dot(yt, (ds * by).to(dtype), d_sum)
+            pq_sum = tl.dot(xt, side_by_side(px, py), pq_sum)
+            pq_sum = tl.dot(yt, side_by_side(py, -px), pq_sum)
+        else:
+            xt = transposed(x)
+            yt = transposed(y)
+            d_sum = product(xt, split((ds * bx).to(dtype), PRECISION), d_sum, PRECISION)
+            d_sum = product(yt, split((ds * by).to(dtype), PRECISION), d_sum, PRECISION)
+            px = split((ds * gx).to(dtype), PRECISION)
+            py = split((ds * gy).to(dtype), PRECISION)
+            p_sum = product(xt, px, p_sum, PRECISION)
+            p_sum = product(yt, py, p_sum, PRECISION)
+            if ROTATION:
+                q_sum = product(xt, py, q_sum, PRECISION)
+                q_sum = product(yt, negated(px), q_sum, PRECISION)
+    if PAIRED:
+        p_sum, q_sum = halves(pq_sum)
     place = partial + (index.to(tl.int64) * k_size + own)[:, None] * c_size + c[None, :]
     plane = (index * 0 + spans).to(tl.int64) * k_size * c_size
     stored = (own < k_size)[:, None] & (c < c_size)[None, :]
@@ -275,7 +382,7 @@ def forward(
             _forward_kernel[(span_count(rows, meshes, span) * columns,)](
                 table, some_basis, gradient_basis, ptr, diffused, features,
                 meshes, span, gradient_basis.stride(0), k, c, some_basis.stride(0), gradient_basis.stride(1),
-                DIFFUSED=basis is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+                HELD=HELD, PAIRED=PAIRED, DIFFUSED=basis is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
                 FAST=fast(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
                 num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
@@ -297,7 +404,7 @@ def backward(grad: Tensor, table: Tensor, gradient_basis: Tensor, ptr: Tensor, t
             _backward_kernel[(spans, tiles)](
                 grad, table, gradient_basis, ptr, partial,
                 meshes, spans, span, gradient_basis.stride(0), k, c, grad.stride(0), gradient_basis.stride(1),
-                ROTATION=planes == 3, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+                HELD=HELD, PAIRED=PAIRED, ROTATION=planes == 3, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
                 FAST=fast(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
                 num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip

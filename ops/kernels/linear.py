@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffnet.ops.kernels.products import product, split, transposed
 from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
@@ -20,7 +21,7 @@ def linear_tiling(x: Tensor, k: int, c: int, precision: str) -> Tiling:
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if x.dtype != torch.float32:
         return Tiling(64, tile(k, 64), tile(c, 128), 4, 3, 1)
-    if precision == "tf32":
+    if precision == "bf16x3":
         return Tiling(128, tile(k, 32), tile(c, 128), 8, 3, 1)
     return Tiling(64, 16, tile(c, 64), 8, 2, 1)
 
@@ -79,12 +80,11 @@ def _linear_kernel(
             x = tl.load(x_at + k[None, :], mask=live[:, None] & in_k[None, :], other=0.0)
             if TRANSPOSED:
                 at = weight + k[:, None] * out_size + c[None, :]
-                w = tl.load(at, mask=in_k[:, None] & in_c[None, :], other=0.0)
-                y = tl.dot(x, w, y, input_precision=PRECISION)
+                w = split(tl.load(at, mask=in_k[:, None] & in_c[None, :], other=0.0), PRECISION)
             else:
                 at = weight + c[:, None] * (INPUTS * in_size) + (i * in_size + k)[None, :]
-                w = tl.load(at, mask=in_c[:, None] & in_k[None, :], other=0.0)
-                y = tl.dot(x, tl.trans(w), y, input_precision=PRECISION)
+                w = transposed(split(tl.load(at, mask=in_c[:, None] & in_k[None, :], other=0.0), PRECISION))
+            y = product(split(x, PRECISION), w, y, PRECISION)
     inside = live[:, None] & in_c[None, :]
     if BIAS:
         y += tl.load(bias + c, mask=in_c, other=0.0).to(tl.float32)[None, :]

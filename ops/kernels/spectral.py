@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffnet.ops.kernels.products import product, split, transposed
 from diffnet.ops.kernels.ragged import choose_span, span_count, span_rows, sum_spans
 from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, processors, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
@@ -19,8 +20,8 @@ def project_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if basis.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 128), 8, 4, 1)
-    if precision == "tf32":
-        return Tiling(32, tile(k, 128), tile(c, 128), 8, 3, 2)
+    if precision == "bf16x3":
+        return Tiling(32, tile(k, 128), tile(c, 128), 8, 4, 1)
     return Tiling(16, tile(k, 64), tile(c, 64), 8, 2, 4)
 
 
@@ -31,8 +32,8 @@ def evaluate_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if basis.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 64), 4, 3, 8)
-    if precision == "tf32":
-        return Tiling(64, tile(k, 64), tile(c, 64), 4, 2, 4)
+    if precision == "bf16x3":
+        return Tiling(64, tile(k, 128), tile(c, 64), 4, 2, 4)
     return Tiling(64, 16, tile(c, 64), 8, 2, 4)
 
 
@@ -62,7 +63,7 @@ def _project_kernel(
         if SCALED:
             s = tl.load(scale + row + v, mask=live, other=0.0).to(tl.float32)
             value = (value.to(tl.float32) * s).to(value.dtype)
-        total = tl.dot(tl.trans(phi), value, total, input_precision=PRECISION)
+        total = product(transposed(split(phi, PRECISION)), split(value, PRECISION), total, PRECISION)
     place = partial + (index.to(tl.int64) * k_size + k)[:, None] * c_size + c[None, :]
     tl.store(place, total, mask=(k < k_size)[:, None] & (c < c_size)[None, :])
 
@@ -119,7 +120,7 @@ def _evaluate_kernel(
     coefficients += mesh.to(tl.int64) * k_size * c_size
     in_c = (c < c_size)[None, :]
     if ONE_STEP:
-        d = load_coefficients(coefficients, k, c, k_size, c_size).to(basis.dtype.element_ty)
+        d = split(load_coefficients(coefficients, k, c, k_size, c_size).to(basis.dtype.element_ty), PRECISION)
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
@@ -127,14 +128,14 @@ def _evaluate_kernel(
         phi_at = basis + wide * basis_stride + v * basis_stride
         if ONE_STEP:
             phi = tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0)
-            value = tl.dot(phi, d, input_precision=PRECISION)
+            value = product(split(phi, PRECISION), d, None, PRECISION)
         else:
             value = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
             for step in range(0, k_size, BLOCK_K):
                 ks = step + k
                 phi = tl.load(phi_at + ks[None, :], mask=live & (ks < k_size)[None, :], other=0.0)
                 d = load_coefficients(coefficients, ks, c, k_size, c_size).to(phi.dtype)
-                value = tl.dot(phi, d, value, input_precision=PRECISION)
+                value = product(split(phi, PRECISION), split(d, PRECISION), value, PRECISION)
         if SCALED:
             value *= tl.load(scale + row + v, mask=live, other=0.0).to(tl.float32)
         place = out + wide * c_size + (v * c_size + c[None, :])

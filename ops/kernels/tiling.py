@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 
@@ -58,15 +56,6 @@ def _properties(device: int) -> Any:
 def interpreted(tensor: Tensor) -> bool:
     """Tiny tiles for Triton's interpreter, so that small tests have several of them in every direction."""
     return not tensor.is_cuda
-
-
-@triton.jit
-def rounded(x, PRECISION: tl.constexpr):
-    """To the nearest of tf32's numbers, where matrix units would cut float32 off after its 10 bits, which makes every
-    product a little small."""
-    if PRECISION == "tf32":
-        x = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    return x
 
 
 def row_major(x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffnet.ops.kernels.products import product, split, transposed
 from diffnet.ops.kernels.ragged import choose_span, sum_spans
 from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, processors, roomy, tile
 from diffnet.ops.precision import dot_precision
@@ -22,8 +23,8 @@ def weight_tiling(grad: Tensor, h: int, c: int, precision: str) -> Tiling:
         return Tiling(32, tile(h, 32), tile(c, 32), 4, 2, 4)
     if grad.dtype != torch.float32:
         return Tiling(64, tile(h, 128), tile(c, 128), 8, 4, 1)
-    if precision == "tf32":
-        return Tiling(32, tile(h, 128), tile(c, 128), 8, 3, 1)
+    if precision == "bf16x3":
+        return Tiling(32, tile(h, 128), tile(c, 128), 8, 4, 1)
     return Tiling(16, tile(h, 64), tile(c, 64), 8, 2, 4)
 
 
@@ -57,7 +58,7 @@ def _weight_kernel(
         g = tl.load(g_at, mask=live & (h < h_size)[None, :], other=0.0)
         x_at = x + wide * c_size + (v * c_size + c[None, :])
         value = tl.load(x_at, mask=live & (c < c_size)[None, :], other=0.0)
-        total = tl.dot(tl.trans(g), value, total, input_precision=PRECISION)
+        total = product(transposed(split(g, PRECISION)), split(value, PRECISION), total, PRECISION)
         column_sum += g.to(tl.float32)
     base = partial + (pair * spans + index).to(tl.int64) * size
     inside = (h < h_size)[:, None] & (c < c_size)[None, :]
