@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.gradient_features import fast, tanh
+from diffnet.ops.kernels.gradient_features import narrow, tanh
 from diffnet.ops.kernels.products import less_product, product, split, transposed
 from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
@@ -29,7 +29,7 @@ def tiling(a: Tensor, c: int, precision: str) -> Tiling:
 def _kernel(
     gradients, a_re, a_im, grad, out, rows_size, gradients_plane, out_plane,
     c_size: tl.constexpr, gradients_stride: tl.constexpr, grad_stride: tl.constexpr,
-    BACKWARD: tl.constexpr, ROTATION: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
+    BACKWARD: tl.constexpr, ROTATION: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Forward: out = f. Backward: out = ds∘b_x, ds∘b_y, ds∘g_x, ds∘g_y (4, V, C) with ds = df ∘ (1 − f²)."""
@@ -60,7 +60,7 @@ def _kernel(
     inside = live[:, None] & (c < c_size)[None, :]
     gx = tl.load(x_at + c[None, :], mask=inside, other=0.0).to(tl.float32)
     gy = tl.load(y_at + c[None, :], mask=inside, other=0.0).to(tl.float32)
-    f = tanh(gx * bx + gy * by, FAST)
+    f = tanh(gx * bx + gy * by, NARROW)
     at = out + wide[:, None] * c_size + c[None, :]
     if BACKWARD:
         df = tl.load(grad + wide[:, None] * grad_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -86,7 +86,7 @@ def _launch(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, grad: Tensor |
             _kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
                 gradients, a_re, a_re if a_im is None else a_im, grad, out,
                 rows, gradients.stride(0), rows * c, c, gradients.stride(1), grad.stride(-2),
-                BACKWARD=grad is not out, ROTATION=a_im is not None, FAST=fast(a_re), PRECISION=precision,
+                BACKWARD=grad is not out, ROTATION=a_im is not None, NARROW=narrow(a_re), PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return out

@@ -21,13 +21,14 @@ from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, processors, ro
 from diffnet.ops.precision import dot_precision
 
 
-def forward_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
+def forward_tiling(basis: Tensor, k: int, c: int, precision: str, diffused: bool) -> Tiling:
     if interpreted(basis):
         return Tiling(16, 16, 16, 4, 1, 1)
     if not roomy(basis):
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if basis.dtype != torch.float32:
-        return Tiling(64, tile(k, 128), tile(c, 64), 4, 1, 4)
+        # Such that two programs share a multiprocessor's memory: one multiplies while the other waits.
+        return Tiling(64, tile(k, 128), tile(c, 32 if diffused else 64), 4, 2, 2)
     if precision == "bf16x3":
         return Tiling(64, tile(k, 128) if k <= 128 else 64, tile(c, 32), 4, 1, 4)
     return Tiling(32, 16, tile(c, 64), 8, 1, 4)
@@ -47,23 +48,19 @@ def backward_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
     return Tiling(16, tile(k, 32), tile(c, 32), 4, 1, 4)
 
 
-HELD = False
-PAIRED = False
-
-
-def fast(x: Tensor) -> bool:
-    """See `tanh`."""
+def narrow(x: Tensor) -> bool:
+    """Of 16 bits, on a GPU: see `tanh` and `in_registers`."""
     return x.dtype != torch.float32 and not interpreted(x)
 
 
 @triton.jit
-def tanh(z, FAST: tl.constexpr):
+def tanh(z, NARROW: tl.constexpr):
     """Finite for every finite z. Near 0, where 1 − e⁻²ᶻ cancels, by its series.
 
-    FAST: the instruction of the GPU, accurate to 11 bits, for results that are rounded to 11 or fewer. The other takes
-    some forty, which is a quarter of the time of all.
+    NARROW: the instruction of the GPU, accurate to 11 bits, for results that are rounded to 11 or fewer. The other
+    takes some forty, which is a quarter of the time of all.
     """
-    if FAST:
+    if NARROW:
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [z], dtype=tl.float32, is_pure=True, pack=1)
     e = tl.exp(-2.0 * tl.abs(z))
     far = (1.0 - e) / (1.0 + e)
@@ -73,13 +70,15 @@ def tanh(z, FAST: tl.constexpr):
 
 
 @triton.jit
-def _held(x):
+def in_registers(x):
+    """An operand that is multiplied several times. Straight from a load, matrix units would fetch it from shared memory
+    each time, which is what they wait for; what has been through an instruction, they take from registers."""
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=2)
 
 
 @triton.jit
 def side_by_side(a, b):
-    """[a b]; each half keeps the columns that it had in every thread, so that nothing is exchanged."""
+    """[a b]. Both keep the columns that they had in each thread, so nothing is exchanged between threads."""
     return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (a.shape[0], 2 * a.shape[1]))
 
 
@@ -123,8 +122,8 @@ def _forward_kernel(
     coefficients, basis, gradient, ptr, diffused, features,
     meshes, span, gradient_plane,
     k_size: tl.constexpr, c_size: tl.constexpr, basis_stride: tl.constexpr, gradient_stride: tl.constexpr,
-    HELD: tl.constexpr, PAIRED: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
-    FAST: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+    DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
+    NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """x = Φ D (if DIFFUSED) and f at the rows of one span. ONE_STEP: D, P, Q fit one tile each and are read once."""
     columns = tl.cdiv(c_size, BLOCK_C)
@@ -141,10 +140,6 @@ def _forward_kernel(
         p = split(load_coefficients(p_at, k, c, k_size, c_size), PRECISION)
         if ROTATION:
             q = split(load_coefficients(q_at, k, c, k_size, c_size), PRECISION)
-            if PAIRED:
-                pq = side_by_side(p[0], q[0])
-                if PAIRED == 1:
-                    nqp = side_by_side(-q[0], p[0])
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
@@ -156,36 +151,25 @@ def _forward_kernel(
             inside = live & (k < k_size)[None, :]
             x = split(tl.load(gx_at + k[None, :], mask=inside, other=0.0), PRECISION)
             y = split(tl.load(gy_at + k[None, :], mask=inside, other=0.0), PRECISION)
-            if HELD:
-                x = (_held(x[0]), _held(x[1]))
-                y = (_held(y[0]), _held(y[1]))
-            if PAIRED:
-                if PAIRED == 1:
-                    bx, by = halves(tl.dot(y[0], nqp, tl.dot(x[0], pq)))
-                else:
-                    xp, xq = halves(tl.dot(x[0], pq))
-                    yp, yq = halves(tl.dot(y[0], pq))
-                    bx = xp - yq
-                    by = yp + xq
-                z = tl.dot(x[0], d[0]) * bx
-                z += tl.dot(y[0], d[0]) * by
-            else:
-                # One component after the other, so that few accumulators live at a time.
-                bx = product(x, p, None, PRECISION)
-                if ROTATION:
-                    bx -= product(y, q, None, PRECISION)
-                z = product(x, d, None, PRECISION) * bx
-                by = product(y, p, None, PRECISION)
-                if ROTATION:
-                    by = product(x, q, by, PRECISION)
-                z += product(y, d, None, PRECISION) * by
+            if NARROW:
+                x = in_registers(x[0]), in_registers(x[1])
+                y = in_registers(y[0]), in_registers(y[1])
+            # One component after the other, so that few accumulators live at a time.
+            bx = product(x, p, None, PRECISION)
+            if ROTATION:
+                bx -= product(y, q, None, PRECISION)
+            z = product(x, d, None, PRECISION) * bx
+            by = product(y, p, None, PRECISION)
+            if ROTATION:
+                by = product(x, q, by, PRECISION)
+            z += product(y, d, None, PRECISION) * by
         else:
             gx, gy, bx, by = _products(
                 gx_at, gy_at, d_at, p_at, q_at, live, k, c, k_size, c_size,
                 ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
             )  # fmt: skip
             z = gx * bx + gy * by
-        tl.store(features + wide * c_size + out, tanh(z, FAST).to(features.dtype.element_ty), mask=live & in_c)
+        tl.store(features + wide * c_size + out, tanh(z, NARROW).to(features.dtype.element_ty), mask=live & in_c)
         if DIFFUSED:
             phi_at = basis + wide * basis_stride + v * basis_stride
             if ONE_STEP:
@@ -206,13 +190,16 @@ def _backward_kernel(
     grad, coefficients, gradient, ptr, partial,
     meshes, spans, span, gradient_plane,
     k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
-    HELD: tl.constexpr, PAIRED: tl.constexpr, ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
-    FAST: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+    ROTATION: tl.constexpr, PAIRED: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
+    NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dD, dP, dQ (K, C) summed over the rows of one span, into the planes of `partial`.
 
     With ds = df ∘ (1 − f²): dD = G̃_Xᵀ(ds∘b_x) + G̃_Yᵀ(ds∘b_y), dP = G̃_Xᵀ(ds∘g_x) + G̃_Yᵀ(ds∘g_y),
     dQ = G̃_Xᵀ(ds∘g_y) − G̃_Yᵀ(ds∘g_x). Only inputs are read; what the forward computed is computed again.
+
+    PAIRED: P and Q, and their gradients, side by side in one product. It takes as long as one of them where that is
+    narrow, since the other operand is fetched once rather than twice.
     """
     columns = tl.cdiv(c_size, BLOCK_C)
     index = tl.program_id(0)
@@ -233,8 +220,6 @@ def _backward_kernel(
             n = negated(q)
             if PAIRED:
                 pq = side_by_side(p[0], q[0])
-                if PAIRED == 1:
-                    nqp = side_by_side(-q[0], p[0])
     d_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     p_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     q_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
@@ -265,22 +250,13 @@ def _backward_kernel(
             else:
                 by = product(y, p, None, PRECISION)
             z = gx * bx + gy * by
-        elif ONE_STEP and PAIRED:
-            if HELD:
-                xh = _held(x[0])
-                yh = _held(y[0])
-            else:
-                xh = x[0]
-                yh = y[0]
-            if PAIRED == 1:
-                bx, by = halves(tl.dot(yh, nqp, tl.dot(xh, pq)))
-            else:
-                xp, xq = halves(tl.dot(xh, pq))
-                yp, yq = halves(tl.dot(yh, pq))
-                bx = xp - yq
-                by = yp + xq
-            gx = tl.dot(xh, d[0])
-            gy = tl.dot(yh, d[0])
+        elif PAIRED:
+            xp, xq = halves(tl.dot(x[0], pq, input_precision=PRECISION))
+            yp, yq = halves(tl.dot(y[0], pq, input_precision=PRECISION))
+            bx = xp - yq
+            by = yp + xq
+            gx = tl.dot(x[0], d[0], input_precision=PRECISION)
+            gy = tl.dot(y[0], d[0], input_precision=PRECISION)
             z = gx * bx + gy * by
         elif ONE_STEP:
             # One component after the other; each product is rounded, as the sums below take it, once z has it. That
@@ -305,7 +281,7 @@ def _backward_kernel(
                 ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
             )  # fmt: skip
             z = gx * bx + gy * by
-        f = tanh(z, FAST)
+        f = tanh(z, NARROW)
         df = tl.load(grad + wide * grad_stride + (v * grad_stride + c[None, :]), mask=inside, other=0.0)
         ds = df.to(tl.float32) * (1.0 - f * f)
         if PRECISION == "bf16x3":
@@ -332,10 +308,10 @@ def _backward_kernel(
             yt = tl.trans(y[0])
             px = (ds * gx).to(dtype)
             py = (ds * gy).to(dtype)
-            d_sum = tl.dot(xt, (ds * bx).to(dtype), d_sum)
-            d_sum = tl.dot(yt, (ds * by).to(dtype), d_sum)
-            pq_sum = tl.dot(xt, side_by_side(px, py), pq_sum)
-            pq_sum = tl.dot(yt, side_by_side(py, -px), pq_sum)
+            d_sum = tl.dot(xt, (ds * bx).to(dtype), d_sum, input_precision=PRECISION)
+            d_sum = tl.dot(yt, (ds * by).to(dtype), d_sum, input_precision=PRECISION)
+            pq_sum = tl.dot(xt, side_by_side(px, py), pq_sum, input_precision=PRECISION)
+            pq_sum = tl.dot(yt, side_by_side(py, -px), pq_sum, input_precision=PRECISION)
         else:
             xt = transposed(x)
             yt = transposed(y)
@@ -374,7 +350,7 @@ def forward(
     diffused = features.new_empty(0 if basis is None else rows, c)
     if features.numel():
         precision = dot_precision(gradient_basis)
-        t = tiling or forward_tiling(gradient_basis, k, c, precision)
+        t = tiling or forward_tiling(gradient_basis, k, c, precision, basis is not None)
         columns = cdiv(c, t.c)
         span = choose_span(rows, t.v, processors(table) * t.programs // columns)
         some_basis = gradient_basis[0] if basis is None else basis
@@ -382,8 +358,8 @@ def forward(
             _forward_kernel[(span_count(rows, meshes, span) * columns,)](
                 table, some_basis, gradient_basis, ptr, diffused, features,
                 meshes, span, gradient_basis.stride(0), k, c, some_basis.stride(0), gradient_basis.stride(1),
-                HELD=HELD, PAIRED=PAIRED, DIFFUSED=basis is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
-                FAST=fast(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
+                DIFFUSED=basis is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+                NARROW=narrow(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
                 num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return diffused, features
@@ -398,14 +374,15 @@ def backward(grad: Tensor, table: Tensor, gradient_basis: Tensor, ptr: Tensor, t
     tiles = cdiv(k, t.k) * cdiv(c, t.c)
     span = choose_span(rows, t.v, processors(table) * t.programs // max(tiles, 1))
     spans = span_count(rows, meshes, span)
+    paired = planes == 3 and k <= t.k and precision == "ieee" and gradient_basis.dtype != torch.float32
     partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
     if partial.numel():
         with torch.cuda.device_of(gradient_basis):
             _backward_kernel[(spans, tiles)](
                 grad, table, gradient_basis, ptr, partial,
                 meshes, spans, span, gradient_basis.stride(0), k, c, grad.stride(0), gradient_basis.stride(1),
-                HELD=HELD, PAIRED=PAIRED, ROTATION=planes == 3, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
-                FAST=fast(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
+                ROTATION=planes == 3, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+                NARROW=narrow(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
                 num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return sum_spans(partial, ptr, span)
