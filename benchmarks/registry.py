@@ -53,6 +53,7 @@ class Case:
     flops, bytes: the useful operations (by the direct form's count) and the fewest bytes to be moved
     executed_flops: by peer, where a peer computes by other formulas than the direct form
     floor_ms: the time that the hardware needs at least, see `floors`
+    times: by peer, where one does only a part of the work: its milliseconds count so often. Its name should say so.
     """
 
     parameters: Mapping[str, Parameter]
@@ -61,6 +62,7 @@ class Case:
     bytes: float | None = None
     executed_flops: Mapping[str, float] = field(default_factory=dict)
     floor_ms: float | None = None
+    times: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def _numbers(case: Case, peer: str, result: Measurement | Failure) -> Row:
     if isinstance(result, Failure):
         row["error"] = result.reason
         return row
-    times = result.milliseconds
+    times = [ms * case.times.get(peer, 1) for ms in result.milliseconds]
     ms = median(times)
     low, _, high = quantiles(times, n=4, method="inclusive") if len(times) > 1 else (ms, ms, ms)
     executed = case.executed_flops.get(peer, case.flops)

@@ -7,12 +7,12 @@ from diffnet.data.preprocess import (
     FEATURE_CHANNELS,
     FeatureKind,
     Preprocessing,
-    available_cores,
     fill_cache,
     input_features,
     prepare,
 )
 from diffnet.data.samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
+from diffnet.geometry.workers import available_cores
 
 __all__ = [
     "FEATURE_CHANNELS",

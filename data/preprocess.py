@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import sys
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from diffnet.geometry import (
@@ -36,6 +30,7 @@ from diffnet.geometry import (
     precompute,
     wks,
 )
+from diffnet.geometry.workers import available_cores, interrupts_blocked, worker_pool
 
 FeatureKind: TypeAlias = Literal["hks", "log-hks", "xyz", "wks"]
 FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "log-hks": 16, "xyz": 3, "wks": 16}
@@ -107,12 +102,14 @@ def fill_cache(
     jobs: int | None = None,
     advance: Callable[[], Any] = lambda: None,
     device: torch.device | str = "cpu",
+    ready: Callable[[int], Any] = lambda position: None,
 ) -> dict[int, str]:
     """Make sure that the cache has the operators of all these meshes, `jobs` at a time (all cores by default).
 
     advance: called once for each mesh that is done with
     device: what computes eigenbases, see `precompute`. Each of the jobs uses it, so that their factorisations, on the
         CPU, overlap with what the others do on a GPU.
+    ready: called with the position of each mesh that the cache has now
 
     Returns what is wrong with those that can't be used, by their position; the others are not held up by them. Raises
     OSError where there can be no such folder. With several jobs, a script has to call this under
@@ -123,7 +120,9 @@ def fill_cache(
     failed: dict[int, str] = {}
 
     def done(position: int, error: str | None) -> None:
-        if error is not None:
+        if error is None:
+            ready(position)
+        else:
             failed[position] = error
         advance()
 
@@ -133,7 +132,7 @@ def fill_cache(
         return failed
 
     def submit(pool: ProcessPoolExecutor, position: int) -> Future[str | None]:
-        with _interrupts_blocked():
+        with interrupts_blocked():
             return pool.submit(_fill, sources[position], options, cache_dir, device)
 
     # Looking takes less than starting processes; from the first mesh that isn't there on, they look for themselves.
@@ -143,11 +142,11 @@ def fill_cache(
     jobs = min(jobs, len(waiting))
     lost: list[int] = []
     while waiting:
-        with _pool(jobs, max(1, available_cores() // jobs)) as pool:
+        with worker_pool(jobs, max(1, available_cores() // jobs)) as pool:
             lost += _work_off(pool, jobs, waiting, submit, done)
     # One of these killed its process, so each gets a pool of its own.
     for i in lost:
-        with _pool(1, available_cores()) as pool:
+        with worker_pool(1, available_cores()) as pool:
             try:
                 error = submit(pool, i).result()
             except BrokenProcessPool:
@@ -187,11 +186,6 @@ def _name(source: MeshLike) -> str:
     return str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
 
 
-def available_cores() -> int:
-    """The cores this process may use, which can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _fill(
     source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike[str], device: torch.device | str
 ) -> str | None:
@@ -210,52 +204,3 @@ def _is_filled(source: MeshLike, options: Preprocessing, cache_dir: str | os.Pat
         return is_cached(mesh, options.k, options.laplacian, cache_dir, basis=options.basis)
     except MeshError:
         return False  # whoever fills the cache says what is wrong
-
-
-@contextmanager
-def _pool(jobs: int, threads: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that share the cores: each may use so many threads."""
-    # Spawned, because a forked child inherits locked thread pools and can't use a GPU.
-    spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, spawn, initializer=_start_worker, initargs=(threads,))
-    others = multiprocessing.active_children()
-    try:
-        yield pool
-    except BaseException:
-        # Ctrl-C, for one: what is under way would take minutes, and nobody wants it any more.
-        for process in multiprocessing.active_children():
-            if process not in others:
-                process.terminate()
-        raise
-    finally:
-        if sys.version_info < (3, 12):
-            # Where its processes are gone, older Pythons wait for what they had still to read (CPython issue 94777).
-            pool._call_queue._reader.close()  # type: ignore[attr-defined]
-        pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Processes started here never see Ctrl-C, which a terminal sends to all: stopping them is up to this process."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start_worker(threads: int) -> None:
-    torch.set_num_threads(threads)
-    threadpool_limits(threads)
-    # A parent that is killed outright can't stop its workers, and they would wait for work for good.
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

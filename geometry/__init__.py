@@ -2,6 +2,7 @@
 
 from diffnet.geometry.descriptors import hks, normalize_positions, wks
 from diffnet.geometry.diagnosis import Diagnosis, diagnose
+from diffnet.geometry.eigenbases import eigenbases
 from diffnet.geometry.eigenbasis import eigenbasis
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.frames import tangent_frames
@@ -27,6 +28,7 @@ __all__ = [
     "Patches",
     "collate",
     "diagnose",
+    "eigenbases",
     "eigenbasis",
     "gradient_values",
     "hks",

@@ -11,7 +11,7 @@ import scipy.sparse.linalg
 import torch
 from numpy.typing import NDArray
 
-from diffnet.geometry.lanczos import BLOCK, KrylovSpace
+from diffnet.geometry.lanczos import KrylovSpace
 from diffnet.geometry.shift_invert import DeviceShiftInvert, ShiftInvert
 
 Array = NDArray[np.float64]
@@ -94,7 +94,9 @@ def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, dev
     evals[count : count + len(order)] = [value for value, _, _ in order]
     for c in {c for _, c, _ in order}:
         columns = [count + at for at, (_, owner, _) in enumerate(order) if owner == c]
-        evecs[members[c][:, None], columns] = pairs[c][1][:, : len(columns)]  # ascending, so these are its first
+        # Where there is but one component, slices are several times faster.
+        inside = np.ix_(members[c], columns) if count > 1 else np.s_[:, count : count + len(columns)]
+        evecs[inside] = pairs[c][1][:, : len(columns)]  # ascending, so these are its first
     return evals, evecs
 
 
@@ -152,7 +154,7 @@ def _block_lanczos(
         raise ArithmeticError(f"the largest eigenvalue is {evals[-1]:.1e}, below the shift of {sigma:.1e}")
     evecs = _orthonormalized(operator.to_host(vectors), mass).T / np.sqrt(mass)[:, None]
     _check_residuals(laplacian, mass, evals, evecs, operator, sigma)
-    _check_none_missing(laplacian, mass, evals)
+    _check_none_missing(laplacian, mass, evals, operator.block)
     return evals, evecs
 
 
@@ -190,13 +192,13 @@ def _check_residuals(
         raise ArithmeticError(f"eigenvectors are accurate only to {error:.1e}")
 
 
-def _check_none_missing(laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array) -> None:
+def _check_none_missing(laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array, block: int) -> None:
     """Raises ArithmeticError where L has more eigenvalues below some μ than were found.
 
     A block Krylov space holds as many vectors of one eigenvalue as its blocks have, so any that are missing belong to
     eigenvalues found that often. Only then are they counted: as the negative pivots of L − μM (Sylvester's law).
     """
-    last = evals[BLOCK - 1 :]
+    last = evals[block - 1 :]
     if not (last - evals[: len(last)] < 1e-5 * last).any():
         return
     ascending = np.concatenate([[0.0], evals])

@@ -7,7 +7,6 @@ import numpy as np
 from diffnet.geometry.shift_invert import Rows, ShiftInvert, Small
 
 # Small matrices are NumPy's, too: the threads of SciPy's own BLAS and of NumPy's would wait for each other.
-BLOCK = 8  # wide enough for matrix products, narrow enough that few vectors are needed
 MOST_RESTARTS = 20
 ROUNDING = 1e-15
 
@@ -22,18 +21,19 @@ class KrylovSpace:
 
     def __init__(self, operator: ShiftInvert, wanted: int, tolerated_loss: float = 1e-8) -> None:
         self.operator = operator
+        self.block = block = operator.block
         self.wanted = wanted
         self.tolerated_loss = tolerated_loss  # of orthogonality; 0 is slower, and takes harder problems
         # As many vectors let the pairs wanted converge, as a rule; room for a quarter more is rarely needed.
-        self.enough = wanted * 5 // 2 + 98
-        self.capacity = max(min(self.enough * 5 // 4 + 4 * BLOCK, operator.rank - BLOCK), wanted + 2 * BLOCK)
-        self.basis = operator.empty(self.capacity + BLOCK)
-        self.projected: Small = np.zeros((self.capacity + BLOCK, self.capacity + BLOCK))
+        self.enough = wanted * 5 // 2 + 12 * block
+        self.capacity = max(min(self.enough * 5 // 4 + 4 * block, operator.rank - block), wanted + 2 * block)
+        self.basis = operator.empty(self.capacity + block)
+        self.projected: Small = np.zeros((self.capacity + block, self.capacity + block))
         self.size = 0  # vectors that the operator was applied to; the next block lies behind them
-        self.coupling: Small = np.zeros((BLOCK, BLOCK))  # of the next block to the last one
+        self.coupling: Small = np.zeros((block, block))  # of the next block to the last one
         self.local = 0  # where the vectors begin that the next block couples to
         self.loss = ROUNDING  # of orthogonality between the next block and the others, estimated
-        self.basis[:BLOCK], _ = self._orthonormalized(operator.without_constant(operator.apply(operator.start(BLOCK))))
+        self.basis[:block], _ = self._orthonormalized(operator.without_constant(operator.apply(operator.start(block))))
 
     def converge(self, tolerance: float) -> tuple[Small, Rows]:
         """Extend until the residuals of the wanted pairs are below `tolerance` times their values.
@@ -45,19 +45,19 @@ class KrylovSpace:
         restarts = 0
         check = self.enough
         while True:
-            while self.size < min(check, self.capacity - BLOCK + 1):
+            while self.size < min(check, self.capacity - self.block + 1):
                 self._extend()
             values, coordinates = self._ritz()
-            residuals = np.linalg.norm(self.coupling @ coordinates[-BLOCK:], axis=0)[: self.wanted]
+            residuals = np.linalg.norm(self.coupling @ coordinates[-self.block :], axis=0)[: self.wanted]
             done = int((residuals <= tolerance * values[: self.wanted]).sum())
             if done == self.wanted:
                 return values[: self.wanted], self._vectors(coordinates[:, : self.wanted])
-            if self.size > self.capacity - BLOCK:
+            if self.size > self.capacity - self.block:
                 if restarts == MOST_RESTARTS or not np.isfinite(residuals).all():
                     raise ArithmeticError(f"{self.wanted - done} of {self.wanted} pairs haven't converged")
                 restarts += 1
                 self._restart(values, coordinates)
-            check = self.size + max(BLOCK, (self.wanted - done) // 2)  # the last pairs converge fast
+            check = self.size + max(self.block, (self.wanted - done) // 2)  # the last pairs converge fast
 
     def _vectors(self, coordinates: Small) -> Rows:
         """Linear combinations of the basis, one for each column of (size, count) → (count, n)."""
@@ -65,7 +65,7 @@ class KrylovSpace:
 
     def _extend(self) -> None:
         """Apply the operator to the next block, and take what is new in the result as the block after it."""
-        lo, hi = self.size, self.size + BLOCK
+        lo, hi = self.size, self.size + self.block
         rows = self.operator.apply(self.basis[lo:hi])
         for _ in range(2):  # twice, against rounding errors
             overlap = self.basis[self.local : hi] @ rows.T
@@ -78,19 +78,19 @@ class KrylovSpace:
         self.loss *= np.diagonal(self.projected).max() / np.diagonal(coupling).min()
         if self.loss > self.tolerated_loss:
             # Two blocks in a row that are orthogonal to all others let them start anew.
-            known, recent = self.basis[:lo], self.basis[lo : hi + BLOCK]
-            recent[BLOCK:] = rows
+            known, recent = self.basis[:lo], self.basis[lo : hi + self.block]
+            recent[self.block :] = rows
             overlap = known @ recent.T
             recent -= overlap.T @ known
-            self.projected[:lo, lo:hi] += self.operator.to_host(overlap)[:, BLOCK:]
-            last, rows = recent[:BLOCK], recent[BLOCK:]
+            self.projected[:lo, lo:hi] += self.operator.to_host(overlap)[:, self.block :]
+            last, rows = recent[: self.block], recent[self.block :]
             last[:] = self._orthonormalized(last)[0]
             overlap = last @ rows.T
             rows -= overlap.T @ last
             self.projected[lo:hi, lo:hi] += self.operator.to_host(overlap)
             block, coupling = self._orthonormalized(self.operator.without_constant(rows))
             self.loss = ROUNDING
-        self.basis[hi : hi + BLOCK], self.coupling = block, coupling
+        self.basis[hi : hi + self.block], self.coupling = block, coupling
         self.local, self.size = lo, hi
 
     def _ritz(self) -> tuple[Small, Small]:
@@ -102,7 +102,7 @@ class KrylovSpace:
     def _restart(self, values: Small, coordinates: Small) -> None:
         keep = min(self.wanted + (self.capacity - self.wanted) // 3, self.size)
         kept = self._vectors(coordinates[:, :keep])
-        self.basis[keep : keep + BLOCK] = 1.0 * self.basis[self.size : self.size + BLOCK]  # they may overlap
+        self.basis[keep : keep + self.block] = 1.0 * self.basis[self.size : self.size + self.block]  # they may overlap
         self.basis[:keep] = kept
         self.projected[:] = 0
         self.projected[np.arange(keep), np.arange(keep)] = values[:keep]
@@ -110,7 +110,7 @@ class KrylovSpace:
 
     def _orthonormalized(self, rows: Rows) -> tuple[Rows, Small]:
         """Q and R of rowsᵀ = Qᵀ R, by Cholesky-QR, twice for accuracy."""
-        upper: Small = np.eye(BLOCK)
+        upper: Small = np.eye(self.block)
         for _ in range(2):
             lower = np.linalg.cholesky(self.operator.to_host(rows @ rows.T))
             rows, upper = self.operator.from_host(np.linalg.inv(lower)) @ rows, lower.T @ upper

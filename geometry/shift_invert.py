@@ -24,6 +24,8 @@ class ShiftInvert:
     isn't positive definite.
     """
 
+    block = 8  # rows to apply it to at once: enough for matrix products, and the fewer, the fewer are needed altogether
+
     def __init__(self, laplacian: scipy.sparse.csr_matrix, mass: NDArray[np.float64], shift: float) -> None:
         self.rank = len(mass) - 1
         self.constant = self.from_host(np.sqrt(mass / mass.sum()))
@@ -71,6 +73,8 @@ class ShiftInvert:
 
 class DeviceShiftInvert(ShiftInvert):
     """The same with solves and products on a GPU; the factorisation is done on the CPU and copied there."""
+
+    block = 16  # a solve takes as long for 16 rows as for 8: it waits for one vertex after another
 
     def __init__(
         self, laplacian: scipy.sparse.csr_matrix, mass: NDArray[np.float64], shift: float, device: torch.device

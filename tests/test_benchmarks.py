@@ -7,7 +7,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from PIL import Image
 
 from diffnet import DiffusionNet, collate
 from diffnet.__main__ import main
-from diffnet.benchmarks import BENCHMARKS, Case, Options, Unavailable, benchmark
+from diffnet.benchmarks import BENCHMARKS, Case, Options, Unavailable, benchmark, timing
 from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
 from diffnet.benchmarks.original import original_meshes, original_network
 from diffnet.benchmarks.results import read_csv
@@ -69,6 +70,26 @@ def test_a_slow_peer_runs_once() -> None:
     found = measure({"slow": lambda: (calls.append(1), time.sleep(0.05))}, CPU, seconds=0.01)
     assert len(calls) == 1
     assert found["slow"].milliseconds[0] >= 50
+
+
+def test_a_slow_peer_on_a_gpu_runs_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call may have been compiling."""
+    calls: list[str] = []
+
+    def run(name: str, seconds: Sequence[float]) -> float:
+        calls.append(name)
+        return 1e3 * seconds[min(calls.count(name), len(seconds)) - 1]
+
+    monkeypatch.setattr(timing, "_time_and_peak_mb", lambda peer, device: (peer(), 0.0))
+    monkeypatch.setattr(timing, "_time", lambda peer, device, scratch: peer())
+    monkeypatch.setattr(timing, "_release", lambda device: None)
+    peers = {"slow": partial(run, "slow", [9, 8]), "compiled": partial(run, "compiled", [9, 0.25])}
+    found = measure(peers, torch.device("cuda"), seconds=1, flush=False)
+    assert found["slow"] == Measurement((8000,), 0)
+    compiled = found["compiled"]
+    assert isinstance(compiled, Measurement)
+    assert set(compiled.milliseconds) == {250}
+    assert calls == ["slow"] * 2 + ["compiled"] * (3 + len(compiled.milliseconds))
 
 
 def test_what_cannot_run_says_so() -> None:

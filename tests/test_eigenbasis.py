@@ -13,7 +13,7 @@ import scipy.sparse
 import torch
 import trimesh
 
-from diffnet.geometry import MeshError, eigenbasis, laplacian_and_mass, load_mesh, precompute
+from diffnet.geometry import MeshError, eigenbases, eigenbasis, laplacian_and_mass, load_mesh, precompute
 from diffnet.geometry.lanczos import KrylovSpace
 from diffnet.geometry.shift_invert import DeviceShiftInvert, ShiftInvert
 
@@ -230,8 +230,9 @@ def test_wrong_results_are_noticed(
 def test_missing_eigenvalues_are_noticed(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
     laplacian, mass = problem(sphere)
     expected, _ = eigenbasis(laplacian, mass, 40)
-    converge = KrylovSpace.converge
-    monkeypatch.setattr(MODULE, "BLOCK", 1)  # as if any eigenvalue could be there more often than it was found
+    converge, check = KrylovSpace.converge, MODULE._check_none_missing
+    # As if any eigenvalue could be there more often than it was found.
+    monkeypatch.setattr(MODULE, "_check_none_missing", lambda *problem: check(*problem[:-1], block=1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         np.testing.assert_array_equal(eigenbasis(laplacian, mass, 40)[0], expected)
@@ -239,6 +240,19 @@ def test_missing_eigenvalues_are_noticed(sphere: trimesh.Trimesh, monkeypatch: p
     with pytest.warns(UserWarning, match="38 eigenvalues were found where there are 39"):
         evals, _ = eigenbasis(laplacian, mass, 40)
     np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
+
+
+def test_several_at_once() -> None:
+    """Whichever process has which, and in whatever order they end."""
+    problems = [problem(trimesh.creation.icosphere(i)) for i in (4, 2, 3, 2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for (laplacian, mass), (evals, evecs) in zip(problems, eigenbases(problems, 20, jobs=2), strict=True):
+            np.testing.assert_allclose(evals, eigenbasis(laplacian, mass, 20)[0], atol=1e-9 * evals[-1])
+            assert_pairs(laplacian, mass, evals, evecs)
+    assert eigenbases([], 20) == []
+    with pytest.raises(ValueError, match="k should be at least 0"):
+        eigenbases(problems, -1, jobs=2)
 
 
 def star(arms: int, length: int) -> scipy.sparse.csr_matrix:

@@ -224,8 +224,8 @@ def test_a_mesh_that_kills_its_process_is_lost_alone(tmp_path, monkeypatch):
     # Large enough that the others are still waiting when the death of a process is noticed.
     sources = [ellipsoid(0, 5), Deadly("bad.off"), *(ellipsoid(i, 5) for i in range(1, 4))]
     seen, pools = [], []
-    pool = preprocess._pool
-    monkeypatch.setattr(preprocess, "_pool", lambda jobs, threads: pools.append(jobs) or pool(jobs, threads))
+    pool = preprocess.worker_pool
+    monkeypatch.setattr(preprocess, "worker_pool", lambda jobs, threads: pools.append(jobs) or pool(jobs, threads))
     failed = fill_cache(sources, OPTIONS, tmp_path, 2, lambda: seen.append(1))
     assert list(failed) == [1]
     assert "bad.off" in failed[1]
@@ -268,7 +268,7 @@ def test_an_interrupt_does_not_wait_for_what_nobody_will_read():
     """More than a pipe holds, on its way to a process that has something else to do."""
 
     def interrupted():
-        with preprocess._pool(1, 1) as pool:
+        with preprocess.worker_pool(1, 1) as pool:
             busy = pool.submit(time.sleep, 100)
             while not busy.running():
                 time.sleep(0.05)

@@ -6,7 +6,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -84,12 +85,8 @@ def run_segmentation(
 
     started = time.perf_counter()
     items = [*data.train, *data.test]
-    preprocess([item.mesh for item in items], [item.name for item in items], options, cache_dir, jobs, console)
-    samples = keep_on_device(
-        [make_sample(item, options.preprocessing, cache_dir) for item in items],
-        device,
-        matmul_dtype(options.precision, device),
-    )
+    samples = preprocess(items, options, cache_dir, jobs, console)
+    samples = keep_on_device(samples, device, matmul_dtype(options.precision, device))
     train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
     preprocessing_seconds = time.perf_counter() - started
 
@@ -150,18 +147,20 @@ def check_folder(out: Path, resume: bool) -> None:
 
 
 def preprocess(
-    sources: Sequence[MeshLike],
-    names: Sequence[str],
-    options: TrainOptions,
-    cache_dir: Path,
-    jobs: int | None,
-    console: Console,
-) -> None:
-    """Fill the cache, with a progress bar. Raises DataError naming the meshes that can't be used."""
-    failed = fill_cache_with_bar(sources, options.preprocessing, cache_dir, jobs, console)
+    items: Sequence[LabeledMesh], options: TrainOptions, cache_dir: Path, jobs: int | None, console: Console
+) -> list[Sample]:
+    """Samples by way of the cache, with a progress bar. Raises DataError naming the meshes that can't be used."""
+    chosen, loading = options.preprocessing, dict[int, Future[Sample]]()
+    with ThreadPoolExecutor(1) as loader:  # reads what is there while others are computed
+
+        def load(i: int) -> None:
+            loading[i] = loader.submit(make_sample, items[i], chosen, cache_dir)
+
+        failed = fill_cache_with_bar([item.mesh for item in items], chosen, cache_dir, jobs, console, ready=load)
     if failed:
-        lines = [f"{names[i]}: {reason}" for i, reason in failed.items()]
-        raise DataError(f"{len(failed)} of {len(sources)} meshes can't be used: " + "; ".join(lines))
+        lines = [f"{items[i].name}: {reason}" for i, reason in failed.items()]
+        raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: " + "; ".join(lines))
+    return [loading[i].result() for i in range(len(items))]
 
 
 def fill_cache_with_bar(
@@ -171,11 +170,12 @@ def fill_cache_with_bar(
     jobs: int | None,
     console: Console,
     device: torch.device | str = "cpu",
+    ready: Callable[[int], Any] = lambda position: None,
 ) -> dict[int, str]:
     """`fill_cache` with a progress bar."""
     with progress_bar(console) as bar:
         task = bar.add_task("preprocessing", total=len(sources))
-        return fill_cache(sources, options, cache_dir, jobs, lambda: bar.advance(task), device)
+        return fill_cache(sources, options, cache_dir, jobs, lambda: bar.advance(task), device, ready)
 
 
 def progress_bar(console: Console) -> Progress:
