@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.kernels.ragged import sum_of_spans, sum_spans
-from diffnet.ops.kernels.tiling import cdiv, interpreted, tile
+from diffnet.ops.kernels.tiling import cdiv, device_of, interpreted, tile
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def sum_and_diffuse(
     diffused = torch.empty_like(spectrum)
     if spectrum.numel():
         block = 64
-        with torch.cuda.device_of(partial):
+        with device_of(partial):
             _sum_and_diffuse_kernel[(cdiv(k * c, block) * meshes,)](
                 partial, evals.contiguous(), time.contiguous(), ptr, partial if factor is None else factor,
                 spectrum, diffused, span, partial.shape[1], k * c, c,
@@ -97,7 +97,7 @@ def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, dtype: torch.dtype) -> T
     out = torch.empty(2 if a_im is None else 3, meshes, k, c, dtype=dtype, device=d.device)
     if out.numel():
         block_k, block_c = (16, 16) if interpreted(d) else (tile(c, 64), tile(c, 32))
-        with torch.cuda.device_of(d):
+        with device_of(d):
             _table_kernel[(cdiv(meshes * k, 16), cdiv(c, block_c))](
                 d, a_re.contiguous(), a_re if a_im is None else a_im.contiguous(), out, meshes * k, c,
                 ROTATION=a_im is not None, BLOCK_V=16, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
@@ -214,7 +214,7 @@ def backward(
     block_k, block_c = (16, 16) if small else (tile(c, 64), tile(c, 32))
     columns = cdiv(c, block_c)
     if c:
-        with torch.cuda.device_of(d):
+        with device_of(d):
             if rows:
                 _spectrum_gradient_kernel[(blocks, columns)](
                     sums if projected is None else projected, sums, spectrum, evals, time, a_re, a_im,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.tiling import cdiv, interpreted
+from diffnet.ops.kernels.tiling import cdiv, device_of, interpreted
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def _launch(spectrum: Tensor, evals: Tensor, time: Tensor, grad: Tensor | None) 
     blocks = cdiv(meshes * k, block_v)
     time_partial = torch.empty(0 if grad is None else blocks, c, dtype=torch.float32, device=spectrum.device)
     if out.numel():
-        with torch.cuda.device_of(spectrum):
+        with device_of(spectrum):
             _diffuse_kernel[(blocks, cdiv(c, block_c))](
                 spectrum, evals, time, spectrum if grad is None else grad, out, time_partial, meshes * k, c,
                 BACKWARD=grad is not None, BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diffnet.ops.kernels.gradient_features import narrow, tanh
 from diffnet.ops.kernels.products import less_product, product, split, transposed
-from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, roomy, row_major, tile
+from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
@@ -82,7 +82,7 @@ def _launch(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, grad: Tensor |
     if out.numel():
         precision = dot_precision(a_re)
         t = tiling(a_re, c, precision)
-        with torch.cuda.device_of(gradients):
+        with device_of(gradients):
             _kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
                 gradients, a_re, a_re if a_im is None else a_im, grad, out,
                 rows, gradients.stride(0), rows * c, c, gradients.stride(1), grad.stride(-2),

@@ -17,7 +17,7 @@ from torch import Tensor
 from diffnet.ops.kernels.products import less_product, negated, product, split, transposed
 from diffnet.ops.kernels.ragged import choose_span, span_count, span_rows, sum_spans
 from diffnet.ops.kernels.spectral import load_coefficients
-from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, processors, roomy, row_major, tile
+from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
@@ -354,7 +354,7 @@ def forward(
         columns = cdiv(c, t.c)
         span = choose_span(rows, t.v, processors(table) * t.programs // columns)
         some_basis = gradient_basis[0] if basis is None else basis
-        with torch.cuda.device_of(gradient_basis):
+        with device_of(gradient_basis):
             _forward_kernel[(span_count(rows, meshes, span) * columns,)](
                 table, some_basis, gradient_basis, ptr, diffused, features,
                 meshes, span, gradient_basis.stride(0), k, c, some_basis.stride(0), gradient_basis.stride(1),
@@ -377,7 +377,7 @@ def backward(grad: Tensor, table: Tensor, gradient_basis: Tensor, ptr: Tensor, t
     paired = planes == 3 and k <= t.k and precision == "ieee" and gradient_basis.dtype != torch.float32
     partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
     if partial.numel():
-        with torch.cuda.device_of(gradient_basis):
+        with device_of(gradient_basis):
             _backward_kernel[(spans, tiles)](
                 grad, table, gradient_basis, ptr, partial,
                 meshes, spans, span, gradient_basis.stride(0), k, c, grad.stride(0), gradient_basis.stride(1),

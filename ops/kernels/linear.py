@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.kernels.products import product, split, transposed
-from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, roomy, row_major, tile
+from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
@@ -170,7 +170,7 @@ def _launch(
         precision = dot_precision(first)
         t = tiling or linear_tiling(first, c, out_size, precision)
         some_residual = first if residual is None else residual
-        with torch.cuda.device_of(out):
+        with device_of(out):
             _linear_kernel[(cdiv(rows, t.v) * cdiv(out_size, t.c),)](
                 first, second, third, weight, weight if bias is None else bias.contiguous(), some_residual,
                 out if hidden is None else hidden.contiguous(), weight if seed is None else seed, out,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.tiling import cdiv
+from diffnet.ops.kernels.tiling import cdiv, device_of
 
 
 def span_count(rows: int, meshes: int, span: int) -> int:
@@ -96,7 +96,7 @@ def sum_spans(partial: Tensor, ptr: Tensor | None, span: int, factor: Tensor | N
     if out.numel():
         block = 64
         size = out[0, 0].numel()
-        with torch.cuda.device_of(partial):
+        with device_of(partial):
             _sum_spans_kernel[(cdiv(size, block) * meshes, planes)](
                 partial, out, partial if ptr is None else ptr, meshes, span, spans,
                 partial if factor is None else factor, size, WHOLE=ptr is None, FACTOR=factor is not None,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diffnet.ops.kernels.products import product, split, transposed
 from diffnet.ops.kernels.ragged import choose_span, span_count, span_rows, sum_spans
-from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, processors, roomy, row_major, tile
+from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
 
@@ -85,7 +85,7 @@ def project_spans(
     spans = span_count(rows, meshes, span)
     partial = torch.empty(1, spans, k, c, dtype=torch.float32, device=x.device)
     if partial.numel():
-        with torch.cuda.device_of(basis):
+        with device_of(basis):
             _project_kernel[(spans, tiles)](
                 x, basis, x if scale is None else scale.contiguous(), ptr, partial,
                 meshes, span, k, c, x.stride(0), basis.stride(0),
@@ -160,7 +160,7 @@ def evaluate(
         t = tiling or evaluate_tiling(basis, k, c, precision)
         columns = cdiv(c, t.c)
         span = choose_span(rows, t.v, processors(basis) * t.programs // columns)
-        with torch.cuda.device_of(basis):
+        with device_of(basis):
             _evaluate_kernel[(span_count(rows, meshes, span) * columns,)](
                 coefficients, basis, basis if scale is None else scale.contiguous(), ptr, out,
                 meshes, span, k, c, basis.stride(0),

@@ -6,6 +6,7 @@ The sizes below are chosen by data type, K and C, never by V, so that meshes of 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,16 @@ def roomy(tensor: Tensor) -> bool:
 def processors(tensor: Tensor) -> int:
     """Multiprocessors that programs are spread over; Triton's interpreter has one, and gets work for several."""
     return int(_properties(tensor.device.index).multi_processor_count) if tensor.is_cuda else 3
+
+
+def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """As `torch.cuda.device_of`, and free where the tensor's device is the current one."""
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return _NOTHING
+    return torch.cuda.device(tensor.device)
+
+
+_NOTHING = contextlib.nullcontext()
 
 
 @functools.cache

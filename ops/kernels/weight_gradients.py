@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffnet.ops.kernels.products import product, split, transposed
 from diffnet.ops.kernels.ragged import choose_span, sum_spans
-from diffnet.ops.kernels.tiling import Tiling, cdiv, interpreted, processors, roomy, tile
+from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, processors, roomy, tile
 from diffnet.ops.precision import dot_precision
 
 
@@ -94,7 +94,7 @@ def _of_one_shape(pairs: Sequence[tuple[Tensor, Tensor]], h: int, c: int, tiling
     size = h * c + h
     partial = torch.empty(len(pairs), spans, size, dtype=torch.float32, device=grads[0].device)
     if partial.numel():
-        with torch.cuda.device_of(partial):
+        with device_of(partial):
             _weight_kernel[(spans, len(pairs) * tiles)](
                 grads, inputs, partial, rows, span, spans, h, c, size,
                 PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
