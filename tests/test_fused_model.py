@@ -81,11 +81,14 @@ def test_under_autocast(packed: Operators, mode: str, device: str, dtype: torch.
     expected = loss_and_gradients(plain, features(packed).double(), packed.to(dtype=torch.float64))
     fused = network("triton", gradient=mode).eval().to(device)
     with torch.autocast(device, dtype):
-        got = loss_and_gradients(fused, features(packed).to(device), packed.to(device))
+        x, operators = features(packed).to(device), packed.to(device)
+        got = loss_and_gradients(fused, x, operators)
+        usual = loss_and_gradients(network("torch", gradient=mode).eval().to(device), x, operators)
     assert got[0].dtype == dtype
     assert all(g.dtype == torch.float32 for g in got[1:])
-    for a, b in zip(got, expected, strict=True):
-        assert relative(a, b) < 0.05
+    # A ReLU that rounding flips makes PyTorch's own gradients as wrong as ours.
+    for a, b, c in zip(got, expected, usual, strict=True):
+        assert relative(a, b) < max(0.05, 2 * relative(c, b))
 
 
 def test_the_basis_is_rounded_once(packed: Operators) -> None:
