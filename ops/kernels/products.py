@@ -61,6 +61,14 @@ def load(at, apart, mask, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def store(at, apart, x, mask):
+    """Both parts of bf16x3, for `load`."""
+    hi, lo = split(x, "bf16x3")
+    tl.store(at, hi.to(tl.bfloat16), mask=mask)
+    tl.store(at + apart, lo.to(tl.bfloat16), mask=mask)
+
+
+@triton.jit
 def transposed(a):
     return tl.trans(a[0]), tl.trans(a[1])
 
@@ -95,9 +103,7 @@ def less_product(a, b, total, PRECISION: tl.constexpr):
 @triton.jit
 def _split_kernel(x, parts, size, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    hi, lo = split(tl.load(x + at, mask=at < size), "bf16x3")
-    tl.store(parts + at, hi.to(tl.bfloat16), mask=at < size)
-    tl.store(parts + size + at, lo.to(tl.bfloat16), mask=at < size)
+    store(parts + at, size, tl.load(x + at, mask=at < size), at < size)
 
 
 def in_parts(x: Tensor, precision: str) -> Tensor:
