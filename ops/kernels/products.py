@@ -74,6 +74,15 @@ def transposed(a):
 
 
 @triton.jit
+def split_transpose(x, PRECISION: tl.constexpr):
+    """xᵀ as an operand, for x from a load. The instruction that does nothing keeps the compiler from loading x in the
+    order of the transpose: it would copy words of 4 bytes to few banks of shared memory."""
+    if PRECISION == "bf16x3" and not INTERPRETED:
+        x = tl.inline_asm_elementwise("mov.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1)
+    return transposed(split(x, PRECISION))
+
+
+@triton.jit
 def negated(a):
     return -a[0], -a[1]
 
