@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,20 +17,19 @@ from diffnet.ops import Pattern
 from diffnet.ops.sparse.pattern import csr_arrays
 
 # Rows, eigenpairs (or inputs), channels of a tile; warps, pipeline stages, programs a multiprocessor. All of them fit
-# Hopper's shared memory at K = 128. All spill a few registers at most, but for those of gradient features where float32
-# is taken in two parts: there K = 128 in one tile, and every backward, spills addresses.
+# Hopper's shared memory at K = 128, and spill a few registers at most.
 FORWARD = {
     "bf16": [(64, 128, 64, 4, 1), (64, 128, 64, 4, 2), (128, 128, 64, 8, 1), (128, 128, 32, 4, 2), (64, 64, 64, 4, 2)],
     "tf32": [
-        *((64, 128, 32, 4, 1), (128, 128, 32, 8, 1), (64, 128, 16, 4, 1)),
-        *((64, 64, 32, 4, 1), (64, 32, 64, 4, 2), (64, 32, 32, 4, 2)),
+        *((64, 32, 64, 4, 3), (64, 32, 64, 4, 2), (128, 32, 64, 8, 3), (128, 32, 64, 8, 2)),
+        *((64, 32, 32, 4, 3), (128, 32, 32, 8, 3), (64, 64, 32, 4, 2)),
     ],
 }
 BACKWARD = {
     "bf16": [(64, 128, 32, 4, 2), (64, 128, 32, 4, 3), (128, 128, 32, 8, 1), (128, 128, 64, 8, 1), (64, 64, 32, 4, 2)],
     "tf32": [
-        *((64, 128, 32, 4, 1), (128, 128, 32, 8, 1), (64, 128, 16, 4, 1)),
-        *((64, 64, 32, 4, 1), (64, 64, 16, 4, 1), (128, 64, 32, 8, 1)),
+        *((32, 128, 128, 8, 2), (32, 128, 64, 8, 3), (32, 128, 64, 8, 2)),
+        *((32, 64, 64, 4, 3), (32, 64, 64, 4, 2), (32, 64, 128, 8, 2), (64, 64, 64, 4, 2)),
     ],
 }
 PROJECT = {
@@ -61,8 +61,8 @@ LINEAR = {
         (128, 64, 64, 4, 3),
     ],
     "tf32": [
-        *((128, 32, 128, 8, 3), (64, 32, 128, 4, 4), (128, 64, 128, 8, 2)),
-        *((64, 64, 64, 4, 3), (128, 32, 64, 4, 3), (128, 64, 128, 8, 3)),
+        *((128, 64, 128, 8, 3), (128, 64, 128, 8, 2), (128, 32, 128, 8, 3), (128, 32, 128, 8, 4)),
+        *((64, 64, 128, 4, 3), (64, 64, 128, 4, 2), (64, 32, 128, 4, 3), (64, 32, 128, 4, 4)),
     ],
 }
 WEIGHTS = {
@@ -163,6 +163,27 @@ def tune_backward(options: Options) -> Iterator[Case]:
         return run, 24.0 * v * k * c, float(kind.bytes * v * (2 * k + c))
 
     yield from _cases(options, "backward", BACKWARD, (1, 2, 4), make)
+
+
+@benchmark("tune-gradient-features-derivatives", metrics=("TFLOP/s",))
+def tune_derivatives(options: Options) -> Iterator[Case]:
+    """Tiles of the first half of that backward where float32 is taken in two parts; the ones above are the other's."""
+
+    def make(
+        device: torch.device, kind: Arithmetic, v: int, k: int, c: int
+    ) -> tuple[Callable[..., object], float, float]:
+        table = _random(device, kind, 3, 1, k, c)
+        grad, pushed = _random(device, kind, v, c), _random(device, kind, 2, v, k)
+        ptr = torch.tensor([0, v], device=device)
+
+        def run(tiling: object) -> object:
+            from diffnet.ops.kernels.gradient_features import derivatives
+
+            return derivatives(grad, table, pushed, ptr, tiling)  # type: ignore[arg-type]
+
+        return run, 12.0 * v * k * c, float(kind.bytes * v * (2 * k + 5 * c))
+
+    yield from _cases(replace(options, dtypes=("tf32",)), "derivatives", FORWARD, (2, 4, 8), make)
 
 
 @benchmark("tune-project", metrics=("GB/s",))

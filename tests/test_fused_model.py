@@ -77,18 +77,24 @@ def test_kernels_agree(packed: Operators, mode: str, options: dict[str, Any], de
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_under_autocast(packed: Operators, mode: str, device: str, dtype: torch.dtype) -> None:
-    plain = network("torch", gradient=mode).eval().double()
+    plain = decided(network("torch", gradient=mode)).eval().double()
     expected = loss_and_gradients(plain, features(packed).double(), packed.to(dtype=torch.float64))
-    fused = network("triton", gradient=mode).eval().to(device)
+    fused = decided(network("triton", gradient=mode)).eval().to(device)
     with torch.autocast(device, dtype):
-        x, operators = features(packed).to(device), packed.to(device)
-        got = loss_and_gradients(fused, x, operators)
-        usual = loss_and_gradients(network("torch", gradient=mode).eval().to(device), x, operators)
+        got = loss_and_gradients(fused, features(packed).to(device), packed.to(device))
     assert got[0].dtype == dtype
     assert all(g.dtype == torch.float32 for g in got[1:])
-    # A ReLU that rounding flips makes PyTorch's own gradients as wrong as ours.
-    for a, b, c in zip(got, expected, usual, strict=True):
-        assert relative(a, b) < max(0.05, 2 * relative(c, b))
+    for a, b in zip(got, expected, strict=True):
+        assert relative(a, b) < 0.05
+
+
+def decided(model: DiffusionNet) -> DiffusionNet:
+    """No sum is so near to 0 that rounding might open or close its ReLU, and change gradients by more than itself."""
+    with torch.no_grad():
+        for block in model.blocks:
+            for layer in (block.mlp[0], block.mlp[3]):
+                layer.bias.copy_(torch.tensor([4.0, -4.0]).repeat(4))
+    return model
 
 
 def test_the_basis_is_rounded_once(packed: Operators) -> None:

@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.products import less_product, negated, product, split, transposed
+from diffnet.ops.kernels.products import in_parts, less_product, load, negated, product, split, store, transposed
 from diffnet.ops.kernels.ragged import choose_span, span_count, span_rows, sum_spans
-from diffnet.ops.kernels.spectral import load_coefficients
 from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
@@ -30,21 +29,22 @@ def forward_tiling(basis: Tensor, k: int, c: int, precision: str, diffused: bool
         # Such that two programs share a multiprocessor's memory: one multiplies while the other waits.
         return Tiling(64, tile(k, 128), tile(c, 32 if diffused else 64), 4, 2, 2)
     if precision == "bf16x3":
-        return Tiling(64, tile(k, 128) if k <= 128 else 64, tile(c, 32), 4, 1, 4)
+        # All of the table at once would spill.
+        return Tiling(64, tile(k, 32), tile(c, 64), 4, 3, 4)
     return Tiling(32, 16, tile(c, 64), 8, 1, 4)
 
 
 def backward_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
     # Three K×C sums and four V×C products live in registers at once: more columns than these spill, and then the
-    # compiler runs matrix instructions one by one. With operands in two parts, these spill, too: mostly addresses.
+    # compiler runs matrix instructions one by one.
     if interpreted(basis):
         return Tiling(16, 16, 16, 4, 1, 1)
     if not roomy(basis):
         return Tiling(32, tile(k, 32 if basis.dtype == torch.float32 else 128), tile(c, 32), 4, 1, 2)
     if basis.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 32), 4, 2, 2)
-    if precision == "bf16x3":
-        return Tiling(64, tile(k, 128), tile(c, 32), 4, 1, 2)
+    if precision == "bf16x3":  # of the sums alone
+        return Tiling(32, tile(k, 128), tile(c, 128), 8, 2, 1)
     return Tiling(16, tile(k, 32), tile(c, 32), 4, 1, 4)
 
 
@@ -89,8 +89,14 @@ def halves(ab):
 
 
 @triton.jit
+def _load_table(at, apart, k, c, k_size: tl.constexpr, c_size: tl.constexpr, PRECISION: tl.constexpr):
+    inside = (k < k_size)[:, None] & (c < c_size)[None, :]
+    return load(at + k[:, None] * c_size + c[None, :], apart, inside, PRECISION)
+
+
+@triton.jit
 def _products(
-    gx_at, gy_at, d_at, p_at, q_at, live, k, c, k_size: tl.constexpr, c_size: tl.constexpr,
+    gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size: tl.constexpr, c_size: tl.constexpr,
     ROTATION: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -104,14 +110,14 @@ def _products(
         inside = live & (ks < k_size)[None, :]
         x = split(tl.load(gx_at + ks[None, :], mask=inside, other=0.0), PRECISION)
         y = split(tl.load(gy_at + ks[None, :], mask=inside, other=0.0), PRECISION)
-        d = split(load_coefficients(d_at, ks, c, k_size, c_size), PRECISION)
-        p = split(load_coefficients(p_at, ks, c, k_size, c_size), PRECISION)
+        d = _load_table(d_at, apart, ks, c, k_size, c_size, PRECISION)
+        p = _load_table(p_at, apart, ks, c, k_size, c_size, PRECISION)
         gx = product(x, d, gx, PRECISION)
         gy = product(y, d, gy, PRECISION)
         bx = product(x, p, bx, PRECISION)
         by = product(y, p, by, PRECISION)
         if ROTATION:
-            q = split(load_coefficients(q_at, ks, c, k_size, c_size), PRECISION)
+            q = _load_table(q_at, apart, ks, c, k_size, c_size, PRECISION)
             by = product(x, q, by, PRECISION)
             bx = less_product(y, q, bx, PRECISION)
     return gx, gy, bx, by
@@ -120,7 +126,7 @@ def _products(
 @triton.jit
 def _forward_kernel(
     coefficients, basis, gradient, ptr, diffused, features,
-    meshes, span, gradient_plane,
+    meshes, span, apart, gradient_plane,
     k_size: tl.constexpr, c_size: tl.constexpr, basis_stride: tl.constexpr, gradient_stride: tl.constexpr,
     DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -136,10 +142,10 @@ def _forward_kernel(
     q_at = p_at + (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
     in_c = (c < c_size)[None, :]
     if ONE_STEP:
-        d = split(load_coefficients(d_at, k, c, k_size, c_size), PRECISION)
-        p = split(load_coefficients(p_at, k, c, k_size, c_size), PRECISION)
+        d = _load_table(d_at, apart, k, c, k_size, c_size, PRECISION)
+        p = _load_table(p_at, apart, k, c, k_size, c_size, PRECISION)
         if ROTATION:
-            q = split(load_coefficients(q_at, k, c, k_size, c_size), PRECISION)
+            q = _load_table(q_at, apart, k, c, k_size, c_size, PRECISION)
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
@@ -165,7 +171,7 @@ def _forward_kernel(
             z += product(y, d, None, PRECISION) * by
         else:
             gx, gy, bx, by = _products(
-                gx_at, gy_at, d_at, p_at, q_at, live, k, c, k_size, c_size,
+                gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
                 ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
             )  # fmt: skip
             z = gx * bx + gy * by
@@ -180,7 +186,7 @@ def _forward_kernel(
                 for step in range(0, k_size, BLOCK_K):
                     ks = step + k
                     phi = tl.load(phi_at + ks[None, :], mask=live & (ks < k_size)[None, :], other=0.0)
-                    d = split(load_coefficients(d_at, ks, c, k_size, c_size), PRECISION)
+                    d = _load_table(d_at, apart, ks, c, k_size, c_size, PRECISION)
                     value = product(split(phi, PRECISION), d, value, PRECISION)
             tl.store(diffused + wide * c_size + out, value.to(diffused.dtype.element_ty), mask=live & in_c)
 
@@ -188,7 +194,7 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     grad, coefficients, gradient, ptr, partial,
-    meshes, spans, span, gradient_plane,
+    meshes, spans, span, apart, gradient_plane,
     k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
     ROTATION: tl.constexpr, PAIRED: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -213,10 +219,10 @@ def _backward_kernel(
     q_at = p_at + (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
     dtype = gradient.dtype.element_ty
     if ONE_STEP:
-        d = split(load_coefficients(d_at, k, c, k_size, c_size), PRECISION)
-        p = split(load_coefficients(p_at, k, c, k_size, c_size), PRECISION)
+        d = _load_table(d_at, apart, k, c, k_size, c_size, PRECISION)
+        p = _load_table(p_at, apart, k, c, k_size, c_size, PRECISION)
         if ROTATION:
-            q = split(load_coefficients(q_at, k, c, k_size, c_size), PRECISION)
+            q = _load_table(q_at, apart, k, c, k_size, c_size, PRECISION)
             n = negated(q)
             if PAIRED:
                 pq = side_by_side(p[0], q[0])
@@ -232,25 +238,9 @@ def _backward_kernel(
         gy_at = gradient + gradient_plane + wide * gradient_stride + v * gradient_stride
         own_inside = live & (own < k_size)[None, :]
         inside = live & (c < c_size)[None, :]
-        if PRECISION != "bf16x3":
-            x = split(tl.load(gx_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
-            y = split(tl.load(gy_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
-        if ONE_STEP and PRECISION == "bf16x3":
-            # All products of x before those of y, so that the parts of one live at a time.
-            x = split(tl.load(gx_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
-            gx = product(x, d, None, PRECISION)
-            bx = product(x, p, None, PRECISION)
-            if ROTATION:
-                by = product(x, q, None, PRECISION)
-            y = split(tl.load(gy_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
-            gy = product(y, d, None, PRECISION)
-            if ROTATION:
-                bx = product(y, n, bx, PRECISION)
-                by = product(y, p, by, PRECISION)
-            else:
-                by = product(y, p, None, PRECISION)
-            z = gx * bx + gy * by
-        elif PAIRED:
+        x = split(tl.load(gx_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
+        y = split(tl.load(gy_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
+        if PAIRED:
             xp, xq = halves(tl.dot(x[0], pq, input_precision=PRECISION))
             yp, yq = halves(tl.dot(y[0], pq, input_precision=PRECISION))
             bx = xp - yq
@@ -277,33 +267,14 @@ def _backward_kernel(
             by = by.to(dtype)
         else:
             gx, gy, bx, by = _products(
-                gx_at, gy_at, d_at, p_at, q_at, live, k, c, k_size, c_size,
+                gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
                 ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
             )  # fmt: skip
             z = gx * bx + gy * by
         f = tanh(z, NARROW)
         df = tl.load(grad + wide * grad_stride + (v * grad_stride + c[None, :]), mask=inside, other=0.0)
         ds = df.to(tl.float32) * (1.0 - f * f)
-        if PRECISION == "bf16x3":
-            # x and y are read once more, rather than kept in registers. That it is for the last time also keeps the
-            # compiler from taking both reads for one.
-            ux = split(ds * bx, PRECISION)
-            uy = split(ds * by, PRECISION)
-            px = split(ds * gx, PRECISION)
-            py = split(ds * gy, PRECISION)
-            x = tl.load(gx_at + own[None, :], mask=own_inside, other=0.0, eviction_policy="evict_first")
-            xt = transposed(split(x, PRECISION))
-            d_sum = product(xt, ux, d_sum, PRECISION)
-            p_sum = product(xt, px, p_sum, PRECISION)
-            if ROTATION:
-                q_sum = product(xt, py, q_sum, PRECISION)
-            y = tl.load(gy_at + own[None, :], mask=own_inside, other=0.0, eviction_policy="evict_first")
-            yt = transposed(split(y, PRECISION))
-            d_sum = product(yt, uy, d_sum, PRECISION)
-            p_sum = product(yt, py, p_sum, PRECISION)
-            if ROTATION:
-                q_sum = product(yt, negated(px), q_sum, PRECISION)
-        elif PAIRED:
+        if PAIRED:
             xt = tl.trans(x[0])
             yt = tl.trans(y[0])
             px = (ds * gx).to(dtype)
@@ -326,13 +297,106 @@ def _backward_kernel(
                 q_sum = product(yt, negated(px), q_sum, PRECISION)
     if PAIRED:
         p_sum, q_sum = halves(pq_sum)
-    place = partial + (index.to(tl.int64) * k_size + own)[:, None] * c_size + c[None, :]
+    _store_sums(partial, index, spans, own, c, d_sum, p_sum, q_sum, k_size, c_size, ROTATION)
+
+
+@triton.jit
+def _derivatives_kernel(
+    grad, coefficients, gradient, ptr, derivatives,
+    rows_size, meshes, span, apart, gradient_plane,
+    k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
+    ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """With ds = df ∘ (1 − f²) the planes ds∘b_x, ds∘b_y, ds∘g_x, ds∘g_y at the rows of one span, in two parts."""
+    columns = tl.cdiv(c_size, BLOCK_C)
+    index = tl.program_id(0) // columns
+    c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    k = tl.arange(0, BLOCK_K)
+    mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    d_at = coefficients + mesh.to(tl.int64) * k_size * c_size
+    p_at = d_at + (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
+    q_at = p_at + (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
+    plane = (mesh * 0 + rows_size).to(tl.int64) * c_size
+    v = tl.arange(0, BLOCK_V)[:, None]
+    for row in range(first, last, BLOCK_V):
+        live = row + v < last
+        inside = live & (c < c_size)[None, :]
+        wide = tl.cast(row, tl.int64)
+        gx_at = gradient + wide * gradient_stride + v * gradient_stride
+        gy_at = gradient + gradient_plane + wide * gradient_stride + v * gradient_stride
+        gx, gy, bx, by = _products(
+            gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
+            ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
+        )  # fmt: skip
+        f = tanh(gx * bx + gy * by, False)
+        df = tl.load(grad + wide * grad_stride + (v * grad_stride + c[None, :]), mask=inside, other=0.0)
+        ds = df * (1.0 - f * f)
+        at = derivatives + wide * c_size + (v * c_size + c[None, :])
+        store(at, 4 * plane, ds * bx, inside)
+        store(at + plane, 4 * plane, ds * by, inside)
+        store(at + 2 * plane, 4 * plane, ds * gx, inside)
+        store(at + 3 * plane, 4 * plane, ds * gy, inside)
+
+
+@triton.jit
+def _sums_kernel(
+    derivatives, gradient, ptr, partial,
+    rows_size, meshes, spans, span, gradient_plane,
+    k_size: tl.constexpr, c_size: tl.constexpr, gradient_stride: tl.constexpr,
+    ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """dD, dP, dQ as `_backward_kernel` has them, from what `_derivatives_kernel` left.
+
+    Added up transposed: then no operand is kept in registers, which are for the three sums.
+    """
+    columns = tl.cdiv(c_size, BLOCK_C)
+    index = tl.program_id(0)
+    c = (tl.program_id(1) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    k = (tl.program_id(1) // columns) * BLOCK_K + tl.arange(0, BLOCK_K)
+    _, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    plane = (index * 0 + rows_size).to(tl.int64) * c_size
+    d_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
+    p_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
+    q_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
+    v = tl.arange(0, BLOCK_V)[:, None]
+    for row in range(first, last, BLOCK_V):
+        live = row + v < last
+        in_k = live & (k < k_size)[None, :]
+        in_c = live & (c < c_size)[None, :]
+        wide = tl.cast(row, tl.int64)
+        g_at = gradient + wide * gradient_stride + (v * gradient_stride + k[None, :])
+        x = split(tl.load(g_at, mask=in_k, other=0.0), PRECISION)
+        y = split(tl.load(g_at + gradient_plane, mask=in_k, other=0.0), PRECISION)
+        at = derivatives + wide * c_size + (v * c_size + c[None, :])
+        ux = transposed(load(at, 4 * plane, in_c, PRECISION))
+        uy = transposed(load(at + plane, 4 * plane, in_c, PRECISION))
+        px = transposed(load(at + 2 * plane, 4 * plane, in_c, PRECISION))
+        py = transposed(load(at + 3 * plane, 4 * plane, in_c, PRECISION))
+        d_sum = product(ux, x, d_sum, PRECISION)
+        d_sum = product(uy, y, d_sum, PRECISION)
+        p_sum = product(px, x, p_sum, PRECISION)
+        p_sum = product(py, y, p_sum, PRECISION)
+        if ROTATION:
+            q_sum = product(py, x, q_sum, PRECISION)
+            q_sum = product(px, negated(y), q_sum, PRECISION)
+    _store_sums(
+        partial, index, spans, k, c, tl.trans(d_sum), tl.trans(p_sum), tl.trans(q_sum), k_size, c_size, ROTATION
+    )
+
+
+@triton.jit
+def _store_sums(
+    partial, index, spans, k, c, d_sum, p_sum, q_sum, k_size: tl.constexpr, c_size: tl.constexpr, ROTATION: tl.constexpr
+):  # fmt: skip
+    place = partial + (index.to(tl.int64) * k_size + k)[:, None] * c_size + c[None, :]
     plane = (index * 0 + spans).to(tl.int64) * k_size * c_size
-    stored = (own < k_size)[:, None] & (c < c_size)[None, :]
-    tl.store(place, d_sum, mask=stored)
-    tl.store(place + plane, p_sum, mask=stored)
+    inside = (k < k_size)[:, None] & (c < c_size)[None, :]
+    tl.store(place, d_sum, mask=inside)
+    tl.store(place + plane, p_sum, mask=inside)
     if ROTATION:
-        tl.store(place + 2 * plane, q_sum, mask=stored)
+        tl.store(place + 2 * plane, q_sum, mask=inside)
 
 
 def forward(
@@ -356,17 +420,22 @@ def forward(
         some_basis = gradient_basis[0] if basis is None else basis
         with device_of(gradient_basis):
             _forward_kernel[(span_count(rows, meshes, span) * columns,)](
-                table, some_basis, gradient_basis, ptr, diffused, features,
-                meshes, span, gradient_basis.stride(0), k, c, some_basis.stride(0), gradient_basis.stride(1),
-                DIFFUSED=basis is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
-                NARROW=narrow(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
-                num_warps=t.warps, num_stages=t.stages,
+                in_parts(table, precision), some_basis, gradient_basis, ptr, diffused, features,
+                meshes, span, table.numel(), gradient_basis.stride(0),
+                k, c, some_basis.stride(0), gradient_basis.stride(1),
+                DIFFUSED=basis is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1,
+                ONE_STEP=k <= t.k and precision != "bf16x3", NARROW=narrow(gradient_basis), PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return diffused, features
 
 
 def backward(grad: Tensor, table: Tensor, gradient_basis: Tensor, ptr: Tensor, tiling: Tiling | None = None) -> Tensor:
-    """dD, dP and, with rotations, dQ: as the table, but float32, from the gradient (V, C) of the features."""
+    """dD, dP and, with rotations, dQ: as the table, but float32, from the gradient (V, C) of the features.
+
+    Operands in two parts take too many registers for one kernel: so there are two then, with 16 bytes for each vertex
+    and channel between them.
+    """
     (_, rows, k), (planes, meshes, _, c) = gradient_basis.shape, table.shape
     gradient_basis, grad = row_major(gradient_basis), row_major(grad)
     precision = dot_precision(gradient_basis)
@@ -376,13 +445,43 @@ def backward(grad: Tensor, table: Tensor, gradient_basis: Tensor, ptr: Tensor, t
     spans = span_count(rows, meshes, span)
     paired = planes == 3 and k <= t.k and precision == "ieee" and gradient_basis.dtype != torch.float32
     partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
-    if partial.numel():
+    if partial.numel() and precision == "bf16x3":
+        products = derivatives(grad, table, gradient_basis, ptr)
+        with device_of(gradient_basis):
+            _sums_kernel[(spans, tiles)](
+                products, gradient_basis, ptr, partial,
+                rows, meshes, spans, span, gradient_basis.stride(0), k, c, gradient_basis.stride(1),
+                ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    elif partial.numel():
         with device_of(gradient_basis):
             _backward_kernel[(spans, tiles)](
                 grad, table, gradient_basis, ptr, partial,
-                meshes, spans, span, gradient_basis.stride(0), k, c, grad.stride(0), gradient_basis.stride(1),
+                meshes, spans, span, 0, gradient_basis.stride(0), k, c, grad.stride(0), gradient_basis.stride(1),
                 ROTATION=planes == 3, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
                 NARROW=narrow(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
                 num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return sum_spans(partial, ptr, span)
+
+
+def derivatives(
+    grad: Tensor, table: Tensor, gradient_basis: Tensor, ptr: Tensor, tiling: Tiling | None = None
+) -> Tensor:
+    """ds∘b_x, ds∘b_y, ds∘g_x, ds∘g_y with ds = df ∘ (1 − f²), as `load` takes them: (2, 4, V, C) bfloat16"""
+    (_, rows, k), (planes, meshes, _, c) = gradient_basis.shape, table.shape
+    out = torch.empty(2, 4, rows, c, dtype=torch.bfloat16, device=table.device)
+    if out.numel():
+        t = tiling or forward_tiling(gradient_basis, k, c, "bf16x3", False)
+        columns = cdiv(c, t.c)
+        span = choose_span(rows, t.v, processors(table) * t.programs // columns)
+        with device_of(gradient_basis):
+            _derivatives_kernel[(span_count(rows, meshes, span) * columns,)](
+                grad, in_parts(table, "bf16x3"), gradient_basis, ptr, out,
+                rows, meshes, span, table.numel(), gradient_basis.stride(0),
+                k, c, grad.stride(0), gradient_basis.stride(1),
+                ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION="bf16x3",
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    return out

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.products import product, split, transposed
+from diffnet.ops.kernels.products import in_parts, load, product, split, transposed
 from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
@@ -22,7 +22,7 @@ def linear_tiling(x: Tensor, k: int, c: int, precision: str) -> Tiling:
     if x.dtype != torch.float32:
         return Tiling(64, tile(k, 64), tile(c, 128), 4, 3, 1)
     if precision == "bf16x3":
-        return Tiling(128, tile(k, 32), tile(c, 128), 8, 3, 1)
+        return Tiling(128, tile(k, 64), tile(c, 128), 8, 3, 1)
     return Tiling(64, 16, tile(c, 64), 8, 2, 1)
 
 
@@ -58,14 +58,15 @@ def _linear_kernel(
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """y = Σᵢ xᵢ Wᵢᵀ + b with W = [W₁ W₂ W₃] row by row, or x W (TRANSPOSED), and what follows it: ReLU, dropout, zeros
-    where `hidden` has them (MASKED), a residual. Every part_size columns are a matrix of their own in `out`, of which
-    the first gets the residual."""
+    where `hidden` has them (MASKED), a residual. W is what `in_parts` returns. Every part_size columns are a matrix of
+    their own in `out`, of which the first gets the residual."""
     columns = tl.cdiv(out_size, BLOCK_C)
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     rows = (tl.program_id(0) // columns) * BLOCK_V + tl.arange(0, BLOCK_V)
     wide = rows.to(tl.int64)
     live = rows < rows_size
     in_c = c < out_size
+    apart: tl.constexpr = INPUTS * in_size * out_size
     y = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     for i in tl.static_range(INPUTS):
         if i == 0:
@@ -80,10 +81,10 @@ def _linear_kernel(
             x = tl.load(x_at + k[None, :], mask=live[:, None] & in_k[None, :], other=0.0)
             if TRANSPOSED:
                 at = weight + k[:, None] * out_size + c[None, :]
-                w = split(tl.load(at, mask=in_k[:, None] & in_c[None, :], other=0.0), PRECISION)
+                w = load(at, apart, in_k[:, None] & in_c[None, :], PRECISION)
             else:
                 at = weight + c[:, None] * (INPUTS * in_size) + (i * in_size + k)[None, :]
-                w = transposed(split(tl.load(at, mask=in_c[:, None] & in_k[None, :], other=0.0), PRECISION))
+                w = transposed(load(at, apart, in_c[:, None] & in_k[None, :], PRECISION))
             y = product(split(x, PRECISION), w, y, PRECISION)
     inside = live[:, None] & in_c[None, :]
     if BIAS:
@@ -163,11 +164,11 @@ def _launch(
     (rows, c), out_size = inputs[0].shape, weight.shape[1 if transposed else 0]
     inputs = [row_major(x) for x in inputs]
     first, second, third = (*inputs, *inputs[:1], *inputs[:1])[:3]
-    weight = weight.contiguous()
     residual = residual if residual is None else row_major(residual)
     out = first.new_empty(parts, rows, out_size // parts)
     if out.numel():
         precision = dot_precision(first)
+        weight = in_parts(weight.contiguous(), precision)
         t = tiling or linear_tiling(first, c, out_size, precision)
         some_residual = first if residual is None else residual
         with device_of(out):

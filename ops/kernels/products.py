@@ -6,14 +6,21 @@ They are added up in float32, so a b is wrong by about 2⁻¹⁷ of |a| |b|, whe
 units take bfloat16 either way round, but tf32 only one: three products are faster than one with a transposition.
 
 PRECISION is "bf16x3" for that, else what `tl.dot` takes; an operand is then both of its parts, and only one is used.
+
+Small matrices that all programs read are split once, before the launch: what is loaded in two parts goes straight to
+shared memory, where the right factor of a product is taken from, while what is computed passes through registers.
 """
 
 from __future__ import annotations
 
 import os
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from diffnet.ops.kernels.tiling import cdiv, device_of
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
@@ -41,8 +48,38 @@ def split(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def load(at, apart, mask, PRECISION: tl.constexpr):
+    """An operand out of what `in_parts` returns; apart: how many elements its parts are from each other"""
+    hi = tl.load(at, mask=mask, other=0.0)
+    lo = hi
+    if PRECISION == "bf16x3":
+        lo = tl.load(at + apart, mask=mask, other=0.0)
+        if INTERPRETED:
+            hi = hi.to(tl.float32)
+            lo = lo.to(tl.float32)
+    return hi, lo
+
+
+@triton.jit
+def store(at, apart, x, mask):
+    """Both parts of bf16x3, for `load`."""
+    hi, lo = split(x, "bf16x3")
+    tl.store(at, hi.to(tl.bfloat16), mask=mask)
+    tl.store(at + apart, lo.to(tl.bfloat16), mask=mask)
+
+
+@triton.jit
 def transposed(a):
     return tl.trans(a[0]), tl.trans(a[1])
+
+
+@triton.jit
+def split_transpose(x, PRECISION: tl.constexpr):
+    """xᵀ as an operand, for x from a load. The instruction that does nothing keeps the compiler from loading x in the
+    order of the transpose: it would copy words of 4 bytes to few banks of shared memory."""
+    if PRECISION == "bf16x3" and not INTERPRETED:
+        x = tl.inline_asm_elementwise("mov.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1)
+    return transposed(split(x, PRECISION))
 
 
 @triton.jit
@@ -70,3 +107,20 @@ def less_product(a, b, total, PRECISION: tl.constexpr):
     else:
         total -= tl.dot(a[0], b[0], input_precision=PRECISION)
     return total
+
+
+@triton.jit
+def _split_kernel(x, parts, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    store(parts + at, size, tl.load(x + at, mask=at < size), at < size)
+
+
+def in_parts(x: Tensor, precision: str) -> Tensor:
+    """A small contiguous matrix as `load` takes it: for bf16x3 (2, …) bfloat16, else itself."""
+    if precision != "bf16x3":
+        return x
+    parts = torch.empty(2, *x.shape, dtype=torch.bfloat16, device=x.device)
+    if x.numel():
+        with device_of(x):
+            _split_kernel[(cdiv(x.numel(), 1024),)](x, parts, x.numel(), BLOCK=1024, num_warps=4)
+    return parts

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.products import product, split, transposed
+from diffnet.ops.kernels.products import product, split, split_transpose
 from diffnet.ops.kernels.ragged import choose_span, span_count, span_rows, sum_spans
 from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
@@ -21,7 +21,7 @@ def project_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
     if basis.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 128), 8, 4, 1)
     if precision == "bf16x3":
-        return Tiling(32, tile(k, 128), tile(c, 128), 8, 4, 1)
+        return Tiling(32, tile(k, 128), tile(c, 128), 8, 3, 2)  # 128 registers: two programs share a multiprocessor
     return Tiling(16, tile(k, 64), tile(c, 64), 8, 2, 4)
 
 
@@ -63,7 +63,7 @@ def _project_kernel(
         if SCALED:
             s = tl.load(scale + row + v, mask=live, other=0.0).to(tl.float32)
             value = (value.to(tl.float32) * s).to(value.dtype)
-        total = product(transposed(split(phi, PRECISION)), split(value, PRECISION), total, PRECISION)
+        total = product(split_transpose(phi, PRECISION), split(value, PRECISION), total, PRECISION)
     place = partial + (index.to(tl.int64) * k_size + k)[:, None] * c_size + c[None, :]
     tl.store(place, total, mask=(k < k_size)[:, None] & (c < c_size)[None, :])
 

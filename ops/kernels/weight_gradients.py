@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.products import product, split, transposed
+from diffnet.ops.kernels.products import product, split, split_transpose
 from diffnet.ops.kernels.ragged import choose_span, sum_spans
 from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, processors, roomy, tile
 from diffnet.ops.precision import dot_precision
@@ -58,7 +58,7 @@ def _weight_kernel(
         g = tl.load(g_at, mask=live & (h < h_size)[None, :], other=0.0)
         x_at = x + wide * c_size + (v * c_size + c[None, :])
         value = tl.load(x_at, mask=live & (c < c_size)[None, :], other=0.0)
-        total = product(transposed(split(g, PRECISION)), split(value, PRECISION), total, PRECISION)
+        total = product(split_transpose(g, PRECISION), split(value, PRECISION), total, PRECISION)
         column_sum += g.to(tl.float32)
     base = partial + (pair * spans + index).to(tl.int64) * size
     inside = (h < h_size)[:, None] & (c < c_size)[None, :]
