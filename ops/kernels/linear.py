@@ -22,7 +22,7 @@ def linear_tiling(x: Tensor, k: int, c: int, precision: str) -> Tiling:
     if x.dtype != torch.float32:
         return Tiling(64, tile(k, 64), tile(c, 128), 4, 3, 1)
     if precision == "bf16x3":
-        return Tiling(128, tile(k, 64), tile(c, 128), 8, 3, 1)
+        return Tiling(64, tile(k, 64), tile(c, 128), 4, 2, 1)
     return Tiling(64, 16, tile(c, 64), 8, 2, 1)
 
 
