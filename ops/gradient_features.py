@@ -228,27 +228,16 @@ def _features_backward(
 def _operator_gradient(
     grad: Tensor, d: Tensor, a_re: Tensor, a_im: Tensor | None, gradient_basis: Tensor, ptr: Tensor
 ) -> Tensor:
-    """The gradient in gradient_basis (2, V, K), which training doesn't ask for: term by term."""
-    x, y = gradient_basis
-    p, q = d @ a_re.float().mT, None if a_im is None else d @ a_im.float().mT
-
-    def at(coefficients: Tensor, basis: Tensor) -> Tensor:
-        values: Tensor = _evaluate(coefficients, basis, None, ptr)
-        return values.float()
-
-    def back(values: Tensor, coefficients: Tensor) -> Tensor:
-        grad: Tensor = _evaluate(coefficients.mT.contiguous(), values.to(x.dtype), None, ptr)
-        return grad
-
-    gx, gy, bx, by = at(d, x), at(d, y), at(p, x), at(p, y)
-    if q is not None:
-        bx, by = bx - at(q, y), by + at(q, x)
+    """The gradient in gradient_basis (2, V, K), which training doesn't ask for: plain PyTorch between two products."""
+    table = [d] + [d @ a.float().mT for a in (a_re, a_im) if a is not None]  # D, P and, with rotations, Q
+    values = [_evaluate(torch.cat(table, dim=2), basis, None, ptr).float() for basis in gradient_basis]
+    (gx, px, *qx), (gy, py, *qy) = (v.chunk(len(table), dim=1) for v in values)
+    bx, by = (px - qy[0], py + qx[0]) if qx else (px, py)
     ds = grad.float() * (1 - torch.tanh(gx * bx + gy * by) ** 2)
-    dx = back(ds * bx, d) + back(ds * gx, p)
-    dy = back(ds * by, d) + back(ds * gy, p)
-    if q is not None:
-        dx, dy = dx + back(ds * gy, q), dy - back(ds * gx, q)
-    return torch.stack([dx, dy])
+    terms = ([bx, gx, gy], [by, gy, -gx]) if qx else ([bx, gx], [by, gy])
+    back = torch.cat(table, dim=2).mT.contiguous()
+    dtype = gradient_basis.dtype
+    return torch.stack([_evaluate(back, torch.cat([ds * t for t in ts], dim=1).to(dtype), None, ptr) for ts in terms])
 
 
 # What is saved has V rows only where operators do.
