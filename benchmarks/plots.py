@@ -36,7 +36,8 @@ def plot(csv_path: Path, png_path: Path, title: str, x: str, metrics: Sequence[M
     colors = dict(zip(peers, (label_colors(max(len(peers), 1)) / 255.0).tolist(), strict=False))
     across = min(4, max(1, len(groups)))
     down = max(1, math.ceil(len(groups) / across))
-    figure = Figure(figsize=(3.6 * across, 2.8 * down * len(metrics) + 0.6), layout="constrained")
+    width = max(3.6 * across, 5.0)  # inches; the names beside bars take half of one panel
+    figure = Figure(figsize=(width, 2.8 * down * len(metrics) + 0.6), layout="constrained")
     panels = figure.subplots(down * len(metrics), across, squeeze=False).ravel()
     for i, metric in enumerate(metrics):
         begin = i * down * across
@@ -77,7 +78,9 @@ def _lines(axes: Axes, rows: Rows, x: str, metric: Metric, colors: Colors) -> No
 def _bars(axes: Axes, rows: Rows, x: str, metric: Metric, colors: Colors) -> None:
     shown = [row for row in rows if row[_COLUMN[metric]]]
     values = [float(row[_COLUMN[metric]]) for row in shown]
-    bars = axes.barh([row["peer"] for row in shown], values, color=[colors[row["peer"]] for row in shown])
+    names = ["\n".join(wrap(row["peer"], 24)) for row in shown]
+    bars = axes.barh(names, values, color=[colors[row["peer"]] for row in shown])
+    axes.locator_params(axis="x", nbins=3)
     axes.bar_label(bars, [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values], padding=3, size=8)
     axes.margins(x=0.2)
     axes.invert_yaxis()
