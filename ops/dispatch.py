@@ -52,14 +52,14 @@ def differentiable(
     eager: Any = type(name.replace("::", "_"), (torch.autograd.Function,), named)
 
     def call(*arguments: Any) -> Any:
-        if not lists:
-            return operator(*arguments) if _traced(arguments) else eager.apply(*arguments)
-        flat = [x for a in arguments for x in (a if isinstance(a, list) else [a])]
-        if _traced(flat):
-            return operator(*arguments)
-        return eager.apply(tuple(len(a) if isinstance(a, list) else None for a in arguments), *flat)
+        return operator(*arguments) if _traced(arguments) else eager.apply(*arguments)
 
-    return call
+    def call_with_lists(*arguments: Any) -> Any:
+        if _traced(_flat(arguments)):
+            return operator(*arguments)
+        return eager.apply(tuple(len(a) if isinstance(a, list) else None for a in arguments), *_flat(arguments))
+
+    return call_with_lists if lists else call
 
 
 def opaque(name: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,10 +70,10 @@ def opaque(name: str, implementation: Callable[..., Any], fake: Callable[..., An
     operator.register_fake(fake)
 
     def call(*arguments: Any) -> Any:
+        flat = _flat(arguments)
         # What goes round the dispatcher would pass for a constant, were a gradient itself differentiated.
-        if _traced(arguments) or (torch.is_grad_enabled() and any(_differentiable(a) for a in arguments)):
-            return operator(*arguments)
-        return implementation(*arguments)
+        differentiated = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in flat)
+        return operator(*arguments) if differentiated or _traced(flat) else implementation(*arguments)
 
     return call
 
@@ -86,8 +86,8 @@ def _call_apart(implementation: Callable[..., Any], *arguments: Any) -> Any:
     return type(outputs)(x.clone() if x.untyped_storage().nbytes() > x.nbytes else x for x in outputs)
 
 
-def _differentiable(argument: Any) -> bool:
-    return isinstance(argument, Tensor) and argument.requires_grad
+def _flat(arguments: Sequence[Any]) -> list[Any]:
+    return [x for a in arguments for x in (a if isinstance(a, (list, tuple)) else [a])]
 
 
 def _traced(arguments: Sequence[Any]) -> bool:

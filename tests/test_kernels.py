@@ -745,6 +745,34 @@ def test_projections_can_be_differentiated_twice() -> None:
         assert relative(a, b) < 1e-5
 
 
+def test_gradients_that_cannot_be_differentiated_say_so() -> None:
+    """Rather than pass for constants."""
+    d, evecs, pushed, a_re, a_im, ptr = (
+        t.float() if t.is_floating_point() else t for t in feature_inputs((9, 0, 8), 3, 5, True)
+    )
+    x, w, operators = (
+        normal(17, 5).float(),
+        normal(5, 5).float(),
+        (normal(17).abs().float(), normal(3, 3).abs().float()),
+    )
+    cases: list[tuple[Callable[..., Any], Tensor]] = [
+        (lambda x: mlp([x], [w, w], backend="triton"), x),
+        (lambda d: spectral_gradient_features(d, pushed, a_re, a_im, ptr, backend="triton"), d),
+        (lambda a: gradient_features(pushed, a, None, backend="triton"), normal(3, 3).float()),
+        (
+            lambda x: diffusion_and_gradient_features(
+                x, *operators, evecs, pushed, x[0].detach(), a_re, a_im, ptr, backend="triton"
+            )[1],
+            x,
+        ),
+    ]
+    for operation, leaf in cases:
+        leaf.requires_grad_()
+        (grad,) = torch.autograd.grad(operation(leaf).square().sum(), leaf, create_graph=True)
+        with pytest.raises(RuntimeError, match="autograd"):
+            torch.autograd.grad(grad.square().sum(), leaf)
+
+
 # ---- the choice of a backend ----
 
 
