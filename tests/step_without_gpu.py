@@ -68,6 +68,7 @@ JITFunction.run = lambda self, *arguments, **options: compile_one(
     self, *(MockTensor(a.dtype) if isinstance(a, Tensor) else a for a in arguments), **options
 )
 torch.Tensor.is_cuda = property(lambda tensor: tensor.device.type == "meta")  # type: ignore[assignment]
+torch.cuda.current_device = lambda: None  # as a meta tensor has no index either
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132, major=9)
 torch.autocast = Autocast  # type: ignore[misc, assignment]
 torch.is_autocast_enabled = lambda device: Autocast.on
