@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffnet.ops.kernels.tiling import cdiv, power_of_2
 from diffnet.ops.precision import tf32_precision
 
 # Keys, and in the backward of keys and values queries, of a step: as many as registers hold.
@@ -88,14 +89,14 @@ def _launch(
     indptr: Tensor, query: Tensor, key: Tensor, key_mask: Tensor | None, mask: Tensor | None, block: int
 ) -> tuple[tuple[int], tuple[int, ...], dict[str, object]]:
     (batches, heads, rows, channels), columns = query.shape, key.shape[2]
-    block_rows, block_columns = max(triton.cdiv(rows, block), 1), max(triton.cdiv(columns, block), 1)
+    block_rows, block_columns = max(cdiv(rows, block), 1), max(cdiv(columns, block), 1)
     shape = (len(indptr) - 1, rows, columns, channels, block_rows, block_columns, heads)
     flags = {
         "HAS_KEY_MASK": key_mask is not None,
         "HAS_MASK": mask is not None,
         "BLOCK": block,
         "STEP": min(block, STEP),
-        "WIDTH": max(triton.next_power_of_2(channels), 16),
+        "WIDTH": max(power_of_2(channels), 16),
         "PRECISION": tf32_precision(query),
         "num_warps": 8 if block == 128 else 4,
         "num_stages": 2,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffnet.ops.kernels.tiling import cdiv, power_of_2
 from diffnet.ops.precision import tf32_precision
 from diffnet.ops.sparse.pattern import row_of_each
 
@@ -26,10 +27,10 @@ def sdd(indptr: Tensor, indices: Tensor, a: Tensor, b: Tensor, block: int) -> Te
     out = a.new_empty(batches, len(indices), block, block)
     if out.numel() == 0:
         return out
-    step = min(max(triton.next_power_of_2(inner), 16), MAX_STEP)
+    step = min(max(power_of_2(inner), 16), MAX_STEP)
     _sdd[(batches * len(indices),)](
         row_of_each(indptr, indices), indices, a, b, out, len(indices), rows, columns, inner,
-        max(triton.cdiv(rows, block), 1), max(triton.cdiv(columns, block), 1), *a.stride(), *b.stride(),
+        max(cdiv(rows, block), 1), max(cdiv(columns, block), 1), *a.stride(), *b.stride(),
         BLOCK=block, STEP=step, PRECISION=tf32_precision(a), num_warps=_warps(block * block), num_stages=_stages(a),
     )  # fmt: skip
     return out
@@ -43,11 +44,11 @@ def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int, o
     if out.numel() == 0:
         return out
     values = values.contiguous()
-    tile = min(max(triton.next_power_of_2(channels), 16), MAX_CHANNELS)
-    _dsd[(batches * (len(indptr) - 1), triton.cdiv(channels, tile))](
+    tile = min(max(power_of_2(channels), 16), MAX_CHANNELS)
+    _dsd[(batches * (len(indptr) - 1), cdiv(channels, tile))](
         indptr, indices, indices if order is None else order, values, x, out,
         len(indptr) - 1, len(indices), rows, columns, channels,
-        max(triton.cdiv(rows, block), 1), max(triton.cdiv(columns, block), 1), *x.stride(), heads,
+        max(cdiv(rows, block), 1), max(cdiv(columns, block), 1), *x.stride(), heads,
         TRANSPOSED=order is not None, BLOCK=block, STEP=min(block, MAX_STEP), TILE=tile,
         PRECISION=tf32_precision(x), num_warps=_warps(block * tile), num_stages=_stages(x),
     )  # fmt: skip
@@ -76,7 +77,7 @@ def softmax(
     given = [scores if t is None else t.contiguous() for t in (bias, key_mask, mask)]
     _softmax[(batches * (len(indptr) - 1) * (block // group),)](
         indptr, indices, scores, *given, out, len(indptr) - 1, count, rows, columns,
-        max(triton.cdiv(rows, block), 1), max(triton.cdiv(columns, block), 1), scale,
+        max(cdiv(rows, block), 1), max(cdiv(columns, block), 1), scale,
         HAS_BIAS=bias is not None, HAS_KEY_MASK=key_mask is not None, HAS_MASK=mask is not None,
         BLOCK=block, GROUP=group,
     )  # fmt: skip

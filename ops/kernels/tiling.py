@@ -33,9 +33,14 @@ def cdiv(size: int, block: int) -> int:
     return -(-size // block)
 
 
+def power_of_2(size: int) -> int:
+    """The least that covers `size`; see `cdiv`."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
 def tile(size: int, largest: int) -> int:
     """The power of two that covers `size`, within what matrix units take."""
-    return max(16, min(largest, 1 << max(size - 1, 0).bit_length()))
+    return max(16, min(largest, power_of_2(size)))
 
 
 def roomy(tensor: Tensor) -> bool:

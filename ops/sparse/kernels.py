@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffnet.ops.kernels.tiling import cdiv, power_of_2
 from diffnet.ops.sparse.pattern import PIECE, CsrArrays
 
 MAX_CHANNELS = 128
@@ -65,14 +66,14 @@ def spmm(
     values = values if values.stride(1) == 1 else values.contiguous()
     # A program applies two sets to each row it gathers, as gradX and gradY are.
     together = sets if reduce else min(sets, 2) if len(x) == 1 else 1
-    groups = 1 if reduce else triton.cdiv(sets, together)
+    groups = 1 if reduce else cdiv(sets, together)
     gathering = gathering or (SPMM_OF_TWO if together == 2 and not reduce else SPMM)
     block_r, block_c = _tile(x, gathering)
-    tiles = triton.cdiv(channels, block_c)
+    tiles = cdiv(channels, block_c)
     strides = (values.stride(0), 0 if len(x) == 1 else x.stride(0), x.stride(1))
     flags = {"TOGETHER": together, "REDUCE": reduce, "PERMUTED": order is not None, "BLOCK_C": block_c}
     entry_order = indices if order is None else order
-    _spmm_rows[(groups * triton.cdiv(rows, block_r), tiles)](
+    _spmm_rows[(groups * cdiv(rows, block_r), tiles)](
         indptr, indices, row_order, entry_order, values, x, out, rows, channels, sets, *strides,
         ORDERED=len(row_order) > 0, LONG=PIECE, BLOCK_R=block_r, UNROLL=gathering.unroll, **flags,
         num_warps=gathering.warps,
@@ -98,11 +99,11 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor, gathering: Gathering = SDDMM) ->
         return out
     a, b = (t if t.stride(2) == 1 else t.contiguous() for t in (a, b))
     together = min(sets, 2) if len(b) == 1 else 1
-    groups = triton.cdiv(sets, together)
+    groups = cdiv(sets, together)
     block_r, block_c = _tile(b, gathering)
     strides = [stride for t in (a, b) for stride in (0 if len(t) == 1 else t.stride(0), t.stride(1))]
     flags = {"TOGETHER": together, "ONE_TILE": channels <= block_c, "BLOCK_C": block_c}
-    _sddmm_rows[(groups * triton.cdiv(rows, block_r),)](
+    _sddmm_rows[(groups * cdiv(rows, block_r),)](
         indptr, indices, row_order, a, b, out, rows, channels, sets, entries, *strides,
         ORDERED=len(row_order) > 0, LONG=PIECE, BLOCK_R=block_r, UNROLL=gathering.unroll, **flags,
         num_warps=gathering.warps,
@@ -127,7 +128,7 @@ def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -
     mask = None if mask is None else mask.contiguous()
     taken = scores if mask is None else mask
     shape = (rows, entries, 0 if mask is None or len(mask) == 1 else entries, scale)
-    _softmax[(sets * triton.cdiv(rows, block_r),)](
+    _softmax[(sets * cdiv(rows, block_r),)](
         indptr, pieces, scores, taken, out, *shape,
         HAS_MASK=mask is not None, LONG=PIECE, LONG_ROWS=False, BLOCK_R=block_r, BLOCK_E=WINDOW,
     )  # fmt: skip
@@ -148,7 +149,7 @@ def softmax_backward(csr: CsrArrays, out: Tensor, grad: Tensor, scale: float) ->
     if result.numel() == 0:
         return result
     rows, block_r = len(indptr) - 1, SOFTMAX_ROWS
-    _softmax_backward[(sets * triton.cdiv(rows, block_r),)](
+    _softmax_backward[(sets * cdiv(rows, block_r),)](
         indptr, pieces, out, grad, result, rows, entries, scale,
         LONG=PIECE, LONG_ROWS=False, BLOCK_R=block_r, BLOCK_E=WINDOW,
     )  # fmt: skip
@@ -162,7 +163,7 @@ def softmax_backward(csr: CsrArrays, out: Tensor, grad: Tensor, scale: float) ->
 
 def _tile(dense: Tensor, gathering: Gathering) -> tuple[int, int]:
     """Rows and channels of a program."""
-    channels = min(triton.next_power_of_2(dense.shape[2]), MAX_CHANNELS)
+    channels = min(power_of_2(dense.shape[2]), MAX_CHANNELS)
     return min(gathering.bytes // (channels * dense.element_size()), MAX_ROWS), channels
 
 
