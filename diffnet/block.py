@@ -81,10 +81,7 @@ class DiffusionNetBlock(nn.Module):
         parts = [x, *self._diffused_and_features(x, operators)]
         if self.attention is not None:
             parts.append(self.attention(x, operators.neighborhood or operators.gradient.pattern))
-        if use_matrix_kernels(self.backend, x):
-            return run_mlp(self.mlp, parts, x, self.backend)
-        out: Tensor = x + self.mlp(torch.cat(parts, dim=-1))
-        return out
+        return run_mlp(self.mlp, parts, x, self.backend)
 
     def _diffused_and_features(self, x: Tensor, operators: Operators) -> tuple[Tensor, ...]:
         o, features = operators, self.gradient_features
@@ -120,8 +117,14 @@ def mlp_layers(widths: Sequence[int], dropout: float) -> nn.Sequential:
 
 
 def run_mlp(layers: nn.Sequential, inputs: Sequence[Tensor], residual: Tensor, backend: Backend) -> Tensor:
-    """residual + layers([x₁ … xₙ]) for layers as `mlp_layers` makes them."""
+    """residual + layers([x₁ … xₙ]): by the kernels, unless the layers are others than `mlp_layers` makes."""
     linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    dropout = next((layer.p for layer in layers if isinstance(layer, nn.Dropout) and layer.training), 0.0)
-    weights, biases = [layer.weight for layer in linear], [layer.bias for layer in linear]
-    return mlp(inputs, weights, biases, dropout=dropout, residual=residual, backend=backend)
+    dropouts = [layer.p if layer.training else 0.0 for layer in layers if isinstance(layer, nn.Dropout)]
+    between = [type(layer) for layer in layers if type(layer) not in (nn.Linear, nn.Dropout)]
+    known = between == [nn.ReLU] * (len(linear) - 1) and all(p == dropouts[0] for p in dropouts)
+    if known and use_matrix_kernels(backend, residual):
+        weights, biases = [layer.weight for layer in linear], [layer.bias for layer in linear]
+        dropout = dropouts[0] if dropouts else 0.0
+        return mlp(inputs, weights, biases, dropout=dropout, residual=residual, backend=backend)
+    out: Tensor = residual + layers(torch.cat(list(inputs), dim=-1))
+    return out

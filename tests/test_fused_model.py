@@ -115,6 +115,22 @@ def test_same_parameters(packed: Operators) -> None:
     assert [n for n, _ in fused.named_parameters()] == [n for n, _ in plain.named_parameters()]
 
 
+def test_layers_that_the_kernels_do_not_have(packed: Operators) -> None:
+    """Another activation, or dropout that differs from layer to layer, is left to PyTorch rather than left out."""
+    plain, fused = network("torch", gradient="spectral").eval(), network("triton", gradient="spectral").eval()
+    for model in (plain, fused):
+        for block in model.blocks:
+            block.mlp[1] = torch.nn.Tanh()
+    x = features(packed)
+    assert relative(fused(x, packed), plain(x, packed)) < 1e-5
+    fused = network("triton", gradient="spectral", dropout=0.5)
+    for block in fused.blocks:
+        block.mlp[2].p = block.mlp[5].p = 0.0
+    assert torch.equal(fused(x, packed), fused(x, packed))
+    fused.blocks[0].mlp[5].p = 0.9
+    assert not torch.equal(fused(x, packed), fused(x, packed))
+
+
 def test_dropout_of_the_fused_layers(packed: Operators) -> None:
     """In training only, and other zeros in every step; a seed brings them back."""
     model = network("triton", gradient="spectral", dropout=0.5)
