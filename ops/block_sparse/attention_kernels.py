@@ -91,7 +91,7 @@ def _launch(
     (batches, heads, rows, channels), columns = query.shape, key.shape[2]
     block_rows, block_columns = max(cdiv(rows, block), 1), max(cdiv(columns, block), 1)
     shape = (len(indptr) - 1, rows, columns, channels, block_rows, block_columns, heads)
-    flags = {
+    flags: dict[str, object] = {
         "HAS_KEY_MASK": key_mask is not None,
         "HAS_MASK": mask is not None,
         "BLOCK": block,
