@@ -439,7 +439,6 @@ def test_inputs_that_are_not_contiguous(roomy: Place, layout: Callable[[Tensor],
             assert not changed[i].is_contiguous()
             got = operation(*changed, backend="triton")
             for a, b in zip(got if isinstance(got, tuple) else (got,), expected, strict=True):
-                # P = D Aᵀ is PyTorch's, and may be summed in another order.
                 assert relative(a, b.detach().cpu().double()) <= roomy.bound
 
 

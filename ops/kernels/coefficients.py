@@ -14,6 +14,8 @@ from torch import Tensor
 from diffnet.ops.kernels.ragged import sum_of_spans, sum_spans
 from diffnet.ops.kernels.tiling import cdiv, device_of, interpreted, tile
 
+ROWS = 16  # of a program, the fewest that matrix units take: there are few rows, and many multiprocessors
+
 
 @triton.jit
 def _sum_and_diffuse_kernel(
@@ -98,9 +100,9 @@ def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, dtype: torch.dtype) -> T
     if out.numel():
         block_k, block_c = (16, 16) if interpreted(d) else (tile(c, 64), tile(c, 32))
         with device_of(d):
-            _table_kernel[(cdiv(meshes * k, 16), cdiv(c, block_c))](
+            _table_kernel[(cdiv(meshes * k, ROWS), cdiv(c, block_c))](
                 d, a_re.contiguous(), a_re if a_im is None else a_im.contiguous(), out, meshes * k, c,
-                ROTATION=a_im is not None, BLOCK_V=16, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
+                ROTATION=a_im is not None, BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
             )  # fmt: skip
     return out
 
@@ -146,9 +148,11 @@ def _spectrum_gradient_kernel(
 @triton.jit
 def _matrix_gradients_kernel(
     sums, d, time_partial, partial, rows_size, span, c_size: tl.constexpr, size: tl.constexpr,
-    DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
+    TIME_ROWS: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Over a span of rows dPᵀ D and dQᵀ D, a tile each; the first tiles of rows add up the gradient of time."""
+    """Over a span of rows dPᵀ D and dQᵀ D, a tile each; the first tiles of rows add up the gradient of time, of which
+    `time_partial` has one row for every TIME_ROWS."""
     columns = tl.cdiv(c_size, BLOCK_C)
     i = (tl.program_id(1) // columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     c = (tl.program_id(1) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -174,9 +178,9 @@ def _matrix_gradients_kernel(
         tl.store(place + c_size * c_size, im, mask=inside)
     if DIFFUSED and tl.program_id(1) // columns == 0:
         slope = tl.zeros((BLOCK_C,), tl.float32)
-        for block in range(first // 16, tl.cdiv(last, 16), BLOCK_V):
+        for block in range(first // TIME_ROWS, tl.cdiv(last, TIME_ROWS), BLOCK_V):
             step = block + tl.arange(0, BLOCK_V)
-            live = (step < tl.cdiv(last, 16))[:, None] & (c < c_size)[None, :]
+            live = (step < tl.cdiv(last, TIME_ROWS))[:, None] & (c < c_size)[None, :]
             t_at = time_partial + step.to(tl.int64)[:, None] * c_size + c[None, :]
             slope += tl.sum(tl.load(t_at, mask=live, other=0.0), axis=0)
         tl.store(partial + (tl.program_id(0) + 1).to(tl.int64) * size - c_size + c, slope, mask=c < c_size)
@@ -204,10 +208,10 @@ def backward(
     rows, matrices, small = meshes * k, len(sums) - 1, interpreted(d)
     rotation, d = matrices == 2, d.contiguous()
     grad = torch.empty_like(d)
-    blocks = cdiv(rows, 16)
+    blocks = cdiv(rows, ROWS)
     time_partial = torch.empty(blocks if diffused else 0, c, dtype=torch.float32, device=d.device)
     size = matrices * c * c + (c if diffused else 0)
-    span = 32 if small else 1024  # rows of all meshes that one program adds up
+    span = 2 * ROWS if small else 64 * ROWS  # rows of all meshes that one program adds up
     partial = torch.empty(1, max(1, cdiv(rows, span)), size, dtype=torch.float32, device=d.device)
     spectrum, evals, time = (x.contiguous() for x in diffused) if diffused else (d, d, d)
     a_re, a_im = a_re.contiguous(), a_re if a_im is None else a_im.contiguous()
@@ -220,11 +224,11 @@ def backward(
                     sums if projected is None else projected, sums, spectrum, evals, time, a_re, a_im,
                     grad, time_partial, rows, c,
                     PROJECTED=projected is not None, DIFFUSED=diffused is not None, ROTATION=rotation,
-                    BLOCK_V=16, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
+                    BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
                 )  # fmt: skip
             _matrix_gradients_kernel[(partial.shape[1], columns * columns)](
                 sums, d, time_partial, partial, rows, span, c, size,
-                DIFFUSED=diffused is not None, ROTATION=rotation,
+                TIME_ROWS=ROWS, DIFFUSED=diffused is not None, ROTATION=rotation,
                 BLOCK_V=16 if small else 64, BLOCK_C=block_c, num_warps=4,
             )  # fmt: skip
     total = (sum_spans(partial, None, span) if partial.shape[1] > 1 else partial).flatten()

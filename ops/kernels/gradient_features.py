@@ -16,6 +16,7 @@ from torch import Tensor
 
 from diffnet.ops.kernels.products import in_parts, less_product, load, negated, product, split, store, transposed
 from diffnet.ops.kernels.ragged import choose_span, span_count, span_rows, sum_spans
+from diffnet.ops.kernels.spectral import load_coefficients
 from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
@@ -89,6 +90,14 @@ def halves(ab):
 
 
 @triton.jit
+def _tables(coefficients, mesh, meshes, k_size: tl.constexpr, c_size: tl.constexpr):
+    """Where D, P and Q of a mesh begin."""
+    plane = (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
+    d_at = coefficients + mesh.to(tl.int64) * k_size * c_size
+    return d_at, d_at + plane, d_at + plane + plane
+
+
+@triton.jit
 def _load_table(at, apart, k, c, k_size: tl.constexpr, c_size: tl.constexpr, PRECISION: tl.constexpr):
     inside = (k < k_size)[:, None] & (c < c_size)[None, :]
     return load(at + k[:, None] * c_size + c[None, :], apart, inside, PRECISION)
@@ -131,21 +140,20 @@ def _forward_kernel(
     DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """x = Φ D (if DIFFUSED) and f at the rows of one span. ONE_STEP: D, P, Q fit one tile each and are read once."""
+    """x = Φ D (if DIFFUSED) and f at the rows of one span. ONE_STEP: D, P, Q fit one tile each and are read once;
+    then PRECISION isn't bf16x3, whose parts would be too many."""
     columns = tl.cdiv(c_size, BLOCK_C)
     index = tl.program_id(0) // columns
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = tl.arange(0, BLOCK_K)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
-    d_at = coefficients + mesh.to(tl.int64) * k_size * c_size
-    p_at = d_at + (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
-    q_at = p_at + (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
+    d_at, p_at, q_at = _tables(coefficients, mesh, meshes, k_size, c_size)
     in_c = (c < c_size)[None, :]
     if ONE_STEP:
-        d = _load_table(d_at, apart, k, c, k_size, c_size, PRECISION)
-        p = _load_table(p_at, apart, k, c, k_size, c_size, PRECISION)
+        d = load_coefficients(d_at, k, c, k_size, c_size)
+        p = load_coefficients(p_at, k, c, k_size, c_size)
         if ROTATION:
-            q = _load_table(q_at, apart, k, c, k_size, c_size, PRECISION)
+            q = load_coefficients(q_at, k, c, k_size, c_size)
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
@@ -155,20 +163,20 @@ def _forward_kernel(
         out = v * c_size + c[None, :]
         if ONE_STEP:
             inside = live & (k < k_size)[None, :]
-            x = split(tl.load(gx_at + k[None, :], mask=inside, other=0.0), PRECISION)
-            y = split(tl.load(gy_at + k[None, :], mask=inside, other=0.0), PRECISION)
+            x = tl.load(gx_at + k[None, :], mask=inside, other=0.0)
+            y = tl.load(gy_at + k[None, :], mask=inside, other=0.0)
             if NARROW:
-                x = in_registers(x[0]), in_registers(x[1])
-                y = in_registers(y[0]), in_registers(y[1])
+                x = in_registers(x)
+                y = in_registers(y)
             # One component after the other, so that few accumulators live at a time.
-            bx = product(x, p, None, PRECISION)
+            bx = tl.dot(x, p, input_precision=PRECISION)
             if ROTATION:
-                bx -= product(y, q, None, PRECISION)
-            z = product(x, d, None, PRECISION) * bx
-            by = product(y, p, None, PRECISION)
+                bx -= tl.dot(y, q, input_precision=PRECISION)
+            z = tl.dot(x, d, input_precision=PRECISION) * bx
+            by = tl.dot(y, p, input_precision=PRECISION)
             if ROTATION:
-                by = product(x, q, by, PRECISION)
-            z += product(y, d, None, PRECISION) * by
+                by = tl.dot(x, q, by, input_precision=PRECISION)
+            z += tl.dot(y, d, input_precision=PRECISION) * by
         else:
             gx, gy, bx, by = _products(
                 gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
@@ -179,27 +187,27 @@ def _forward_kernel(
         if DIFFUSED:
             phi_at = basis + wide * basis_stride + v * basis_stride
             if ONE_STEP:
-                phi = split(tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0), PRECISION)
-                value = product(phi, d, None, PRECISION)
+                phi = tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0)
+                value = tl.dot(phi, d, input_precision=PRECISION)
             else:
                 value = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
                 for step in range(0, k_size, BLOCK_K):
                     ks = step + k
                     phi = tl.load(phi_at + ks[None, :], mask=live & (ks < k_size)[None, :], other=0.0)
-                    d = _load_table(d_at, apart, ks, c, k_size, c_size, PRECISION)
-                    value = product(split(phi, PRECISION), d, value, PRECISION)
+                    part = _load_table(d_at, apart, ks, c, k_size, c_size, PRECISION)
+                    value = product(split(phi, PRECISION), part, value, PRECISION)
             tl.store(diffused + wide * c_size + out, value.to(diffused.dtype.element_ty), mask=live & in_c)
 
 
 @triton.jit
 def _backward_kernel(
     grad, coefficients, gradient, ptr, partial,
-    meshes, spans, span, apart, gradient_plane,
+    meshes, spans, span, gradient_plane,
     k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
     ROTATION: tl.constexpr, PAIRED: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dD, dP, dQ (K, C) summed over the rows of one span, into the planes of `partial`.
+    """dD, dP, dQ (K, C) summed over the rows of one span, into the planes of `partial`; not for bf16x3, see `backward`.
 
     With ds = df ∘ (1 − f²): dD = G̃_Xᵀ(ds∘b_x) + G̃_Yᵀ(ds∘b_y), dP = G̃_Xᵀ(ds∘g_x) + G̃_Yᵀ(ds∘g_y),
     dQ = G̃_Xᵀ(ds∘g_y) − G̃_Yᵀ(ds∘g_x). Only inputs are read; what the forward computed is computed again.
@@ -214,18 +222,16 @@ def _backward_kernel(
     own = (which // columns) * BLOCK_K + tl.arange(0, BLOCK_K)  # the rows of dD, dP, dQ that this program adds up
     k = tl.arange(0, BLOCK_K)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
-    d_at = coefficients + mesh.to(tl.int64) * k_size * c_size
-    p_at = d_at + (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
-    q_at = p_at + (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
+    d_at, p_at, q_at = _tables(coefficients, mesh, meshes, k_size, c_size)
     dtype = gradient.dtype.element_ty
     if ONE_STEP:
-        d = _load_table(d_at, apart, k, c, k_size, c_size, PRECISION)
-        p = _load_table(p_at, apart, k, c, k_size, c_size, PRECISION)
+        d = load_coefficients(d_at, k, c, k_size, c_size)
+        p = load_coefficients(p_at, k, c, k_size, c_size)
         if ROTATION:
-            q = _load_table(q_at, apart, k, c, k_size, c_size, PRECISION)
-            n = negated(q)
+            q = load_coefficients(q_at, k, c, k_size, c_size)
+            n = -q
             if PAIRED:
-                pq = side_by_side(p[0], q[0])
+                pq = side_by_side(p, q)
     d_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     p_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     q_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
@@ -238,63 +244,57 @@ def _backward_kernel(
         gy_at = gradient + gradient_plane + wide * gradient_stride + v * gradient_stride
         own_inside = live & (own < k_size)[None, :]
         inside = live & (c < c_size)[None, :]
-        x = split(tl.load(gx_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
-        y = split(tl.load(gy_at + own[None, :], mask=own_inside, other=0.0), PRECISION)
+        x = tl.load(gx_at + own[None, :], mask=own_inside, other=0.0)
+        y = tl.load(gy_at + own[None, :], mask=own_inside, other=0.0)
         if PAIRED:
-            xp, xq = halves(tl.dot(x[0], pq, input_precision=PRECISION))
-            yp, yq = halves(tl.dot(y[0], pq, input_precision=PRECISION))
+            xp, xq = halves(tl.dot(x, pq, input_precision=PRECISION))
+            yp, yq = halves(tl.dot(y, pq, input_precision=PRECISION))
             bx = xp - yq
             by = yp + xq
-            gx = tl.dot(x[0], d[0], input_precision=PRECISION)
-            gy = tl.dot(y[0], d[0], input_precision=PRECISION)
+            gx = tl.dot(x, d, input_precision=PRECISION)
+            gy = tl.dot(y, d, input_precision=PRECISION)
             z = gx * bx + gy * by
         elif ONE_STEP:
             # One component after the other; each product is rounded, as the sums below take it, once z has it. That
             # halves the registers that it waits in.
-            bx = product(x, p, None, PRECISION)
+            bx = tl.dot(x, p, input_precision=PRECISION)
             if ROTATION:
-                bx = product(y, n, bx, PRECISION)
-            gx = product(x, d, None, PRECISION)
+                bx = tl.dot(y, n, bx, input_precision=PRECISION)
+            gx = tl.dot(x, d, input_precision=PRECISION)
             z = gx * bx
             gx = gx.to(dtype)
             bx = bx.to(dtype)
-            by = product(y, p, None, PRECISION)
+            by = tl.dot(y, p, input_precision=PRECISION)
             if ROTATION:
-                by = product(x, q, by, PRECISION)
-            gy = product(y, d, None, PRECISION)
+                by = tl.dot(x, q, by, input_precision=PRECISION)
+            gy = tl.dot(y, d, input_precision=PRECISION)
             z += gy * by
             gy = gy.to(dtype)
             by = by.to(dtype)
         else:
             gx, gy, bx, by = _products(
-                gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
+                gx_at, gy_at, d_at, p_at, q_at, 0, live, k, c, k_size, c_size,
                 ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
             )  # fmt: skip
             z = gx * bx + gy * by
         f = tanh(z, NARROW)
         df = tl.load(grad + wide * grad_stride + (v * grad_stride + c[None, :]), mask=inside, other=0.0)
         ds = df.to(tl.float32) * (1.0 - f * f)
+        xt = tl.trans(x)
+        yt = tl.trans(y)
+        d_sum = tl.dot(xt, (ds * bx).to(dtype), d_sum, input_precision=PRECISION)
+        d_sum = tl.dot(yt, (ds * by).to(dtype), d_sum, input_precision=PRECISION)
+        px = (ds * gx).to(dtype)
+        py = (ds * gy).to(dtype)
         if PAIRED:
-            xt = tl.trans(x[0])
-            yt = tl.trans(y[0])
-            px = (ds * gx).to(dtype)
-            py = (ds * gy).to(dtype)
-            d_sum = tl.dot(xt, (ds * bx).to(dtype), d_sum, input_precision=PRECISION)
-            d_sum = tl.dot(yt, (ds * by).to(dtype), d_sum, input_precision=PRECISION)
             pq_sum = tl.dot(xt, side_by_side(px, py), pq_sum, input_precision=PRECISION)
             pq_sum = tl.dot(yt, side_by_side(py, -px), pq_sum, input_precision=PRECISION)
         else:
-            xt = transposed(x)
-            yt = transposed(y)
-            d_sum = product(xt, split((ds * bx).to(dtype), PRECISION), d_sum, PRECISION)
-            d_sum = product(yt, split((ds * by).to(dtype), PRECISION), d_sum, PRECISION)
-            px = split((ds * gx).to(dtype), PRECISION)
-            py = split((ds * gy).to(dtype), PRECISION)
-            p_sum = product(xt, px, p_sum, PRECISION)
-            p_sum = product(yt, py, p_sum, PRECISION)
+            p_sum = tl.dot(xt, px, p_sum, input_precision=PRECISION)
+            p_sum = tl.dot(yt, py, p_sum, input_precision=PRECISION)
             if ROTATION:
-                q_sum = product(xt, py, q_sum, PRECISION)
-                q_sum = product(yt, negated(px), q_sum, PRECISION)
+                q_sum = tl.dot(xt, py, q_sum, input_precision=PRECISION)
+                q_sum = tl.dot(yt, -px, q_sum, input_precision=PRECISION)
     if PAIRED:
         p_sum, q_sum = halves(pq_sum)
     _store_sums(partial, index, spans, own, c, d_sum, p_sum, q_sum, k_size, c_size, ROTATION)
@@ -314,9 +314,7 @@ def _derivatives_kernel(
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = tl.arange(0, BLOCK_K)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
-    d_at = coefficients + mesh.to(tl.int64) * k_size * c_size
-    p_at = d_at + (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
-    q_at = p_at + (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
+    d_at, p_at, q_at = _tables(coefficients, mesh, meshes, k_size, c_size)
     plane = (mesh * 0 + rows_size).to(tl.int64) * c_size
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
@@ -458,7 +456,7 @@ def backward(grad: Tensor, table: Tensor, gradient_basis: Tensor, ptr: Tensor, t
         with device_of(gradient_basis):
             _backward_kernel[(spans, tiles)](
                 grad, table, gradient_basis, ptr, partial,
-                meshes, spans, span, 0, gradient_basis.stride(0), k, c, grad.stride(0), gradient_basis.stride(1),
+                meshes, spans, span, gradient_basis.stride(0), k, c, grad.stride(0), gradient_basis.stride(1),
                 ROTATION=planes == 3, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
                 NARROW=narrow(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
                 num_warps=t.warps, num_stages=t.stages,
