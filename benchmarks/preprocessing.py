@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from diffnet.benchmarks.original_preprocessing import original_eigenbasis, original_precompute
 from diffnet.benchmarks.registry import Case, Options, Unavailable, benchmark
-from diffnet.data import Preprocessing, available_cores, fill_cache, prepare
+from diffnet.data import Preprocessing, available_cores, fill_cache, load_meanwhile, prepare
 from diffnet.geometry import (
     FORMATS,
     LaplacianKind,
@@ -130,16 +129,13 @@ def _load_all_afresh(files: Sequence[Path], preprocessing: Preprocessing, cache:
 
 
 def load_all(files: Sequence[Path], preprocessing: Preprocessing, cache: Path) -> list[Operators]:
-    loading = dict[int, Future[tuple[Mesh, Operators]]]()
-    with ThreadPoolExecutor(1) as loader:  # as the training loop does it
-
-        def load(i: int) -> None:
-            loading[i] = loader.submit(prepare, files[i], preprocessing, cache)
-
-        failed = fill_cache(files, preprocessing, cache, ready=load)
+    failed, loaded = load_meanwhile(  # as the training loop does it
+        lambda i: prepare(files[i], preprocessing, cache),
+        lambda ready: fill_cache(files, preprocessing, cache, ready=ready),
+    )
     if failed:
         raise ValueError(f"{len(failed)} of {len(files)} meshes can't be used: {next(iter(failed.values()))}")
-    return [loading[i].result()[1] for i in range(len(files))]
+    return [loaded[i].result()[1] for i in range(len(files))]
 
 
 def _cases(options: Options) -> Iterator[tuple[str, list[Mesh]]]:

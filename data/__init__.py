@@ -9,6 +9,7 @@ from diffnet.data.preprocess import (
     Preprocessing,
     fill_cache,
     input_features,
+    load_meanwhile,
     prepare,
 )
 from diffnet.data.samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
@@ -34,6 +35,7 @@ __all__ = [
     "fill_cache",
     "input_features",
     "load_dataset",
+    "load_meanwhile",
     "make_sample",
     "prepare",
 ]

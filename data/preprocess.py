@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ from diffnet.geometry import (
     wks,
 )
 from diffnet.geometry.workers import available_cores, interrupts_blocked, worker_pool
+
+T = TypeVar("T")
 
 FeatureKind: TypeAlias = Literal["hks", "log-hks", "xyz", "wks"]
 FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "log-hks": 16, "xyz": 3, "wks": 16}
@@ -93,6 +95,20 @@ def input_features(mesh: Mesh, operators: Operators, kind: FeatureKind) -> Tenso
         return wks(operators, FEATURE_CHANNELS[kind])
     descriptor = hks(operators, FEATURE_CHANNELS[kind])
     return descriptor if kind == "hks" else descriptor.clamp(min=1e-6).log() / 3
+
+
+def load_meanwhile(
+    load: Callable[[int], T], fill: Callable[[Callable[[int], Any]], dict[int, str]]
+) -> tuple[dict[int, str], dict[int, Future[T]]]:
+    """What `fill(ready)` returns, and load(i) for each position i that it called `ready` with: a thread reads what is
+    there while the rest is computed."""
+    loaded = dict[int, Future[T]]()
+    with ThreadPoolExecutor(1) as loader:
+
+        def ready(position: int) -> None:
+            loaded[position] = loader.submit(load, position)
+
+        return fill(ready), loaded
 
 
 def fill_cache(

@@ -7,7 +7,6 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from diffnet.data import (
     Sample,
     available_cores,
     fill_cache,
+    load_meanwhile,
     make_sample,
 )
 from diffnet.geometry import MeshLike
@@ -150,17 +150,15 @@ def preprocess(
     items: Sequence[LabeledMesh], options: TrainOptions, cache_dir: Path, jobs: int | None, console: Console
 ) -> list[Sample]:
     """Samples by way of the cache, with a progress bar. Raises DataError naming the meshes that can't be used."""
-    chosen, loading = options.preprocessing, dict[int, Future[Sample]]()
-    with ThreadPoolExecutor(1) as loader:  # reads what is there while others are computed
-
-        def load(i: int) -> None:
-            loading[i] = loader.submit(make_sample, items[i], chosen, cache_dir)
-
-        failed = fill_cache_with_bar([item.mesh for item in items], chosen, cache_dir, jobs, console, ready=load)
+    chosen, meshes = options.preprocessing, [item.mesh for item in items]
+    failed, samples = load_meanwhile(
+        lambda i: make_sample(items[i], chosen, cache_dir),
+        lambda ready: fill_cache_with_bar(meshes, chosen, cache_dir, jobs, console, ready=ready),
+    )
     if failed:
         lines = [f"{items[i].name}: {reason}" for i, reason in failed.items()]
         raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: " + "; ".join(lines))
-    return [loading[i].result() for i in range(len(items))]
+    return [samples[i].result() for i in range(len(items))]
 
 
 def fill_cache_with_bar(
