@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -82,12 +83,17 @@ GATHERINGS = [
 ]
 
 
+# A kernel that takes a tiling, its operations and the bytes that it has to move; of a device, arithmetic, V, K, C.
+Made: TypeAlias = tuple[Callable[..., object], float, float]
+Make: TypeAlias = Callable[[torch.device, Arithmetic, int, int, int], Made]
+
+
 def _cases(
     options: Options,
     name: str,
     candidates: dict[str, list[tuple[int, int, int, int, int]]],
     programs: tuple[int, ...],
-    make: Callable[[torch.device, Arithmetic, int, int, int], tuple[Callable[..., object], float, float]],
+    make: Make,
 ) -> Iterator[Case]:
     device, k = options.device, options.k or 128
     for dtype in options.dtypes or ("bf16", "tf32"):
@@ -127,9 +133,7 @@ def _random(device: torch.device, kind: Arithmetic, *shape: int) -> Tensor:
 def tune_forward(options: Options) -> Iterator[Case]:
     """Tiles of the forward of gradient features, x_d with it."""
 
-    def make(
-        device: torch.device, kind: Arithmetic, v: int, k: int, c: int
-    ) -> tuple[Callable[..., object], float, float]:
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
         table = _random(device, kind, 3, 1, k, c)
         evecs, pushed = _random(device, kind, v, k), _random(device, kind, 2, v, k)
         ptr = torch.tensor([0, v], device=device)
@@ -147,52 +151,39 @@ def tune_forward(options: Options) -> Iterator[Case]:
 @benchmark("tune-gradient-features-backward", metrics=("TFLOP/s",))
 def tune_backward(options: Options) -> Iterator[Case]:
     """Tiles of the backward of gradient features."""
-
-    def make(
-        device: torch.device, kind: Arithmetic, v: int, k: int, c: int
-    ) -> tuple[Callable[..., object], float, float]:
-        table = _random(device, kind, 3, 1, k, c)
-        grad, pushed = _random(device, kind, v, c), _random(device, kind, 2, v, k)
-        ptr = torch.tensor([0, v], device=device)
-
-        def run(tiling: object) -> object:
-            from diffnet.ops.kernels.gradient_features import backward
-
-            return backward(grad, table, pushed, ptr, tiling)  # type: ignore[arg-type]
-
-        return run, 24.0 * v * k * c, float(kind.bytes * v * (2 * k + c))
-
-    yield from _cases(options, "backward", BACKWARD, (1, 2, 4), make)
+    yield from _cases(options, "backward", BACKWARD, (1, 2, 4), _backward("backward", 24.0, 1))
 
 
 @benchmark("tune-gradient-features-derivatives", metrics=("TFLOP/s",))
 def tune_derivatives(options: Options) -> Iterator[Case]:
     """Tiles of the first half of that backward where float32 is taken in two parts; the ones above are the other's."""
+    tf32 = replace(options, dtypes=("tf32",))
+    yield from _cases(tf32, "derivatives", FORWARD, (2, 4, 8), _backward("derivatives", 12.0, 5))
 
-    def make(
-        device: torch.device, kind: Arithmetic, v: int, k: int, c: int
-    ) -> tuple[Callable[..., object], float, float]:
+
+def _backward(name: str, flops: float, columns: int) -> Make:
+    """A function of the backward, with its operations by vertex, eigenpair and channel, and how often V×C is moved."""
+
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
         table = _random(device, kind, 3, 1, k, c)
         grad, pushed = _random(device, kind, v, c), _random(device, kind, 2, v, k)
         ptr = torch.tensor([0, v], device=device)
 
         def run(tiling: object) -> object:
-            from diffnet.ops.kernels.gradient_features import derivatives
+            from diffnet.ops.kernels import gradient_features
 
-            return derivatives(grad, table, pushed, ptr, tiling)  # type: ignore[arg-type]
+            return getattr(gradient_features, name)(grad, table, pushed, ptr, tiling)
 
-        return run, 12.0 * v * k * c, float(kind.bytes * v * (2 * k + 5 * c))
+        return run, flops * v * k * c, float(kind.bytes * v * (2 * k + columns * c))
 
-    yield from _cases(replace(options, dtypes=("tf32",)), "derivatives", FORWARD, (2, 4, 8), make)
+    return make
 
 
 @benchmark("tune-project", metrics=("GB/s",))
 def tune_project(options: Options) -> Iterator[Case]:
     """Tiles of Φᵀ(m ∘ x)."""
 
-    def make(
-        device: torch.device, kind: Arithmetic, v: int, k: int, c: int
-    ) -> tuple[Callable[..., object], float, float]:
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
         x, evecs, mass = _random(device, kind, v, c), _random(device, kind, v, k), torch.rand(v, device=device)
         ptr = torch.tensor([0, v], device=device)
 
@@ -210,9 +201,7 @@ def tune_project(options: Options) -> Iterator[Case]:
 def tune_evaluate(options: Options) -> Iterator[Case]:
     """Tiles of m ∘ (Φ D)."""
 
-    def make(
-        device: torch.device, kind: Arithmetic, v: int, k: int, c: int
-    ) -> tuple[Callable[..., object], float, float]:
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
         d, evecs, mass = torch.randn(1, k, c, device=device), _random(device, kind, v, k), torch.rand(v, device=device)
         ptr = torch.tensor([0, v], device=device)
 
@@ -230,9 +219,7 @@ def tune_evaluate(options: Options) -> Iterator[Case]:
 def tune_linear(options: Options) -> Iterator[Case]:
     """Tiles of the first layer of a block's MLP, with dropout."""
 
-    def make(
-        device: torch.device, kind: Arithmetic, v: int, k: int, c: int
-    ) -> tuple[Callable[..., object], float, float]:
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
         parts = [_random(device, kind, v, c) for _ in range(3)]
         weight, bias = _random(device, kind, c, 3 * c), torch.randn(c, device=device)
         seed = torch.randint(2**31, (2,), device=device)
@@ -251,13 +238,8 @@ def tune_linear(options: Options) -> Iterator[Case]:
 def tune_weight_gradients(options: Options) -> Iterator[Case]:
     """Tiles of the gradients of the weights of a block's MLP."""
 
-    def make(
-        device: torch.device, kind: Arithmetic, v: int, k: int, c: int
-    ) -> tuple[Callable[..., object], float, float]:
-        (first, second, third), inputs = (
-            [_random(device, kind, v, c) for _ in range(3)],
-            [_random(device, kind, v, c) for _ in range(5)],
-        )
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
+        first, second, third, *inputs = (_random(device, kind, v, c) for _ in range(8))
         pairs = list(zip([first, first, first, second, third], inputs, strict=True))
 
         def run(tiling: object) -> object:
