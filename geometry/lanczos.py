@@ -19,9 +19,9 @@ class KrylovSpace:
     and goes on from there (Wu & Simon 2000, "Thick-restart Lanczos").
     """
 
-    def __init__(self, operator: ShiftInvert, wanted: int, tolerated_loss: float = 1e-8) -> None:
+    def __init__(self, operator: ShiftInvert, wanted: int, block: int, tolerated_loss: float = 1e-8) -> None:
         self.operator = operator
-        self.block = block = operator.block
+        self.block = block
         self.wanted = wanted
         self.tolerated_loss = tolerated_loss  # of orthogonality; 0 is slower, and takes harder problems
         # As many vectors let the pairs wanted converge, as a rule; room for a quarter more is rarely needed.

@@ -24,7 +24,7 @@ class ShiftInvert:
     isn't positive definite.
     """
 
-    block = 8  # rows to apply it to at once: enough for matrix products, and the fewer, the fewer are needed altogether
+    block = 4  # rows to apply it to at once: as many as CHOLMOD solves together; the fewer, the fewer it takes in all
 
     def __init__(self, laplacian: scipy.sparse.csr_matrix, mass: NDArray[np.float64], shift: float) -> None:
         self.rank = len(mass) - 1

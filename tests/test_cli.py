@@ -680,8 +680,8 @@ def test_killed_while_preprocessing(tmp_path):
     for _ in range(2):
         process = start("precompute", *files, "--cache", cache, "--jobs", 2)
         try:
-            more = np.random.default_rng().integers(1, 5)  # so that much is left to do after both
-            wait_for(lambda enough=len(found) + more: len(entries()) >= enough, process)
+            enough = len(found) + np.random.default_rng().integers(1, 5)  # much is left to do after both
+            wait_for(lambda enough=enough: len(entries()) >= enough, process)
             time.sleep(np.random.default_rng().uniform(0, 0.05))
             process.kill()
             process.communicate(timeout=30)
