@@ -68,7 +68,7 @@ def launch_blocks(pattern: BlockPattern, channels: int, dtype: torch.dtype) -> N
     block_kernels.softmax_backward(structure[0], scores, scores, 0.5)
     given = query, key, key, keys, mask
     attention_kernels.attention(*structure, *given, 0.5, pattern.block)
-    attention_kernels.attention_backward(*structure, *structure, order, *given, sums, sums, query, 0.5, pattern.block)
+    attention_kernels.attention_backward(*structure, *structure, order, *given, query, sums, query, 0.5, pattern.block)
 
 
 def launch_all(dtype: torch.dtype) -> None:

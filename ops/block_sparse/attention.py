@@ -121,14 +121,14 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value."""
     indptr, indices, t_indptr, t_indices, order = structure
-    delta = (out.to(sums.dtype) * grad).sum(-1)
     if triton:
         from diffnet.ops.block_sparse import attention_kernels
 
         arrays = indptr, indices, t_indptr, t_indices, order
         given = query, key, value, key_mask, mask
-        return attention_kernels.attention_backward(*arrays, *given, sums, delta, grad, scale, block)
+        return attention_kernels.attention_backward(*arrays, *given, out, sums, grad, scale, block)
     rows, columns, wide = query.shape[2], key.shape[2], sums.dtype
+    delta = (out.to(wide) * grad).sum(-1)
     q, k, v, g = (t.to(wide) for t in (query, key, value, grad))
     inside = mask_inside(indptr, indices, rows, columns, block, key_mask, mask)
     of_row = row_of_each(indptr, indices)

@@ -55,8 +55,8 @@ def attention_backward(
     value: Tensor,
     key_mask: Tensor | None,
     mask: Tensor | None,
+    out: Tensor,
     sums: Tensor,
-    delta: Tensor,
     grad: Tensor,
     scale: float,
     block: int,
@@ -64,10 +64,13 @@ def attention_backward(
     """See `attention._attention_backward`."""
     query, key, value, grad = query.contiguous(), key.contiguous(), value.contiguous(), grad.contiguous()
     grad_q, grad_k, grad_v = (t.new_empty(t.shape) for t in (query, key, value))
-    given = (query, key, value, *_masks(query, key_mask, mask), sums, delta.contiguous(), grad)
+    delta = torch.empty_like(sums)
+    given = (query, key, value, *_masks(query, key_mask, mask), sums, delta, grad)
     if grad_q.numel() > 0:
         programs, shape, flags = _launch(indptr, query, key, key_mask, mask, block)
-        _query_backward[programs](indptr, indices, *given, grad_q, *shape, scale, scale * math.log2(math.e), **flags)
+        _query_backward[programs](
+            indptr, indices, *given, out.contiguous(), grad_q, *shape, scale, scale * math.log2(math.e), **flags
+        )
     if grad_k.numel() > 0:
         programs, shape, flags = _launch(t_indptr, query, key, key_mask, mask, block)
         flags["STEP"] = min(block, KEY_BACKWARD_STEP)
@@ -92,6 +95,7 @@ def _launch(
     block_rows, block_columns = max(cdiv(rows, block), 1), max(cdiv(columns, block), 1)
     shape = (len(indptr) - 1, rows, columns, channels, block_rows, block_columns, heads)
     flags: dict[str, object] = {
+        "WHOLE": rows % block == 0 and columns % block == 0,
         "HAS_KEY_MASK": key_mask is not None,
         "HAS_MASK": mask is not None,
         "BLOCK": block,
@@ -114,24 +118,26 @@ def _tile(x, head_start, n, size, channels, WIDTH: tl.constexpr):
 
 @triton.jit
 def _visible(
-    key_mask, mask, z, at, i, j, r, n, rows, columns,
-    HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
+    s, key_mask, mask, z, at, i, j, r, n, rows, columns,
+    WHOLE: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Which queries r see which keys n: places i and j in block `at`."""
-    here = (r < rows)[:, None] & (n < columns)[None, :]
+    """Scores s, of which those of queries r that don't see keys n are −∞: places i and j in block `at`. The queries go
+    along one of the axes, with 1 in place of the other, and the keys along the other."""
+    if not WHOLE:
+        s = tl.where((r < rows) & (n < columns), s, float("-inf"))
     if HAS_KEY_MASK:
-        here = here & (tl.load(key_mask + z * columns + n, mask=n < columns, other=0) != 0)[None, :]
+        s = tl.where(tl.load(key_mask + z * columns + n, mask=n < columns, other=0) != 0, s, float("-inf"))
     if HAS_MASK:
-        here = here & (tl.load(mask + at * (BLOCK * BLOCK) + i[:, None] * BLOCK + j[None, :]) != 0)
-    return here
+        s = tl.where(tl.load(mask + at * (BLOCK * BLOCK) + i * BLOCK + j) != 0, s, float("-inf"))
+    return s
 
 
 @triton.jit
 def _attend(
     indptr, indices, query, key, value, key_mask, mask, out, sums,
     all_block_rows, rows, columns, channels, block_rows, block_columns, heads, scale2,
-    HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
-    WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
+    STEP: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     block_row = tl.program_id(0) % all_block_rows
     z = (tl.program_id(0) // all_block_rows).to(tl.int64)
@@ -152,8 +158,10 @@ def _attend(
         k = _tile(key, head * columns, n, columns, channels, WIDTH)
         v = _tile(value, head * columns, n, columns, channels, WIDTH)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale2
-        here = _visible(key_mask, mask, z, e.to(tl.int64), place, j, r, n, rows, columns, HAS_KEY_MASK, HAS_MASK, BLOCK)
-        s = tl.where(here, s, float("-inf"))
+        s = _visible(
+            s, key_mask, mask, z, e.to(tl.int64), place[:, None], j[None, :], r[:, None], n[None, :], rows, columns,
+            WHOLE, HAS_KEY_MASK, HAS_MASK, BLOCK,
+        )  # fmt: skip
         new_top = tl.maximum(top, tl.max(s, 1))
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         p = tl.exp2(s - base[:, None])
@@ -173,12 +181,12 @@ def _attend(
 
 @triton.jit
 def _query_backward(
-    indptr, indices, query, key, value, key_mask, mask, sums, delta, grad, grad_q,
+    indptr, indices, query, key, value, key_mask, mask, sums, delta, grad, out, grad_q,
     all_block_rows, rows, columns, channels, block_rows, block_columns, heads, scale, scale2,
-    HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
-    WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
+    STEP: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dQ = scale · dS K, with dS = P ∘ (dO Vᵀ − δ)."""
+    """dQ = scale · dS K, with dS = P ∘ (dO Vᵀ − δ), and δ, the inner products of dO and O, which is kept."""
     block_row = tl.program_id(0) % all_block_rows
     z = (tl.program_id(0) // all_block_rows).to(tl.int64)
     head = z * heads + block_row // block_rows
@@ -187,7 +195,8 @@ def _query_backward(
     q = _tile(query, head * rows, r, rows, channels, WIDTH)
     g = _tile(grad, head * rows, r, rows, channels, WIDTH)
     base = tl.load(sums + head * rows + r, mask=r < rows, other=0)
-    d = tl.load(delta + head * rows + r, mask=r < rows, other=0)
+    d = tl.sum(g.to(tl.float32) * _tile(out, head * rows, r, rows, channels, WIDTH).to(tl.float32), 1)
+    tl.store(delta + head * rows + r, d, mask=r < rows)
     steps: tl.constexpr = BLOCK // STEP
     first = tl.load(indptr + block_row)
     last = tl.load(indptr + block_row + 1)
@@ -199,8 +208,11 @@ def _query_backward(
         k = _tile(key, head * columns, n, columns, channels, WIDTH)
         v = _tile(value, head * columns, n, columns, channels, WIDTH)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale2
-        here = _visible(key_mask, mask, z, e.to(tl.int64), place, j, r, n, rows, columns, HAS_KEY_MASK, HAS_MASK, BLOCK)
-        p = tl.exp2(tl.where(here, s - base[:, None], float("-inf")))
+        s = _visible(
+            s, key_mask, mask, z, e.to(tl.int64), place[:, None], j[None, :], r[:, None], n[None, :], rows, columns,
+            WHOLE, HAS_KEY_MASK, HAS_MASK, BLOCK,
+        )  # fmt: skip
+        p = tl.exp2(s - base[:, None])
         ds = p * (tl.dot(g, tl.trans(v), input_precision=PRECISION) - d[:, None])
         result = tl.dot(ds.to(k.dtype), k, result, input_precision=PRECISION)
     c = tl.arange(0, WIDTH)
@@ -213,10 +225,11 @@ def _query_backward(
 def _key_backward(
     t_indptr, t_indices, order, query, key, value, key_mask, mask, sums, delta, grad, grad_k, grad_v,
     all_block_columns, rows, columns, channels, block_rows, block_columns, heads, scale, scale2,
-    HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
-    WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
+    STEP: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dK = scale · dSᵀ Q and dV = Pᵀ dO, block column by block column."""
+    """dK = scale · dSᵀ Q and dV = Pᵀ dO, block column by block column. Scores have the keys along their first axis, so
+    that they are left factors as they are, in registers."""
     block_column = tl.program_id(0) % all_block_columns
     z = (tl.program_id(0) // all_block_columns).to(tl.int64)
     head = z * heads + block_column // block_columns
@@ -237,13 +250,16 @@ def _key_backward(
         g = _tile(grad, head * rows, r, rows, channels, WIDTH)
         base = tl.load(sums + head * rows + r, mask=r < rows, other=0)
         d = tl.load(delta + head * rows + r, mask=r < rows, other=0)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale2
+        s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale2
         at = tl.load(order + e).to(tl.int64)
-        here = _visible(key_mask, mask, z, at, i, place, r, n, rows, columns, HAS_KEY_MASK, HAS_MASK, BLOCK)
-        p = tl.exp2(tl.where(here, s - base[:, None], float("-inf")))
-        dv = tl.dot(tl.trans(p.to(g.dtype)), g, dv, input_precision=PRECISION)
-        ds = p * (tl.dot(g, tl.trans(v), input_precision=PRECISION) - d[:, None])
-        dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk, input_precision=PRECISION)
+        s = _visible(
+            s, key_mask, mask, z, at, i[None, :], place[:, None], r[None, :], n[:, None], rows, columns,
+            WHOLE, HAS_KEY_MASK, HAS_MASK, BLOCK,
+        )  # fmt: skip
+        p = tl.exp2(s - base[None, :])
+        dv = tl.dot(p.to(g.dtype), g, dv, input_precision=PRECISION)
+        ds = p * (tl.dot(v, tl.trans(g), input_precision=PRECISION) - d[None, :])
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
     c = tl.arange(0, WIDTH)
     at_keys = (head * columns + n)[:, None] * channels + c[None, :]
     inside = (n < columns)[:, None] & (c < channels)[None, :]
