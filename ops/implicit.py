@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diffnet.ops.backend import Backend
 from diffnet.ops.conjugate_gradients import conjugate_gradients
+from diffnet.ops.dispatch import differentiable
 from diffnet.ops.ragged import row_lengths
 from diffnet.ops.sparse import SparseMatrix
 from diffnet.ops.sparse.pattern import CsrArrays, csr_arrays
@@ -70,8 +71,7 @@ def implicit_diffusion(
     return torch.where(live, solution, wide).to(x.dtype)
 
 
-@torch.library.custom_op("diffnet::implicit_solve", mutates_args=())
-def _solve(
+def _solve_kernel(
     structure: Sequence[Tensor],
     ptr: Tensor,
     diagonal: Tensor,
@@ -122,8 +122,7 @@ def _solve(
     )
 
 
-@_solve.register_fake
-def _(
+def _solve_fake(
     structure: Sequence[Tensor],
     ptr: Tensor,
     diagonal: Tensor,
@@ -161,4 +160,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), None, None, grad_values, grad_mass, grad_time, w if need_b else None, *[None] * 5
 
 
-_solve.register_autograd(_backward, setup_context=_save)
+_solve = differentiable("diffnet::implicit_solve", _solve_kernel, _solve_fake, _save, _backward)

@@ -14,6 +14,7 @@ from diffnet.ops.block_sparse import plain
 from diffnet.ops.block_sparse.pattern import BlockPattern
 from diffnet.ops.block_sparse.products import _structure
 from diffnet.ops.block_sparse.softmax import flat_key_mask, mask_at_blocks, mask_inside
+from diffnet.ops.dispatch import differentiable, opaque
 from diffnet.ops.precision import compute_dtype
 from diffnet.ops.sparse.pattern import row_of_each
 from diffnet.ops.sparse.products import on_kernels
@@ -60,8 +61,7 @@ def block_attention(
     return out.reshape(*batch, heads, rows, channels)
 
 
-@torch.library.custom_op("diffnet::block_attention", mutates_args=())
-def _attention(
+def _attention_kernel(
     structure: Sequence[Tensor],
     query: Tensor,
     key: Tensor,
@@ -88,8 +88,7 @@ def _attention(
     return out.to(query.dtype), sums.contiguous()
 
 
-@_attention.register_fake
-def _(
+def _attention_fake(
     structure: Sequence[Tensor],
     query: Tensor,
     key: Tensor,
@@ -104,8 +103,7 @@ def _(
     return query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=wide)
 
 
-@torch.library.custom_op("diffnet::block_attention_backward", mutates_args=())
-def _attention_backward(
+def _attention_backward_kernel(
     structure: Sequence[Tensor],
     query: Tensor,
     key: Tensor,
@@ -142,8 +140,7 @@ def _attention_backward(
     return grad_q.to(query.dtype), grad_k.to(key.dtype), grad_v.to(value.dtype)
 
 
-@_attention_backward.register_fake
-def _(
+def _attention_backward_fake(
     structure: Sequence[Tensor],
     query: Tensor,
     key: Tensor,
@@ -160,6 +157,9 @@ def _(
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
+_attention_backward = opaque("diffnet::block_attention_backward", _attention_backward_kernel, _attention_backward_fake)
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     structure, *given, ctx.scale, ctx.block, ctx.triton = inputs
     ctx.mark_non_differentiable(output[1])
@@ -173,7 +173,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), *grads, *[None] * 5
 
 
-_attention.register_autograd(_backward, setup_context=_save)
+_attention = differentiable("diffnet::block_attention", _attention_kernel, _attention_fake, _save, _backward)
 
 
 def _row_logarithms(indptr: Tensor, indices: Tensor, scores: Tensor) -> Tensor:

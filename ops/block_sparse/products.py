@@ -12,6 +12,7 @@ from torch import Tensor
 from diffnet.ops.backend import Backend
 from diffnet.ops.block_sparse import plain
 from diffnet.ops.block_sparse.pattern import BlockPattern
+from diffnet.ops.dispatch import differentiable
 from diffnet.ops.precision import compute_dtype
 from diffnet.ops.sparse.products import on_kernels
 
@@ -87,8 +88,7 @@ def _structure(pattern: BlockPattern) -> list[Tensor]:
     return [pattern.blocks.indptr, pattern.blocks.indices, transposed.indptr, transposed.indices, order]
 
 
-@torch.library.custom_op("diffnet::block_sdd", mutates_args=())
-def _sdd(
+def _sdd_kernel(
     structure: Sequence[Tensor],
     a: Tensor,
     b: Tensor,
@@ -106,8 +106,7 @@ def _sdd(
     return plain.sdd(indptr, indices, a, b, block)
 
 
-@_sdd.register_fake
-def _(
+def _sdd_fake(
     structure: Sequence[Tensor],
     a: Tensor,
     b: Tensor,
@@ -119,8 +118,7 @@ def _(
     return a.new_empty(len(a), len(structure[1]), block, block)
 
 
-@torch.library.custom_op("diffnet::block_dsd", mutates_args=())
-def _dsd(
+def _dsd_kernel(
     structure: Sequence[Tensor],
     values: Tensor,
     x: Tensor,
@@ -143,8 +141,7 @@ def _dsd(
     return plain.dsd(indptr, indices, values, x, rows)
 
 
-@_dsd.register_fake
-def _(
+def _dsd_fake(
     structure: Sequence[Tensor],
     values: Tensor,
     x: Tensor,
@@ -191,5 +188,5 @@ def _dsd_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), grad_values, grad_x, *[None] * 5
 
 
-_sdd.register_autograd(_sdd_backward, setup_context=_save_sdd)
-_dsd.register_autograd(_dsd_backward, setup_context=_save_dsd)
+_sdd = differentiable("diffnet::block_sdd", _sdd_kernel, _sdd_fake, _save_sdd, _sdd_backward)
+_dsd = differentiable("diffnet::block_dsd", _dsd_kernel, _dsd_fake, _save_dsd, _dsd_backward)

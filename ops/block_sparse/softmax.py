@@ -11,6 +11,7 @@ from torch import Tensor
 from diffnet.ops.backend import Backend
 from diffnet.ops.block_sparse import plain
 from diffnet.ops.block_sparse.pattern import BlockPattern
+from diffnet.ops.dispatch import differentiable, opaque
 from diffnet.ops.sparse.pattern import row_of_each
 from diffnet.ops.sparse.products import on_kernels
 
@@ -117,8 +118,7 @@ def mask_inside(
     return inside & key_mask[:, column.clamp(max=columns - 1)][:, :, None, :]
 
 
-@torch.library.custom_op("diffnet::block_softmax", mutates_args=())
-def _softmax(
+def _softmax_kernel(
     indptr: Tensor,
     indices: Tensor,
     scores: Tensor,
@@ -141,8 +141,7 @@ def _softmax(
     return plain.softmax(indptr, indices, scores, bias, inside, scale)
 
 
-@_softmax.register_fake
-def _(
+def _softmax_fake(
     indptr: Tensor,
     indices: Tensor,
     scores: Tensor,
@@ -158,8 +157,9 @@ def _(
     return scores.new_empty(scores.shape)
 
 
-@torch.library.custom_op("diffnet::block_softmax_backward", mutates_args=())
-def _softmax_backward(indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
+def _softmax_backward_kernel(
+    indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float, triton: bool
+) -> Tensor:
     if triton:
         from diffnet.ops.block_sparse import kernels
 
@@ -167,9 +167,13 @@ def _softmax_backward(indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor
     return plain.softmax_backward(indptr, indices, out, grad, scale)
 
 
-@_softmax_backward.register_fake
-def _(indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
+def _softmax_backward_fake(
+    indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float, triton: bool
+) -> Tensor:
     return out.new_empty(out.shape)
+
+
+_softmax_backward = opaque("diffnet::block_softmax_backward", _softmax_backward_kernel, _softmax_backward_fake)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -190,4 +194,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return None, None, grad_scores * ctx.scale, grad_bias, *[None] * 7
 
 
-_softmax.register_autograd(_backward, setup_context=_save)
+_softmax = differentiable("diffnet::block_softmax", _softmax_kernel, _softmax_fake, _save, _backward)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.backend import KERNEL_DTYPES, Backend, use_triton
+from diffnet.ops.dispatch import differentiable
 from diffnet.ops.sparse import plain
 from diffnet.ops.sparse.pattern import CsrArrays, Pattern, csr_arrays
 
@@ -101,9 +102,7 @@ def _pattern_and_transpose(structure: Sequence[Tensor]) -> tuple[CsrArrays, CsrA
     return CsrArrays(*structure[:4]), CsrArrays(*structure[4:8]), structure[8]
 
 
-# Custom operators keep torch.compile from tracing into sparse tensors and kernels.
-@torch.library.custom_op("diffnet::spmm", mutates_args=())
-def _spmm(
+def _spmm_kernel(
     structure: Sequence[Tensor], values: Tensor, x: Tensor, transpose: bool, reduce: bool, triton: bool
 ) -> Tensor:
     """Aₛ xₛ or Aₛᵀ xₛ for values (S, nnz) and x (S or 1, …, C) → (S, …, C), summed over the sets (1, …, C)."""
@@ -117,15 +116,15 @@ def _spmm(
     return plain.spmm(own.indptr, own.indices, values, x, reduce)
 
 
-@_spmm.register_fake
-def _(structure: Sequence[Tensor], values: Tensor, x: Tensor, transpose: bool, reduce: bool, triton: bool) -> Tensor:
+def _spmm_fake(
+    structure: Sequence[Tensor], values: Tensor, x: Tensor, transpose: bool, reduce: bool, triton: bool
+) -> Tensor:
     own, transposed, _ = _pattern_and_transpose(structure)
     rows = len(transposed.indptr if transpose else own.indptr) - 1
     return x.new_empty(1 if reduce else len(values), rows, x.shape[2])
 
 
-@torch.library.custom_op("diffnet::sddmm", mutates_args=())
-def _sddmm(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
+def _sddmm_kernel(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
     """Aₛ Bₛᵀ at the entries, for a (S or 1, rows, C) and b (S or 1, columns, C) → (S, nnz)."""
     own = _pattern_and_transpose(structure)[0]
     if triton:
@@ -135,8 +134,7 @@ def _sddmm(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> T
     return plain.sddmm(own.indptr, own.indices, a, b)
 
 
-@_sddmm.register_fake
-def _(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
+def _sddmm_fake(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
     return a.new_empty(max(len(a), len(b)), len(structure[1]))
 
 
@@ -173,5 +171,6 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), grad_a, grad_b, None
 
 
-_spmm.register_autograd(_spmm_backward, setup_context=_save_spmm)
-_sddmm.register_autograd(_sddmm_backward, setup_context=_save_sddmm)
+# Custom operators keep torch.compile from tracing into sparse tensors and kernels.
+_spmm = differentiable("diffnet::spmm", _spmm_kernel, _spmm_fake, _save_spmm, _spmm_backward)
+_sddmm = differentiable("diffnet::sddmm", _sddmm_kernel, _sddmm_fake, _save_sddmm, _sddmm_backward)

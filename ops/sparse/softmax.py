@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.backend import Backend
+from diffnet.ops.dispatch import differentiable, opaque
 from diffnet.ops.sparse import plain
 from diffnet.ops.sparse.pattern import CsrArrays, Pattern, csr_arrays
 from diffnet.ops.sparse.products import on_kernels
@@ -43,8 +44,9 @@ def sparse_softmax(
     return out.reshape(scores.shape)
 
 
-@torch.library.custom_op("diffnet::sparse_softmax", mutates_args=())
-def _softmax(structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, scale: float, triton: bool) -> Tensor:
+def _softmax_kernel(
+    structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, scale: float, triton: bool
+) -> Tensor:
     csr = CsrArrays(*structure)
     if triton:
         from diffnet.ops.sparse import kernels
@@ -53,13 +55,15 @@ def _softmax(structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, s
     return plain.softmax(csr.indptr, csr.indices, scores, mask, scale)
 
 
-@_softmax.register_fake
-def _(structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, scale: float, triton: bool) -> Tensor:
+def _softmax_fake(
+    structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, scale: float, triton: bool
+) -> Tensor:
     return scores.new_empty(scores.shape)
 
 
-@torch.library.custom_op("diffnet::sparse_softmax_backward", mutates_args=())
-def _softmax_backward(structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
+def _softmax_backward_kernel(
+    structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: float, triton: bool
+) -> Tensor:
     csr = CsrArrays(*structure)
     if triton:
         from diffnet.ops.sparse import kernels
@@ -68,9 +72,13 @@ def _softmax_backward(structure: Sequence[Tensor], out: Tensor, grad: Tensor, sc
     return plain.softmax_backward(csr.indptr, csr.indices, out, grad, scale)
 
 
-@_softmax_backward.register_fake
-def _(structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
+def _softmax_backward_fake(
+    structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: float, triton: bool
+) -> Tensor:
     return out.new_empty(out.shape)
+
+
+_softmax_backward = opaque("diffnet::sparse_softmax_backward", _softmax_backward_kernel, _softmax_backward_fake)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -84,4 +92,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), grad_scores, None, None, None
 
 
-_softmax.register_autograd(_backward, setup_context=_save)
+_softmax = differentiable("diffnet::sparse_softmax", _softmax_kernel, _softmax_fake, _save, _backward)
