@@ -30,7 +30,12 @@ from diffnet.geometry import (
     precompute,
     wks,
 )
-from diffnet.geometry.workers import available_cores, interrupts_blocked, worker_pool
+from diffnet.geometry.workers import (
+    available_cores,
+    check_that_processes_start,
+    interrupts_blocked,
+    worker_pool,
+)
 
 T = TypeVar("T")
 
@@ -129,7 +134,7 @@ def fill_cache(
 
     Returns what is wrong with those that can't be used, by their position; the others are not held up by them. Raises
     OSError where there can be no such folder. With several jobs, a script has to call this under
-    `if __name__ == "__main__":`, since the processes import it.
+    `if __name__ == "__main__":`, since the processes import it; RuntimeError where it doesn't.
     """
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     jobs = min(jobs or available_cores(), len(sources))
@@ -159,7 +164,10 @@ def fill_cache(
     lost: list[int] = []
     while waiting:
         with worker_pool(jobs, max(1, available_cores() // jobs)) as pool:
-            lost += _work_off(pool, jobs, waiting, submit, done)
+            under_way = _work_off(pool, jobs, waiting, submit, done)
+        if under_way:
+            check_that_processes_start()
+        lost += under_way
     # One of these killed its process, so each gets a pool of its own.
     for i in lost:
         with worker_pool(1, available_cores()) as pool:

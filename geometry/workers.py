@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
 import torch
@@ -36,12 +37,35 @@ def worker_pool(jobs: int, threads: int) -> Iterator[ProcessPoolExecutor]:
         for process in multiprocessing.active_children():
             if process not in others:
                 process.terminate()
+        _give_up_queue(pool)
         raise
     finally:
-        if sys.version_info < (3, 12):
-            # Where its processes are gone, older Pythons wait for what they had still to read (CPython issue 94777).
-            pool._call_queue._reader.close()  # type: ignore[attr-defined]
+        if pool._broken:  # type: ignore[attr-defined]
+            _give_up_queue(pool)
         pool.shutdown(cancel_futures=True)
+
+
+def _give_up_queue(pool: ProcessPoolExecutor) -> None:
+    """Python before 3.12 waits for what processes that are gone had still to read (CPython issue 94777).
+
+    Some versions give it up by themselves, in a thread that comes first, since both at once would be an error there.
+    """
+    manager = pool._executor_manager_thread  # type: ignore[attr-defined]
+    if sys.version_info < (3, 12) and manager is not None:
+        manager.join(timeout=1)
+        pool._call_queue._reader.close()  # type: ignore[attr-defined]
+
+
+def check_that_processes_start() -> None:
+    """Raises RuntimeError where they don't, as in a script that asks for them outside of its `__main__` part."""
+    try:
+        with worker_pool(1, 1) as pool, interrupts_blocked():
+            pool.submit(os.getpid).result()
+    except BrokenProcessPool as e:
+        raise RuntimeError(
+            "no process starts beside this one: a script that starts some has to do so under "
+            "`if __name__ == '__main__':`, since they import it"
+        ) from e
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """Preprocessing many meshes, and packing them into batches."""
 
 import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -235,6 +237,23 @@ def test_a_mesh_that_kills_its_process_is_lost_alone(tmp_path, monkeypatch):
     # Only what was under way with it is done again one by one.
     assert pools.count(2) == 2
     assert pools.count(1) <= 2
+
+
+def test_a_script_that_its_processes_start_again_is_told_so(tmp_path):
+    """They import it, and one that doesn't ask for them under `__main__` would be run by each of them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import trimesh\n"
+        "from diffnet.data import Preprocessing, fill_cache\n"
+        "ball = trimesh.creation.icosphere(2)\n"
+        f"fill_cache([ball] * 50, Preprocessing(4), {str(tmp_path / 'cache')!r}, 2)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=120)
+    assert ran.returncode == 1
+    assert "no process starts beside this one" in ran.stderr.splitlines()[-1]
+    assert "__main__" in ran.stderr.splitlines()[-1]
+    assert ran.stderr.count("bootstrapping phase") <= 3  # of the processes that were started, not of 50
 
 
 def test_a_bug_in_preprocessing_is_no_fault_of_the_mesh(tmp_path, monkeypatch):
