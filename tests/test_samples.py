@@ -275,7 +275,7 @@ def test_an_error_while_filling_does_not_wait_for_the_rest(tmp_path):
     def stop():
         raise KeyboardInterrupt
 
-    slow = [ellipsoid(i, 5) for i in range(3)]  # seconds each
+    slow = [ellipsoid(i, 6) for i in range(3)]  # a second each, or more
     started = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         fill_cache([ellipsoid(0), *slow], Preprocessing(128), tmp_path, 2, stop)
