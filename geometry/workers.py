@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
@@ -50,7 +51,7 @@ def _give_up_queue(pool: ProcessPoolExecutor) -> None:
 
     Some versions give it up by themselves, in a thread that comes first, since both at once would be an error there.
     """
-    manager = pool._executor_manager_thread  # type: ignore[attr-defined]
+    manager: Any = pool._executor_manager_thread
     if sys.version_info < (3, 12) and manager is not None:
         manager.join(timeout=1)
         pool._call_queue._reader.close()  # type: ignore[attr-defined]
