@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,8 +88,12 @@ def _solve_kernel(
 ) -> Tensor:
     """(M + t_c L)⁻¹ b_c on the vertices that have mass, 0 on the others."""
     csr = CsrArrays(*structure)
+    iteration = None
     if triton:
+        from diffnet.ops.kernels.conjugate_gradients import iteration as fused
         from diffnet.ops.sparse import kernels
+
+        iteration = functools.partial(fused, csr, values.contiguous(), mass, diagonal, time, ptr)
 
         def multiply(u: Tensor) -> Tensor:
             return kernels.spmm(csr, values[None], u[None])[0]
@@ -108,7 +113,7 @@ def _solve_kernel(
     # Both are 0 at vertices without mass, which keeps these out. L is semi-definite up to rounding.
     inverse_mass = torch.where(live, 1 / mass, 0)[:, None]
     inverse_diagonal = torch.where(live[:, None], 1 / (weights + time * diagonal[:, None].clamp(min=0)), 0)
-    b = b * live[:, None]
+    b = (b * live[:, None]).contiguous()  # kernels take it row by row
     return conjugate_gradients(
         apply,
         b,
@@ -119,6 +124,7 @@ def _solve_kernel(
         tolerance=tolerance,
         max_iterations=max_iterations,
         check_every=check_every,
+        iteration=iteration,
     )
 
 

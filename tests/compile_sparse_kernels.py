@@ -21,6 +21,7 @@ from no_gpu import compile_only
 from diffnet.ops import BlockPattern, Pattern
 from diffnet.ops.block_sparse import attention_kernels
 from diffnet.ops.block_sparse import kernels as block_kernels
+from diffnet.ops.kernels import conjugate_gradients
 from diffnet.ops.sparse import kernels
 from diffnet.ops.sparse.pattern import csr_arrays
 
@@ -53,6 +54,15 @@ def launch_csr(pattern: Pattern, channels: int, dtype: torch.dtype) -> None:
     kernels.sddmm(csr, g[:1], x)
     kernels.softmax(csr, values, values > 0, 0.5)
     kernels.softmax_backward(csr, values, values, 0.5)
+
+
+def launch_solver(pattern: Pattern, channels: int) -> None:
+    pattern = pattern.with_row_order(torch.arange(pattern.columns))
+    diagonal, time = torch.ones(pattern.columns), torch.ones(channels)
+    u, bound = torch.ones(pattern.columns, channels), torch.ones(1, channels)
+    given = csr_arrays(pattern, True), torch.ones(pattern.nnz), diagonal, diagonal, time
+    for ptr in ([0, pattern.columns], [0, 3, pattern.columns]):
+        conjugate_gradients.iteration(*given, torch.tensor(ptr), u, u, u, bound)(bound)
 
 
 def launch_blocks(pattern: BlockPattern, channels: int, dtype: torch.dtype) -> None:
@@ -92,3 +102,6 @@ compile_only(90, report)
 torch.backends.cuda.matmul.fp32_precision = "tf32"
 for dtype in (torch.bfloat16, torch.float32):
     launch_all(dtype)
+conjugate_gradients.interpreted = lambda tensor: False  # for the tiles of a GPU
+for channels in (128, 1):
+    launch_solver(Pattern.from_row_lengths(torch.full((208,), 7), torch.arange(7).repeat(208).int(), 208), channels)

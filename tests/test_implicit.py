@@ -82,6 +82,27 @@ def test_agrees_with_dense_solves(
             assert error.detach() <= bound, (name, error)
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_any_layout_and_order_of_rows(meshes: list[Operators], backend: str) -> None:
+    operators = collate(meshes[:2])
+    pattern, lengths = operators.laplacian.pattern, operators.lengths
+    order = torch.cat([torch.randperm(n) + lo for n, lo in zip(lengths, operators.ptr.tolist(), strict=False)])
+    x, grad = random(operators.num_vertices, C).float(), random(operators.num_vertices, C, seed=1).float()
+    results = []
+    for other in (False, True):
+        ordered = SparseMatrix(pattern.with_row_order(order) if other else pattern, operators.laplacian.values)
+        o = replace(operators, laplacian=ordered).to(DEVICE)
+        features = x.to(DEVICE)
+        if other:
+            features = features.mT.contiguous().mT
+        features.requires_grad_()
+        out = solve(features, times().float().to(DEVICE), o.laplacian.values, o.mass, o, backend=backend)
+        upstream = grad.to(DEVICE).mT.contiguous().mT if other else grad.to(DEVICE)
+        results.append((out, *torch.autograd.grad(out, features, upstream)))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
 def test_gradcheck(meshes: list[Operators]) -> None:
     operators = meshes[1].to(dtype=torch.float64)
     x, time = random(operators.num_vertices, C).requires_grad_(), times()[1:].clone().requires_grad_()

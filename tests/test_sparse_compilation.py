@@ -27,6 +27,7 @@ def test_every_sparse_kernel_compiles(tmp_path: Path) -> None:
     launched = [line.split() for line in done.stdout.splitlines()]
     names = {"_spmm_rows", "_spmm_pieces", "_add_pieces", "_sddmm_rows", "_sddmm_pieces", "_softmax"}
     names |= {"_softmax_backward", "_sdd", "_dsd", "_attend", "_query_backward", "_key_backward"}
+    names |= {"_multiply", "_advance", "_turn"}
     assert {name for name, *_ in launched} == names
     for name, dtype, spilled, shared in launched:
         assert int(spilled) == 0, (name, dtype)
