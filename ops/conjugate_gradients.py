@@ -37,17 +37,41 @@ def conjugate_gradients(
         a GPU always has work queued, and it may do 2 · check_every iterations too many, which change nothing.
         With 0 nothing is ever read back: all max_iterations are done and no warning is given, as capturing them in a
         CUDA graph requires.
-    iteration: another way to the same iterations: of u, r, p and the bound, see `_iteration`
+    iteration: makes of u, r, p (V, C) and the bound (B, C) another way to do an iteration: in place, and of the inner
+        products of r with the preconditioned r (B, C) → the next ones
 
     Warns, naming the residual, where max_iterations weren't enough; what they have reached is returned.
     """
-    dots, spread = _by_mesh(ptr, list(lengths), len(b))
+    sizes = list(lengths)
+    extents = torch.diff(ptr) if len(sizes) > 1 else None
+
+    def dots(x: Tensor, y: Tensor) -> Tensor:
+        """(B, C) the inner products of each mesh and channel."""
+        if extents is None:
+            return (x * y).sum(0, keepdim=True)
+        return torch.stack([part.sum(0) for part in torch.split(x * y, sizes)])
+
+    def spread(x: Tensor) -> Tensor:
+        """(B, C) → at every vertex of the mesh, as broadcasting sees it."""
+        return x if extents is None else torch.repeat_interleave(x, extents, dim=0, output_size=len(b))
+
+    def plain(remaining: Tensor) -> Tensor:
+        running = remaining > bound
+        q = apply(p)
+        alpha = spread(torch.where(running, remaining / dots(p, q), 0))
+        u.addcmul_(p, alpha)
+        r.addcmul_(q, alpha, value=-1)
+        z = inverse_diagonal * r
+        after = torch.where(running, dots(r, z), remaining)
+        torch.addcmul(z, p, spread(torch.where(running, after / remaining, 0)), out=p)
+        return after
+
     u = start.clone()
     r = b - apply(u)
     p = inverse_diagonal * r
     remaining = dots(r, p)
     bound = tolerance**2 * dots(b, inverse_diagonal * b)
-    step = iteration(u, r, p, bound) if iteration else _iteration(apply, inverse_diagonal, dots, spread, u, r, p, bound)
+    step = iteration(u, r, p, bound) if iteration else plain
     looks = _Looks()
     for done in range(max_iterations):
         if check_every > 0 and done % check_every == 0 and looks.all_stopped(remaining > bound):
@@ -61,47 +85,6 @@ def conjugate_gradients(
             stacklevel=2,
         )
     return u
-
-
-def _iteration(
-    apply: Callable[[Tensor], Tensor],
-    inverse_diagonal: Tensor,
-    dots: Callable[[Tensor, Tensor], Tensor],
-    spread: Callable[[Tensor], Tensor],
-    u: Tensor,
-    r: Tensor,
-    p: Tensor,
-    bound: Tensor,
-) -> Iteration:
-    """An iteration on u, r and p (V, C), in place: of the inner products of r and z, the preconditioned r, (B, C) →
-    the next ones. Those below the bound have stopped."""
-
-    def step(remaining: Tensor) -> Tensor:
-        running = remaining > bound
-        q = apply(p)
-        alpha = spread(torch.where(running, remaining / dots(p, q), 0))
-        u.addcmul_(p, alpha)
-        r.addcmul_(q, alpha, value=-1)
-        z = inverse_diagonal * r
-        after = torch.where(running, dots(r, z), remaining)
-        torch.addcmul(z, p, spread(torch.where(running, after / remaining, 0)), out=p)
-        return after
-
-    return step
-
-
-def _by_mesh(
-    ptr: Tensor, lengths: list[int], rows: int
-) -> tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """(B, C) the inner products of two (V, C) for each mesh and channel; and (B, C) at every vertex of the mesh, as
-    broadcasting sees it."""
-    if len(lengths) == 1:
-        return lambda x, y: (x * y).sum(0, keepdim=True), lambda x: x
-    extents = torch.diff(ptr)
-    return (
-        lambda x, y: torch.stack([part.sum(0) for part in torch.split(x * y, lengths)]),
-        lambda x: torch.repeat_interleave(x, extents, dim=0, output_size=rows),
-    )
 
 
 class _Looks:
