@@ -239,17 +239,23 @@ def test_a_mesh_that_kills_its_process_is_lost_alone(tmp_path, monkeypatch):
     assert pools.count(1) <= 2
 
 
-def test_a_script_that_its_processes_start_again_is_told_so(tmp_path):
+@pytest.mark.parametrize(
+    "call",
+    [
+        "data.fill_cache([ball] * 50, data.Preprocessing(4), 'cache', 2)",
+        "geometry.eigenbases([geometry.laplacian_and_mass(geometry.load_mesh(ball))] * 50, 4, jobs=2)",
+    ],
+)
+def test_a_script_that_its_processes_start_again_is_told_so(tmp_path, call):
     """They import it, and one that doesn't ask for them under `__main__` would be run by each of them."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import trimesh\n"
-        "from diffnet.data import Preprocessing, fill_cache\n"
-        "ball = trimesh.creation.icosphere(2)\n"
-        f"fill_cache([ball] * 50, Preprocessing(4), {str(tmp_path / 'cache')!r}, 2)\n"
+        f"import trimesh\nfrom diffnet import data, geometry\nball = trimesh.creation.icosphere(2)\n{call}\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=120)
+    ran = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env=environment, timeout=120, cwd=tmp_path
+    )
     assert ran.returncode == 1
     assert "no process starts beside this one" in ran.stderr.splitlines()[-1]
     assert "__main__" in ran.stderr.splitlines()[-1]
