@@ -59,9 +59,10 @@ def differentiable(
         return operator(*arguments) if _traced(arguments) else eager.apply(*arguments)
 
     def call_with_lists(*arguments: Any) -> Any:
-        if _traced(_flat(arguments)):
+        flat = _flat(arguments)
+        if _traced(flat):
             return operator(*arguments)
-        return eager.apply(tuple(len(a) if isinstance(a, list) else None for a in arguments), *_flat(arguments))
+        return eager.apply(tuple(len(a) if isinstance(a, list) else None for a in arguments), *flat)
 
     return call_with_lists if lists else call
 

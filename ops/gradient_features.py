@@ -229,14 +229,14 @@ def _operator_gradient(
     grad: Tensor, d: Tensor, a_re: Tensor, a_im: Tensor | None, gradient_basis: Tensor, ptr: Tensor
 ) -> Tensor:
     """The gradient in gradient_basis (2, V, K), which training doesn't ask for: plain PyTorch between two products."""
-    table = [d] + [d @ a.float().mT for a in (a_re, a_im) if a is not None]  # D, P and, with rotations, Q
-    values = [_evaluate(torch.cat(table, dim=2), basis, None, ptr).float() for basis in gradient_basis]
-    (gx, px, *qx), (gy, py, *qy) = (v.chunk(len(table), dim=1) for v in values)
+    parts = [d] + [d @ a.float().mT for a in (a_re, a_im) if a is not None]  # D, P and, with rotations, Q
+    table = torch.cat(parts, dim=2)
+    values = [_evaluate(table, basis, None, ptr).float() for basis in gradient_basis]
+    (gx, px, *qx), (gy, py, *qy) = (v.chunk(len(parts), dim=1) for v in values)
     bx, by = (px - qy[0], py + qx[0]) if qx else (px, py)
     ds = grad.float() * (1 - torch.tanh(gx * bx + gy * by) ** 2)
     terms = ([bx, gx, gy], [by, gy, -gx]) if qx else ([bx, gx], [by, gy])
-    back = torch.cat(table, dim=2).mT.contiguous()
-    dtype = gradient_basis.dtype
+    back, dtype = table.mT.contiguous(), gradient_basis.dtype
     return torch.stack([_evaluate(back, torch.cat([ds * t for t in ts], dim=1).to(dtype), None, ptr) for ts in terms])
 
 

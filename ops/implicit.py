@@ -93,7 +93,7 @@ def _solve_kernel(
         from diffnet.ops.kernels.conjugate_gradients import iteration as fused
         from diffnet.ops.sparse import kernels
 
-        iteration = functools.partial(fused, csr, values.contiguous(), mass, diagonal, time, ptr)
+        iteration = functools.partial(fused, csr, values, mass, diagonal, time, ptr)
 
         def multiply(u: Tensor) -> Tensor:
             return kernels.spmm(csr, values[None], u[None])[0]

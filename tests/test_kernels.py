@@ -152,19 +152,19 @@ def check(
     The reference starts from the same rounded inputs, so that only the arithmetic differs. outputs: their shapes;
     constants: how many of the last inputs have no gradient
     """
+
+    def place_of(x: Tensor | None) -> Tensor | None:
+        return x if x is None else x.to(place.device, place.dtype if x.is_floating_point() else None)
+
+    def exact(x: Tensor | None) -> Tensor | None:
+        return x if x is None or not x.is_floating_point() else x.detach().double()
+
+    def disturbed(x: Tensor | None) -> Tensor | None:
+        if x is None or not x.is_floating_point():
+            return x
+        return x.detach().double() * (1 + place.bound / 16 * torch.randn_like(x, dtype=torch.float64))
+
     for _ in range(100):
-
-        def place_of(x: Tensor | None) -> Tensor | None:
-            return x if x is None else x.to(place.device, place.dtype if x.is_floating_point() else None)
-
-        def exact(x: Tensor | None) -> Tensor | None:
-            return x if x is None or not x.is_floating_point() else x.detach().double()
-
-        def disturbed(x: Tensor | None) -> Tensor | None:
-            if x is None or not x.is_floating_point():
-                return x
-            return x.detach().double() * (1 + place.bound / 16 * torch.randn_like(x, dtype=torch.float64))
-
         inputs = [place_of(x) for x in draw()]
         cotangents = [place_of(normal(*shape)) for shape in outputs]
         wide = [c.double() for c in cotangents]

@@ -47,7 +47,8 @@ def iteration(
     sums = u.new_empty(2, spans, channels)
     remaining = [torch.empty_like(bound), torch.empty_like(bound)]
     shape = (ptr, meshes, span)
-    system = (mass.contiguous(), diagonal.contiguous(), time.contiguous())
+    values, mass, diagonal, time = (x.contiguous() for x in (values, mass, diagonal, time))
+    system = (mass, diagonal, time)
     flags = {"ONE_MESH": meshes == 1, "BLOCK_R": block_r, "BLOCK_C": block_c}
     grid = (spans, cdiv(channels, block_c))
 
@@ -55,7 +56,7 @@ def iteration(
         after = remaining[before is remaining[0]]  # the one that isn't read
         with device_of(u):
             _multiply[grid](
-                indptr, indices, row_order, values, system[0], system[2], p, q, sums, *shape, channels,
+                indptr, indices, row_order, values, mass, time, p, q, sums, *shape, channels,
                 ORDERED=len(row_order) > 0, UNROLL=UNROLL, **flags,
             )  # fmt: skip
             _advance[grid](p, q, u, r, *system, before, bound, sums, *shape, spans, channels, **flags)
@@ -66,6 +67,26 @@ def iteration(
 
 
 @triton.jit
+def _channels(time, channels: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Those of a program, and their times."""
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    return c, tl.load(time + c, mask=c < channels, other=0.0)
+
+
+@triton.jit
+def _tile(rows, live, c, channels: tl.constexpr):
+    """Where rows of (V, C) are, and which elements of the tile there are."""
+    return rows[:, None] * channels + c[None, :], live[:, None] & (c < channels)[None, :]
+
+
+@triton.jit
+def _remaining(before, bound, mesh, c, channels: tl.constexpr):
+    """The inner products r · z of a mesh's channels, and which channels haven't stopped."""
+    known = tl.load(before + mesh * channels + c, mask=c < channels, other=0.0)
+    return known, known > tl.load(bound + mesh * channels + c, mask=c < channels, other=0.0)
+
+
+@triton.jit
 def _multiply(
     indptr, indices, row_order, values, mass, time, p, q, sums, ptr, meshes, span, channels: tl.constexpr,
     ORDERED: tl.constexpr, UNROLL: tl.constexpr,
@@ -73,8 +94,7 @@ def _multiply(
 ):  # fmt: skip
     """q = (M + t_c L) p at the rows of one span, and sums[0] = Σ p ∘ q over them."""
     index = tl.program_id(0)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    t = tl.load(time + c, mask=c < channels, other=0.0)
+    c, t = _channels(time, channels, BLOCK_C)
     _, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
     dot = tl.zeros((BLOCK_C,), tl.float32)
     for row in range(first, last, BLOCK_R):
@@ -92,8 +112,7 @@ def _multiply(
                 value = tl.load(values + start + j0 + k, mask=here, other=0.0)
                 inside = here[:, None] & (c < channels)[None, :]
                 total += value[:, None] * tl.load(p + column[:, None] * channels + c[None, :], mask=inside, other=0.0)
-        at = r[:, None] * channels + c[None, :]
-        inside = (i < last)[:, None] & (c < channels)[None, :]
+        at, inside = _tile(r, i < last, c, channels)
         own = tl.load(p + at, mask=inside, other=0.0)
         product = tl.load(mass + r, mask=i < last, other=0.0)[:, None] * own + t[None, :] * total
         tl.store(q + at, product, mask=inside)
@@ -116,18 +135,15 @@ def _advance(
 ):  # fmt: skip
     """u += α p and r −= α q at the rows of one span, with α = (r · z) / (p · q), and sums[1] = Σ r ∘ z over them."""
     index = tl.program_id(0)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    t = tl.load(time + c, mask=c < channels, other=0.0)
+    c, t = _channels(time, channels, BLOCK_C)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
     curvature = sum_of_spans(sums, c, channels, index * 0, mesh, ptr, span, spans, False, BLOCK_C, 32)
-    known = tl.load(before + mesh * channels + c, mask=c < channels, other=0.0)
-    running = known > tl.load(bound + mesh * channels + c, mask=c < channels, other=0.0)
+    known, running = _remaining(before, bound, mesh, c, channels)
     alpha = tl.where(running, known / tl.where(running, curvature, 1.0), 0.0)[None, :]
     dot = tl.zeros((BLOCK_C,), tl.float32)
     for row in range(first, last, BLOCK_R):
         i = row + tl.arange(0, BLOCK_R).to(tl.int64)
-        at = i[:, None] * channels + c[None, :]
-        inside = (i < last)[:, None] & (c < channels)[None, :]
+        at, inside = _tile(i, i < last, c, channels)
         direction = tl.load(p + at, mask=inside, other=0.0)
         tl.store(u + at, tl.load(u + at, mask=inside, other=0.0) + alpha * direction, mask=inside)
         rest = tl.load(r + at, mask=inside, other=0.0) - alpha * tl.load(q + at, mask=inside, other=0.0)
@@ -143,19 +159,16 @@ def _turn(
 ):  # fmt: skip
     """p = z + β p at the rows of one span, with β = (r · z) after / before; `after` is kept."""
     index = tl.program_id(0)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    t = tl.load(time + c, mask=c < channels, other=0.0)
+    c, t = _channels(time, channels, BLOCK_C)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
     new = sum_of_spans(sums, c, channels, index * 0 + 1, mesh, ptr, span, spans, False, BLOCK_C, 32)
-    known = tl.load(before + mesh * channels + c, mask=c < channels, other=0.0)
-    running = known > tl.load(bound + mesh * channels + c, mask=c < channels, other=0.0)
+    known, running = _remaining(before, bound, mesh, c, channels)
     new = tl.where(running, new, known)
     beta = tl.where(running, new / tl.where(running, known, 1.0), 0.0)[None, :]
-    if index == tl.load(ptr + mesh).to(tl.int32) // span + mesh:  # of the mesh's spans the first
+    if first == tl.load(ptr + mesh):  # of the mesh's spans the first
         tl.store(after + mesh * channels + c, new, mask=c < channels)
     for row in range(first, last, BLOCK_R):
         i = row + tl.arange(0, BLOCK_R).to(tl.int64)
-        at = i[:, None] * channels + c[None, :]
-        inside = (i < last)[:, None] & (c < channels)[None, :]
+        at, inside = _tile(i, i < last, c, channels)
         z = _preconditioned(tl.load(r + at, mask=inside, other=0.0), mass, diagonal, t, i, last)
         tl.store(p + at, z + beta * tl.load(p + at, mask=inside, other=0.0), mask=inside)
