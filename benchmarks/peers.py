@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch
 
 from diffnet.benchmarks.registry import Unavailable
 from diffnet.ops.backend import HAS_TRITON
@@ -53,7 +54,7 @@ def backward_of(forward: Callable[[], Tensor], leaves: Sequence[Tensor]) -> Call
     def run() -> object:
         if not kept:
             # What is compiled would otherwise free its buffers in the first backward.
-            with torch._functorch.config.patch(donated_buffer=False):
+            with functorch.patch(donated_buffer=False):
                 out = forward()
                 grad = torch.randn_like(out)
                 torch.autograd.grad(out, leaves, grad, retain_graph=True)

@@ -162,7 +162,10 @@ def gradient_cases(options: Options) -> Iterator[Case]:
                 x = torch.randn(pattern.columns, c, device=device).to(kind.storage).requires_grad_()
 
                 def one_by_one(values: Tensor = values, pattern: Pattern = pattern, x: Tensor = x) -> Tensor:
-                    return torch.stack([spmm(pattern, value, x, backend="triton") for value in values])
+                    return torch.stack(two_calls(values, pattern, x))
+
+                def two_calls(values: Tensor, pattern: Pattern, x: Tensor) -> list[Tensor]:
+                    return [spmm(pattern, value, x, backend="triton") for value in values]
 
                 forwards: dict[str, Callable[[], Tensor]] = {
                     "one pass": partial(spmm, pattern, values, x, backend="triton"),
@@ -173,6 +176,8 @@ def gradient_cases(options: Options) -> Iterator[Case]:
                     peers = {name: on_kernels(device, run) for name, run in runs.items()}
                     if step == "forward":
                         detached = x.detach()
+                        # The products only, not put together in one tensor, as "two passes" does for its backward.
+                        peers["two calls"] = on_kernels(device, partial(two_calls, values, pattern, x))
                         peers["torch-csr"] = where_implemented(partial(_each, both, detached))
                     flops, moved = 4.0 * pattern.nnz * c, moved_bytes(pattern, kind.bytes, values=2, dense=3 * c)
                     yield Case(

@@ -33,9 +33,12 @@ def to_spectral_cases(options: Options) -> Iterator[Case]:
                 forwards = {"eager": eager, "triton": partial(to_spectral, x, evecs, mass, ptr, backend="triton")}
                 if options.compile:
                     forwards["compiled"] = partial(compiled(original_to_spectral), x, evecs, mass)
+                # As many bytes to and fro: what the memory can do at that size.
+                half, other = torch.empty(2, v, (k + c) // 2, device=device, dtype=kind.storage)
                 flops, moved = 2.0 * v * k * c, float(kind.bytes * v * (k + c) + 4 * v + 4 * k * c)
                 for step in ("forward", "backward"):
                     peers = {n: f if step == "forward" else backward_of(f, [x]) for n, f in forwards.items()}
+                    peers["copy"] = partial(half.copy_, other)
                     peers["triton"] = on_kernels(device, peers["triton"])
                     with matmul_precision(kind.tf32):
                         yield Case(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
@@ -37,7 +37,7 @@ PROJECT = {
     "bf16": [
         (64, 128, 128, 8, 3),
         (64, 128, 128, 8, 4),
-        (128, 128, 128, 8, 2),
+        (128, 128, 128, 8, 3),
         (64, 128, 64, 4, 4),
         (32, 128, 128, 8, 4),
     ],
@@ -47,7 +47,7 @@ PROJECT = {
     ],
 }
 EVALUATE = {
-    "bf16": [(64, 128, 128, 4, 2), (128, 128, 128, 8, 2), (64, 128, 64, 4, 3), (128, 128, 64, 4, 2)],
+    "bf16": [(64, 128, 128, 4, 3), (64, 128, 128, 8, 3), (64, 128, 64, 4, 3), (128, 128, 64, 4, 2)],
     "tf32": [
         *((64, 128, 64, 4, 2), (64, 128, 64, 4, 1), (128, 128, 64, 8, 2)),
         *((64, 128, 128, 4, 1), (64, 128, 32, 4, 2), (64, 64, 64, 4, 2)),
@@ -76,6 +76,12 @@ WEIGHTS = {
     ],
     "tf32": [(32, 128, 128, 8, 3), (32, 64, 128, 4, 3), (32, 64, 64, 4, 3)],
 }
+# Programs of a multiprocessor, their registers, and entries that they gather together, first and then.
+WALKS = [
+    (programs, registers, first, unroll)
+    for programs, registers in ((32, 64), (28, 72), (24, 80), (20, 96), (16, 128))
+    for first, unroll in ((7, 2), (4, 4), (8, 4))
+]
 # Bytes and entries that a program gathers together, and its warps.
 GATHERINGS = [
     *((4096, 8, 4), (4096, 2, 4), (2048, 4, 2), (2048, 8, 2), (2048, 4, 4)),
@@ -254,7 +260,7 @@ def tune_weight_gradients(options: Options) -> Iterator[Case]:
 
 @benchmark("tune-spmm", metrics=("GB/s",))
 def tune_spmm(options: Options) -> Iterator[Case]:
-    """How programs gather in sparse times dense, for one and two sets of values."""
+    """How programs walk along the rows in sparse times dense, for one and two sets of values."""
 
     def make(pattern: Pattern, kind: Arithmetic, sets: int, c: int) -> Callable[..., object]:
         values = _random(pattern.indices.device, kind, sets, pattern.nnz)
@@ -263,12 +269,13 @@ def tune_spmm(options: Options) -> Iterator[Case]:
         def run(*sizes: int) -> object:
             from diffnet.ops.sparse import kernels
 
-            gathering = kernels.Gathering(*sizes) if sizes else None
-            return kernels.spmm(csr_arrays(pattern, True), values, x, gathering=gathering)
+            walk = kernels.Walk(*sizes) if sizes else None
+            return kernels.spmm(csr_arrays(pattern, True), values, x, walk=walk)
 
         return run
 
-    yield from _gathering_cases(options, "spmm", make)
+    names = {"{}-r{}-{}-{}".format(*sizes): sizes for sizes in WALKS}
+    yield from _sparse_cases(options, "spmm", names, make)
 
 
 @benchmark("tune-sddmm", metrics=("GB/s",))
@@ -282,16 +289,19 @@ def tune_sddmm(options: Options) -> Iterator[Case]:
         def run(*sizes: int) -> object:
             from diffnet.ops.sparse import kernels
 
-            gathering = kernels.Gathering(*sizes) if sizes else kernels.SDDMM
-            return kernels.sddmm(csr_arrays(pattern, True), a, b, gathering)
+            return kernels.sddmm(csr_arrays(pattern, True), a, b, kernels.Gathering(*sizes))
 
         return run
 
-    yield from _gathering_cases(options, "sddmm", make)
+    names = {"{}B-u{}-w{}".format(*sizes): sizes for sizes in GATHERINGS}
+    yield from _sparse_cases(options, "sddmm", names, make)
 
 
-def _gathering_cases(
-    options: Options, name: str, make: Callable[[Pattern, Arithmetic, int, int], Callable[..., object]]
+def _sparse_cases(
+    options: Options,
+    name: str,
+    listed: Mapping[str, tuple[int, ...]],
+    make: Callable[[Pattern, Arithmetic, int, int], Callable[..., object]],
 ) -> Iterator[Case]:
     device = options.device
     for v in options.vertices or (1_000_000,):
@@ -301,10 +311,7 @@ def _gathering_cases(
             for c in options.widths or (128,):
                 for sets in (1, 2):
                     run = make(pattern, kind, sets, c)
-                    candidates = {
-                        f"{size}B-u{unroll}-w{warps}": on_kernels(device, partial(run, size, unroll, warps))
-                        for size, unroll, warps in GATHERINGS
-                    }
+                    candidates = {key: on_kernels(device, partial(run, *sizes)) for key, sizes in listed.items()}
                     yield Case(
                         {"kernel": name, "sets": sets, "dtype": dtype, "width": c, "vertices": pattern.columns},
                         {"table": on_kernels(device, run), **candidates},

@@ -520,6 +520,41 @@ def test_long_pieces() -> None:
         assert all(0 < end - first <= PIECE for first, end in bounds)
 
 
+def test_rows_by_length() -> None:
+    """Only where neighbours differ much, and of a packed pattern within each of its parts."""
+    even, uneven, long = (
+        Pattern.from_row_lengths(torch.tensor(n), torch.cat([torch.arange(i) for i in n]).int(), max(n))
+        for n in ([3, 4, 2, 3] * 8, [1, 1, 9, 1, 1, 1, 1, 1] * 4, [2 * PIECE] + [2] * 15)
+    )
+    assert len(even.rows_by_length) == 0
+    assert len(long.rows_by_length) == 0  # its pieces have programs of their own
+    order = uneven.rows_by_length
+    assert order.dtype == torch.int32
+    assert sorted(order.tolist()) == list(range(32))
+    assert uneven.row_lengths[order.long()].tolist() == sorted(uneven.row_lengths.tolist())
+    square = [pattern_of(np.eye(5, dtype=bool)).prepare(), pattern_of(np.eye(3, dtype=bool)).prepare()]
+    object.__setattr__(square[1], "_by_length", torch.tensor([2, 0, 1], dtype=torch.int32))
+    packed = block_diagonal([SparseMatrix(p, torch.ones(p.nnz)) for p in square]).pattern
+    assert packed._by_length is not None
+    assert packed._by_length.tolist() == [0, 1, 2, 3, 4, 7, 5, 6]
+    alike = block_diagonal([SparseMatrix(square[0], torch.ones(5))] * 2).pattern
+    assert alike._by_length is not None
+    assert len(alike._by_length) == 0
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_products_with_uneven_rows(transpose: bool) -> None:
+    """Neighbours of 1 and of 9 entries are taken in another order, which changes no result."""
+    lengths = torch.tensor([1, 9, 1, 1, 1, 1, 1, 1, 1] * 4)
+    pattern = Pattern.from_row_lengths(lengths, torch.cat([torch.arange(n) for n in lengths]).int(), 36)
+    assert len(pattern.rows_by_length) == 36
+    values, x = random(2, pattern.nnz).float(), random(36, 5).float()
+    dense = dense_of(pattern, values)
+    out = spmm(pattern, values, x, transpose=transpose, backend="triton")
+    torch.testing.assert_close(out, (dense.mT if transpose else dense) @ x)
+    torch.testing.assert_close(sddmm(pattern, x, x, backend="triton"), sddmm(pattern, x, x, backend="torch"))
+
+
 def test_block_diagonal_and_back() -> None:
     parts = []
     for n in (5, 2 * PIECE, 4):
@@ -555,8 +590,9 @@ def test_block_diagonal_and_back() -> None:
 def test_moving_a_pattern_moves_what_it_found() -> None:
     pattern = pattern_of(random_mask("skewed")[0]).prepare()
     moved = pattern.to("meta")
-    assert moved._long_pieces is not None
-    assert moved._long_pieces.device.type == "meta"
+    for found in (moved._long_pieces, moved._by_length):
+        assert found is not None
+        assert found.device.type == "meta"
     assert moved._transpose is not None
     assert moved._transpose[0]._long_pieces is not None
     assert pattern.to("cpu") is pattern

@@ -37,6 +37,8 @@ def attention(
     out, sums = query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=torch.float32)
     if out.numel() > 0:
         programs, shape, flags = _launch(indptr, query, key, key_mask, mask, block)
+        if key.element_size() == 2 and key.shape[3] <= 128:  # three stages fit
+            flags["num_stages"] = 3
         _attend[programs](
             indptr, indices, query, key, value, *_masks(query, key_mask, mask), out, sums, *shape,
             scale * math.log2(math.e), **flags,
@@ -74,6 +76,8 @@ def attention_backward(
     if grad_k.numel() > 0:
         programs, shape, flags = _launch(t_indptr, query, key, key_mask, mask, block)
         flags["STEP"] = min(block, KEY_BACKWARD_STEP)
+        if block == 128 and key.element_size() == 2:
+            flags["maxnreg"] = 128  # so that two programs share a multiprocessor
         _key_backward[programs](
             t_indptr, t_indices, order, *given, grad_k, grad_v, *shape, scale, scale * math.log2(math.e), **flags
         )

@@ -11,8 +11,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
-from diffnet.ops.kernels.tiling import cdiv, device_of
+from diffnet.ops.kernels.tiling import cdiv, device_of, starts_early
 
 
 def span_count(rows: int, meshes: int, span: int) -> int:
@@ -70,9 +71,11 @@ def sum_of_spans(
 @triton.jit
 def _sum_spans_kernel(
     partial, out, ptr, meshes, span, spans, factor, size: tl.constexpr, WHOLE: tl.constexpr, FACTOR: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
+    EARLY: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
 ):  # fmt: skip
-    """out[p, b] = factor Σ partial[p, s] over the spans s of mesh b"""
+    """out[p, b] = factor Σ partial[p, s] over the spans s of mesh b. EARLY: see `tiling.starts_early`."""
+    if EARLY:
+        gdc_wait()
     blocks = tl.cdiv(size, BLOCK)
     mesh = tl.program_id(0) // blocks  # not on a grid's second axis, which ends at 65535
     cell = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -94,12 +97,14 @@ def sum_spans(partial: Tensor, ptr: Tensor | None, span: int, factor: Tensor | N
     meshes = 1 if ptr is None else len(ptr) - 1
     out = torch.empty(planes, meshes, *rest, dtype=torch.float32, device=partial.device)
     if out.numel():
-        block = 64
+        # Fewer cells and more of their spans at a time, where these are many: then nothing is waited for twice.
+        block, block_spans = (64, 64) if spans <= 64 else (32, 128)
         size = out[0, 0].numel()
+        early = starts_early(partial)
         with device_of(partial):
             _sum_spans_kernel[(cdiv(size, block) * meshes, planes)](
                 partial, out, partial if ptr is None else ptr, meshes, span, spans,
                 partial if factor is None else factor, size, WHOLE=ptr is None, FACTOR=factor is not None,
-                BLOCK=block, BLOCK_SPANS=64, num_warps=4,
+                EARLY=early, BLOCK=block, BLOCK_SPANS=block_spans, num_warps=4, launch_pdl=early,
             )  # fmt: skip
     return out

@@ -6,20 +6,35 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from diffnet.ops.kernels.products import product, split, split_transpose
 from diffnet.ops.kernels.ragged import choose_span, span_count, span_rows, sum_spans
-from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
+from diffnet.ops.kernels.tiling import (
+    Tiling,
+    cdiv,
+    device_of,
+    interpreted,
+    processors,
+    roomy,
+    row_major,
+    starts_early,
+    tile,
+)
 from diffnet.ops.precision import dot_precision
 
 
 def project_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
+    """Of all sizes of meshes there are two kinds, small and large: those whose tiles are fewer than multiprocessors get
+    smaller ones."""
     if interpreted(basis):
         return Tiling(16, 16, 16, 4, 1, 1)
     if not roomy(basis):
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if basis.dtype != torch.float32:
-        return Tiling(64, tile(k, 128), tile(c, 128), 8, 4, 1)
+        if len(basis) < 128 * processors(basis):
+            return Tiling(64, tile(k, 64), tile(c, 64), 4, 3, 1)
+        return Tiling(128, tile(k, 128), tile(c, 128), 8, 3, 1)
     if precision == "bf16x3":
         return Tiling(32, tile(k, 128), tile(c, 128), 8, 3, 2)  # 128 registers: two programs share a multiprocessor
     return Tiling(16, tile(k, 64), tile(c, 64), 8, 2, 4)
@@ -31,7 +46,7 @@ def evaluate_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
     if not roomy(basis):
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if basis.dtype != torch.float32:
-        return Tiling(64, tile(k, 128), tile(c, 64), 4, 3, 8)
+        return Tiling(64, tile(k, 128), tile(c, 64), 4, 3, 8) if c <= 64 else Tiling(64, tile(k, 128), 128, 8, 3, 2)
     if precision == "bf16x3":
         return Tiling(64, tile(k, 128), tile(c, 64), 4, 2, 4)
     return Tiling(64, 16, tile(c, 64), 8, 2, 4)
@@ -41,10 +56,12 @@ def evaluate_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
 def _project_kernel(
     x, basis, scale, ptr, partial, meshes, span,
     k_size: tl.constexpr, c_size: tl.constexpr, x_stride: tl.constexpr, basis_stride: tl.constexpr,
-    SCALED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
+    SCALED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """partial[s] = Φᵀ(scale ∘ x) over the rows of span s; zeros where it has none."""
+    """partial[s] = Φᵀ(scale ∘ x) over the rows of span s; zeros where it has none. EARLY: what sums up may come now."""
+    if EARLY:
+        gdc_launch_dependents()
     columns = tl.cdiv(c_size, BLOCK_C)
     which = tl.program_id(1)
     index = tl.program_id(0)
@@ -53,6 +70,8 @@ def _project_kernel(
     _, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
     total = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     v = tl.arange(0, BLOCK_V)[:, None]
+    if SCALED:
+        s = tl.load(scale + first + v, mask=first + v < last, other=0.0)
     for row in range(first, last, BLOCK_V):
         live = row + v < last
         wide = tl.cast(row, tl.int64)  # rows times channels may pass 2³¹; within a tile they don't
@@ -61,8 +80,9 @@ def _project_kernel(
         x_at = x + wide * x_stride + (v * x_stride + c[None, :])
         value = tl.load(x_at, mask=live & (c < c_size)[None, :], other=0.0)
         if SCALED:
-            s = tl.load(scale + row + v, mask=live, other=0.0).to(tl.float32)
-            value = (value.to(tl.float32) * s).to(value.dtype)
+            value = (value.to(tl.float32) * s.to(tl.float32)).to(value.dtype)
+            # Of the next tile: too narrow a load to be made ahead by the pipeline, so a program would wait for it.
+            s = tl.load(scale + row + BLOCK_V + v, mask=row + BLOCK_V + v < last, other=0.0)
         total = product(split_transpose(phi, PRECISION), split(value, PRECISION), total, PRECISION)
     place = partial + (index.to(tl.int64) * k_size + k)[:, None] * c_size + c[None, :]
     tl.store(place, total, mask=(k < k_size)[:, None] & (c < c_size)[None, :])
@@ -89,7 +109,7 @@ def project_spans(
             _project_kernel[(spans, tiles)](
                 x, basis, x if scale is None else scale.contiguous(), ptr, partial,
                 meshes, span, k, c, x.stride(0), basis.stride(0),
-                SCALED=scale is not None, ONE_MESH=meshes == 1, PRECISION=precision,
+                SCALED=scale is not None, ONE_MESH=meshes == 1, PRECISION=precision, EARLY=starts_early(x),
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return partial, span, factor
@@ -122,6 +142,8 @@ def _evaluate_kernel(
     if ONE_STEP:
         d = split(load_coefficients(coefficients, k, c, k_size, c_size).to(basis.dtype.element_ty), PRECISION)
     v = tl.arange(0, BLOCK_V)[:, None]
+    if SCALED:  # a tile ahead, as in `_project_kernel`
+        s = tl.load(scale + first + v, mask=first + v < last, other=0.0)
     for row in range(first, last, BLOCK_V):
         live = row + v < last
         wide = tl.cast(row, tl.int64)
@@ -137,7 +159,8 @@ def _evaluate_kernel(
                 d = load_coefficients(coefficients, ks, c, k_size, c_size).to(phi.dtype)
                 value = product(split(phi, PRECISION), split(d, PRECISION), value, PRECISION)
         if SCALED:
-            value *= tl.load(scale + row + v, mask=live, other=0.0).to(tl.float32)
+            value *= s.to(tl.float32)
+            s = tl.load(scale + row + BLOCK_V + v, mask=row + BLOCK_V + v < last, other=0.0)
         place = out + wide * c_size + (v * c_size + c[None, :])
         tl.store(place, value.to(out.dtype.element_ty), mask=live & in_c)
 

@@ -1,6 +1,6 @@
 """How kernels cut their work into tiles.
 
-The sizes below are chosen by data type, K and C, never by V, so that meshes of other sizes compile nothing anew.
+Sizes are chosen by data type, K and C, and hardly by V, so that meshes of other sizes compile nothing anew.
 `diffnet bench tune-…` measures others.
 """
 
@@ -47,6 +47,12 @@ def roomy(tensor: Tensor) -> bool:
     """Whether a program may take the 227 KB of shared memory of Hopper's and Blackwell's data-centre GPUs; others have
     99 KB or more."""
     return _properties(tensor.device.index).major in (9, 10)
+
+
+def starts_early(tensor: Tensor) -> bool:
+    """Whether a kernel may be launched before the one ahead of it has ended, and wait for its results on the GPU
+    (programmatic dependent launch, from Hopper on): that hides the launch of a short kernel that sums up."""
+    return tensor.is_cuda and torch.version.hip is None and _properties(tensor.device.index).major >= 9
 
 
 def processors(tensor: Tensor) -> int:

@@ -1,8 +1,11 @@
 """The Triton kernels for CSR patterns. Imported with the first use, since Triton may be missing.
 
-A program serves a few rows and a tile of channels: the entries of a row lie one after the other, so it steps through
-them and for each gathers one row of the dense factor, which is contiguous. Sums are in float32, in the order of the
-entries, with no atomics, so results don't change from run to run.
+A program serves a few rows at a time and a tile of channels: the entries of a row lie one after the other, so it steps
+through them and for each gathers one row of the dense factor, which is contiguous. Sums are in float32, in the order of
+the entries, with no atomics, so results don't change from run to run.
+
+On meshes `spmm` waits for memory three times in a row: for where a row's entries are, for their columns, and for the
+rows of the dense factor. Its programs stay and go from tile to tile, and the first two are there a tile ahead.
 
 Rows of more than PIECE entries would keep one program busy while the others are done, so they are left out there and
 computed piece by piece, each by a program of its own (`pieces`, see `Pattern.long_pieces`; few or none on a mesh).
@@ -20,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.tiling import cdiv, power_of_2
+from diffnet.ops.kernels.tiling import cdiv, power_of_2, processors
 from diffnet.ops.sparse.pattern import PIECE, CsrArrays
 
 MAX_CHANNELS = 128
@@ -34,16 +37,24 @@ MAX_UNROLLED_SETS = 8
 
 
 @dataclass(frozen=True)
+class Walk:
+    """How `spmm`'s programs, of one warp each, share a multiprocessor: how many it has, with so many registers for each
+    thread, and how many entries of a row they gather at the same time, first and then."""
+
+    programs: int
+    registers: int
+    first: int = 7  # a vertex and its neighbours, on the average mesh
+    unroll: int = 2
+
+
+@dataclass(frozen=True)
 class Gathering:
-    """How a program reads the dense factor: so many bytes at a time, for one entry of each of its rows, and for so many
-    entries at the same time; and its warps. `diffnet bench tune-spmm tune-sddmm` measures others. Powers of two."""
+    """How a program of `sddmm` reads the dense factor: so many bytes at a time, for one entry of each of its rows, and
+    for so many entries at the same time; and its warps. Powers of two."""
 
     bytes: int = 4096
     unroll: int = 4
     warps: int = 4
-
-
-SPMM, SPMM_OF_TWO, SDDMM = Gathering(), Gathering(unroll=2), Gathering()  # of two sets of values at a time
 
 
 def spmm(
@@ -52,13 +63,13 @@ def spmm(
     x: Tensor,
     reduce: bool = False,
     order: Tensor | None = None,
-    gathering: Gathering | None = None,
+    walk: Walk | None = None,
 ) -> Tensor:
     """See `plain.spmm`; order (nnz,) is where in values the entries' values are, for a transposed pattern."""
     indptr, indices, pieces, row_order = csr
     sets, rows, channels = len(values), len(indptr) - 1, x.shape[2]
     if reduce and sets > MAX_UNROLLED_SETS:
-        return spmm(csr, values, x, False, order, gathering).sum(0, keepdim=True)
+        return spmm(csr, values, x, False, order, walk).sum(0, keepdim=True)
     out = x.new_empty(1 if reduce else sets, rows, channels)
     if out.numel() == 0:
         return out
@@ -67,30 +78,47 @@ def spmm(
     # A program applies two sets to each row it gathers, as gradX and gradY are.
     together = sets if reduce else min(sets, 2) if len(x) == 1 else 1
     groups = 1 if reduce else cdiv(sets, together)
-    gathering = gathering or (SPMM_OF_TWO if together == 2 and not reduce else SPMM)
-    block_r, block_c = _tile(x, gathering)
-    tiles = cdiv(channels, block_c)
-    strides = (values.stride(0), 0 if len(x) == 1 else x.stride(0), x.stride(1))
-    flags = {"TOGETHER": together, "REDUCE": reduce, "PERMUTED": order is not None, "BLOCK_C": block_c}
+    walk = walk or _walk(x, together, reduce)
+    block_c = min(power_of_2(channels), MAX_CHANNELS) // 2 or 1
+    block_r = 32 // cdiv(block_c * x.element_size(), 16)  # a thread gathers 16 bytes at a time
+    tiles = cdiv(rows, block_r)
+    multiprocessors = processors(x)
+    programs = min(walk.programs, cdiv(tiles, multiprocessors))
+    columns = cdiv(channels, 2 * block_c)
+    shape = values.stride(0), 0 if len(x) == 1 else x.stride(0)
+    flags = {
+        "channels": channels, "x_row_stride": x.stride(1),
+        "TOGETHER": together, "REDUCE": reduce, "PERMUTED": order is not None, "BLOCK_C": block_c,
+    }  # fmt: skip
     entry_order = indices if order is None else order
-    _spmm_rows[(groups * cdiv(rows, block_r), tiles)](
-        indptr, indices, row_order, entry_order, values, x, out, rows, channels, sets, *strides,
-        ORDERED=len(row_order) > 0, LONG=PIECE, BLOCK_R=block_r, UNROLL=gathering.unroll, **flags,
-        num_warps=gathering.warps,
+    _spmm_rows[(groups * multiprocessors * programs, columns)](
+        indptr, indices, row_order, entry_order, values, x, out, rows, sets, *shape, multiprocessors, programs,
+        ORDERED=len(row_order) > 0, LONG=PIECE, BLOCK_R=block_r, FIRST=walk.first, UNROLL=walk.unroll, **flags,
+        num_warps=1, maxnreg=walk.registers,
     )  # fmt: skip
     if len(pieces) > 0:
         partial = x.new_empty(len(out), len(pieces), channels, dtype=torch.float32)
-        _spmm_pieces[(groups * len(pieces), tiles)](
-            pieces, indices, entry_order, values, x, partial, len(pieces), channels, sets, *strides,
+        _spmm_pieces[(groups * len(pieces), columns)](
+            pieces, indices, entry_order, values, x, partial, len(pieces), sets, *shape,
             BLOCK_E=PIECE_ENTRIES, **flags,
         )  # fmt: skip
-        _add_pieces[(len(out) * len(pieces), tiles)](
-            pieces, indptr, partial, out, len(pieces), rows, channels, PIECE=PIECE, BLOCK_C=block_c
+        _add_pieces[(len(out) * len(pieces), columns)](
+            pieces, indptr, partial, out, len(pieces), rows, channels, PIECE=PIECE, BLOCK_C=2 * block_c
         )
     return out
 
 
-def sddmm(csr: CsrArrays, a: Tensor, b: Tensor, gathering: Gathering = SDDMM) -> Tensor:
+def _walk(x: Tensor, together: int, reduce: bool) -> Walk:
+    """Found by `diffnet bench tune-spmm`: registers hold what is on its way; with fewer of them, more programs wait at
+    the same time."""
+    if reduce:
+        return Walk(20, 96, max(8 // together, 1), max(4 // together, 1))
+    if x.element_size() == 2:
+        return Walk(16, 128) if together == 2 else Walk(20, 96)
+    return Walk(24, 80) if together == 2 else Walk(28, 72)
+
+
+def sddmm(csr: CsrArrays, a: Tensor, b: Tensor, gathering: Gathering = Gathering()) -> Tensor:
     """See `plain.sddmm`."""
     indptr, indices, pieces, row_order = csr
     sets, rows, channels, entries = max(len(a), len(b)), len(indptr) - 1, a.shape[2], len(indices)
@@ -180,100 +208,154 @@ def _rows_to_take(row_order, block, rows, ORDERED: tl.constexpr, BLOCK_R: tl.con
 
 
 @triton.jit
-def _add_entries(
-    sum0, sum1, entry, here, tile, indices, order, value_rows, x_rows, value_stride, x_set_stride, x_row_stride, second,
-    TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr,
+def _extent(
+    indptr, row_order, tile, rows, ORDERED: tl.constexpr, LONG: tl.constexpr, BLOCK_R: tl.constexpr
 ):  # fmt: skip
-    """The sums with a row of x, times its value, for each of some entries; second: whether there is a second set."""
-    row = tl.load(indices + entry, mask=here, other=0).to(tl.int64) * x_row_stride
+    """The rows of a tile, where their entries start and how many they are, and which rows are computed here."""
+    r = _rows_to_take(row_order, tile, rows, ORDERED, BLOCK_R)
+    start = tl.load(indptr + r, mask=r < rows, other=0)
+    length = tl.load(indptr + r + 1, mask=r < rows, other=0) - start
+    mine = (r < rows) & (length <= LONG)
+    return r, start, tl.where(mine, length, 0), mine
+
+
+@triton.jit
+def _add_entries(
+    low0, high0, low1, high1, column, entry, here, c, order, values, x, value_stride, x_set_stride, second,
+    channels: tl.constexpr, x_row_stride: tl.constexpr,
+    TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The sums with a row of x, times its value, for each of some entries: low and high channels, first and second set.
+
+    column: the entries' rows of x; second: whether there is a second set
+    """
     if PERMUTED:
         entry = tl.load(order + entry, mask=here, other=0)
+    at = x + c[None, :] + (column.to(tl.int64) * x_row_stride)[:, None]
+    low = here[:, None]
+    high = here[:, None]
+    if channels % (2 * BLOCK_C) != 0:
+        low = low & (c < channels)[None, :]
+        high = high & (c + BLOCK_C < channels)[None, :]
     if REDUCE:
         for s in tl.static_range(TOGETHER):
-            v = tl.load(value_rows + s * value_stride + entry, mask=here, other=0).to(tl.float32)
-            gathered = tl.load(x_rows + s * x_set_stride + row[:, None], mask=tile, other=0).to(tl.float32)
-            sum0 += v[:, None] * gathered
+            v = tl.load(values + s * value_stride + entry, mask=here, other=0).to(tl.float32)[:, None]
+            low0 += v * tl.load(at + s * x_set_stride, mask=low, other=0).to(tl.float32)
+            high0 += v * tl.load(at + s * x_set_stride + BLOCK_C, mask=high, other=0).to(tl.float32)
     else:
-        gathered = tl.load(x_rows + row[:, None], mask=tile, other=0).to(tl.float32)
-        v = tl.load(value_rows + entry, mask=here, other=0).to(tl.float32)
-        sum0 += v[:, None] * gathered
+        gathered_low = tl.load(at, mask=low, other=0).to(tl.float32)
+        gathered_high = tl.load(at + BLOCK_C, mask=high, other=0).to(tl.float32)
+        v = tl.load(values + entry, mask=here, other=0).to(tl.float32)[:, None]
+        low0 += v * gathered_low
+        high0 += v * gathered_high
         if TOGETHER == 2:
-            v = tl.load(value_rows + value_stride + entry, mask=here & second, other=0).to(tl.float32)
-            sum1 += v[:, None] * gathered
-    return sum0, sum1
+            v = tl.load(values + value_stride + entry, mask=here & second, other=0).to(tl.float32)[:, None]
+            low1 += v * gathered_low
+            high1 += v * gathered_high
+    return low0, high0, low1, high1
+
+
+@triton.jit
+def _store_halves(at, low, high, mask, c, channels: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Nothing is read soon enough that the cache should keep it rather than rows of the dense factor."""
+    below = mask
+    above = mask
+    if channels % (2 * BLOCK_C) != 0:
+        below = mask & (c < channels)[None, :]
+        above = mask & (c + BLOCK_C < channels)[None, :]
+    tl.store(at, low.to(at.dtype.element_ty), mask=below, cache_modifier=".cs")
+    tl.store(at + BLOCK_C, high.to(at.dtype.element_ty), mask=above, cache_modifier=".cs")
 
 
 @triton.jit
 def _spmm_rows(
-    indptr, indices, row_order, order, values, x, out, rows, channels, sets, value_stride, x_set_stride, x_row_stride,
+    indptr, indices, row_order, order, values, x, out, rows, sets, value_stride, x_set_stride,
+    multiprocessors, programs, channels: tl.constexpr, x_row_stride: tl.constexpr,
     TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr, ORDERED: tl.constexpr, LONG: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, FIRST: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """out[s, r] = Σ values[s, e] x[s, indices[e]] over the entries e of row r, for sets one by one, two by two (which
     share x), or all of them summed (REDUCE)."""
-    blocks = tl.cdiv(rows, BLOCK_R)
-    first = (tl.program_id(0) // blocks) * TOGETHER
-    r = _rows_to_take(row_order, tl.program_id(0) % blocks, rows, ORDERED, BLOCK_R)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    start = tl.load(indptr + r, mask=r < rows, other=0)
-    length = tl.load(indptr + r + 1, mask=r < rows, other=0) - start
-    mine = (r < rows) & (length <= LONG)
-    length = tl.where(mine, length, 0)
+    index = tl.program_id(0) % (multiprocessors * programs)
+    first = (tl.program_id(0) // (multiprocessors * programs)) * TOGETHER
+    # Programs are dealt out to multiprocessors in turn; so those of one take tiles side by side, which share a cache.
+    tile = (index % multiprocessors) * programs + index // multiprocessors
+    stride = multiprocessors * programs
+    c = tl.program_id(1) * (2 * BLOCK_C) + tl.arange(0, BLOCK_C)
     value_stride = tl.cast(value_stride, tl.int64)
     x_set_stride = tl.cast(x_set_stride, tl.int64)
-    value_rows = values + first * value_stride
-    x_rows = x + first * x_set_stride + c[None, :]
-    sum0 = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    sum1 = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    for j0 in range(0, tl.max(length, 0), UNROLL):
-        for u in tl.static_range(UNROLL):  # their loads run at the same time
-            j = j0 + u
-            here = j < length
-            tile = here[:, None] & (c < channels)[None, :]
-            sum0, sum1 = _add_entries(
-                sum0, sum1, start + j, here, tile, indices, order, value_rows, x_rows,
-                value_stride, x_set_stride, x_row_stride, first + 1 < sets, TOGETHER, REDUCE, PERMUTED,
+    values += first * value_stride
+    x += first * x_set_stride
+    out += first.to(tl.int64) * rows * channels
+    above = tl.cast(rows, tl.int64) * channels
+    second = first + 1 < sets
+    r, start, length, mine = _extent(indptr, row_order, tile, rows, ORDERED, LONG, BLOCK_R)
+    column = tl.load(indices + start, mask=length > 0, other=0)
+    r1, start1, length1, mine1 = _extent(indptr, row_order, tile + stride, rows, ORDERED, LONG, BLOCK_R)
+    for ahead in range(tile + 2 * stride, tl.cdiv(rows, BLOCK_R) + 2 * stride, stride):
+        # Of the next tile, the first columns, and with them the cache line of the others and where they are beyond.
+        column1 = tl.load(indices + start1, mask=length1 > 0, other=0)
+        r2, start2, length2, mine2 = _extent(indptr, row_order, ahead, rows, ORDERED, LONG, BLOCK_R)
+        low0 = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+        high0, low1, high1 = low0, low0, low0
+        for j in tl.static_range(FIRST):  # their loads run at the same time
+            if j > 0:
+                column = tl.load(indices + start + j, mask=j < length, other=0)
+            low0, high0, low1, high1 = _add_entries(
+                low0, high0, low1, high1, column, start + j, j < length, c, order, values, x,
+                value_stride, x_set_stride, second, channels, x_row_stride, TOGETHER, REDUCE, PERMUTED, BLOCK_C,
             )  # fmt: skip
-    tile = mine[:, None] & (c < channels)[None, :]
-    # In a sum over the sets there is one group of them, so `first` is 0.
-    place = (first.to(tl.int64) * rows + r)[:, None] * channels + c[None, :]
-    tl.store(out + place, sum0.to(out.dtype.element_ty), mask=tile)
-    if TOGETHER == 2 and not REDUCE:
-        above = tl.cast(rows, tl.int64) * channels
-        tl.store(out + above + place, sum1.to(out.dtype.element_ty), mask=tile & (first + 1 < sets))
+        # Read again, from the nearest cache: Triton 3.6 and 3.7 take the maximum of `length` for what it was at first.
+        _, _, same_length, _ = _extent(indptr, row_order, ahead - 2 * stride, rows, ORDERED, LONG, BLOCK_R)
+        for j0 in range(FIRST, tl.max(same_length, 0), UNROLL):
+            for u in tl.static_range(UNROLL):
+                here = j0 + u < length
+                column = tl.load(indices + start + j0 + u, mask=here, other=0)
+                low0, high0, low1, high1 = _add_entries(
+                    low0, high0, low1, high1, column, start + j0 + u, here, c, order, values, x,
+                    value_stride, x_set_stride, second, channels, x_row_stride, TOGETHER, REDUCE, PERMUTED, BLOCK_C,
+                )  # fmt: skip
+        at = out + (r.to(tl.int64) * channels)[:, None] + c[None, :]
+        _store_halves(at, low0, high0, mine[:, None], c, channels, BLOCK_C)
+        if TOGETHER == 2 and not REDUCE:
+            _store_halves(at + above, low1, high1, mine[:, None] & second, c, channels, BLOCK_C)
+        r, start, length, mine, column = r1, start1, length1, mine1, column1
+        r1, start1, length1, mine1 = r2, start2, length2, mine2
 
 
 @triton.jit
 def _spmm_pieces(
-    pieces, indices, order, values, x, partial, count, channels, sets, value_stride, x_set_stride, x_row_stride,
+    pieces, indices, order, values, x, partial, count, sets, value_stride, x_set_stride,
+    channels: tl.constexpr, x_row_stride: tl.constexpr,
     TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """partial[s, p]: the same sum over the entries of piece p only."""
     first = (tl.program_id(0) // count) * TOGETHER
     p = tl.program_id(0) % count
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    c = tl.program_id(1) * (2 * BLOCK_C) + tl.arange(0, BLOCK_C)
     start = tl.load(pieces + 3 * p + 1)
     end = tl.load(pieces + 3 * p + 2)
     value_stride = tl.cast(value_stride, tl.int64)
     x_set_stride = tl.cast(x_set_stride, tl.int64)
-    value_rows = values + first * value_stride
-    x_rows = x + first * x_set_stride + c[None, :]
-    sum0 = tl.zeros((BLOCK_E, BLOCK_C), tl.float32)
-    sum1 = tl.zeros((BLOCK_E, BLOCK_C), tl.float32)
+    values += first * value_stride
+    x += first * x_set_stride
+    second = first + 1 < sets
+    low0 = tl.zeros((BLOCK_E, BLOCK_C), tl.float32)
+    high0, low1, high1 = low0, low0, low0
     for j in range(0, tl.cdiv(end - start, BLOCK_E)):
         entry = start + j * BLOCK_E + tl.arange(0, BLOCK_E)
-        here = entry < end
-        tile = here[:, None] & (c < channels)[None, :]
-        sum0, sum1 = _add_entries(
-            sum0, sum1, entry, here, tile, indices, order, value_rows, x_rows,
-            value_stride, x_set_stride, x_row_stride, first + 1 < sets, TOGETHER, REDUCE, PERMUTED,
+        column = tl.load(indices + entry, mask=entry < end, other=0)
+        low0, high0, low1, high1 = _add_entries(
+            low0, high0, low1, high1, column, entry, entry < end, c, order, values, x,
+            value_stride, x_set_stride, second, channels, x_row_stride, TOGETHER, REDUCE, PERMUTED, BLOCK_C,
         )  # fmt: skip
-    place = (first.to(tl.int64) * count + p) * channels + c
-    tl.store(partial + place, tl.sum(sum0, 0), mask=c < channels)
+    at = partial + ((first.to(tl.int64) * count + p) * channels + c)[None, :]
+    there = tl.full((1, 1), 1, tl.int1)
+    _store_halves(at, tl.sum(low0, 0)[None, :], tl.sum(high0, 0)[None, :], there, c, channels, BLOCK_C)
     if TOGETHER == 2 and not REDUCE:
-        above = tl.cast(count, tl.int64) * channels
-        tl.store(partial + above + place, tl.sum(sum1, 0), mask=(c < channels) & (first + 1 < sets))
+        at += tl.cast(count, tl.int64) * channels
+        _store_halves(at, tl.sum(low1, 0)[None, :], tl.sum(high1, 0)[None, :], there & second, c, channels, BLOCK_C)
 
 
 @triton.jit

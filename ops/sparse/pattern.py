@@ -17,6 +17,11 @@ from diffnet.ops.ragged import row_offsets
 # so that one row of 10,000 among rows of 7 doesn't keep a whole GPU waiting.
 PIECE = 128
 
+# Programs take some rows at the same time, and wait for the longest. Where that would double their work, they take rows
+# of about one length together.
+ROWS_TOGETHER = 8
+TOO_UNEVEN = 2.0
+
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
@@ -38,6 +43,7 @@ class Pattern:
     # Not cached properties: torch.compile would look past the cache and trace the sorting into every step.
     _transpose: tuple[Pattern, Tensor] | None = field(default=None, repr=False)
     _long_pieces: Tensor | None = field(default=None, repr=False)
+    _by_length: Tensor | None = field(default=None, repr=False)
     check: InitVar[bool] = field(default=True, kw_only=True)
 
     def __post_init__(self, check: bool) -> None:
@@ -95,9 +101,19 @@ class Pattern:
         assert self._long_pieces is not None
         return self._long_pieces
 
+    @property
+    def rows_by_length(self) -> Tensor:
+        """(rows,) the rows from the shortest to the longest where neighbours are of very uneven length, as they never
+        are on a mesh; otherwise (0,). Found once."""
+        if self._by_length is None:
+            object.__setattr__(self, "_by_length", _find_rows_by_length(self))
+        assert self._by_length is not None
+        return self._by_length
+
     def prepare(self) -> Pattern:
         """Find here, once, what products and their backward need, rather than in a step that may be compiled."""
-        _ = self.long_pieces, self.transpose[0].long_pieces
+        for pattern in (self, self.transpose[0]):
+            _ = pattern.long_pieces, pattern.rows_by_length if pattern.row_order is None else None
         return self
 
     def with_row_order(self, order: Tensor | None, *, check: bool = True) -> Pattern:
@@ -123,8 +139,9 @@ class Pattern:
         if self._transpose is not None:  # sorted once, moved ever after
             pattern, order = self._transpose
             moved = pattern.to(device), order.to(device)
-        row_order, pieces = (None if x is None else x.to(device) for x in (self.row_order, self._long_pieces))
-        return Pattern(self.indptr.to(device), indices, self.columns, row_order, moved, pieces, check=False)
+        found = (self.row_order, self._long_pieces, self._by_length)
+        row_order, pieces, by_length = (None if x is None else x.to(device) for x in found)
+        return Pattern(self.indptr.to(device), indices, self.columns, row_order, moved, pieces, by_length, check=False)
 
 
 class CsrArrays(NamedTuple):
@@ -141,6 +158,12 @@ def csr_arrays(pattern: Pattern, triton: bool) -> CsrArrays:
     none = pattern.indices.new_empty(0)
     order = none if pattern.row_order is None else pattern.row_order
     return CsrArrays(pattern.indptr, pattern.indices, pattern.long_pieces if triton else none, order)
+
+
+def balanced_arrays(pattern: Pattern, triton: bool) -> CsrArrays:
+    """The same for products, whose rows may be taken in any order."""
+    arrays = csr_arrays(pattern, triton)
+    return arrays._replace(row_order=pattern.rows_by_length) if triton and pattern.row_order is None else arrays
 
 
 def row_of_each(indptr: Tensor, indices: Tensor) -> Tensor:
@@ -188,17 +211,27 @@ def _pack(patterns: Sequence[Pattern]) -> Pattern:
     if len(known) == len(patterns):
         shifts = zip(rows, row_offsets(entries), strict=True)
         pieces = torch.cat([p + p.new_tensor([r, e, e]) for p, (r, e) in zip(known, shifts, strict=True)])
-    order = None
-    if any(p.row_order is not None for p in patterns):
-        order = torch.cat([_rows_in_order(p) + offset for p, offset in zip(patterns, rows, strict=True)])
-    indptr = torch.cat([*starts, end])
-    return Pattern(indptr, torch.cat(indices), sum(columns), order, _long_pieces=pieces, check=False)
+    order = _pack_orders([p.row_order for p in patterns], starts, rows)
+    by_length = [p._by_length for p in patterns if p._by_length is not None]
+    uneven = None
+    if len(by_length) == len(patterns):
+        uneven = _pack_orders([o if len(o) > 0 else None for o in by_length], starts, rows)
+        uneven = end[:0] if uneven is None else uneven
+    return Pattern(
+        torch.cat([*starts, end]), torch.cat(indices), sum(columns), order,
+        _long_pieces=pieces, _by_length=uneven, check=False,
+    )  # fmt: skip
 
 
-def _rows_in_order(pattern: Pattern) -> Tensor:
-    if pattern.row_order is not None:
-        return pattern.row_order
-    return torch.arange(pattern.shape[0], dtype=pattern.indptr.dtype, device=pattern.indptr.device)
+def _pack_orders(orders: Sequence[Tensor | None], starts: Sequence[Tensor], offsets: Sequence[int]) -> Tensor | None:
+    """One order of the rows of several patterns, of which those without keep theirs; starts: a value for each row."""
+    if all(order is None for order in orders):
+        return None
+    own = [
+        torch.arange(len(start), dtype=start.dtype, device=start.device) if order is None else order
+        for order, start in zip(orders, starts, strict=True)
+    ]
+    return torch.cat([order + offset for order, offset in zip(own, offsets, strict=True)])
 
 
 @not_compiled
@@ -222,6 +255,16 @@ def _find_long_pieces(pattern: Pattern) -> Tensor:
     number = torch.arange(len(rows), device=rows.device) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
     first = pattern.indptr.long()[rows] + number * PIECE
     return torch.stack([rows, first, torch.minimum(first + PIECE, pattern.indptr.long()[rows + 1])], dim=1)
+
+
+@not_compiled
+def _find_rows_by_length(pattern: Pattern) -> Tensor:
+    lengths = pattern.row_lengths
+    short = torch.where(lengths > PIECE, 0, lengths)  # long ones are computed piece by piece
+    groups = torch.nn.functional.pad(short, (0, -len(short) % ROWS_TOGETHER)).reshape(-1, ROWS_TOGETHER)
+    if groups.numel() == 0 or ROWS_TOGETHER * groups.amax(1).sum() <= TOO_UNEVEN * short.sum():
+        return pattern.indices.new_empty(0)
+    return torch.sort(lengths, stable=True).indices.to(pattern.indptr)
 
 
 def _check(indptr: Tensor, indices: Tensor, columns: int) -> None:

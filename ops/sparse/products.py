@@ -12,7 +12,7 @@ from torch import Tensor
 from diffnet.ops.backend import KERNEL_DTYPES, Backend, use_triton
 from diffnet.ops.dispatch import differentiable
 from diffnet.ops.sparse import plain
-from diffnet.ops.sparse.pattern import CsrArrays, Pattern, csr_arrays
+from diffnet.ops.sparse.pattern import CsrArrays, Pattern, balanced_arrays
 
 
 def spmm(pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False, backend: Backend = "auto") -> Tensor:
@@ -95,7 +95,7 @@ def _flat_sets(x: Tensor, batch: torch.Size) -> Tensor:
 def _structure(pattern: Pattern, triton: bool) -> list[Tensor]:
     """What the operators below take of a pattern: its arrays, those of its transpose, and where entries are in it."""
     transposed, order = pattern.transpose
-    return [*csr_arrays(pattern, triton), *csr_arrays(transposed, triton), order]
+    return [*balanced_arrays(pattern, triton), *balanced_arrays(transposed, triton), order]
 
 
 def _pattern_and_transpose(structure: Sequence[Tensor]) -> tuple[CsrArrays, CsrArrays, Tensor]:
