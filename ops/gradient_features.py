@@ -229,7 +229,11 @@ def _operator_gradient(
     grad: Tensor, d: Tensor, a_re: Tensor, a_im: Tensor | None, gradient_basis: Tensor, ptr: Tensor
 ) -> Tensor:
     """The gradient in gradient_basis (2, V, K), which training doesn't ask for: plain PyTorch between two products."""
-    parts = [d] + [d @ a.float().mT for a in (a_re, a_im) if a is not None]  # D, P and, with rotations, Q
+    # D, P and, with rotations, Q, as exact as the rest: PyTorch would take them in tf32 where that is allowed.
+    rows = d.flatten(0, 1)
+    all_rows = len(rows) * torch.arange(2, device=d.device)
+    given = [a.float().mT.contiguous()[None] for a in (a_re, a_im) if a is not None]
+    parts = [d] + [_evaluate(a, rows, None, all_rows).view_as(d) for a in given]
     table = torch.cat(parts, dim=2)
     values = [_evaluate(table, basis, None, ptr).float() for basis in gradient_basis]
     (gx, px, *qx), (gy, py, *qy) = (v.chunk(len(parts), dim=1) for v in values)
