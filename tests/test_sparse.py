@@ -339,7 +339,8 @@ def test_operators_are_well_formed(triton: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_large_and_skewed_on_a_gpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ordered", [False, True])
+def test_large_and_skewed_on_a_gpu(dtype: torch.dtype, ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against float64 on the CPU, with rows divided as outside of tests; and twice the same to the bit."""
     for module in (patterns, kernels):
         monkeypatch.setattr(module, "PIECE", 128)
@@ -349,6 +350,8 @@ def test_large_and_skewed_on_a_gpu(dtype: torch.dtype, monkeypatch: pytest.Monke
     first = torch.randint(0, columns - 10_000, (rows,), generator=torch.Generator().manual_seed(1))
     offsets = torch.cat([torch.arange(int(n)) for n in lengths])
     pattern = Pattern.from_row_lengths(lengths, torch.repeat_interleave(first, lengths) + offsets, columns)
+    if ordered:
+        pattern = pattern.with_row_order(torch.randperm(rows, generator=torch.Generator().manual_seed(2)))
     values, x, a = random(2, pattern.nnz), random(columns, 130, seed=1), random(2, rows, 130, seed=2)
     given = [t.to(dtype).cuda().requires_grad_() for t in (values, x, a)]
     exact = [t.to(dtype).double().requires_grad_() for t in (values, x, a)]
