@@ -116,6 +116,14 @@ def moved_bytes(pattern: Pattern, size: int, *, values: int, dense: int) -> floa
     return float(4 * (pattern.nnz + pattern.shape[0]) + size * (values * pattern.nnz + dense * pattern.shape[0]))
 
 
+def _one_by_one(pattern: Pattern, values: Tensor, x: Tensor) -> list[Tensor]:
+    return [spmm(pattern, value, x, backend="triton") for value in values]
+
+
+def _stacked(pattern: Pattern, values: Tensor, x: Tensor) -> Tensor:
+    return torch.stack(_one_by_one(pattern, values, x))
+
+
 def _each(matrices: Sequence[Tensor], x: Tensor) -> list[Tensor]:
     return [matrix @ x for matrix in matrices]
 
@@ -161,15 +169,9 @@ def gradient_cases(options: Options) -> Iterator[Case]:
             for c in options.widths or WIDTHS:
                 x = torch.randn(pattern.columns, c, device=device).to(kind.storage).requires_grad_()
 
-                def one_by_one(values: Tensor = values, pattern: Pattern = pattern, x: Tensor = x) -> Tensor:
-                    return torch.stack(two_calls(values, pattern, x))
-
-                def two_calls(values: Tensor, pattern: Pattern, x: Tensor) -> list[Tensor]:
-                    return [spmm(pattern, value, x, backend="triton") for value in values]
-
                 forwards: dict[str, Callable[[], Tensor]] = {
                     "one pass": partial(spmm, pattern, values, x, backend="triton"),
-                    "two passes": one_by_one,
+                    "two passes": partial(_stacked, pattern, values, x),
                 }
                 for step in ("forward", "backward"):
                     runs = {n: f if step == "forward" else backward_of(f, [x]) for n, f in forwards.items()}
@@ -177,7 +179,7 @@ def gradient_cases(options: Options) -> Iterator[Case]:
                     if step == "forward":
                         detached = x.detach()
                         # The products only, not put together in one tensor, as "two passes" does for its backward.
-                        peers["two calls"] = on_kernels(device, partial(two_calls, values, pattern, x))
+                        peers["two calls"] = on_kernels(device, partial(_one_by_one, pattern, values, x))
                         peers["torch-csr"] = where_implemented(partial(_each, both, detached))
                     flops, moved = 4.0 * pattern.nnz * c, moved_bytes(pattern, kind.bytes, values=2, dense=3 * c)
                     yield Case(

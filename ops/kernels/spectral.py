@@ -53,6 +53,12 @@ def evaluate_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
 
 
 @triton.jit
+def _load_scale(scale, row, v, last):
+    """Asked for a tile ahead: too narrow a load to be made early by the pipeline, so a program would wait for it."""
+    return tl.load(scale + row + v, mask=row + v < last, other=0.0)
+
+
+@triton.jit
 def _project_kernel(
     x, basis, scale, ptr, partial, meshes, span,
     k_size: tl.constexpr, c_size: tl.constexpr, x_stride: tl.constexpr, basis_stride: tl.constexpr,
@@ -71,7 +77,7 @@ def _project_kernel(
     total = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     v = tl.arange(0, BLOCK_V)[:, None]
     if SCALED:
-        s = tl.load(scale + first + v, mask=first + v < last, other=0.0)
+        s = _load_scale(scale, first, v, last)
     for row in range(first, last, BLOCK_V):
         live = row + v < last
         wide = tl.cast(row, tl.int64)  # rows times channels may pass 2³¹; within a tile they don't
@@ -81,8 +87,7 @@ def _project_kernel(
         value = tl.load(x_at, mask=live & (c < c_size)[None, :], other=0.0)
         if SCALED:
             value = (value.to(tl.float32) * s.to(tl.float32)).to(value.dtype)
-            # Of the next tile: too narrow a load to be made ahead by the pipeline, so a program would wait for it.
-            s = tl.load(scale + row + BLOCK_V + v, mask=row + BLOCK_V + v < last, other=0.0)
+            s = _load_scale(scale, row + BLOCK_V, v, last)
         total = product(split_transpose(phi, PRECISION), split(value, PRECISION), total, PRECISION)
     place = partial + (index.to(tl.int64) * k_size + k)[:, None] * c_size + c[None, :]
     tl.store(place, total, mask=(k < k_size)[:, None] & (c < c_size)[None, :])
@@ -142,8 +147,8 @@ def _evaluate_kernel(
     if ONE_STEP:
         d = split(load_coefficients(coefficients, k, c, k_size, c_size).to(basis.dtype.element_ty), PRECISION)
     v = tl.arange(0, BLOCK_V)[:, None]
-    if SCALED:  # a tile ahead, as in `_project_kernel`
-        s = tl.load(scale + first + v, mask=first + v < last, other=0.0)
+    if SCALED:
+        s = _load_scale(scale, first, v, last)
     for row in range(first, last, BLOCK_V):
         live = row + v < last
         wide = tl.cast(row, tl.int64)
@@ -160,7 +165,7 @@ def _evaluate_kernel(
                 value = product(split(phi, PRECISION), split(d, PRECISION), value, PRECISION)
         if SCALED:
             value *= s.to(tl.float32)
-            s = tl.load(scale + row + BLOCK_V + v, mask=row + BLOCK_V + v < last, other=0.0)
+            s = _load_scale(scale, row + BLOCK_V, v, last)
         place = out + wide * c_size + (v * c_size + c[None, :])
         tl.store(place, value.to(out.dtype.element_ty), mask=live & in_c)
 

@@ -81,9 +81,8 @@ def spmm(
     walk = walk or _walk(x, together, reduce)
     block_c = min(power_of_2(channels), MAX_CHANNELS) // 2 or 1
     block_r = 32 // cdiv(block_c * x.element_size(), 16)  # a thread gathers 16 bytes at a time
-    tiles = cdiv(rows, block_r)
     multiprocessors = processors(x)
-    programs = min(walk.programs, cdiv(tiles, multiprocessors))
+    programs = min(walk.programs, cdiv(cdiv(rows, block_r), multiprocessors))
     columns = cdiv(channels, 2 * block_c)
     shape = values.stride(0), 0 if len(x) == 1 else x.stride(0)
     flags = {
@@ -199,24 +198,29 @@ def _tile(dense: Tensor, gathering: Gathering) -> tuple[int, int]:
 
 
 @triton.jit
-def _rows_to_take(row_order, block, rows, ORDERED: tl.constexpr, BLOCK_R: tl.constexpr):
-    """The rows of a block, of which those from `rows` on are none."""
-    r = block * BLOCK_R + tl.arange(0, BLOCK_R)
-    if ORDERED:
-        r = tl.load(row_order + r, mask=r < rows, other=rows)
-    return r
-
-
-@triton.jit
 def _extent(
     indptr, row_order, tile, rows, ORDERED: tl.constexpr, LONG: tl.constexpr, BLOCK_R: tl.constexpr
 ):  # fmt: skip
-    """The rows of a tile, where their entries start and how many they are, and which rows are computed here."""
-    r = _rows_to_take(row_order, tile, rows, ORDERED, BLOCK_R)
+    """The rows of a tile, of which those from `rows` on are none; where their entries start and how many they are; and
+    which rows are computed here, which long ones aren't: they count as empty."""
+    r = tile * BLOCK_R + tl.arange(0, BLOCK_R)
+    if ORDERED:
+        r = tl.load(row_order + r, mask=r < rows, other=rows)
     start = tl.load(indptr + r, mask=r < rows, other=0)
     length = tl.load(indptr + r + 1, mask=r < rows, other=0) - start
     mine = (r < rows) & (length <= LONG)
     return r, start, tl.where(mine, length, 0), mine
+
+
+@triton.jit
+def _halves(mask, c, channels: tl.constexpr, BLOCK_C: tl.constexpr):
+    """A mask of rows for the two stretches of channels that a program serves: c, and those BLOCK_C above."""
+    low = mask
+    high = mask
+    if channels % (2 * BLOCK_C) != 0:
+        low = mask & (c < channels)[None, :]
+        high = mask & (c + BLOCK_C < channels)[None, :]
+    return low, high
 
 
 @triton.jit
@@ -232,11 +236,7 @@ def _add_entries(
     if PERMUTED:
         entry = tl.load(order + entry, mask=here, other=0)
     at = x + c[None, :] + (column.to(tl.int64) * x_row_stride)[:, None]
-    low = here[:, None]
-    high = here[:, None]
-    if channels % (2 * BLOCK_C) != 0:
-        low = low & (c < channels)[None, :]
-        high = high & (c + BLOCK_C < channels)[None, :]
+    low, high = _halves(here[:, None], c, channels, BLOCK_C)
     if REDUCE:
         for s in tl.static_range(TOGETHER):
             v = tl.load(values + s * value_stride + entry, mask=here, other=0).to(tl.float32)[:, None]
@@ -258,11 +258,7 @@ def _add_entries(
 @triton.jit
 def _store_halves(at, low, high, mask, c, channels: tl.constexpr, BLOCK_C: tl.constexpr):
     """Nothing is read soon enough that the cache should keep it rather than rows of the dense factor."""
-    below = mask
-    above = mask
-    if channels % (2 * BLOCK_C) != 0:
-        below = mask & (c < channels)[None, :]
-        above = mask & (c + BLOCK_C < channels)[None, :]
+    below, above = _halves(mask, c, channels, BLOCK_C)
     tl.store(at, low.to(at.dtype.element_ty), mask=below, cache_modifier=".cs")
     tl.store(at + BLOCK_C, high.to(at.dtype.element_ty), mask=above, cache_modifier=".cs")
 
@@ -276,11 +272,11 @@ def _spmm_rows(
 ):  # fmt: skip
     """out[s, r] = Σ values[s, e] x[s, indices[e]] over the entries e of row r, for sets one by one, two by two (which
     share x), or all of them summed (REDUCE)."""
-    index = tl.program_id(0) % (multiprocessors * programs)
-    first = (tl.program_id(0) // (multiprocessors * programs)) * TOGETHER
+    stride = multiprocessors * programs
+    index = tl.program_id(0) % stride
+    first = (tl.program_id(0) // stride) * TOGETHER
     # Programs are dealt out to multiprocessors in turn; so those of one take tiles side by side, which share a cache.
     tile = (index % multiprocessors) * programs + index // multiprocessors
-    stride = multiprocessors * programs
     c = tl.program_id(1) * (2 * BLOCK_C) + tl.arange(0, BLOCK_C)
     value_stride = tl.cast(value_stride, tl.int64)
     x_set_stride = tl.cast(x_set_stride, tl.int64)
@@ -385,10 +381,7 @@ def _sddmm_rows(
     """out[s, e] = a[s, r] · b[s, indices[e]] for the entries e of row r, for sets one by one, or two that share b."""
     blocks = tl.cdiv(rows, BLOCK_R)
     first = ((tl.program_id(0) // blocks) * TOGETHER).to(tl.int64)
-    r = _rows_to_take(row_order, tl.program_id(0) % blocks, rows, ORDERED, BLOCK_R)
-    start = tl.load(indptr + r, mask=r < rows, other=0)
-    length = tl.load(indptr + r + 1, mask=r < rows, other=0) - start
-    length = tl.where((r < rows) & (length <= LONG), length, 0)
+    r, start, length, _ = _extent(indptr, row_order, tl.program_id(0) % blocks, rows, ORDERED, LONG, BLOCK_R)
     a_rows = a + first * a_set_stride + (r.to(tl.int64) * a_row_stride)[:, None, None]
     second = first + 1 < sets
     c = tl.arange(0, BLOCK_C)[None, None, :]

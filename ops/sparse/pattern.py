@@ -113,7 +113,7 @@ class Pattern:
     def prepare(self) -> Pattern:
         """Find here, once, what products and their backward need, rather than in a step that may be compiled."""
         for pattern in (self, self.transpose[0]):
-            _ = pattern.long_pieces, pattern.rows_by_length if pattern.row_order is None else None
+            balanced_arrays(pattern, triton=True)
         return self
 
     def with_row_order(self, order: Tensor | None, *, check: bool = True) -> Pattern:
