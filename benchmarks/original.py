@@ -30,8 +30,7 @@ def original_meshes(operators: Operators) -> list[OriginalMesh]:
     meshes = []
     for o in operators.split():
         pattern = o.gradient.pattern
-        rows = torch.repeat_interleave(torch.arange(o.num_vertices, device=o.device), torch.diff(pattern.indptr))
-        entries = torch.stack([rows, pattern.indices.long()])
+        entries = torch.stack([pattern.row_indices, pattern.indices]).long()
         grad_x, grad_y = (torch.sparse_coo_tensor(entries, v, pattern.shape).coalesce() for v in o.gradient.values)
         meshes.append(OriginalMesh(o.mass, o.evals[0], o.evecs, grad_x, grad_y))
     return meshes

@@ -45,7 +45,7 @@ def mesh_pattern(vertices: int, order: Order, device: torch.device) -> Pattern:
     """Each vertex and its six neighbours in a triangulated grid closed to a torus, of about so many vertices.
 
     order: vertices are numbered row by row; at random; at random and then along the surface; or at random, and rows
-        are taken along the surface, as `precompute` has it
+        are stored along the surface, as `precompute` has it
     """
     side = max(3, round(vertices**0.5))
     count = side * side
@@ -60,7 +60,8 @@ def mesh_pattern(vertices: int, order: Order, device: torch.device) -> Pattern:
     pattern = _prepared(torch.full((count,), 7), columns.flatten(), count, device)
     if order == "precomputed":
         rows = order_unless_near(_graph(columns))
-        pattern = pattern if rows is None else pattern.with_row_order(torch.from_numpy(rows))
+        if rows is not None:
+            pattern = pattern.with_row_order(torch.from_numpy(rows))[0].prepare()
     return pattern
 
 

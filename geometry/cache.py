@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-FORMAT = 3  # raise when the meaning or the layout of entries changes
+FORMAT = 4  # raise when the meaning or the layout of entries changes
 
 Tensors = dict[str, Tensor]
 

@@ -21,7 +21,7 @@ def with_k_ring(operators: Operators, k: int) -> Operators:
     """
     if k < 0:
         raise ValueError(f"k should be at least 0, got {k}")
-    ring = operators.gradient.pattern.to("cpu")
+    ring, _ = operators.gradient.pattern.to("cpu").with_row_order(None)
     entries = np.ones(ring.nnz, dtype=bool), ring.indices.numpy(), ring.indptr.numpy()
     one_ring = scipy.sparse.csr_array(entries, shape=ring.shape)
     reached = scipy.sparse.eye_array(ring.columns, dtype=bool, format="csr")
@@ -56,5 +56,5 @@ def with_nearest(operators: Operators, positions: Tensor, k: int) -> Operators:
 
 
 def _with(operators: Operators, pattern: Pattern) -> Operators:
-    pattern = pattern.prepare().to(operators.device)
-    return replace(operators, neighborhood=pattern.with_row_order(operators.gradient.pattern.row_order, check=False))
+    stored, _ = pattern.with_row_order(operators.gradient.pattern.to("cpu").row_order, check=False)
+    return replace(operators, neighborhood=stored.prepare().to(operators.device))

@@ -40,7 +40,7 @@ def patches(operators: Operators, block: int = 32) -> Patches:
     Two patches are joined where a vertex of one is in the neighbourhood of a vertex of the other. The order is that of
     reverse Cuthill and McKee, mesh by mesh, which keeps neighbours close to each other.
     """
-    neighborhood = (operators.neighborhood or operators.gradient.pattern).to("cpu")
+    neighborhood, _ = (operators.neighborhood or operators.gradient.pattern).to("cpu").with_row_order(None)
     entries = np.ones(neighborhood.nnz, dtype=bool), neighborhood.indices.numpy(), neighborhood.indptr.numpy()
     graph = csr_array(entries, shape=neighborhood.shape)
     bounds = operators.ptr.tolist()

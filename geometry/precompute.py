@@ -52,7 +52,7 @@ def precompute(
     Positions are rounded to float32 first, so float32 and float64 callers get the same entry; everything is computed
     in float64 from there and rounded once, to float32. Units are those of the positions: areas of `mass` are length²,
     eigenvalues 1/length², gradients 1/length. Vertices keep their numbers; where neighbours have distant ones, sparse
-    products on a GPU take their rows in an order along the surface, see `Pattern.with_row_order`.
+    matrices store their rows in an order along the surface, see `Pattern.with_row_order`.
 
     Raises MeshError for a mesh that can't be used, ValueError for a bad option.
     """
@@ -165,23 +165,20 @@ def _compute(mesh: Mesh, options: _Options, device: torch.device | str) -> Tenso
         evals, evecs = eigenbasis(laplacian, mass, options.k, device)
     except RuntimeError as e:
         raise MeshError(f"{mesh.name}: {e}") from e
-    arrays = {
-        "mass": mass,
-        "evals": evals,
-        "evecs": evecs,
-        "laplacian": laplacian.data,
-        "gradient": gradient,
-        "frames": frames,
-    }
+    order = order_unless_near(pattern)
+    matrices = {"laplacian": (laplacian, laplacian.data), "gradient": (pattern, gradient)}
+    if order is not None:
+        matrices = {name: _stored(*matrix, order) for name, matrix in matrices.items()}
+    arrays = {"mass": mass, "evals": evals, "evecs": evecs, "frames": frames}
+    arrays |= {name: values for name, (_, values) in matrices.items()}
     with np.errstate(over="ignore"):
         arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise MeshError(f"{mesh.name}: {name} has entries that are not finite in single precision")
-    for name, matrix in (("laplacian", laplacian), ("gradient", pattern)):
+    for name, (matrix, _) in matrices.items():
         arrays[f"{name}_indptr"] = matrix.indptr.astype(np.int32)
         arrays[f"{name}_indices"] = matrix.indices.astype(np.int32)
-    order = order_unless_near(pattern)
     arrays["row_order"] = np.zeros(0, np.int32) if order is None else order.astype(np.int32)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     # Small components have large eigenvectors, which half precision would not hold.
@@ -189,6 +186,15 @@ def _compute(mesh: Mesh, options: _Options, device: torch.device | str) -> Tenso
     tensors["evecs_scale"] = torch.where(scale > 0, scale, 1.0)
     tensors["evecs"] = (tensors["evecs"] / tensors["evecs_scale"]).to(getattr(torch, options.basis))
     return tensors
+
+
+def _stored(
+    matrix: scipy.sparse.csr_matrix, values: NDArray[np.float64], order: NDArray[np.int64]
+) -> tuple[scipy.sparse.csr_matrix, NDArray[np.float64]]:
+    """A matrix whose rows are those of this one in another order, and values (…, nnz) on its entries."""
+    positions = np.arange(matrix.nnz)
+    stored = scipy.sparse.csr_matrix((positions, matrix.indices, matrix.indptr), shape=matrix.shape)[order]
+    return stored, values[..., stored.data]
 
 
 def _with_diagonal(laplacian: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
@@ -234,6 +240,11 @@ def _transposed(
     milliseconds after an eigenbasis still have to share the cores with those of NumPy's BLAS."""
     rows = len(indptr) - 1
     positions = np.arange(len(indices), dtype=np.int64)
-    matrix = scipy.sparse.csr_array((positions, indices.numpy(), indptr.numpy()), shape=(rows, rows)).tocsc()
+    matrix = scipy.sparse.csr_array((positions, indices.numpy(), indptr.numpy()), shape=(rows, rows))
+    if row_order is None:
+        matrix = matrix.tocsc()
+    else:
+        order = row_order.numpy()
+        matrix = matrix[np.argsort(order)].tocsc()[:, order]
     starts, columns = (torch.from_numpy(a.astype(np.int32, copy=False)) for a in (matrix.indptr, matrix.indices))
     return Pattern(starts, columns, rows, row_order, check=False), torch.from_numpy(matrix.data)

@@ -13,7 +13,7 @@ from diffnet.ops.backend import Backend
 from diffnet.ops.conjugate_gradients import conjugate_gradients
 from diffnet.ops.dispatch import differentiable
 from diffnet.ops.ragged import row_lengths
-from diffnet.ops.sparse import SparseMatrix
+from diffnet.ops.sparse import SparseMatrix, plain
 from diffnet.ops.sparse.pattern import CsrArrays, csr_arrays
 from diffnet.ops.sparse.products import _sddmm, _spmm, diagonal, on_kernels
 
@@ -103,7 +103,7 @@ def _solve_kernel(
 
         def multiply(u: Tensor) -> Tensor:
             with torch.autocast(u.device.type, enabled=False):
-                return laplacian @ u
+                return plain.in_row_order(csr, (laplacian @ u)[None])[0]
 
     live, weights = mass > 0, mass[:, None]
 

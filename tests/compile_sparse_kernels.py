@@ -41,7 +41,7 @@ def _spilled(binary: bytes) -> int:
 
 def launch_csr(pattern: Pattern, channels: int, dtype: torch.dtype) -> None:
     rows, columns = pattern.shape
-    pattern = pattern.with_row_order(torch.arange(rows))
+    pattern, _ = pattern.with_row_order(torch.arange(rows))
     transposed, order = pattern.transpose
     csr, turned = csr_arrays(pattern, True), csr_arrays(transposed, True)
     values, x, g = (
@@ -57,7 +57,7 @@ def launch_csr(pattern: Pattern, channels: int, dtype: torch.dtype) -> None:
 
 
 def launch_solver(pattern: Pattern, channels: int) -> None:
-    pattern = pattern.with_row_order(torch.arange(pattern.columns))
+    pattern, _ = pattern.with_row_order(torch.arange(pattern.columns))
     diagonal, time = torch.ones(pattern.columns), torch.ones(channels)
     u, bound = torch.ones(pattern.columns, channels), torch.ones(1, channels)
     given = csr_arrays(pattern, True), torch.ones(pattern.nnz), diagonal, diagonal, time

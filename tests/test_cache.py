@@ -68,7 +68,7 @@ def entry(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("near", [vertex_order.NEAR, 0], ids=["in-the-order-of-the-mesh", "rows-ordered"])
+@pytest.mark.parametrize("near", [vertex_order.NEAR, 0], ids=["in-the-order-of-the-mesh", "rows-in-another"])
 @pytest.mark.parametrize("k", [K, 0])
 def test_hit_is_equal_and_not_computed(
     mesh: Any, k: int, near: int, tmp_path: Path, compute: list[int], monkeypatch: pytest.MonkeyPatch

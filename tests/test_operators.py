@@ -31,6 +31,7 @@ from diffnet.geometry import (
     mesh_edges,
     normalize_positions,
     one_ring,
+    patches,
     precompute,
     tangent_frames,
     with_k_ring,
@@ -828,7 +829,7 @@ def test_faces_stay_those_of_the_mesh() -> None:
     assert operators.face_ptr.tolist() == [0, 6]
 
 
-def test_rows_are_taken_along_the_surface() -> None:
+def test_rows_are_stored_along_the_surface() -> None:
     """Where numbers say nothing about who is near whom, and there only; operators are the same either way."""
     side = 200
     x, y = np.meshgrid(np.arange(side), np.arange(side))
@@ -845,10 +846,20 @@ def test_rows_are_taken_along_the_surface() -> None:
     assert order is not None
     assert shuffled.laplacian.pattern.row_order is order
     pattern = shuffled.gradient.pattern
+    for ours, theirs in ((shuffled.laplacian, tidy.laplacian), (shuffled.gradient, tidy.gradient)):
+        for a, b in zip(
+            ours.values.reshape(-1, ours.pattern.nnz), theirs.values.reshape(-1, ours.pattern.nnz), strict=True
+        ):
+            x, y = (SparseMatrix(m.pattern, v).to_scipy() for m, v in ((ours, a), (theirs, b)))
+            assert abs(x[place][:, place] - y).max() < 1e-4 * abs(y).max()
     taken = torch.empty(side * side, dtype=torch.int64)
     taken[order.long()] = torch.arange(side * side)
     apart = (taken[pattern.row_indices.long()] - taken[pattern.indices.long()]).abs().double().mean()
     assert apart < 2 * side
     rings = with_k_ring(shuffled, 2)
     assert rings.neighborhood is not None
-    assert rings.neighborhood.row_order is order
+    assert torch.equal(rings.neighborhood.row_order, order)
+    assert torch.equal(rings.neighborhood.row_lengths[place], with_k_ring(tidy, 2).neighborhood.row_lengths)
+    tidy_patches, found = patches(tidy), patches(shuffled)
+    assert sorted(found.order.tolist()) == list(range(side * side))
+    assert len(found.mask) < 1.5 * len(tidy_patches.mask)

@@ -14,6 +14,9 @@ from float64 import DEVICE, TOLERANCE, check, random, relative
 from torch import Tensor
 
 from diffnet.ops import (
+    Backend,
+    EllPattern,
+    HybridPattern,
     Pattern,
     SparseMatrix,
     block_diagonal,
@@ -138,49 +141,79 @@ def test_spmm_over_sets(
 
 
 @shapes
-def test_rows_in_another_order(shape: tuple[int, int, int] | str) -> None:
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_rows_stored_in_another_order(shape: tuple[int, int, int] | str, backend: Backend) -> None:
     """To the bit what comes of the matrix's own order, and every gradient."""
     mask, channels = random_mask(shape)
-    pattern = pattern_of(mask).prepare().to(DEVICE)
+    pattern = pattern_of(mask)
     rows, columns = mask.shape
-    ordered = pattern.with_row_order(torch.randperm(rows, generator=torch.Generator().manual_seed(0)))
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
+    stored, entries = pattern.with_row_order(order)
+    assert torch.equal(stored.row_indices, pattern.row_indices[entries])
+    assert torch.equal(stored.row_lengths, pattern.row_lengths)
+    assert torch.equal(stored.indptr.diff(), pattern.indptr.diff()[order])
+    everything = torch.arange(pattern.nnz)
     leaves = [random(2, pattern.nnz), random(columns, channels, seed=1), random(2, rows, channels, seed=2)]
     results = []
-    for p in (pattern, ordered):
+    for p, given, back in ((pattern, everything, everything), (stored, entries, torch.argsort(entries))):
         values, x, a = (t.float().to(DEVICE).requires_grad_() for t in leaves)
-        out = spmm(p, values, x, backend="triton")
-        turned = spmm(p, values, a, transpose=True, backend="triton")
-        sampled = sddmm(p, a, x, backend="triton")
-        loss = sum(t.square().sum() for t in (out, turned, sampled))
-        results.append([out, turned, sampled, *torch.autograd.grad(loss, [values, x, a])])
+        p = p.prepare().to(DEVICE)
+        out = spmm(p, values[:, given], x, backend=backend)
+        turned = spmm(p, values[:, given], a, transpose=True, backend=backend)
+        sampled = sddmm(p, a, x, backend=backend)[:, back]
+        weights = sparse_softmax(p, values[:, given], backend=backend)[:, back]
+        sums = diagonal(p, values[:, given]), row_sum(p, values[:, given], backend=backend)
+        made = [out, turned, sampled, weights, *sums]
+        loss = sum(t.square().sum() for t in made)
+        results.append([*made, *torch.autograd.grad(loss, [values, x, a])])
     for expected, found in zip(*results, strict=True):
         assert torch.equal(expected, found)
-    # It is that order which rows are taken in: one that lacks all but row 0 leaves them out.
-    only_first = pattern.with_row_order(torch.zeros(rows), check=False)
-    out = spmm(only_first, torch.ones(pattern.nnz, device=DEVICE), leaves[1].float().to(DEVICE), backend="triton")
-    assert out[1:].isnan().sum() == channels * (rows - 1 - int((pattern.row_lengths[1:] > PIECE).sum()))
+    own, back = stored.with_row_order(None)
+    assert own.row_order is None
+    for array, same in ((own.indptr, pattern.indptr), (own.indices, pattern.indices), (entries[back], everything)):
+        assert torch.equal(array, same)
+
+
+@pytest.mark.parametrize("shape", [(7, 96, 40), (12, 12, 130), "skewed"], ids=str)
+def test_other_forms_have_rows_in_their_own_order(shape: tuple[int, int, int] | str) -> None:
+    mask, _ = random_mask(shape)
+    matrix = SparseMatrix(pattern_of(mask), random(int(mask.sum())))
+    stored = matrix.with_row_order(torch.arange(len(mask)).flip(0))
+    assert not torch.equal(stored.values, matrix.values)
+    expected = matrix.to_scipy().toarray()
+    np.testing.assert_array_equal(stored.to_scipy().toarray(), expected)
+    np.testing.assert_array_equal(stored.to_torch().to_dense(), expected)
+    np.testing.assert_array_equal(stored.mT.to_scipy().toarray(), expected.T)
+    x = random(mask.shape[1], 3, seed=1)
+    ell, places = EllPattern.from_pattern(stored.pattern)
+    torch.testing.assert_close(ell.matmul(stored.values[places.clamp(min=0)], x), matrix @ x)
+    hybrid = HybridPattern.from_pattern(stored.pattern)
+    torch.testing.assert_close(hybrid.matmul(stored.values, x), matrix @ x)
 
 
 def test_row_orders_go_where_patterns_go() -> None:
-    square = pattern_of(np.eye(5, dtype=bool) | (np.arange(5) == 2))
+    square = pattern_of(np.eye(5, dtype=bool) | (np.arange(5) == 2)).prepare()
     order = ints(4, 2, 0, 1, 3)
-    for pattern in (square.with_row_order(order), square.prepare().with_row_order(order)):
-        assert pattern.row_order is not None
-        assert pattern.row_order.dtype == torch.int32
-        assert pattern.row_order.tolist() == [4, 2, 0, 1, 3]
-        assert pattern.transpose[0].row_order is pattern.row_order
-        packed = block_diagonal_pattern([square, pattern])
-        assert packed.row_order is not None
-        assert packed.row_order.tolist() == [0, 1, 2, 3, 4, 9, 7, 5, 6, 8]
-        assert torch.equal(packed.transpose[0].row_order, packed.row_order)
-        (first, _), (second, _) = split_diagonal_pattern(packed, [5, 5])
-        assert first.row_order.tolist() == [0, 1, 2, 3, 4]
-        assert second.row_order.tolist() == order.tolist()
-        assert packed.to("meta").row_order.device.type == "meta"
-        assert packed.with_row_order(None).row_order is None
-        assert packed.with_row_order(None).transpose[0].row_order is None
-    wide = pattern_of(np.ones((5, 6), dtype=bool)).with_row_order(order)
+    pattern = square.with_row_order(order)[0].prepare()
+    assert pattern.row_order is not None
+    assert pattern.row_order.dtype == torch.int32
+    assert pattern.row_order.tolist() == [4, 2, 0, 1, 3]
+    assert pattern.transpose[0].row_order is pattern.row_order
+    packed = block_diagonal_pattern([square, pattern])
+    assert packed.row_order is not None
+    assert packed.row_order.tolist() == [0, 1, 2, 3, 4, 9, 7, 5, 6, 8]
+    assert torch.equal(packed.transpose[0].row_order, packed.row_order)
+    (first, _), (second, _) = split_diagonal_pattern(packed, [5, 5])
+    assert first.row_order.tolist() == [0, 1, 2, 3, 4]
+    assert second.row_order.tolist() == order.tolist()
+    assert packed.to("meta").row_order.device.type == "meta"
+    mixed, _ = packed.with_row_order(torch.arange(10).flip(0))
+    with pytest.raises(ValueError, match="among rows 0 to 4"):
+        split_diagonal_pattern(mixed, [5, 5])
+    wide, _ = pattern_of(np.ones((5, 6), dtype=bool)).with_row_order(order)
     assert wide.transpose[0].row_order is None
+    with pytest.raises(ValueError, match="column 2 twice in row 3"):
+        Pattern(ints(0, 1, 1, 3, 3), ints(0, 2, 2), 3, ints(1, 0, 3, 2))
 
 
 @pytest.mark.parametrize(
@@ -351,7 +384,7 @@ def test_large_and_skewed_on_a_gpu(dtype: torch.dtype, ordered: bool, monkeypatc
     offsets = torch.cat([torch.arange(int(n)) for n in lengths])
     pattern = Pattern.from_row_lengths(lengths, torch.repeat_interleave(first, lengths) + offsets, columns)
     if ordered:
-        pattern = pattern.with_row_order(torch.randperm(rows, generator=torch.Generator().manual_seed(2)))
+        pattern, _ = pattern.with_row_order(torch.randperm(rows, generator=torch.Generator().manual_seed(2)))
     values, x, a = random(2, pattern.nnz), random(columns, 130, seed=1), random(2, rows, 130, seed=2)
     given = [t.to(dtype).cuda().requires_grad_() for t in (values, x, a)]
     exact = [t.to(dtype).double().requires_grad_() for t in (values, x, a)]
@@ -514,9 +547,11 @@ def test_long_pieces() -> None:
     indices = torch.cat([torch.arange(n) for n in lengths])
     pattern = Pattern.from_row_lengths(torch.tensor(lengths), indices, 3 * PIECE)
     pieces = pattern.long_pieces.tolist()
-    assert [row for row, _, _ in pieces] == [2, 2, 4, 4, 4]
+    assert [(row, at) for row, at, _, _ in pieces] == [(2, 2)] * 2 + [(4, 4)] * 3
+    stored, _ = pattern.with_row_order(torch.arange(6).flip(0))
+    assert [(row, at) for row, at, _, _ in stored.long_pieces.tolist()] == [(4, 1)] * 3 + [(2, 3)] * 2
     for row in (2, 4):
-        bounds = [(first, end) for r, first, end in pieces if r == row]
+        bounds = [(first, end) for r, _, first, end in pieces if r == row]
         assert bounds[0][0] == pattern.indptr[row]
         assert bounds[-1][1] == pattern.indptr[row + 1]
         assert all(a[1] == b[0] for a, b in pairwise(bounds))

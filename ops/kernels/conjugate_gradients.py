@@ -37,7 +37,7 @@ def iteration(
     values (nnz,) and diagonal (V,) of L, mass (V,), time (C,), bound (B, C): what has come below it stops. The
     preconditioner is the diagonal; rows without mass take no part in it.
     """
-    indptr, indices, _, row_order = csr
+    indptr, indices, _, row_order, _ = csr
     (rows, channels), meshes = u.shape, len(ptr) - 1
     block_c = min(power_of_2(channels), 16 if interpreted(u) else CHANNELS)
     block_r = 16 if interpreted(u) else ELEMENTS // block_c
@@ -102,8 +102,8 @@ def _multiply(
         r = i.to(tl.int64)
         if ORDERED:
             r = tl.load(row_order + i, mask=i < last, other=0).to(tl.int64)
-        start = tl.load(indptr + r, mask=i < last, other=0)
-        length = tl.load(indptr + r + 1, mask=i < last, other=0) - start
+        start = tl.load(indptr + i, mask=i < last, other=0)
+        length = tl.load(indptr + i + 1, mask=i < last, other=0) - start
         total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
         for j0 in range(0, tl.max(length, 0), UNROLL):
             for k in tl.static_range(UNROLL):  # their loads run at the same time

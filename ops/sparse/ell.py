@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.backend import Backend
-from diffnet.ops.sparse.pattern import PIECE, Pattern
+from diffnet.ops.sparse.pattern import PIECE, Pattern, inverse_order, rows_of
 from diffnet.ops.sparse.products import spmm
 
 # What a further bucket costs, and an entry of the CSR rest, in places of an ELL bucket.
@@ -46,7 +46,10 @@ class EllPattern:
             raise ValueError(f"width should be at least the longest row's length, {longest}, got {width}")
         place = torch.arange(width, device=pattern.indices.device)
         there = place < lengths[:, None]
-        entries = torch.where(there, pattern.indptr[:-1, None] + place, -1)
+        starts = pattern.indptr[:-1]
+        if pattern.row_order is not None:
+            starts = starts[inverse_order(pattern.row_order)]
+        entries = torch.where(there, starts[:, None] + place, -1)
         if pattern.nnz == 0:
             return cls(entries.to(pattern.indices.dtype), pattern.columns), entries
         return cls(torch.where(there, pattern.indices[entries.clamp(min=0)], -1), pattern.columns), entries
@@ -104,12 +107,12 @@ class HybridPattern:
         buckets = []
         for below, width in pairwise([-1, *widths]):
             rows = torch.nonzero((lengths > below) & (lengths <= width))[:, 0]
-            part, entries = _rows_of(pattern, rows)
+            part, entries = rows_of(pattern, rows)
             ell, places = EllPattern.from_pattern(part, width)
             at = torch.where(places >= 0, entries[places.clamp(min=0)], -1) if len(entries) else places
             buckets.append((rows, ell, at))
         rows = torch.nonzero(lengths > (widths[-1] if widths else -1))[:, 0]
-        return cls(pattern, tuple(buckets), (rows, *_rows_of(pattern, rows)))
+        return cls(pattern, tuple(buckets), (rows, *rows_of(pattern, rows)))
 
     def matmul(self, values: Tensor, x: Tensor, *, backend: Backend = "auto") -> Tensor:
         """Sparse times dense: values (…, nnz) in the order of `pattern`, x (…, columns, C) → (…, rows, C)."""
@@ -156,11 +159,3 @@ def bucket_widths(histogram: list[int]) -> list[int]:
         widths.append(lengths[end - 1])
         end = cut[end]
     return widths[::-1]
-
-
-def _rows_of(pattern: Pattern, rows: Tensor) -> tuple[Pattern, Tensor]:
-    """The pattern of some rows, and where their entries stand in the whole."""
-    lengths = pattern.row_lengths[rows]
-    starts = torch.repeat_interleave(pattern.indptr[rows] - (lengths.cumsum(0) - lengths), lengths)
-    entries = starts + torch.arange(len(starts), device=starts.device)
-    return Pattern.from_row_lengths(lengths, pattern.indices[entries], pattern.columns, check=False), entries

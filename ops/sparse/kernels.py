@@ -10,8 +10,8 @@ rows of the dense factor. Its programs stay and go from tile to tile, and the fi
 Rows of more than PIECE entries would keep one program busy while the others are done, so they are left out there and
 computed piece by piece, each by a program of its own (`pieces`, see `Pattern.long_pieces`; few or none on a mesh).
 
-Products may take their rows in another order than the matrix has them, see `Pattern.with_row_order`: rows of the dense
-factors are as wide as a memory access or wider, so reading them once matters, and reading them in order hardly does.
+Rows may be stored in another order than the matrix has them, see `Pattern.with_row_order`: rows of the dense factors
+are wider than a memory access, so reading them once matters, and in which order hardly does.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def spmm(
     walk: Walk | None = None,
 ) -> Tensor:
     """See `plain.spmm`; order (nnz,) is where in values the entries' values are, for a transposed pattern."""
-    indptr, indices, pieces, row_order = csr
+    indptr, indices, pieces, *_ = csr
     sets, rows, channels = len(values), len(indptr) - 1, x.shape[2]
     if reduce and sets > MAX_UNROLLED_SETS:
         return spmm(csr, values, x, False, order, walk).sum(0, keepdim=True)
@@ -91,8 +91,8 @@ def spmm(
     }  # fmt: skip
     entry_order = indices if order is None else order
     _spmm_rows[(groups * multiprocessors * programs, columns)](
-        indptr, indices, row_order, entry_order, values, x, out, rows, sets, *shape, multiprocessors, programs,
-        ORDERED=len(row_order) > 0, LONG=PIECE, BLOCK_R=block_r, FIRST=walk.first, UNROLL=walk.unroll, **flags,
+        indptr, indices, _order(csr), entry_order, values, x, out, rows, sets, *shape, multiprocessors, programs,
+        **_ordered(csr), LONG=PIECE, BLOCK_R=block_r, FIRST=walk.first, UNROLL=walk.unroll, **flags,
         num_warps=1, maxnreg=walk.registers,
     )  # fmt: skip
     if len(pieces) > 0:
@@ -119,7 +119,7 @@ def _walk(x: Tensor, together: int, reduce: bool) -> Walk:
 
 def sddmm(csr: CsrArrays, a: Tensor, b: Tensor, gathering: Gathering = Gathering()) -> Tensor:
     """See `plain.sddmm`."""
-    indptr, indices, pieces, row_order = csr
+    indptr, indices, pieces, *_ = csr
     sets, rows, channels, entries = max(len(a), len(b)), len(indptr) - 1, a.shape[2], len(indices)
     out = a.new_empty(sets, entries)
     if out.numel() == 0:
@@ -131,8 +131,8 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor, gathering: Gathering = Gathering
     strides = [stride for t in (a, b) for stride in (0 if len(t) == 1 else t.stride(0), t.stride(1))]
     flags = {"TOGETHER": together, "ONE_TILE": channels <= block_c, "BLOCK_C": block_c}
     _sddmm_rows[(groups * cdiv(rows, block_r),)](
-        indptr, indices, row_order, a, b, out, rows, channels, sets, entries, *strides,
-        ORDERED=len(row_order) > 0, LONG=PIECE, BLOCK_R=block_r, UNROLL=gathering.unroll, **flags,
+        indptr, indices, _order(csr), a, b, out, rows, channels, sets, entries, *strides,
+        **_ordered(csr), LONG=PIECE, BLOCK_R=block_r, UNROLL=gathering.unroll, **flags,
         num_warps=gathering.warps,
     )  # fmt: skip
     if len(pieces) > 0:
@@ -145,7 +145,7 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor, gathering: Gathering = Gathering
 
 def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """See `plain.softmax`."""
-    indptr, _, pieces, _ = csr
+    indptr, _, pieces, *_ = csr
     scores = scores.contiguous()
     sets, entries = scores.shape
     out = torch.empty_like(scores)
@@ -169,7 +169,7 @@ def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -
 
 def softmax_backward(csr: CsrArrays, out: Tensor, grad: Tensor, scale: float) -> Tensor:
     """See `plain.softmax_backward`."""
-    indptr, _, pieces, _ = csr
+    indptr, _, pieces, *_ = csr
     out, grad = out.contiguous(), grad.contiguous()
     sets, entries = out.shape
     result = torch.empty_like(out)
@@ -188,6 +188,14 @@ def softmax_backward(csr: CsrArrays, out: Tensor, grad: Tensor, scale: float) ->
     return result
 
 
+def _order(csr: CsrArrays) -> Tensor:
+    return csr.row_order if len(csr.row_order) > 0 else csr.by_length
+
+
+def _ordered(csr: CsrArrays) -> dict[str, bool]:
+    return {"ORDERED": len(csr.row_order) > 0, "BY_LENGTH": len(csr.by_length) > 0}
+
+
 def _tile(dense: Tensor, gathering: Gathering) -> tuple[int, int]:
     """Rows and channels of a program."""
     channels = min(power_of_2(dense.shape[2]), MAX_CHANNELS)
@@ -199,15 +207,21 @@ def _tile(dense: Tensor, gathering: Gathering) -> tuple[int, int]:
 
 @triton.jit
 def _extent(
-    indptr, row_order, tile, rows, ORDERED: tl.constexpr, LONG: tl.constexpr, BLOCK_R: tl.constexpr
+    indptr, order, tile, rows, ORDERED: tl.constexpr, BY_LENGTH: tl.constexpr, LONG: tl.constexpr,
+    BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """The rows of a tile, of which those from `rows` on are none; where their entries start and how many they are; and
-    which rows are computed here, which long ones aren't: they count as empty."""
+    which rows are computed here, which long ones aren't: they count as empty.
+
+    order: of rows, which are stored so (ORDERED), or are stored in their own order and taken so (BY_LENGTH)
+    """
     r = tile * BLOCK_R + tl.arange(0, BLOCK_R)
-    if ORDERED:
-        r = tl.load(row_order + r, mask=r < rows, other=rows)
+    if BY_LENGTH:
+        r = tl.load(order + r, mask=r < rows, other=rows)
     start = tl.load(indptr + r, mask=r < rows, other=0)
     length = tl.load(indptr + r + 1, mask=r < rows, other=0) - start
+    if ORDERED:
+        r = tl.load(order + r, mask=r < rows, other=rows)
     mine = (r < rows) & (length <= LONG)
     return r, start, tl.where(mine, length, 0), mine
 
@@ -267,7 +281,8 @@ def _store_halves(at, low, high, mask, c, channels: tl.constexpr, BLOCK_C: tl.co
 def _spmm_rows(
     indptr, indices, row_order, order, values, x, out, rows, sets, value_stride, x_set_stride,
     multiprocessors, programs, channels: tl.constexpr, x_row_stride: tl.constexpr,
-    TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr, ORDERED: tl.constexpr, LONG: tl.constexpr,
+    TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr,
+    ORDERED: tl.constexpr, BY_LENGTH: tl.constexpr, LONG: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, FIRST: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """out[s, r] = Σ values[s, e] x[s, indices[e]] over the entries e of row r, for sets one by one, two by two (which
@@ -285,13 +300,13 @@ def _spmm_rows(
     out += first.to(tl.int64) * rows * channels
     above = tl.cast(rows, tl.int64) * channels
     second = first + 1 < sets
-    r, start, length, mine = _extent(indptr, row_order, tile, rows, ORDERED, LONG, BLOCK_R)
+    r, start, length, mine = _extent(indptr, row_order, tile, rows, ORDERED, BY_LENGTH, LONG, BLOCK_R)
     column = tl.load(indices + start, mask=length > 0, other=0)
-    r1, start1, length1, mine1 = _extent(indptr, row_order, tile + stride, rows, ORDERED, LONG, BLOCK_R)
+    r1, start1, length1, mine1 = _extent(indptr, row_order, tile + stride, rows, ORDERED, BY_LENGTH, LONG, BLOCK_R)
     for ahead in range(tile + 2 * stride, tl.cdiv(rows, BLOCK_R) + 2 * stride, stride):
         # Of the next tile, the first columns, and with them the cache line of the others and where they are beyond.
         column1 = tl.load(indices + start1, mask=length1 > 0, other=0)
-        r2, start2, length2, mine2 = _extent(indptr, row_order, ahead, rows, ORDERED, LONG, BLOCK_R)
+        r2, start2, length2, mine2 = _extent(indptr, row_order, ahead, rows, ORDERED, BY_LENGTH, LONG, BLOCK_R)
         low0 = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
         high0, low1, high1 = low0, low0, low0
         for j in tl.static_range(FIRST):  # their loads run at the same time
@@ -302,7 +317,7 @@ def _spmm_rows(
                 value_stride, x_set_stride, second, channels, x_row_stride, TOGETHER, REDUCE, PERMUTED, BLOCK_C,
             )  # fmt: skip
         # Read again, from the nearest cache: Triton 3.6 and 3.7 take the maximum of `length` for what it was at first.
-        _, _, same_length, _ = _extent(indptr, row_order, ahead - 2 * stride, rows, ORDERED, LONG, BLOCK_R)
+        _, _, same_length, _ = _extent(indptr, row_order, ahead - 2 * stride, rows, ORDERED, BY_LENGTH, LONG, BLOCK_R)
         for j0 in range(FIRST, tl.max(same_length, 0), UNROLL):
             for u in tl.static_range(UNROLL):
                 here = j0 + u < length
@@ -330,8 +345,8 @@ def _spmm_pieces(
     first = (tl.program_id(0) // count) * TOGETHER
     p = tl.program_id(0) % count
     c = tl.program_id(1) * (2 * BLOCK_C) + tl.arange(0, BLOCK_C)
-    start = tl.load(pieces + 3 * p + 1)
-    end = tl.load(pieces + 3 * p + 2)
+    start = tl.load(pieces + 4 * p + 2)
+    end = tl.load(pieces + 4 * p + 3)
     value_stride = tl.cast(value_stride, tl.int64)
     x_set_stride = tl.cast(x_set_stride, tl.int64)
     values += first * value_stride
@@ -362,11 +377,12 @@ def _add_pieces(
     s = (tl.program_id(0) // count).to(tl.int64)
     p = tl.program_id(0) % count
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    row = tl.load(pieces + 3 * p)
-    start = tl.load(indptr + row)
-    if tl.load(pieces + 3 * p + 1) == start:
+    row = tl.load(pieces + 4 * p)
+    at = tl.load(pieces + 4 * p + 1)
+    start = tl.load(indptr + at)
+    if tl.load(pieces + 4 * p + 2) == start:
         total = tl.zeros((BLOCK_C,), tl.float32)
-        for q in range(p, p + tl.cdiv(tl.load(indptr + row + 1) - start, PIECE)):
+        for q in range(p, p + tl.cdiv(tl.load(indptr + at + 1) - start, PIECE)):
             total += tl.load(partial + (s * count + q) * channels + c, mask=c < channels, other=0)
         tl.store(out + (s * rows + row) * channels + c, total.to(out.dtype.element_ty), mask=c < channels)
 
@@ -375,13 +391,13 @@ def _add_pieces(
 def _sddmm_rows(
     indptr, indices, row_order, a, b, out, rows, channels, sets, entries,
     a_set_stride, a_row_stride, b_set_stride, b_row_stride,
-    TOGETHER: tl.constexpr, ONE_TILE: tl.constexpr, ORDERED: tl.constexpr, LONG: tl.constexpr,
+    TOGETHER: tl.constexpr, ONE_TILE: tl.constexpr, ORDERED: tl.constexpr, BY_LENGTH: tl.constexpr, LONG: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """out[s, e] = a[s, r] · b[s, indices[e]] for the entries e of row r, for sets one by one, or two that share b."""
     blocks = tl.cdiv(rows, BLOCK_R)
     first = ((tl.program_id(0) // blocks) * TOGETHER).to(tl.int64)
-    r, start, length, _ = _extent(indptr, row_order, tl.program_id(0) % blocks, rows, ORDERED, LONG, BLOCK_R)
+    r, start, length, _ = _extent(indptr, row_order, tl.program_id(0) % blocks, rows, ORDERED, BY_LENGTH, LONG, BLOCK_R)
     a_rows = a + first * a_set_stride + (r.to(tl.int64) * a_row_stride)[:, None, None]
     second = first + 1 < sets
     c = tl.arange(0, BLOCK_C)[None, None, :]
@@ -425,9 +441,9 @@ def _sddmm_pieces(
     """The same for the entries of one piece of a long row."""
     s = (tl.program_id(0) // count).to(tl.int64)
     p = tl.program_id(0) % count
-    a_row = a + s * a_set_stride + tl.load(pieces + 3 * p) * a_row_stride
-    start = tl.load(pieces + 3 * p + 1)
-    end = tl.load(pieces + 3 * p + 2)
+    a_row = a + s * a_set_stride + tl.load(pieces + 4 * p) * a_row_stride
+    start = tl.load(pieces + 4 * p + 2)
+    end = tl.load(pieces + 4 * p + 3)
     for j in range(0, tl.cdiv(end - start, BLOCK_E)):
         entry = start + j * BLOCK_E + tl.arange(0, BLOCK_E)
         here = entry < end
@@ -449,10 +465,10 @@ def _rows_of_program(indptr, pieces, rows, LONG: tl.constexpr, LONG_ROWS: tl.con
     s = (tl.program_id(0) // blocks).to(tl.int64)
     r = (tl.program_id(0) % blocks) * BLOCK_R + tl.arange(0, BLOCK_R)
     if LONG_ROWS:
-        row = tl.load(pieces + 3 * r)
-        start = tl.load(indptr + row).to(tl.int64)
-        length = tl.load(indptr + row + 1).to(tl.int64) - start
-        mine = start == tl.load(pieces + 3 * r + 1)
+        at = tl.load(pieces + 4 * r + 1)
+        start = tl.load(indptr + at).to(tl.int64)
+        length = tl.load(indptr + at + 1).to(tl.int64) - start
+        mine = start == tl.load(pieces + 4 * r + 2)
     else:
         start = tl.load(indptr + r, mask=r < rows, other=0).to(tl.int64)
         length = tl.load(indptr + r + 1, mask=r < rows, other=0).to(tl.int64) - start

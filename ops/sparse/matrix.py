@@ -38,6 +38,13 @@ class SparseMatrix:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> SparseMatrix:
         return SparseMatrix(self.pattern.to(device), self.values.to(device=device, dtype=dtype))
 
+    def with_row_order(self, order: Tensor | None) -> SparseMatrix:
+        """The same matrix with its rows stored in another order, or in their own; see `Pattern.with_row_order`."""
+        if order is None and self.pattern.row_order is None:
+            return self
+        pattern, entries = self.pattern.with_row_order(order)
+        return SparseMatrix(pattern, self.values[..., entries])
+
     def __matmul__(self, x: Tensor) -> Tensor:
         return spmm(self.pattern, self.values, x)
 
@@ -50,12 +57,12 @@ class SparseMatrix:
         return cls(pattern, matrix.values())
 
     def to_torch(self) -> Tensor:
-        """A torch.sparse_csr tensor sharing this one's memory; for one set of values only."""
+        """A torch.sparse_csr tensor, sharing this one's memory where rows are stored in their own order; for one set
+        of values only."""
         self._expect_one_set()
-        pattern = self.pattern
-        return torch.sparse_csr_tensor(
-            pattern.indptr, pattern.indices, self.values, pattern.shape, check_invariants=False
-        )
+        matrix = self.with_row_order(None)
+        arrays = (matrix.pattern.indptr, matrix.pattern.indices, matrix.values)
+        return torch.sparse_csr_tensor(*arrays, matrix.pattern.shape, check_invariants=False)
 
     @classmethod
     def from_scipy(cls, matrix: Any, *, check: bool = True) -> SparseMatrix:
@@ -73,8 +80,9 @@ class SparseMatrix:
         from scipy.sparse import csr_array
 
         self._expect_one_set()
-        arrays = (self.values.detach(), self.pattern.indices, self.pattern.indptr)
-        return csr_array(tuple(a.cpu().numpy() for a in arrays), shape=self.pattern.shape)
+        matrix = self.with_row_order(None)
+        arrays = (matrix.values.detach(), matrix.pattern.indices, matrix.pattern.indptr)
+        return csr_array(tuple(a.cpu().numpy() for a in arrays), shape=matrix.pattern.shape)
 
     def _expect_one_set(self) -> None:
         if self.values.ndim != 1:

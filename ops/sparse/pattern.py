@@ -27,11 +27,11 @@ TOO_UNEVEN = 2.0
 class Pattern:
     """The structure of a sparse matrix in CSR form; it carries no values.
 
-    indptr: (rows+1,) int32 or int64, row r holds the entries indptr[r]:indptr[r+1]
+    indptr: (rows+1,) int32 or int64, the entries indptr[i]:indptr[i+1] are those of row i, or of row row_order[i]
     indices: (nnz,) of the same dtype, the column of each entry, ascending within a row, each at most once
     columns: the number of columns
-    row_order: (rows,) of the same dtype, each row once: the order in which kernels take the rows, see `with_row_order`;
-        None for that of the matrix
+    row_order: (rows,) of the same dtype, each row once: the order in which rows are stored, see `with_row_order`; None
+        for that of the matrix
     check: look whether all that is so, and raise ValueError naming what isn't. It reads the arrays, which waits for a
         GPU; pass False for arrays that are known to be right.
     """
@@ -49,9 +49,7 @@ class Pattern:
     def __post_init__(self, check: bool) -> None:
         # torch.compile makes patterns of stand-ins for tensors, which have nothing to check.
         if check and type(self.indptr) is Tensor:
-            _check(self.indptr, self.indices, self.columns)
-            if self.row_order is not None:
-                _check_order(self.row_order, self.indptr)
+            _check(self.indptr, self.indices, self.columns, self.row_order)
 
     @classmethod
     def from_row_lengths(cls, lengths: Tensor, indices: Tensor, columns: int, *, check: bool = True) -> Pattern:
@@ -78,12 +76,14 @@ class Pattern:
     @property
     def row_lengths(self) -> Tensor:
         """(rows,) the number of entries of each row."""
-        return torch.diff(self.indptr)
+        lengths = torch.diff(self.indptr)
+        return lengths if self.row_order is None else lengths[inverse_order(self.row_order)]
 
     @property
     def row_indices(self) -> Tensor:
         """(nnz,) the row of each entry."""
-        return row_of_each(self.indptr, self.indices)
+        rows = row_of_each(self.indptr, self.indices)
+        return rows if self.row_order is None else self.row_order[rows]
 
     @property
     def transpose(self) -> tuple[Pattern, Tensor]:
@@ -95,7 +95,8 @@ class Pattern:
 
     @property
     def long_pieces(self) -> Tensor:
-        """(P, 3) int64: row, first entry and end of the pieces of rows of more than PIECE entries; found once."""
+        """(P, 4) int64: row, where that is stored, first entry and end of each of the pieces of rows of more than PIECE
+        entries; found once."""
         if self._long_pieces is None:
             object.__setattr__(self, "_long_pieces", _find_long_pieces(self))
         assert self._long_pieces is not None
@@ -116,20 +117,23 @@ class Pattern:
             balanced_arrays(pattern, triton=True)
         return self
 
-    def with_row_order(self, order: Tensor | None, *, check: bool = True) -> Pattern:
-        """This pattern with its rows taken in another order by kernels; what they compute stays the same.
+    def with_row_order(self, order: Tensor | None, *, check: bool = True) -> tuple[Pattern, Tensor]:
+        """This pattern with its rows stored in another order, and for each entry where it stood before, (nnz,): values
+        go there as values[…, that]. What products give stays the same, since rows keep their numbers.
 
         order: (rows,) integers, see `row_order`
 
-        Rows that a kernel takes at about the same time should read the same rows of the dense factor, which are then
-        in the cache. An order along the surface does that where the vertices of a mesh are numbered at random. The
-        transpose of a square pattern takes its rows in that order too. See `Pattern` for check.
+        Kernels take rows as they are stored. Those taken at about the same time should read the same rows of the dense
+        factor, which are then in the cache; an order along the surface does that where the vertices of a mesh are
+        numbered at random. The transpose of a square pattern is stored in that order too. See `Pattern` for check.
         """
-        order = None if order is None else order.to(self.indptr)
-        transposed = self._transpose
-        if transposed is not None and self.shape[0] == self.shape[1]:
-            transposed = replace(transposed[0], row_order=order, check=False), transposed[1]
-        return replace(self, row_order=order, _transpose=transposed, check=check)
+        if order is not None:
+            order = order.to(self.indptr)
+            if check:
+                _check_order(order, self.indptr)
+        rows = torch.arange(self.shape[0], device=self.indptr.device) if order is None else order
+        stored, entries = rows_of(self, rows)
+        return replace(stored, row_order=order, check=False), entries
 
     def to(self, device: torch.device | str | None) -> Pattern:
         indices = self.indices.to(device=device)
@@ -145,31 +149,48 @@ class Pattern:
 
 
 class CsrArrays(NamedTuple):
-    """What kernels take of a pattern; an empty row_order stands for none."""
+    """What operators take of a pattern; an empty row_order or by_length stands for none."""
 
     indptr: Tensor
     indices: Tensor
     long_pieces: Tensor
     row_order: Tensor
+    by_length: Tensor
 
 
 def csr_arrays(pattern: Pattern, triton: bool) -> CsrArrays:
     """Pieces of long rows are looked for if Triton's kernels are to be used only."""
     none = pattern.indices.new_empty(0)
     order = none if pattern.row_order is None else pattern.row_order
-    return CsrArrays(pattern.indptr, pattern.indices, pattern.long_pieces if triton else none, order)
+    return CsrArrays(pattern.indptr, pattern.indices, pattern.long_pieces if triton else none, order, none)
 
 
 def balanced_arrays(pattern: Pattern, triton: bool) -> CsrArrays:
-    """The same for products, whose rows may be taken in any order."""
+    """The same for products, whose rows may be taken by length."""
     arrays = csr_arrays(pattern, triton)
-    return arrays._replace(row_order=pattern.rows_by_length) if triton and pattern.row_order is None else arrays
+    return arrays._replace(by_length=pattern.rows_by_length) if triton and pattern.row_order is None else arrays
 
 
 def row_of_each(indptr: Tensor, indices: Tensor) -> Tensor:
-    """(nnz,) the row of each entry."""
+    """(nnz,) the row of each entry, in the order in which rows are stored."""
     rows = torch.arange(len(indptr) - 1, dtype=indices.dtype, device=indices.device)
     return torch.repeat_interleave(rows, torch.diff(indptr), output_size=len(indices))
+
+
+def rows_of(pattern: Pattern, rows: Tensor) -> tuple[Pattern, Tensor]:
+    """The pattern of some rows, one below the other, and where their entries stand in the whole."""
+    at = rows if pattern.row_order is None else inverse_order(pattern.row_order)[rows]
+    lengths = torch.diff(pattern.indptr)[at]
+    starts = torch.repeat_interleave(pattern.indptr[at] - (lengths.cumsum(0) - lengths), lengths)
+    entries = starts + torch.arange(len(starts), device=starts.device)
+    return Pattern.from_row_lengths(lengths, pattern.indices[entries], pattern.columns, check=False), entries
+
+
+def inverse_order(order: Tensor) -> Tensor:
+    """(n,) the place of each number in an order of 0 to n − 1, int64."""
+    places = torch.empty_like(order, dtype=torch.int64)
+    places[order.long()] = torch.arange(len(order), device=order.device)
+    return places
 
 
 def block_diagonal_pattern(patterns: Sequence[Pattern]) -> Pattern:
@@ -187,13 +208,18 @@ def block_diagonal_pattern(patterns: Sequence[Pattern]) -> Pattern:
 
 
 def split_diagonal_pattern(pattern: Pattern, lengths: Sequence[int]) -> list[tuple[Pattern, slice]]:
-    """The inverse for square blocks with the given numbers of rows: each block's pattern and where its entries are."""
+    """The inverse for square blocks with the given numbers of rows: each block's pattern and where its entries are.
+
+    Raises ValueError where rows aren't stored block by block.
+    """
     bounds = list(accumulate(lengths, initial=0))
     entries = pattern.indptr[bounds].tolist()
     order = pattern.row_order
     parts = []
     for lo, hi, first, last in zip(bounds, bounds[1:], entries, entries[1:], strict=False):
-        own = None if order is None else order[(order >= lo) & (order < hi)] - lo
+        own = None if order is None else order[lo:hi] - lo
+        if own is not None and bool(((own < 0) | (own >= hi - lo)).any()):
+            raise ValueError(f"among rows {lo} to {hi - 1}, a block of its own, others are stored")
         indptr, indices = pattern.indptr[lo : hi + 1] - first, pattern.indices[first:last] - lo
         parts.append((Pattern(indptr, indices, hi - lo, own, check=False), slice(first, last)))
     return parts
@@ -210,7 +236,7 @@ def _pack(patterns: Sequence[Pattern]) -> Pattern:
     pieces = None
     if len(known) == len(patterns):
         shifts = zip(rows, row_offsets(entries), strict=True)
-        pieces = torch.cat([p + p.new_tensor([r, e, e]) for p, (r, e) in zip(known, shifts, strict=True)])
+        pieces = torch.cat([p + p.new_tensor([r, r, e, e]) for p, (r, e) in zip(known, shifts, strict=True)])
     order = _pack_orders([p.row_order for p in patterns], starts, rows)
     by_length = [p._by_length for p in patterns if p._by_length is not None]
     uneven = None
@@ -236,30 +262,39 @@ def _pack_orders(orders: Sequence[Tensor | None], starts: Sequence[Tensor], offs
 
 @not_compiled
 def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
-    order = torch.sort(pattern.indices, stable=True).indices
-    counts = torch.bincount(pattern.indices, minlength=pattern.columns)
+    (rows, columns), row_order = pattern.shape, pattern.row_order
+    counts = torch.bincount(pattern.indices, minlength=columns)
+    if row_order is None:
+        order = torch.sort(pattern.indices, stable=True).indices
+    else:
+        column = pattern.indices.long()
+        if rows == columns:
+            column, counts = inverse_order(row_order)[column], counts[row_order]
+        else:
+            row_order = None
+        order = torch.sort(column * rows + pattern.row_indices).indices
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(pattern.indptr.dtype)
-    rows, columns = pattern.shape
-    row_order = pattern.row_order if rows == columns else None
     return Pattern(indptr, pattern.row_indices[order], rows, row_order, check=False), order
 
 
 @not_compiled
 def _find_long_pieces(pattern: Pattern) -> Tensor:
-    lengths = pattern.row_lengths.long()
+    indptr = pattern.indptr.long()
+    lengths = torch.diff(indptr)
     if lengths.numel() == 0 or lengths.max() <= PIECE:
-        return lengths.new_empty(0, 3)
-    long_rows = torch.nonzero(lengths > PIECE)[:, 0]
-    counts = (lengths[long_rows] + PIECE - 1) // PIECE
-    rows = torch.repeat_interleave(long_rows, counts)
-    number = torch.arange(len(rows), device=rows.device) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-    first = pattern.indptr.long()[rows] + number * PIECE
-    return torch.stack([rows, first, torch.minimum(first + PIECE, pattern.indptr.long()[rows + 1])], dim=1)
+        return lengths.new_empty(0, 4)
+    long = torch.nonzero(lengths > PIECE)[:, 0]
+    counts = (lengths[long] + PIECE - 1) // PIECE
+    at = torch.repeat_interleave(long, counts)
+    number = torch.arange(len(at), device=at.device) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    first = indptr[at] + number * PIECE
+    rows = at if pattern.row_order is None else pattern.row_order.long()[at]
+    return torch.stack([rows, at, first, torch.minimum(first + PIECE, indptr[at + 1])], dim=1)
 
 
 @not_compiled
 def _find_rows_by_length(pattern: Pattern) -> Tensor:
-    lengths = pattern.row_lengths
+    lengths = torch.diff(pattern.indptr)
     short = torch.where(lengths > PIECE, 0, lengths)  # long ones are computed piece by piece
     groups = torch.nn.functional.pad(short, (0, -len(short) % ROWS_TOGETHER)).reshape(-1, ROWS_TOGETHER)
     if groups.numel() == 0 or ROWS_TOGETHER * groups.amax(1).sum() <= TOO_UNEVEN * short.sum():
@@ -267,7 +302,7 @@ def _find_rows_by_length(pattern: Pattern) -> Tensor:
     return torch.sort(lengths, stable=True).indices.to(pattern.indptr)
 
 
-def _check(indptr: Tensor, indices: Tensor, columns: int) -> None:
+def _check(indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor | None) -> None:
     for name, array in (("indptr", indptr), ("indices", indices)):
         if array.ndim != 1 or array.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{name} should be 1-D int32 or int64, got {array.dtype} of shape {tuple(array.shape)}")
@@ -289,6 +324,8 @@ def _check(indptr: Tensor, indices: Tensor, columns: int) -> None:
     if descents.any():
         row = int(descents.nonzero()[0])
         raise ValueError(f"indptr should not descend, got {indptr[row]} then {indptr[row + 1]} at row {row}")
+    if row_order is not None:
+        _check_order(row_order, indptr)
     outside = (indices < 0) | (indices >= columns)
     if outside.any():
         entry = int(outside.nonzero()[0])
@@ -299,7 +336,8 @@ def _check(indptr: Tensor, indices: Tensor, columns: int) -> None:
         entry = int(wrong.nonzero()[0])
         before, after = indices[entry : entry + 2].tolist()
         what = f"column {after} twice" if before == after else f"{before} before {after}"
-        raise ValueError(f"indices should ascend within a row, got {what} in row {rows[entry]}")
+        row = int(rows[entry] if row_order is None else row_order[rows[entry]])
+        raise ValueError(f"indices should ascend within a row, got {what} in row {row}")
 
 
 def _check_order(order: Tensor, indptr: Tensor) -> None:

@@ -10,7 +10,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from diffnet.ops.sparse.pattern import row_of_each
+from diffnet.ops.sparse.pattern import CsrArrays, row_of_each
 
 # Said once a process at the first sparse tensor: nothing here depends on the parts that may change, and patterns are
 # checked where they are made.
@@ -18,12 +18,13 @@ for _message in ("Sparse CSR tensor support is in beta state", "Sparse invariant
     warnings.filterwarnings("ignore", message=_message)
 
 
-def spmm(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, reduce: bool = False) -> Tensor:
+def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Tensor:
     """Aₛ xₛ for values (S, nnz) and x (S, columns, C), or (1, columns, C) for all; → (S, rows, C).
 
     With reduce the sum over the sets, (1, rows, C). All sets are one product with a taller matrix, or one with the
     matrices along the diagonal.
     """
+    indptr, indices, *_ = csr
     sets, (rows, columns) = len(values), (len(indptr) - 1, x.shape[1])
     wide, apart = _wide(x.dtype), len(x) > 1
     shape = sets * rows, columns * (sets if apart else 1)
@@ -42,20 +43,28 @@ def spmm(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, reduce: boo
         entries = torch.stack([all_rows, all_indices]).long()
         matrix = torch.sparse_coo_tensor(entries, flat, shape, check_invariants=False, is_coalesced=True)
     with torch.autocast(x.device.type, enabled=False):
-        out = (matrix @ dense).reshape(sets, rows, x.shape[2])
+        out = in_row_order(csr, (matrix @ dense).reshape(sets, rows, x.shape[2]))
     return (out.sum(0, keepdim=True) if reduce else out).to(x.dtype)
 
 
-def sddmm(indptr: Tensor, indices: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def in_row_order(csr: CsrArrays, stored: Tensor) -> Tensor:
+    """(S, rows, C) with its rows, which are in the order in which the pattern's are stored, in their own."""
+    order = csr.row_order
+    return stored if len(order) == 0 else torch.empty_like(stored).index_copy(1, order.long(), stored)
+
+
+def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     """(Aₛ Bₛᵀ) at the entries: a (S, rows, C) and b (S, columns, C), either (1, …) for all → (S, nnz)."""
-    wide = _wide(a.dtype)
-    products = a.to(wide)[:, row_of_each(indptr, indices)] * b.to(wide)[:, indices]
+    wide, rows = _wide(a.dtype), row_of_each(csr.indptr, csr.indices)
+    if len(csr.row_order) > 0:
+        rows = csr.row_order[rows]
+    products = a.to(wide)[:, rows] * b.to(wide)[:, csr.indices]
     return products.sum(-1).to(a.dtype)
 
 
-def softmax(indptr: Tensor, indices: Tensor, scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """exp(scale · scores) over its sum in each row; scores (S, nnz), mask (1 or S, nnz) bool → (S, nnz)."""
-    rows, count = row_of_each(indptr, indices).long(), len(indptr) - 1
+    rows, count = row_of_each(csr.indptr, csr.indices).long(), len(csr.indptr) - 1
     wide = scores.to(_wide(scores.dtype)) * scale
     if mask is not None:
         wide = wide.masked_fill(~mask, -torch.inf)
@@ -67,9 +76,9 @@ def softmax(indptr: Tensor, indices: Tensor, scores: Tensor, mask: Tensor | None
     return (weights / torch.where(total > 0, total, 1)[:, rows]).to(scores.dtype)
 
 
-def softmax_backward(indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float) -> Tensor:
+def softmax_backward(csr: CsrArrays, out: Tensor, grad: Tensor, scale: float) -> Tensor:
     """scale · p ∘ (g − Σ p ∘ g), sums over each row; p, g (S, nnz) → (S, nnz)"""
-    rows, count = row_of_each(indptr, indices).long(), len(indptr) - 1
+    rows, count = row_of_each(csr.indptr, csr.indices).long(), len(csr.indptr) - 1
     p, g = out.to(_wide(out.dtype)), grad.to(_wide(out.dtype))
     total = p.new_zeros(len(p), count).index_add(1, rows, p * g)
     return (scale * p * (g - total[:, rows])).to(out.dtype)

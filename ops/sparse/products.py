@@ -99,7 +99,7 @@ def _structure(pattern: Pattern, triton: bool) -> list[Tensor]:
 
 
 def _pattern_and_transpose(structure: Sequence[Tensor]) -> tuple[CsrArrays, CsrArrays, Tensor]:
-    return CsrArrays(*structure[:4]), CsrArrays(*structure[4:8]), structure[8]
+    return CsrArrays(*structure[:5]), CsrArrays(*structure[5:10]), structure[10]
 
 
 def _spmm_kernel(
@@ -112,8 +112,8 @@ def _spmm_kernel(
 
         return kernels.spmm(transposed, values, x, reduce, order) if transpose else kernels.spmm(own, values, x, reduce)
     if transpose:
-        return plain.spmm(transposed.indptr, transposed.indices, values[:, order], x, reduce)
-    return plain.spmm(own.indptr, own.indices, values, x, reduce)
+        return plain.spmm(transposed, values[:, order], x, reduce)
+    return plain.spmm(own, values, x, reduce)
 
 
 def _spmm_fake(
@@ -131,7 +131,7 @@ def _sddmm_kernel(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: boo
         from diffnet.ops.sparse import kernels
 
         return kernels.sddmm(own, a, b)
-    return plain.sddmm(own.indptr, own.indices, a, b)
+    return plain.sddmm(own, a, b)
 
 
 def _sddmm_fake(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:

@@ -52,7 +52,7 @@ def _softmax_kernel(
         from diffnet.ops.sparse import kernels
 
         return kernels.softmax(csr, scores, mask, scale)
-    return plain.softmax(csr.indptr, csr.indices, scores, mask, scale)
+    return plain.softmax(csr, scores, mask, scale)
 
 
 def _softmax_fake(
@@ -69,7 +69,7 @@ def _softmax_backward_kernel(
         from diffnet.ops.sparse import kernels
 
         return kernels.softmax_backward(csr, out, grad, scale)
-    return plain.softmax_backward(csr.indptr, csr.indices, out, grad, scale)
+    return plain.softmax_backward(csr, out, grad, scale)
 
 
 def _softmax_backward_fake(
