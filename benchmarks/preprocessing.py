@@ -88,10 +88,8 @@ def eigenbasis_set_cases(options: Options) -> Iterator[Case]:
         }
         if gpu:
             peers["block Lanczos, GPU, 16 meshes × 4"] = partial(_one_by_one, some, k, options.device)
-            for jobs in (4, available_cores()):
-                peers[f"block Lanczos, GPU from {jobs} processes"] = partial(
-                    eigenbases, problems, k, options.device, jobs
-                )
+            for jobs in sorted({4, 8, available_cores()}):
+                peers[f"block Lanczos, GPU, {jobs} at a time"] = partial(eigenbases, problems, k, options.device, jobs)
         yield Case(
             {"mesh": "torus", "meshes": SET, "k": k, "vertices": _mean_size(meshes)},
             peers,

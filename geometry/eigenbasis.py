@@ -12,13 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from diffnet.geometry.lanczos import KrylovSpace
-from diffnet.geometry.shift_invert import DeviceShiftInvert, ShiftInvert
+from diffnet.geometry.shift_invert import ShiftInvert, shift_invert
 
 Array = NDArray[np.float64]
 Pairs = tuple[Array, Array]  # values (k,) ascending, vectors (V, k)
 
 DENSE_LIMIT = 256  # below this many vertices a dense solve is faster than a Lanczos iteration
-DEVICE_LIMIT = 4096  # below this many the CPU is done before a GPU has started its kernels
 TOLERANCE = 1e-8  # of residuals, relative to the eigenvalue of the inverse
 # Shifts in units of the k-th eigenvalue that Weyl's law lets expect, 4π k/area. The first keeps the lowest pairs from
 # converging so far ahead of the others that orthogonality is lost to them every other step; the second is for
@@ -32,12 +31,14 @@ def eigenbasis(
     """The k smallest pairs of L φ = λ M φ: evals (k,) ascending and ≥ 0, evecs (V, k) with ΦᵀMΦ = I, float64.
 
     laplacian: (V, V) positive semi-definite, mass: (V,) ≥ 0. Vertices of zero mass take no part: their entries are 0.
-    device: "cpu", or a GPU for the solves and products of large meshes; the factorisation is done on the CPU
+    device: "cpu", or a GPU for the solves and products of large meshes. It factorises too where nvmath-python is
+        installed; otherwise, and under `torch.use_deterministic_algorithms`, the CPU does.
 
     Constants on each connected component are null vectors exactly and known beforehand, so they are set rather than
     searched for: the iteration spends itself on the rest, and hundreds of components do it no harm. Where there are
     more components than k, the ones of largest area are kept. Where there are fewer than k pairs, the missing vectors
-    are 0 and the missing values repeat the last. The result is the same at every call on the same device.
+    are 0 and the missing values repeat the last. The result is the same at every call on the same device, but for
+    rounding where nvmath-python is used.
 
     The rest comes from a block Lanczos iteration on the inverse of L + σM, component by component (Grimes, Lewis &
     Simon 1994). What it finds is checked before it is returned: residuals, orthonormality, and by the inertia of
@@ -144,10 +145,7 @@ def _block_lanczos(
     laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, sigma: float, tolerated_loss: float, device: torch.device
 ) -> Pairs:
     """Raises ArithmeticError or LinAlgError where L + σM isn't positive definite, or a result fails a check."""
-    if device.type == "cpu" or len(mass) < DEVICE_LIMIT:
-        operator = ShiftInvert(laplacian, mass, sigma)
-    else:
-        operator = DeviceShiftInvert(laplacian, mass, sigma, device)
+    operator = shift_invert(laplacian, mass, sigma, device)
     for block in (operator.block, 2 * operator.block):
         values, vectors = KrylovSpace(operator, k, block, tolerated_loss).converge(TOLERANCE)
         evals = 1 / values - sigma

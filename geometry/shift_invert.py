@@ -11,7 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diffnet.geometry.cudss import CudssFactor, is_chosen
+
 Small: TypeAlias = NDArray[np.float64]
+DEVICE_LIMIT = 4096  # below this many vertices the CPU is done before a GPU has started its kernels
 Rows: TypeAlias = Any  # vectors as the rows of a matrix (count, V): NumPy arrays here, tensors on a GPU
 
 
@@ -31,12 +34,16 @@ class ShiftInvert:
         self.constant = self.from_host(np.sqrt(mass / mass.sum()))
         # Scaled before it is inverted rather than around each solve. Cholesky's rounding doesn't depend on the scaling.
         scale = scipy.sparse.diags(1 / np.sqrt(mass))
-        matrix = (scale @ laplacian @ scale + shift * scipy.sparse.eye(len(mass))).tocsc()
+        matrix = (scale @ laplacian @ scale + shift * scipy.sparse.eye(len(mass))).tocsr()
         matrix.sort_indices()
+        self.factor = self._factorized(matrix)
+
+    def _factorized(self, matrix: scipy.sparse.csr_matrix) -> Any:
         arrays = (matrix.indptr.astype(np.int32), matrix.indices.astype(np.int32), matrix.data)
         on_device = (self.from_host(array) for array in arrays)
         try:
-            self.factor = cholespy.CholeskySolverD(len(mass), *on_device, cholespy.MatrixType.CSC)
+            # Of a symmetric matrix, rows are columns.
+            return cholespy.CholeskySolverD(matrix.shape[0], *on_device, cholespy.MatrixType.CSC)
         except ValueError as e:
             raise ArithmeticError(str(e)) from e
 
@@ -93,3 +100,22 @@ class DeviceShiftInvert(ShiftInvert):
 
     def from_host(self, small: NDArray[Any]) -> Tensor:
         return torch.from_numpy(small).to(self.device)
+
+
+class CudssShiftInvert(DeviceShiftInvert):
+    """The same, factorised on the GPU too."""
+
+    def _factorized(self, matrix: scipy.sparse.csr_matrix) -> CudssFactor:
+        return CudssFactor(matrix, self.block, self.device)
+
+    def apply(self, rows: Tensor) -> Tensor:
+        return self.factor.solve(rows)
+
+
+def shift_invert(
+    laplacian: scipy.sparse.csr_matrix, mass: NDArray[np.float64], shift: float, device: torch.device
+) -> ShiftInvert:
+    """By the fastest means there are."""
+    if device.type == "cpu" or len(mass) < DEVICE_LIMIT:
+        return ShiftInvert(laplacian, mass, shift)
+    return (CudssShiftInvert if is_chosen(device) else DeviceShiftInvert)(laplacian, mass, shift, device)

@@ -13,9 +13,17 @@ import scipy.sparse
 import torch
 import trimesh
 
-from diffnet.geometry import MeshError, eigenbases, eigenbasis, laplacian_and_mass, load_mesh, precompute
+from diffnet.geometry import (
+    MeshError,
+    cudss,
+    eigenbases,
+    eigenbasis,
+    laplacian_and_mass,
+    load_mesh,
+    precompute,
+)
 from diffnet.geometry.lanczos import KrylovSpace
-from diffnet.geometry.shift_invert import DeviceShiftInvert, ShiftInvert
+from diffnet.geometry.shift_invert import CudssShiftInvert, DeviceShiftInvert, ShiftInvert
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -169,14 +177,77 @@ def test_as_tensors_the_same(sphere: trimesh.Trimesh) -> None:
     np.testing.assert_allclose(tensors @ tensors.T, np.eye(40), atol=1e-12)
 
 
+class DenseSolver:
+    """Stands for nvmath's DirectSolver, with tensors on the CPU."""
+
+    def __init__(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        lower = left.to_dense()
+        assert torch.equal(lower, lower.tril())
+        assert right.stride() == (1, len(lower))
+        self.matrix, self.right, self.info = lower + lower.tril(-1).mT, right, 0
+        self.freed = False
+
+    def plan(self) -> None:
+        pass
+
+    def factorize(self) -> None:
+        self.factor, info = torch.linalg.cholesky_ex(self.matrix)
+        self.info = int(info)
+
+    def solve(self) -> torch.Tensor:
+        return torch.cholesky_solve(self.right, self.factor).mT.contiguous().mT
+
+    def free(self) -> None:
+        self.freed = True
+
+
+def test_by_cudss_the_same(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudss, "_direct_solver", DenseSolver)
+    monkeypatch.setattr(cudss, "_failed_pivot", lambda solver: solver.info)
+    laplacian, mass = problem(sphere)
+    values, _ = KrylovSpace(ShiftInvert(laplacian, mass, 0.01), 40, 16).converge(1e-8)
+    operator = CudssShiftInvert(laplacian, mass, 0.01, torch.device("cpu"))
+    for block in (operator.block - 3, operator.block, 2 * operator.block):
+        same, _ = KrylovSpace(operator, 40, block).converge(1e-8)
+        np.testing.assert_allclose(same, values, rtol=1e-12)
+    solver = operator.factor.solver
+    del operator
+    assert solver.freed
+    with pytest.raises(ArithmeticError, match="at pivot"):
+        CudssShiftInvert(-laplacian, mass, 0.01, torch.device("cpu"))
+
+
 @pytest.mark.gpu
-def test_on_the_gpu() -> None:
+@pytest.mark.parametrize("factorized_by", ["cuDSS", "CHOLMOD"])
+def test_on_the_gpu(factorized_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if factorized_by == "cuDSS":
+        pytest.importorskip("nvmath")
+    else:
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     laplacian, mass = problem(trimesh.creation.icosphere(5))
     expected, _ = eigenbasis(laplacian, mass, 128)
     evals, evecs = eigenbasis(laplacian, mass, 128, device="cuda")
     np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
     assert_pairs(laplacian, mass, evals, evecs)
-    np.testing.assert_array_equal(eigenbasis(laplacian, mass, 128, device="cuda")[1], evecs)
+    again = eigenbasis(laplacian, mass, 128, device="cuda")
+    if factorized_by == "CHOLMOD":
+        np.testing.assert_array_equal(again[1], evecs)
+    else:
+        np.testing.assert_allclose(again[0], evals, atol=1e-9 * evals[-1])
+
+
+@pytest.mark.gpu
+def test_many_on_the_gpu() -> None:
+    rng = np.random.default_rng(0)
+    mesh = trimesh.creation.icosphere(5)
+    problems = []
+    for _ in range(6):
+        mesh.vertices += 0.002 * rng.standard_normal(mesh.vertices.shape)
+        problems.append(problem(mesh))
+    for (evals, evecs), (laplacian, mass) in zip(eigenbases(problems, 64, "cuda", jobs=4), problems, strict=True):
+        expected = eigenbasis(laplacian, mass, 64, "cuda")
+        np.testing.assert_allclose(evals, expected[0], atol=1e-9 * evals[-1])
+        assert_pairs(laplacian, mass, evals, evecs)
 
 
 # Where something is wrong
