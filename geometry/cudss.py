@@ -9,6 +9,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import logging
+import threading
 import weakref
 from typing import Any
 
@@ -44,6 +45,7 @@ class CudssFactor:
 
     def solve(self, rows: Tensor) -> Tensor:
         """The solutions for right sides (any number, V), as rows."""
+        _set_up_thread(self.right.device)
         solutions = []
         for part in torch.split(rows, len(self.right)):
             self.right[: len(part)] = part
@@ -81,6 +83,18 @@ def _direct_solver(left: Tensor, right: Tensor) -> Any:
     if layer is not None:
         solver.plan_config.host_nthreads = threads
     return solver
+
+
+_thread = threading.local()
+
+
+def _set_up_thread(device: torch.device) -> None:
+    """As making a solver does, for threads that use one made in another."""
+    if device.type == "cuda" and getattr(_thread, "device", None) != device:
+        from cuda.core import Device
+
+        Device(device.index).set_current()
+        _thread.device = device
 
 
 def _failed_pivot(solver: Any) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Generator
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.linalg
@@ -14,8 +16,8 @@ from numpy.typing import NDArray
 from diffnet.geometry.lanczos import KrylovSpace
 from diffnet.geometry.shift_invert import ShiftInvert, shift_invert
 
-Array = NDArray[np.float64]
-Pairs = tuple[Array, Array]  # values (k,) ascending, vectors (V, k)
+Array: TypeAlias = NDArray[np.float64]
+Pairs: TypeAlias = tuple[Array, Array]  # values (k,) ascending, vectors (V, k)
 
 DENSE_LIMIT = 256  # below this many vertices a dense solve is faster than a Lanczos iteration
 TOLERANCE = 1e-8  # of residuals, relative to the eigenvalue of the inverse
@@ -23,6 +25,23 @@ TOLERANCE = 1e-8  # of residuals, relative to the eigenvalue of the inverse
 # converging so far ahead of the others that orthogonality is lost to them every other step; the second is for
 # spectra far below the law; the last, with all care, for Laplacians that rounding makes indefinite.
 MODERATE, SMALL, LARGE = 1 / 12, 1 / 1200, 1.0
+
+
+class Component(NamedTuple):
+    """A connected component, whose k smallest pairs are looked for, apart from its constant."""
+
+    laplacian: scipy.sparse.csr_matrix
+    mass: Array
+    k: int
+
+    def shift(self, unit: float) -> float:
+        """σ in units of about the k-th eigenvalue of a surface of this area."""
+        return unit * 4 * np.pi * self.k / float(self.mass.sum())
+
+    @property
+    def is_small(self) -> bool:
+        """Solved as a dense matrix."""
+        return len(self.mass) <= max(DENSE_LIMIT, 4 * self.k)
 
 
 def eigenbasis(
@@ -47,6 +66,17 @@ def eigenbasis(
 
     Raises ValueError for k < 0, and RuntimeError where nothing converges.
     """
+    steps = search(laplacian, mass, k)
+    pairs = None
+    try:
+        while True:
+            pairs = component_pairs(steps.send(pairs), torch.device(device))  # type: ignore[arg-type]
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def search(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Generator[Component, Pairs, Pairs]:
+    """`eigenbasis` step by step: yields each component whose pairs it needs, is sent them, and returns the result."""
     if k < 0:
         raise ValueError(f"k should be at least 0, got {k}")
     vertices = len(mass)
@@ -56,18 +86,18 @@ def eigenbasis(
     if pairs == 0:
         return evals, evecs
     stiffness = scipy.sparse.csr_matrix(laplacian)[live][:, live]
-    found, vectors = _smallest_pairs(stiffness, mass[live], pairs, torch.device(device))
+    found, vectors = yield from _smallest_pairs(stiffness, mass[live], pairs)
     evals[:pairs], evals[pairs:] = found, found[-1]
     evecs[live, :pairs] = vectors
     return evals, evecs
 
 
-def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, device: torch.device) -> Pairs:
+def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Generator[Component, Pairs, Pairs]:
     count, component = scipy.sparse.csgraph.connected_components(laplacian, directed=False)
     area = np.bincount(component, mass)
     by_area = np.argsort(-area, kind="stable")
     members = np.split(np.argsort(component, kind="stable"), np.cumsum(np.bincount(component))[:-1])
-    evals, evecs = np.zeros(k), np.zeros((len(mass), k))
+    evals, evecs = np.zeros(k), np.zeros((len(mass), k), order="F")  # vector by vector, as they are found
     for i, c in enumerate(by_area[:k]):
         evecs[members[c], i] = 1 / np.sqrt(area[c])
     rest = k - count
@@ -82,7 +112,7 @@ def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, dev
         for c, number in wanted.items():
             inside = members[c]
             block = laplacian if count == 1 else laplacian[inside][:, inside]
-            pairs[c] = _component_pairs(block, mass[inside], min(number, rest, len(inside) - 1), device)
+            pairs[c] = yield Component(block, mass[inside], min(number, rest, len(inside) - 1))
         found = np.sort(np.concatenate([values for values, _ in pairs.values()]))
         last = found[rest - 1] if len(found) >= rest else np.inf
         wanted = {
@@ -95,20 +125,18 @@ def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, dev
     evals[count : count + len(order)] = [value for value, _, _ in order]
     for c in {c for _, c, _ in order}:
         columns = [count + at for at, (_, owner, _) in enumerate(order) if owner == c]
-        # Where there is but one component, slices are several times faster.
-        inside = np.ix_(members[c], columns) if count > 1 else np.s_[:, count : count + len(columns)]
-        evecs[inside] = pairs[c][1][:, : len(columns)]  # ascending, so these are its first
+        for column, vector in zip(columns, pairs[c][1].T, strict=False):  # ascending, so these are its first
+            evecs[members[c], column] = vector
     return evals, evecs
 
 
-def _component_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, device: torch.device) -> Pairs:
-    """The k smallest pairs of a connected component, apart from its constant."""
-    if k == 0:
-        return np.zeros(0), np.zeros((len(mass), 0))
-    if len(mass) <= max(DENSE_LIMIT, 4 * k):
-        evals, evecs = _dense(laplacian, mass, k)
-    else:
-        evals, evecs = _sparse(laplacian, mass, k, device)
+def component_pairs(component: Component, device: torch.device) -> Pairs:
+    if component.k == 0:
+        return np.zeros(0), np.zeros((len(component.mass), 0))
+    return normalized(*(_dense(*component) if component.is_small else _sparse(component, device)))
+
+
+def normalized(evals: Array, evecs: Array) -> Pairs:
     return np.maximum(evals, 0), _signed(evecs)
 
 
@@ -122,41 +150,53 @@ def _dense(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
     return evals[:k], evecs[:, :k] / root[:, None]
 
 
-def _sparse(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, device: torch.device) -> Pairs:
+def _sparse(component: Component, device: torch.device) -> Pairs:
     reasons = []
-    for shift, tolerated_loss in ((MODERATE, 1e-8), (SMALL, 1e-8), (LARGE, 0.0)):
+    for unit, tolerated_loss in ((MODERATE, 1e-8), (SMALL, 1e-8), (LARGE, 0.0)):
         try:
-            return _block_lanczos(laplacian, mass, k, shift * _weyl(mass, k), tolerated_loss, device)
+            return _block_lanczos(component, component.shift(unit), tolerated_loss, device)
         except (ArithmeticError, np.linalg.LinAlgError) as e:
             reasons.append(str(e))
-    warnings.warn(
-        f"block Lanczos failed on {len(mass)} vertices ({'; then: '.join(reasons)}); SciPy's slower iteration is used",
-        stacklevel=2,
-    )
-    return _scipy(laplacian, mass, k)
+    failed = f"block Lanczos failed on {len(component.mass)} vertices ({'; then: '.join(reasons)})"
+    warnings.warn(f"{failed}; SciPy's slower iteration is used", stacklevel=2)
+    return _scipy(*component)
 
 
-def _weyl(mass: Array, k: int) -> float:
-    """About the k-th eigenvalue of a surface of this area."""
-    return 4 * np.pi * k / float(mass.sum())
-
-
-def _block_lanczos(
-    laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, sigma: float, tolerated_loss: float, device: torch.device
-) -> Pairs:
+def _block_lanczos(component: Component, sigma: float, tolerated_loss: float, device: torch.device) -> Pairs:
     """Raises ArithmeticError or LinAlgError where L + σM isn't positive definite, or a result fails a check."""
-    operator = shift_invert(laplacian, mass, sigma, device)
-    for block in (operator.block, 2 * operator.block):
-        values, vectors = KrylovSpace(operator, k, block, tolerated_loss).converge(TOLERANCE)
-        evals = 1 / values - sigma
-        if evals[-1] < sigma and tolerated_loss > 0:  # 1/(λ + σ) hardly tells such λ apart
-            raise ArithmeticError(f"the largest eigenvalue is {evals[-1]:.1e}, below the shift of {sigma:.1e}")
-        evecs = _orthonormalized(operator.to_host(vectors), mass).T / np.sqrt(mass)[:, None]
-        _check_residuals(laplacian, mass, evals, evecs, operator, sigma)
-        found, there = _counts(laplacian, mass, evals, block)
-        if found == there:
-            return evals, evecs
-    raise ArithmeticError(f"{found} eigenvalues were found where there are {there}")
+    operator = shift_invert(component.laplacian, component.mass, sigma, device)
+
+    def with_blocks_of(block: int) -> Pairs:
+        values, vectors = KrylovSpace(operator, component.k, block, tolerated_loss).converge(TOLERANCE)
+        return checked_pairs(component, operator, sigma, values, operator.to_host(vectors), block)
+
+    try:
+        return with_blocks_of(operator.block)
+    except _MissedError:
+        return with_blocks_of(2 * operator.block)
+
+
+def checked_pairs(
+    component: Component, operator: ShiftInvert, sigma: float, values: Array, rows: Array, block: int
+) -> Pairs:
+    """Of the inverse's eigenvalues (k,) and vectors (k, V), which the iteration found with blocks of so many.
+
+    Raises ArithmeticError or LinAlgError where they fail a check.
+    """
+    laplacian, mass, _ = component
+    evals = 1 / values - sigma
+    if evals[-1] < sigma < component.shift(LARGE):  # 1/(λ + σ) hardly tells such λ apart
+        raise ArithmeticError(f"the largest eigenvalue is {evals[-1]:.1e}, below the shift of {sigma:.1e}")
+    evecs = _orthonormalized(rows, mass).T / np.sqrt(mass)[:, None]
+    _check_residuals(laplacian, mass, evals, evecs, operator, sigma)
+    found, there = _counts(laplacian, mass, evals, block)
+    if found != there:
+        raise _MissedError(f"{found} eigenvalues were found where there are {there}")
+    return evals, evecs
+
+
+class _MissedError(ArithmeticError):
+    """Of an eigenvalue of high multiplicity; wider blocks may find all of its vectors."""
 
 
 def _orthonormalized(rows: Array, mass: Array) -> Array:
@@ -228,7 +268,7 @@ def _scipy(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
     mean = mass / mass.sum()
     start = np.random.default_rng(0).standard_normal(len(mass))
     for shift, patience in ((SMALL, 1), (LARGE, 4)):
-        sigma = shift * _weyl(mass, k)
+        sigma = Component(laplacian, mass, k).shift(shift)
         factor = _superlu(laplacian + sigma * mass_matrix)
 
         def deflated_solve(b: Array, factor: scipy.sparse.linalg.SuperLU = factor) -> Array:

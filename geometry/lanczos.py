@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
 from diffnet.geometry.shift_invert import Rows, ShiftInvert, Small
@@ -17,6 +19,9 @@ class KrylovSpace:
     Vectors are rows. A new block is made orthogonal to the last two, and from time to time to all of the basis, since
     orthogonality is lost as pairs converge. When the basis is full it is cut down to the wanted Ritz vectors and more,
     and goes on from there (Wu & Simon 2000, "Thick-restart Lanczos").
+
+    Where the operator is several, as `ShiftInverts` is, there is a space for each, and all arrays have one dimension
+    more, the first. They take the same steps until the last has converged.
     """
 
     def __init__(self, operator: ShiftInvert, wanted: int, block: int, tolerated_loss: float = 1e-8) -> None:
@@ -28,12 +33,15 @@ class KrylovSpace:
         self.enough = wanted * 5 // 2 + 12 * block
         self.capacity = max(min(self.enough * 5 // 4 + 4 * block, operator.rank - block), wanted + 2 * block)
         self.basis = operator.empty(self.capacity + block)
-        self.projected: Small = np.zeros((self.capacity + block, self.capacity + block))
+        several = self.basis.shape[:-2]
+        self.projected: Small = np.zeros((*several, self.capacity + block, self.capacity + block))
         self.size = 0  # vectors that the operator was applied to; the next block lies behind them
-        self.coupling: Small = np.zeros((block, block))  # of the next block to the last one
+        self.coupling: Small = np.zeros((*several, block, block))  # of the next block to the last one
         self.local = 0  # where the vectors begin that the next block couples to
         self.loss = ROUNDING  # of orthogonality between the next block and the others, estimated
-        self.basis[:block], _ = self._orthonormalized(operator.without_constant(operator.apply(operator.start(block))))
+        self.basis[..., :block, :], _ = self._orthonormalized(
+            operator.without_constant(operator.apply(operator.start(block)))
+        )
 
     def converge(self, tolerance: float) -> tuple[Small, Rows]:
         """Extend until the residuals of the wanted pairs are below `tolerance` times their values.
@@ -48,10 +56,10 @@ class KrylovSpace:
             while self.size < min(check, self.capacity - self.block + 1):
                 self._extend()
             values, coordinates = self._ritz()
-            residuals = np.linalg.norm(self.coupling @ coordinates[-self.block :], axis=0)[: self.wanted]
-            done = int((residuals <= tolerance * values[: self.wanted]).sum())
+            residuals = np.linalg.norm(self.coupling @ coordinates[..., -self.block :, : self.wanted], axis=-2)
+            done = int((residuals <= tolerance * values[..., : self.wanted]).sum(-1).min())
             if done == self.wanted:
-                return values[: self.wanted], self._vectors(coordinates[:, : self.wanted])
+                return values[..., : self.wanted], self._vectors(coordinates[..., : self.wanted])
             if self.size > self.capacity - self.block:
                 if restarts == MOST_RESTARTS or not np.isfinite(residuals).all():
                     raise ArithmeticError(f"{self.wanted - done} of {self.wanted} pairs haven't converged")
@@ -61,57 +69,76 @@ class KrylovSpace:
 
     def _vectors(self, coordinates: Small) -> Rows:
         """Linear combinations of the basis, one for each column of (size, count) → (count, n)."""
-        return self.operator.from_host(np.ascontiguousarray(coordinates.T)) @ self.basis[: self.size]
+        return self.operator.from_host(np.ascontiguousarray(_turned(coordinates))) @ self.basis[..., : self.size, :]
 
     def _extend(self) -> None:
         """Apply the operator to the next block, and take what is new in the result as the block after it."""
         lo, hi = self.size, self.size + self.block
-        rows = self.operator.apply(self.basis[lo:hi])
+        rows = self.operator.apply(self.basis[..., lo:hi, :])
+        near = self.basis[..., self.local : hi, :]
         for _ in range(2):  # twice, against rounding errors
-            overlap = self.basis[self.local : hi] @ rows.T
-            rows -= overlap.T @ self.basis[self.local : hi]
-            self.projected[self.local : hi, lo:hi] += self.operator.to_host(overlap)
+            overlap = near @ _turned(rows)
+            rows -= _turned(overlap) @ near
+            self.projected[..., self.local : hi, lo:hi] += self.operator.to_host(overlap)
         rows = self.operator.without_constant(rows)  # of which rounding errors grow like the others
         block, coupling = self._orthonormalized(rows)
         # Rounding errors along converged vectors, of the largest values, grow by this factor from block to block. Half
         # the digits of orthogonality are enough for projections to be right to all of them (Simon 1984).
-        self.loss *= np.diagonal(self.projected).max() / np.diagonal(coupling).min()
+        self.loss *= float((_diagonal(self.projected).max(-1) / _diagonal(coupling).min(-1)).max())
         if self.loss > self.tolerated_loss:
             # Two blocks in a row that are orthogonal to all others let them start anew.
-            known, recent = self.basis[:lo], self.basis[lo : hi + self.block]
-            recent[self.block :] = rows
-            overlap = known @ recent.T
-            recent -= overlap.T @ known
-            self.projected[:lo, lo:hi] += self.operator.to_host(overlap)[:, self.block :]
-            last, rows = recent[: self.block], recent[self.block :]
-            last[:] = self._orthonormalized(last)[0]
-            overlap = last @ rows.T
-            rows -= overlap.T @ last
-            self.projected[lo:hi, lo:hi] += self.operator.to_host(overlap)
+            known, recent = self.basis[..., :lo, :], self.basis[..., lo : hi + self.block, :]
+            recent[..., self.block :, :] = rows
+            overlap = known @ _turned(recent)
+            recent -= _turned(overlap) @ known
+            self.projected[..., :lo, lo:hi] += self.operator.to_host(overlap)[..., self.block :]
+            last, rows = recent[..., : self.block, :], recent[..., self.block :, :]
+            last[...] = self._orthonormalized(last)[0]
+            overlap = last @ _turned(rows)
+            rows -= _turned(overlap) @ last
+            self.projected[..., lo:hi, lo:hi] += self.operator.to_host(overlap)
             block, coupling = self._orthonormalized(self.operator.without_constant(rows))
             self.loss = ROUNDING
-        self.basis[hi : hi + self.block], self.coupling = block, coupling
+        self.basis[..., hi : hi + self.block, :], self.coupling = block, coupling
         self.local, self.size = lo, hi
 
     def _ritz(self) -> tuple[Small, Small]:
         """All Ritz values, descending, and the coordinates of their vectors."""
-        projected = np.triu(self.projected[: self.size, : self.size])
-        values, coordinates = np.linalg.eigh(projected + np.triu(projected, 1).T)
-        return values[::-1], coordinates[:, ::-1]
+        projected = np.triu(self.projected[..., : self.size, : self.size])
+        values, coordinates = _eigh(projected + _turned(np.triu(projected, 1)))
+        return values[..., ::-1], coordinates[..., ::-1]
 
     def _restart(self, values: Small, coordinates: Small) -> None:
         keep = min(self.wanted + (self.capacity - self.wanted) // 3, self.size)
-        kept = self._vectors(coordinates[:, :keep])
-        self.basis[keep : keep + self.block] = 1.0 * self.basis[self.size : self.size + self.block]  # they may overlap
-        self.basis[:keep] = kept
+        kept = self._vectors(coordinates[..., :keep])
+        next_block = 1.0 * self.basis[..., self.size : self.size + self.block, :]  # they may overlap
+        self.basis[..., keep : keep + self.block, :] = next_block
+        self.basis[..., :keep, :] = kept
         self.projected[:] = 0
-        self.projected[np.arange(keep), np.arange(keep)] = values[:keep]
+        self.projected[..., np.arange(keep), np.arange(keep)] = values[..., :keep]
         self.size, self.local, self.loss = keep, 0, ROUNDING
 
     def _orthonormalized(self, rows: Rows) -> tuple[Rows, Small]:
         """Q and R of rowsᵀ = Qᵀ R, by Cholesky-QR, twice for accuracy."""
         upper: Small = np.eye(self.block)
         for _ in range(2):
-            lower = np.linalg.cholesky(self.operator.to_host(rows @ rows.T))
-            rows, upper = self.operator.from_host(np.linalg.inv(lower)) @ rows, lower.T @ upper
+            lower = np.linalg.cholesky(self.operator.to_host(rows @ _turned(rows)))
+            rows, upper = self.operator.from_host(np.linalg.inv(lower)) @ rows, _turned(lower) @ upper
         return rows, upper
+
+
+def _turned(rows: Rows) -> Rows:
+    return rows.swapaxes(-1, -2)
+
+
+def _diagonal(matrix: Small) -> Small:
+    return np.diagonal(matrix, axis1=-2, axis2=-1)
+
+
+def _eigh(matrix: Small) -> tuple[Small, Small]:
+    """NumPy takes several one after the other."""
+    if matrix.ndim == 2:
+        return np.linalg.eigh(matrix)
+    with ThreadPoolExecutor(len(matrix)) as pool:
+        values, vectors = zip(*pool.map(np.linalg.eigh, matrix), strict=True)
+    return np.stack(values), np.stack(vectors)

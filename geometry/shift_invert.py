@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import cholespy
@@ -112,10 +113,46 @@ class CudssShiftInvert(DeviceShiftInvert):
         return self.factor.solve(rows)
 
 
+class ShiftInverts(DeviceShiftInvert):
+    """Several of them at once, for vectors (how many, count, V) that are 0 beyond the vertices of each."""
+
+    def __init__(self, operators: Sequence[DeviceShiftInvert]) -> None:
+        self.operators, self.device = operators, operators[0].device
+        self.rank = min(operator.rank for operator in operators)
+        self.sizes = [len(operator.constant) for operator in operators]
+        self.constant = self._padded([operator.constant[None] for operator in operators])
+
+    def apply(self, rows: Tensor) -> Tensor:
+        given = zip(self.operators, rows, self.sizes, strict=True)
+        return self._padded([operator.apply(own[:, :size]) for operator, own, size in given])
+
+    def start(self, count: int) -> Tensor:
+        return self._padded([operator.start(count) for operator in self.operators])
+
+    def without_constant(self, rows: Tensor) -> Tensor:
+        for _ in range(2):
+            rows = rows - (rows @ self.constant.mT) * self.constant
+        return rows
+
+    def empty(self, count: int) -> Tensor:
+        shape = len(self.operators), count, max(self.sizes)
+        return torch.empty(shape, dtype=torch.float64, device=self.device)
+
+    def _padded(self, parts: Sequence[Tensor]) -> Tensor:
+        out = self.empty(len(parts[0]))
+        for own, part, size in zip(out, parts, self.sizes, strict=True):
+            own[:, :size], own[:, size:] = part, 0
+        return out
+
+
 def shift_invert(
     laplacian: scipy.sparse.csr_matrix, mass: NDArray[np.float64], shift: float, device: torch.device
 ) -> ShiftInvert:
     """By the fastest means there are."""
-    if device.type == "cpu" or len(mass) < DEVICE_LIMIT:
+    if device.type == "cpu" or not is_worth_a_device(mass):
         return ShiftInvert(laplacian, mass, shift)
     return (CudssShiftInvert if is_chosen(device) else DeviceShiftInvert)(laplacian, mass, shift, device)
+
+
+def is_worth_a_device(mass: NDArray[np.float64]) -> bool:
+    return len(mass) >= DEVICE_LIMIT

@@ -17,10 +17,12 @@ from diffnet.geometry import (
     MeshError,
     cudss,
     eigenbases,
+    eigenbases_on_gpu,
     eigenbasis,
     laplacian_and_mass,
     load_mesh,
     precompute,
+    shift_invert,
 )
 from diffnet.geometry.lanczos import KrylovSpace
 from diffnet.geometry.shift_invert import CudssShiftInvert, DeviceShiftInvert, ShiftInvert
@@ -215,6 +217,33 @@ def test_by_cudss_the_same(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPa
     assert solver.freed
     with pytest.raises(ArithmeticError, match="at pivot"):
         CudssShiftInvert(-laplacian, mass, 0.01, torch.device("cpu"))
+
+
+def test_batches_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of different sizes, some of several components, and one that can't be factorised with the others."""
+    monkeypatch.setattr(cudss, "_direct_solver", DenseSolver)
+    monkeypatch.setattr(cudss, "_failed_pivot", lambda solver: solver.info)
+    monkeypatch.setattr(shift_invert, "DEVICE_LIMIT", 300)
+    monkeypatch.setattr(eigenbases_on_gpu, "_batch_size", lambda *args: 2)
+    made = []
+    original = CudssShiftInvert.__init__
+
+    def counted(operator: CudssShiftInvert, laplacian: Any, mass: np.ndarray, *args: Any) -> None:
+        made.append(len(mass))
+        if len(mass) == 2562:
+            raise ArithmeticError("not positive definite")
+        original(operator, laplacian, mass, *args)
+
+    monkeypatch.setattr(CudssShiftInvert, "__init__", counted)
+    torus = trimesh.creation.torus(1, 0.4, major_sections=32, minor_sections=16)
+    meshes = [several(), trimesh.creation.icosphere(3), torus, trimesh.creation.icosphere(4)]
+    problems = [problem(mesh) for mesh in meshes]
+    found = eigenbases_on_gpu.eigenbases_on_gpu(problems, 40, torch.device("cpu"), 2)
+    assert sorted(made) == [512, 642, 2562]
+    for (laplacian, mass), (evals, evecs) in zip(problems, found, strict=True):
+        expected, _ = eigenbasis(laplacian, mass, 40)
+        np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
+        assert_pairs(laplacian, mass, evals, evecs)
 
 
 @pytest.mark.gpu
