@@ -13,6 +13,7 @@ import numpy as np
 import scipy.sparse
 import torch
 from threadpoolctl import threadpool_limits
+from torch import Tensor
 
 from diffnet.geometry.eigenbasis import (
     MODERATE,
@@ -22,7 +23,6 @@ from diffnet.geometry.eigenbasis import (
     Pairs,
     checked_pairs,
     component_pairs,
-    normalized,
     search,
 )
 from diffnet.geometry.lanczos import KrylovSpace
@@ -98,12 +98,11 @@ def pairs_together(components: Sequence[Component], device: torch.device, helper
             return CudssShiftInvert(component.laplacian, component.mass, component.shift(MODERATE), device)
         return None
 
-    def checked(i: int, values: Array, rows: Array) -> Pairs | None:
+    def checked(i: int, values: Array, rows: Tensor) -> Pairs | None:
         component, operator = components[i], operators[i]
         k, own = component.k, rows[: component.k, : len(component.mass)]
         with torch.cuda.stream(stream), suppress(ArithmeticError, np.linalg.LinAlgError):
-            found = checked_pairs(component, operator, component.shift(MODERATE), values[:k], own, operator.block)
-            return normalized(*found)
+            return checked_pairs(component, operator, component.shift(MODERATE), values[:k], own, operator.block)
         return None
 
     made = dict(enumerate(helpers.map(factorized, components)))
@@ -115,10 +114,9 @@ def pairs_together(components: Sequence[Component], device: torch.device, helper
     return [found.get(i) or component_pairs(component, device) for i, component in enumerate(components)]
 
 
-def _converged(counts: Sequence[int], operators: Sequence[CudssShiftInvert]) -> tuple[Array, Array]:
+def _converged(counts: Sequence[int], operators: Sequence[CudssShiftInvert]) -> tuple[Array, Tensor]:
     """Eigenvalues (N, k) and vectors (N, k, V) of the inverses, for the largest of the counts and sizes."""
     if not operators:
-        return np.zeros((0, 0)), np.zeros((0, 0, 0))
+        return np.zeros((0, 0)), torch.zeros(0, 0, 0)
     together = ShiftInverts(operators)
-    values, vectors = KrylovSpace(together, max(counts), together.block).converge(TOLERANCE)
-    return values, together.to_host(vectors)
+    return KrylovSpace(together, max(counts), together.block).converge(TOLERANCE)

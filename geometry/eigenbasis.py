@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from diffnet.geometry.lanczos import KrylovSpace
-from diffnet.geometry.shift_invert import ShiftInvert, shift_invert
+from diffnet.geometry.shift_invert import Rows, ShiftInvert, shift_invert
 
 Array: TypeAlias = NDArray[np.float64]
 Pairs: TypeAlias = tuple[Array, Array]  # values (k,) ascending, vectors (V, k)
@@ -79,16 +79,18 @@ def search(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Generator
     """`eigenbasis` step by step: yields each component whose pairs it needs, is sent them, and returns the result."""
     if k < 0:
         raise ValueError(f"k should be at least 0, got {k}")
-    vertices = len(mass)
     live = np.flatnonzero(mass > 0)
-    evals, evecs = np.zeros(k), np.zeros((vertices, k))
+    evals, evecs = np.zeros(k), np.zeros((len(mass), k), order="F")  # vector by vector, as they are found
     pairs = min(k, len(live))
     if pairs == 0:
         return evals, evecs
     stiffness = scipy.sparse.csr_matrix(laplacian)[live][:, live]
     found, vectors = yield from _smallest_pairs(stiffness, mass[live], pairs)
     evals[:pairs], evals[pairs:] = found, found[-1]
-    evecs[live, :pairs] = vectors
+    if vectors.shape == evecs.shape:
+        return evals, vectors
+    for column, vector in zip(evecs.T, vectors.T, strict=False):
+        column[live] = vector
     return evals, evecs
 
 
@@ -97,7 +99,7 @@ def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> 
     area = np.bincount(component, mass)
     by_area = np.argsort(-area, kind="stable")
     members = np.split(np.argsort(component, kind="stable"), np.cumsum(np.bincount(component))[:-1])
-    evals, evecs = np.zeros(k), np.zeros((len(mass), k), order="F")  # vector by vector, as they are found
+    evals, evecs = np.zeros(k), np.zeros((len(mass), k), order="F")
     for i, c in enumerate(by_area[:k]):
         evecs[members[c], i] = 1 / np.sqrt(area[c])
     rest = k - count
@@ -133,11 +135,7 @@ def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> 
 def component_pairs(component: Component, device: torch.device) -> Pairs:
     if component.k == 0:
         return np.zeros(0), np.zeros((len(component.mass), 0))
-    return normalized(*(_dense(*component) if component.is_small else _sparse(component, device)))
-
-
-def normalized(evals: Array, evecs: Array) -> Pairs:
-    return np.maximum(evals, 0), _signed(evecs)
+    return _dense(*component) if component.is_small else _sparse(component, device)
 
 
 def _dense(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
@@ -147,7 +145,7 @@ def _dense(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
     # Lift the constant above everything else, so that the k smallest are the others.
     matrix += (2 * np.abs(matrix).sum(1).max() + 1) * np.outer(constant, constant)
     evals, evecs = np.linalg.eigh(matrix)  # NumPy's, see `lanczos`
-    return evals[:k], evecs[:, :k] / root[:, None]
+    return _signed(evals[:k], evecs[:, :k] / root[:, None])
 
 
 def _sparse(component: Component, device: torch.device) -> Pairs:
@@ -168,7 +166,7 @@ def _block_lanczos(component: Component, sigma: float, tolerated_loss: float, de
 
     def with_blocks_of(block: int) -> Pairs:
         values, vectors = KrylovSpace(operator, component.k, block, tolerated_loss).converge(TOLERANCE)
-        return checked_pairs(component, operator, sigma, values, operator.to_host(vectors), block)
+        return checked_pairs(component, operator, sigma, values, vectors, block)
 
     try:
         return with_blocks_of(operator.block)
@@ -177,58 +175,60 @@ def _block_lanczos(component: Component, sigma: float, tolerated_loss: float, de
 
 
 def checked_pairs(
-    component: Component, operator: ShiftInvert, sigma: float, values: Array, rows: Array, block: int
+    component: Component, operator: ShiftInvert, sigma: float, values: Array, rows: Rows, block: int
 ) -> Pairs:
     """Of the inverse's eigenvalues (k,) and vectors (k, V), which the iteration found with blocks of so many.
 
-    Raises ArithmeticError or LinAlgError where they fail a check.
+    Raises ArithmeticError or LinAlgError where they fail a check. Vectors come to the host when all is done.
     """
     laplacian, mass, _ = component
     evals = 1 / values - sigma
     if evals[-1] < sigma < component.shift(LARGE):  # 1/(λ + σ) hardly tells such λ apart
         raise ArithmeticError(f"the largest eigenvalue is {evals[-1]:.1e}, below the shift of {sigma:.1e}")
-    evecs = _orthonormalized(rows, mass).T / np.sqrt(mass)[:, None]
-    _check_residuals(laplacian, mass, evals, evecs, operator, sigma)
+    rows = _orthonormalized(rows, operator) / operator.from_host(np.sqrt(mass))
+    _check_residuals(laplacian, mass, evals, rows, operator, sigma)
     found, there = _counts(laplacian, mass, evals, block)
     if found != there:
         raise _MissedError(f"{found} eigenvalues were found where there are {there}")
-    return evals, evecs
+    peak = operator.to_host(rows[range(len(rows)), abs(rows).argmax(1)])
+    rows *= operator.from_host(_signs(peak))[:, None]
+    return np.maximum(evals, 0), operator.to_host(rows).T
 
 
 class _MissedError(ArithmeticError):
     """Of an eigenvalue of high multiplicity; wider blocks may find all of its vectors."""
 
 
-def _orthonormalized(rows: Array, mass: Array) -> Array:
+def _orthonormalized(rows: Rows, operator: ShiftInvert) -> Rows:
     """Rows that the iteration left almost orthonormal, and orthogonal to M^½ 1.
 
     Raises ArithmeticError or LinAlgError where they are too far from it.
     """
-    gram = rows @ rows.T
+    gram = operator.to_host(rows @ rows.T)
     if np.abs(gram - np.eye(len(rows))).max() > 1e-10:
-        rows = np.linalg.inv(np.linalg.cholesky(gram)) @ rows
-        gram = rows @ rows.T
-    constant = np.sqrt(mass / mass.sum())
-    deviation = max(np.abs(gram - np.eye(len(rows))).max(), np.abs(rows @ constant).max())
+        rows = operator.from_host(np.linalg.inv(np.linalg.cholesky(gram))) @ rows
+        gram = operator.to_host(rows @ rows.T)
+    along_constant = operator.to_host(rows @ operator.constant)
+    deviation = max(np.abs(gram - np.eye(len(rows))).max(), np.abs(along_constant).max())
     if not deviation < 1e-8:
         raise ArithmeticError(f"eigenvectors are orthonormal only to {deviation:.1e}")
     return rows
 
 
 def _check_residuals(
-    laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array, evecs: Array, operator: ShiftInvert, sigma: float
+    laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array, rows: Rows, operator: ShiftInvert, sigma: float
 ) -> None:
-    """Raises ArithmeticError where L Φ isn't M Φ Λ."""
-    root = np.sqrt(mass)[:, None]
+    """Raises ArithmeticError where L Φ isn't M Φ Λ, with eigenvectors as rows."""
+    root = np.sqrt(mass)
     # A residual R means an error of (L + σM)⁻¹ R in the vectors, relative to gaps of the inverse; R itself is mostly
     # rounding at degenerate faces, where cotangents are huge and masses tiny. A few random combinations of the columns
     # see an error in any of them.
-    mixture = np.random.default_rng(0).standard_normal((len(evals), 4))
-    mixed = evecs @ mixture
-    residual = laplacian @ mixed + mass[:, None] * (sigma * mixed - evecs @ ((evals + sigma)[:, None] * mixture))
-    rows = operator.from_host(np.ascontiguousarray((residual / root).T))
-    rows = operator.without_constant(operator.apply(operator.without_constant(rows)))
-    error = np.linalg.norm(operator.to_host(rows)) / np.linalg.norm(mixed * root)
+    mixture = np.random.default_rng(0).standard_normal((4, len(evals)))
+    both = operator.to_host(operator.from_host(np.concatenate([mixture, mixture * (evals + sigma)])) @ rows)
+    mixed, scaled = both[:4], both[4:]
+    residual = operator.from_host(((laplacian @ mixed.T).T + mass * (sigma * mixed - scaled)) / root)
+    residual = operator.without_constant(operator.apply(operator.without_constant(residual)))
+    error = np.linalg.norm(operator.to_host(residual)) / np.linalg.norm(mixed * root)
     if not error < 1e-6:
         raise ArithmeticError(f"eigenvectors are accurate only to {error:.1e}")
 
@@ -295,7 +295,7 @@ def _scipy(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
         residual = laplacian @ evecs - mass[:, None] * evecs * evals
         error = np.sqrt(np.abs((residual * deflated_solve(residual)).sum(0)) / (evals + sigma)).max()
         if np.abs(gram - np.eye(k)).max() < 1e-8 and error < 1e-5:
-            return evals, evecs[np.argsort(order)]
+            return _signed(evals, evecs[np.argsort(order)])
     raise RuntimeError(f"the eigenbasis didn't converge for {k} pairs on {len(mass)} vertices")
 
 
@@ -306,7 +306,11 @@ def _superlu(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.linalg.SuperLU:
     )
 
 
-def _signed(evecs: Array) -> Array:
-    """Eigenvectors have no sign; take the one that makes the entry of largest size positive."""
+def _signed(evals: Array, evecs: Array) -> Pairs:
     peak = evecs[np.argmax(np.abs(evecs), axis=0), np.arange(evecs.shape[1])]
-    return evecs * np.where(peak < 0, -1.0, 1.0)
+    return np.maximum(evals, 0), evecs * _signs(peak)
+
+
+def _signs(peak: Array) -> Array:
+    """Eigenvectors have no sign; take the one that makes the entry of largest size, the peak, positive."""
+    return np.where(peak < 0, -1.0, 1.0)
