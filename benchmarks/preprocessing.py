@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from diffnet.benchmarks.original_preprocessing import original_eigenbasis, original_precompute
 from diffnet.benchmarks.registry import Case, Options, Unavailable, benchmark
-from diffnet.data import Preprocessing, available_cores, fill_cache, load_meanwhile, prepare
+from diffnet.data import Preprocessing, fill_cache, load_meanwhile, prepare
 from diffnet.geometry import (
     FORMATS,
     LaplacianKind,
@@ -88,8 +88,7 @@ def eigenbasis_set_cases(options: Options) -> Iterator[Case]:
         }
         if gpu:
             peers["block Lanczos, GPU, 16 meshes × 4"] = partial(_one_by_one, some, k, options.device)
-            for jobs in sorted({4, 8, available_cores()}):
-                peers[f"block Lanczos, GPU, {jobs} at a time"] = partial(eigenbases, problems, k, options.device, jobs)
+            peers["block Lanczos, GPU, several at once"] = partial(eigenbases, problems, k, options.device)
         yield Case(
             {"mesh": "torus", "meshes": SET, "k": k, "vertices": _mean_size(meshes)},
             peers,

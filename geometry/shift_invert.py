@@ -106,6 +106,8 @@ class DeviceShiftInvert(ShiftInvert):
 class CudssShiftInvert(DeviceShiftInvert):
     """The same, factorised on the GPU too."""
 
+    block = 8  # a solve for 16 rows takes twice as long, and more rows in all make small matrices on the CPU larger
+
     def _factorized(self, matrix: scipy.sparse.csr_matrix) -> CudssFactor:
         return CudssFactor(matrix, self.block, self.device)
 
@@ -117,7 +119,7 @@ class ShiftInverts(DeviceShiftInvert):
     """Several of them at once, for vectors (how many, count, V) that are 0 beyond the vertices of each."""
 
     def __init__(self, operators: Sequence[DeviceShiftInvert]) -> None:
-        self.operators, self.device = operators, operators[0].device
+        self.operators, self.device, self.block = operators, operators[0].device, operators[0].block
         self.rank = min(operator.rank for operator in operators)
         self.sizes = [len(operator.constant) for operator in operators]
         self.constant = self._padded([operator.constant[None] for operator in operators])
