@@ -32,8 +32,8 @@ class CudssFactor:
 
     def __init__(self, matrix: scipy.sparse.csr_matrix, count: int, device: torch.device) -> None:
         lower = scipy.sparse.tril(matrix, format="csr")
-        arrays = (torch.from_numpy(a) for a in (lower.indptr, lower.indices, lower.data))
-        left = torch.sparse_csr_tensor(*arrays, size=matrix.shape, check_invariants=False).to(device)
+        indptr, indices, values = (torch.from_numpy(a).to(device) for a in (lower.indptr, lower.indices, lower.data))
+        left = torch.sparse_csr_tensor(indptr, indices, values, matrix.shape, check_invariants=False)
         self.right = torch.zeros(count, matrix.shape[0], dtype=torch.float64, device=device)
         self.solver = _direct_solver(left, self.right.mT)
         weakref.finalize(self, self.solver.free)

@@ -65,7 +65,8 @@ def _batch(
     searches = [search(laplacian, mass, k) for laplacian, mass in problems]
     answers: dict[int, Pairs | None] = dict.fromkeys(range(len(searches)))
     found: dict[int, Pairs] = {}
-    with torch.cuda.stream(torch.cuda.Stream(device) if device.type == "cuda" else None):
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
         while answers:
             asked = helpers.map(_go_on, [searches[i] for i in answers], answers.values())
             components: dict[int, Component] = {}

@@ -112,7 +112,8 @@ class CudssShiftInvert(DeviceShiftInvert):
         return CudssFactor(matrix, self.block, self.device)
 
     def apply(self, rows: Tensor) -> Tensor:
-        return self.factor.solve(rows)
+        factor: CudssFactor = self.factor
+        return factor.solve(rows)
 
 
 class ShiftInverts(DeviceShiftInvert):
