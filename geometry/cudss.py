@@ -1,4 +1,4 @@
-"""Sparse Cholesky factors on a GPU by NVIDIA's cuDSS, where nvmath-python is installed.
+"""Sparse Cholesky factors on a GPU by NVIDIA's cuDSS, where that and nvmath-python are installed (extras cu12, cu13).
 
 Its solutions for several right sides differ by rounding from call to call; it has no mode in which they don't.
 """
@@ -60,7 +60,17 @@ def is_chosen(device: torch.device) -> bool:
 
 @functools.cache
 def _is_installed() -> bool:
-    return importlib.util.find_spec("nvmath") is not None
+    return importlib.util.find_spec("nvmath") is not None and _distribution() is not None
+
+
+@functools.cache
+def _distribution() -> importlib.metadata.Distribution | None:
+    """cuDSS for PyTorch's version of CUDA."""
+    cuda = str(torch.version.cuda).split(".")[0]
+    try:
+        return importlib.metadata.distribution(f"nvidia-cudss-cu{cuda}")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _direct_solver(left: Tensor, right: Tensor) -> Any:
@@ -110,12 +120,9 @@ def _failed_pivot(solver: Any) -> int:
 
 @functools.cache
 def _threading_layer() -> str | None:
-    """What cuDSS starts threads by, which is installed beside it."""
-    cuda = str(torch.version.cuda).split(".")[0]
-    try:
-        files = importlib.metadata.files(f"nvidia-cudss-cu{cuda}") or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    """What cuDSS starts threads by, which is installed with it."""
+    distribution = _distribution()
+    files = [] if distribution is None else distribution.files or []
     return next((str(file.locate()) for file in files if file.name == _THREADING_LAYER), None)
 
 

@@ -50,14 +50,14 @@ def eigenbasis(
     """The k smallest pairs of L φ = λ M φ: evals (k,) ascending and ≥ 0, evecs (V, k) with ΦᵀMΦ = I, float64.
 
     laplacian: (V, V) positive semi-definite, mass: (V,) ≥ 0. Vertices of zero mass take no part: their entries are 0.
-    device: "cpu", or a GPU for the solves and products of large meshes. It factorises too where nvmath-python is
+    device: "cpu", or a GPU for the solves and products of large meshes. It factorises too where cuDSS is
         installed; otherwise, and under `torch.use_deterministic_algorithms`, the CPU does.
 
     Constants on each connected component are null vectors exactly and known beforehand, so they are set rather than
     searched for: the iteration spends itself on the rest, and hundreds of components do it no harm. Where there are
     more components than k, the ones of largest area are kept. Where there are fewer than k pairs, the missing vectors
     are 0 and the missing values repeat the last. The result is the same at every call on the same device, but for
-    rounding where nvmath-python is used.
+    rounding where cuDSS is used.
 
     The rest comes from a block Lanczos iteration on the inverse of L + σM, component by component (Grimes, Lewis &
     Simon 1994). What it finds is checked before it is returned: residuals, orthonormality, and by the inertia of
