@@ -56,5 +56,5 @@ def with_nearest(operators: Operators, positions: Tensor, k: int) -> Operators:
 
 
 def _with(operators: Operators, pattern: Pattern) -> Operators:
-    stored, _ = pattern.with_row_order(operators.gradient.pattern.to("cpu").row_order, check=False)
+    stored, _ = pattern.with_row_order(operators.gradient.pattern.row_order, check=False)
     return replace(operators, neighborhood=stored.prepare().to(operators.device))

@@ -219,6 +219,14 @@ def test_by_cudss_the_same(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPa
         CudssShiftInvert(-laplacian, mass, 0.01, torch.device("cpu"))
 
 
+def test_where_cudss_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudss, "_is_installed", lambda: True)
+    assert cudss.is_chosen(torch.device("cuda:1"))
+    assert not cudss.is_chosen(torch.device("cpu"))
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert not cudss.is_chosen(torch.device("cuda:1"))
+
+
 def test_batches_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of different sizes, some of several components, and one that can't be factorised with the others."""
     monkeypatch.setattr(cudss, "_direct_solver", DenseSolver)
