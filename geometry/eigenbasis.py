@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Generator
+from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -174,10 +175,9 @@ def _block_lanczos(component: Component, sigma: float, tolerated_loss: float, de
         values, vectors = KrylovSpace(operator, component.k, block, tolerated_loss).converge(TOLERANCE)
         return checked_pairs(component, operator, sigma, values, vectors, block)
 
-    try:
+    with suppress(_MissedError):
         return with_blocks_of(operator.block)
-    except _MissedError:
-        return with_blocks_of(2 * operator.block)
+    return with_blocks_of(2 * operator.block)
 
 
 def checked_pairs(
