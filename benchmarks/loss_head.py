@@ -1,0 +1,53 @@
+"""The last layer and the loss of a segmentation with many classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
+from diffnet.benchmarks.peers import compiled, forget_compiled, leaf
+from diffnet.benchmarks.registry import Case, Options, benchmark
+from diffnet.train.segmentation import segmentation_loss
+
+CLASSES = 260
+VERTICES = (2_000, 15_000, 50_000, 200_000)
+
+
+@benchmark("loss-head", metrics=("GB/s",))
+def loss_head_cases(options: Options) -> Iterator[Case]:
+    """A linear layer to 260 classes and training's loss, forward and backward, beside a floor of keeping no logits:
+    features are read, and their gradients written.
+    """
+    device = options.device
+    for dtype in options.dtypes or ("bf16", "tf32"):
+        kind = arithmetic(dtype)
+        for c in options.widths or (128, 256):
+            for v in options.vertices or VERTICES:
+                forget_compiled()
+                layer = nn.Linear(c, CLASSES).to(device, kind.storage)
+                x, labels = leaf(v, c, device=device, dtype=kind.storage), torch.randint(CLASSES, (v,), device=device)
+                loss = partial(_loss, layer)
+                peers = {"eager": partial(_gradients, loss, x, labels, layer)}
+                if options.compile:
+                    peers["compiled"] = partial(_gradients, compiled(loss), x, labels, layer)
+                flops, moved = 6.0 * v * c * CLASSES, 2.0 * kind.bytes * v * c
+                with matmul_precision(kind.tf32):
+                    yield Case(
+                        {"dtype": dtype, "classes": CLASSES, "width": c, "vertices": v},
+                        peers,
+                        flops=flops,
+                        bytes=moved,
+                        floor_ms=floor_ms(flops, moved, kind),
+                    )
+
+
+def _loss(layer: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    return segmentation_loss(layer(x).float(), labels)
+
+
+def _gradients(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, labels: Tensor, layer: nn.Linear) -> object:
+    return torch.autograd.grad(loss(x, labels), [x, *layer.parameters()])
