@@ -57,12 +57,11 @@ def mesh_pattern(vertices: int, order: Order, device: torch.device) -> Pattern:
     if order == "renumbered":
         columns = _renumbered(columns, torch.argsort(torch.from_numpy(order_along_surface(_graph(columns)))))
     columns = columns.sort(dim=1).values
-    pattern = _prepared(torch.full((count,), 7), columns.flatten(), count, device)
-    if order == "precomputed":
-        rows = order_unless_near(_graph(columns))
-        if rows is not None:
-            pattern = pattern.with_row_order(torch.from_numpy(rows))[0].prepare()
-    return pattern
+    pattern = Pattern.from_row_lengths(torch.full((count,), 7), columns.flatten().int(), count)
+    rows = order_unless_near(_graph(columns)) if order == "precomputed" else None
+    if rows is not None:
+        pattern, _ = pattern.with_row_order(torch.from_numpy(rows))
+    return pattern.prepare().to(device)
 
 
 def _graph(columns: Tensor) -> csr_array:
@@ -83,17 +82,14 @@ def skewed_pattern(rows: int, device: torch.device) -> Pattern:
     start = torch.repeat_interleave(torch.randint(rows, (rows,), generator=generator), lengths)
     row = torch.repeat_interleave(torch.arange(rows), lengths)
     columns = (start + number * stride) % rows
-    return _prepared(lengths, (row * rows + columns).sort().values % rows, rows, device)
+    columns = (row * rows + columns).sort().values % rows
+    return Pattern.from_row_lengths(lengths, columns.int(), rows).prepare().to(device)
 
 
 def _renumbered(columns: Tensor, new: Tensor) -> Tensor:
     out = torch.empty_like(columns)
     out[new] = new[columns]
     return out
-
-
-def _prepared(lengths: Tensor, columns: Tensor, count: int, device: torch.device) -> Pattern:
-    return Pattern.from_row_lengths(lengths, columns.int(), count).prepare().to(device)
 
 
 def _spmm_case(pattern: Pattern, options: Options, dtype: str, c: int, parameters: dict[str, int | str]) -> Case:

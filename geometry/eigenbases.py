@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeAlias
 
-import scipy.sparse
 import torch
 
 from diffnet.geometry import cudss
 from diffnet.geometry.eigenbases_on_gpu import eigenbases_on_gpu
-from diffnet.geometry.eigenbasis import Array, Pairs, eigenbasis
+from diffnet.geometry.eigenbasis import Pairs, Problem, eigenbasis
 from diffnet.geometry.workers import (
     available_cores,
     check_that_processes_start,
     interrupts_blocked,
     worker_pool,
 )
-
-Problem: TypeAlias = tuple[scipy.sparse.csr_matrix, Array]
 
 
 def eigenbases(

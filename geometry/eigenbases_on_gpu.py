@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
-import scipy.sparse
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
@@ -21,6 +20,7 @@ from diffnet.geometry.eigenbasis import (
     Array,
     Component,
     Pairs,
+    Problem,
     checked_pairs,
     component_pairs,
     search,
@@ -32,9 +32,7 @@ MOST_TOGETHER = 8
 BATCHES = 3  # under way side by side: while the GPU works for one, the cores do for the others
 
 
-def eigenbases_on_gpu(
-    problems: Sequence[tuple[scipy.sparse.csr_matrix, Array]], k: int, device: torch.device, jobs: int
-) -> list[Pairs]:
+def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device, jobs: int) -> list[Pairs]:
     """See `eigenbases`. The work is that of threads, since processes would take turns on the GPU."""
     by_size = sorted(range(len(problems)), key=lambda i: len(problems[i][1]))
     size = _batch_size(problems, k, device)
@@ -51,7 +49,7 @@ def eigenbases_on_gpu(
     return [found[i] for i in range(len(problems))]
 
 
-def _batch_size(problems: Sequence[tuple[scipy.sparse.csr_matrix, Array]], k: int, device: torch.device) -> int:
+def _batch_size(problems: Sequence[Problem], k: int, device: torch.device) -> int:
     """Such that there is a batch for each at a time, and memory for their bases, of up to 5 k vectors and as many
     numbers again."""
     each = 2 * 5 * k * 8 * max(len(mass) for _, mass in problems)
@@ -59,9 +57,7 @@ def _batch_size(problems: Sequence[tuple[scipy.sparse.csr_matrix, Array]], k: in
     return max(1, min(MOST_TOGETHER, fit, -(-len(problems) // BATCHES)))
 
 
-def _batch(
-    problems: Sequence[tuple[scipy.sparse.csr_matrix, Array]], k: int, device: torch.device, helpers: ThreadPoolExecutor
-) -> list[Pairs]:
+def _batch(problems: Sequence[Problem], k: int, device: torch.device, helpers: ThreadPoolExecutor) -> list[Pairs]:
     searches = [search(laplacian, mass, k) for laplacian, mass in problems]
     answers: dict[int, Pairs | None] = dict.fromkeys(range(len(searches)))
     found: dict[int, Pairs] = {}
@@ -109,15 +105,9 @@ def pairs_together(components: Sequence[Component], device: torch.device, helper
     made = dict(enumerate(helpers.map(factorized, components)))
     operators = {i: operator for i, operator in made.items() if operator is not None}
     found: dict[int, Pairs | None] = {}
-    with suppress(ArithmeticError, np.linalg.LinAlgError):
-        values, rows = _converged([components[i].k for i in operators], [*operators.values()])
-        found = dict(zip(operators, helpers.map(checked, operators, values, rows), strict=True))
+    if operators:
+        together, most = ShiftInverts([*operators.values()]), max(components[i].k for i in operators)
+        with suppress(ArithmeticError, np.linalg.LinAlgError):
+            values, rows = KrylovSpace(together, most, together.block).converge(TOLERANCE)
+            found = dict(zip(operators, helpers.map(checked, operators, values, rows), strict=True))
     return [found.get(i) or component_pairs(component, device) for i, component in enumerate(components)]
-
-
-def _converged(counts: Sequence[int], operators: Sequence[CudssShiftInvert]) -> tuple[Array, Tensor]:
-    """Eigenvalues (N, k) and vectors (N, k, V) of the inverses, for the largest of the counts and sizes."""
-    if not operators:
-        return np.zeros((0, 0)), torch.zeros(0, 0, 0)
-    together = ShiftInverts(operators)
-    return KrylovSpace(together, max(counts), together.block).converge(TOLERANCE)

@@ -18,6 +18,7 @@ from diffnet.geometry.lanczos import KrylovSpace
 from diffnet.geometry.shift_invert import Rows, ShiftInvert, shift_invert
 
 Array: TypeAlias = NDArray[np.float64]
+Problem: TypeAlias = tuple[scipy.sparse.csr_matrix, Array]  # a Laplacian (V, V) and masses (V,)
 Pairs: TypeAlias = tuple[Array, Array]  # values (k,) ascending, vectors (V, k)
 
 DENSE_LIMIT = 256  # below this many vertices a dense solve is faster than a Lanczos iteration

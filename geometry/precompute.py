@@ -165,36 +165,33 @@ def _compute(mesh: Mesh, options: _Options, device: torch.device | str) -> Tenso
         evals, evecs = eigenbasis(laplacian, mass, options.k, device)
     except RuntimeError as e:
         raise MeshError(f"{mesh.name}: {e}") from e
-    order = order_unless_near(pattern)
-    matrices = {"laplacian": (laplacian, laplacian.data), "gradient": (pattern, gradient)}
-    if order is not None:
-        matrices = {name: _stored(*matrix, order) for name, matrix in matrices.items()}
-    arrays = {"mass": mass, "evals": evals, "evecs": evecs, "frames": frames}
-    arrays |= {name: values for name, (_, values) in matrices.items()}
+    arrays = {
+        "mass": mass,
+        "evals": evals,
+        "evecs": evecs,
+        "laplacian": laplacian.data,
+        "gradient": gradient,
+        "frames": frames,
+    }
     with np.errstate(over="ignore"):
         arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise MeshError(f"{mesh.name}: {name} has entries that are not finite in single precision")
-    for name, (matrix, _) in matrices.items():
-        arrays[f"{name}_indptr"] = matrix.indptr.astype(np.int32)
-        arrays[f"{name}_indices"] = matrix.indices.astype(np.int32)
-    arrays["row_order"] = np.zeros(0, np.int32) if order is None else order.astype(np.int32)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    found = order_unless_near(pattern)
+    order = None if found is None else torch.from_numpy(found.astype(np.int32))
+    tensors["row_order"] = torch.zeros(0, dtype=torch.int32) if order is None else order
+    for name, matrix in (("laplacian", laplacian), ("gradient", pattern)):
+        indptr, indices = (torch.from_numpy(a.astype(np.int32)) for a in (matrix.indptr, matrix.indices))
+        stored = SparseMatrix(Pattern(indptr, indices, len(mass), check=False), tensors[name]).with_row_order(order)
+        tensors[name] = stored.values
+        tensors[f"{name}_indptr"], tensors[f"{name}_indices"] = stored.pattern.indptr, stored.pattern.indices
     # Small components have large eigenvectors, which half precision would not hold.
     scale = tensors["evecs"].abs().amax(0) if options.basis != "float32" else torch.ones(options.k)
     tensors["evecs_scale"] = torch.where(scale > 0, scale, 1.0)
     tensors["evecs"] = (tensors["evecs"] / tensors["evecs_scale"]).to(getattr(torch, options.basis))
     return tensors
-
-
-def _stored(
-    matrix: scipy.sparse.csr_matrix, values: NDArray[np.float64], order: NDArray[np.int64]
-) -> tuple[scipy.sparse.csr_matrix, NDArray[np.float64]]:
-    """A matrix whose rows are those of this one in another order, and values (…, nnz) on its entries."""
-    positions = np.arange(matrix.nnz)
-    stored = scipy.sparse.csr_matrix((positions, matrix.indices, matrix.indptr), shape=matrix.shape)[order]
-    return stored, values[..., stored.data]
 
 
 def _with_diagonal(laplacian: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:

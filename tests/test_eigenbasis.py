@@ -203,9 +203,14 @@ class DenseSolver:
         self.freed = True
 
 
-def test_by_cudss_the_same(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def dense_for_cudss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudss, "_direct_solver", DenseSolver)
     monkeypatch.setattr(cudss, "_failed_pivot", lambda solver: solver.info)
+
+
+@pytest.mark.usefixtures("dense_for_cudss")
+def test_by_cudss_the_same(sphere: trimesh.Trimesh) -> None:
     laplacian, mass = problem(sphere)
     values, _ = KrylovSpace(ShiftInvert(laplacian, mass, 0.01), 40, 16).converge(1e-8)
     operator = CudssShiftInvert(laplacian, mass, 0.01, torch.device("cpu"))
@@ -227,10 +232,9 @@ def test_where_cudss_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not cudss.is_chosen(torch.device("cuda:1"))
 
 
+@pytest.mark.usefixtures("dense_for_cudss")
 def test_batches_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of different sizes, some of several components, and one that can't be factorised with the others."""
-    monkeypatch.setattr(cudss, "_direct_solver", DenseSolver)
-    monkeypatch.setattr(cudss, "_failed_pivot", lambda solver: solver.info)
     monkeypatch.setattr(shift_invert, "DEVICE_LIMIT", 300)
     monkeypatch.setattr(eigenbases_on_gpu, "_batch_size", lambda *args: 2)
     made = []

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.backend import Backend
-from diffnet.ops.sparse.pattern import PIECE, Pattern, inverse_order, rows_of
+from diffnet.ops.sparse.pattern import PIECE, Pattern, rows_of
 from diffnet.ops.sparse.products import spmm
 
 # What a further bucket costs, and an entry of the CSR rest, in places of an ELL bucket.
@@ -46,10 +46,7 @@ class EllPattern:
             raise ValueError(f"width should be at least the longest row's length, {longest}, got {width}")
         place = torch.arange(width, device=pattern.indices.device)
         there = place < lengths[:, None]
-        starts = pattern.indptr[:-1]
-        if pattern.row_order is not None:
-            starts = starts[inverse_order(pattern.row_order)]
-        entries = torch.where(there, starts[:, None] + place, -1)
+        entries = torch.where(there, pattern.row_starts[:, None] + place, -1)
         if pattern.nnz == 0:
             return cls(entries.to(pattern.indices.dtype), pattern.columns), entries
         return cls(torch.where(there, pattern.indices[entries.clamp(min=0)], -1), pattern.columns), entries

@@ -76,8 +76,15 @@ class Pattern:
     @property
     def row_lengths(self) -> Tensor:
         """(rows,) the number of entries of each row."""
-        lengths = torch.diff(self.indptr)
-        return lengths if self.row_order is None else lengths[inverse_order(self.row_order)]
+        return self._of_each_row(torch.diff(self.indptr))
+
+    @property
+    def row_starts(self) -> Tensor:
+        """(rows,) the first entry of each row."""
+        return self._of_each_row(self.indptr[:-1])
+
+    def _of_each_row(self, stored: Tensor) -> Tensor:
+        return stored if self.row_order is None else stored[inverse_order(self.row_order)]
 
     @property
     def row_indices(self) -> Tensor:
@@ -179,9 +186,8 @@ def row_of_each(indptr: Tensor, indices: Tensor) -> Tensor:
 
 def rows_of(pattern: Pattern, rows: Tensor) -> tuple[Pattern, Tensor]:
     """The pattern of some rows, one below the other, and where their entries stand in the whole."""
-    at = rows if pattern.row_order is None else inverse_order(pattern.row_order)[rows]
-    lengths = torch.diff(pattern.indptr)[at]
-    starts = torch.repeat_interleave(pattern.indptr[at] - (lengths.cumsum(0) - lengths), lengths)
+    lengths = pattern.row_lengths[rows]
+    starts = torch.repeat_interleave(pattern.row_starts[rows] - (lengths.cumsum(0) - lengths), lengths)
     entries = starts + torch.arange(len(starts), device=starts.device)
     return Pattern.from_row_lengths(lengths, pattern.indices[entries], pattern.columns, check=False), entries
 
