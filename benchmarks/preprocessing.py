@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -108,27 +109,36 @@ def data_set_cases(options: Options) -> Iterator[Case]:
         files = _files(options.meshes) if options.meshes is not None else _write_tori(folder / "meshes")
         loaded = load_all(files, preprocessing, folder / "warm")
         mean_size = round(sum(operators.num_vertices for operators in loaded) / len(loaded))
-        fresh = iter(range(1000))
+        fresh = (folder / f"cold {i}" for i in itertools.count())
+        cold: dict[str, Callable[[], object]] = {
+            "cold cache": lambda: _load_all_afresh(files, preprocessing, next(fresh), "cpu")
+        }
+        if options.device.type == "cuda":
+            cold["cold cache, GPU"] = lambda: _load_all_afresh(files, preprocessing, next(fresh), options.device)
         yield Case(
             {"k": preprocessing.k, "vertices": mean_size, "meshes": len(files)},
             {
                 "original": lambda: _original([_connected(load_mesh(file)) for file in files], preprocessing.k),
-                "cold cache": lambda: _load_all_afresh(files, preprocessing, folder / f"cold {next(fresh)}"),
+                **cold,
                 "warm cache": partial(load_all, files, preprocessing, folder / "warm"),
             },
         )
 
 
-def _load_all_afresh(files: Sequence[Path], preprocessing: Preprocessing, cache: Path) -> list[Operators]:
+def _load_all_afresh(
+    files: Sequence[Path], preprocessing: Preprocessing, cache: Path, device: torch.device | str
+) -> list[Operators]:
     """As a program does that has preprocessed nothing yet, and has no processes ready."""
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    return load_all(files, preprocessing, cache)
+    return load_all(files, preprocessing, cache, device)
 
 
-def load_all(files: Sequence[Path], preprocessing: Preprocessing, cache: Path) -> list[Operators]:
+def load_all(
+    files: Sequence[Path], preprocessing: Preprocessing, cache: Path, device: torch.device | str = "cpu"
+) -> list[Operators]:
     failed, loaded = load_meanwhile(  # as the training loop does it
         lambda i: prepare(files[i], preprocessing, cache),
-        lambda ready: fill_cache(files, preprocessing, cache, ready=ready),
+        lambda ready: fill_cache(files, preprocessing, cache, device=device, ready=ready),
     )
     if failed:
         raise ValueError(f"{len(failed)} of {len(files)} meshes can't be used: {next(iter(failed.values()))}")

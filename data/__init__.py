@@ -1,15 +1,14 @@
 """Data sets: generated, from disk, and as packed batches of preprocessed samples."""
 
 from diffnet.data.figures import figures
+from diffnet.data.filling import fill_cache, load_meanwhile
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.layouts import LAYOUTS, Layout, load_dataset
 from diffnet.data.preprocess import (
     FEATURE_CHANNELS,
     FeatureKind,
     Preprocessing,
-    fill_cache,
     input_features,
-    load_meanwhile,
     prepare,
 )
 from diffnet.data.samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample

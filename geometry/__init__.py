@@ -2,8 +2,7 @@
 
 from diffnet.geometry.descriptors import hks, normalize_positions, wks
 from diffnet.geometry.diagnosis import Diagnosis, diagnose
-from diffnet.geometry.eigenbases import eigenbases
-from diffnet.geometry.eigenbasis import eigenbasis
+from diffnet.geometry.eigenbasis import eigenbases, eigenbasis
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.frames import tangent_frames
 from diffnet.geometry.gradient import gradient_values, one_ring
@@ -12,7 +11,14 @@ from diffnet.geometry.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh,
 from diffnet.geometry.neighborhoods import with_k_ring, with_nearest
 from diffnet.geometry.operators import Operators, collate
 from diffnet.geometry.patches import Patches, patches
-from diffnet.geometry.precompute import BASIS_PRECISIONS, BasisPrecision, is_cached, precompute
+from diffnet.geometry.precompute import (
+    BASIS_PRECISIONS,
+    BasisPrecision,
+    Unsolved,
+    is_cached,
+    precompute,
+    unsolved_entry,
+)
 
 __all__ = [
     "BASIS_PRECISIONS",
@@ -26,6 +32,7 @@ __all__ = [
     "MeshLike",
     "Operators",
     "Patches",
+    "Unsolved",
     "collate",
     "diagnose",
     "eigenbases",
@@ -42,6 +49,7 @@ __all__ = [
     "patches",
     "precompute",
     "tangent_frames",
+    "unsolved_entry",
     "with_k_ring",
     "with_nearest",
     "wks",

@@ -1,4 +1,4 @@
-"""Eigenbases of many Laplacians on a GPU that factorises them, several at once.
+"""Eigenbases of many Laplacians on a GPU, several at once.
 
 One of 15,000 vertices keeps a GPU waiting for launches. So batches of them take the steps of the iteration together.
 """
@@ -12,66 +12,50 @@ from contextlib import suppress
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
-from torch import Tensor
 
-from diffnet.geometry.eigenbasis import (
-    MODERATE,
-    TOLERANCE,
-    Array,
-    Component,
-    Pairs,
-    Problem,
-    checked_pairs,
-    component_pairs,
-    search,
-)
+from diffnet.geometry.component import MODERATE, TOLERANCE, Component, Pairs, Problem
+from diffnet.geometry.component_pairs import component_pairs
+from diffnet.geometry.components import search
+from diffnet.geometry.eigenpair_checks import checked_pairs
 from diffnet.geometry.lanczos import KrylovSpace
-from diffnet.geometry.shift_invert import CudssShiftInvert, ShiftInverts, is_worth_a_device
+from diffnet.geometry.shift_invert import ShiftInverts
 
-MOST_TOGETHER = 8
-BATCHES = 3  # under way side by side: while the GPU works for one, the cores do for the others
+WORTH_A_GPU = 4096  # below this many vertices the CPU is done before a GPU has started its kernels
+MOST_TOGETHER = 64
 
 
 def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device, jobs: int) -> list[Pairs]:
-    """See `eigenbases`. The work is that of threads, since processes would take turns on the GPU."""
+    """See `eigenbases`. So many threads do what is left to the CPU."""
     by_size = sorted(range(len(problems)), key=lambda i: len(problems[i][1]))
-    size = _batch_size(problems, k, device)
-    batches = [by_size[i : i + size] for i in range(0, len(problems), size)]
     found: dict[int, Pairs] = {}
-    with (
-        threadpool_limits(1),
-        ThreadPoolExecutor(jobs, initializer=torch.set_num_threads, initargs=(1,)) as helpers,
-        ThreadPoolExecutor(BATCHES) as pool,
-    ):
-        running = [pool.submit(_batch, [problems[i] for i in batch], k, device, helpers) for batch in batches]
-        for batch, future in zip(batches, running, strict=True):
-            found |= zip(batch, future.result(), strict=True)
+    # Small matrices of several are solved side by side, each by one thread.
+    with ThreadPoolExecutor(jobs) as helpers, threadpool_limits(1 if len(problems) > 1 else None):
+        while by_size:
+            batch = [by_size.pop() for _ in range(_batch_size(problems[by_size[-1]], len(by_size), k, device))]
+            found |= zip(batch, _batch([problems[i] for i in batch], k, device, helpers), strict=True)
     return [found[i] for i in range(len(problems))]
 
 
-def _batch_size(problems: Sequence[Problem], k: int, device: torch.device) -> int:
-    """Such that there is a batch for each at a time, and memory for their bases, of up to 5 k vectors and as many
-    numbers again."""
-    each = 2 * 5 * k * 8 * max(len(mass) for _, mass in problems)
-    fit = torch.cuda.mem_get_info(device)[0] // (BATCHES * each + 1)
-    return max(1, min(MOST_TOGETHER, fit, -(-len(problems) // BATCHES)))
+def _batch_size(largest: Problem, most: int, k: int, device: torch.device) -> int:
+    """Such that there is memory for them: each takes up to 8 k numbers for a vertex for the iteration, and a factor
+    takes about a thousand."""
+    each = 8 * len(largest[1]) * (8 * k + 1000)
+    return max(1, min(MOST_TOGETHER, most, torch.cuda.mem_get_info(device)[0] // each))
 
 
 def _batch(problems: Sequence[Problem], k: int, device: torch.device, helpers: ThreadPoolExecutor) -> list[Pairs]:
     searches = [search(laplacian, mass, k) for laplacian, mass in problems]
     answers: dict[int, Pairs | None] = dict.fromkeys(range(len(searches)))
     found: dict[int, Pairs] = {}
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        while answers:
-            asked = helpers.map(_go_on, [searches[i] for i in answers], answers.values())
-            components: dict[int, Component] = {}
-            for i, got in zip(answers, asked, strict=True):
-                if isinstance(got, Component):
-                    components[i] = got
-                else:
-                    found[i] = got
-            answers = dict(zip(components, pairs_together([*components.values()], device, helpers), strict=True))
+    while answers:
+        asked = helpers.map(_go_on, [searches[i] for i in answers], answers.values())
+        components: dict[int, Component] = {}
+        for i, got in zip(answers, asked, strict=True):
+            if isinstance(got, Component):
+                components[i] = got
+            else:
+                found[i] = got
+        answers = dict(zip(components, pairs_on_gpu([*components.values()], device, helpers), strict=True))
     return [found[i] for i in range(len(searches))]
 
 
@@ -79,35 +63,35 @@ def _go_on(steps: Generator[Component, Pairs, Pairs], answer: Pairs | None) -> C
     """Until there is a component that is worth the GPU, or the result."""
     try:
         component = steps.send(answer)  # type: ignore[arg-type]
-        while component.is_small or not is_worth_a_device(component.mass):
-            component = steps.send(component_pairs(component, torch.device("cpu")))
+        while component.is_small or len(component.mass) < WORTH_A_GPU:
+            component = steps.send(component_pairs(component))
         return component
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
 
-def pairs_together(components: Sequence[Component], device: torch.device, helpers: ThreadPoolExecutor) -> list[Pairs]:
-    """`component_pairs` of each, found by the same steps. One that fails is solved again, alone and with all care."""
-    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+def pairs_on_gpu(components: Sequence[Component], device: torch.device, helpers: ThreadPoolExecutor) -> list[Pairs]:
+    """`component_pairs` of each, found by the same steps. Those that fail are left to the CPU, which knows ways out."""
+    found: dict[int, Pairs] = {}
 
-    def factorized(component: Component) -> CudssShiftInvert | None:
-        with torch.cuda.stream(stream), suppress(ArithmeticError):
-            return CudssShiftInvert(component.laplacian, component.mass, component.shift(MODERATE), device)
-        return None
+    def together(chosen: Sequence[int]) -> None:
+        if not chosen:
+            return
+        own = [components[i] for i in chosen]
+        operator = ShiftInverts([c[:2] for c in own], [c.shift(MODERATE) for c in own], device)
+        if operator.failed:
+            together([i for place, i in enumerate(chosen) if place not in operator.failed])
+            return
+        values, rows = KrylovSpace(operator, max(c.k for c in own), operator.block).converge(TOLERANCE)
+        evals, rows, faults = checked_pairs(own, operator, values, rows, operator.block)
 
-    def checked(i: int, values: Array, rows: Tensor) -> Pairs | None:
-        component, operator = components[i], operators[i]
-        k, own = component.k, rows[: component.k, : len(component.mass)]
-        with torch.cuda.stream(stream), suppress(ArithmeticError, np.linalg.LinAlgError):
-            return checked_pairs(component, operator, component.shift(MODERATE), values[:k], own, operator.block)
-        return None
+        def fetch(place: int) -> Pairs:
+            k, size = own[place].k, len(own[place].mass)
+            return evals[place, :k], rows[place, :k, :size].cpu().numpy().T
 
-    made = dict(enumerate(helpers.map(factorized, components)))
-    operators = {i: operator for i, operator in made.items() if operator is not None}
-    found: dict[int, Pairs | None] = {}
-    if operators:
-        together, most = ShiftInverts([*operators.values()]), max(components[i].k for i in operators)
-        with suppress(ArithmeticError, np.linalg.LinAlgError):
-            values, rows = KrylovSpace(together, most, together.block).converge(TOLERANCE)
-            found = dict(zip(operators, helpers.map(checked, operators, values, rows), strict=True))
-    return [found.get(i) or component_pairs(component, device) for i, component in enumerate(components)]
+        right = [place for place, fault in enumerate(faults) if fault is None]
+        found.update(zip([chosen[place] for place in right], helpers.map(fetch, right), strict=True))
+
+    with suppress(ArithmeticError, np.linalg.LinAlgError):
+        together(range(len(components)))
+    return [found.get(i) or component_pairs(component) for i, component in enumerate(components)]

@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from diffnet.geometry.shift_invert import Rows, ShiftInvert, Small
+from diffnet.geometry.component import Array
+from diffnet.geometry.shift_invert import Rows, ShiftInvert, turned
 
-# Small matrices are NumPy's, too: the threads of SciPy's own BLAS and of NumPy's would wait for each other.
+# Array matrices are NumPy's, too: the threads of SciPy's own BLAS and of NumPy's would wait for each other.
 MOST_RESTARTS = 20
 ROUNDING = 1e-15
 
@@ -34,16 +35,16 @@ class KrylovSpace:
         self.capacity = max(min(self.enough * 5 // 4 + 4 * block, operator.rank - block), wanted + 2 * block)
         self.basis = operator.empty(self.capacity + block)
         several = self.basis.shape[:-2]
-        self.projected: Small = np.zeros((*several, self.capacity + block, self.capacity + block))
+        self.projected: Array = np.zeros((*several, self.capacity + block, self.capacity + block))
         self.size = 0  # vectors that the operator was applied to; the next block lies behind them
-        self.coupling: Small = np.zeros((*several, block, block))  # of the next block to the last one
+        self.coupling: Array = np.zeros((*several, block, block))  # of the next block to the last one
         self.local = 0  # where the vectors begin that the next block couples to
         self.loss = ROUNDING  # of orthogonality between the next block and the others, estimated
         self.basis[..., :block, :], _ = self._orthonormalized(
             operator.without_constant(operator.apply(operator.start(block)))
         )
 
-    def converge(self, tolerance: float) -> tuple[Small, Rows]:
+    def converge(self, tolerance: float) -> tuple[Array, Rows]:
         """Extend until the residuals of the wanted pairs are below `tolerance` times their values.
 
         Returns values (wanted,), descending, and orthonormal vectors (wanted, V).
@@ -67,9 +68,9 @@ class KrylovSpace:
                 self._restart(values, coordinates)
             check = self.size + max(self.block, (self.wanted - done) // 2)  # the last pairs converge fast
 
-    def _vectors(self, coordinates: Small) -> Rows:
+    def _vectors(self, coordinates: Array) -> Rows:
         """Linear combinations of the basis, one for each column of (size, count) → (count, n)."""
-        return self.operator.from_host(np.ascontiguousarray(_turned(coordinates))) @ self.basis[..., : self.size, :]
+        return self.operator.from_host(np.ascontiguousarray(turned(coordinates))) @ self.basis[..., : self.size, :]
 
     def _extend(self) -> None:
         """Apply the operator to the next block, and take what is new in the result as the block after it."""
@@ -77,8 +78,8 @@ class KrylovSpace:
         rows = self.operator.apply(self.basis[..., lo:hi, :])
         near = self.basis[..., self.local : hi, :]
         for _ in range(2):  # twice, against rounding errors
-            overlap = near @ _turned(rows)
-            rows -= _turned(overlap) @ near
+            overlap = near @ turned(rows)
+            rows -= turned(overlap) @ near
             self.projected[..., self.local : hi, lo:hi] += self.operator.to_host(overlap)
         rows = self.operator.without_constant(rows)  # of which rounding errors grow like the others
         block, coupling = self._orthonormalized(rows)
@@ -89,26 +90,26 @@ class KrylovSpace:
             # Two blocks in a row that are orthogonal to all others let them start anew.
             known, recent = self.basis[..., :lo, :], self.basis[..., lo : hi + self.block, :]
             recent[..., self.block :, :] = rows
-            overlap = known @ _turned(recent)
-            recent -= _turned(overlap) @ known
+            overlap = known @ turned(recent)
+            recent -= turned(overlap) @ known
             self.projected[..., :lo, lo:hi] += self.operator.to_host(overlap)[..., self.block :]
             last, rows = recent[..., : self.block, :], recent[..., self.block :, :]
             last[...] = self._orthonormalized(last)[0]
-            overlap = last @ _turned(rows)
-            rows -= _turned(overlap) @ last
+            overlap = last @ turned(rows)
+            rows -= turned(overlap) @ last
             self.projected[..., lo:hi, lo:hi] += self.operator.to_host(overlap)
             block, coupling = self._orthonormalized(self.operator.without_constant(rows))
             self.loss = ROUNDING
         self.basis[..., hi : hi + self.block, :], self.coupling = block, coupling
         self.local, self.size = lo, hi
 
-    def _ritz(self) -> tuple[Small, Small]:
+    def _ritz(self) -> tuple[Array, Array]:
         """All Ritz values, descending, and the coordinates of their vectors."""
         projected = np.triu(self.projected[..., : self.size, : self.size])
-        values, coordinates = _eigh(projected + _turned(np.triu(projected, 1)))
+        values, coordinates = _eigh(projected + turned(np.triu(projected, 1)))
         return values[..., ::-1], coordinates[..., ::-1]
 
-    def _restart(self, values: Small, coordinates: Small) -> None:
+    def _restart(self, values: Array, coordinates: Array) -> None:
         keep = min(self.wanted + (self.capacity - self.wanted) // 3, self.size)
         kept = self._vectors(coordinates[..., :keep])
         next_block = 1.0 * self.basis[..., self.size : self.size + self.block, :]  # they may overlap
@@ -118,24 +119,20 @@ class KrylovSpace:
         self.projected[..., np.arange(keep), np.arange(keep)] = values[..., :keep]
         self.size, self.local, self.loss = keep, 0, ROUNDING
 
-    def _orthonormalized(self, rows: Rows) -> tuple[Rows, Small]:
+    def _orthonormalized(self, rows: Rows) -> tuple[Rows, Array]:
         """Q and R of rowsᵀ = Qᵀ R, by Cholesky-QR, twice for accuracy."""
-        upper: Small = np.eye(self.block)
+        upper: Array = np.eye(self.block)
         for _ in range(2):
-            lower = np.linalg.cholesky(self.operator.to_host(rows @ _turned(rows)))
-            rows, upper = self.operator.from_host(np.linalg.inv(lower)) @ rows, _turned(lower) @ upper
+            lower = np.linalg.cholesky(self.operator.to_host(rows @ turned(rows)))
+            rows, upper = self.operator.from_host(np.linalg.inv(lower)) @ rows, turned(lower) @ upper
         return rows, upper
 
 
-def _turned(rows: Rows) -> Rows:
-    return rows.swapaxes(-1, -2)
-
-
-def _diagonal(matrix: Small) -> Small:
+def _diagonal(matrix: Array) -> Array:
     return np.diagonal(matrix, axis1=-2, axis2=-1)
 
 
-def _eigh(matrix: Small) -> tuple[Small, Small]:
+def _eigh(matrix: Array) -> tuple[Array, Array]:
     """NumPy takes several one after the other."""
     if matrix.ndim == 2:
         return np.linalg.eigh(matrix)

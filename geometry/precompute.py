@@ -58,13 +58,17 @@ def precompute(
     """
     options = _Options(k, laplacian, basis)
     checked = _rounded(load_mesh(mesh))
-    if cache_dir is None:
-        return _assemble(_compute(checked, options, device), checked)
-    path = _entry(checked, options, cache_dir)
-    tensors = _cached(path, checked, options)
+    path = None if cache_dir is None else _entry(checked, options, cache_dir)
+    tensors = None if path is None else _cached(path, checked, options)
     if tensors is None:
-        tensors = _compute(checked, options, device)
-        write_entry(path, tensors)
+        unsolved = _unsolved(checked, options)
+        try:
+            pairs = eigenbasis(unsolved.laplacian, unsolved.mass, k, device)
+        except RuntimeError as e:
+            raise MeshError(f"{checked.name}: {e}") from e
+        tensors = unsolved.solved(*pairs)
+        if path is not None:
+            write_entry(path, tensors)
     return _assemble(tensors, checked)
 
 
@@ -156,42 +160,74 @@ def _rounded(mesh: Mesh) -> Mesh:
     return replace(mesh, verts=verts)
 
 
-def _compute(mesh: Mesh, options: _Options, device: torch.device | str) -> Tensors:
+@dataclass
+class Unsolved:
+    """What an entry of the cache has of a mesh, but for eigenpairs, and the Laplacian and mass that have these."""
+
+    name: str
+    options: _Options
+    arrays: dict[str, NDArray[Any]]
+    laplacian: scipy.sparse.csr_matrix
+    mass: NDArray[np.float64]
+
+    def solved(self, evals: NDArray[np.float64], evecs: NDArray[np.float64]) -> Tensors:
+        """Raises MeshError where single precision doesn't hold them."""
+        arrays = self.arrays | _in_single_precision(self.name, {"evals": evals, "evecs": evecs})
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        # Small components have large eigenvectors, which half precision would not hold.
+        options = self.options
+        scale = tensors["evecs"].abs().amax(0) if options.basis != "float32" else torch.ones(options.k)
+        tensors["evecs_scale"] = torch.where(scale > 0, scale, 1.0)
+        tensors["evecs"] = (tensors["evecs"] / tensors["evecs_scale"]).to(getattr(torch, options.basis))
+        return tensors
+
+
+def unsolved_entry(
+    mesh: MeshLike,
+    k: int,
+    laplacian: LaplacianKind,
+    cache_dir: str | os.PathLike[str],
+    *,
+    basis: BasisPrecision = "float32",
+) -> tuple[Path, Unsolved] | None:
+    """What `precompute` does before it needs eigenpairs, and the path of the entry; None where the cache has it.
+
+    Raises MeshError for a mesh that can't be used.
+    """
+    options = _Options(k, laplacian, basis)
+    checked = _rounded(load_mesh(mesh))
+    path = _entry(checked, options, cache_dir)
+    return None if _cached(path, checked, options) is not None else (path, _unsolved(checked, options))
+
+
+def _unsolved(mesh: Mesh, options: _Options) -> Unsolved:
     laplacian, mass = laplacian_and_mass(mesh, options.laplacian)
     frames = tangent_frames(mesh)
     pattern = one_ring(usable_faces(mesh), len(mesh.verts)) if not mesh.is_point_cloud else _with_diagonal(laplacian)
     gradient = gradient_values(mesh.verts, frames, pattern)
-    try:
-        evals, evecs = eigenbasis(laplacian, mass, options.k, device)
-    except RuntimeError as e:
-        raise MeshError(f"{mesh.name}: {e}") from e
-    arrays = {
-        "mass": mass,
-        "evals": evals,
-        "evecs": evecs,
-        "laplacian": laplacian.data,
-        "gradient": gradient,
-        "frames": frames,
-    }
-    with np.errstate(over="ignore"):
-        arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
-    for name, array in arrays.items():
-        if not np.isfinite(array).all():
-            raise MeshError(f"{mesh.name}: {name} has entries that are not finite in single precision")
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    arrays = _in_single_precision(
+        mesh.name, {"mass": mass, "laplacian": laplacian.data, "gradient": gradient, "frames": frames}
+    )
     found = order_unless_near(pattern)
     order = None if found is None else torch.from_numpy(found.astype(np.int32))
-    tensors["row_order"] = torch.zeros(0, dtype=torch.int32) if order is None else order
+    arrays["row_order"] = np.zeros(0, np.int32) if order is None else order.numpy()
     for name, matrix in (("laplacian", laplacian), ("gradient", pattern)):
         indptr, indices = (torch.from_numpy(a.astype(np.int32)) for a in (matrix.indptr, matrix.indices))
-        stored = SparseMatrix(Pattern(indptr, indices, len(mass), check=False), tensors[name]).with_row_order(order)
-        tensors[name] = stored.values
-        tensors[f"{name}_indptr"], tensors[f"{name}_indices"] = stored.pattern.indptr, stored.pattern.indices
-    # Small components have large eigenvectors, which half precision would not hold.
-    scale = tensors["evecs"].abs().amax(0) if options.basis != "float32" else torch.ones(options.k)
-    tensors["evecs_scale"] = torch.where(scale > 0, scale, 1.0)
-    tensors["evecs"] = (tensors["evecs"] / tensors["evecs_scale"]).to(getattr(torch, options.basis))
-    return tensors
+        own = SparseMatrix(Pattern(indptr, indices, len(mass), check=False), torch.from_numpy(arrays[name]))
+        stored = own.with_row_order(order)
+        arrays[name] = stored.values.numpy()
+        arrays[f"{name}_indptr"] = stored.pattern.indptr.numpy()
+        arrays[f"{name}_indices"] = stored.pattern.indices.numpy()
+    return Unsolved(mesh.name, options, arrays, laplacian, mass)
+
+
+def _in_single_precision(name: str, arrays: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[Any]]:
+    with np.errstate(over="ignore"):
+        rounded = {which: np.ascontiguousarray(array, np.float32) for which, array in arrays.items()}
+    for which, array in rounded.items():
+        if not np.isfinite(array).all():
+            raise MeshError(f"{name}: {which} has entries that are not finite in single precision")
+    return rounded
 
 
 def _with_diagonal(laplacian: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:

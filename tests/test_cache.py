@@ -34,13 +34,13 @@ def mesh() -> tuple[np.ndarray, np.ndarray]:
 def compute(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one with each mesh that is computed rather than found."""
     module = sys.modules["diffnet.geometry.precompute"]
-    original, calls = module._compute, []
+    original, calls = module._unsolved, []
 
     def counted(*args: Any) -> Any:
         calls.append(1)
         return original(*args)
 
-    monkeypatch.setattr(module, "_compute", counted)
+    monkeypatch.setattr(module, "_unsolved", counted)
     return calls
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
@@ -15,21 +14,21 @@ import trimesh
 
 from diffnet.geometry import (
     MeshError,
-    cudss,
+    component,
+    component_pairs,
     eigenbases,
     eigenbases_on_gpu,
     eigenbasis,
+    eigenpair_checks,
     laplacian_and_mass,
     load_mesh,
     precompute,
-    shift_invert,
 )
+from diffnet.geometry.component import Pairs, Problem
 from diffnet.geometry.lanczos import KrylovSpace
-from diffnet.geometry.shift_invert import CudssShiftInvert, DeviceShiftInvert, ShiftInvert
+from diffnet.geometry.shift_invert import ShiftInvert, ShiftInverts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-MODULE = sys.modules["diffnet.geometry.eigenbasis"]
 
 
 def several() -> trimesh.Trimesh:
@@ -70,9 +69,9 @@ def must_not_run(*args: Any) -> Any:
 def test_against_a_full_solve(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, source: str, solver: str
 ) -> None:
-    monkeypatch.setattr(MODULE, "DENSE_LIMIT", 10**6 if solver == "_dense" else 0)
+    monkeypatch.setattr(component, "DENSE_LIMIT", 10**6 if solver == "_dense" else 0)
     for other in {"_dense", "_sparse", "_scipy"} - {solver}:
-        monkeypatch.setattr(MODULE, other, must_not_run)
+        monkeypatch.setattr(component_pairs, other, must_not_run)
     sphere = trimesh.creation.icosphere(2 if solver == "_dense" else 3)
     mesh = {
         "sphere": lambda: sphere,
@@ -103,7 +102,7 @@ def test_against_scipy(k: int) -> None:
         evals, evecs = eigenbasis(laplacian, mass, k)
     assert_pairs(laplacian, mass, evals, evecs)
     if k > 1:
-        expected, _ = MODULE._scipy(laplacian, mass, k - 1)
+        expected, _ = component_pairs._scipy(laplacian, mass, k - 1)
         np.testing.assert_allclose(evals[1:], expected, atol=1e-7 * expected[-1])
     assert evals[0] == 0
 
@@ -172,110 +171,92 @@ def test_as_tensors_the_same(sphere: trimesh.Trimesh) -> None:
     laplacian, mass = problem(sphere)
     sigma = 0.01
     values, _ = KrylovSpace(ShiftInvert(laplacian, mass, sigma), 40, 16).converge(1e-8)
-    operator = DeviceShiftInvert(laplacian, mass, sigma, torch.device("cpu"))
+    operator = ShiftInverts([(laplacian, mass)] * 2, [sigma] * 2, torch.device("cpu"))
     same, tensors = KrylovSpace(operator, 40, 16).converge(1e-8)
     assert isinstance(tensors, torch.Tensor)
-    np.testing.assert_allclose(same, values, rtol=1e-12)
-    np.testing.assert_allclose(tensors @ tensors.T, np.eye(40), atol=1e-12)
-
-
-class DenseSolver:
-    """Stands for nvmath's DirectSolver, with tensors on the CPU."""
-
-    def __init__(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        lower = left.to_dense()
-        assert torch.equal(lower, lower.tril())
-        assert right.stride() == (1, len(lower))
-        self.matrix, self.right, self.info = lower + lower.tril(-1).mT, right, 0
-        self.freed = False
-
-    def plan(self) -> None:
-        pass
-
-    def factorize(self) -> None:
-        self.factor, info = torch.linalg.cholesky_ex(self.matrix)
-        self.info = int(info)
-
-    def solve(self) -> torch.Tensor:
-        return torch.cholesky_solve(self.right, self.factor).mT.contiguous().mT
-
-    def free(self) -> None:
-        self.freed = True
+    for one in range(2):
+        np.testing.assert_allclose(same[one], values, rtol=1e-12)
+        np.testing.assert_allclose(tensors[one] @ tensors[one].T, np.eye(40), atol=1e-12)
 
 
 @pytest.fixture
-def dense_for_cudss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudss, "_direct_solver", DenseSolver)
-    monkeypatch.setattr(cudss, "_failed_pivot", lambda solver: solver.info)
+def tensors_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU is given runs as well with tensors on the CPU."""
+    monkeypatch.setattr(eigenbases_on_gpu, "_batch_size", lambda largest, most, k, device: min(most, 3))
+    monkeypatch.setattr(eigenbases_on_gpu, "WORTH_A_GPU", 300)
 
 
-@pytest.mark.usefixtures("dense_for_cudss")
-def test_by_cudss_the_same(sphere: trimesh.Trimesh) -> None:
-    laplacian, mass = problem(sphere)
-    values, _ = KrylovSpace(ShiftInvert(laplacian, mass, 0.01), 40, 16).converge(1e-8)
-    operator = CudssShiftInvert(laplacian, mass, 0.01, torch.device("cpu"))
-    for block in (operator.block - 3, operator.block, 2 * operator.block):
-        same, _ = KrylovSpace(operator, 40, block).converge(1e-8)
-        np.testing.assert_allclose(same, values, rtol=1e-12)
-    solver = operator.factor.solver
-    del operator
-    assert solver.freed
-    with pytest.raises(ArithmeticError, match="at pivot"):
-        CudssShiftInvert(-laplacian, mass, 0.01, torch.device("cpu"))
+def together(problems: list[Problem], k: int) -> list[Pairs]:
+    return eigenbases_on_gpu.eigenbases_on_gpu(problems, k, torch.device("cpu"), 2)
 
 
-def test_where_cudss_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudss, "_is_installed", lambda: True)
-    assert cudss.is_chosen(torch.device("cuda:1"))
-    assert not cudss.is_chosen(torch.device("cpu"))
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert not cudss.is_chosen(torch.device("cuda:1"))
-
-
-@pytest.mark.usefixtures("dense_for_cudss")
-def test_batches_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of different sizes, some of several components, and one that can't be factorised with the others."""
-    monkeypatch.setattr(shift_invert, "DEVICE_LIMIT", 300)
-    monkeypatch.setattr(eigenbases_on_gpu, "_batch_size", lambda *args: 2)
-    made = []
-    original = CudssShiftInvert.__init__
-
-    def counted(operator: CudssShiftInvert, laplacian: Any, mass: np.ndarray, *args: Any) -> None:
-        made.append(len(mass))
-        if len(mass) == 2562:
-            raise ArithmeticError("not positive definite")
-        original(operator, laplacian, mass, *args)
-
-    monkeypatch.setattr(CudssShiftInvert, "__init__", counted)
+@pytest.mark.usefixtures("tensors_on_the_cpu")
+def test_several_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of different sizes, some of several components."""
     torus = trimesh.creation.torus(1, 0.4, major_sections=32, minor_sections=16)
     meshes = [several(), trimesh.creation.icosphere(3), torus, trimesh.creation.icosphere(4)]
     problems = [problem(mesh) for mesh in meshes]
-    found = eigenbases_on_gpu.eigenbases_on_gpu(problems, 40, torch.device("cpu"), 2)
-    assert sorted(made) == [512, 642, 2562]
-    for (laplacian, mass), (evals, evecs) in zip(problems, found, strict=True):
+    solve, sizes = eigenbases_on_gpu.component_pairs, []
+    monkeypatch.setattr(
+        eigenbases_on_gpu, "component_pairs", lambda component: sizes.append(len(component.mass)) or solve(component)
+    )
+    found = together(problems, 40)
+    assert sorted(set(sizes)) == [160, 162]  # the components of the first; no others came to the CPU
+    for (laplacian, mass), (evals, evecs), (same, _) in zip(problems, found, together(problems, 40), strict=True):
         expected, _ = eigenbasis(laplacian, mass, 40)
         np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
         assert_pairs(laplacian, mass, evals, evecs)
+        np.testing.assert_array_equal(same, evals)
+
+
+@pytest.mark.usefixtures("tensors_on_the_cpu")
+@pytest.mark.filterwarnings("ignore:block Lanczos failed on 642")
+def test_one_of_several_that_is_indefinite(sphere: trimesh.Trimesh) -> None:
+    laplacian, mass = problem(sphere)
+    pair = scipy.sparse.csr_matrix(([1.0, 1, -1, -1], ([0, 1, 0, 1], [0, 1, 1, 0])), shape=laplacian.shape)
+    indefinite = (laplacian - 50 * pair).tocsr()
+    first, second, third = together([(laplacian, mass), (indefinite, mass), (laplacian, mass)], 12)
+    np.testing.assert_array_equal(first[1], third[1])
+    assert_pairs(laplacian, mass, *first)
+    np.testing.assert_allclose(second[0], eigenbasis(indefinite, mass, 12)[0], atol=1e-12)
+
+
+@pytest.mark.usefixtures("tensors_on_the_cpu")
+def test_one_of_several_whose_check_fails(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    converge = KrylovSpace.converge
+
+    def one_wrong(space: KrylovSpace, tolerance: float) -> Any:
+        values, rows = converge(space, tolerance)
+        if values.ndim == 2:
+            values[1] *= 1 + 1e-4
+        return values, rows
+
+    monkeypatch.setattr(KrylovSpace, "converge", one_wrong)
+    again = []
+    solve = eigenbases_on_gpu.component_pairs
+    monkeypatch.setattr(eigenbases_on_gpu, "component_pairs", lambda one: again.append(one) or solve(one))
+    problems = [problem(sphere), problem(trimesh.creation.torus(1, 0.4, 32, 16)), problem(sphere)]
+    found = together(problems, 20)
+    assert len(again) == 1
+    for (laplacian, mass), (evals, evecs) in zip(problems, found, strict=True):
+        assert_pairs(laplacian, mass, evals, evecs)
+        np.testing.assert_allclose(evals, eigenbasis(laplacian, mass, 20)[0], atol=1e-9 * evals[-1])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("factorized_by", ["cuDSS", "CHOLMOD"])
-def test_on_the_gpu(factorized_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if factorized_by == "cuDSS":
-        if not cudss.is_chosen(torch.device("cuda")):
-            pytest.skip("no cuDSS")
-    else:
-        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+def test_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     laplacian, mass = problem(trimesh.creation.icosphere(5))
     expected, _ = eigenbasis(laplacian, mass, 128)
+    monkeypatch.setattr(eigenbases_on_gpu, "component_pairs", must_not_run)
     evals, evecs = eigenbasis(laplacian, mass, 128, device="cuda")
     np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
     assert_pairs(laplacian, mass, evals, evecs)
-    again = eigenbasis(laplacian, mass, 128, device="cuda")
-    if factorized_by == "CHOLMOD":
-        np.testing.assert_array_equal(again[1], evecs)
-    else:
-        np.testing.assert_allclose(again[0], evals, atol=1e-9 * evals[-1])
+    torch.use_deterministic_algorithms(True)
+    try:
+        again = eigenbasis(laplacian, mass, 128, device="cuda")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    np.testing.assert_array_equal(again[1], evecs)
 
 
 @pytest.mark.gpu
@@ -343,9 +324,9 @@ def test_wrong_results_are_noticed(
 def test_missing_eigenvalues_are_noticed(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
     laplacian, mass = problem(sphere)
     expected, _ = eigenbasis(laplacian, mass, 40)
-    converge, counts = KrylovSpace.converge, MODULE._counts
+    converge, counts = KrylovSpace.converge, eigenpair_checks._counts
     # As if any eigenvalue could be there more often than it was found.
-    monkeypatch.setattr(MODULE, "_counts", lambda *problem: counts(*problem[:-1], block=1))
+    monkeypatch.setattr(eigenpair_checks, "_counts", lambda *problem: counts(*problem[:-1], block=1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         np.testing.assert_array_equal(eigenbasis(laplacian, mass, 40)[0], expected)
@@ -408,7 +389,7 @@ def test_very_different_scales() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         evals, evecs = eigenbasis(laplacian, mass, 100)
-    expected, _ = MODULE._scipy(laplacian, mass, 99)
+    expected, _ = component_pairs._scipy(laplacian, mass, 99)
     np.testing.assert_allclose(evals[1:], expected, rtol=1e-5)
     np.testing.assert_allclose(evecs.T @ (mass[:, None] * evecs), np.eye(100), atol=1e-8)
 

@@ -13,7 +13,7 @@ import torch
 import trimesh
 from torch.utils.data import DataLoader
 
-from diffnet import DiffusionNet, MeshError
+from diffnet import DiffusionNet, MeshError, geometry
 from diffnet.data import (
     FEATURE_CHANNELS,
     LabeledMesh,
@@ -22,10 +22,11 @@ from diffnet.data import (
     collate_samples,
     epoch_seed,
     fill_cache,
+    filling,
+    gpu_solver,
     input_features,
     make_sample,
     prepare,
-    preprocess,
 )
 from diffnet.geometry import make_mesh, mesh_edges
 
@@ -226,8 +227,8 @@ def test_a_mesh_that_kills_its_process_is_lost_alone(tmp_path, monkeypatch):
     # Large enough that the others are still waiting when the death of a process is noticed.
     sources = [ellipsoid(0, 5), Deadly("bad.off"), *(ellipsoid(i, 5) for i in range(1, 4))]
     seen, pools = [], []
-    pool = preprocess.worker_pool
-    monkeypatch.setattr(preprocess, "worker_pool", lambda jobs, threads: pools.append(jobs) or pool(jobs, threads))
+    pool = filling.worker_pool
+    monkeypatch.setattr(filling, "worker_pool", lambda jobs, threads: pools.append(jobs) or pool(jobs, threads))
     failed = fill_cache(sources, OPTIONS, tmp_path, 2, lambda: seen.append(1))
     assert list(failed) == [1]
     assert "bad.off" in failed[1]
@@ -237,6 +238,61 @@ def test_a_mesh_that_kills_its_process_is_lost_alone(tmp_path, monkeypatch):
     # Only what was under way with it is done again one by one.
     assert pools.count(2) == 2
     assert pools.count(1) <= 2
+
+
+def test_processes_do_what_a_gpu_does_not(tmp_path, monkeypatch):
+    """As with a GPU, whose part the CPU takes here."""
+
+    def eigenbases(problems, k, device, jobs):
+        assert device == torch.device("meta")
+        if len(problems) > 1 and any(len(mass) == 162 for _, mass in problems):
+            raise RuntimeError("too little memory")
+        return [eigenbasis(*problem, k, device) for problem in problems]
+
+    def eigenbasis(laplacian, mass, k, device):
+        if len(mass) == 162:
+            raise RuntimeError("the eigenbasis didn't converge")
+        return geometry.eigenbasis(laplacian, mass, k)
+
+    monkeypatch.setattr(gpu_solver, "eigenbases", eigenbases)
+    monkeypatch.setattr(gpu_solver, "eigenbasis", eigenbasis)
+    sources = [ellipsoid(0), tmp_path / "missing.off", ellipsoid(1), ellipsoid(3, 2), ellipsoid(2)]
+    seen, ready = [], []
+    failed = fill_cache(sources, OPTIONS, tmp_path, 2, lambda: seen.append(1), "meta", ready.append)
+    assert list(failed) == [1, 3]
+    assert "missing.off: no such file" in failed[1]
+    assert failed[3] == "ellipsoid 3: the eigenbasis didn't converge"
+    assert (sorted(ready), len(seen)) == ([0, 2, 4], 5)
+    for i in (0, 2, 4):
+        cached, fresh = prepare(sources[i], OPTIONS, tmp_path)[1], prepare(sources[i], OPTIONS)[1]
+        for name in ("mass", "evals", "evecs", "frames"):
+            assert torch.equal(getattr(cached, name), getattr(fresh, name))
+        assert torch.equal(cached.gradient.values, fresh.gradient.values)
+    monkeypatch.setattr(gpu_solver, "eigenbases", None)  # nothing is left to do for it
+    assert fill_cache([sources[0], sources[2]], OPTIONS, tmp_path, 2, device="meta") == {}
+
+
+def test_entries_that_a_gpu_solved_and_that_cannot_be_written(tmp_path, monkeypatch):
+    def full(path, tensors):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(
+        gpu_solver, "eigenbases", lambda p, k, device, jobs: [geometry.eigenbasis(*one, k) for one in p]
+    )
+    monkeypatch.setattr(gpu_solver, "write_entry", full)
+    monkeypatch.setattr(gpu_solver, "MOST_WAITING", 1)
+    with pytest.raises(OSError, match="no space left"):
+        fill_cache([ellipsoid(i) for i in range(12)], OPTIONS, tmp_path, 2, device="meta")
+
+
+@pytest.mark.gpu
+def test_with_a_gpu_the_same(tmp_path):
+    sources = [ellipsoid(i, 5) for i in range(3)] + [ellipsoid(3)]
+    assert fill_cache(sources, OPTIONS, tmp_path, 2, device="cuda") == {}
+    for source in sources:
+        cached, fresh = prepare(source, OPTIONS, tmp_path)[1], prepare(source, OPTIONS)[1]
+        torch.testing.assert_close(cached.evals, fresh.evals, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(cached.evecs, fresh.evecs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -266,14 +322,14 @@ def test_a_bug_in_preprocessing_is_no_fault_of_the_mesh(tmp_path, monkeypatch):
     def broken(*arguments):
         raise TypeError("a bug")
 
-    monkeypatch.setattr("diffnet.data.preprocess.prepare", broken)
+    monkeypatch.setattr("diffnet.data.filling.prepare", broken)
     with pytest.raises(TypeError, match="a bug"):
         fill_cache([ellipsoid(0)], OPTIONS, tmp_path, 1)
 
     def exhausted(*arguments):
         raise MemoryError
 
-    monkeypatch.setattr("diffnet.data.preprocess.prepare", exhausted)
+    monkeypatch.setattr("diffnet.data.filling.prepare", exhausted)
     assert "ellipsoid 0: " in fill_cache([ellipsoid(0)], OPTIONS, tmp_path, 1)[0]
 
 
@@ -293,7 +349,7 @@ def test_an_interrupt_does_not_wait_for_what_nobody_will_read():
     """More than a pipe holds, on its way to a process that has something else to do."""
 
     def interrupted():
-        with preprocess.worker_pool(1, 1) as pool:
+        with filling.worker_pool(1, 1) as pool:
             busy = pool.submit(time.sleep, 100)
             while not busy.running():
                 time.sleep(0.05)

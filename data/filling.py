@@ -1,0 +1,193 @@
+"""Operators for many meshes, on several cores and a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+
+from diffnet.data.gpu_solver import gpu_solver
+from diffnet.data.preprocess import Preprocessing, normalized, prepare
+from diffnet.geometry import Mesh, MeshError, MeshLike, Unsolved, is_cached, unsolved_entry
+from diffnet.geometry.workers import (
+    available_cores,
+    check_that_processes_start,
+    interrupts_blocked,
+    worker_pool,
+)
+
+T = TypeVar("T")
+HalfFilled: TypeAlias = str | tuple[Path, Unsolved] | None  # what is wrong with a mesh, or what a GPU has still to do
+
+
+def load_meanwhile(
+    load: Callable[[int], T], fill: Callable[[Callable[[int], Any]], dict[int, str]]
+) -> tuple[dict[int, str], dict[int, Future[T]]]:
+    """What `fill(ready)` returns, and load(i) for each position i that it called `ready` with: a thread reads what is
+    there while the rest is computed."""
+    loaded = dict[int, Future[T]]()
+    with ThreadPoolExecutor(1) as loader:
+
+        def ready(position: int) -> None:
+            loaded[position] = loader.submit(load, position)
+
+        return fill(ready), loaded
+
+
+def fill_cache(
+    sources: Sequence[MeshLike],
+    options: Preprocessing,
+    cache_dir: str | os.PathLike[str],
+    jobs: int | None = None,
+    advance: Callable[[], Any] = lambda: None,
+    device: torch.device | str = "cpu",
+    ready: Callable[[int], Any] = lambda position: None,
+) -> dict[int, str]:
+    """Make sure that the cache has the operators of all these meshes, `jobs` at a time (all cores by default).
+
+    advance: called once for each mesh that is done with
+    device: what computes eigenbases, see `precompute`. A GPU solves, in this process, for all at once that the jobs
+        have come with since it began the last time.
+    ready: called with the position of each mesh that the cache has now
+
+    Returns what is wrong with those that can't be used, by their position; the others are not held up by them. Raises
+    OSError where there can be no such folder. With several jobs, a script has to call this under
+    `if __name__ == "__main__":`, since the processes import it; RuntimeError where it doesn't.
+    """
+    Path(cache_dir).mkdir(parents=True, exist_ok=True)
+    jobs = min(jobs or available_cores(), len(sources))
+    failed: dict[int, str] = {}
+
+    def done(position: int, error: str | None) -> None:
+        if error is None:
+            ready(position)
+        else:
+            failed[position] = error
+        advance()
+
+    if jobs <= 1:
+        for i, source in enumerate(sources):
+            done(i, _attempted(_fill, source, options, cache_dir, device))
+        return failed
+
+    # Looking takes less than starting processes; from the first mesh that isn't there on, they look for themselves.
+    waiting = deque(range(len(sources)))
+    while waiting and _is_filled(sources[waiting[0]], options, cache_dir):
+        done(waiting.popleft(), None)
+    if torch.device(device).type == "cpu" or not waiting:
+        _in_processes(partial(_attempted, _fill), sources, options, cache_dir, waiting, jobs, done)
+        return dict(sorted(failed.items()))
+
+    with gpu_solver(torch.device(device), jobs, done) as solve:
+
+        def half_done(position: int, filled: HalfFilled) -> None:
+            if isinstance(filled, tuple):
+                solve(position, *filled)
+            else:
+                done(position, filled)
+
+        _in_processes(partial(_attempted, _fill_half), sources, options, cache_dir, waiting, jobs, half_done)
+    return dict(sorted(failed.items()))
+
+
+def _in_processes(
+    work: Callable[..., T | str],
+    sources: Sequence[MeshLike],
+    options: Preprocessing,
+    cache_dir: str | os.PathLike[str],
+    waiting: deque[int],
+    jobs: int,
+    done: Callable[[int, T | str], None],
+) -> None:
+    """Call done(position, work(source, options, cache_dir)) for each position that is waiting, `jobs` at a time."""
+
+    def submit(pool: ProcessPoolExecutor, position: int) -> Future[T | str]:
+        with interrupts_blocked():
+            return pool.submit(work, sources[position], options, cache_dir)
+
+    jobs = min(jobs, len(waiting))
+    lost: list[int] = []
+    while waiting:
+        with worker_pool(jobs, max(1, available_cores() // jobs)) as pool:
+            under_way = _work_off(pool, jobs, waiting, submit, done)
+        if under_way:
+            check_that_processes_start()
+        lost += under_way
+    # One of these killed its process, so each gets a pool of its own.
+    for i in lost:
+        with worker_pool(1, available_cores()) as pool:
+            try:
+                result = submit(pool, i).result()
+            except BrokenProcessPool:
+                result = f"{_name(sources[i])}: preprocessing it killed its process (out of memory?)"
+        done(i, result)
+
+
+def _work_off(
+    pool: ProcessPoolExecutor,
+    jobs: int,
+    waiting: deque[int],
+    submit: Callable[[ProcessPoolExecutor, int], Future[T]],
+    done: Callable[[int, T], None],
+) -> list[int]:
+    """Work until nothing is waiting, or until a process dies; returns what was under way then.
+
+    A process that dies takes the whole pool with it, so no more is handed out than is worked on.
+    """
+    running: dict[Future[T], int] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running[submit(pool, waiting[0])] = waiting[0]
+                waiting.popleft()
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                done(running[future], future.result())
+                del running[future]
+    except BrokenProcessPool:
+        pass
+    return list(running.values())
+
+
+def _name(source: MeshLike) -> str:
+    if isinstance(source, Mesh):
+        return source.name
+    return str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
+
+
+def _attempted(work: Callable[..., T], source: MeshLike, *options: Any) -> T | str:
+    """What it returns, or what is wrong with the mesh."""
+    try:
+        return work(source, *options)
+    except MeshError as e:
+        return str(e)
+    except MemoryError:
+        return f"{_name(source)}: preprocessing it takes more memory than there is"
+
+
+def _fill(
+    source: MeshLike,
+    options: Preprocessing,
+    cache_dir: str | os.PathLike[str],
+    device: torch.device | str = "cpu",
+) -> None:
+    prepare(source, options, cache_dir, device)
+
+
+def _fill_half(source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike[str]) -> HalfFilled:
+    mesh = normalized(source, cache_dir)
+    return unsolved_entry(mesh, options.k, options.laplacian, cache_dir, basis=options.basis)
+
+
+def _is_filled(source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike[str]) -> bool:
+    try:
+        mesh = normalized(source, cache_dir)
+        return is_cached(mesh, options.k, options.laplacian, cache_dir, basis=options.basis)
+    except MeshError:
+        return False  # whoever fills the cache says what is wrong
