@@ -114,7 +114,7 @@ def data_set_cases(options: Options) -> Iterator[Case]:
             "cold cache": lambda: _load_all_afresh(files, preprocessing, next(fresh), "cpu")
         }
         if options.device.type == "cuda":
-            cold["cold cache, GPU"] = lambda: _load_all_afresh(files, preprocessing, next(fresh), options.device)
+            cold["cold cache with GPU"] = lambda: _load_all_afresh(files, preprocessing, next(fresh), options.device)
         yield Case(
             {"k": preprocessing.k, "vertices": mean_size, "meshes": len(files)},
             {

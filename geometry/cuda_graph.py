@@ -13,15 +13,17 @@ def replayed(function: Callable[[Tensor], Tensor], example: Tensor) -> Callable[
     hundred small kernels than they take. Its result is overwritten by the next call."""
     if not example.is_cuda:
         return function
-    given = example.clone()
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(example.device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(example.device))
+    given, graph = example.clone(), torch.cuda.CUDAGraph()
+    current = torch.cuda.current_stream(example.device)
+    is_default = current == torch.cuda.default_stream(example.device)  # on which nothing can be captured
+    stream = torch.cuda.Stream(example.device) if is_default else current  # type: ignore[no-untyped-call]
+    stream.wait_stream(current)
     with torch.cuda.stream(stream):
         function(given)  # libraries set up at a first call what can't be captured
         graph.capture_begin(capture_error_mode="thread_local")
         result = function(given)
         graph.capture_end()
-    torch.cuda.current_stream(example.device).wait_stream(stream)
+    current.wait_stream(stream)
 
     def replay(new: Tensor) -> Tensor:
         given.copy_(new)

@@ -5,9 +5,11 @@ One of 15,000 vertices keeps a GPU waiting for launches. So batches of them take
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import functools
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
 
 import numpy as np
 import torch
@@ -22,25 +24,35 @@ from diffnet.geometry.shift_invert import ShiftInverts
 
 WORTH_A_GPU = 4096  # below this many vertices the CPU is done before a GPU has started its kernels
 MOST_TOGETHER = 64
+SIDE_BY_SIDE = 2  # batches: the cores work for one while the GPU does for the other
 
 
 def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device, jobs: int) -> list[Pairs]:
     """See `eigenbases`. So many threads do what is left to the CPU."""
-    by_size = sorted(range(len(problems)), key=lambda i: len(problems[i][1]))
-    found: dict[int, Pairs] = {}
+    by_size = sorted(range(len(problems)), key=lambda i: -len(problems[i][1]))
+    size = _batch_size(problems, k, device)
+    batches = [by_size[i : i + size] for i in range(0, len(problems), size)]
+    if len(batches) > 1:
+        torch.linalg.cholesky(torch.eye(1, device=device))  # loads a library, which PyTorch can't do in two threads
     # Small matrices of several are solved side by side, each by one thread.
-    with ThreadPoolExecutor(jobs) as helpers, threadpool_limits(1 if len(problems) > 1 else None):
-        while by_size:
-            batch = [by_size.pop() for _ in range(_batch_size(problems[by_size[-1]], len(by_size), k, device))]
-            found |= zip(batch, _batch([problems[i] for i in batch], k, device, helpers), strict=True)
+    with (
+        threadpool_limits(1 if len(problems) > 1 else None),
+        ThreadPoolExecutor(jobs) as helpers,
+        ThreadPoolExecutor(SIDE_BY_SIDE) as pool,
+    ):
+        solved = pool.map(lambda batch: _batch([problems[i] for i in batch], k, device, helpers), batches)
+        found = {
+            i: pairs for batch, own in zip(batches, solved, strict=True) for i, pairs in zip(batch, own, strict=True)
+        }
     return [found[i] for i in range(len(problems))]
 
 
-def _batch_size(largest: Problem, most: int, k: int, device: torch.device) -> int:
-    """Such that there is memory for them: each takes up to 8 k numbers for a vertex for the iteration, and a factor
-    takes about a thousand."""
-    each = 8 * len(largest[1]) * (8 * k + 1000)
-    return max(1, min(MOST_TOGETHER, most, torch.cuda.mem_get_info(device)[0] // each))
+def _batch_size(problems: Sequence[Problem], k: int, device: torch.device) -> int:
+    """Such that there is a batch for each at a time, and memory for them: one takes up to 8 k numbers for a vertex for
+    the iteration, and about a thousand for its factor."""
+    each = 8 * (8 * k + 1000) * max(len(mass) for _, mass in problems)
+    fit = torch.cuda.mem_get_info(device)[0] // (SIDE_BY_SIDE * each)
+    return max(1, min(MOST_TOGETHER, fit, -(-len(problems) // SIDE_BY_SIDE)))
 
 
 def _batch(problems: Sequence[Problem], k: int, device: torch.device, helpers: ThreadPoolExecutor) -> list[Pairs]:
@@ -55,8 +67,33 @@ def _batch(problems: Sequence[Problem], k: int, device: torch.device, helpers: T
                 components[i] = got
             else:
                 found[i] = got
-        answers = dict(zip(components, pairs_on_gpu([*components.values()], device, helpers), strict=True))
+        with _stream(device) as stream:
+            pairs = pairs_on_gpu([*components.values()], device, stream, helpers)
+        answers = dict(zip(components, pairs, strict=True))
     return [found[i] for i in range(len(searches))]
+
+
+@contextmanager
+def _stream(device: torch.device) -> Iterator[torch.cuda.Stream | None]:
+    """One that nobody else uses meanwhile."""
+    if device.type != "cuda":
+        yield None
+        return
+    free = _free_streams(device)
+    stream = free.get()
+    try:
+        yield stream
+    finally:
+        free.put(stream)
+
+
+@functools.cache
+def _free_streams(device: torch.device) -> SimpleQueue[torch.cuda.Stream]:
+    """The same ones again and again, since PyTorch keeps memory for matrix products on each that there ever was."""
+    free: SimpleQueue[torch.cuda.Stream] = SimpleQueue()
+    for _ in range(SIDE_BY_SIDE):
+        free.put(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    return free
 
 
 def _go_on(steps: Generator[Component, Pairs, Pairs], answer: Pairs | None) -> Component | Pairs:
@@ -70,7 +107,12 @@ def _go_on(steps: Generator[Component, Pairs, Pairs], answer: Pairs | None) -> C
         return end.value  # type: ignore[no-any-return]
 
 
-def pairs_on_gpu(components: Sequence[Component], device: torch.device, helpers: ThreadPoolExecutor) -> list[Pairs]:
+def pairs_on_gpu(
+    components: Sequence[Component],
+    device: torch.device,
+    stream: torch.cuda.Stream | None,
+    helpers: ThreadPoolExecutor,
+) -> list[Pairs]:
     """`component_pairs` of each, found by the same steps. Those that fail are left to the CPU, which knows ways out."""
     found: dict[int, Pairs] = {}
 
@@ -87,11 +129,12 @@ def pairs_on_gpu(components: Sequence[Component], device: torch.device, helpers:
 
         def fetch(place: int) -> Pairs:
             k, size = own[place].k, len(own[place].mass)
-            return evals[place, :k], rows[place, :k, :size].cpu().numpy().T
+            with torch.cuda.stream(stream):
+                return evals[place, :k], rows[place, :k, :size].cpu().numpy().T
 
         right = [place for place, fault in enumerate(faults) if fault is None]
         found.update(zip([chosen[place] for place in right], helpers.map(fetch, right), strict=True))
 
-    with suppress(ArithmeticError, np.linalg.LinAlgError):
+    with torch.cuda.stream(stream), suppress(ArithmeticError, np.linalg.LinAlgError):
         together(range(len(components)))
     return [found.get(i) or component_pairs(component) for i, component in enumerate(components)]

@@ -57,8 +57,9 @@ def eigenbases(
 ) -> list[Pairs]:
     """`eigenbasis` of each pair of a Laplacian (V, V) and masses (V,).
 
-    device: as there. A GPU takes as many at once as its memory holds; on the CPU, each of `jobs` processes takes one
-        after another, as many as there are cores if it isn't told.
+    device: as there. On the CPU, each of `jobs` processes takes one after another, as many as there are cores if it
+        isn't told. A GPU takes as many at once as its memory holds; where that is as many, results are the same to the
+        bit.
 
     Raises what `eigenbasis` does, and BrokenProcessPool where a process was killed (out of memory, say). Without a
     GPU, a script has to call this under `if __name__ == "__main__":`, since the processes import it; RuntimeError where

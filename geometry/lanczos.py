@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from diffnet.geometry.component import Array
+from diffnet.geometry.component import Array, Pairs
 from diffnet.geometry.shift_invert import Rows, ShiftInvert, turned
 
 # Array matrices are NumPy's, too: the threads of SciPy's own BLAS and of NumPy's would wait for each other.
@@ -51,22 +52,38 @@ class KrylovSpace:
         Raises ArithmeticError where they don't converge in any reasonable time, and LinAlgError where the space has no
         more dimensions.
         """
+        several = self.projected.shape[:-2]
+        spaces = range(int(np.prod(several)))
+        found: dict[int, Pairs] = {}  # of the spaces that are done
         restarts = 0
         check = self.enough
         while True:
             while self.size < min(check, self.capacity - self.block + 1):
                 self._extend()
-            values, coordinates = self._ritz()
-            residuals = np.linalg.norm(self.coupling @ coordinates[..., -self.block :, : self.wanted], axis=-2)
-            done = int((residuals <= tolerance * values[..., : self.wanted]).sum(-1).min())
-            if done == self.wanted:
-                return values[..., : self.wanted], self._vectors(coordinates[..., : self.wanted])
+            left = [space for space in spaces if space not in found]
+            missing = 0  # pairs of the space that needs the most
+            ritz = self._ritz(left)
+            couplings = self.coupling.reshape(-1, self.block, self.block)
+            for space, (values, coordinates) in zip(left, ritz, strict=True):
+                values, coordinates = values[: self.wanted], coordinates[:, : self.wanted]
+                residuals = np.linalg.norm(couplings[space] @ coordinates[-self.block :], axis=0)
+                done = int((residuals <= tolerance * values).sum())
+                missing = max(missing, self.wanted - done)
+                if done == self.wanted:
+                    found[space] = values, coordinates
+            if missing == 0:
+                together = np.zeros((len(spaces), self.size, self.wanted))
+                for space, (_, coordinates) in found.items():
+                    together[space, : len(coordinates)] = coordinates
+                values = np.stack([found[space][0] for space in spaces])
+                return values.reshape(*several, -1), self._vectors(together.reshape(*several, *together.shape[1:]))
             if self.size > self.capacity - self.block:
-                if restarts == MOST_RESTARTS or not np.isfinite(residuals).all():
-                    raise ArithmeticError(f"{self.wanted - done} of {self.wanted} pairs haven't converged")
+                if restarts == MOST_RESTARTS or not np.isfinite(self.coupling).all():
+                    raise ArithmeticError(f"{missing} of {self.wanted} pairs haven't converged")
                 restarts += 1
-                self._restart(values, coordinates)
-            check = self.size + max(self.block, (self.wanted - done) // 2)  # the last pairs converge fast
+                found.clear()
+                self._restart(ritz if len(left) == len(spaces) else self._ritz(spaces))
+            check = self.size + max(self.block, missing // 2)  # the last pairs converge fast
 
     def _vectors(self, coordinates: Array) -> Rows:
         """Linear combinations of the basis, one for each column of (size, count) → (count, n)."""
@@ -103,20 +120,30 @@ class KrylovSpace:
         self.basis[..., hi : hi + self.block, :], self.coupling = block, coupling
         self.local, self.size = lo, hi
 
-    def _ritz(self) -> tuple[Array, Array]:
-        """All Ritz values, descending, and the coordinates of their vectors."""
-        projected = np.triu(self.projected[..., : self.size, : self.size])
-        values, coordinates = _eigh(projected + turned(np.triu(projected, 1)))
-        return values[..., ::-1], coordinates[..., ::-1]
+    def _ritz(self, spaces: Sequence[int]) -> list[Pairs]:
+        """All Ritz values (size,) of these, descending, and the coordinates of their vectors, as columns."""
+        projected = self.projected.reshape(-1, *self.projected.shape[-2:])[:, : self.size, : self.size]
 
-    def _restart(self, values: Array, coordinates: Array) -> None:
+        def solved(space: int) -> Pairs:
+            values, coordinates = np.linalg.eigh(projected[space], UPLO="U")
+            return values[::-1], coordinates[:, ::-1]
+
+        if len(spaces) == 1:
+            return [solved(spaces[0])]
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(solved, spaces))
+
+    def _restart(self, ritz: Sequence[Pairs]) -> None:
         keep = min(self.wanted + (self.capacity - self.wanted) // 3, self.size)
-        kept = self._vectors(coordinates[..., :keep])
+        several = self.projected.shape[:-2]
+        values = np.stack([values[:keep] for values, _ in ritz]).reshape(*several, keep)
+        coordinates = np.stack([coordinates[:, :keep] for _, coordinates in ritz])
+        kept = self._vectors(coordinates.reshape(*several, self.size, keep))
         next_block = 1.0 * self.basis[..., self.size : self.size + self.block, :]  # they may overlap
         self.basis[..., keep : keep + self.block, :] = next_block
         self.basis[..., :keep, :] = kept
         self.projected[:] = 0
-        self.projected[..., np.arange(keep), np.arange(keep)] = values[..., :keep]
+        self.projected[..., np.arange(keep), np.arange(keep)] = values
         self.size, self.local, self.loss = keep, 0, ROUNDING
 
     def _orthonormalized(self, rows: Rows) -> tuple[Rows, Array]:
@@ -130,12 +157,3 @@ class KrylovSpace:
 
 def _diagonal(matrix: Array) -> Array:
     return np.diagonal(matrix, axis1=-2, axis2=-1)
-
-
-def _eigh(matrix: Array) -> tuple[Array, Array]:
-    """NumPy takes several one after the other."""
-    if matrix.ndim == 2:
-        return np.linalg.eigh(matrix)
-    with ThreadPoolExecutor(len(matrix)) as pool:
-        values, vectors = zip(*pool.map(np.linalg.eigh, matrix), strict=True)
-    return np.stack(values), np.stack(vectors)

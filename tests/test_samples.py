@@ -292,7 +292,9 @@ def test_with_a_gpu_the_same(tmp_path):
     for source in sources:
         cached, fresh = prepare(source, OPTIONS, tmp_path)[1], prepare(source, OPTIONS)[1]
         torch.testing.assert_close(cached.evals, fresh.evals, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(cached.evecs, fresh.evecs, rtol=1e-4, atol=1e-5)
+        # The peaks of an ellipsoid's eigenvectors are equal on both sides of it, so rounding decides on signs.
+        along = (cached.evecs * fresh.evecs * fresh.mass[:, None]).sum(0)
+        torch.testing.assert_close(along.abs(), torch.ones(8), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize(
