@@ -15,7 +15,8 @@ from diffnet.geometry import MeshError, Unsolved, eigenbases, eigenbasis
 from diffnet.geometry.cache import write_entry
 from diffnet.geometry.component import Pairs, Problem
 
-MOST_WAITING = 128  # meshes, a few megabytes each, until the processes have to wait
+FEWEST_TOGETHER = 16  # meshes; one alone takes a GPU hardly less time
+MOST_WAITING = 128  # a few megabytes each, until the processes have to wait
 Waiting: TypeAlias = tuple[int, Path, Unsolved]
 
 
@@ -47,7 +48,7 @@ def _solve_all(
     with ThreadPoolExecutor(jobs) as writers:
         while going_on:
             came = [waiting.get()]
-            while not waiting.empty():
+            while came[-1] is not None and (len(came) < FEWEST_TOGETHER or not waiting.empty()):
                 came.append(waiting.get())
             batch = [mesh for mesh in came if mesh is not None]
             going_on = len(batch) == len(came)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -10,8 +11,11 @@ from torch import Tensor
 
 def replayed(function: Callable[[Tensor], Tensor], example: Tensor) -> Callable[[Tensor], Tensor]:
     """A function of tensors of one shape, as a CUDA graph where they are on a GPU: Python takes longer to launch a
-    hundred small kernels than they take. Its result is overwritten by the next call."""
-    if not example.is_cuda:
+    hundred small kernels than they take. Its result is overwritten by the next call.
+
+    It stays as it is beside other threads: while one captures a graph, CUDA lets no other wait for the device.
+    """
+    if not example.is_cuda or threading.active_count() > 1:
         return function
     given, graph = example.clone(), torch.cuda.CUDAGraph()
     current = torch.cuda.current_stream(example.device)

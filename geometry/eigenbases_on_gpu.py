@@ -6,10 +6,11 @@ One of 15,000 vertices keeps a GPU waiting for launches. So batches of them take
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,25 +23,28 @@ from diffnet.geometry.eigenpair_checks import checked_pairs
 from diffnet.geometry.lanczos import KrylovSpace
 from diffnet.geometry.shift_invert import ShiftInverts
 
+Map: TypeAlias = Callable[..., Iterator[Any]]
+
 WORTH_A_GPU = 4096  # below this many vertices the CPU is done before a GPU has started its kernels
 MOST_TOGETHER = 64
 SIDE_BY_SIDE = 2  # batches: the cores work for one while the GPU does for the other
 
 
 def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device, jobs: int) -> list[Pairs]:
-    """See `eigenbases`. So many threads do what is left to the CPU."""
+    """See `eigenbases`. So many threads do what is left to the CPU, none but this one for a single problem."""
+    if len(problems) == 1:
+        return _batch(problems, k, device, map)
     by_size = sorted(range(len(problems)), key=lambda i: -len(problems[i][1]))
     size = _batch_size(problems, k, device)
     batches = [by_size[i : i + size] for i in range(0, len(problems), size)]
-    if len(batches) > 1:
-        torch.linalg.cholesky(torch.eye(1, device=device))  # loads a library, which PyTorch can't do in two threads
-    # Small matrices of several are solved side by side, each by one thread.
+    torch.linalg.cholesky(torch.eye(1, device=device))  # loads a library, which PyTorch can't do in two threads
+    # Small matrices are solved side by side, each by one thread.
     with (
-        threadpool_limits(1 if len(problems) > 1 else None),
+        threadpool_limits(1),
         ThreadPoolExecutor(jobs) as helpers,
         ThreadPoolExecutor(SIDE_BY_SIDE) as pool,
     ):
-        solved = pool.map(lambda batch: _batch([problems[i] for i in batch], k, device, helpers), batches)
+        solved = pool.map(lambda batch: _batch([problems[i] for i in batch], k, device, helpers.map), batches)
         found = {
             i: pairs for batch, own in zip(batches, solved, strict=True) for i, pairs in zip(batch, own, strict=True)
         }
@@ -55,12 +59,13 @@ def _batch_size(problems: Sequence[Problem], k: int, device: torch.device) -> in
     return max(1, min(MOST_TOGETHER, fit, -(-len(problems) // SIDE_BY_SIDE)))
 
 
-def _batch(problems: Sequence[Problem], k: int, device: torch.device, helpers: ThreadPoolExecutor) -> list[Pairs]:
+def _batch(problems: Sequence[Problem], k: int, device: torch.device, on_cores: Map) -> list[Pairs]:
+    """on_cores: `map`, or one that has several threads do it"""
     searches = [search(laplacian, mass, k) for laplacian, mass in problems]
     answers: dict[int, Pairs | None] = dict.fromkeys(range(len(searches)))
     found: dict[int, Pairs] = {}
     while answers:
-        asked = helpers.map(_go_on, [searches[i] for i in answers], answers.values())
+        asked = on_cores(_go_on, [searches[i] for i in answers], answers.values())
         components: dict[int, Component] = {}
         for i, got in zip(answers, asked, strict=True):
             if isinstance(got, Component):
@@ -68,7 +73,7 @@ def _batch(problems: Sequence[Problem], k: int, device: torch.device, helpers: T
             else:
                 found[i] = got
         with _stream(device) as stream:
-            pairs = pairs_on_gpu([*components.values()], device, stream, helpers)
+            pairs = pairs_on_gpu([*components.values()], device, stream, on_cores)
         answers = dict(zip(components, pairs, strict=True))
     return [found[i] for i in range(len(searches))]
 
@@ -111,7 +116,7 @@ def pairs_on_gpu(
     components: Sequence[Component],
     device: torch.device,
     stream: torch.cuda.Stream | None,
-    helpers: ThreadPoolExecutor,
+    on_cores: Map,
 ) -> list[Pairs]:
     """`component_pairs` of each, found by the same steps. Those that fail are left to the CPU, which knows ways out."""
     found: dict[int, Pairs] = {}
@@ -133,7 +138,7 @@ def pairs_on_gpu(
                 return evals[place, :k], rows[place, :k, :size].cpu().numpy().T
 
         right = [place for place, fault in enumerate(faults) if fault is None]
-        found.update(zip([chosen[place] for place in right], helpers.map(fetch, right), strict=True))
+        found.update(zip([chosen[place] for place in right], on_cores(fetch, right), strict=True))
 
     with torch.cuda.stream(stream), suppress(ArithmeticError, np.linalg.LinAlgError):
         together(range(len(components)))

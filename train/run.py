@@ -85,7 +85,7 @@ def run_segmentation(
 
     started = time.perf_counter()
     items = [*data.train, *data.test]
-    samples = preprocess(items, options, cache_dir, jobs, console, device)
+    samples = preprocess(items, options, cache_dir, jobs, console)
     samples = keep_on_device(samples, device, matmul_dtype(options.precision, device))
     train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
     preprocessing_seconds = time.perf_counter() - started
@@ -152,16 +152,12 @@ def preprocess(
     cache_dir: Path,
     jobs: int | None,
     console: Console,
-    device: torch.device | str = "cpu",
 ) -> list[Sample]:
-    """Samples by way of the cache, with a progress bar. Raises DataError naming the meshes that can't be used.
-
-    device: what computes eigenbases, see `fill_cache`; samples are on the CPU
-    """
+    """Samples by way of the cache, with a progress bar. Raises DataError naming the meshes that can't be used."""
     chosen, meshes = options.preprocessing, [item.mesh for item in items]
     failed, samples = load_meanwhile(
         lambda i: make_sample(items[i], chosen, cache_dir),
-        lambda ready: fill_cache_with_bar(meshes, chosen, cache_dir, jobs, console, device, ready),
+        lambda ready: fill_cache_with_bar(meshes, chosen, cache_dir, jobs, console, ready=ready),
     )
     if failed:
         lines = [f"{items[i].name}: {reason}" for i, reason in failed.items()]
