@@ -24,16 +24,18 @@ from diffnet.geometry.workers import (
 )
 
 T = TypeVar("T")
+
+LOADERS = 4  # threads; more wait for Python's lock
 HalfFilled: TypeAlias = str | tuple[Path, Unsolved] | None  # what is wrong with a mesh, or what a GPU has still to do
 
 
 def load_meanwhile(
     load: Callable[[int], T], fill: Callable[[Callable[[int], Any]], dict[int, str]]
 ) -> tuple[dict[int, str], dict[int, Future[T]]]:
-    """What `fill(ready)` returns, and load(i) for each position i that it called `ready` with: a thread reads what is
+    """What `fill(ready)` returns, and load(i) for each position i that it called `ready` with: threads read what is
     there while the rest is computed."""
     loaded = dict[int, Future[T]]()
-    with ThreadPoolExecutor(1) as loader:
+    with ThreadPoolExecutor(min(LOADERS, available_cores())) as loader:
 
         def ready(position: int) -> None:
             loaded[position] = loader.submit(load, position)

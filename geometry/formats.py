@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -57,7 +57,7 @@ def _read_obj(data: bytes) -> Content:
 
 
 def _read_off(data: bytes) -> Content:
-    lines = list(_lines(_text(data)))
+    lines = _lines(_text(data))
     words = lines.pop(0)[1].split("#", 1)[0].split() if lines else [""]
     if not re.fullmatch("(ST)?C?N?OFF", words[0]):
         raise ValueError(f"the header should be OFF, got {words[0][:20]!r}")
@@ -126,12 +126,10 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n")
 
 
-def _lines(text: str) -> Iterator[Line]:
+def _lines(text: str) -> list[Line]:
     """The lines with something on them besides a comment, with their numbers."""
-    for number, line in enumerate(text.split("\n"), 1):
-        stripped = line.lstrip()
-        if stripped and stripped[0] != "#":
-            yield number, stripped
+    numbered = enumerate(text.split("\n"), 1)
+    return [(number, words) for number, line in numbered if (words := line.lstrip()) and words[0] != "#"]
 
 
 def _read_lines(lines: Iterable[Line], read: Callable[[list[str]], T]) -> list[T]:
