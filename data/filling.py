@@ -7,15 +7,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from diffnet.data.gpu_solver import gpu_solver
-from diffnet.data.preprocess import Preprocessing, normalized, prepare
-from diffnet.geometry import Mesh, MeshError, MeshLike, Unsolved, is_cached, unsolved_entry
+from diffnet.data.preprocess import Preprocessing
+from diffnet.geometry import MeshLike
+from diffnet.geometry.entries import Options
+from diffnet.geometry.fill_entry import HalfFilled, fill_entry, half_fill_entry, is_filled, source_name
 from diffnet.geometry.workers import (
     available_cores,
     check_that_processes_start,
@@ -26,7 +27,6 @@ from diffnet.geometry.workers import (
 T = TypeVar("T")
 
 LOADERS = 4  # threads; more wait for Python's lock
-HalfFilled: TypeAlias = str | tuple[Path, Unsolved] | None  # what is wrong with a mesh, or what a GPU has still to do
 
 
 def load_meanwhile(
@@ -65,6 +65,7 @@ def fill_cache(
     """
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     jobs = min(jobs or available_cores(), len(sources))
+    wanted = Options(options.k, options.laplacian, options.basis)
     failed: dict[int, str] = {}
 
     def done(position: int, error: str | None) -> None:
@@ -76,15 +77,15 @@ def fill_cache(
 
     if jobs <= 1:
         for i, source in enumerate(sources):
-            done(i, _attempted(_fill, source, options, cache_dir, device))
+            done(i, fill_entry(source, wanted, cache_dir, device))
         return failed
 
     # Looking takes less than starting processes; from the first mesh that isn't there on, they look for themselves.
     waiting = deque(range(len(sources)))
-    while waiting and _is_filled(sources[waiting[0]], options, cache_dir):
+    while waiting and is_filled(sources[waiting[0]], wanted, cache_dir):
         done(waiting.popleft(), None)
     if torch.device(device).type == "cpu" or not waiting:
-        _in_processes(partial(_attempted, _fill), sources, options, cache_dir, waiting, jobs, done)
+        _in_processes(fill_entry, sources, wanted, cache_dir, waiting, jobs, done)
         return dict(sorted(failed.items()))
 
     with gpu_solver(torch.device(device), jobs, done) as solve:
@@ -95,14 +96,14 @@ def fill_cache(
             else:
                 done(position, filled)
 
-        _in_processes(partial(_attempted, _fill_half), sources, options, cache_dir, waiting, jobs, half_done)
+        _in_processes(half_fill_entry, sources, wanted, cache_dir, waiting, jobs, half_done)
     return dict(sorted(failed.items()))
 
 
 def _in_processes(
-    work: Callable[..., T | str],
+    work: Callable[[MeshLike, Options, str | os.PathLike[str]], T | str],
     sources: Sequence[MeshLike],
-    options: Preprocessing,
+    options: Options,
     cache_dir: str | os.PathLike[str],
     waiting: deque[int],
     jobs: int,
@@ -128,7 +129,7 @@ def _in_processes(
             try:
                 result = submit(pool, i).result()
             except BrokenProcessPool:
-                result = f"{_name(sources[i])}: preprocessing it killed its process (out of memory?)"
+                result = f"{source_name(sources[i])}: preprocessing it killed its process (out of memory?)"
         done(i, result)
 
 
@@ -155,41 +156,3 @@ def _work_off(
     except BrokenProcessPool:
         pass
     return list(running.values())
-
-
-def _name(source: MeshLike) -> str:
-    if isinstance(source, Mesh):
-        return source.name
-    return str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
-
-
-def _attempted(work: Callable[..., T], source: MeshLike, *options: Any) -> T | str:
-    """What it returns, or what is wrong with the mesh."""
-    try:
-        return work(source, *options)
-    except MeshError as e:
-        return str(e)
-    except MemoryError:
-        return f"{_name(source)}: preprocessing it takes more memory than there is"
-
-
-def _fill(
-    source: MeshLike,
-    options: Preprocessing,
-    cache_dir: str | os.PathLike[str],
-    device: torch.device | str = "cpu",
-) -> None:
-    prepare(source, options, cache_dir, device)
-
-
-def _fill_half(source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike[str]) -> HalfFilled:
-    mesh = normalized(source, cache_dir)
-    return unsolved_entry(mesh, options.k, options.laplacian, cache_dir, basis=options.basis)
-
-
-def _is_filled(source: MeshLike, options: Preprocessing, cache_dir: str | os.PathLike[str]) -> bool:
-    try:
-        mesh = normalized(source, cache_dir)
-        return is_cached(mesh, options.k, options.laplacian, cache_dir, basis=options.basis)
-    except MeshError:
-        return False  # whoever fills the cache says what is wrong

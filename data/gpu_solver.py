@@ -11,9 +11,10 @@ from typing import TypeAlias
 
 import torch
 
-from diffnet.geometry import MeshError, Unsolved, eigenbases, eigenbasis
+from diffnet.geometry import MeshError, eigenbases, eigenbasis
 from diffnet.geometry.cache import write_entry
 from diffnet.geometry.component import Pairs, Problem
+from diffnet.geometry.entries import Unsolved
 
 FEWEST_TOGETHER = 16  # meshes; one alone takes a GPU hardly less time
 MOST_WAITING = 128  # a few megabytes each, until the processes have to wait

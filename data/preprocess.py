@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -18,11 +18,10 @@ from diffnet.geometry import (
     MeshLike,
     Operators,
     hks,
-    load_mesh,
-    normalize_positions,
     precompute,
     wks,
 )
+from diffnet.geometry.fill_entry import normalized
 
 FeatureKind: TypeAlias = Literal["hks", "log-hks", "xyz", "wks"]
 FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "log-hks": 16, "xyz": 3, "wks": 16}
@@ -66,12 +65,6 @@ def prepare(
     """
     mesh = normalized(source, cache_dir)
     return mesh, precompute(mesh, options.k, options.laplacian, cache_dir, basis=options.basis, device=device)
-
-
-def normalized(source: MeshLike, cache_dir: str | os.PathLike[str] | None) -> Mesh:
-    """At normalised positions. Raises MeshError for one that can't be read."""
-    mesh = load_mesh(source, cache_dir)
-    return replace(mesh, verts=normalize_positions(mesh.verts))
 
 
 def input_features(mesh: Mesh, operators: Operators, kind: FeatureKind) -> Tensor:

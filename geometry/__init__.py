@@ -1,56 +1,7 @@
 """A mesh or a point cloud in, `Operators` out."""
 
-from diffnet.geometry.descriptors import hks, normalize_positions, wks
-from diffnet.geometry.diagnosis import Diagnosis, diagnose
-from diffnet.geometry.eigenbasis import eigenbases, eigenbasis
-from diffnet.geometry.errors import MeshError
-from diffnet.geometry.frames import tangent_frames
-from diffnet.geometry.gradient import gradient_values, one_ring
-from diffnet.geometry.laplacian import LAPLACIANS, LaplacianKind, laplacian_and_mass
-from diffnet.geometry.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
-from diffnet.geometry.neighborhoods import with_k_ring, with_nearest
-from diffnet.geometry.operators import Operators, collate
-from diffnet.geometry.patches import Patches, patches
-from diffnet.geometry.precompute import (
-    BASIS_PRECISIONS,
-    BasisPrecision,
-    Unsolved,
-    is_cached,
-    precompute,
-    unsolved_entry,
-)
+import lazy_loader
 
-__all__ = [
-    "BASIS_PRECISIONS",
-    "FORMATS",
-    "LAPLACIANS",
-    "BasisPrecision",
-    "Diagnosis",
-    "LaplacianKind",
-    "Mesh",
-    "MeshError",
-    "MeshLike",
-    "Operators",
-    "Patches",
-    "Unsolved",
-    "collate",
-    "diagnose",
-    "eigenbases",
-    "eigenbasis",
-    "gradient_values",
-    "hks",
-    "is_cached",
-    "laplacian_and_mass",
-    "load_mesh",
-    "make_mesh",
-    "mesh_edges",
-    "normalize_positions",
-    "one_ring",
-    "patches",
-    "precompute",
-    "tangent_frames",
-    "unsolved_entry",
-    "with_k_ring",
-    "with_nearest",
-    "wks",
-]
+# Names are loaded when they are asked for, as __init__.pyi has them: PyTorch takes seconds, and processes that
+# preprocess meshes do without.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

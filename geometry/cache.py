@@ -1,4 +1,7 @@
-"""A disk cache: one safetensors file an entry, named by a hash of everything that decides its content."""
+"""A disk cache: one safetensors file an entry, named by a hash of everything that decides its content.
+
+Of NumPy arrays, so that processes that fill it needn't load PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,19 @@ import uuid
 import warnings
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.numpy import save_file
 
-FORMAT = 4  # raise when the meaning or the layout of entries changes
+FORMAT = 5  # raise when the meaning or the layout of entries changes
 
-Tensors = dict[str, Tensor]
+Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 
-def cache_key(arrays: dict[str, NDArray[Any]], **options: Any) -> str:
+def cache_key(arrays: Arrays, **options: Any) -> str:
     """A hash of arrays (dtype, shape and content), options and the format version."""
     digest = hashlib.sha256(json.dumps({"format": FORMAT, **options}, sort_keys=True).encode())
     for name, array in sorted(arrays.items()):
@@ -37,35 +38,28 @@ def entry_path(folder: str | os.PathLike[str], key: str, kind: str) -> Path:
     return Path(folder) / key[:2] / f"{key}.{kind}.safetensors"
 
 
-def read_entry(path: Path) -> Tensors | None:
-    """The tensors of an entry, mapped into memory rather than copied; writing to them doesn't change the file.
+def read_entry(path: Path) -> Arrays | None:
+    """The arrays of an entry, mapped into memory rather than copied; writing to them doesn't change the file.
 
     None where there is none, or, with a warning, where it is damaged.
     """
     try:
-        tensors, metadata = _map(path)
-        if metadata["crc32"] != str(_checksum(tensors)):
+        arrays, metadata = _map(path)
+        if metadata["crc32"] != str(_checksum(arrays)):
             raise ValueError("the checksum differs")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError) as e:  # whatever damage leads to
         warnings.warn(f"cache entry {path} can't be read and is computed again ({type(e).__name__}: {e})", stacklevel=2)
         return None
-    return tensors
+    return arrays
 
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-}
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U16": "<u2", "I64": "<i8", "I32": "<i4"}
 
 
-def _map(path: Path) -> tuple[Tensors, dict[str, str]]:
-    """The tensors and the metadata of a safetensors file.
+def _map(path: Path) -> tuple[Arrays, dict[str, str]]:
+    """The arrays and the metadata of a safetensors file.
 
     The library opens a file twice, by its name, and in between another process may put an entry in its place.
     """
@@ -74,17 +68,16 @@ def _map(path: Path) -> tuple[Tensors, dict[str, str]]:
     begin = 8 + int.from_bytes(buffer[:8], "little")
     header = json.loads(buffer[8:begin])
     metadata = header.pop("__metadata__")
-    tensors = {}
+    arrays = {}
     for name, about in header.items():
         first, last = about["data_offsets"]
-        content = torch.empty(0, dtype=torch.uint8)
-        if last != first:  # which frombuffer refuses
-            content = torch.frombuffer(buffer, dtype=torch.uint8, count=last - first, offset=begin + first)
-        tensors[name] = content.view(_DTYPES[about["dtype"]]).reshape(about["shape"])
-    return tensors, metadata
+        dtype = np.dtype(_DTYPES[about["dtype"]])
+        content = np.frombuffer(buffer, np.uint8, last - first, begin + first)
+        arrays[name] = content.view(dtype).reshape(about["shape"])
+    return arrays, metadata
 
 
-def write_entry(path: Path, tensors: Tensors) -> None:
+def write_entry(path: Path, arrays: Arrays) -> None:
     """Write an entry so that it is either there whole or not at all, also with several writers at once.
 
     A cache that can't be written (a full disk, say) costs a warning, not the result.
@@ -96,7 +89,7 @@ def write_entry(path: Path, tensors: Tensors) -> None:
             # What safetensors writes only its owner may read, and users share caches: as the umask has it instead.
             temporary.touch(exist_ok=False)
             mode = temporary.stat().st_mode
-            save_file(tensors, temporary, metadata={"crc32": str(_checksum(tensors))})
+            save_file(arrays, temporary, metadata={"crc32": str(_checksum(arrays))})
             temporary.chmod(mode)
             temporary.replace(path)
         finally:
@@ -105,10 +98,9 @@ def write_entry(path: Path, tensors: Tensors) -> None:
         warnings.warn(f"cache entry {path} can't be written ({e})", stacklevel=2)
 
 
-def _checksum(tensors: Tensors) -> int:
+def _checksum(arrays: Arrays) -> int:
     checksum = 0
-    for name, tensor in sorted(tensors.items()):
-        checksum = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), checksum)
-        if tensor.numel() > 0:  # others can't be viewed as bytes: the strides that NumPy gives them are 0
-            checksum = zlib.crc32(tensor.contiguous().flatten().view(torch.uint8).numpy().data, checksum)
+    for name, array in sorted(arrays.items()):
+        checksum = zlib.crc32(f"{name} {array.dtype.str} {array.shape}".encode(), checksum)
+        checksum = zlib.crc32(np.ascontiguousarray(array).data, checksum)
     return checksum

@@ -102,4 +102,4 @@ def _scipy(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
 
 
 def _signed(evals: Array, rows: Array) -> Pairs:
-    return np.maximum(evals, 0), (signs(rows)[:, None] * rows).T
+    return np.maximum(evals, 0), (signs(rows.min(1), rows.max(1))[:, None] * rows).T

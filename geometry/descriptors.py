@@ -1,19 +1,14 @@
-"""Features that need no learning: spectral descriptors and normalised positions."""
+"""Features that need no learning: spectral descriptors."""
 
 from __future__ import annotations
 
 import math
-from typing import TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from diffnet.geometry.operators import Operators
 from diffnet.ops import from_spectral
-
-Positions = TypeVar("Positions", Tensor, NDArray[np.float64])
 
 
 def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) -> Tensor:
@@ -57,11 +52,3 @@ def wks(operators: Operators, count: int = 16) -> Tensor:
 def _weighted_squares(operators: Operators, weights: Tensor) -> Tensor:
     """Σ_k w_k φ_k(v)² for weights (B, K, T) → (V, T)."""
     return from_spectral(weights, operators.evecs**2, operators.ptr, operators.lengths)
-
-
-def normalize_positions(verts: Positions) -> Positions:
-    """Move the mean of the vertices to the origin and scale the farthest one to distance 1. (V, 3) → (V, 3)"""
-    centered: Positions = verts - verts.mean(0)
-    radius = (centered**2).sum(1).max() ** 0.5
-    scaled: Positions = centered / (radius if radius > 0 else 1.0)
-    return scaled

@@ -21,7 +21,7 @@ from diffnet.geometry.component_pairs import component_pairs
 from diffnet.geometry.components import search
 from diffnet.geometry.eigenpair_checks import checked_pairs
 from diffnet.geometry.lanczos import KrylovSpace
-from diffnet.geometry.shift_invert import ShiftInverts
+from diffnet.geometry.shift_inverts import ShiftInverts
 
 Map: TypeAlias = Callable[..., Iterator[Any]]
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import scipy.sparse
-import torch
 
 from diffnet.geometry.component import LARGE, Array, Component
 from diffnet.geometry.shift_invert import Rows, ShiftInvert, random_rows, turned
@@ -35,13 +34,12 @@ def checked_pairs(
         for component, own, shift, off, inaccurate in zip(components, *together, strict=True)
     ]
     rows = rows / operator.root
-    return np.maximum(evals, 0), operator.from_host(signs(rows))[..., None] * rows, faults
+    return np.maximum(evals, 0), operator.from_host(signs(*operator.extremes(rows)))[..., None] * rows, faults
 
 
-def signs(rows: Rows) -> Array:
-    """Eigenvectors have no sign; these make the entry of largest size, the peak, positive."""
-    vectors = torch.as_tensor(rows)
-    return torch.where(-vectors.amin(-1) > vectors.amax(-1), -1.0, 1.0).double().cpu().numpy()
+def signs(smallest: Array, largest: Array) -> Array:
+    """Eigenvectors have no sign; these make the peak, the entry of largest size, positive."""
+    return np.where(-smallest > largest, -1.0, 1.0)
 
 
 def _fault(

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from diffnet.geometry.cache import Tensors, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.formats import READERS, parse
 
@@ -116,7 +115,8 @@ def make_mesh(
 
 
 def _on_host(values: Any) -> Any:
-    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
+    torch = sys.modules.get("torch")  # whoever has a tensor has loaded it
+    return values.detach().cpu().numpy() if torch is not None and isinstance(values, torch.Tensor) else values
 
 
 def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -146,9 +146,9 @@ def _read(path: Path, cache_dir: str | os.PathLike[str] | None) -> Mesh:
     entry = entry_path(cache_dir, cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix), "mesh")
     stored = read_entry(entry)
     if stored is not None:
-        return _from_tensors(stored, str(path))
+        return _from_arrays(stored, str(path))
     mesh = _parse(data, suffix, str(path))
-    write_entry(entry, _as_tensors(mesh))
+    write_entry(entry, _as_arrays(mesh))
     return mesh
 
 
@@ -165,13 +165,13 @@ def _parse(data: bytes, suffix: str, name: str) -> Mesh:
     return make_mesh(verts, faces, name=name, polygons=polygons, polygon_count=len(sizes))
 
 
-def _as_tensors(mesh: Mesh) -> Tensors:
+def _as_arrays(mesh: Mesh) -> Arrays:
     arrays = (mesh.verts, mesh.faces, mesh.polygons, np.array([mesh.polygon_count]))
-    return {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in zip(_STORED, arrays, strict=True)}
+    return {name: np.ascontiguousarray(x) for name, x in zip(_STORED, arrays, strict=True)}
 
 
-def _from_tensors(tensors: Tensors, name: str) -> Mesh:
-    verts, faces, polygons, count = (tensors[name].numpy() for name in _STORED)
+def _from_arrays(arrays: Arrays, name: str) -> Mesh:
+    verts, faces, polygons, count = (arrays[name] for name in _STORED)
     return Mesh(verts, faces, polygons, int(count[0]), name)
 
 

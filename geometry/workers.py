@@ -13,7 +13,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from threadpoolctl import threadpool_limits
 
 
@@ -99,17 +98,17 @@ def _context() -> multiprocessing.context.BaseContext:
     """How processes start: not as forks of this one, which inherit locked thread pools and can't use a GPU.
 
     Imports take a process a second, and several at once get in each other's way. So one that does nothing else imports,
-    and the others are forks of that one; it is there until this process ends.
+    and the others are forks of that one; it is there until this process ends. It doesn't load PyTorch, which would take
+    seconds more.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["diffnet.geometry"])
+    context.set_forkserver_preload(["diffnet.geometry.fill_entry"])
     return context
 
 
 def _start_worker(threads: int) -> None:
-    torch.set_num_threads(threads)
     threadpool_limits(threads)
     # A parent that is killed outright can't stop its workers, and they would wait for work for good.
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -26,7 +26,8 @@ from diffnet.geometry import (
 )
 from diffnet.geometry.component import Pairs, Problem
 from diffnet.geometry.lanczos import KrylovSpace
-from diffnet.geometry.shift_invert import ShiftInvert, ShiftInverts
+from diffnet.geometry.shift_invert import ShiftInvert
+from diffnet.geometry.shift_inverts import ShiftInverts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -240,6 +240,24 @@ def test_a_mesh_that_kills_its_process_is_lost_alone(tmp_path, monkeypatch):
     assert pools.count(1) <= 2
 
 
+def test_what_processes_do_needs_no_pytorch(tmp_path):
+    """Loading it takes seconds, and as much memory as all the rest."""
+    trimesh.creation.icosphere(3).export(tmp_path / "ball.off")
+    script = """
+import sys
+from diffnet.geometry.entries import Options
+from diffnet.geometry.fill_entry import fill_entry, half_fill_entry
+print(fill_entry("ball.off", Options(8, "robust", "bfloat16"), "cache"))
+print(type(half_fill_entry("ball.off", Options(9, "cotan", "float32"), "cache")))
+print("torch" in sys.modules)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120, cwd=tmp_path
+    )
+    assert ran.stdout.splitlines() == ["None", "<class 'tuple'>", "False"], ran.stderr
+
+
 def test_processes_do_what_a_gpu_does_not(tmp_path, monkeypatch):
     """As with a GPU, whose part the CPU takes here."""
 
@@ -324,14 +342,14 @@ def test_a_bug_in_preprocessing_is_no_fault_of_the_mesh(tmp_path, monkeypatch):
     def broken(*arguments):
         raise TypeError("a bug")
 
-    monkeypatch.setattr("diffnet.data.filling.prepare", broken)
+    monkeypatch.setattr("diffnet.geometry.fill_entry.found_or_computed", broken)
     with pytest.raises(TypeError, match="a bug"):
         fill_cache([ellipsoid(0)], OPTIONS, tmp_path, 1)
 
     def exhausted(*arguments):
         raise MemoryError
 
-    monkeypatch.setattr("diffnet.data.filling.prepare", exhausted)
+    monkeypatch.setattr("diffnet.geometry.fill_entry.found_or_computed", exhausted)
     assert "ellipsoid 0: " in fill_cache([ellipsoid(0)], OPTIONS, tmp_path, 1)[0]
 
 

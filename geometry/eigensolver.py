@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING
 
 import scipy.sparse
-import torch
 
 from diffnet.geometry.component import Array, Pairs, Problem
 from diffnet.geometry.component_pairs import component_pairs
 from diffnet.geometry.components import search
-from diffnet.geometry.eigenbases_on_gpu import eigenbases_on_gpu
 from diffnet.geometry.workers import (
     available_cores,
     check_that_processes_start,
     interrupts_blocked,
     worker_pool,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 
 def eigenbasis(
@@ -40,9 +42,8 @@ def eigenbasis(
 
     Raises ValueError for k < 0, and RuntimeError where nothing converges.
     """
-    device = torch.device(device)
-    if device.type != "cpu":
-        return eigenbases_on_gpu([(laplacian, mass)], k, device, jobs=1)[0]
+    if str(device) != "cpu":
+        return _on_gpu([(laplacian, mass)], k, device, 1)[0]
     steps = search(laplacian, mass, k)
     pairs = None
     try:
@@ -65,9 +66,9 @@ def eigenbases(
     GPU, a script has to call this under `if __name__ == "__main__":`, since the processes import it; RuntimeError where
     it doesn't.
     """
-    jobs, device = min(jobs or available_cores(), len(problems)), torch.device(device)
-    if device.type != "cpu" and problems:
-        return eigenbases_on_gpu(problems, k, device, jobs)
+    jobs = min(jobs or available_cores(), len(problems))
+    if str(device) != "cpu" and problems:
+        return _on_gpu(problems, k, device, jobs)
     if jobs <= 1:
         return [eigenbasis(laplacian, mass, k) for laplacian, mass in problems]
     try:
@@ -78,3 +79,11 @@ def eigenbases(
     except BrokenProcessPool:
         check_that_processes_start()
         raise
+
+
+def _on_gpu(problems: Sequence[Problem], k: int, device: torch.device | str, jobs: int) -> list[Pairs]:
+    import torch  # not above: processes that solve on the CPU start without it
+
+    from diffnet.geometry.eigenbases_on_gpu import eigenbases_on_gpu
+
+    return eigenbases_on_gpu(problems, k, torch.device(device), jobs)

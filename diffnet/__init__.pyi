@@ -1,0 +1,41 @@
+from .block import DiffusionNetBlock
+from .block_sparse_attention import BlockSparseAttention
+from .block_sparse_conv2d import BlockSparseConv2d
+from .block_sparse_linear import BlockSparseLinear
+from .diffusion import LearnedTimeDiffusion
+from .geometry import (
+    MeshError,
+    Operators,
+    collate,
+    hks,
+    load_mesh,
+    normalize_positions,
+    precompute,
+    wks,
+)
+from .gradient_features import SpatialGradientFeatures
+from .implicit_diffusion import ImplicitDiffusion
+from .mesh_attention import MeshAttention
+from .model import DiffusionNet
+
+__version__: str
+
+__all__ = [
+    "BlockSparseAttention",
+    "BlockSparseConv2d",
+    "BlockSparseLinear",
+    "DiffusionNet",
+    "DiffusionNetBlock",
+    "ImplicitDiffusion",
+    "LearnedTimeDiffusion",
+    "MeshAttention",
+    "MeshError",
+    "Operators",
+    "SpatialGradientFeatures",
+    "collate",
+    "hks",
+    "load_mesh",
+    "normalize_positions",
+    "precompute",
+    "wks",
+]

@@ -1,0 +1,68 @@
+"""What a process does to fill the cache, one mesh after another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from diffnet.geometry.entries import Options, Unsolved, found_or_computed, is_cached, unsolved_entry
+from diffnet.geometry.errors import MeshError
+from diffnet.geometry.mesh import Mesh, MeshLike, load_mesh
+from diffnet.geometry.positions import normalize_positions
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+HalfFilled: TypeAlias = str | tuple[Path, Unsolved] | None
+
+
+def normalized(source: MeshLike, cache_dir: str | os.PathLike[str] | None) -> Mesh:
+    """A mesh at normalised positions. Raises MeshError for one that can't be used."""
+    mesh = load_mesh(source, cache_dir)
+    return replace(mesh, verts=normalize_positions(mesh.verts))
+
+
+def fill_entry(
+    source: MeshLike, options: Options, cache_dir: str | os.PathLike[str], device: torch.device | str = "cpu"
+) -> str | None:
+    """Make sure that the cache has the operators of a mesh at normalised positions.
+
+    Returns what is wrong with one that can't be used.
+    """
+
+    def fill() -> None:
+        found_or_computed(normalized(source, cache_dir), options, cache_dir, device)
+
+    return _attempted(fill, source)
+
+
+def half_fill_entry(source: MeshLike, options: Options, cache_dir: str | os.PathLike[str]) -> HalfFilled:
+    """The same, but for eigenpairs: returns where an entry is to be written that lacks these."""
+    return _attempted(lambda: unsolved_entry(normalized(source, cache_dir), options, cache_dir), source)
+
+
+def _attempted(work: Callable[[], T], source: MeshLike) -> T | str:
+    try:
+        return work()
+    except MeshError as e:
+        return str(e)
+    except MemoryError:
+        return f"{source_name(source)}: preprocessing it takes more memory than there is"
+
+
+def is_filled(source: MeshLike, options: Options, cache_dir: str | os.PathLike[str]) -> bool:
+    """Whether there is an entry; its content isn't looked at."""
+    try:
+        return is_cached(normalized(source, cache_dir), options.k, options.laplacian, cache_dir, basis=options.basis)
+    except MeshError:
+        return False  # whoever fills the cache says what is wrong
+
+
+def source_name(source: MeshLike) -> str:
+    if isinstance(source, Mesh):
+        return source.name
+    return str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
