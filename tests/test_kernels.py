@@ -146,7 +146,7 @@ def check(
     draw: Callable[[], Sequence[Tensor | None]],
     outputs: Sequence[tuple[int, ...]],
     constants: int = 0,
-    disturbance: float = 1 / 16,
+    disturbance: float = 1 / 8,
 ) -> None:
     """operation(*draw(), backend=…) with the kernels, against the plain functions in float64.
 
