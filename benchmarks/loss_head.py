@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
-from diffnet.benchmarks.peers import compiled, forget_compiled, leaf
+from diffnet.benchmarks.peers import compiled, forget_compiled, leaf, on_kernels
 from diffnet.benchmarks.registry import Case, Options, benchmark
-from diffnet.train.segmentation import segmentation_loss
+from diffnet.ops import Backend, cross_entropy
 
 CLASSES = 260
 VERTICES = (2_000, 15_000, 50_000, 200_000)
@@ -19,8 +19,8 @@ VERTICES = (2_000, 15_000, 50_000, 200_000)
 
 @benchmark("loss-head", metrics=("GB/s",))
 def loss_head_cases(options: Options) -> Iterator[Case]:
-    """A linear layer to 260 classes and training's loss, forward and backward, beside a floor of keeping no logits:
-    features are read, and their gradients written.
+    """A linear layer to 260 classes and the loss, forward and backward, beside a floor of keeping no logits: features
+    are read, and their gradients written.
     """
     device = options.device
     for dtype in options.dtypes or ("bf16", "tf32"):
@@ -30,10 +30,11 @@ def loss_head_cases(options: Options) -> Iterator[Case]:
                 forget_compiled()
                 layer = nn.Linear(c, CLASSES).to(device, kind.storage)
                 x, labels = leaf(v, c, device=device, dtype=kind.storage), torch.randint(CLASSES, (v,), device=device)
-                loss = partial(_loss, layer)
-                peers = {"eager": partial(_gradients, loss, x, labels, layer)}
+                plain, ours = partial(_loss, layer, "torch"), partial(_loss, layer, "triton")
+                peers: dict[str, Callable[[], object]] = {"eager": partial(_gradients, plain, x, labels, layer)}
                 if options.compile:
-                    peers["compiled"] = partial(_gradients, compiled(loss), x, labels, layer)
+                    peers["compiled"] = partial(_gradients, compiled(plain), x, labels, layer)
+                peers["triton"] = on_kernels(device, partial(_gradients, ours, x, labels, layer))
                 flops, moved = 6.0 * v * c * CLASSES, 2.0 * kind.bytes * v * c
                 with matmul_precision(kind.tf32):
                     yield Case(
@@ -45,8 +46,8 @@ def loss_head_cases(options: Options) -> Iterator[Case]:
                     )
 
 
-def _loss(layer: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
-    return segmentation_loss(layer(x).float(), labels)
+def _loss(layer: nn.Linear, backend: Backend, x: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(layer(x), labels, backend=backend).mean()
 
 
 def _gradients(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, labels: Tensor, layer: nn.Linear) -> object:

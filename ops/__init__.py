@@ -2,6 +2,7 @@
 
 from diffnet.ops.backend import Backend
 from diffnet.ops.block_sparse import BlockPattern, block_attention, block_matmul, block_softmax
+from diffnet.ops.cross_entropy import cross_entropy
 from diffnet.ops.diffusion_features import diffusion_and_gradient_features
 from diffnet.ops.gradient_features import (
     gradient_features,
@@ -40,6 +41,7 @@ __all__ = [
     "block_diagonal_pattern",
     "block_matmul",
     "block_softmax",
+    "cross_entropy",
     "diagonal",
     "diffuse",
     "diffusion_and_gradient_features",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from diffnet.ops.kernels import (
     coefficients,
+    cross_entropy,
     diffusion,
     direct_gradient_features,
     gradient_features,
@@ -50,6 +51,9 @@ def launch_all(dtype: torch.dtype) -> None:
     linear.linear_backward(x, a, hidden=x, dropout=0.5)
     linear.inputs_backward(x, random(C, 3 * C), 3, x)
     weight_gradients.weight_gradients([(x, x)] * 5)
+    logits, labels = random(V, 260), torch.randint(260, (V,))
+    cross_entropy.cross_entropy(logits, labels, -1)
+    cross_entropy.cross_entropy_backward(torch.randn(V), logits, labels, -1)
 
 
 def report(name: str, options: dict[str, Any], compiled: Any) -> None:
@@ -59,6 +63,7 @@ def report(name: str, options: dict[str, Any], compiled: Any) -> None:
 compile_only(CAPABILITY, report)
 for module in (
     coefficients,
+    cross_entropy,
     diffusion,
     spectral,
     gradient_features,

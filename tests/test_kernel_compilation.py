@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT
 
 KERNELS = {
+    "_cross_entropy_kernel",
     "_diffuse_kernel",
     "_project_kernel",
     "_evaluate_kernel",

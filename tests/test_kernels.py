@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops import (
+    cross_entropy,
     diffuse,
     diffusion_and_gradient_features,
     from_spectral,
@@ -219,6 +220,28 @@ def test_diffuse(place: Place) -> None:
             return [normal(*shape), normal(*shape[:2]).abs(), normal(*shape[2:]).abs()]  # noqa: B023
 
         check(place, diffuse, draw, [shape])
+
+
+@pytest.mark.parametrize("ignored", [-1, 2])
+@pytest.mark.parametrize(("rows", "classes"), [(1, 1), (5, 2), (33, 8), (70, 260), (3, 5000)])
+def test_cross_entropy(place: Place, rows: int, classes: int, ignored: int) -> None:
+    def draw() -> list[Tensor | None]:
+        labels = torch.randint(classes, (rows,))
+        labels[torch.rand(rows) < 0.2] = ignored
+        return [normal(rows, classes, scale=3.0), labels.clamp(max=max(classes - 1, ignored))]
+
+    check(place, partial(cross_entropy, ignored=ignored), draw, [(rows,)])
+
+
+def test_cross_entropy_of_no_rows_and_of_labels_that_are_none(place: Place) -> None:
+    empty = torch.zeros(0, 7, dtype=place.dtype, device=place.device, requires_grad=True)
+    loss = cross_entropy(empty, torch.zeros(0, dtype=torch.int64, device=place.device), backend="triton")
+    loss.sum().backward()
+    assert (loss.shape, empty.grad.shape) == ((0,), (0, 7))
+    logits = normal(4, 7).to(place.device, place.dtype)
+    loss = cross_entropy(logits, torch.tensor([0, 7, -1, -5], device=place.device), backend="triton")
+    assert loss.isnan().tolist() == [False, True, False, True]
+    assert loss[2] == 0
 
 
 def feature_inputs(

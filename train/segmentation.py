@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 from diffnet import DiffusionNet
 from diffnet.data import UNLABELED, LabeledMeshes, MeshBatches, Sample, collate_samples, epoch_seed
+from diffnet.ops import cross_entropy
 from diffnet.train.capture import CapturedStep
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.export import write_atomically
@@ -281,7 +281,7 @@ class _Steps:
         self._optimizer.zero_grad(set_to_none=True)
         with autocast(self._options.precision, self._device):
             logits = self._model(sample.features, sample.operators)
-        loss = segmentation_loss(logits.float(), sample.labels)
+        loss = segmentation_loss(logits, sample.labels)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return loss.detach(), logits.detach().argmax(-1)
@@ -315,8 +315,7 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def segmentation_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy, the mean over labelled elements; 0 where there are none. logits (N, C), labels (N,) int64 → ()"""
     # Summed apart: where PyTorch's loss does it, one multiprocessor of a GPU goes through all elements.
-    total = F.cross_entropy(logits, labels, ignore_index=UNLABELED, reduction="none").sum()
-    return total / (labels != UNLABELED).sum().clamp(min=1)
+    return cross_entropy(logits, labels, UNLABELED).sum() / (labels != UNLABELED).sum().clamp(min=1)
 
 
 def rotate(positions: Tensor, lengths: Sequence[int]) -> Tensor:
