@@ -99,7 +99,7 @@ def eigenbasis_set_cases(options: Options) -> Iterator[Case]:
 
 @benchmark("data-set", x="meshes")
 def data_set_cases(options: Options) -> Iterator[Case]:
-    """From mesh files to operators in memory: with an empty cache, on all cores, and with a warm one, on one.
+    """From mesh files to operators in memory: with an empty cache, on all cores, and with a warm one.
 
     The original's recipe reads the same files and takes one mesh after another.
     """

@@ -56,12 +56,13 @@ def fill_cache(
 
     advance: called once for each mesh that is done with
     device: what computes eigenbases, see `precompute`. A GPU solves, in this process, for all at once that the jobs
-        have come with since it began the last time.
+        have come with since it began the last time; rounding depends on which these are.
     ready: called with the position of each mesh that the cache has now
 
     Returns what is wrong with those that can't be used, by their position; the others are not held up by them. Raises
     OSError where there can be no such folder. With several jobs, a script has to call this under
-    `if __name__ == "__main__":`, since the processes import it; RuntimeError where it doesn't.
+    `if __name__ == "__main__":`, since the processes import it; RuntimeError where it doesn't. They start fastest where
+    it imports PyTorch there, too.
     """
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     jobs = min(jobs or available_cores(), len(sources))
