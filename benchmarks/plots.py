@@ -50,7 +50,10 @@ def plot(csv_path: Path, png_path: Path, title: str, x: str, metrics: Sequence[M
             axes.set_visible(False)
     lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
     if lines:
-        figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+        columns = min(6, int(width / 1.4))
+        figure.legend(
+            list(lines.values()), list(lines), loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+        )
     figure.suptitle("\n".join(wrap(title, 45 * across)), fontsize=10)
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=140)
