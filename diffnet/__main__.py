@@ -5,12 +5,15 @@ This stands above all rooms, and nothing imports it.
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from diffnet.train.cli import DeviceOption, app, console, main
+from diffnet.train import cli
+from diffnet.train.cli import DeviceOption, app, console
 from diffnet.train.options import pick_device
 
 __all__ = ["main"]
@@ -71,6 +74,16 @@ def _integers(option: str, given: str | None) -> tuple[int, ...] | None:
     if not all(v.strip().isdecimal() and int(v) > 0 for v in values):
         raise ValueError(f"{option} should be positive integers with commas between, got {given!r}")
     return tuple(int(v) for v in values)
+
+
+def main() -> None:
+    """Run the command line, see `diffnet.train.cli.main`."""
+    script = sys.modules["__main__"]
+    if script.__spec__ is None:
+        # Processes that preprocess meshes import the script that starts them, and this one loads PyTorch. Of one that
+        # was started as `python -m diffnet` they know that they needn't.
+        script.__spec__ = find_spec("diffnet.__main__")
+    cli.main()
 
 
 if __name__ == "__main__":

@@ -717,3 +717,17 @@ def test_one_cache_entry_a_preprocessing(room):
     assert len(list((room / "cache").rglob("*.operators.*"))) == 5
     stored = load_checkpoint(room / "run" / "last.pt")["options"]
     assert Preprocessing(stored["k"], stored["laplacian"], stored["features"]) == Preprocessing(8, "robust", "xyz")
+
+
+def test_processes_do_not_import_the_script_that_starts_them(tmp_path: Path) -> None:
+    """It loads PyTorch, which they do without."""
+    for i in range(2):
+        trimesh.creation.icosphere(1, radius=1 + i).export(tmp_path / f"{i}.off")
+    (tmp_path / "diffnet").write_text(
+        "open('imported', 'a').write('x')\nfrom diffnet.__main__ import main\nif __name__ == '__main__':\n    main()\n"
+    )
+    command = [sys.executable, "diffnet", "precompute", "0.off", "1.off", "--cache", "cache", "--k", "4", "--jobs", "2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert "2 of 2 meshes" in ran.stdout, ran.stderr
+    assert (tmp_path / "imported").read_text() == "x"
