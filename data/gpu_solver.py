@@ -28,7 +28,7 @@ def gpu_solver(
     """A function that takes a mesh's position, the path of its cache entry, and what the entry lacks eigenpairs of.
 
     Entries are written as they are solved, and done(position, error) is called for each, from other threads; all are by
-    the end of the context. Raises OSError where an entry can't be written.
+    the end of the context, which raises what kept the thread from that.
     """
     waiting: Queue[Waiting | None] = Queue(MOST_WAITING)
     with ThreadPoolExecutor(1) as thread:
@@ -43,8 +43,11 @@ def gpu_solver(
 def _solve_all(
     waiting: Queue[Waiting | None], device: torch.device, jobs: int, done: Callable[[int, str | None], None]
 ) -> None:
-    torch.zeros(1, device=device)  # it takes a GPU a second to start, which the processes take, too
     error: BaseException | None = None
+    try:
+        torch.zeros(1, device=device)  # it takes a GPU a second to start, which the processes take, too
+    except RuntimeError as e:
+        error = e
     going_on = True
     with ThreadPoolExecutor(jobs) as writers:
         while going_on:

@@ -290,17 +290,24 @@ def test_processes_do_what_a_gpu_does_not(tmp_path, monkeypatch):
     assert fill_cache([sources[0], sources[2]], OPTIONS, tmp_path, 2, device="meta") == {}
 
 
-def test_entries_that_a_gpu_solved_and_that_cannot_be_written(tmp_path, monkeypatch):
-    def full(path, tensors):
+def test_nobody_waits_for_a_gpu_that_fails(tmp_path, monkeypatch):
+    def full(path, arrays):
         raise OSError("no space left on device")
+
+    def broken(*shape, device):
+        raise RuntimeError("no GPU")
 
     monkeypatch.setattr(
         gpu_solver, "eigenbases", lambda p, k, device, jobs: [geometry.eigenbasis(*one, k) for one in p]
     )
     monkeypatch.setattr(gpu_solver, "write_entry", full)
     monkeypatch.setattr(gpu_solver, "MOST_WAITING", 1)
+    sources = [ellipsoid(i) for i in range(12)]
     with pytest.raises(OSError, match="no space left"):
-        fill_cache([ellipsoid(i) for i in range(12)], OPTIONS, tmp_path, 2, device="meta")
+        fill_cache(sources, OPTIONS, tmp_path, 2, device="meta")
+    monkeypatch.setattr(torch, "zeros", broken)  # as where there is no such GPU
+    with pytest.raises(RuntimeError, match="no GPU"):
+        fill_cache(sources, OPTIONS, tmp_path, 2, device="meta")
 
 
 @pytest.mark.gpu
