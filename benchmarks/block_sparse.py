@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
+from diffnet.benchmarks.arithmetic import arithmetic, matmul_precision
 from diffnet.benchmarks.peers import backward_of, on_kernels
 from diffnet.benchmarks.registry import Case, Options, Unavailable, benchmark
 from diffnet.benchmarks.sparse import where_implemented
@@ -66,7 +66,7 @@ def matmul_cases(options: Options) -> Iterator[Case]:
                                 peers,
                                 flops=flops,
                                 bytes=moved,
-                                floor_ms=floor_ms(flops, moved, kind),
+                                kind=kind,
                             )
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
+from diffnet.benchmarks.arithmetic import arithmetic, matmul_precision
 from diffnet.benchmarks.original import original_gradient_features
 from diffnet.benchmarks.peers import backward_of, compiled, forget_compiled, leaf, on_kernels
 from diffnet.benchmarks.registry import Case, Options, benchmark
@@ -57,7 +57,7 @@ def on_basis(options: Options) -> Iterator[Case]:
                             flops=flops,
                             bytes=moved,
                             executed_flops={"triton": float(v * executed[step])},
-                            floor_ms=floor_ms(min(flops, v * executed[step]), moved, kind),
+                            kind=kind,
                         )
 
 
@@ -90,7 +90,7 @@ def of_gradients(options: Options) -> Iterator[Case]:
                             peers,
                             flops=v * flops,
                             bytes=moved,
-                            floor_ms=floor_ms(v * flops, moved, kind),
+                            kind=kind,
                         )
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
+from diffnet.benchmarks.arithmetic import arithmetic, matmul_precision
 from diffnet.benchmarks.peers import compiled, forget_compiled, leaf, on_kernels
 from diffnet.benchmarks.registry import Case, Options, benchmark
 from diffnet.ops import Backend, cross_entropy
@@ -42,7 +42,7 @@ def loss_head_cases(options: Options) -> Iterator[Case]:
                         peers,
                         flops=flops,
                         bytes=moved,
-                        floor_ms=floor_ms(flops, moved, kind),
+                        kind=kind,
                     )
 
 

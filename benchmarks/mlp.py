@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
+from diffnet.benchmarks.arithmetic import arithmetic, matmul_precision
 from diffnet.benchmarks.peers import backward_of, compiled, forget_compiled, leaf, on_kernels
 from diffnet.benchmarks.registry import Case, Options, benchmark
 from diffnet.benchmarks.spectral import VERTICES, WIDTHS
@@ -44,7 +44,7 @@ def mlp_cases(options: Options) -> Iterator[Case]:
                             peers,
                             flops=v * flops,
                             bytes=moved,
-                            floor_ms=floor_ms(v * flops, moved, kind),
+                            kind=kind,
                         )
 
 

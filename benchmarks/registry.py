@@ -9,6 +9,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from diffnet.benchmarks.arithmetic import Arithmetic, floor_ms
+
 Parameter: TypeAlias = int | float | str
 Metric: TypeAlias = Literal["ms", "TFLOP/s", "GB/s", "MB"]
 
@@ -52,7 +54,7 @@ class Case:
         build and compile. Raise `Unavailable` where a peer can't run.
     flops, bytes: the useful operations (by the direct form's count) and the fewest bytes to be moved
     executed_flops: by peer, where a peer computes by other formulas than the direct form
-    floor_ms: the time that the hardware needs at least, see `floors`
+    kind: the arithmetic, where what an H200 needs at least is to be compared with
     times: by peer, where one does only a part of the work: its milliseconds count so often. Its name should say so.
     """
 
@@ -61,8 +63,15 @@ class Case:
     flops: float | None = None
     bytes: float | None = None
     executed_flops: Mapping[str, float] = field(default_factory=dict)
-    floor_ms: float | None = None
+    kind: Arithmetic | None = None
     times: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def floor_ms(self) -> float | None:
+        """The time that an H200 needs at least, by the formulas with the fewest operations."""
+        if self.kind is None or self.flops is None or self.bytes is None:
+            return None
+        return floor_ms(min([self.flops, *self.executed_flops.values()]), self.bytes, self.kind)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def _run(bench: Benchmark, options: Options, out: Path, console: Console) -> lis
     for case in bench.cases(options):
         chosen = _choose(case, options)
         if options.device.type != "cuda":  # floors are a GPU's
-            chosen = replace(chosen, floor_ms=None)
+            chosen = replace(chosen, kind=None)
         found = measure(chosen.peers, options.device, seconds=options.seconds, flush=options.flush)
         new = rows(chosen, found)
         table += new

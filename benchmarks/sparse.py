@@ -10,7 +10,7 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
+from diffnet.benchmarks.arithmetic import arithmetic, matmul_precision
 from diffnet.benchmarks.peers import backward_of, on_kernels
 from diffnet.benchmarks.registry import Case, Options, Unavailable, benchmark
 from diffnet.geometry.vertex_order import order_along_surface, order_unless_near
@@ -105,7 +105,7 @@ def _spmm_case(pattern: Pattern, options: Options, dtype: str, c: int, parameter
         "torch-coo": where_implemented(partial(torch.matmul, coo, x)),
     }
     flops, moved = 2.0 * pattern.nnz * c, moved_bytes(pattern, kind.bytes, values=1, dense=2 * c)
-    return Case(parameters, peers, flops=flops, bytes=moved, floor_ms=floor_ms(flops, moved, kind))
+    return Case(parameters, peers, flops=flops, bytes=moved, kind=kind)
 
 
 def moved_bytes(pattern: Pattern, size: int, *, values: int, dense: int) -> float:
@@ -184,7 +184,7 @@ def gradient_cases(options: Options) -> Iterator[Case]:
                         peers,
                         flops=flops,
                         bytes=moved,
-                        floor_ms=floor_ms(flops, moved, kind),
+                        kind=kind,
                     )
 
 
@@ -211,7 +211,7 @@ def sddmm_cases(options: Options) -> Iterator[Case]:
                     },
                     flops=flops,
                     bytes=moved,
-                    floor_ms=floor_ms(flops, moved, kind),
+                    kind=kind,
                 )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from diffnet.benchmarks.arithmetic import arithmetic, floor_ms, matmul_precision
+from diffnet.benchmarks.arithmetic import arithmetic, matmul_precision
 from diffnet.benchmarks.original import original_to_spectral
 from diffnet.benchmarks.peers import backward_of, compiled, forget_compiled, leaf, on_kernels
 from diffnet.benchmarks.registry import Case, Options, benchmark
@@ -46,5 +46,5 @@ def to_spectral_cases(options: Options) -> Iterator[Case]:
                             peers,
                             flops=flops,
                             bytes=moved,
-                            floor_ms=floor_ms(flops, moved, kind),
+                            kind=kind,
                         )

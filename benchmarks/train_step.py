@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet import DiffusionNet, Operators
-from diffnet.benchmarks.arithmetic import Arithmetic, arithmetic, floor_ms, matmul_precision
+from diffnet.benchmarks.arithmetic import Arithmetic, arithmetic, matmul_precision
 from diffnet.benchmarks.original import original_meshes, original_network
 from diffnet.benchmarks.peers import compiled, forget_compiled, on_kernels
 from diffnet.benchmarks.registry import Case, Options, Unavailable, benchmark
@@ -56,7 +56,7 @@ def train_step(options: Options) -> Iterator[Case]:
                         peers,
                         flops=flops,
                         bytes=moved,
-                        floor_ms=floor_ms(flops, moved, kind),
+                        kind=kind,
                     )
 
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from diffnet.benchmarks.arithmetic import Arithmetic, arithmetic, floor_ms, matmul_precision
+from diffnet.benchmarks.arithmetic import Arithmetic, arithmetic, matmul_precision
 from diffnet.benchmarks.peers import on_kernels
 from diffnet.benchmarks.registry import Case, Options, benchmark
 from diffnet.benchmarks.sparse import mesh_pattern, moved_bytes
@@ -121,7 +121,7 @@ def _cases(
                         {"table": on_kernels(device, partial(run, tiling=None)), **peers},
                         flops=flops,
                         bytes=moved,
-                        floor_ms=floor_ms(flops, moved, kind),
+                        kind=kind,
                     )
 
 

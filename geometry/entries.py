@@ -63,7 +63,12 @@ def is_cached(
 
     Raises MeshError for a mesh that can't be read.
     """
-    return _path(_rounded(load_mesh(mesh)), Options(k, laplacian, basis), cache_dir).is_file()
+    return has_entry(mesh, Options(k, laplacian, basis), cache_dir)
+
+
+def has_entry(mesh: MeshLike, options: Options, cache_dir: str | os.PathLike[str]) -> bool:
+    """See `is_cached`."""
+    return _path(_rounded(load_mesh(mesh)), options, cache_dir).is_file()
 
 
 def found_or_computed(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from diffnet.geometry.entries import Options, Unsolved, found_or_computed, is_cached, unsolved_entry
+from diffnet.geometry.entries import Options, Unsolved, found_or_computed, has_entry, unsolved_entry
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.positions import normalize_positions
@@ -57,7 +57,7 @@ def _attempted(work: Callable[[], T], source: MeshLike) -> T | str:
 def is_filled(source: MeshLike, options: Options, cache_dir: str | os.PathLike[str]) -> bool:
     """Whether there is an entry; its content isn't looked at."""
     try:
-        return is_cached(normalized(source, cache_dir), options.k, options.laplacian, cache_dir, basis=options.basis)
+        return has_entry(normalized(source, cache_dir), options, cache_dir)
     except MeshError:
         return False  # whoever fills the cache says what is wrong
 

@@ -10,7 +10,7 @@ import numpy as np
 from diffnet.geometry.component import Array, Pairs
 from diffnet.geometry.shift_invert import Rows, ShiftInvert, turned
 
-# Array matrices are NumPy's, too: the threads of SciPy's own BLAS and of NumPy's would wait for each other.
+# Small matrices are NumPy's, too: the threads of SciPy's own BLAS and of NumPy's would wait for each other.
 MOST_RESTARTS = 20
 ROUNDING = 1e-15
 

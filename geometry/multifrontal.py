@@ -108,9 +108,8 @@ class _Level:
 
     def border_place(self, front: Tensor, vertex: Tensor) -> Tensor:
         """R where it has no such vertex."""
-        key = front * self.stride + vertex
-        at = torch.searchsorted(self.keys, key)
-        return torch.where(self.keys[at] == key, at - self.first[front], self.border.shape[1])
+        at = _find(self.keys, front * self.stride + vertex, -1)
+        return torch.where(at >= 0, at - self.first[front], self.border.shape[1])
 
     def eliminate(
         self, level: Tensor, rows: Tensor, columns: Tensor, values: Tensor, diagonal: Tensor, updates: Tensor
@@ -133,10 +132,10 @@ class _Level:
         fronts[:, places, places] = pad(diagonal, (0, 1), value=1.0)[self.own]
 
         flat = updates.flatten()
-        for part in range(0, count, max(1, MOST_AT_ONCE // size**2)):
-            some = slice(part, part + max(1, MOST_AT_ONCE // size**2))
-            for source in self.child_rows[:, some]:
-                fronts[some] += flat[source[:, :, None] * self.child_size + source[:, None, :] % self.child_size]
+        together = max(1, MOST_AT_ONCE // size**2)
+        for some, sources in zip(fronts.split(together), self.child_rows.split(together, 1), strict=True):  # type: ignore[no-untyped-call]
+            for source in sources:
+                some += flat[source[:, :, None] * self.child_size + source[:, None, :] % self.child_size]
         factor, info = torch.linalg.cholesky_ex(fronts[:, :width, :width])
         identity = torch.eye(width, dtype=values.dtype, device=values.device)
         self.inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)

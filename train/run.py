@@ -147,11 +147,7 @@ def check_folder(out: Path, resume: bool) -> None:
 
 
 def preprocess(
-    items: Sequence[LabeledMesh],
-    options: TrainOptions,
-    cache_dir: Path,
-    jobs: int | None,
-    console: Console,
+    items: Sequence[LabeledMesh], options: TrainOptions, cache_dir: Path, jobs: int | None, console: Console
 ) -> list[Sample]:
     """Samples by way of the cache, with a progress bar. Raises DataError naming the meshes that can't be used."""
     chosen, meshes = options.preprocessing, [item.mesh for item in items]
