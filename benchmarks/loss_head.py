@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from diffnet.benchmarks.arithmetic import arithmetic, matmul_precision
 from diffnet.benchmarks.peers import compiled, forget_compiled, leaf, on_kernels
 from diffnet.benchmarks.registry import Case, Options, benchmark
-from diffnet.ops import Backend, cross_entropy
+from diffnet.ops import Backend, cross_entropy, mlp
 
 CLASSES = 260
 VERTICES = (2_000, 15_000, 50_000, 200_000)
@@ -47,7 +47,7 @@ def loss_head_cases(options: Options) -> Iterator[Case]:
 
 
 def _loss(layer: nn.Linear, backend: Backend, x: Tensor, labels: Tensor) -> Tensor:
-    return cross_entropy(layer(x), labels, backend=backend).mean()
+    return cross_entropy(mlp([x], [layer.weight], [layer.bias], backend=backend), labels, backend=backend).mean()
 
 
 def _gradients(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, labels: Tensor, layer: nn.Linear) -> object:
