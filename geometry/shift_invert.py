@@ -35,11 +35,11 @@ class ShiftInvert:
         # Scaled before it is inverted rather than around each solve. Cholesky's rounding doesn't depend on the scaling.
         scale = scipy.sparse.diags(1 / self.root)
         self.matrix = (scale @ laplacian @ scale + shift * scipy.sparse.eye(len(mass))).tocsr()
-        self.matrix.sort_indices()
-        arrays = self.matrix.indptr.astype(np.int32), self.matrix.indices.astype(np.int32), self.matrix.data
+        # Entry by entry: where columns are compressed already, cholespy 2.2 reallocates arrays that are NumPy's.
+        entries = self.matrix.tocoo()
+        places = entries.row.astype(np.int32), entries.col.astype(np.int32)
         try:
-            # Of a symmetric matrix, rows are columns.
-            self.factor = cholespy.CholeskySolverD(len(mass), *arrays, cholespy.MatrixType.CSC)
+            self.factor = cholespy.CholeskySolverD(len(mass), *places, entries.data, cholespy.MatrixType.COO)
         except ValueError as e:
             raise ArithmeticError(str(e)) from e
 
