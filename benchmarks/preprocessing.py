@@ -23,6 +23,7 @@ from diffnet.geometry import (
     FORMATS,
     LaplacianKind,
     Mesh,
+    MeshLike,
     Operators,
     eigenbases,
     eigenbasis,
@@ -32,6 +33,7 @@ from diffnet.geometry import (
     normalize_positions,
     precompute,
 )
+from diffnet.geometry.workers import available_cores, interrupts_blocked, worker_pool
 
 Problem: TypeAlias = tuple[scipy.sparse.csr_matrix, NDArray[np.float64]]
 
@@ -43,17 +45,20 @@ ORIGINAL_LIMIT = 150_000  # vertices; from there its factorisation and loop take
 
 @benchmark("precompute", metrics=("ms", "MB"))
 def precompute_cases(options: Options) -> Iterator[Case]:
-    """From meshes in memory to operators, one mesh after another, on all cores."""
+    """From meshes in memory to operators: one mesh after another, on all cores; and sets as a data set, a mesh a core,
+    from the start of the processes on.
+    """
     k = options.k or 128
     for name, meshes in _cases(options):
-        yield Case(
-            {"mesh": name, "meshes": len(meshes), "k": k, "vertices": _mean_size(meshes)},
-            {
-                "original": partial(_original, meshes, k),
-                "diffnet": partial(_precompute, meshes, k, "robust", options.device),
-                "diffnet, cotan": partial(_precompute, meshes, k, "cotan", options.device),
-            },
-        )
+        peers: dict[str, Callable[[], object]] = {
+            "original": partial(_original, meshes, k),
+            "diffnet": partial(_precompute, meshes, k, "robust", options.device),
+            "diffnet, cotan": partial(_precompute, meshes, k, "cotan", options.device),
+        }
+        if len(meshes) > 1:
+            peers["original, a mesh a core"] = partial(_original_on_all_cores, meshes, k)
+            peers["diffnet, a mesh a core"] = partial(_load_all_afresh, meshes, Preprocessing(k))
+        yield Case({"mesh": name, "meshes": len(meshes), "k": k, "vertices": _mean_size(meshes)}, peers)
 
 
 @benchmark("eigenbasis")
@@ -101,7 +106,7 @@ def eigenbasis_set_cases(options: Options) -> Iterator[Case]:
 def data_set_cases(options: Options) -> Iterator[Case]:
     """From mesh files to operators in memory: with an empty cache, on all cores, and with a warm one.
 
-    The original's recipe reads the same files and takes one mesh after another.
+    The original's recipe reads the same files, one after another and on all cores.
     """
     preprocessing = Preprocessing(options.k or 128)
     with tempfile.TemporaryDirectory() as scratch:
@@ -109,44 +114,40 @@ def data_set_cases(options: Options) -> Iterator[Case]:
         files = _files(options.meshes) if options.meshes is not None else _write_tori(folder / "meshes")
         loaded = load_all(files, preprocessing, folder / "warm")
         mean_size = round(sum(operators.num_vertices for operators in loaded) / len(loaded))
-        fresh = (folder / f"cold {i}" for i in itertools.count())
-        cold: dict[str, Callable[[], object]] = {
-            "cold cache": lambda: _load_all_afresh(files, preprocessing, next(fresh), "cpu")
+        peers: dict[str, Callable[[], object]] = {
+            "original": partial(_original, files, preprocessing.k),
+            "original, a mesh a core": partial(_original_on_all_cores, files, preprocessing.k),
+            "cold cache": partial(_load_all_afresh, files, preprocessing),
         }
         if options.device.type == "cuda":
-            cold["cold cache with GPU"] = lambda: _load_all_afresh(files, preprocessing, next(fresh), options.device)
-        yield Case(
-            {"k": preprocessing.k, "vertices": mean_size, "meshes": len(files)},
-            {
-                "original": lambda: _original([_connected(load_mesh(file)) for file in files], preprocessing.k),
-                **cold,
-                "warm cache": partial(load_all, files, preprocessing, folder / "warm"),
-            },
-        )
+            peers["cold cache with GPU"] = partial(_load_all_afresh, files, preprocessing, options.device)
+        peers["warm cache"] = partial(load_all, files, preprocessing, folder / "warm")
+        yield Case({"k": preprocessing.k, "vertices": mean_size, "meshes": len(files)}, peers)
 
 
 def _load_all_afresh(
-    files: Sequence[Path], preprocessing: Preprocessing, cache: Path, device: torch.device | str
+    sources: Sequence[MeshLike], preprocessing: Preprocessing, device: torch.device | str = "cpu"
 ) -> list[Operators]:
     """As a program does that has preprocessed nothing yet, and has no processes ready."""
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    return load_all(files, preprocessing, cache, device)
+    with tempfile.TemporaryDirectory() as cache:
+        return load_all(sources, preprocessing, Path(cache), device)
 
 
 def load_all(
-    files: Sequence[Path], preprocessing: Preprocessing, cache: Path, device: torch.device | str = "cpu"
+    sources: Sequence[MeshLike], preprocessing: Preprocessing, cache: Path, device: torch.device | str = "cpu"
 ) -> list[Operators]:
     failed, loaded = load_meanwhile(  # as the training loop does it
-        lambda i: prepare(files[i], preprocessing, cache),
-        lambda ready: fill_cache(files, preprocessing, cache, device=device, ready=ready),
+        lambda i: prepare(sources[i], preprocessing, cache),
+        lambda ready: fill_cache(sources, preprocessing, cache, device=device, ready=ready),
     )
     if failed:
-        raise ValueError(f"{len(failed)} of {len(files)} meshes can't be used: {next(iter(failed.values()))}")
-    return [loaded[i].result()[1] for i in range(len(files))]
+        raise ValueError(f"{len(failed)} of {len(sources)} meshes can't be used: {next(iter(failed.values()))}")
+    return [loaded[i].result()[1] for i in range(len(sources))]
 
 
 def _cases(options: Options) -> Iterator[tuple[str, list[Mesh]]]:
-    """Sets of meshes at unit size: some of a folder, and three of these subdivided; without one, tori of all sizes."""
+    """Sets of meshes at unit size: some of a folder, and four of these subdivided; without one, tori of all sizes."""
     if options.meshes is None:
         for size in options.vertices or SIZES:
             yield "torus", [bumpy_torus(size)]
@@ -154,7 +155,7 @@ def _cases(options: Options) -> Iterator[tuple[str, list[Mesh]]]:
     files = _files(options.meshes)
     chosen = [_connected(load_mesh(file)) for file in files[:: max(1, len(files) // MESHES)][:MESHES]]
     yield options.meshes.name, chosen
-    yield f"{options.meshes.name}, subdivided", [_subdivided(mesh) for mesh in chosen[:3]]
+    yield f"{options.meshes.name}, subdivided", [_subdivided(mesh) for mesh in chosen[:4]]
 
 
 def _files(folder: Path) -> list[Path]:
@@ -209,9 +210,21 @@ def _precompute(meshes: Sequence[Mesh], k: int, laplacian: LaplacianKind, device
     return [precompute(mesh, k, laplacian, device=device) for mesh in meshes]
 
 
-def _original(meshes: Sequence[Mesh], k: int) -> list[object]:
-    _refuse_large([len(mesh.verts) for mesh in meshes])
-    return [original_precompute(mesh.verts, mesh.faces, k) for mesh in meshes]
+def _original(sources: Sequence[MeshLike], k: int) -> list[object]:
+    return [_by_original_recipe(source, k) for source in sources]
+
+
+def _original_on_all_cores(sources: Sequence[MeshLike], k: int) -> list[object]:
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    jobs = min(available_cores(), len(sources))
+    with worker_pool(jobs, 1) as pool, interrupts_blocked():
+        return list(pool.map(_by_original_recipe, sources, itertools.repeat(k)))
+
+
+def _by_original_recipe(source: MeshLike, k: int) -> object:
+    mesh = _connected(load_mesh(source))
+    _refuse_large([len(mesh.verts)])
+    return original_precompute(mesh.verts, mesh.faces, k)
 
 
 def _one_by_one(problems: Sequence[Problem], k: int, device: torch.device | str) -> list[object]:
