@@ -34,9 +34,12 @@ def _mesh_normals(mesh: Mesh) -> NDArray[np.float64]:
     cross = np.cross((b - a) / scale, (c - a) / scale)
     area = np.linalg.norm(cross, axis=1)
     corners = mesh.faces.reshape(-1)
-    total = np.stack([np.bincount(corners, np.repeat(cross[:, i], 3), len(mesh.verts)) for i in range(3)], axis=1)
+    sums = [np.bincount(corners, np.repeat(cross[:, i], 3), len(mesh.verts)) for i in range(3)]
+    total = np.stack(sums, axis=1).astype(np.float64)
     size = np.linalg.norm(total, axis=1)
     cancelled = size < 1e-3 * np.bincount(corners, np.repeat(area, 3), len(mesh.verts))
+    if not cancelled.any():
+        return _unit(total)
 
     largest = np.zeros_like(total)
     order = np.argsort(area, kind="stable")  # of several writes to one place the last, from the largest face, stays

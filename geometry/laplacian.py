@@ -11,6 +11,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.errors import MeshError
+from diffnet.geometry.intrinsic_delaunay import delaunay_laplacian
 from diffnet.geometry.mesh import Mesh
 
 LaplacianKind: TypeAlias = Literal["robust", "cotan"]
@@ -44,12 +45,13 @@ def laplacian_and_mass(
     if mesh.is_point_cloud:
         if len(mesh.verts) < 4:
             raise MeshError(f"{mesh.name}: a point cloud needs at least 4 points, this has {len(mesh.verts)}")
-        used = np.arange(len(mesh.verts))
+        used = np.ones(len(mesh.verts), bool)
     else:
         if len(faces) == 0:
             raise MeshError(f"{mesh.name}: none of the {len(mesh.faces)} faces has three distinct corners")
-        used, faces = np.unique(faces, return_inverse=True)
-        faces = faces.reshape(-1, 3)
+        used = np.zeros(len(mesh.verts), bool)
+        used[faces] = True
+        faces = (np.cumsum(used) - 1)[faces]
     # The libraries below regularise by absolute amounts, so they get the mesh at unit size.
     verts = mesh.verts[used] - mesh.verts[used].mean(axis=0)
     scale = np.linalg.norm(verts, axis=1).max()
@@ -65,8 +67,11 @@ def laplacian_and_mass(
             laplacian, mass = robust_laplacian.point_cloud_laplacian(verts, n_neighbors=neighbors)
             mass = mass.diagonal()
         elif kind == "robust":
-            laplacian, mass = robust_laplacian.mesh_laplacian(verts, faces)
-            mass = mass.diagonal()
+            found = delaunay_laplacian(verts, faces)
+            if found is None:
+                laplacian, mass = robust_laplacian.mesh_laplacian(verts, faces)
+                found = laplacian, mass.diagonal()
+            laplacian, mass = found
         else:
             laplacian = potpourri3d.cotan_laplacian(verts, faces, denom_eps=1e-10)
             mass = potpourri3d.vertex_areas(verts, faces)
@@ -79,15 +84,13 @@ def laplacian_and_mass(
     # A vertex whose faces all have zero area would have no mass, and M no inverse.
     mass = np.maximum(mass, 1e-8 * mass.mean())
 
-    spread = scipy.sparse.csr_matrix(
-        (np.ones(len(used)), (used, np.arange(len(used)))), shape=(len(mesh.verts), len(used))
-    )
     laplacian = (laplacian + laplacian.T) / 2
     # Rows sum to 0 but for rounding, and where a local triangulation left a point out and a 1 in its place.
     laplacian = laplacian - scipy.sparse.diags(np.asarray(laplacian.sum(axis=1)).reshape(-1))
-    laplacian = spread @ laplacian @ spread.T
+    spread = scipy.sparse.eye(len(used), format="csr")[:, used]
+    laplacian = scipy.sparse.csr_matrix(laplacian if used.all() else spread @ laplacian @ spread.T)
     laplacian.sort_indices()
-    return scipy.sparse.csr_matrix(laplacian), spread @ mass * scale**2
+    return laplacian, spread @ mass * scale**2
 
 
 def _has_area(verts: NDArray[np.float64], faces: NDArray[np.int64]) -> bool:

@@ -320,7 +320,7 @@ def test_exceptions_of_libraries_name_the_mesh(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module.potpourri3d, "cotan_laplacian", fail)
     for kind in LAPLACIANS:
         with pytest.raises(MeshError, match=r"arrays: .*assertion in C\+\+"):
-            precompute(TETRAHEDRON, 4, kind)
+            precompute((TETRAHEDRON[0], TETRAHEDRON[1][:3]), 4, kind)
 
 
 # Point clouds
