@@ -19,8 +19,9 @@ VERTICES = (2_000, 15_000, 50_000, 200_000)
 
 @benchmark("loss-head", metrics=("GB/s",))
 def loss_head_cases(options: Options) -> Iterator[Case]:
-    """A linear layer to 260 classes and the loss, forward and backward, beside a floor of keeping no logits: features
-    are read, and their gradients written.
+    """The last layer to 260 classes and the loss, forward and backward.
+
+    The floor keeps no logits: features are read, and their gradients written.
     """
     device = options.device
     for dtype in options.dtypes or ("bf16", "tf32"):

@@ -45,8 +45,9 @@ ORIGINAL_LIMIT = 150_000  # vertices; from there its factorisation and loop take
 
 @benchmark("precompute", metrics=("ms", "MB"))
 def precompute_cases(options: Options) -> Iterator[Case]:
-    """From meshes in memory to operators: one mesh after another, on all cores; and sets as a data set, a mesh a core,
-    from the start of the processes on.
+    """From meshes in memory to operators, on all cores.
+
+    One mesh after another, and sets also a mesh a core, from the start of processes to the end of the last.
     """
     k = options.k or 128
     for name, meshes in _cases(options):

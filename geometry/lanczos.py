@@ -150,7 +150,8 @@ class KrylovSpace:
         """Q and R of rowsᵀ = Qᵀ R, by Cholesky-QR, twice for accuracy."""
         upper: Array = np.eye(self.block)
         for _ in range(2):
-            lower = np.linalg.cholesky(self.operator.to_host(rows @ turned(rows)))
+            # By a copy: what BLAS has for a matrix times its own transpose takes three times as long on a few rows.
+            lower = np.linalg.cholesky(self.operator.to_host(rows @ turned(1.0 * rows)))
             rows, upper = self.operator.from_host(np.linalg.inv(lower)) @ rows, turned(lower) @ upper
         return rows, upper
 
