@@ -26,7 +26,7 @@ class Options:
     vertices, widths: the sizes to measure, V and C
     k: eigenpairs
     dtypes: names of arithmetics, see `arithmetic.ARITHMETICS`
-    peers: measure these only
+    peers: names, with commas between them; measure these only
     seconds: to spend on measuring one case
     flush: empty the GPU's L2 cache before each run
     compile: measure what torch.compile makes of the others, too
@@ -38,7 +38,7 @@ class Options:
     widths: tuple[int, ...] | None = None
     k: int | None = None
     dtypes: tuple[str, ...] | None = None
-    peers: tuple[str, ...] | None = None
+    peers: str | None = None
     seconds: float = 1.0
     flush: bool = True
     compile: bool = True

@@ -66,10 +66,16 @@ def _run(bench: Benchmark, options: Options, out: Path, console: Console) -> lis
 def _choose(case: Case, options: Options) -> Case:
     if options.peers is None:
         return case
-    unknown = [peer for peer in options.peers if peer not in case.peers]
-    if unknown:
-        raise ValueError(f"no peer is called {unknown[0]!r}; there are {', '.join(case.peers)}")
-    return replace(case, peers={peer: case.peers[peer] for peer in options.peers})
+    chosen: list[str] = []
+    rest = options.peers.strip()
+    while rest or not chosen:
+        # Names may have commas themselves.
+        fitting = [peer for peer in case.peers if f"{rest},".startswith(f"{peer},")]
+        if not fitting:
+            raise ValueError(f"no peer is called {rest.split(',')[0]!r}; there are {'; '.join(case.peers)}")
+        chosen.append(max(fitting, key=len))
+        rest = rest[len(chosen[-1]) + 1 :].lstrip()
+    return replace(case, peers={peer: case.peers[peer] for peer in chosen})
 
 
 def _line(row: Row) -> str:

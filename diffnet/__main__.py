@@ -54,7 +54,7 @@ def bench(
         widths=_integers("--widths", widths),
         k=k,
         dtypes=None if dtypes is None else tuple(dtypes.split(",")),
-        peers=None if peers is None else tuple(peers.split(",")),
+        peers=peers,
         seconds=seconds,
         flush=flush,
         compile=compile,

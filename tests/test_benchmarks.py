@@ -168,6 +168,25 @@ def test_what_a_run_writes(registry: dict, monkeypatch: pytest.MonkeyPatch, tmp_
     assert run["versions"]["torch"] == torch.__version__
 
 
+def test_peers_are_chosen_by_names_that_may_have_commas(
+    registry: dict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @benchmark("mine")
+    def cases(options: Options) -> Iterator[Case]:
+        yield Case({"vertices": 1}, dict.fromkeys(("one", "one, two", "two"), lambda: None))
+
+    for asked, expected in (
+        ("one, two", ["one, two"]),
+        ("one,two", ["one", "two"]),
+        ("two,one, two, one", ["two", "one, two", "one"]),
+    ):
+        assert bench(monkeypatch, "mine", "--out", tmp_path, "--seconds", 0, "--peers", asked) == 0
+        assert [row["peer"] for row in read_csv(tmp_path / "mine.csv")] == expected
+    for asked, unknown in (("one,three", "'three'"), ("one two", "'one two'"), ("", "''")):
+        assert bench(monkeypatch, "mine", "--out", tmp_path, "--peers", asked) == 1
+        assert unknown in capsys.readouterr().err
+
+
 def test_a_broken_peer_fails_the_run_at_its_end(
     registry: dict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
