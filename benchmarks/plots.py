@@ -42,10 +42,10 @@ def plot(csv_path: Path, png_path: Path, title: str, x: str, metrics: Sequence[M
     for i, metric in enumerate(metrics):
         begin = i * down * across
         for axes, (values, rows) in zip(panels[begin:], groups.items(), strict=False):
-            draw = _lines if len({row[x] for row in rows}) > 1 else _bars
+            draw, room = (_lines, 50) if len({row[x] for row in rows}) > 1 else (_bars, 30)
             draw(axes, rows, x, metric, colors)
             name = ", ".join(f"{n} {v}" for n, v in zip(parameters, values, strict=True))
-            axes.set_title("\n".join(wrap(name, 50)), fontsize=8)
+            axes.set_title("\n".join(wrap(name, room)), fontsize=8)
         for axes in panels[begin + len(groups) : begin + down * across]:
             axes.set_visible(False)
     lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
@@ -81,7 +81,7 @@ def _lines(axes: Axes, rows: Rows, x: str, metric: Metric, colors: Colors) -> No
 def _bars(axes: Axes, rows: Rows, x: str, metric: Metric, colors: Colors) -> None:
     shown = [row for row in rows if row[_COLUMN[metric]]]
     values = [float(row[_COLUMN[metric]]) for row in shown]
-    names = ["\n".join(wrap(row["peer"], 24)) for row in shown]
+    names = ["\n".join(wrap(row["peer"], 18)) for row in shown]
     bars = axes.barh(names, values, color=[colors[row["peer"]] for row in shown])
     axes.locator_params(axis="x", nbins=3)
     axes.bar_label(bars, [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values], padding=3, size=8)
