@@ -7,6 +7,7 @@ edges at a time. That covers a surface with two sheets; those of a closed one do
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import scipy.sparse
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.component import Array
 
-Indices = NDArray[np.int64]
+Indices: TypeAlias = NDArray[np.int64]
 
 MOLLIFIED = 1e-5  # of the mean edge length: the least that two edges of a triangle are longer by than the third
 DELAUNAY = -1e-6  # the cotangent weight from which an edge stays
