@@ -34,6 +34,18 @@ def forget_compiled() -> None:
     torch._dynamo.reset()
 
 
+def first_made(make: Callable[[], Callable[[], object]]) -> Callable[[], object]:
+    """A peer that is made in its first call, so that what it holds is there only if it is measured."""
+    made: list[Callable[[], object]] = []
+
+    def run() -> object:
+        if not made:
+            made.append(make())
+        return made[0]()
+
+    return run
+
+
 def on_kernels(device: torch.device, run: Callable[[], object]) -> Callable[[], object]:
     """Unavailable where Triton's kernels can't run."""
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from diffnet import DiffusionNet, Operators
 from diffnet.benchmarks.arithmetic import Arithmetic, arithmetic, matmul_precision
 from diffnet.benchmarks.original import original_meshes, original_network
-from diffnet.benchmarks.peers import compiled, forget_compiled, on_kernels
+from diffnet.benchmarks.peers import compiled, first_made, forget_compiled, on_kernels
 from diffnet.benchmarks.registry import Case, Options, Unavailable, benchmark
 from diffnet.benchmarks.synthetic import synthetic_operators
 from diffnet.train.capture import CapturedStep
@@ -37,15 +37,15 @@ def train_step(options: Options) -> Iterator[Case]:
                 make = partial(_step, kind, c, x, operators, labels)
                 original = partial(_original_step, c, x, operators, labels)
                 peers = {
-                    "original": _first_made(original),
-                    "plain": _first_made(partial(make, "torch")),
-                    "triton": on_kernels(device, _first_made(partial(make, "triton"))),
-                    "triton-captured": on_kernels(device, _first_made(partial(_captured, device, make))),
+                    "original": first_made(original),
+                    "plain": first_made(partial(make, "torch")),
+                    "triton": on_kernels(device, first_made(partial(make, "triton"))),
+                    "triton-captured": on_kernels(device, first_made(partial(captured, device, make))),
                 }
                 if options.compile:
-                    peers["original-compiled"] = _first_made(partial(original, compile=True))
-                    peers["plain-compiled"] = _first_made(partial(make, "torch", compile=True))
-                    peers["triton-compiled"] = on_kernels(device, _first_made(partial(make, "triton", compile=True)))
+                    peers["original-compiled"] = first_made(partial(original, compile=True))
+                    peers["plain-compiled"] = first_made(partial(make, "torch", compile=True))
+                    peers["triton-compiled"] = on_kernels(device, first_made(partial(make, "triton", compile=True)))
                 # Of a block and vertex, forward and backward: both ways of the spectral transform, gradient features,
                 # MLP; the bytes are those of a block whose every part reads its inputs and writes its outputs once.
                 flops = float(BLOCKS * v * (8 * k * c + 36 * k * c + 30 * c * c))
@@ -58,18 +58,6 @@ def train_step(options: Options) -> Iterator[Case]:
                         bytes=moved,
                         kind=kind,
                     )
-
-
-def _first_made(make: Callable[[], Callable[[], object]]) -> Callable[[], object]:
-    """A peer that is made in its first call, so that what it holds is there only if it is measured."""
-    made: list[Callable[[], object]] = []
-
-    def run() -> object:
-        if not made:
-            made.append(make())
-        return made[0]()
-
-    return run
 
 
 def _step(
@@ -102,7 +90,8 @@ def _step(
     return step
 
 
-def _captured(device: torch.device, make: Callable[[str], Callable[[], Tensor]]) -> Callable[[], object]:
+def captured(device: torch.device, make: Callable[[str], Callable[[], Tensor]]) -> Callable[[], object]:
+    """What `make` makes of the kernels, as a CUDA graph."""
     if device.type != "cuda":
         raise Unavailable("CUDA graphs need a GPU")
     return CapturedStep(make("triton"))

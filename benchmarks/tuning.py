@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -66,6 +66,15 @@ LINEAR = {
         *((64, 64, 128, 4, 3), (64, 64, 128, 4, 2), (64, 32, 128, 4, 3), (64, 32, 128, 4, 4)),
     ],
 }
+# Of these two a tile has all channels; where that is 128, some are too large.
+MLP_FORWARD = {
+    "bf16": [(64, 64, 128, 4, 2), (64, 64, 128, 4, 3), (64, 32, 128, 4, 3), (32, 64, 128, 4, 3), (128, 64, 128, 8, 3)],
+    "tf32": [(64, 32, 128, 4, 2), (64, 32, 128, 4, 3), (64, 64, 128, 4, 2), (32, 32, 128, 4, 3), (64, 32, 128, 8, 3)],
+}
+MLP_BACKWARD = {
+    "bf16": [(32, 128, 128, 4, 3), (32, 128, 128, 8, 3), (64, 128, 128, 4, 2), (64, 128, 128, 4, 3)],
+    "tf32": [(32, 128, 128, 4, 2), (32, 128, 128, 8, 3), (64, 128, 128, 4, 1), (64, 128, 128, 4, 3)],
+}
 WEIGHTS = {
     "bf16": [
         (64, 128, 128, 8, 4),
@@ -100,12 +109,13 @@ def _cases(
     candidates: dict[str, list[tuple[int, int, int, int, int]]],
     programs: tuple[int, ...],
     make: Make,
+    widths: tuple[int, ...] = (128, 256),
 ) -> Iterator[Case]:
     device, k = options.device, options.k or 128
     for dtype in options.dtypes or ("bf16", "tf32"):
         kind = arithmetic(dtype)
         listed = candidates["bf16" if kind.storage.itemsize == 2 else "tf32"]
-        for c in options.widths or (128, 256):
+        for c in options.widths or widths:
             for v in options.vertices or (2_000, 50_000, 524_288):
                 run, flops, moved = make(device, kind, v, k, c)
                 peers = {
@@ -238,6 +248,52 @@ def tune_linear(options: Options) -> Iterator[Case]:
         return run, 6.0 * v * c * c, float(kind.bytes * v * 4 * c)
 
     yield from _cases(options, "linear", LINEAR, (1,), make)
+
+
+@benchmark("tune-mlp-forward", metrics=("GB/s",))
+def tune_mlp_forward(options: Options) -> Iterator[Case]:
+    """Tiles of a block's MLP in one kernel, without dropout."""
+
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
+        inputs, weights = _block_mlp(device, kind, v, c)
+        biases = [torch.randn(c, device=device) for _ in weights]
+
+        def run(tiling: Any) -> object:
+            from diffnet.ops.kernels.mlp import forward
+
+            return forward(inputs, weights, biases, inputs[0], 0.0, None, False, _all_channels(tiling, c))
+
+        return run, 10.0 * v * c * c, float(kind.bytes * v * 4 * c)
+
+    yield from _cases(options, "mlp forward", MLP_FORWARD, (1,), make, (32, 64, 128))
+
+
+@benchmark("tune-mlp-backward", metrics=("GB/s",))
+def tune_mlp_backward(options: Options) -> Iterator[Case]:
+    """Tiles of the backward of a block's MLP in one kernel, but for the gradients of weights."""
+
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
+        inputs, weights = _block_mlp(device, kind, v, c)
+
+        def run(tiling: Any) -> object:
+            from diffnet.ops.kernels.mlp import backward
+
+            return backward(inputs[0], inputs, weights, inputs[1:], True, 0.5, True, _all_channels(tiling, c))
+
+        return run, 10.0 * v * c * c, float(kind.bytes * v * 8 * c)
+
+    yield from _cases(options, "mlp backward", MLP_BACKWARD, (1, 2, 3), make, (32, 64, 128))
+
+
+def _block_mlp(device: torch.device, kind: Arithmetic, v: int, c: int) -> tuple[list[Tensor], list[Tensor]]:
+    weights = [_random(device, kind, c, inputs * c) for inputs in (3, 1, 1)]
+    return [_random(device, kind, v, c) for _ in range(3)], weights
+
+
+def _all_channels(tiling: Any, c: int) -> Any:
+    from diffnet.ops.kernels.tiling import tile
+
+    return tiling and replace(tiling, c=tile(c, tiling.c), k=tile(c, tiling.k))
 
 
 @benchmark("tune-weight-gradients", metrics=("GB/s",))

@@ -30,7 +30,7 @@ def mlp(
     inputs: (V, Cᵢ) each, weights: (H₁, Σ Cᵢ), (H₂, H₁), …, biases: (H₁,), (H₂,), …, residual: (V, Hₙ) → (V, Hₙ)
     dropout: the probability of a zero, from PyTorch's random numbers (the kernels draw a seed from them)
 
-    The kernels keep the hidden layers, and no masks: what is 0 in these was dropped or cut off.
+    For the backward, the kernels keep the hidden layers, and no masks: what is 0 in these was dropped or cut off.
     Raises ValueError for a dropout outside 0 ≤ p < 1, and where there are no weights, or not as many biases.
     """
     if not 0 <= dropout < 1:
@@ -47,7 +47,9 @@ def mlp(
         seeds = torch.randint(2**31, (hidden, 2), device=parts[0].device) if dropout > 0 and hidden else None
         skip = residual is inputs[0] and alike
         added = None if skip or residual is None else residual.to(dtype)
-        out: Tensor = _mlp(parts, list(weights), list(biases or []), added, skip, dropout, seeds)[0]
+        tensors = [*parts, *weights, *(biases or []), *([] if added is None else [added])]
+        keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        out: Tensor = _mlp(parts, list(weights), list(biases or []), added, skip, dropout, seeds, keep)[0]
         return out
     x = torch.cat(list(inputs), dim=-1) if len(inputs) > 1 else inputs[0]
     for i, weight in enumerate(weights):
@@ -67,28 +69,16 @@ def _mlp_kernel(
     skip: bool,
     dropout: float,
     seeds: Tensor | None,
+    keep: bool,
 ) -> list[Tensor]:
-    """The output and the hidden layers, in the inputs' dtype, which the weights are rounded to.
+    """The output and, where they are to be kept, the hidden layers, in the inputs' dtype, which weights are rounded to.
 
     skip: the residual is the first input; seeds: (n − 1, 2) where there is dropout
     """
-    from diffnet.ops.kernels.linear import linear
+    from diffnet.ops.kernels.mlp import forward
 
-    outs: list[Tensor] = []
-    residual = inputs[0] if skip else residual
-    for i, weight in enumerate(weights):
-        last = i == len(weights) - 1
-        out = linear(
-            outs[-1:] or inputs,
-            weight.to(inputs[0].dtype),
-            biases[i] if biases else None,
-            activation=not last,
-            dropout=dropout,
-            seed=None if last or seeds is None else seeds[i],
-            residual=residual if last else None,
-        )
-        outs.append(out)
-    return [outs[-1], *outs[:-1]]
+    rounded = [weight.to(inputs[0].dtype) for weight in weights]
+    return forward(inputs, rounded, biases, inputs[0] if skip else residual, dropout, seeds, keep)
 
 
 def _mlp_fake(
@@ -99,9 +89,10 @@ def _mlp_fake(
     skip: bool,
     dropout: float,
     seeds: Tensor | None,
+    keep: bool,
 ) -> list[Tensor]:
     outs = [inputs[0].new_empty(inputs[0].shape[0], weight.shape[0]) for weight in weights]
-    return [outs[-1], *outs[:-1]]
+    return [outs[-1], *(outs[:-1] if keep else [])]
 
 
 def _mlp_backward_kernel(
@@ -114,18 +105,11 @@ def _mlp_backward_kernel(
     need_inputs: bool,
 ) -> list[Tensor]:
     """The gradient of the inputs (n, V, C), empty where it isn't needed, then of weights, then of biases, float32."""
-    from diffnet.ops.kernels.linear import inputs_backward, linear_backward
+    from diffnet.ops.kernels.mlp import backward
     from diffnet.ops.kernels.weight_gradients import weight_gradients
 
-    grads = [grad]  # of what each layer puts out before its activation, the first layer's first
-    for weight, activated in zip(reversed(weights[1:]), reversed(hidden), strict=True):
-        grads.insert(0, linear_backward(grads[0], weight.to(grad.dtype), hidden=activated, dropout=dropout))
-    parts = len(inputs)
-    if need_inputs:
-        residual = grad if skip else None
-        input_grads = inputs_backward(grads[0], weights[0].to(grad.dtype), parts, residual)
-    else:
-        input_grads = grad.new_empty(parts, 0, inputs[0].shape[1])
+    parts, rounded = len(inputs), [weight.to(grad.dtype) for weight in weights]
+    input_grads, grads = backward(grad, inputs, rounded, hidden, skip, dropout, need_inputs)
     sums = weight_gradients([*((grads[0], x) for x in inputs), *zip(grads[1:], hidden, strict=True)])
     first = [weight_grad for weight_grad, _ in sums[:parts]]
     weight_grads = [torch.cat(first, dim=1) if parts > 1 else first[0], *(w for w, _ in sums[parts:])]
@@ -151,7 +135,7 @@ _mlp_gradients = opaque("diffnet::mlp_backward", _mlp_backward_kernel, _mlp_back
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
-    parts, weights, biases, residual, skip, dropout, _ = inputs
+    parts, weights, biases, residual, skip, dropout, *_ = inputs
     ctx.save_for_backward(*parts, *weights, *output[1:])
     ctx.counts = len(parts), len(weights)
     ctx.need_inputs = any(x.requires_grad for x in parts)
@@ -172,7 +156,7 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     weight_grads = [g.to(w.dtype) for g, w in zip(sums[:layers], weights, strict=True)]
     bias_grads = [g.to(dtype) for g, dtype in zip(sums[layers:], ctx.bias_dtypes, strict=False)]
     by_input = list(input_grads.unbind()) if ctx.need_inputs else [None] * parts
-    return by_input, weight_grads, bias_grads, grad if ctx.residual else None, None, None, None
+    return by_input, weight_grads, bias_grads, grad if ctx.residual else None, None, None, None, None
 
 
 _mlp = differentiable("diffnet::mlp", _mlp_kernel, _mlp_fake, _setup, _backward, lists=True)

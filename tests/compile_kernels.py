@@ -20,6 +20,7 @@ from diffnet.ops.kernels import (
     direct_gradient_features,
     gradient_features,
     linear,
+    mlp,
     spectral,
     weight_gradients,
 )
@@ -50,6 +51,11 @@ def launch_all(dtype: torch.dtype) -> None:
     linear.linear([x], a, torch.randn(C), residual=x)
     linear.linear_backward(x, a, hidden=x, dropout=0.5)
     linear.inputs_backward(x, random(C, 3 * C), 3, x)
+    for c, dropout in ((32, 0.5), (64, 0.5), (128, 0.0)):
+        inputs, weights = [random(V, c)] * 3, [random(c, 3 * c), random(c, c), random(c, c)]
+        seeds = torch.randint(9, (2, 2)) if dropout else None
+        mlp.forward(inputs, weights, [torch.randn(c)] * 3, inputs[0], dropout, seeds, True)
+        mlp.backward(inputs[0], inputs, weights, inputs[1:], True, dropout, True)
     weight_gradients.weight_gradients([(x, x)] * 5)
     logits, labels = random(V, 260), torch.randint(260, (V,))
     cross_entropy.cross_entropy(logits, labels, -1)
@@ -69,6 +75,7 @@ for module in (
     gradient_features,
     direct_gradient_features,
     linear,
+    mlp,
     weight_gradients,
 ):
     module.interpreted = lambda tensor: False

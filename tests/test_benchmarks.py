@@ -242,7 +242,7 @@ def test_precision_is_put_back() -> None:
     assert torch.get_float32_matmul_precision() == before
 
 
-KERNELS = ["to-spectral", "gradient-features", "direct-gradient-features", "mlp", "train-step"]
+KERNELS = ["to-spectral", "gradient-features", "direct-gradient-features", "mlp", "train-step", "inference"]
 KERNELS += [name for name in BENCHMARKS if name.startswith("tune-")]
 TINY = ["--vertices", "40", "--widths", "5", "--k", "6", "--dtypes", "fp32", "--seconds", "0", "--no-compile"]
 

@@ -28,6 +28,7 @@ from diffnet.ops import (
     to_spectral,
     values_and_gradient_features,
 )
+from diffnet.ops.kernels.mlp import backward_tiling, forward_tiling
 from diffnet.ops.mlp import MOST_INPUTS, _mlp_kernel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -359,10 +360,14 @@ def plain_mlp(
         (3, (1, 1), "first input"),
         (3, (2, 1), "other"),
         (4, (2, 1), "none"),
+        (1, (0, 0), "none"),
+        (2, (0, 0), "other"),
+        (3, (0, 0), "first input"),
     ],
 )
 def test_mlp(place: Place, parts: int, hidden: tuple[int, ...], residual: str) -> None:
-    """Layers of one width and of several; a residual that is an input has the gradient of both."""
+    """Layers of one width and of several, 0 being that of an input, for which there is a kernel of its own; a residual
+    that is an input has the gradient of both."""
     layers = len(hidden) + 1
     opened: list[Tensor] = []
 
@@ -375,8 +380,8 @@ def test_mlp(place: Place, parts: int, hidden: tuple[int, ...], residual: str) -
         return out if added is None else added + out
 
     for lengths, c, h in sizes(place):
-        v, h = sum(lengths), c if residual == "first input" else h
-        widths = [parts * c, *(16 + n * h for n in hidden), h]
+        v, h = sum(lengths), c if residual == "first input" or hidden == (0, 0) else h
+        widths = [parts * c, *(16 + n * h if n else c for n in hidden), h]
 
         def draw() -> list[Tensor]:
             weights = [normal(b, a, scale=a**-0.5) for a, b in pairwise(widths)]  # noqa: B023
@@ -393,7 +398,23 @@ def open_units(
 ) -> list[Tensor]:
     x, w, b = ([t.to(place.device, place.dtype) for t in group] for group in (inputs, weights, biases))
     x = x if len(x) <= MOST_INPUTS else [torch.cat(x, dim=-1)]  # as `mlp` gives them, for the order of the sums
-    return [h > 0 for h in _mlp_kernel(x, w, b, None, False, 0.0, None)[1:]]
+    return [h > 0 for h in _mlp_kernel(x, w, b, None, False, 0.0, None, True)[1:]]
+
+
+def test_hidden_layers_are_kept_for_gradients_only(roomy: Place) -> None:
+    """In one kernel, and in one for each layer."""
+    for hidden in ((18, 18), (21, 5)):
+        widths = [18, *hidden, 18]
+        x, *weights = (
+            normal(*shape).to(roomy.device, roomy.dtype) for shape in [(63, 18), *map(reversed, pairwise(widths))]
+        )
+        out, *kept = _mlp_kernel([x], weights, [], None, True, 0.0, None, True)
+        assert [h.shape for h in kept] == [(63, width) for width in hidden]
+        assert [torch.equal(y, out) for y in _mlp_kernel([x], weights, [], None, True, 0.0, None, False)] == [True]
+        leaves = [weight.requires_grad_() for weight in weights]
+        assert torch.equal(mlp([x], leaves, residual=x, backend="triton"), out)
+        with torch.no_grad():
+            assert torch.equal(mlp([x], leaves, residual=x, backend="triton"), out)
 
 
 def test_mlp_without_biases(place: Place) -> None:
@@ -703,6 +724,29 @@ def test_dropout(roomy: Place) -> None:
     assert not torch.equal(mlp([x], [weight, weight], dropout=p, backend="triton"), out)
 
 
+def test_dropout_in_one_kernel_and_in_several(roomy: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block's MLP drops the same units by either way, and both have its gradients."""
+    v, c = (100, 18) if roomy.device == "cpu" else (50_000, 72)
+    shapes = [(v, c)] * 3 + [(c, 3 * c), (c, c), (c, c), (c,), (c,), (c,)]
+    leaves = [normal(*shape, scale=shape[-1] ** -0.5).to(roomy.device, roomy.dtype) for shape in shapes]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    grad = normal(v, c).to(roomy.device, roomy.dtype)
+
+    def run() -> list[Tensor]:
+        torch.manual_seed(1)
+        out = mlp(leaves[:3], leaves[3:6], leaves[6:], dropout=0.3, residual=leaves[0], backend="triton")
+        return [out, *torch.autograd.grad(out, leaves, grad)]
+
+    assert forward_tiling(leaves[:3], leaves[3:6], True)
+    assert backward_tiling(leaves[:3], leaves[3:6])
+    together = run()
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(f"diffnet.ops.kernels.mlp.{name}_tiling", lambda *_: None)
+    for a, b in zip(together, run(), strict=True):
+        assert relative(a, b.detach().double().cpu()) <= roomy.bound
+
+
 def test_dropout_out_of_range() -> None:
     for p in (-0.1, 1.0):
         with pytest.raises(ValueError, match=str(p)):
@@ -753,9 +797,9 @@ def test_operators_are_well_formed(roomy: Place) -> None:
     )
     seeds = torch.randint(2**31, (1, 2), device=roomy.device)
     inputs, weights, biases = [x, leaf(17, 5)], [leaf(4, 10), leaf(6, 4)], [leaf(4), leaf(6)]
-    torch.library.opcheck(ops.mlp.default, (inputs, weights, biases, leaf(17, 6), False, 0.5, seeds))
-    torch.library.opcheck(ops.mlp.default, ([x], [leaf(5, 5)], [], None, True, 0.0, None))
-    torch.library.opcheck(ops.mlp.default, ([fixed_x], [leaf(4, 5)], [], None, False, 0.0, None))
+    torch.library.opcheck(ops.mlp.default, (inputs, weights, biases, leaf(17, 6), False, 0.5, seeds, True))
+    torch.library.opcheck(ops.mlp.default, ([x], [leaf(5, 5)], [], None, True, 0.0, None, True))
+    torch.library.opcheck(ops.mlp.default, ([fixed_x], [leaf(4, 5)], [], None, False, 0.0, None, False))
     constants = [[t.detach() for t in group] for group in (inputs, weights)]
     hidden = [torch.randn(17, 4, device=roomy.device, dtype=roomy.dtype)]
     for need_inputs in (True, False):

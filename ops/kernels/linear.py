@@ -28,23 +28,29 @@ def linear_tiling(x: Tensor, k: int, c: int, precision: str) -> Tiling:
 
 @triton.jit
 def _mix(h):
-    """A bijection of 32 bits in which every bit of the input flips every bit of the output half of the time."""
+    """A bijection of 32 bits with a random upper half: a bit of the input flips each of its bits half of the time."""
     h ^= h >> 16
     h *= 0x7FEB352D
     h ^= h >> 15
     h *= 0x846CA68B
-    h ^= h >> 16
     return h
 
 
 @triton.jit
+def _mix_all(h):
+    """The same with both halves random."""
+    h = _mix(h)
+    return h ^ (h >> 16)
+
+
+@triton.jit
 def random_bits(seed, rows, c):
-    """32 random bits for each place (rows, c), from a seed of two words: hashed by row, by column, and together. Philox
-    would take more time in integer arithmetic than the layer takes for the rest."""
+    """32 bits for each place (rows, c), the upper half random, from a seed of two words: hashed by row, by column, and
+    together. Philox would take more time in integer arithmetic than the layer takes for the rest."""
     low = tl.load(seed).to(tl.uint32)
     high = tl.load(seed + 1).to(tl.uint32)
-    by_row = _mix(_mix(rows.to(tl.uint32) ^ low) ^ high)
-    by_column = _mix(_mix(c.to(tl.uint32) ^ high) ^ low)
+    by_row = _mix_all(_mix_all(rows.to(tl.uint32) ^ low) ^ high)
+    by_column = _mix_all(_mix_all(c.to(tl.uint32) ^ high) ^ low)
     return _mix(by_row[:, None] + by_column[None, :])
 
 
