@@ -724,27 +724,29 @@ def test_dropout(roomy: Place) -> None:
     assert not torch.equal(mlp([x], [weight, weight], dropout=p, backend="triton"), out)
 
 
-def test_dropout_in_one_kernel_and_in_several(roomy: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_in_one_kernel_and_in_several(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block's MLP drops the same units by either way, and both have its gradients."""
-    v, c = (100, 18) if roomy.device == "cpu" else (50_000, 72)
+    v, c = (100, 18) if place.device == "cpu" else (50_000, 60)
     shapes = [(v, c)] * 3 + [(c, 3 * c), (c, c), (c, c), (c,), (c,), (c,)]
-    leaves = [normal(*shape, scale=shape[-1] ** -0.5).to(roomy.device, roomy.dtype) for shape in shapes]
+    leaves = [normal(*shape, scale=shape[-1] ** -0.5).to(place.device, place.dtype) for shape in shapes]
     for leaf in leaves:
         leaf.requires_grad_()
-    grad = normal(v, c).to(roomy.device, roomy.dtype)
+    grad = normal(v, c).to(place.device, place.dtype)
 
     def run() -> list[Tensor]:
         torch.manual_seed(1)
         out = mlp(leaves[:3], leaves[3:6], leaves[6:], dropout=0.3, residual=leaves[0], backend="triton")
         return [out, *torch.autograd.grad(out, leaves, grad)]
 
-    assert forward_tiling(leaves[:3], leaves[3:6], True)
-    assert backward_tiling(leaves[:3], leaves[3:6])
+    # On a GPU, float32 without matrix units has a kernel for each layer.
+    in_one = place.device == "cpu" or place.dtype != torch.float32 or place.tf32
+    assert bool(forward_tiling(leaves[:3], leaves[3:6], True)) == in_one
+    assert bool(backward_tiling(leaves[:3], leaves[3:6])) == in_one
     together = run()
     for name in ("forward", "backward"):
         monkeypatch.setattr(f"diffnet.ops.kernels.mlp.{name}_tiling", lambda *_: None)
     for a, b in zip(together, run(), strict=True):
-        assert relative(a, b.detach().double().cpu()) <= roomy.bound
+        assert relative(a, b.detach().double().cpu()) <= place.bound
 
 
 def test_dropout_out_of_range() -> None:
