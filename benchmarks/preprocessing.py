@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from diffnet.benchmarks.original_preprocessing import original_eigenbasis, original_precompute
 from diffnet.benchmarks.registry import Case, Options, Unavailable, benchmark
-from diffnet.data import Preprocessing, fill_cache, load_meanwhile, prepare
+from diffnet.data import Preprocessing, fill_cache, load_meanwhile, precompute_all, prepare
 from diffnet.geometry import (
     FORMATS,
     LaplacianKind,
@@ -58,7 +58,7 @@ def precompute_cases(options: Options) -> Iterator[Case]:
         }
         if len(meshes) > 1:
             peers["original, a mesh a core"] = partial(_original_on_all_cores, meshes, k)
-            peers["diffnet, a mesh a core"] = partial(_load_all_afresh, meshes, Preprocessing(k))
+            peers["diffnet, a mesh a core"] = partial(_precompute_all_afresh, meshes, k)
         yield Case({"mesh": name, "meshes": len(meshes), "k": k, "vertices": _mean_size(meshes)}, peers)
 
 
@@ -209,6 +209,11 @@ def _mean_size(meshes: Sequence[Mesh]) -> int:
 
 def _precompute(meshes: Sequence[Mesh], k: int, laplacian: LaplacianKind, device: torch.device) -> list[Operators]:
     return [precompute(mesh, k, laplacian, device=device) for mesh in meshes]
+
+
+def _precompute_all_afresh(meshes: Sequence[Mesh], k: int) -> list[Operators]:
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    return precompute_all(meshes, k)
 
 
 def _original(sources: Sequence[MeshLike], k: int) -> list[object]:

@@ -1,7 +1,7 @@
 """Data sets: generated, from disk, and as packed batches of preprocessed samples."""
 
 from diffnet.data.figures import figures
-from diffnet.data.filling import fill_cache, load_meanwhile
+from diffnet.data.filling import fill_cache, load_meanwhile, precompute_all
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.layouts import LAYOUTS, Layout, load_dataset
 from diffnet.data.preprocess import (
@@ -36,5 +36,6 @@ __all__ = [
     "load_dataset",
     "load_meanwhile",
     "make_sample",
+    "precompute_all",
     "prepare",
 ]

@@ -7,16 +7,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
 
 from diffnet.data.gpu_solver import gpu_solver
 from diffnet.data.preprocess import Preprocessing
-from diffnet.geometry import MeshLike
+from diffnet.geometry import BasisPrecision, LaplacianKind, MeshError, MeshLike, Operators, load_mesh, precompute
 from diffnet.geometry.entries import Options
-from diffnet.geometry.fill_entry import HalfFilled, fill_entry, half_fill_entry, is_filled, source_name
+from diffnet.geometry.fill_entry import (
+    HalfFilled,
+    Reader,
+    fill_entry,
+    half_fill_entry,
+    is_filled,
+    normalized,
+    source_name,
+)
 from diffnet.geometry.workers import (
     available_cores,
     check_that_processes_start,
@@ -27,6 +37,7 @@ from diffnet.geometry.workers import (
 T = TypeVar("T")
 
 LOADERS = 4  # threads; more wait for Python's lock
+MOST_REASONS = 5  # that one error tells
 
 
 def load_meanwhile(
@@ -52,7 +63,8 @@ def fill_cache(
     device: torch.device | str = "cpu",
     ready: Callable[[int], Any] = lambda position: None,
 ) -> dict[int, str]:
-    """Make sure that the cache has the operators of all these meshes, `jobs` at a time (all cores by default).
+    """Make sure that the cache has the operators of all these meshes, as `prepare` finds them, `jobs` at a time (all
+    cores by default).
 
     advance: called once for each mesh that is done with
     device: what computes eigenbases, see `precompute`. A GPU solves, in this process, for all at once that the jobs
@@ -64,9 +76,57 @@ def fill_cache(
     `if __name__ == "__main__":`, since the processes import it; RuntimeError where it doesn't. They start fastest where
     it imports PyTorch there, too.
     """
+    wanted = Options(options.k, options.laplacian, options.basis)
+    return _fill(sources, normalized, wanted, cache_dir, jobs, advance, device, ready)
+
+
+def precompute_all(
+    meshes: Sequence[MeshLike],
+    k: int = 128,
+    laplacian: LaplacianKind = "robust",
+    cache_dir: str | os.PathLike[str] | None = None,
+    *,
+    basis: BasisPrecision = "float32",
+    device: torch.device | str = "cpu",
+    jobs: int | None = None,
+) -> list[Operators]:
+    """`precompute` of each of these meshes, `jobs` at a time (all cores by default).
+
+    meshes, k, laplacian, cache_dir, basis: see `precompute`; without a cache, entries are in a temporary folder until
+        they are read
+    device: what computes eigenbases. A GPU solves for all at once that the jobs have come with since it began the last
+        time; rounding depends on which these are.
+
+    Raises MeshError where meshes can't be used, once the others are done, which the cache has then; ValueError for a
+    bad option. With several jobs, a script has to call this under `if __name__ == "__main__":`, since the processes
+    import it; RuntimeError where it doesn't. They start fastest where it imports PyTorch there, too.
+    """
+    options = Options(k, laplacian, basis)
+    with TemporaryDirectory() if cache_dir is None else nullcontext(cache_dir) as folder:
+        failed, loaded = load_meanwhile(
+            lambda i: precompute(meshes[i], k, laplacian, folder, basis=basis, device=device),
+            lambda ready: _fill(meshes, load_mesh, options, folder, jobs, device=device, ready=ready),
+        )
+        if failed:
+            reasons = "; ".join(list(failed.values())[:MOST_REASONS])
+            more = "; …" if len(failed) > MOST_REASONS else ""
+            raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {reasons}{more}")
+        return [loaded[i].result() for i in range(len(meshes))]
+
+
+def _fill(
+    sources: Sequence[MeshLike],
+    read: Reader,
+    options: Options,
+    cache_dir: str | os.PathLike[str],
+    jobs: int | None = None,
+    advance: Callable[[], Any] = lambda: None,
+    device: torch.device | str = "cpu",
+    ready: Callable[[int], Any] = lambda position: None,
+) -> dict[int, str]:
+    """See `fill_cache`."""
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     jobs = min(jobs or available_cores(), len(sources))
-    wanted = Options(options.k, options.laplacian, options.basis)
     failed: dict[int, str] = {}
 
     def done(position: int, error: str | None) -> None:
@@ -78,15 +138,15 @@ def fill_cache(
 
     if jobs <= 1:
         for i, source in enumerate(sources):
-            done(i, fill_entry(source, wanted, cache_dir, device))
+            done(i, fill_entry(source, read, options, cache_dir, device))
         return failed
 
     # Looking takes less than starting processes; from the first mesh that isn't there on, they look for themselves.
     waiting = deque(range(len(sources)))
-    while waiting and is_filled(sources[waiting[0]], wanted, cache_dir):
+    while waiting and is_filled(sources[waiting[0]], read, options, cache_dir):
         done(waiting.popleft(), None)
     if torch.device(device).type == "cpu" or not waiting:
-        _in_processes(fill_entry, sources, wanted, cache_dir, waiting, jobs, done)
+        _in_processes(fill_entry, sources, read, options, cache_dir, waiting, jobs, done)
         return dict(sorted(failed.items()))
 
     with gpu_solver(torch.device(device), jobs, done) as solve:
@@ -97,24 +157,26 @@ def fill_cache(
             else:
                 done(position, filled)
 
-        _in_processes(half_fill_entry, sources, wanted, cache_dir, waiting, jobs, half_done)
+        _in_processes(half_fill_entry, sources, read, options, cache_dir, waiting, jobs, half_done)
     return dict(sorted(failed.items()))
 
 
 def _in_processes(
-    work: Callable[[MeshLike, Options, str | os.PathLike[str]], T | str],
+    work: Callable[[MeshLike, Reader, Options, str | os.PathLike[str]], T | str],
     sources: Sequence[MeshLike],
+    read: Reader,
     options: Options,
     cache_dir: str | os.PathLike[str],
     waiting: deque[int],
     jobs: int,
     done: Callable[[int, T | str], None],
 ) -> None:
-    """Call done(position, work(source, options, cache_dir)) for each position that is waiting, `jobs` at a time."""
+    """Call done(position, work(source, read, options, cache_dir)) for each position that is waiting, `jobs` at a
+    time."""
 
     def submit(pool: ProcessPoolExecutor, position: int) -> Future[T | str]:
         with interrupts_blocked():
-            return pool.submit(work, sources[position], options, cache_dir)
+            return pool.submit(work, sources[position], read, options, cache_dir)
 
     jobs = min(jobs, len(waiting))
     lost: list[int] = []

@@ -2,6 +2,7 @@ from .block import DiffusionNetBlock
 from .block_sparse_attention import BlockSparseAttention
 from .block_sparse_conv2d import BlockSparseConv2d
 from .block_sparse_linear import BlockSparseLinear
+from .data import precompute_all
 from .diffusion import LearnedTimeDiffusion
 from .geometry import (
     MeshError,
@@ -37,5 +38,6 @@ __all__ = [
     "load_mesh",
     "normalize_positions",
     "precompute",
+    "precompute_all",
     "wks",
 ]

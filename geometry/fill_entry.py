@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HalfFilled: TypeAlias = str | tuple[Path, Unsolved] | None
+Reader: TypeAlias = Callable[[MeshLike, str | os.PathLike[str] | None], Mesh]  # `load_mesh` or `normalized`
 
 
 def normalized(source: MeshLike, cache_dir: str | os.PathLike[str] | None) -> Mesh:
@@ -27,22 +28,26 @@ def normalized(source: MeshLike, cache_dir: str | os.PathLike[str] | None) -> Me
 
 
 def fill_entry(
-    source: MeshLike, options: Options, cache_dir: str | os.PathLike[str], device: torch.device | str = "cpu"
+    source: MeshLike,
+    read: Reader,
+    options: Options,
+    cache_dir: str | os.PathLike[str],
+    device: torch.device | str = "cpu",
 ) -> str | None:
-    """Make sure that the cache has the operators of a mesh at normalised positions.
+    """Make sure that the cache has the operators of the mesh that `read` makes of a source.
 
     Returns what is wrong with one that can't be used.
     """
 
     def fill() -> None:
-        found_or_computed(normalized(source, cache_dir), options, cache_dir, device)
+        found_or_computed(read(source, cache_dir), options, cache_dir, device)
 
     return _attempted(fill, source)
 
 
-def half_fill_entry(source: MeshLike, options: Options, cache_dir: str | os.PathLike[str]) -> HalfFilled:
+def half_fill_entry(source: MeshLike, read: Reader, options: Options, cache_dir: str | os.PathLike[str]) -> HalfFilled:
     """The same, but for eigenpairs: returns where an entry is to be written that lacks these."""
-    return _attempted(lambda: unsolved_entry(normalized(source, cache_dir), options, cache_dir), source)
+    return _attempted(lambda: unsolved_entry(read(source, cache_dir), options, cache_dir), source)
 
 
 def _attempted(work: Callable[[], T], source: MeshLike) -> T | str:
@@ -54,10 +59,10 @@ def _attempted(work: Callable[[], T], source: MeshLike) -> T | str:
         return f"{source_name(source)}: preprocessing it takes more memory than there is"
 
 
-def is_filled(source: MeshLike, options: Options, cache_dir: str | os.PathLike[str]) -> bool:
+def is_filled(source: MeshLike, read: Reader, options: Options, cache_dir: str | os.PathLike[str]) -> bool:
     """Whether there is an entry; its content isn't looked at."""
     try:
-        return has_entry(normalized(source, cache_dir), options, cache_dir)
+        return has_entry(read(source, cache_dir), options, cache_dir)
     except MeshError:
         return False  # whoever fills the cache says what is wrong
 

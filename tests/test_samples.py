@@ -26,9 +26,10 @@ from diffnet.data import (
     gpu_solver,
     input_features,
     make_sample,
+    precompute_all,
     prepare,
 )
-from diffnet.geometry import make_mesh, mesh_edges
+from diffnet.geometry import make_mesh, mesh_edges, precompute
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -223,6 +224,32 @@ def test_a_bad_mesh_does_not_stop_the_others(tmp_path):
     assert fill_cache([], OPTIONS, tmp_path / "cache") == {}
 
 
+def test_precompute_all_is_precompute_of_each(tmp_path):
+    """At the positions that the meshes have."""
+    meshes = [ellipsoid(i) for i in range(3)]
+    meshes[1] = replace(meshes[1], verts=3 * meshes[1].verts)
+    expected = [precompute(mesh, 8, "cotan", basis="float16") for mesh in meshes]
+    for jobs, cache in ((1, None), (2, None), (2, tmp_path)):
+        found = precompute_all(meshes, 8, "cotan", cache, basis="float16", jobs=jobs)
+        for a, b in zip(found, expected, strict=True):
+            assert torch.equal(a.faces, b.faces)
+            torch.testing.assert_close(a.mass, b.mass)
+            torch.testing.assert_close(a.evals, b.evals, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(a.gradient.values, b.gradient.values)
+            torch.testing.assert_close(a.evecs.abs(), b.evecs.abs(), rtol=0, atol=2e-3)
+    assert len(list(tmp_path.rglob("*.operators.*"))) == 3
+    assert precompute_all([], 8) == []
+
+
+def test_precompute_all_says_which_meshes_cannot_be_used(tmp_path):
+    meshes = [ellipsoid(0), tmp_path / "a.off", ellipsoid(1), *(tmp_path / f"{i}.off" for i in range(5))]
+    with pytest.raises(MeshError, match=r"6 of 8 meshes can't be used: .*a\.off: no such file.*3\.off.*; …"):
+        precompute_all(meshes, 4, cache_dir=tmp_path / "cache", jobs=2)
+    assert len(list(tmp_path.rglob("*.operators.*"))) == 2
+    with pytest.raises(ValueError, match="k should be at least 0, got -1"):
+        precompute_all(meshes, -1)
+
+
 def test_a_mesh_that_kills_its_process_is_lost_alone(tmp_path, monkeypatch):
     # Large enough that the others are still waiting when the death of a process is noticed.
     sources = [ellipsoid(0, 5), Deadly("bad.off"), *(ellipsoid(i, 5) for i in range(1, 4))]
@@ -246,9 +273,9 @@ def test_what_processes_do_needs_no_pytorch(tmp_path):
     script = """
 import sys
 from diffnet.geometry.entries import Options
-from diffnet.geometry.fill_entry import fill_entry, half_fill_entry
-print(fill_entry("ball.off", Options(8, "robust", "bfloat16"), "cache"))
-print(type(half_fill_entry("ball.off", Options(9, "cotan", "float32"), "cache")))
+from diffnet.geometry.fill_entry import fill_entry, half_fill_entry, normalized
+print(fill_entry("ball.off", normalized, Options(8, "robust", "bfloat16"), "cache"))
+print(type(half_fill_entry("ball.off", normalized, Options(9, "cotan", "float32"), "cache")))
 print("torch" in sys.modules)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
