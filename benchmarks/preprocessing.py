@@ -130,9 +130,14 @@ def _load_all_afresh(
     sources: Sequence[MeshLike], preprocessing: Preprocessing, device: torch.device | str = "cpu"
 ) -> list[Operators]:
     """As a program does that has preprocessed nothing yet, and has no processes ready."""
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    _stop_processes()
     with tempfile.TemporaryDirectory() as cache:
         return load_all(sources, preprocessing, Path(cache), device)
+
+
+def _stop_processes() -> None:
+    """So that the next ones start as in a fresh program: what they are forks of would still be there."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def load_all(
@@ -212,7 +217,7 @@ def _precompute(meshes: Sequence[Mesh], k: int, laplacian: LaplacianKind, device
 
 
 def _precompute_all_afresh(meshes: Sequence[Mesh], k: int) -> list[Operators]:
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    _stop_processes()
     return precompute_all(meshes, k)
 
 
@@ -221,7 +226,7 @@ def _original(sources: Sequence[MeshLike], k: int) -> list[object]:
 
 
 def _original_on_all_cores(sources: Sequence[MeshLike], k: int) -> list[object]:
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    _stop_processes()
     jobs = min(available_cores(), len(sources))
     with worker_pool(jobs, 1) as pool, interrupts_blocked():
         return list(pool.map(_by_original_recipe, sources, itertools.repeat(k)))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -105,7 +106,7 @@ def precompute_all(
     with TemporaryDirectory() if cache_dir is None else nullcontext(cache_dir) as folder:
         failed, loaded = load_meanwhile(
             lambda i: precompute(meshes[i], k, laplacian, folder, basis=basis, device=device),
-            lambda ready: _fill(meshes, load_mesh, options, folder, jobs, device=device, ready=ready),
+            lambda ready: _fill(meshes, load_mesh, options, folder, jobs, lambda: None, device, ready),
         )
         if failed:
             reasons = "; ".join(list(failed.values())[:MOST_REASONS])
@@ -119,14 +120,15 @@ def _fill(
     read: Reader,
     options: Options,
     cache_dir: str | os.PathLike[str],
-    jobs: int | None = None,
-    advance: Callable[[], Any] = lambda: None,
-    device: torch.device | str = "cpu",
-    ready: Callable[[int], Any] = lambda position: None,
+    jobs: int | None,
+    advance: Callable[[], Any],
+    device: torch.device | str,
+    ready: Callable[[int], Any],
 ) -> dict[int, str]:
-    """See `fill_cache`."""
+    """`fill_cache`, of the meshes that `read` makes of the sources."""
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     jobs = min(jobs or available_cores(), len(sources))
+    wanted: dict[str, Any] = {"read": read, "options": options, "cache_dir": cache_dir}
     failed: dict[int, str] = {}
 
     def done(position: int, error: str | None) -> None:
@@ -138,15 +140,15 @@ def _fill(
 
     if jobs <= 1:
         for i, source in enumerate(sources):
-            done(i, fill_entry(source, read, options, cache_dir, device))
+            done(i, fill_entry(source, device=device, **wanted))
         return failed
 
     # Looking takes less than starting processes; from the first mesh that isn't there on, they look for themselves.
     waiting = deque(range(len(sources)))
-    while waiting and is_filled(sources[waiting[0]], read, options, cache_dir):
+    while waiting and is_filled(sources[waiting[0]], **wanted):
         done(waiting.popleft(), None)
     if torch.device(device).type == "cpu" or not waiting:
-        _in_processes(fill_entry, sources, read, options, cache_dir, waiting, jobs, done)
+        _in_processes(partial(fill_entry, **wanted), sources, waiting, jobs, done)
         return dict(sorted(failed.items()))
 
     with gpu_solver(torch.device(device), jobs, done) as solve:
@@ -157,26 +159,22 @@ def _fill(
             else:
                 done(position, filled)
 
-        _in_processes(half_fill_entry, sources, read, options, cache_dir, waiting, jobs, half_done)
+        _in_processes(partial(half_fill_entry, **wanted), sources, waiting, jobs, half_done)
     return dict(sorted(failed.items()))
 
 
 def _in_processes(
-    work: Callable[[MeshLike, Reader, Options, str | os.PathLike[str]], T | str],
+    work: Callable[[MeshLike], T | str],
     sources: Sequence[MeshLike],
-    read: Reader,
-    options: Options,
-    cache_dir: str | os.PathLike[str],
     waiting: deque[int],
     jobs: int,
     done: Callable[[int, T | str], None],
 ) -> None:
-    """Call done(position, work(source, read, options, cache_dir)) for each position that is waiting, `jobs` at a
-    time."""
+    """Call done(position, work(source)) for each position that is waiting, `jobs` at a time."""
 
     def submit(pool: ProcessPoolExecutor, position: int) -> Future[T | str]:
         with interrupts_blocked():
-            return pool.submit(work, sources[position], read, options, cache_dir)
+            return pool.submit(work, sources[position])
 
     jobs = min(jobs, len(waiting))
     lost: list[int] = []
