@@ -55,6 +55,21 @@ def random_bits(seed, rows, c):
 
 
 @triton.jit
+def activated(
+    y, bias, seed, rows, c, threshold, keep_scale, size: tl.constexpr,
+    BIAS: tl.constexpr, RELU: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """dropout(relu(y + b)), of which each may be left out"""
+    if BIAS:
+        y += tl.load(bias + c, mask=c < size, other=0.0).to(tl.float32)[None, :]
+    if RELU:
+        y = tl.where(y < 0.0, 0.0, y)  # lets NaN through
+    if DROPOUT:
+        y = tl.where(random_bits(seed, rows, c) < threshold.to(tl.uint32), 0.0, y * keep_scale)
+    return y
+
+
+@triton.jit
 def _linear_kernel(
     first, second, third, weight, bias, residual, hidden, seed, out,
     rows_size, threshold, keep_scale, in_size: tl.constexpr, out_size: tl.constexpr, part_size: tl.constexpr,
@@ -93,12 +108,7 @@ def _linear_kernel(
                 w = transposed(load(at, apart, in_c[:, None] & in_k[None, :], PRECISION))
             y = product(split(x, PRECISION), w, y, PRECISION)
     inside = live[:, None] & in_c[None, :]
-    if BIAS:
-        y += tl.load(bias + c, mask=in_c, other=0.0).to(tl.float32)[None, :]
-    if RELU:
-        y = tl.where(y < 0.0, 0.0, y)  # lets NaN through
-    if DROPOUT:
-        y = tl.where(random_bits(seed, rows, c) < threshold.to(tl.uint32), 0.0, y * keep_scale)
+    y = activated(y, bias, seed, rows, c, threshold, keep_scale, out_size, BIAS, RELU, DROPOUT)
     if MASKED:
         h = tl.load(hidden + wide[:, None] * out_size + c[None, :], mask=inside, other=0.0)
         y = tl.where(h > 0.0, y * keep_scale, 0.0)

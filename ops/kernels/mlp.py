@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.linear import drop_threshold, inputs_backward, linear, linear_backward, random_bits
+from diffnet.ops.kernels.linear import activated, drop_threshold, inputs_backward, linear, linear_backward
 from diffnet.ops.kernels.products import in_parts, load, product, split, transposed
 from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
@@ -62,19 +62,6 @@ def _load_weight(weight, part, parts: tl.constexpr, c_size: tl.constexpr, PRECIS
 
 
 @triton.jit
-def _activated(
-    y, bias, seed, rows, c, threshold, keep_scale, c_size: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr
-):
-    """dropout(relu(y + b))"""
-    if BIAS:
-        y += tl.load(bias + c, mask=c < c_size, other=0.0).to(tl.float32)[None, :]
-    y = tl.where(y < 0.0, 0.0, y)  # lets NaN through
-    if DROPOUT:
-        y = tl.where(random_bits(seed, rows, c) < threshold.to(tl.uint32), 0.0, y * keep_scale)
-    return y
-
-
-@triton.jit
 def _layers_kernel(
     first, second, third, weight1, weight2, weight3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
     rows_size, threshold, keep_scale, c_size: tl.constexpr,
@@ -107,18 +94,17 @@ def _layers_kernel(
     inside = live & in_c[None, :]
     at = wide * c_size + c[None, :]
     dtype = out.dtype.element_ty
-    h = _activated(y, bias1, seeds, rows, c, threshold, keep_scale, c_size, BIAS, DROPOUT).to(dtype)
+    h = activated(y, bias1, seeds, rows, c, threshold, keep_scale, c_size, BIAS, True, DROPOUT).to(dtype)
     if KEEP:
         tl.store(hidden1 + at, h, mask=inside)
     w = transposed(_load_weight(weight2, 0, 1, c_size, PRECISION, BLOCK_C))
     y = product(split(h, PRECISION), w, None, PRECISION)
-    h = _activated(y, bias2, seeds + 2, rows, c, threshold, keep_scale, c_size, BIAS, DROPOUT).to(dtype)
+    h = activated(y, bias2, seeds + 2, rows, c, threshold, keep_scale, c_size, BIAS, True, DROPOUT).to(dtype)
     if KEEP:
         tl.store(hidden2 + at, h, mask=inside)
     w = transposed(_load_weight(weight3, 0, 1, c_size, PRECISION, BLOCK_C))
     y = product(split(h, PRECISION), w, None, PRECISION)
-    if BIAS:
-        y += tl.load(bias3 + c, mask=in_c, other=0.0).to(tl.float32)[None, :]
+    y = activated(y, bias3, seeds, rows, c, threshold, keep_scale, c_size, BIAS, False, False)
     if RESIDUAL:
         y += tl.load(residual + wide * residual_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, y.to(dtype), mask=inside)
