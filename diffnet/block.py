@@ -78,12 +78,13 @@ class DiffusionNetBlock(nn.Module):
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
-        parts = [x, *self._diffused_and_features(x, operators)]
+        x, *parts = self._diffused_and_features(x, operators)
         if self.attention is not None:
             parts.append(self.attention(x, operators.neighborhood or operators.gradient.pattern))
-        return run_mlp(self.mlp, parts, x, self.backend)
+        return run_mlp(self.mlp, [x, *parts], x, self.backend)
 
     def _diffused_and_features(self, x: Tensor, operators: Operators) -> tuple[Tensor, ...]:
+        """x, which the rest of the block takes from here, and what of these there is"""
         o, features = operators, self.gradient_features
         if isinstance(self.diffusion, ImplicitDiffusion):
             diffused = self.diffusion(x, o)
@@ -99,9 +100,9 @@ class DiffusionNetBlock(nn.Module):
         else:
             diffused = self.diffusion(x, o)
         if features is None:
-            return (diffused,)
+            return x, diffused
         gradients = spmm(o.gradient.pattern, o.gradient.values, diffused, backend=self.backend)
-        return diffused, features(gradients)
+        return x, diffused, features(gradients)
 
 
 def mlp_layers(widths: Sequence[int], dropout: float) -> nn.Sequential:

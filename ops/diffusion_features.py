@@ -27,23 +27,25 @@ def diffusion_and_gradient_features(
     ptr: Tensor,
     lengths: Sequence[int] | None = None,
     backend: Backend = "auto",
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """`to_spectral`, `diffuse` and `values_and_gradient_features` one after the other, in as few kernels as may be.
 
     x (V, C), mass (V,), evals (B, K), evecs (V, K), gradient_evecs (2, V, K), time (C,), of which less than 0 is 0,
-    a_re, a_im (C, C), ptr (B+1,) int → the diffused function and its gradient features, (V, C) each
+    a_re, a_im (C, C), ptr (B+1,) int → x, the diffused function and its gradient features, (V, C) each
 
+    Who needs x further on should take the one that is returned: its gradient is then added to the other in the kernel
+    that computes that one.
     Only x, time and A have gradients in these kernels; operators that want one are taken step by step.
     """
     operators = (mass, evals, evecs, gradient_evecs)
     if use_matrix_kernels(backend, x, *operators) and not any(operator.requires_grad for operator in operators):
         dtype = compute_dtype(x, evecs)
-        diffused, features, *_ = _diffusion_features(
+        passed, diffused, features, *_ = _diffusion_features(
             x.to(dtype), mass, evals, evecs.to(dtype), gradient_evecs.to(dtype), time, a_re, a_im, ptr
         )
-        return diffused, features
+        return passed if x.dtype == dtype else x, diffused, features
     coefficients = diffuse(to_spectral(x, evecs, mass, ptr, lengths, backend), evals, time.clamp(min=0), backend)
-    return values_and_gradient_features(coefficients, evecs, gradient_evecs, a_re, a_im, ptr, lengths, backend)
+    return x, *values_and_gradient_features(coefficients, evecs, gradient_evecs, a_re, a_im, ptr, lengths, backend)
 
 
 def _diffusion_features_kernel(
@@ -99,8 +101,10 @@ def _gradients_kernel(
     spectrum: Tensor,
     d: Tensor,
     table: Tensor,
+    passed_grad: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dx (V, C), dt (C,), dA_re (C, C) and dA_im (empty without rotations); but for dx float32"""
+    """dx (V, C), to which passed_grad is added, dt (C,), dA_re (C, C) and dA_im (empty without rotations); but for dx
+    float32"""
     from diffnet.ops.kernels.coefficients import backward as coefficients_backward
     from diffnet.ops.kernels.gradient_features import backward
     from diffnet.ops.kernels.spectral import evaluate, project
@@ -110,7 +114,7 @@ def _gradients_kernel(
     spectrum_grad, re_grad, im_grad, time_grad = coefficients_backward(
         projected, sums, d, a_re, a_im, (spectrum, evals, time)
     )
-    x_grad = evaluate(spectrum_grad, evecs, mass, ptr)
+    x_grad = evaluate(spectrum_grad, evecs, mass, ptr, added=passed_grad)
     return x_grad, time_grad, re_grad, re_grad.new_empty(0, 0) if im_grad is None else im_grad
 
 
@@ -128,6 +132,7 @@ def _gradients_fake(
     spectrum: Tensor,
     d: Tensor,
     table: Tensor,
+    passed_grad: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     c, rotations = d.shape[2], 0 if a_im is None else d.shape[2]
     x_grad = torch.empty_like(diffused_grad, memory_format=torch.contiguous_format)
@@ -142,18 +147,20 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, diffused_grad: Tensor | None, features_grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+def _backward(
+    ctx: Any, passed_grad: Tensor | None, diffused_grad: Tensor | None, features_grad: Tensor | None, *_: Any
+) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
     _, _, evecs, _, time, a_re, a_im, *_ = saved
 
     def given(grad: Tensor | None) -> Tensor:
         return evecs.new_zeros(len(evecs), len(time)) if grad is None else grad.to(evecs.dtype)
 
-    x_grad, time_grad, re_grad, im_grad = _gradients(given(diffused_grad), given(features_grad), *saved)
+    x_grad, time_grad, re_grad, im_grad = _gradients(given(diffused_grad), given(features_grad), *saved, passed_grad)
     im_grad = None if a_im is None else im_grad.to(a_im.dtype)
     return x_grad, None, None, None, None, time_grad.to(time.dtype), re_grad.to(a_re.dtype), im_grad, None
 
 
 _diffusion_features = differentiable(
-    "diffnet::diffusion_features", _diffusion_features_kernel, _diffusion_features_fake, _setup, _backward
+    "diffnet::diffusion_features", _diffusion_features_kernel, _diffusion_features_fake, _setup, _backward, passes=True
 )

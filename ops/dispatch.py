@@ -20,6 +20,7 @@ def differentiable(
     backward: Callable[..., Any],
     *,
     lists: bool = False,
+    passes: bool = False,
 ) -> Callable[..., Any]:
     """A custom operator with its fake implementation and its gradient, and the function by which to call it.
 
@@ -28,15 +29,19 @@ def differentiable(
 
     backward: returns a tuple, with a list of as many None for a list of tensors that have no gradients
     lists: whether lists among the arguments hold tensors that have gradients; the output is a list then, too
+    passes: return the first argument before the outputs. Who goes on with it there, rather than with what was given,
+        leaves it to `backward` to add the gradient that it gets: that is the first, None where there is none, and
+        always None where something is traced, since a custom operator returns nothing that it was given.
     """
     operator = torch.library.custom_op(name, implementation, mutates_args=())
     operator.register_fake(fake)
-    operator.register_autograd(backward, setup_context=setup_context)
+    unpassed = functools.partial(_without_passed, backward) if passes else backward
+    operator.register_autograd(unpassed, setup_context=setup_context)
 
     def forward(ctx: Any, *arguments: Any) -> Any:
         output = implementation(*arguments)
         setup_context(ctx, arguments, output)
-        return output
+        return (arguments[0], *output) if passes else output
 
     def backward_of_tensors(ctx: Any, *grads: Any) -> Any:
         return tuple(None if isinstance(grad, list) else grad for grad in backward(ctx, *grads))
@@ -56,7 +61,9 @@ def differentiable(
     eager: Any = type(name.replace("::", "_"), (torch.autograd.Function,), named)
 
     def call(*arguments: Any) -> Any:
-        return operator(*arguments) if _traced(arguments) else eager.apply(*arguments)
+        if not _traced(arguments):
+            return eager.apply(*arguments)
+        return (arguments[0], *operator(*arguments)) if passes else operator(*arguments)
 
     def call_with_lists(*arguments: Any) -> Any:
         flat = _flat(arguments)
@@ -81,6 +88,10 @@ def opaque(name: str, implementation: Callable[..., Any], fake: Callable[..., An
         return operator(*arguments) if differentiated or _traced(flat) else implementation(*arguments)
 
     return call
+
+
+def _without_passed(backward: Callable[..., Any], ctx: Any, *grads: Any) -> Any:
+    return backward(ctx, None, *grads)
 
 
 def _call_apart(implementation: Callable[..., Any], *arguments: Any) -> Any:

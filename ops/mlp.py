@@ -28,7 +28,8 @@ def mlp(
     """residual + Wₙ a(… W₂ a(W₁ [x₁ … xₘ] + b₁) + b₂ …) + bₙ with a = dropout ∘ ReLU; one layer is a linear one.
 
     inputs: (V, Cᵢ) each, weights: (H₁, Σ Cᵢ), (H₂, H₁), …, biases: (H₁,), (H₂,), …, residual: (V, Hₙ) → (V, Hₙ)
-    dropout: the probability of a zero, from PyTorch's random numbers (the kernels draw a seed from them)
+    dropout: the probability of a zero, from PyTorch's random numbers (the kernels draw a seed from them, and round
+        it to a multiple of 2⁻¹⁶)
 
     For the backward, the kernels keep the hidden layers, and no masks: what is 0 in these was dropped or cut off.
     Raises ValueError for a dropout outside 0 ≤ p < 1, and where there are no weights, or not as many biases.
@@ -77,8 +78,17 @@ def _mlp_kernel(
     """
     from diffnet.ops.kernels.mlp import forward
 
-    rounded = [weight.to(inputs[0].dtype) for weight in weights]
+    rounded = _rounded(weights, inputs[0].dtype)
     return forward(inputs, rounded, biases, inputs[0] if skip else residual, dropout, seeds, keep)
+
+
+def _rounded(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """In one kernel: on small meshes, one for each of these small matrices takes as long as a product."""
+    if all(weight.dtype == dtype for weight in weights):
+        return list(weights)
+    rounded = [torch.empty_like(weight, dtype=dtype) for weight in weights]
+    torch._foreach_copy_(rounded, list(weights))  # type: ignore[attr-defined]
+    return rounded
 
 
 def _mlp_fake(
@@ -108,7 +118,7 @@ def _mlp_backward_kernel(
     from diffnet.ops.kernels.mlp import backward
     from diffnet.ops.kernels.weight_gradients import weight_gradients
 
-    parts, rounded = len(inputs), [weight.to(grad.dtype) for weight in weights]
+    parts, rounded = len(inputs), _rounded(weights, grad.dtype)
     input_grads, grads = backward(grad, inputs, rounded, hidden, skip, dropout, need_inputs)
     sums = weight_gradients([*((grads[0], x) for x in inputs), *zip(grads[1:], hidden, strict=True)])
     first = [weight_grad for weight_grad, _ in sums[:parts]]

@@ -38,6 +38,7 @@ def launch_all(dtype: torch.dtype) -> None:
     spectral.project(x, evecs, mass, ptr)
     diffusion.diffuse_backward(d, d, torch.rand(2, K), torch.rand(C))
     spectral.evaluate(d, evecs, mass, ptr)
+    spectral.evaluate(d, evecs, mass, ptr, added=x)
     table = coefficients.table(d, torch.randn(C, C), torch.randn(C, C), dtype)
     gradient_features.forward(table, evecs, pushed, ptr)
     sums = gradient_features.backward(x, table, pushed, ptr)
@@ -51,7 +52,7 @@ def launch_all(dtype: torch.dtype) -> None:
     linear.linear([x], a, torch.randn(C), residual=x)
     linear.linear_backward(x, a, hidden=x, dropout=0.5)
     linear.inputs_backward(x, random(C, 3 * C), 3, x)
-    for c, dropout in ((32, 0.5), (64, 0.5), (128, 0.0)):
+    for c, dropout in ((32, 0.5), (64, 0.5), (128, 0.0), (128, 0.5)):
         inputs, weights = [random(V, c)] * 3, [random(c, 3 * c), random(c, c), random(c, c)]
         seeds = torch.randint(9, (2, 2)) if dropout else None
         mlp.forward(inputs, weights, [torch.randn(c)] * 3, inputs[0], dropout, seeds, True)

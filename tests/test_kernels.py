@@ -167,7 +167,11 @@ def check(
             return x
         return x.detach().double() * (1 + disturbance * place.bound * torch.randn_like(x, dtype=torch.float64))
 
-    for _ in range(100):
+    # What bfloat16 rounds on the way may be amplified more than what disturbs the inputs, and its bound is near: where few
+    # rows average that out, the bound is for the median of some draws.
+    draws = 7 if place.dtype == torch.bfloat16 and outputs[0][0] < 100 else 1
+    found: list[list[float]] = []
+    for _ in range(100 * draws):
         inputs = [place_of(x) for x in draw()]
         cotangents = [place_of(normal(*shape)) for shape in outputs]
         wide = [c.double() for c in cotangents]
@@ -179,10 +183,12 @@ def check(
         # Where terms cancel, as those of a single vertex may, any rounding is too much: another draw, then.
         if all(relative(a, b.detach()) <= place.bound / 2 for n in near for a, b in zip(n, expected, strict=True)):
             got = evaluate(partial(operation, backend="triton"), inputs, cotangents, constants)
-            errors = [relative(a, b.detach()) for a, b in zip(got, expected, strict=True)]
-            assert max(errors) <= place.bound, errors  # false for NaN
-            return
-    pytest.fail("no draw is well conditioned")
+            found.append([relative(a, b.detach()) for a, b in zip(got, expected, strict=True)])
+            if len(found) == draws:
+                errors = torch.tensor(found).median(dim=0).values.tolist()
+                assert all(error <= place.bound for error in errors), found  # false for NaN
+                return
+    pytest.fail(f"{len(found)} draws are well conditioned, not {draws}")
 
 
 def spectral_inputs(lengths: Sequence[int], k: int, c: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -303,7 +309,7 @@ def test_diffusion_and_gradient_features(place: Place, rotation: bool) -> None:
     def both(
         x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor | None, ptr: Tensor, *operators: Any, backend: str
     ) -> Any:
-        return diffusion_and_gradient_features(x, *operators, time, a_re, a_im, ptr, backend=backend)
+        return diffusion_and_gradient_features(x, *operators, time, a_re, a_im, ptr, backend=backend)[1:]
 
     for lengths, k, c in sizes(place):
         v = sum(lengths)
@@ -318,6 +324,14 @@ def test_diffusion_and_gradient_features(place: Place, rotation: bool) -> None:
             return [x, time, a_re, a_im, ptr, mass, evals, evecs, pushed]
 
         check(place, both, draw, [(v, c)] * 2, constants=4, disturbance=borne(lengths))
+
+
+def test_x_of_another_type_is_returned_as_it_is() -> None:
+    _, evecs, pushed, a_re, a_im, ptr = feature_inputs((29,), 18, 5, True)
+    half = [t.half() for t in (normal(29).abs() / 29, normal(1, 18).abs(), evecs, pushed, normal(5), a_re, a_im)]
+    x = normal(29, 5).float()
+    with torch.autocast("cpu", torch.float16):
+        assert diffusion_and_gradient_features(x, *half, ptr, backend="triton")[0] is x
 
 
 def test_operators_that_want_a_gradient_are_given_it() -> None:
@@ -335,7 +349,7 @@ def test_operators_that_want_a_gradient_are_given_it() -> None:
             ptr,
         ]
 
-    check(Place("cpu", torch.float32, 1e-5), diffusion_and_gradient_features, draw, [(29, 5)] * 2)
+    check(Place("cpu", torch.float32, 1e-5), diffusion_and_gradient_features, draw, [(29, 5)] * 3)
 
 
 def plain_mlp(
@@ -494,6 +508,24 @@ def test_inputs_that_are_not_contiguous(roomy: Place, layout: Callable[[Tensor],
             got = operation(*changed, backend="triton")
             for a, b in zip(got if isinstance(got, tuple) else (got,), expected, strict=True):
                 assert relative(a, b.detach().cpu().double()) <= roomy.bound
+
+
+@pytest.mark.parametrize("layout", [torch.Tensor.contiguous, slowest, widened])
+def test_gradients_of_x_meet(place: Place, layout: Callable[[Tensor], Tensor]) -> None:
+    """That of the x which is returned, of any layout, is added to that of what is computed of it."""
+    for lengths, k, c in sizes(place)[1:4]:
+        v = sum(lengths)
+        _, evecs, pushed, a_re, a_im, ptr = feature_inputs(lengths, k, c, True)
+        inputs = normal(v, c), normal(v).abs() / v, normal(len(lengths), k).abs(), evecs, pushed, normal(c), a_re, a_im
+        x, *rest = (t.to(place.device, place.dtype) for t in inputs)
+        x.requires_grad_()
+        outs = diffusion_and_gradient_features(x, *rest, ptr.to(place.device), backend="triton")
+        assert torch.equal(outs[0], x)
+        grads = [layout(normal(v, c).to(x)) for _ in outs]
+        (apart,) = torch.autograd.grad(outs[1:], x, grads[1:], retain_graph=True)
+        (together,) = torch.autograd.grad(outs, x, grads)
+        assert relative(together, apart.detach().double() + grads[0].double()) <= place.bound
+        assert not torch.equal(together, apart)
 
 
 @pytest.mark.parametrize("layout", [slowest, strided, widened, lambda x: x[:1, :1].expand_as(x)])
@@ -840,7 +872,7 @@ def test_gradients_that_cannot_be_differentiated_say_so() -> None:
         (
             lambda x: diffusion_and_gradient_features(
                 x, *operators, evecs, pushed, x[0].detach(), a_re, a_im, ptr, backend="triton"
-            )[1],
+            )[2],
             x,
         ),
     ]

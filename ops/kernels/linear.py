@@ -22,7 +22,7 @@ def linear_tiling(x: Tensor, k: int, c: int, precision: str) -> Tiling:
     if x.dtype != torch.float32:
         return Tiling(64, tile(k, 64), tile(c, 128), 4, 3, 1)
     if precision == "bf16x3":
-        return Tiling(64, tile(k, 64), tile(c, 128), 4, 2, 1)
+        return Tiling(64, tile(k, 32), tile(c, 128), 4, 3, 1)
     return Tiling(64, 16, tile(c, 64), 8, 2, 1)
 
 
@@ -46,12 +46,16 @@ def _mix_all(h):
 @triton.jit
 def random_bits(seed, rows, c):
     """32 bits for each place (rows, c), the upper half random, from a seed of two words: hashed by row, by column, and
-    together. Philox would take more time in integer arithmetic than the layer takes for the rest."""
+    together. Philox would take more time in integer arithmetic than the layer takes for the rest.
+
+    Two columns share a word, of which each takes one half. A thread has both, and the compiler sees that it needs to
+    compute the word only once."""
     low = tl.load(seed).to(tl.uint32)
     high = tl.load(seed + 1).to(tl.uint32)
     by_row = _mix_all(_mix_all(rows.to(tl.uint32) ^ low) ^ high)
-    by_column = _mix_all(_mix_all(c.to(tl.uint32) ^ high) ^ low)
-    return _mix(by_row[:, None] + by_column[None, :])
+    by_column = _mix_all(_mix_all((c // 2).to(tl.uint32) ^ high) ^ low)
+    word = _mix(by_row[:, None] + by_column[None, :])
+    return tl.where((c % 2 == 0)[None, :], word, (word ^ (word >> 16)) << 16)
 
 
 @triton.jit
@@ -65,7 +69,7 @@ def activated(
     if RELU:
         y = tl.where(y < 0.0, 0.0, y)  # lets NaN through
     if DROPOUT:
-        y = tl.where(random_bits(seed, rows, c) < threshold.to(tl.uint32), 0.0, y * keep_scale)
+        y = tl.where(random_bits(seed, rows, c) < (threshold.to(tl.uint32) << 16), 0.0, y * keep_scale)
     return y
 
 
@@ -191,7 +195,7 @@ def _launch(
             _linear_kernel[(cdiv(rows, t.v) * cdiv(out_size, t.c),)](
                 first, second, third, weight, weight if bias is None else bias.contiguous(), some_residual,
                 out if hidden is None else hidden.contiguous(), weight if seed is None else seed, out,
-                rows, drop_threshold(dropout), 1 / (1 - dropout), c, out_size, out_size // parts,
+                rows, *drop_threshold(dropout), c, out_size, out_size // parts,
                 first.stride(0), second.stride(0), third.stride(0), some_residual.stride(0),
                 INPUTS=len(inputs), TRANSPOSED=transposed, BIAS=bias is not None,
                 RELU=activation, DROPOUT=activation and seed is not None,
@@ -201,6 +205,7 @@ def _launch(
     return out
 
 
-def drop_threshold(dropout: float) -> int:
-    """Of 2³² equally likely words, so many are to be dropped."""
-    return min(round(dropout * 2**32), 2**32 - 1)
+def drop_threshold(dropout: float) -> tuple[int, float]:
+    """Of 2¹⁶ equally likely draws so many are to be dropped, and what the others are multiplied by for that."""
+    threshold = min(round(dropout * 2**16), 2**16 - 1)
+    return threshold, 2**16 / (2**16 - threshold)

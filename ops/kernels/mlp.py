@@ -27,7 +27,7 @@ def forward_tiling(inputs: Sequence[Tensor], weights: Sequence[Tensor], dropout:
         return None
     if interpreted(x):
         return Tiling(16, 16, tile(c, 128), 4, 1, 1)
-    if c > 64 and dropout:  # programs are too few to draw random numbers while others multiply
+    if c > 64 and dropout and x.dtype == torch.float32:  # too few programs to draw random numbers while others multiply
         return None
     return Tiling(64, tile(c, 64), tile(c, 128), 4, 2, 1)
 
@@ -150,7 +150,7 @@ def forward(
             _layers_kernel[(cdiv(rows, t.v),)](
                 first, second, third, w1, w2, w3, b1, b2, b3, added, w1 if seeds is None else seeds.contiguous(),
                 outs[1 % len(outs)], outs[2 % len(outs)], outs[0],
-                rows, drop_threshold(dropout), 1 / (1 - dropout), c,
+                rows, *drop_threshold(dropout), c,
                 first.stride(0), second.stride(0), third.stride(0), added.stride(0),
                 INPUTS=len(inputs), BIAS=bool(biases), DROPOUT=seeds is not None, RESIDUAL=residual is not None,
                 KEEP=keep, PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
@@ -232,7 +232,7 @@ def backward(
         with device_of(grad):
             _layers_backward_kernel[(programs,)](
                 grad, w1, w2, w3, *(h.contiguous() for h in hidden), first, second, input_grads,
-                rows, 1 / (1 - dropout), c, grad.stride(0), PARTS=parts, SKIP=skip, PRECISION=precision,
+                rows, drop_threshold(dropout)[1], c, grad.stride(0), PARTS=parts, SKIP=skip, PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return input_grads, [first, second, grad]

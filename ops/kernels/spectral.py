@@ -133,12 +133,12 @@ def project(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor, tiling:
 
 @triton.jit
 def _evaluate_kernel(
-    coefficients, basis, scale, ptr, out, meshes, span,
-    k_size: tl.constexpr, c_size: tl.constexpr, basis_stride: tl.constexpr,
-    SCALED: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr, PRECISION: tl.constexpr,
+    coefficients, basis, scale, added, ptr, out, meshes, span,
+    k_size: tl.constexpr, c_size: tl.constexpr, basis_stride: tl.constexpr, added_stride: tl.constexpr,
+    SCALED: tl.constexpr, ADDED: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """out = scale ∘ (Φ D) at the rows of one span. ONE_STEP: all of D fits one tile and is read once."""
+    """out = scale ∘ (Φ D) + added at the rows of one span. ONE_STEP: all of D fits one tile and is read once."""
     columns = tl.cdiv(c_size, BLOCK_C)
     index = tl.program_id(0) // columns
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -168,6 +168,9 @@ def _evaluate_kernel(
         if SCALED:
             value *= s.to(tl.float32)
             s = _load_scale(scale, row + BLOCK_V, v, last)
+        if ADDED:
+            at = added + wide * added_stride + (v * added_stride + c[None, :])
+            value += tl.load(at, mask=live & in_c, other=0.0).to(tl.float32)
         place = out + wide * c_size + (v * c_size + c[None, :])
         tl.store(place, value.to(out.dtype.element_ty), mask=live & in_c)
 
@@ -179,9 +182,16 @@ def load_coefficients(coefficients, k, c, k_size: tl.constexpr, c_size: tl.const
 
 
 def evaluate(
-    coefficients: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None
+    coefficients: Tensor,
+    basis: Tensor,
+    scale: Tensor | None,
+    ptr: Tensor,
+    tiling: Tiling | None = None,
+    *,
+    added: Tensor | None = None,
 ) -> Tensor:
-    """scale ∘ (Φ D) for each mesh: coefficients (B, K, C), basis (V, K), scale (V,) → (V, C) in the basis' dtype."""
+    """scale ∘ (Φ D) + added for each mesh: coefficients (B, K, C), basis (V, K), scale (V,), added (V, C) → (V, C) in
+    the basis' dtype."""
     (rows, k), c, meshes = basis.shape, coefficients.shape[2], len(ptr) - 1
     coefficients, basis = coefficients.contiguous(), row_major(basis)
     out = torch.empty(rows, c, dtype=basis.dtype, device=basis.device)
@@ -190,11 +200,12 @@ def evaluate(
         t = tiling or evaluate_tiling(basis, k, c, precision)
         columns = cdiv(c, t.c)
         span = choose_span(rows, t.v, processors(basis) * t.programs // columns)
+        other = out if added is None else row_major(added)
         with device_of(basis):
             _evaluate_kernel[(span_count(rows, meshes, span) * columns,)](
-                coefficients, basis, basis if scale is None else scale.contiguous(), ptr, out,
-                meshes, span, k, c, basis.stride(0),
-                SCALED=scale is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k, PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+                coefficients, basis, basis if scale is None else scale.contiguous(), other, ptr, out,
+                meshes, span, k, c, basis.stride(0), other.stride(0),
+                SCALED=scale is not None, ADDED=added is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+                PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return out
