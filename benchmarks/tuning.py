@@ -15,6 +15,7 @@ from diffnet.benchmarks.peers import on_kernels
 from diffnet.benchmarks.registry import Case, Options, benchmark
 from diffnet.benchmarks.sparse import mesh_pattern, moved_bytes
 from diffnet.ops import Pattern
+from diffnet.ops.precision import dot_precision
 from diffnet.ops.sparse.pattern import csr_arrays
 
 # Rows, eigenpairs (or inputs), channels of a tile; warps, pipeline stages, programs a multiprocessor. All of them fit
@@ -242,8 +243,10 @@ def tune_linear(options: Options) -> Iterator[Case]:
 
         def run(tiling: object) -> object:
             from diffnet.ops.kernels.linear import linear
+            from diffnet.ops.kernels.products import operands
 
-            return linear(parts, weight, bias, activation=True, dropout=0.5, seed=seed, tiling=tiling)  # type: ignore[arg-type]
+            (w,) = operands([weight], weight.dtype, dot_precision(weight))
+            return linear(parts, w, bias, activation=True, dropout=0.5, seed=seed, tiling=tiling)  # type: ignore[arg-type]
 
         return run, 6.0 * v * c * c, float(kind.bytes * v * 4 * c)
 

@@ -78,17 +78,7 @@ def _mlp_kernel(
     """
     from diffnet.ops.kernels.mlp import forward
 
-    rounded = _rounded(weights, inputs[0].dtype)
-    return forward(inputs, rounded, biases, inputs[0] if skip else residual, dropout, seeds, keep)
-
-
-def _rounded(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """In one kernel: on small meshes, one for each of these small matrices takes as long as a product."""
-    if all(weight.dtype == dtype for weight in weights):
-        return list(weights)
-    rounded = [torch.empty_like(weight, dtype=dtype) for weight in weights]
-    torch._foreach_copy_(rounded, list(weights))  # type: ignore[attr-defined]
-    return rounded
+    return forward(inputs, weights, biases, inputs[0] if skip else residual, dropout, seeds, keep)
 
 
 def _mlp_fake(
@@ -118,8 +108,8 @@ def _mlp_backward_kernel(
     from diffnet.ops.kernels.mlp import backward
     from diffnet.ops.kernels.weight_gradients import weight_gradients
 
-    parts, rounded = len(inputs), _rounded(weights, grad.dtype)
-    input_grads, grads = backward(grad, inputs, rounded, hidden, skip, dropout, need_inputs)
+    parts = len(inputs)
+    input_grads, grads = backward(grad, inputs, weights, hidden, skip, dropout, need_inputs)
     sums = weight_gradients([*((grads[0], x) for x in inputs), *zip(grads[1:], hidden, strict=True)])
     first = [weight_grad for weight_grad, _ in sums[:parts]]
     weight_grads = [torch.cat(first, dim=1) if parts > 1 else first[0], *(w for w, _ in sums[parts:])]

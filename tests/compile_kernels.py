@@ -24,6 +24,8 @@ from diffnet.ops.kernels import (
     spectral,
     weight_gradients,
 )
+from diffnet.ops.kernels.products import operands
+from diffnet.ops.precision import dot_precision
 
 CAPABILITY = int(sys.argv[1])
 V, K, C = 1000, 128, 128
@@ -48,10 +50,11 @@ def launch_all(dtype: torch.dtype) -> None:
     direct_gradient_features.forward(random(2, V, C), a, a)
     direct_gradient_features.pointwise_backward(x, random(2, V, C), a, a)
     seed = torch.randint(9, (2,))
-    linear.linear([x, x, x], random(C, 3 * C), torch.randn(C), activation=True, dropout=0.5, seed=seed)
-    linear.linear([x], a, torch.randn(C), residual=x)
-    linear.linear_backward(x, a, hidden=x, dropout=0.5)
-    linear.inputs_backward(x, random(C, 3 * C), 3, x)
+    wide, w = operands([torch.randn(C, 3 * C), torch.randn(C, C)], dtype, dot_precision(x))
+    linear.linear([x, x, x], wide, torch.randn(C), activation=True, dropout=0.5, seed=seed)
+    linear.linear([x], w, torch.randn(C), residual=x)
+    linear.linear_backward(x, w, hidden=x, dropout=0.5)
+    linear.inputs_backward(x, wide, 3, x)
     for c, dropout in ((32, 0.5), (64, 0.5), (128, 0.0), (128, 0.5)):
         inputs, weights = [random(V, c)] * 3, [random(c, 3 * c), random(c, c), random(c, c)]
         seeds = torch.randint(9, (2, 2)) if dropout else None

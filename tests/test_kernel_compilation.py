@@ -20,6 +20,7 @@ KERNELS = {
     "_forward_kernel",
     "_backward_kernel",
     "_kernel",
+    "_operands_kernel",
     "_linear_kernel",
     "_layers_kernel",
     "_layers_backward_kernel",
@@ -29,7 +30,10 @@ KERNELS = {
     "_spectrum_gradient_kernel",
     "_matrix_gradients_kernel",
 }
-ALWAYS = {"_project_kernel", "_evaluate_kernel", "_sum_spans_kernel", "_linear_kernel", "_weight_kernel"}
+ALWAYS = {
+    *("_project_kernel", "_evaluate_kernel", "_sum_spans_kernel"),
+    *("_operands_kernel", "_linear_kernel", "_weight_kernel"),
+}
 ON_BASIS = {
     *("_sum_and_diffuse_kernel", "_table_kernel", "_forward_kernel"),
     *("_backward_kernel", "_spectrum_gradient_kernel", "_matrix_gradients_kernel"),
@@ -40,10 +44,10 @@ ATTENTION = {"_spmm_rows", "_sddmm_rows", "_softmax", "_softmax_backward"}
 
 
 def in_parts(kernels: set[str]) -> set[str]:
-    """These where float32 is taken in two parts: what all programs read is split before, and one backward is two."""
+    """These where float32 is taken in two parts: one backward is two kernels."""
     if "_backward_kernel" in kernels:
         kernels = kernels - {"_backward_kernel"} | {"_derivatives_kernel", "_sums_kernel"}
-    return kernels | {"_split_kernel"}
+    return kernels
 
 
 def run(script: str, cache: Path, *arguments: str) -> str:

@@ -29,6 +29,7 @@ from diffnet.ops import (
     values_and_gradient_features,
 )
 from diffnet.ops.kernels.mlp import backward_tiling, forward_tiling
+from diffnet.ops.kernels.products import operands
 from diffnet.ops.mlp import MOST_INPUTS, _mlp_kernel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -167,8 +168,8 @@ def check(
             return x
         return x.detach().double() * (1 + disturbance * place.bound * torch.randn_like(x, dtype=torch.float64))
 
-    # What bfloat16 rounds on the way may be amplified more than what disturbs the inputs, and its bound is near: where few
-    # rows average that out, the bound is for the median of some draws.
+    # What bfloat16 rounds on the way may be amplified more than what disturbs the inputs, and its bound is near. So
+    # where few rows average that out, the bound is for the median of some draws.
     draws = 7 if place.dtype == torch.bfloat16 and outputs[0][0] < 100 else 1
     found: list[list[float]] = []
     for _ in range(100 * draws):
@@ -451,6 +452,23 @@ def test_plain_mlp() -> None:
     x, layers = torch.randn(7, 5), [torch.nn.Linear(5, 4), torch.nn.Linear(4, 3)]
     expected = layers[1](torch.relu(layers[0](x)))
     assert torch.equal(mlp([x], [n.weight for n in layers], [n.bias for n in layers]), expected)
+
+
+def test_operands(place: Place) -> None:
+    """Small matrices of any layout and type in the type of the products, or in two parts."""
+    matrices = [normal(40, 70).mT, normal(1, 1), normal(0, 3), normal(5, 3)]
+    precision = "bf16x3" if place.tf32 else "ieee"
+    for dtypes in [(torch.float32,) * 4, (torch.float32, torch.float16, torch.float32, torch.float32)]:
+        given = [m.to(place.device, dtype) for m, dtype in zip(matrices, dtypes, strict=True)]
+        for found, m in zip(operands(given, place.dtype, precision), given, strict=True):
+            assert found.is_contiguous()
+            if place.tf32:
+                assert found.dtype == torch.bfloat16
+                torch.testing.assert_close(found[0].float(), m.float(), rtol=2**-8, atol=0)
+                torch.testing.assert_close(found.float().sum(0), m.float(), rtol=2**-15, atol=0)
+            else:
+                assert torch.equal(found, m.to(place.dtype))
+    assert operands([], place.dtype, precision) == []
 
 
 def test_inputs_that_want_no_gradient(roomy: Place) -> None:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.products import in_parts, less_product, load, negated, product, split, store, transposed
+from diffnet.ops.kernels.products import less_product, load, negated, operands, product, split, store, transposed
 from diffnet.ops.kernels.ragged import choose_span, span_count, span_rows, sum_spans
 from diffnet.ops.kernels.spectral import load_coefficients
 from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
@@ -418,7 +418,7 @@ def forward(
         some_basis = gradient_basis[0] if basis is None else basis
         with device_of(gradient_basis):
             _forward_kernel[(span_count(rows, meshes, span) * columns,)](
-                in_parts(table, precision), some_basis, gradient_basis, ptr, diffused, features,
+                *operands([table], table.dtype, precision), some_basis, gradient_basis, ptr, diffused, features,
                 meshes, span, table.numel(), gradient_basis.stride(0),
                 k, c, some_basis.stride(0), gradient_basis.stride(1),
                 DIFFUSED=basis is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1,
@@ -476,7 +476,7 @@ def derivatives(
         span = choose_span(rows, t.v, processors(table) * t.programs // columns)
         with device_of(gradient_basis):
             _derivatives_kernel[(span_count(rows, meshes, span) * columns,)](
-                grad, in_parts(table, "bf16x3"), gradient_basis, ptr, out,
+                grad, *operands([table], table.dtype, "bf16x3"), gradient_basis, ptr, out,
                 rows, meshes, span, table.numel(), gradient_basis.stride(0),
                 k, c, grad.stride(0), gradient_basis.stride(1),
                 ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION="bf16x3",

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.products import in_parts, load, product, split, transposed
+from diffnet.ops.kernels.products import load, product, split, transposed
 from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
@@ -83,7 +83,7 @@ def _linear_kernel(
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """y = Σᵢ xᵢ Wᵢᵀ + b with W = [W₁ W₂ W₃] row by row, or x W (TRANSPOSED), and what follows it: ReLU, dropout, zeros
-    where `hidden` has them (MASKED), a residual. W is what `in_parts` returns. Every part_size columns are a matrix of
+    where `hidden` has them (MASKED), a residual. W is what `operands` returns. Every part_size columns are a matrix of
     their own in `out`, of which the first gets the residual."""
     columns = tl.cdiv(out_size, BLOCK_C)
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -140,8 +140,8 @@ def linear(
 ) -> Tensor:
     """residual + dropout(relu([x₁ … xₙ] Wᵀ + b)), ReLU and dropout with `activation` only.
 
-    inputs: one to three (V, C), weight (H, inputs·C) in their dtype, bias (H,), residual (V, H), seed (2,) int64, which
-    dropout takes → (V, H) in the inputs' dtype
+    inputs: one to three (V, C), weight: (H, inputs·C) as `products.operands` returns it, bias (H,), residual (V, H),
+    seed (2,) int64, which dropout takes → (V, H) in the inputs' dtype
     """
     return _launch(inputs, weight, False, 1, bias, residual, None, activation, dropout, seed, tiling)[0]
 
@@ -154,7 +154,8 @@ def linear_backward(
     dropout: float = 0.0,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """dx = dy W, back through the ReLU and dropout that x came from: dy (V, H), weight (H, C), hidden (V, C) → (V, C)
+    """dx = dy W, back through the ReLU and dropout that x came from: dy (V, H), weight (H, C) as `products.operands`
+    returns it, hidden (V, C) → (V, C)
 
     hidden: x. Where it is above 0, ReLU let through and dropout kept; so neither left a mask behind.
     """
@@ -164,7 +165,8 @@ def linear_backward(
 def inputs_backward(
     grad: Tensor, weight: Tensor, parts: int, residual: Tensor | None, tiling: Tiling | None = None
 ) -> Tensor:
-    """dx₁ … dxₙ (n, V, C), [dx₁ … dxₙ] = dy W: dy (V, H), weight (H, n·C); residual (V, C) is added to the first."""
+    """dx₁ … dxₙ (n, V, C), [dx₁ … dxₙ] = dy W: dy (V, H), weight (H, n·C) as `products.operands` returns it; residual
+    (V, C) is added to the first."""
     return _launch([grad], weight, True, parts, None, residual, None, False, 0.0, None, tiling)
 
 
@@ -181,14 +183,13 @@ def _launch(
     seed: Tensor | None,
     tiling: Tiling | None,
 ) -> Tensor:
-    (rows, c), out_size = inputs[0].shape, weight.shape[1 if transposed else 0]
+    (rows, c), out_size = inputs[0].shape, weight.shape[-1 if transposed else -2]
     inputs = [row_major(x) for x in inputs]
     first, second, third = (*inputs, *inputs[:1], *inputs[:1])[:3]
     residual = residual if residual is None else row_major(residual)
     out = first.new_empty(parts, rows, out_size // parts)
     if out.numel():
         precision = dot_precision(first)
-        weight = in_parts(weight.contiguous(), precision)
         t = tiling or linear_tiling(first, c, out_size, precision)
         some_residual = first if residual is None else residual
         with device_of(out):

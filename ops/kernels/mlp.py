@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.kernels.linear import activated, drop_threshold, inputs_backward, linear, linear_backward
-from diffnet.ops.kernels.products import in_parts, load, product, split, transposed
+from diffnet.ops.kernels.products import load, operands, product, split, transposed
 from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
 
@@ -122,13 +122,15 @@ def forward(
 ) -> list[Tensor]:
     """residual + Wₙ a(… a(W₁ [x₁ … xₘ] + b₁) …) + bₙ with a = dropout ∘ ReLU; where they are kept, the hidden layers.
 
-    inputs: one to three (V, C), weights: (H₁, m·C), (H₂, H₁), … in their dtype, biases: (H₁,), … or none,
-    residual (V, Hₙ), seeds (n − 1, 2) int64 where there is dropout → (V, Hₙ), then (V, H₁), …
+    inputs: one to three (V, C), weights: (H₁, m·C), (H₂, H₁), …, rounded to the inputs' dtype, biases: (H₁,), … or
+    none, residual (V, Hₙ), seeds (n − 1, 2) int64 where there is dropout → (V, Hₙ), then (V, H₁), …
     """
     t = tiling or forward_tiling(inputs, weights, dropout > 0)
+    precision = dot_precision(inputs[0])
+    matrices = operands(weights, inputs[0].dtype, precision)
     if t is None:
         outs: list[Tensor] = []
-        for i, weight in enumerate(weights):
+        for i, weight in enumerate(matrices):
             bias, last = biases[i] if biases else None, i == len(weights) - 1
             if last:
                 out = linear(outs[-1:] or inputs, weight, bias, residual=residual)
@@ -143,8 +145,7 @@ def forward(
     added = first if residual is None else row_major(residual)
     outs = [first.new_empty(rows, c) for _ in range(len(weights) if keep else 1)]
     if outs[0].numel():
-        precision = dot_precision(first)
-        w1, w2, w3 = (in_parts(weight.contiguous(), precision) for weight in weights)
+        w1, w2, w3 = matrices
         b1, b2, b3 = (bias.contiguous() for bias in biases) if biases else (w1, w2, w3)
         with device_of(first):
             _layers_kernel[(cdiv(rows, t.v),)](
@@ -214,20 +215,20 @@ def backward(
 ) -> tuple[Tensor, list[Tensor]]:
     """Gradients of the inputs (m, V, C), empty where they aren't needed, and of what each layer puts out before its
     activation: grad (V, Hₙ), the others as in `forward`; skip: the residual is the first input"""
-    (rows, c), parts = inputs[0].shape, len(inputs)
+    (rows, c), parts, precision = inputs[0].shape, len(inputs), dot_precision(grad)
     t = (tiling or backward_tiling(inputs, weights)) if need_inputs else None
+    matrices = operands(weights if need_inputs else weights[1:], grad.dtype, precision)
     if t is None:
         grads = [grad]
-        for weight, activated in zip(reversed(weights[1:]), reversed(hidden), strict=True):
-            grads.insert(0, linear_backward(grads[0], weight, hidden=activated, dropout=dropout))
+        for activated in reversed(hidden):
+            grads.insert(0, linear_backward(grads[0], matrices.pop(), hidden=activated, dropout=dropout))
         if not need_inputs:
             return grad.new_empty(parts, 0, c), grads
-        return inputs_backward(grads[0], weights[0], parts, grad if skip else None), grads
+        return inputs_backward(grads[0], *matrices, parts, grad if skip else None), grads
     grad = row_major(grad)
     input_grads, first, second = grad.new_empty(parts, rows, c), grad.new_empty(rows, c), grad.new_empty(rows, c)
     if first.numel():
-        precision = dot_precision(grad)
-        w1, w2, w3 = (in_parts(weight.contiguous(), precision) for weight in weights)
+        w1, w2, w3 = matrices
         programs = min(processors(grad) * t.programs, cdiv(rows, t.v))
         with device_of(grad):
             _layers_backward_kernel[(programs,)](

@@ -7,13 +7,14 @@ units take bfloat16 either way round, but tf32 only one: three products are fast
 
 PRECISION is "bf16x3" for that, else what `tl.dot` takes; an operand is then both of its parts, and only one is used.
 
-Small matrices that all programs read are split once, before the launch: what is loaded in two parts goes straight to
-shared memory, where the right factor of a product is taken from, while what is computed passes through registers.
+Small matrices that all programs read are split or rounded once, before the launch: what is loaded as it is needed goes
+straight to shared memory, where the right factor of a product is taken from; what is computed passes through registers.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -49,7 +50,7 @@ def split(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def load(at, apart, mask, PRECISION: tl.constexpr):
-    """An operand out of what `in_parts` returns; apart: how many elements its parts are from each other"""
+    """An operand out of one that `operands` returns; apart: how many elements its parts are from each other"""
     hi = tl.load(at, mask=mask, other=0.0)
     lo = hi
     if PRECISION == "bf16x3":
@@ -110,17 +111,37 @@ def less_product(a, b, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _split_kernel(x, parts, size, BLOCK: tl.constexpr):
+def _operands_kernel(matrices, outs, sizes, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
+    matrix = matrices[0]
+    out = outs[0]
+    size = sizes[0]
+    for i in tl.static_range(1, len(matrices)):
+        matrix = tl.where(tl.program_id(1) == i, matrices[i], matrix)
+        out = tl.where(tl.program_id(1) == i, outs[i], out)
+        size = tl.where(tl.program_id(1) == i, sizes[i], size)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    store(parts + at, size, tl.load(x + at, mask=at < size), at < size)
+    x = tl.load(matrix + at, mask=at < size).to(tl.float32)
+    if SPLIT:
+        store(out + at, size, x, at < size)
+    else:
+        tl.store(out + at, x.to(out.dtype.element_ty), mask=at < size)
 
 
-def in_parts(x: Tensor, precision: str) -> Tensor:
-    """A small contiguous matrix as `load` takes it: for bf16x3 (2, …) bfloat16, else itself."""
-    if precision != "bf16x3":
-        return x
-    parts = torch.empty(2, *x.shape, dtype=torch.bfloat16, device=x.device)
-    if x.numel():
-        with device_of(x):
-            _split_kernel[(cdiv(x.numel(), 1024),)](x, parts, x.numel(), BLOCK=1024, num_warps=4)
-    return parts
+def operands(matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> list[Tensor]:
+    """Small matrices as `load` takes them: contiguous in this dtype or, for bf16x3, (2, …) bfloat16. In one launch."""
+    matrices = [matrix.contiguous() for matrix in matrices]
+    parts = precision == "bf16x3"
+    if any(matrix.dtype != matrices[0].dtype for matrix in matrices):
+        matrices = [matrix.to(dtype) for matrix in matrices]
+    if not matrices or (matrices[0].dtype == dtype and not parts):
+        return matrices
+    shapes = [(2, *matrix.shape) if parts else matrix.shape for matrix in matrices]
+    kind, device = torch.bfloat16 if parts else dtype, matrices[0].device
+    outs = [torch.empty(shape, dtype=kind, device=device) for shape in shapes]
+    sizes = [matrix.numel() for matrix in matrices]
+    if max(sizes):
+        with device_of(matrices[0]):
+            _operands_kernel[(cdiv(max(sizes), 1024), len(sizes))](
+                tuple(matrices), tuple(outs), tuple(sizes), SPLIT=parts, BLOCK=1024, num_warps=4
+            )
+    return outs
