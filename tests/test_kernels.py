@@ -929,6 +929,17 @@ def test_the_interpreter_says_that_it_has_no_bfloat16() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("c", [36, 200])
+def test_to_spectral_of_large_meshes(c: int) -> None:
+    """Which have tiles of their own."""
+    x, evecs, mass, ptr = spectral_inputs((300_007, 0, 200_001), 100, c)
+    x, evecs, mass = (t.to("cuda", torch.bfloat16) for t in (x, evecs, mass))
+    spectrum = to_spectral(x, evecs, mass, ptr.cuda(), backend="triton")
+    expected = to_spectral(x.double(), evecs.double(), mass.double(), ptr.cuda(), backend="torch")
+    assert relative(spectrum, expected.cpu()) <= 1e-2
+
+
+@pytest.mark.gpu
 def test_offsets_beyond_two_to_the_31() -> None:
     """V·C and V·K of 2.2e9 elements: rows at the end are as right as those at the start."""
     v, k, c, tail = 17_000_000, 128, 128, 1000

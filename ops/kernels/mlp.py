@@ -224,7 +224,7 @@ def backward(
             grads.insert(0, linear_backward(grads[0], matrices.pop(), hidden=activated, dropout=dropout))
         if not need_inputs:
             return grad.new_empty(parts, 0, c), grads
-        return inputs_backward(grads[0], *matrices, parts, grad if skip else None), grads
+        return inputs_backward(grads[0], matrices[0], parts, grad if skip else None), grads
     grad = row_major(grad)
     input_grads, first, second = grad.new_empty(parts, rows, c), grad.new_empty(rows, c), grad.new_empty(rows, c)
     if first.numel():

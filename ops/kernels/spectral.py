@@ -26,8 +26,8 @@ from diffnet.ops.precision import dot_precision
 
 def project_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
     """Of all sizes of meshes there are three kinds. Small ones, whose tiles are fewer than multiprocessors, get smaller
-    tiles. Middling ones get fewer channels: that reads the basis twice, mostly from the cache, and halves the sums that
-    are written, which at that size weigh more."""
+    tiles. Middling ones get half the channels: that reads the basis twice, mostly from the cache, and halves the sums
+    that are written, which at that size weigh more."""
     if interpreted(basis):
         return Tiling(16, 16, 16, 4, 1, 1)
     if not roomy(basis):
@@ -35,8 +35,10 @@ def project_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
     if basis.dtype != torch.float32:
         if len(basis) < 128 * processors(basis):
             return Tiling(64, tile(k, 64), tile(c, 64), 4, 3, 1)
-        middling = c <= 128 and len(basis) < 3072 * processors(basis)
-        return Tiling(128, tile(k, 128), tile(c, 64 if middling else 128), 8, 3, 1)
+        large = len(basis) >= 3072 * processors(basis)
+        if c <= 128:
+            return Tiling(128, tile(k, 128), tile(c, 128 if large else 64), 8, 3, 1)
+        return Tiling(64, tile(k, 128), 256, 8, 4, 1) if large else Tiling(128, tile(k, 128), 128, 8, 3, 1)
     if precision == "bf16x3":
         return Tiling(32, tile(k, 128), tile(c, 128), 8, 3, 2)  # 128 registers: two programs share a multiprocessor
     return Tiling(16, tile(k, 64), tile(c, 64), 8, 2, 4)
