@@ -842,7 +842,8 @@ def test_operators_are_well_formed(roomy: Place) -> None:
         torch.library.opcheck(ops.spectral_gradient_features_backward.default, (fixed_x, fixed_x, *saved))
         torch.library.opcheck(ops.spectral_gradient_features_backward.default, (None, fixed_x, *saved))
         saved = (*operators, fixed_time, fixed_a, turned, ptr, fixed_d, fixed_d, table)
-        torch.library.opcheck(ops.diffusion_features_backward.default, (fixed_x, fixed_x, *saved))
+        for passed in (None, fixed_x):
+            torch.library.opcheck(ops.diffusion_features_backward.default, (fixed_x, fixed_x, *saved, passed))
     torch.library.opcheck(ops.gradient_features.default, (leaf(2, 17, 5), a, leaf(5, 5)))
     torch.library.opcheck(
         ops.gradient_features_pointwise_backward.default, (x.detach(), leaf(2, 17, 5).detach(), a.detach(), None)
