@@ -196,7 +196,7 @@ def _launch(
             _linear_kernel[(cdiv(rows, t.v) * cdiv(out_size, t.c),)](
                 first, second, third, weight, weight if bias is None else bias.contiguous(), some_residual,
                 out if hidden is None else hidden.contiguous(), weight if seed is None else seed, out,
-                rows, *drop_threshold(dropout), c, out_size, out_size // parts,
+                rows, *threshold_and_scale(dropout), c, out_size, out_size // parts,
                 first.stride(0), second.stride(0), third.stride(0), some_residual.stride(0),
                 INPUTS=len(inputs), TRANSPOSED=transposed, BIAS=bias is not None,
                 RELU=activation, DROPOUT=activation and seed is not None,
@@ -206,7 +206,7 @@ def _launch(
     return out
 
 
-def drop_threshold(dropout: float) -> tuple[int, float]:
+def threshold_and_scale(dropout: float) -> tuple[int, float]:
     """Of 2¹⁶ equally likely draws so many are to be dropped, and what the others are multiplied by for that."""
     threshold = min(round(dropout * 2**16), 2**16 - 1)
     return threshold, 2**16 / (2**16 - threshold)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.linear import activated, drop_threshold, inputs_backward, linear, linear_backward
+from diffnet.ops.kernels.linear import activated, inputs_backward, linear, linear_backward, threshold_and_scale
 from diffnet.ops.kernels.products import load, operands, product, split, transposed
 from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
 from diffnet.ops.precision import dot_precision
@@ -151,7 +151,7 @@ def forward(
             _layers_kernel[(cdiv(rows, t.v),)](
                 first, second, third, w1, w2, w3, b1, b2, b3, added, w1 if seeds is None else seeds.contiguous(),
                 outs[1 % len(outs)], outs[2 % len(outs)], outs[0],
-                rows, *drop_threshold(dropout), c,
+                rows, *threshold_and_scale(dropout), c,
                 first.stride(0), second.stride(0), third.stride(0), added.stride(0),
                 INPUTS=len(inputs), BIAS=bool(biases), DROPOUT=seeds is not None, RESIDUAL=residual is not None,
                 KEEP=keep, PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
@@ -220,8 +220,8 @@ def backward(
     matrices = operands(weights if need_inputs else weights[1:], grad.dtype, precision)
     if t is None:
         grads = [grad]
-        for activated in reversed(hidden):
-            grads.insert(0, linear_backward(grads[0], matrices.pop(), hidden=activated, dropout=dropout))
+        for layer in reversed(hidden):
+            grads.insert(0, linear_backward(grads[0], matrices.pop(), hidden=layer, dropout=dropout))
         if not need_inputs:
             return grad.new_empty(parts, 0, c), grads
         return inputs_backward(grads[0], matrices[0], parts, grad if skip else None), grads
@@ -233,7 +233,7 @@ def backward(
         with device_of(grad):
             _layers_backward_kernel[(programs,)](
                 grad, w1, w2, w3, *(h.contiguous() for h in hidden), first, second, input_grads,
-                rows, drop_threshold(dropout)[1], c, grad.stride(0), PARTS=parts, SKIP=skip, PRECISION=precision,
+                rows, threshold_and_scale(dropout)[1], c, grad.stride(0), PARTS=parts, SKIP=skip, PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return input_grads, [first, second, grad]

@@ -111,14 +111,19 @@ def less_product(a, b, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def chosen(items, which):
+    """The one at a place that only the program knows, of a tuple of a kernel's arguments."""
+    item = items[0]
+    for i in tl.static_range(1, len(items)):
+        item = tl.where(which == i, items[i], item)
+    return item
+
+
+@triton.jit
 def _operands_kernel(matrices, outs, sizes, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
-    matrix = matrices[0]
-    out = outs[0]
-    size = sizes[0]
-    for i in tl.static_range(1, len(matrices)):
-        matrix = tl.where(tl.program_id(1) == i, matrices[i], matrix)
-        out = tl.where(tl.program_id(1) == i, outs[i], out)
-        size = tl.where(tl.program_id(1) == i, sizes[i], size)
+    matrix = chosen(matrices, tl.program_id(1))
+    out = chosen(outs, tl.program_id(1))
+    size = chosen(sizes, tl.program_id(1))
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(matrix + at, mask=at < size).to(tl.float32)
     if SPLIT:

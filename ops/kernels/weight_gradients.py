@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.products import product, split, split_transpose
+from diffnet.ops.kernels.products import chosen, product, split, split_transpose
 from diffnet.ops.kernels.ragged import choose_span, sum_spans
 from diffnet.ops.kernels.tiling import Tiling, cdiv, device_of, interpreted, processors, roomy, tile
 from diffnet.ops.precision import dot_precision
@@ -41,11 +41,8 @@ def _weight_kernel(
     which = tl.program_id(1) % tiles
     h = (which // columns) * BLOCK_K + tl.arange(0, BLOCK_K)
     c = (which % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
-    grad = grads[0]
-    x = inputs[0]
-    for i in tl.static_range(1, len(grads)):
-        grad = tl.where(pair == i, grads[i], grad)
-        x = tl.where(pair == i, inputs[i], x)
+    grad = chosen(grads, pair)
+    x = chosen(inputs, pair)
     first = index * span
     last = tl.minimum(first + span, rows_size)
     total = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
