@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,6 +156,7 @@ def test_options_name_what_is_wrong():
         ({"learning_rate": float("nan")}, "learning_rate .*nan"),
         ({"learning_rate": 1e300}, "learning_rate .*1e\\+300"),
         ({"precision": "fp8"}, "precision .*'fp8'"),
+        ({"backend": "cudnn"}, "backend .*'cudnn'"),
         ({"schedule": "linear"}, "schedule .*'linear'"),
         ({"features": "shot"}, "features .*'shot'"),
         ({"seed": -1}, "seed .*-1"),
@@ -632,6 +634,27 @@ def test_a_captured_run_learns_as_another_does(data, tmp_path, rotate, precision
         losses.append([float(row["train_loss"]) for row in rows(tmp_path / name)])
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
     assert losses[1][-1] < losses[1][0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("backend", "fused"), [("auto", True), ("torch", False)])
+def test_what_computes_on_a_gpu(data, tmp_path, backend, fused):
+    device = torch.device("cuda")
+    chosen = options(backend=backend, precision="bf16", epochs=1)
+    samples = keep_on_device([make_sample(item, chosen.preprocessing) for item in data.train], device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        train(data, samples, samples, chosen, tmp_path, device=device)
+    kernels = {event.key for event in profile.key_averages()}
+    assert any(name.startswith("void at::native::") for name in kernels)
+    of_triton = {name for name in kernels if re.fullmatch(r"_\w+_kernel", name)}
+    assert bool(of_triton) == fused, of_triton
+
+
+def test_the_network_computes_as_was_asked(data, tmp_path):
+    for backend in ("auto", "torch"):
+        checkpoint = fit(data, tmp_path / backend, backend=backend, epochs=1)
+        model, _ = restore_model(checkpoint)
+        assert {module.backend for module in model.modules() if hasattr(module, "backend")} == {backend}
 
 
 @pytest.mark.gpu

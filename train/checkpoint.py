@@ -60,6 +60,7 @@ def build_model(options: TrainOptions, label_names: list[str], labels_at: Any) -
         diffusion=options.diffusion,
         attention_heads=options.attention_heads,
         outputs_at=labels_at,
+        backend=options.backend,
     )
 
 

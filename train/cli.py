@@ -17,7 +17,7 @@ from rich.table import Table
 from diffnet.block import DiffusionMode
 from diffnet.data import FeatureKind, Layout, Preprocessing, figures, load_dataset
 from diffnet.geometry import FORMATS, BasisPrecision, LaplacianKind, diagnose, load_mesh
-from diffnet.train.options import Precision, Schedule, TrainOptions, pick_device
+from diffnet.train.options import Precision, Schedule, TrainBackend, TrainOptions, pick_device
 
 # What draws and writes reports takes a second to import, so the commands that need it do that themselves.
 
@@ -96,6 +96,9 @@ def train_segmentation(
     laplacian: LaplacianOption = "robust",
     basis: BasisOption = "float32",
     precision: Annotated[Precision, typer.Option(help="auto is bf16 on GPUs that have it, else fp32.")] = "auto",
+    backend: Annotated[
+        TrainBackend, typer.Option(help="auto computes with the fused kernels on a GPU; torch is plain PyTorch.")
+    ] = "auto",
     device: DeviceOption = "auto",
     seed: Annotated[int, typer.Option(help="Seed of weights, order, dropout and splits.")] = 0,
     cache: CacheOption = DEFAULT_CACHE,

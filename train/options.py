@@ -14,6 +14,7 @@ from diffnet.geometry import BasisPrecision, LaplacianKind
 
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
+TrainBackend: TypeAlias = Literal["auto", "torch"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class TrainOptions:
     validation: float = 0.0
     eval_every: int = 5
     precision: Precision = "auto"
+    backend: TrainBackend = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -61,6 +63,7 @@ class TrainOptions:
             raise ValueError(f"seed should be at least 0 and below 2^63, got {self.seed}")
         for name, choices in (
             ("precision", get_args(Precision)),
+            ("backend", get_args(TrainBackend)),
             ("schedule", get_args(Schedule)),
             ("diffusion", get_args(DiffusionMode)),
         ):

@@ -21,7 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from diffnet import DiffusionNet
 from diffnet.data import UNLABELED, LabeledMeshes, MeshBatches, Sample, collate_samples, epoch_seed
-from diffnet.ops import cross_entropy
+from diffnet.ops import Backend, cross_entropy
 from diffnet.train.capture import CapturedStep
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.export import write_atomically
@@ -281,7 +281,7 @@ class _Steps:
         self._optimizer.zero_grad(set_to_none=True)
         with autocast(self._options.precision, self._device):
             logits = self._model(sample.features, sample.operators)
-        loss = segmentation_loss(logits, sample.labels)
+        loss = segmentation_loss(logits, sample.labels, self._options.backend)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return loss.detach(), logits.detach().argmax(-1)
@@ -312,10 +312,10 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
-def segmentation_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def segmentation_loss(logits: Tensor, labels: Tensor, backend: Backend = "auto") -> Tensor:
     """Cross-entropy, the mean over labelled elements; 0 where there are none. logits (N, C), labels (N,) int64 → ()"""
     # Summed apart: where PyTorch's loss does it, one multiprocessor of a GPU goes through all elements.
-    return cross_entropy(logits, labels, UNLABELED).sum() / (labels != UNLABELED).sum().clamp(min=1)
+    return cross_entropy(logits, labels, UNLABELED, backend=backend).sum() / (labels != UNLABELED).sum().clamp(min=1)
 
 
 def rotate(positions: Tensor, lengths: Sequence[int]) -> Tensor:
