@@ -85,7 +85,7 @@ WEIGHTS = {
         (64, 64, 128, 4, 4),
         (64, 128, 64, 4, 3),
     ],
-    "tf32": [(32, 128, 128, 8, 3), (32, 64, 128, 4, 3), (32, 64, 64, 4, 3)],
+    "tf32": [(32, 128, 128, 8, 3), (32, 64, 128, 4, 3), (32, 64, 64, 4, 4)],
 }
 # Programs of a multiprocessor, their registers, and entries that they gather together, first and then.
 WALKS = [

@@ -60,7 +60,8 @@ def launch_all(dtype: torch.dtype) -> None:
         seeds = torch.randint(9, (2, 2)) if dropout else None
         mlp.forward(inputs, weights, [torch.randn(c)] * 3, inputs[0], dropout, seeds, True)
         mlp.backward(inputs[0], inputs, weights, inputs[1:], True, dropout, True)
-    weight_gradients.weight_gradients([(x, x)] * 5)
+    for c in (64, C):
+        weight_gradients.weight_gradients([(random(V, c), random(V, c))] * 5)
     logits, labels = random(V, 260), torch.randint(260, (V,))
     cross_entropy.cross_entropy(logits, labels, -1)
     cross_entropy.cross_entropy_backward(torch.randn(V), logits, labels, -1)

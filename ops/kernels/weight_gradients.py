@@ -24,7 +24,9 @@ def weight_tiling(grad: Tensor, h: int, c: int, precision: str) -> Tiling:
     if grad.dtype != torch.float32:
         return Tiling(64, tile(h, 128), tile(c, 128), 8, 4, 1)
     if precision == "bf16x3":
-        return Tiling(32, tile(h, 128), tile(c, 128), 8, 4, 1)
+        # A product of up to 64 rows is one of a single group of 4 warps; two groups take twice as long.
+        warps, programs = (4, 2) if h <= 64 else (8, 1)
+        return Tiling(32, tile(h, 128), tile(c, 128), warps, 4, programs)
     return Tiling(16, tile(h, 64), tile(c, 64), 8, 2, 4)
 
 
