@@ -1,18 +1,18 @@
 """Data sets: generated, from disk, and as packed batches of preprocessed samples."""
 
-from diffnet.data.figures import figures
-from diffnet.data.filling import fill_cache, load_meanwhile, precompute_all
-from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
-from diffnet.data.layouts import LAYOUTS, Layout, load_dataset
-from diffnet.data.preprocess import (
+from diffnet.data.features import (
     FEATURE_CHANNELS,
     FeatureKind,
     Preprocessing,
     input_features,
     prepare,
 )
+from diffnet.data.figures.dataset import figures
+from diffnet.data.folders.layouts import LAYOUTS, Layout, load_dataset
+from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
-from diffnet.geometry.workers import available_cores
+from diffnet.geometry.preprocessing.many import fill_cache, load_meanwhile, precompute_all
+from diffnet.geometry.processes import available_cores
 
 __all__ = [
     "FEATURE_CHANNELS",

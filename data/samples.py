@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from diffnet.data.features import Preprocessing, input_features, prepare
 from diffnet.data.labeled import LabeledMesh
-from diffnet.data.preprocess import Preprocessing, input_features, prepare
 from diffnet.geometry import Operators, collate
 
 

@@ -2,7 +2,6 @@ from .block import DiffusionNetBlock
 from .block_sparse_attention import BlockSparseAttention
 from .block_sparse_conv2d import BlockSparseConv2d
 from .block_sparse_linear import BlockSparseLinear
-from .data import precompute_all
 from .diffusion import LearnedTimeDiffusion
 from .geometry import (
     MeshError,
@@ -12,6 +11,7 @@ from .geometry import (
     load_mesh,
     normalize_positions,
     precompute,
+    precompute_all,
     wks,
 )
 from .gradient_features import SpatialGradientFeatures

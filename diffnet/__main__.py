@@ -41,7 +41,7 @@ def bench(
     here, or not in the memory there is, has a row that says so.
     """
     from diffnet.benchmarks import BENCHMARKS, Options
-    from diffnet.benchmarks.run import list_benchmarks, run_benchmarks
+    from diffnet.benchmarks.harness.run import list_benchmarks, run_benchmarks
 
     if show or not names:
         list_benchmarks(console)

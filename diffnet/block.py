@@ -15,7 +15,7 @@ from diffnet.gradient_features import SpatialGradientFeatures
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.ops import Backend, diffusion_and_gradient_features, mlp, spmm
-from diffnet.ops.precision import use_matrix_kernels
+from diffnet.ops.common.precision import use_matrix_kernels
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]

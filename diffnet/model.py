@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, mlp, segment_mean
-from diffnet.ops.precision import compute_dtype, use_matrix_kernels
+from diffnet.ops.common.precision import compute_dtype, use_matrix_kernels
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
 
@@ -122,7 +122,7 @@ class DiffusionNet(nn.Module):
 
         Only tensors are read (`weights_only`). Raises ValueError where the file holds something else.
         """
-        from diffnet.reference import convert_reference
+        from diffnet.original_checkpoint import convert_reference
 
         state, shape = convert_reference(path)
         model = cls(**shape, outputs_at=outputs_at, last_activation=last_activation)

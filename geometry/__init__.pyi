@@ -1,16 +1,17 @@
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
-from .eigensolver import eigenbases, eigenbasis
-from .entries import BASIS_PRECISIONS, BasisPrecision, is_cached
-from .errors import MeshError
-from .frames import tangent_frames
-from .gradient import gradient_values, one_ring
-from .laplacian import LAPLACIANS, LaplacianKind, laplacian_and_mass
-from .mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
-from .mesh_operators import precompute
+from .discretize.frames import tangent_frames
+from .discretize.gradient import gradient_values, one_ring
+from .discretize.laplacian import LAPLACIANS, LaplacianKind, laplacian_and_mass
+from .eigen.solve import eigenbases, eigenbasis
+from .mesh.errors import MeshError
+from .mesh.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
+from .mesh.normalize import normalize_positions
 from .neighborhoods import with_k_ring, with_nearest
 from .operators import Operators, collate
-from .positions import normalize_positions
+from .preprocessing.entry import BASIS_PRECISIONS, BasisPrecision, is_cached
+from .preprocessing.many import precompute_all
+from .preprocessing.one import precompute
 from .vertex_patches import Patches, patches
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "one_ring",
     "patches",
     "precompute",
+    "precompute_all",
     "tangent_frames",
     "with_k_ring",
     "with_nearest",

@@ -9,8 +9,8 @@ import potpourri3d
 import scipy.sparse
 from numpy.typing import NDArray
 
-from diffnet.geometry.laplacian import usable_faces
-from diffnet.geometry.mesh import Mesh
+from diffnet.geometry.discretize.laplacian import usable_faces
+from diffnet.geometry.mesh.mesh import Mesh
 
 
 @dataclass(frozen=True)

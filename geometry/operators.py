@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from diffnet.geometry.mesh import mesh_edges
+from diffnet.geometry.mesh.mesh import mesh_edges
 from diffnet.ops import (
     Pattern,
     SparseMatrix,
@@ -19,7 +19,7 @@ from diffnet.ops import (
     split_diagonal_pattern,
     spmm,
 )
-from diffnet.ops.compiler import not_compiled
+from diffnet.ops.common.compiler import not_compiled
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
+from diffnet.geometry.discretize.vertex_order import order_along_surface
 from diffnet.geometry.operators import Operators
-from diffnet.geometry.vertex_order import order_along_surface
 from diffnet.ops import BlockPattern, Pattern
 
 

@@ -1,17 +1,17 @@
 """Differentiable functions on tensors; nothing here knows of meshes or modules."""
 
-from diffnet.ops.backend import Backend
 from diffnet.ops.block_sparse import BlockPattern, block_attention, block_matmul, block_softmax
-from diffnet.ops.cross_entropy import cross_entropy
-from diffnet.ops.diffusion_features import diffusion_and_gradient_features
-from diffnet.ops.gradient_features import (
+from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.ragged import row_offsets, segment_mean
+from diffnet.ops.cross_entropy.op import cross_entropy
+from diffnet.ops.diffusion_features.op import diffusion_and_gradient_features
+from diffnet.ops.gradient_features.op import (
     gradient_features,
     spectral_gradient_features,
     values_and_gradient_features,
 )
-from diffnet.ops.implicit import implicit_diffusion
-from diffnet.ops.mlp import mlp
-from diffnet.ops.ragged import row_offsets, segment_mean
+from diffnet.ops.implicit.op import implicit_diffusion
+from diffnet.ops.mlp.op import mlp
 from diffnet.ops.sparse import (
     EllPattern,
     HybridPattern,
@@ -27,7 +27,7 @@ from diffnet.ops.sparse import (
     split_diagonal_pattern,
     spmm,
 )
-from diffnet.ops.spectral import diffuse, from_spectral, to_spectral
+from diffnet.ops.spectral.op import diffuse, from_spectral, to_spectral
 
 __all__ = [
     "Backend",

@@ -11,8 +11,8 @@ import torch
 
 from diffnet import DiffusionNet
 from diffnet.data import FEATURE_CHANNELS
-from diffnet.train.export import write_atomically
 from diffnet.train.options import TrainOptions
+from diffnet.train.report.export import write_atomically
 
 FORMAT = 1
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from diffnet.data import LabelsAt, Sample, input_features, prepare
 from diffnet.geometry import Mesh, MeshLike, load_mesh
 from diffnet.train.checkpoint import Checkpoint, restore_model
-from diffnet.train.export import png_bytes, write_atomically, write_ply
-from diffnet.train.render import render
-from diffnet.train.segmentation import predict
-from diffnet.train.viewer import ViewerItem, write_html
+from diffnet.train.loop import predict
+from diffnet.train.report.export import png_bytes, write_atomically, write_ply
+from diffnet.train.report.render import render
+from diffnet.train.report.viewer import ViewerItem, write_html
 
 
 def predict_labels(

@@ -38,17 +38,17 @@ from diffnet.data import (
 )
 from diffnet.geometry import MeshLike
 from diffnet.train.checkpoint import restore_model
-from diffnet.train.export import write_atomically
+from diffnet.train.loop import Row, check_capture, evaluate, keep_on_device, predict, train
 from diffnet.train.metrics import accuracy
 from diffnet.train.options import TrainOptions, matmul_dtype
-from diffnet.train.report import (
+from diffnet.train.report.export import write_atomically
+from diffnet.train.report.report import (
     Prediction,
     class_scores,
     confusion_matrix_picture,
     curves_picture,
     predictions_page,
 )
-from diffnet.train.segmentation import Row, check_capture, evaluate, keep_on_device, predict, train
 
 SHOWN_MESHES = 8  # on the page of predictions
 

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.backend import Backend
-from diffnet.ops.block_sparse import plain
+from diffnet.ops.block_sparse import reference
+from diffnet.ops.block_sparse.op import _structure
 from diffnet.ops.block_sparse.pattern import BlockPattern
-from diffnet.ops.block_sparse.products import _structure
 from diffnet.ops.block_sparse.softmax import flat_key_mask, mask_at_blocks, mask_inside
-from diffnet.ops.dispatch import differentiable, opaque
-from diffnet.ops.precision import compute_dtype
+from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.precision import compute_dtype
+from diffnet.ops.sparse.op import on_kernels
 from diffnet.ops.sparse.pattern import row_of_each
-from diffnet.ops.sparse.products import on_kernels
 
 
 def block_attention(
@@ -79,10 +79,10 @@ def _attention_kernel(
 
         return attention_kernels.attention(indptr, indices, query, key, value, key_mask, mask, scale, block)
     rows = query.shape[2]
-    scores = plain.sdd(indptr, indices, query.to(_wide(query)), key.to(_wide(key)), block) * scale
+    scores = reference.sdd(indptr, indices, query.to(_wide(query)), key.to(_wide(key)), block) * scale
     inside = mask_inside(indptr, indices, rows, key.shape[2], block, key_mask, mask)
-    weights = plain.softmax(indptr, indices, scores, None, inside, 1.0)
-    out = plain.dsd(indptr, indices, weights, value.to(weights.dtype), rows)
+    weights = reference.softmax(indptr, indices, scores, None, inside, 1.0)
+    out = reference.dsd(indptr, indices, weights, value.to(weights.dtype), rows)
     sums = _row_logarithms(indptr, indices, scores.masked_fill(~inside, -torch.inf))
     sums = sums.reshape(*query.shape[:2], sums.shape[1] // max(query.shape[1], 1) * block)[:, :, :rows]
     return out.to(query.dtype), sums.contiguous()
@@ -130,13 +130,13 @@ def _attention_backward_kernel(
     q, k, v, g = (t.to(wide) for t in (query, key, value, grad))
     inside = mask_inside(indptr, indices, rows, columns, block, key_mask, mask)
     of_row = row_of_each(indptr, indices)
-    at_blocks = [plain._in_blocks(t[..., None], block)[:, of_row] for t in (sums, delta)]
-    scores = plain.sdd(indptr, indices, q, k, block) * (scale * math.log2(math.e))
+    at_blocks = [reference._in_blocks(t[..., None], block)[:, of_row] for t in (sums, delta)]
+    scores = reference.sdd(indptr, indices, q, k, block) * (scale * math.log2(math.e))
     weights = torch.exp2((scores - at_blocks[0]).masked_fill(~inside, -torch.inf))
-    grad_scores = scale * weights * (plain.sdd(indptr, indices, g, v, block) - at_blocks[1])
-    grad_q = plain.dsd(indptr, indices, grad_scores, k, rows)
-    grad_k = plain.dsd(t_indptr, t_indices, grad_scores[:, order].mT, q, columns)
-    grad_v = plain.dsd(t_indptr, t_indices, weights[:, order].mT, g, columns)
+    grad_scores = scale * weights * (reference.sdd(indptr, indices, g, v, block) - at_blocks[1])
+    grad_q = reference.dsd(indptr, indices, grad_scores, k, rows)
+    grad_k = reference.dsd(t_indptr, t_indices, grad_scores[:, order].mT, q, columns)
+    grad_v = reference.dsd(t_indptr, t_indices, weights[:, order].mT, g, columns)
     return grad_q.to(query.dtype), grad_k.to(key.dtype), grad_v.to(value.dtype)
 
 

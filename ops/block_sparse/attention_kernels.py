@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.tiling import cdiv, power_of_2
-from diffnet.ops.precision import tf32_precision
+from diffnet.ops.common.launch import cdiv, power_of_2
+from diffnet.ops.common.precision import tf32_precision
 
 # Keys, and in the backward of keys and values queries, of a step: as many as registers hold.
 STEP = 64

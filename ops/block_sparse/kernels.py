@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.tiling import cdiv, power_of_2
-from diffnet.ops.precision import tf32_precision
+from diffnet.ops.common.launch import cdiv, power_of_2
+from diffnet.ops.common.precision import tf32_precision
 from diffnet.ops.sparse.pattern import row_of_each
 
 # The tile of a program is a block by at most so many channels, in steps of so many.
@@ -22,7 +22,7 @@ SOFTMAX_TILE = 2048
 
 
 def sdd(indptr: Tensor, indices: Tensor, a: Tensor, b: Tensor, block: int) -> Tensor:
-    """See `plain.sdd`; a and b in any strides."""
+    """See `reference.sdd`; a and b in any strides."""
     (batches, _, rows, inner), columns = a.shape, b.shape[2]
     out = a.new_empty(batches, len(indices), block, block)
     if out.numel() == 0:
@@ -37,7 +37,7 @@ def sdd(indptr: Tensor, indices: Tensor, a: Tensor, b: Tensor, block: int) -> Te
 
 
 def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int, order: Tensor | None = None) -> Tensor:
-    """See `plain.dsd`; x in any strides. With order (number of blocks,), where in values the blocks of a transposed
+    """See `reference.dsd`; x in any strides. With order (number of blocks,), where in values the blocks of a transposed
     pattern are, each is applied transposed."""
     (batches, heads, columns, channels), block = x.shape, values.shape[3]
     out = x.new_empty(batches, heads, rows, channels)
@@ -85,7 +85,7 @@ def softmax(
 
 
 def softmax_backward(indptr: Tensor, out: Tensor, grad: Tensor, scale: float) -> Tensor:
-    """See `plain.softmax_backward`."""
+    """See `reference.softmax_backward`."""
     out, grad = out.contiguous(), grad.contiguous()
     result = torch.empty_like(out)
     if result.numel() == 0:

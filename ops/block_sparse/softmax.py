@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.backend import Backend
-from diffnet.ops.block_sparse import plain
+from diffnet.ops.block_sparse import reference
 from diffnet.ops.block_sparse.pattern import BlockPattern
-from diffnet.ops.dispatch import differentiable, opaque
+from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.sparse.op import on_kernels
 from diffnet.ops.sparse.pattern import row_of_each
-from diffnet.ops.sparse.products import on_kernels
 
 
 def block_softmax(
@@ -138,7 +138,7 @@ def _softmax_kernel(
 
         return kernels.softmax(indptr, indices, scores, bias, key_mask, mask, scale, heads, rows, columns)
     inside = mask_inside(indptr, indices, rows, columns, block, key_mask, mask)
-    return plain.softmax(indptr, indices, scores, bias, inside, scale)
+    return reference.softmax(indptr, indices, scores, bias, inside, scale)
 
 
 def _softmax_fake(
@@ -164,7 +164,7 @@ def _softmax_backward_kernel(
         from diffnet.ops.block_sparse import kernels
 
         return kernels.softmax_backward(indptr, out, grad, scale)
-    return plain.softmax_backward(indptr, indices, out, grad, scale)
+    return reference.softmax_backward(indptr, indices, out, grad, scale)
 
 
 def _softmax_backward_fake(

@@ -2,8 +2,8 @@
 
 from diffnet.ops.sparse.ell import EllPattern, HybridPattern
 from diffnet.ops.sparse.matrix import SparseMatrix, block_diagonal, split_diagonal
+from diffnet.ops.sparse.op import diagonal, row_sum, sddmm, spmm
 from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern, split_diagonal_pattern
-from diffnet.ops.sparse.products import diagonal, row_sum, sddmm, spmm
 from diffnet.ops.sparse.softmax import sparse_softmax
 
 __all__ = [

@@ -8,9 +8,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from diffnet.ops.backend import Backend
+from diffnet.ops.common.backend import Backend
+from diffnet.ops.sparse.op import spmm
 from diffnet.ops.sparse.pattern import PIECE, Pattern, rows_of
-from diffnet.ops.sparse.products import spmm
 
 # What a further bucket costs, and an entry of the CSR rest, in places of an ELL bucket.
 BUCKET_COST = 16_384

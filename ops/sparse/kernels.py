@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.kernels.tiling import cdiv, power_of_2, processors
+from diffnet.ops.common.launch import cdiv, power_of_2, processors
 from diffnet.ops.sparse.pattern import PIECE, CsrArrays
 
 MAX_CHANNELS = 128
@@ -65,7 +65,7 @@ def spmm(
     order: Tensor | None = None,
     walk: Walk | None = None,
 ) -> Tensor:
-    """See `plain.spmm`; order (nnz,) is where in values the entries' values are, for a transposed pattern."""
+    """See `reference.spmm`; order (nnz,) is where in values the entries' values are, for a transposed pattern."""
     indptr, indices, pieces, *_ = csr
     sets, rows, channels = len(values), len(indptr) - 1, x.shape[2]
     if reduce and sets > MAX_UNROLLED_SETS:
@@ -118,7 +118,7 @@ def _walk(x: Tensor, together: int, reduce: bool) -> Walk:
 
 
 def sddmm(csr: CsrArrays, a: Tensor, b: Tensor, gathering: Gathering = Gathering()) -> Tensor:
-    """See `plain.sddmm`."""
+    """See `reference.sddmm`."""
     indptr, indices, pieces, *_ = csr
     sets, rows, channels, entries = max(len(a), len(b)), len(indptr) - 1, a.shape[2], len(indices)
     out = a.new_empty(sets, entries)
@@ -144,7 +144,7 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor, gathering: Gathering = Gathering
 
 
 def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """See `plain.softmax`."""
+    """See `reference.softmax`."""
     indptr, _, pieces, *_ = csr
     scores = scores.contiguous()
     sets, entries = scores.shape
@@ -168,7 +168,7 @@ def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -
 
 
 def softmax_backward(csr: CsrArrays, out: Tensor, grad: Tensor, scale: float) -> Tensor:
-    """See `plain.softmax_backward`."""
+    """See `reference.softmax_backward`."""
     indptr, _, pieces, *_ = csr
     out, grad = out.contiguous(), grad.contiguous()
     sets, entries = out.shape

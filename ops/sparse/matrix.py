@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffnet.ops.sparse.op import spmm
 from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern, split_diagonal_pattern
-from diffnet.ops.sparse.products import spmm
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffnet.ops.compiler import not_compiled
-from diffnet.ops.ragged import row_offsets
+from diffnet.ops.common.compiler import not_compiled
+from diffnet.ops.common.ragged import row_offsets
 
 # A row of more entries than this is long: kernels divide it into pieces of this size and add up their sums in order,
 # so that one row of 10,000 among rows of 7 doesn't keep a whole GPU waiting.

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.backend import Backend
-from diffnet.ops.dispatch import differentiable, opaque
-from diffnet.ops.sparse import plain
+from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.sparse import reference
+from diffnet.ops.sparse.op import on_kernels
 from diffnet.ops.sparse.pattern import CsrArrays, Pattern, csr_arrays
-from diffnet.ops.sparse.products import on_kernels
 
 
 def sparse_softmax(
@@ -52,7 +52,7 @@ def _softmax_kernel(
         from diffnet.ops.sparse import kernels
 
         return kernels.softmax(csr, scores, mask, scale)
-    return plain.softmax(csr, scores, mask, scale)
+    return reference.softmax(csr, scores, mask, scale)
 
 
 def _softmax_fake(
@@ -69,7 +69,7 @@ def _softmax_backward_kernel(
         from diffnet.ops.sparse import kernels
 
         return kernels.softmax_backward(csr, out, grad, scale)
-    return plain.softmax_backward(csr, out, grad, scale)
+    return reference.softmax_backward(csr, out, grad, scale)
 
 
 def _softmax_backward_fake(

@@ -1,0 +1,1 @@
+"""The benchmarks. Each registers itself when its module is imported."""

@@ -1,0 +1,252 @@
+"""Preprocessing: whole operators, their eigenbasis, and data sets by way of the cache."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import scipy.sparse
+import torch
+import trimesh
+from numpy.typing import NDArray
+
+from diffnet.benchmarks.harness.registry import Case, Options, Unavailable, benchmark
+from diffnet.benchmarks.original.preprocessing import original_eigenbasis, original_precompute
+from diffnet.data import Preprocessing, fill_cache, load_meanwhile, precompute_all, prepare
+from diffnet.geometry import (
+    FORMATS,
+    LaplacianKind,
+    Mesh,
+    MeshLike,
+    Operators,
+    eigenbases,
+    eigenbasis,
+    laplacian_and_mass,
+    load_mesh,
+    make_mesh,
+    normalize_positions,
+    precompute,
+)
+from diffnet.geometry.processes import available_cores, interrupts_blocked, worker_pool
+
+Problem: TypeAlias = tuple[scipy.sparse.csr_matrix, NDArray[np.float64]]
+
+SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+MESHES = 20  # of a folder
+SET = 64  # meshes at once
+ORIGINAL_LIMIT = 150_000  # vertices; from there its factorisation and loop take many minutes
+
+
+@benchmark("precompute", metrics=("ms", "MB"))
+def precompute_cases(options: Options) -> Iterator[Case]:
+    """From meshes in memory to operators, on all cores.
+
+    One mesh after another, and sets also a mesh a core, from the start of processes to the end of the last.
+    """
+    k = options.k or 128
+    for name, meshes in _cases(options):
+        peers: dict[str, Callable[[], object]] = {
+            "original": partial(_original, meshes, k),
+            "diffnet": partial(_precompute, meshes, k, "robust", options.device),
+            "diffnet, cotan": partial(_precompute, meshes, k, "cotan", options.device),
+        }
+        if len(meshes) > 1:
+            peers["original, a mesh a core"] = partial(_original_on_all_cores, meshes, k)
+            peers["diffnet, a mesh a core"] = partial(_precompute_all_afresh, meshes, k)
+        yield Case({"mesh": name, "meshes": len(meshes), "k": k, "vertices": _mean_size(meshes)}, peers)
+
+
+@benchmark("eigenbasis")
+def eigenbasis_cases(options: Options) -> Iterator[Case]:
+    """The k smallest eigenpairs of a Laplacian in memory."""
+    k = options.k or 128
+    for name, meshes in _cases(options):
+        problems = [laplacian_and_mass(mesh, "cotan") for mesh in meshes]
+        peers = {"eigsh": partial(_eigsh, problems, k), "block Lanczos": partial(_one_by_one, problems, k, "cpu")}
+        if options.device.type == "cuda":
+            peers["block Lanczos, GPU"] = partial(_one_by_one, problems, k, options.device)
+        yield Case({"mesh": name, "meshes": len(meshes), "k": k, "vertices": _mean_size(meshes)}, peers)
+
+
+@benchmark("eigenbasis-set")
+def eigenbasis_set_cases(options: Options) -> Iterator[Case]:
+    """The k smallest eigenpairs of each of 64 Laplacians in memory.
+
+    Tori of one connectivity, with vertices jittered differently. Peers that take one mesh after another take only the
+    first few, and their times are scaled up, as their names say. The others start their processes in every run, but
+    what those are forks of only once.
+    """
+    k = options.k or 128
+    gpu = options.device.type == "cuda"
+    for size in options.vertices or (15_000,):
+        meshes = [bumpy_torus(size, seed) for seed in range(SET)]
+        problems = [laplacian_and_mass(mesh, "cotan") for mesh in meshes]
+        few, some = problems[: SET // 16], problems[: SET // 4]
+        peers: dict[str, Callable[[], object]] = {
+            "eigsh, 4 meshes × 16": partial(_eigsh, few, k),
+            "block Lanczos, 16 meshes × 4": partial(_one_by_one, some, k, "cpu"),
+            "block Lanczos, all cores": partial(eigenbases, problems, k),
+        }
+        if gpu:
+            peers["block Lanczos, GPU, 16 meshes × 4"] = partial(_one_by_one, some, k, options.device)
+            peers["block Lanczos, GPU, several at once"] = partial(eigenbases, problems, k, options.device)
+        yield Case(
+            {"mesh": "torus", "meshes": SET, "k": k, "vertices": _mean_size(meshes)},
+            peers,
+            times={name: 16 if name.endswith("× 16") else 4 for name in peers if "×" in name},
+        )
+
+
+@benchmark("data-set", x="meshes")
+def data_set_cases(options: Options) -> Iterator[Case]:
+    """From mesh files to operators in memory: with an empty cache, on all cores, and with a warm one.
+
+    The original's recipe reads the same files, one after another and on all cores.
+    """
+    preprocessing = Preprocessing(options.k or 128)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        files = _files(options.meshes) if options.meshes is not None else _write_tori(folder / "meshes")
+        loaded = load_all(files, preprocessing, folder / "warm")
+        mean_size = round(sum(operators.num_vertices for operators in loaded) / len(loaded))
+        peers: dict[str, Callable[[], object]] = {
+            "original": partial(_original, files, preprocessing.k),
+            "original, a mesh a core": partial(_original_on_all_cores, files, preprocessing.k),
+            "cold cache": partial(_load_all_afresh, files, preprocessing),
+        }
+        if options.device.type == "cuda":
+            peers["cold cache with GPU"] = partial(_load_all_afresh, files, preprocessing, options.device)
+        peers["warm cache"] = partial(load_all, files, preprocessing, folder / "warm")
+        yield Case({"k": preprocessing.k, "vertices": mean_size, "meshes": len(files)}, peers)
+
+
+def _load_all_afresh(
+    sources: Sequence[MeshLike], preprocessing: Preprocessing, device: torch.device | str = "cpu"
+) -> list[Operators]:
+    """As a program does that has preprocessed nothing yet, and has no processes ready."""
+    _stop_processes()
+    with tempfile.TemporaryDirectory() as cache:
+        return load_all(sources, preprocessing, Path(cache), device)
+
+
+def _stop_processes() -> None:
+    """So that the next ones start as in a fresh program: what they are forks of would still be there."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def load_all(
+    sources: Sequence[MeshLike], preprocessing: Preprocessing, cache: Path, device: torch.device | str = "cpu"
+) -> list[Operators]:
+    failed, loaded = load_meanwhile(  # as the training loop does it
+        lambda i: prepare(sources[i], preprocessing, cache),
+        lambda ready: fill_cache(sources, preprocessing, cache, device=device, ready=ready),
+    )
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(sources)} meshes can't be used: {next(iter(failed.values()))}")
+    return [loaded[i].result()[1] for i in range(len(sources))]
+
+
+def _cases(options: Options) -> Iterator[tuple[str, list[Mesh]]]:
+    """Sets of meshes at unit size: some of a folder, and four of these subdivided; without one, tori of all sizes."""
+    if options.meshes is None:
+        for size in options.vertices or SIZES:
+            yield "torus", [bumpy_torus(size)]
+        return
+    files = _files(options.meshes)
+    chosen = [_connected(load_mesh(file)) for file in files[:: max(1, len(files) // MESHES)][:MESHES]]
+    yield options.meshes.name, chosen
+    yield f"{options.meshes.name}, subdivided", [_subdivided(mesh) for mesh in chosen[:4]]
+
+
+def _files(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in FORMATS)
+    if not files:
+        raise ValueError(f"{folder}: no meshes ({', '.join(FORMATS)}) in this folder")
+    return files
+
+
+def bumpy_torus(vertices: int, seed: int = 0) -> Mesh:
+    """A torus with bumps and jittered vertices, of about so many."""
+    rng = np.random.default_rng(seed)
+    minor = max(3, round(np.sqrt(vertices / 3)))
+    major = max(3, round(vertices / minor))
+    i, j = np.meshgrid(np.arange(major), np.arange(minor), indexing="ij")
+    u = 2 * np.pi * (i + rng.uniform(-0.3, 0.3, i.shape)) / major
+    v = 2 * np.pi * (j + rng.uniform(-0.3, 0.3, i.shape)) / minor
+    tube = 0.33 * (1 + 0.2 * np.sin(5 * u) * np.sin(3 * v))
+    ring = 1 + tube * np.cos(v)
+    verts = np.stack([ring * np.cos(u), ring * np.sin(u), tube * np.sin(v)], axis=-1).reshape(-1, 3)
+    corners = [((i + a) % major * minor + (j + b) % minor).ravel() for a, b in ((0, 0), (1, 0), (1, 1), (0, 1))]
+    faces = np.concatenate([np.stack([corners[c] for c in triangle], axis=1) for triangle in ((0, 1, 2), (0, 2, 3))])
+    return make_mesh(normalize_positions(verts), faces, name=f"torus of {len(verts)} vertices")
+
+
+def _write_tori(folder: Path) -> list[Path]:
+    folder.mkdir()
+    files = []
+    for seed in range(MESHES):
+        mesh = bumpy_torus(5_000, seed)
+        files.append(folder / f"{seed}.off")
+        trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(files[-1])
+    return files
+
+
+def _connected(mesh: Mesh) -> Mesh:
+    """The mesh without unreferenced vertices, which the original's recipe can't take, and at unit size."""
+    used, faces = np.unique(mesh.faces, return_inverse=True)
+    return make_mesh(normalize_positions(mesh.verts[used]), faces.reshape(-1, 3), name=mesh.name)
+
+
+def _subdivided(mesh: Mesh) -> Mesh:
+    verts, faces = trimesh.remesh.subdivide(mesh.verts, mesh.faces)  # type: ignore[no-untyped-call]
+    return make_mesh(verts, faces, name=f"{mesh.name}, subdivided")
+
+
+def _mean_size(meshes: Sequence[Mesh]) -> int:
+    return round(float(np.mean([len(mesh.verts) for mesh in meshes])))
+
+
+def _precompute(meshes: Sequence[Mesh], k: int, laplacian: LaplacianKind, device: torch.device) -> list[Operators]:
+    return [precompute(mesh, k, laplacian, device=device) for mesh in meshes]
+
+
+def _precompute_all_afresh(meshes: Sequence[Mesh], k: int) -> list[Operators]:
+    _stop_processes()
+    return precompute_all(meshes, k)
+
+
+def _original(sources: Sequence[MeshLike], k: int) -> list[object]:
+    return [_by_original_recipe(source, k) for source in sources]
+
+
+def _original_on_all_cores(sources: Sequence[MeshLike], k: int) -> list[object]:
+    _stop_processes()
+    jobs = min(available_cores(), len(sources))
+    with worker_pool(jobs, 1) as pool, interrupts_blocked():
+        return list(pool.map(_by_original_recipe, sources, itertools.repeat(k)))
+
+
+def _by_original_recipe(source: MeshLike, k: int) -> object:
+    mesh = _connected(load_mesh(source))
+    _refuse_large([len(mesh.verts)])
+    return original_precompute(mesh.verts, mesh.faces, k)
+
+
+def _one_by_one(problems: Sequence[Problem], k: int, device: torch.device | str) -> list[object]:
+    return [eigenbasis(laplacian, mass, k, device) for laplacian, mass in problems]
+
+
+def _eigsh(problems: Sequence[Problem], k: int) -> list[object]:
+    _refuse_large([len(mass) for _, mass in problems])
+    return [original_eigenbasis(laplacian, mass, k) for laplacian, mass in problems]
+
+
+def _refuse_large(sizes: Sequence[int]) -> None:
+    if max(sizes) > ORIGINAL_LIMIT:
+        raise Unavailable(f"takes many minutes beyond {ORIGINAL_LIMIT} vertices")

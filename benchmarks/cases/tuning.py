@@ -1,0 +1,381 @@
+"""Kernels with other tile sizes than theirs: what to look at before changing the tables in `ops/kernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from diffnet.benchmarks.cases.sparse import mesh_pattern, moved_bytes
+from diffnet.benchmarks.harness.arithmetic import Arithmetic, arithmetic, matmul_precision
+from diffnet.benchmarks.harness.peers import on_kernels
+from diffnet.benchmarks.harness.registry import Case, Options, benchmark
+from diffnet.ops import Pattern
+from diffnet.ops.common.precision import dot_precision
+from diffnet.ops.sparse.pattern import csr_arrays
+
+# Rows, eigenpairs (or inputs), channels of a tile; warps, pipeline stages, programs a multiprocessor. All of them fit
+# Hopper's shared memory at K = 128, and spill a few registers at most.
+FORWARD = {
+    "bf16": [(64, 128, 64, 4, 1), (64, 128, 64, 4, 2), (128, 128, 64, 8, 1), (128, 128, 32, 4, 2), (64, 64, 64, 4, 2)],
+    "tf32": [
+        *((64, 32, 64, 4, 3), (64, 32, 64, 4, 2), (128, 32, 64, 8, 3), (128, 32, 64, 8, 2)),
+        *((64, 32, 32, 4, 3), (128, 32, 32, 8, 3), (64, 64, 32, 4, 2)),
+    ],
+}
+BACKWARD = {
+    "bf16": [(64, 128, 32, 4, 2), (64, 128, 32, 4, 3), (128, 128, 32, 8, 1), (128, 128, 64, 8, 1), (64, 64, 32, 4, 2)],
+    "tf32": [
+        *((32, 128, 128, 8, 2), (32, 128, 64, 8, 3), (32, 128, 64, 8, 2)),
+        *((32, 64, 64, 4, 3), (32, 64, 64, 4, 2), (32, 64, 128, 8, 2), (64, 64, 64, 4, 2)),
+    ],
+}
+PROJECT = {
+    "bf16": [
+        (64, 128, 128, 8, 3),
+        (64, 128, 128, 8, 4),
+        (128, 128, 128, 8, 3),
+        (64, 128, 256, 8, 4),
+        (64, 128, 64, 4, 4),
+        (32, 128, 128, 8, 4),
+    ],
+    "tf32": [
+        *((32, 128, 128, 8, 4), (32, 128, 128, 8, 3), (64, 128, 128, 8, 2)),
+        *((32, 128, 64, 4, 3), (64, 128, 64, 4, 2), (64, 64, 64, 4, 3)),
+    ],
+}
+EVALUATE = {
+    "bf16": [(64, 128, 128, 4, 3), (64, 128, 128, 8, 3), (64, 128, 64, 4, 3), (128, 128, 64, 4, 2)],
+    "tf32": [
+        *((64, 128, 64, 4, 2), (64, 128, 64, 4, 1), (128, 128, 64, 8, 2)),
+        *((64, 128, 128, 4, 1), (64, 128, 32, 4, 2), (64, 64, 64, 4, 2)),
+    ],
+}
+LINEAR = {
+    "bf16": [
+        (128, 64, 128, 8, 3),
+        (128, 128, 128, 8, 2),
+        (64, 64, 128, 4, 3),
+        (64, 64, 128, 4, 4),
+        (128, 64, 64, 4, 3),
+    ],
+    "tf32": [
+        *((128, 64, 128, 8, 3), (128, 64, 128, 8, 2), (128, 32, 128, 8, 3), (128, 32, 128, 8, 4)),
+        *((64, 64, 128, 4, 3), (64, 64, 128, 4, 2), (64, 32, 128, 4, 3), (64, 32, 128, 4, 4)),
+    ],
+}
+# Of these two a tile has all channels; where that is 128, some are too large.
+MLP_FORWARD = {
+    "bf16": [(64, 64, 128, 4, 2), (64, 64, 128, 4, 3), (64, 32, 128, 4, 3), (32, 64, 128, 4, 3), (128, 64, 128, 8, 3)],
+    "tf32": [(64, 32, 128, 4, 2), (64, 32, 128, 4, 3), (64, 64, 128, 4, 2), (32, 32, 128, 4, 3), (64, 32, 128, 8, 3)],
+}
+MLP_BACKWARD = {
+    "bf16": [(32, 128, 128, 4, 3), (32, 128, 128, 8, 3), (64, 128, 128, 4, 2), (64, 128, 128, 4, 3)],
+    "tf32": [(32, 128, 128, 4, 2), (32, 128, 128, 8, 3), (64, 128, 128, 4, 1), (64, 128, 128, 4, 3)],
+}
+WEIGHTS = {
+    "bf16": [
+        (64, 128, 128, 8, 4),
+        (64, 128, 128, 8, 3),
+        (32, 128, 128, 8, 4),
+        (64, 64, 128, 4, 4),
+        (64, 128, 64, 4, 3),
+    ],
+    "tf32": [(32, 128, 128, 8, 3), (32, 64, 128, 4, 3), (32, 64, 64, 4, 4)],
+}
+# Programs of a multiprocessor, their registers, and entries that they gather together, first and then.
+WALKS = [
+    (programs, registers, first, unroll)
+    for programs, registers in ((32, 64), (28, 72), (24, 80), (20, 96), (16, 128))
+    for first, unroll in ((7, 2), (4, 4), (8, 4))
+]
+# Bytes and entries that a program gathers together, and its warps.
+GATHERINGS = [
+    *((4096, 8, 4), (4096, 2, 4), (2048, 4, 2), (2048, 8, 2), (2048, 4, 4)),
+    *((8192, 4, 4), (8192, 4, 8), (8192, 2, 8), (16384, 2, 8)),
+]
+
+
+# A kernel that takes a tiling, its operations and the bytes that it has to move; of a device, arithmetic, V, K, C.
+Made: TypeAlias = tuple[Callable[..., object], float, float]
+Make: TypeAlias = Callable[[torch.device, Arithmetic, int, int, int], Made]
+
+
+def _cases(
+    options: Options,
+    name: str,
+    candidates: dict[str, list[tuple[int, int, int, int, int]]],
+    programs: tuple[int, ...],
+    make: Make,
+    widths: tuple[int, ...] = (128, 256),
+) -> Iterator[Case]:
+    device, k = options.device, options.k or 128
+    for dtype in options.dtypes or ("bf16", "tf32"):
+        kind = arithmetic(dtype)
+        listed = candidates["bf16" if kind.storage.itemsize == 2 else "tf32"]
+        for c in options.widths or widths:
+            for v in options.vertices or (2_000, 50_000, 524_288):
+                run, flops, moved = make(device, kind, v, k, c)
+                peers = {
+                    f"{v_}x{k_}x{c_}-w{warps}-s{stages}-p{p}": on_kernels(
+                        device, partial(_with_tiling, run, (v_, k_, c_, warps, stages, p))
+                    )
+                    for v_, k_, c_, warps, stages in listed
+                    for p in programs
+                }
+                with matmul_precision(kind.tf32):
+                    yield Case(
+                        {"kernel": name, "dtype": dtype, "k": k, "width": c, "vertices": v},
+                        {"table": on_kernels(device, partial(run, tiling=None)), **peers},
+                        flops=flops,
+                        bytes=moved,
+                        kind=kind,
+                    )
+
+
+def _with_tiling(run: Callable[..., object], sizes: tuple[int, int, int, int, int, int]) -> object:
+    from diffnet.ops.common.launch import Tiling
+
+    return run(tiling=Tiling(*sizes))
+
+
+def _random(device: torch.device, kind: Arithmetic, *shape: int) -> Tensor:
+    return torch.randn(*shape, device=device).to(kind.storage)
+
+
+@benchmark("tune-gradient-features-forward", metrics=("TFLOP/s",))
+def tune_forward(options: Options) -> Iterator[Case]:
+    """Tiles of the forward of gradient features, x_d with it."""
+
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
+        table = _random(device, kind, 3, 1, k, c)
+        evecs, pushed = _random(device, kind, v, k), _random(device, kind, 2, v, k)
+        ptr = torch.tensor([0, v], device=device)
+
+        def run(tiling: object) -> object:
+            from diffnet.ops.gradient_features.kernels import forward
+
+            return forward(table, evecs, pushed, ptr, tiling)  # type: ignore[arg-type]
+
+        return run, 14.0 * v * k * c, float(kind.bytes * v * (3 * k + 2 * c))
+
+    yield from _cases(options, "forward", FORWARD, (2, 4, 8), make)
+
+
+@benchmark("tune-gradient-features-backward", metrics=("TFLOP/s",))
+def tune_backward(options: Options) -> Iterator[Case]:
+    """Tiles of the backward of gradient features."""
+    yield from _cases(options, "backward", BACKWARD, (1, 2, 4), _backward("backward", 24.0, 1))
+
+
+@benchmark("tune-gradient-features-derivatives", metrics=("TFLOP/s",))
+def tune_derivatives(options: Options) -> Iterator[Case]:
+    """Tiles of the first half of that backward where float32 is taken in two parts; the ones above are the other's."""
+    tf32 = replace(options, dtypes=("tf32",))
+    yield from _cases(tf32, "derivatives", FORWARD, (2, 4, 8), _backward("derivatives", 12.0, 5))
+
+
+def _backward(name: str, flops: float, columns: int) -> Make:
+    """A function of the backward, with its operations by vertex, eigenpair and channel, and how often V×C is moved."""
+
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
+        table = _random(device, kind, 3, 1, k, c)
+        grad, pushed = _random(device, kind, v, c), _random(device, kind, 2, v, k)
+        ptr = torch.tensor([0, v], device=device)
+
+        def run(tiling: object) -> object:
+            from diffnet.ops.gradient_features import kernels as gradient_features
+
+            return getattr(gradient_features, name)(grad, table, pushed, ptr, tiling)
+
+        return run, flops * v * k * c, float(kind.bytes * v * (2 * k + columns * c))
+
+    return make
+
+
+@benchmark("tune-project", metrics=("GB/s",))
+def tune_project(options: Options) -> Iterator[Case]:
+    """Tiles of Φᵀ(m ∘ x)."""
+
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
+        x, evecs, mass = _random(device, kind, v, c), _random(device, kind, v, k), torch.rand(v, device=device)
+        ptr = torch.tensor([0, v], device=device)
+
+        def run(tiling: object) -> object:
+            from diffnet.ops.spectral.kernels import project
+
+            return project(x, evecs, mass, ptr, tiling)  # type: ignore[arg-type]
+
+        return run, 2.0 * v * k * c, float(kind.bytes * v * (k + c))
+
+    yield from _cases(options, "project", PROJECT, (1, 2, 4), make)
+
+
+@benchmark("tune-evaluate", metrics=("GB/s",))
+def tune_evaluate(options: Options) -> Iterator[Case]:
+    """Tiles of m ∘ (Φ D)."""
+
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
+        d, evecs, mass = torch.randn(1, k, c, device=device), _random(device, kind, v, k), torch.rand(v, device=device)
+        ptr = torch.tensor([0, v], device=device)
+
+        def run(tiling: object) -> object:
+            from diffnet.ops.spectral.kernels import evaluate
+
+            return evaluate(d, evecs, mass, ptr, tiling)  # type: ignore[arg-type]
+
+        return run, 2.0 * v * k * c, float(kind.bytes * v * (k + c))
+
+    yield from _cases(options, "evaluate", EVALUATE, (2, 4, 8), make)
+
+
+@benchmark("tune-linear", metrics=("GB/s",))
+def tune_linear(options: Options) -> Iterator[Case]:
+    """Tiles of the first layer of a block's MLP, with dropout."""
+
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
+        parts = [_random(device, kind, v, c) for _ in range(3)]
+        weight, bias = _random(device, kind, c, 3 * c), torch.randn(c, device=device)
+        seed = torch.randint(2**31, (2,), device=device)
+
+        def run(tiling: object) -> object:
+            from diffnet.ops.common.matmul import operands
+            from diffnet.ops.mlp.linear_kernels import linear
+
+            (w,) = operands([weight], weight.dtype, dot_precision(weight))
+            return linear(parts, w, bias, activation=True, dropout=0.5, seed=seed, tiling=tiling)  # type: ignore[arg-type]
+
+        return run, 6.0 * v * c * c, float(kind.bytes * v * 4 * c)
+
+    yield from _cases(options, "linear", LINEAR, (1,), make)
+
+
+@benchmark("tune-mlp-forward", metrics=("GB/s",))
+def tune_mlp_forward(options: Options) -> Iterator[Case]:
+    """Tiles of a block's MLP in one kernel, without dropout."""
+
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
+        inputs, weights = _block_mlp(device, kind, v, c)
+        biases = [torch.randn(c, device=device) for _ in weights]
+
+        def run(tiling: Any) -> object:
+            from diffnet.ops.mlp.kernels import forward
+
+            return forward(inputs, weights, biases, inputs[0], 0.0, None, False, _all_channels(tiling, c))
+
+        return run, 10.0 * v * c * c, float(kind.bytes * v * 4 * c)
+
+    yield from _cases(options, "mlp forward", MLP_FORWARD, (1,), make, (32, 64, 128))
+
+
+@benchmark("tune-mlp-backward", metrics=("GB/s",))
+def tune_mlp_backward(options: Options) -> Iterator[Case]:
+    """Tiles of the backward of a block's MLP in one kernel, but for the gradients of weights."""
+
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
+        inputs, weights = _block_mlp(device, kind, v, c)
+
+        def run(tiling: Any) -> object:
+            from diffnet.ops.mlp.kernels import backward
+
+            return backward(inputs[0], inputs, weights, inputs[1:], True, 0.5, True, _all_channels(tiling, c))
+
+        return run, 10.0 * v * c * c, float(kind.bytes * v * 8 * c)
+
+    yield from _cases(options, "mlp backward", MLP_BACKWARD, (1, 2, 3), make, (32, 64, 128))
+
+
+def _block_mlp(device: torch.device, kind: Arithmetic, v: int, c: int) -> tuple[list[Tensor], list[Tensor]]:
+    weights = [_random(device, kind, c, inputs * c) for inputs in (3, 1, 1)]
+    return [_random(device, kind, v, c) for _ in range(3)], weights
+
+
+def _all_channels(tiling: Any, c: int) -> Any:
+    from diffnet.ops.common.launch import tile
+
+    return tiling and replace(tiling, c=tile(c, tiling.c), k=tile(c, tiling.k))
+
+
+@benchmark("tune-weight-gradients", metrics=("GB/s",))
+def tune_weight_gradients(options: Options) -> Iterator[Case]:
+    """Tiles of the gradients of the weights of a block's MLP."""
+
+    def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
+        first, second, third, *inputs = (_random(device, kind, v, c) for _ in range(8))
+        pairs = list(zip([first, first, first, second, third], inputs, strict=True))
+
+        def run(tiling: object) -> object:
+            from diffnet.ops.mlp.weight_gradient_kernels import weight_gradients
+
+            return weight_gradients(pairs, tiling)  # type: ignore[arg-type]
+
+        return run, 10.0 * v * c * c, float(kind.bytes * v * 8 * c)
+
+    yield from _cases(options, "weight gradients", WEIGHTS, (1, 2), make)
+
+
+@benchmark("tune-spmm", metrics=("GB/s",))
+def tune_spmm(options: Options) -> Iterator[Case]:
+    """How programs walk along the rows in sparse times dense, for one and two sets of values."""
+
+    def make(pattern: Pattern, kind: Arithmetic, sets: int, c: int) -> Callable[..., object]:
+        values = _random(pattern.indices.device, kind, sets, pattern.nnz)
+        x = _random(pattern.indices.device, kind, 1, pattern.columns, c)
+
+        def run(*sizes: int) -> object:
+            from diffnet.ops.sparse import kernels
+
+            walk = kernels.Walk(*sizes) if sizes else None
+            return kernels.spmm(csr_arrays(pattern, True), values, x, walk=walk)
+
+        return run
+
+    names = {"{}-r{}-{}-{}".format(*sizes): sizes for sizes in WALKS}
+    yield from _sparse_cases(options, "spmm", names, make)
+
+
+@benchmark("tune-sddmm", metrics=("GB/s",))
+def tune_sddmm(options: Options) -> Iterator[Case]:
+    """How programs gather in dense times dense at the entries of a pattern, for one set of values and two."""
+
+    def make(pattern: Pattern, kind: Arithmetic, sets: int, c: int) -> Callable[..., object]:
+        a = _random(pattern.indices.device, kind, sets, pattern.shape[0], c)
+        b = _random(pattern.indices.device, kind, 1, pattern.columns, c)
+
+        def run(*sizes: int) -> object:
+            from diffnet.ops.sparse import kernels
+
+            return kernels.sddmm(csr_arrays(pattern, True), a, b, kernels.Gathering(*sizes))
+
+        return run
+
+    names = {"{}B-u{}-w{}".format(*sizes): sizes for sizes in GATHERINGS}
+    yield from _sparse_cases(options, "sddmm", names, make)
+
+
+def _sparse_cases(
+    options: Options,
+    name: str,
+    listed: Mapping[str, tuple[int, ...]],
+    make: Callable[[Pattern, Arithmetic, int, int], Callable[..., object]],
+) -> Iterator[Case]:
+    device = options.device
+    for v in options.vertices or (1_000_000,):
+        pattern = mesh_pattern(v, "local", device)
+        for dtype in options.dtypes or ("fp32", "bf16"):
+            kind = arithmetic(dtype)
+            for c in options.widths or (128,):
+                for sets in (1, 2):
+                    run = make(pattern, kind, sets, c)
+                    candidates = {key: on_kernels(device, partial(run, *sizes)) for key, sizes in listed.items()}
+                    yield Case(
+                        {"kernel": name, "sets": sets, "dtype": dtype, "width": c, "vertices": pattern.columns},
+                        {"table": on_kernels(device, run), **candidates},
+                        flops=2.0 * sets * pattern.nnz * c,
+                        # spmm reads one dense factor and writes another for each set; sddmm reads them
+                        bytes=moved_bytes(pattern, kind.bytes, values=sets, dense=(1 + sets) * c),
+                    )

@@ -1,0 +1,1 @@
+"""Registering, timing and recording benchmarks."""

@@ -1,0 +1,116 @@
+"""Results as a table, one row for each peer of each case, and what the run was."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+from diffnet import __version__
+from diffnet.benchmarks.harness.registry import Case, Options
+from diffnet.benchmarks.harness.timing import Failure, Measurement
+from diffnet.data import available_cores
+from diffnet.train.report.export import write_atomically
+
+Row = dict[str, str | int | float | None]
+
+# Behind the benchmark's parameters. tflops counts the direct form's operations, executed_tflops what a peer computes.
+COLUMNS = (
+    "peer",
+    "median_ms",
+    "q1_ms",
+    "q3_ms",
+    "runs",
+    "peak_mb",
+    "tflops",
+    "executed_tflops",
+    "gbps",
+    "floor_ms",
+    "floor_share",
+    "error",
+)
+
+
+def rows(case: Case, found: dict[str, Measurement | Failure]) -> list[Row]:
+    return [{**case.parameters, **_numbers(case, peer, result)} for peer, result in found.items()]
+
+
+def _numbers(case: Case, peer: str, result: Measurement | Failure) -> Row:
+    row: Row = dict.fromkeys(COLUMNS)
+    row.update(peer=peer, floor_ms=_short(case.floor_ms))
+    if isinstance(result, Failure):
+        row["error"] = result.reason
+        return row
+    times = [ms * case.times.get(peer, 1) for ms in result.milliseconds]
+    ms = median(times)
+    low, _, high = quantiles(times, n=4, method="inclusive") if len(times) > 1 else (ms, ms, ms)
+    executed = case.executed_flops.get(peer, case.flops)
+    row.update(
+        median_ms=_short(ms),
+        q1_ms=_short(low),
+        q3_ms=_short(high),
+        runs=len(times),
+        peak_mb=_short(result.peak_mb),
+        tflops=_short(case.flops and case.flops / ms / 1e9),
+        executed_tflops=_short(executed and executed / ms / 1e9),
+        gbps=_short(case.bytes and case.bytes / ms / 1e6),
+        floor_share=_short(case.floor_ms and case.floor_ms / ms),
+    )
+    return row
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def write_csv(path: Path, table: Sequence[Row]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(table[0]) if table else list(COLUMNS), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    write_atomically(path, text.getvalue())
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write_run(path: Path, names: Sequence[str], options: Options) -> None:
+    """Which benchmarks, when, on what, and by which command."""
+    device = options.device
+    run: dict[str, Any] = {
+        "benchmarks": list(names),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": ["diffnet", *sys.argv[1:]],
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "cores": available_cores(),
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "diffnet": __version__,
+            "torch": torch.__version__,
+            "triton": _version("triton"),
+            "cuda": torch.version.cuda,
+            "python": platform.python_version(),
+        },
+        "options": {**asdict(options), "device": str(device), "meshes": options.meshes and str(options.meshes)},
+    }
+    write_atomically(path, json.dumps(run, indent=2, ensure_ascii=False) + "\n")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

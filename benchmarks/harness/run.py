@@ -1,0 +1,89 @@
+"""Running benchmarks into a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from diffnet.benchmarks import BENCHMARKS
+from diffnet.benchmarks.harness.plots import plot
+from diffnet.benchmarks.harness.registry import Benchmark, Case, Options
+from diffnet.benchmarks.harness.results import Row, rows, write_csv, write_run
+from diffnet.benchmarks.harness.timing import Failure, measure
+
+
+def run_benchmarks(names: Sequence[str], options: Options, out: Path, console: Console) -> list[str]:
+    """Write NAME.csv and NAME.png of each benchmark, and run.json, into the folder `out`.
+
+    Returns a line for each peer that is broken, rather than unable to run here. Raises ValueError for an unknown name.
+    """
+    for name in names:
+        if name not in BENCHMARKS:
+            raise ValueError(f"no benchmark is called {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
+    out.mkdir(parents=True, exist_ok=True)
+    write_run(out / "run.json", names, options)
+    broken: list[str] = []
+    for name in names:
+        broken += _run(BENCHMARKS[name], options, out, console)
+    return broken
+
+
+def list_benchmarks(console: Console) -> None:
+    table = Table("benchmark", "measures")
+    for name in sorted(BENCHMARKS):
+        table.add_row(name, BENCHMARKS[name].summary)
+    console.print(table)
+
+
+def _run(bench: Benchmark, options: Options, out: Path, console: Console) -> list[str]:
+    table: list[Row] = []
+    broken: list[str] = []
+    for case in bench.cases(options):
+        chosen = _choose(case, options)
+        if options.device.type != "cuda":  # floors are a GPU's
+            chosen = replace(chosen, kind=None)
+        found = measure(chosen.peers, options.device, seconds=options.seconds, flush=options.flush)
+        new = rows(chosen, found)
+        table += new
+        write_csv(out / f"{bench.name}.csv", table)  # after every case, so that what is measured isn't lost
+        label = ", ".join(f"{name} {value}" for name, value in case.parameters.items())
+        for row in new:
+            console.print(f"{bench.name}  {label}  {_line(row)}", soft_wrap=True)
+        broken += [
+            f"{bench.name}, {label}, {peer}: {f.reason}"
+            for peer, f in found.items()
+            if isinstance(f, Failure) and not f.expected
+        ]
+    if table:
+        plot(out / f"{bench.name}.csv", out / f"{bench.name}.png", bench.summary, bench.x, bench.metrics)
+    return broken
+
+
+def _choose(case: Case, options: Options) -> Case:
+    if options.peers is None:
+        return case
+    chosen: list[str] = []
+    rest = options.peers.strip()
+    while rest or not chosen:
+        # Names may have commas themselves.
+        fitting = [peer for peer in case.peers if f"{rest},".startswith(f"{peer},")]
+        if not fitting:
+            raise ValueError(f"no peer is called {rest.split(',')[0]!r}; there are {'; '.join(case.peers)}")
+        chosen.append(max(fitting, key=len))
+        rest = rest[len(chosen[-1]) + 1 :].lstrip()
+    return replace(case, peers={peer: case.peers[peer] for peer in chosen})
+
+
+def _line(row: Row) -> str:
+    if row["error"]:
+        return f"{row['peer']}: {row['error']}"
+    parts = [f"{row['peer']}: {row['median_ms']} ms"]
+    if row["floor_share"] is not None:
+        parts.append(f"{100 * float(row['floor_share']):.0f} % of the floor")
+    if row["peak_mb"] is not None:
+        parts.append(f"{row['peak_mb']} MB")
+    return ", ".join(parts)

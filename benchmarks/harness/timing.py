@@ -1,0 +1,143 @@
+"""Timing peers side by side."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from diffnet.benchmarks.harness.registry import Unavailable
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """milliseconds: of every timed run; peak_mb: memory taken at most beyond what was held before, in 2²⁰ bytes
+
+    That is the GPU's, or on the CPU what the process had resident (None where there is no /proc).
+    """
+
+    milliseconds: tuple[float, ...]
+    peak_mb: float | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A peer without numbers. expected: it can't run here, or not in this memory; otherwise it is broken."""
+
+    reason: str
+    expected: bool
+
+
+def measure(
+    peers: Mapping[str, Run], device: torch.device, *, seconds: float = 1.0, flush: bool = True
+) -> dict[str, Measurement | Failure]:
+    """Time peers in turns, so that a clock that changes or a noisy neighbour meets all of them alike.
+
+    Each runs three times unmeasured first (imports, compilation, autotuning, memory pools), then all take turns until
+    `seconds` are over, at least 5 and at most 200 times. A peer whose first call alone takes longer than `seconds` is
+    not called again: that call is its measurement. On a GPU, where the first call may compile, this goes for the second
+    one. flush: empty the GPU's L2 cache before each run.
+    """
+    found: dict[str, Measurement | Failure] = {}
+    ready: dict[str, Run] = {}
+    peaks: dict[str, float | None] = {}
+    for name, run in peers.items():
+        try:
+            ms, peak = _time_and_peak_mb(run, device)
+            if device.type == "cuda" or ms <= 1e3 * seconds:
+                ms, peak = _time_and_peak_mb(run, device)
+            if ms > 1e3 * seconds:
+                found[name] = Measurement((ms,), peak)
+                continue
+            _time(run, device, None)
+            ready[name], peaks[name] = run, peak
+        except Exception as error:  # one broken peer doesn't take the others' numbers; the caller tells of it
+            found[name] = _failure(error)
+        finally:
+            _release(device)
+    scratch = _l2_scratch(device) if flush else None
+    times: dict[str, list[float]] = {name: [] for name in ready}
+    started = time.perf_counter()
+    rounds = 0
+    while times and (rounds < 5 or (rounds < 200 and time.perf_counter() - started < seconds)):
+        for name in list(times):
+            try:
+                times[name].append(_time(ready[name], device, scratch))
+            except Exception as error:
+                found[name] = _failure(error)
+                del times[name]
+        rounds += 1
+    for name, values in times.items():
+        found[name] = Measurement(tuple(values), peaks[name])
+    return {name: found[name] for name in peers}
+
+
+def _time(run: Run, device: torch.device, scratch: torch.Tensor | None) -> float:
+    """Milliseconds of one run."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - started)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    if scratch is not None:
+        scratch.zero_()
+    # Time to launch everything that `run` launches, so that the GPU never waits for Python.
+    torch.cuda._sleep(HEAD_START)  # type: ignore[no-untyped-call]
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+def _time_and_peak_mb(run: Run, device: torch.device) -> tuple[float, float | None]:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        ms = _time(run, device, None)
+        return ms, (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    if not _PEAK_RESET.exists():
+        return _time(run, device, None), None
+    _PEAK_RESET.write_text("5")  # the kernel's word for: forget the peak
+    start = _resident_mb("VmRSS")
+    ms = _time(run, device, None)
+    return ms, _resident_mb("VmHWM") - start
+
+
+HEAD_START = 4_000_000  # cycles, some 2 ms
+_PEAK_RESET = Path("/proc/self/clear_refs")
+
+
+def _resident_mb(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":")) / 2**10
+
+
+def _l2_scratch(device: torch.device) -> torch.Tensor | None:
+    if device.type != "cuda":
+        return None
+    size = torch.cuda.get_device_properties(device).L2_cache_size
+    return torch.empty(2 * size, dtype=torch.int8, device=device)
+
+
+def _release(device: torch.device) -> None:
+    """What a peer that failed still holds must not fail the next."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _failure(error: Exception) -> Failure:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return Failure("out of memory", expected=True)
+    text = " ".join(str(error).split())[:300]
+    if isinstance(error, Unavailable):
+        return Failure(text, expected=True)
+    return Failure(f"{type(error).__name__}: {text}", expected=False)

@@ -1,0 +1,1 @@
+"""The network and the preprocessing of the original implementation, as peers."""

@@ -1,0 +1,81 @@
+"""What a network sees of a mesh."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from diffnet.geometry import (
+    BASIS_PRECISIONS,
+    LAPLACIANS,
+    BasisPrecision,
+    LaplacianKind,
+    Mesh,
+    MeshLike,
+    Operators,
+    hks,
+    precompute,
+    wks,
+)
+from diffnet.geometry.preprocessing.worker import normalized
+
+FeatureKind: TypeAlias = Literal["hks", "log-hks", "xyz", "wks"]
+FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "log-hks": 16, "xyz": 3, "wks": 16}
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Everything that decides what a network sees of a mesh; a checkpoint carries it.
+
+    k: eigenpairs, 0 only for xyz features; laplacian, basis: see `precompute`; features: inputs of the network at the
+        vertices
+    """
+
+    k: int = 128
+    laplacian: LaplacianKind = "robust"
+    features: FeatureKind = "hks"
+    basis: BasisPrecision = "float32"
+
+    def __post_init__(self) -> None:
+        fewest = 0 if self.features == "xyz" else 1  # descriptors are made of eigenpairs
+        if self.k < fewest:
+            raise ValueError(f"k should be at least {fewest}, got {self.k}")
+        for name, known in (
+            ("laplacian", LAPLACIANS),
+            ("features", get_args(FeatureKind)),
+            ("basis", BASIS_PRECISIONS),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} should be one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+
+def prepare(
+    source: MeshLike,
+    options: Preprocessing,
+    cache_dir: str | os.PathLike[str] | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Mesh, Operators]:
+    """A mesh at normalised positions and its operators. Raises MeshError for one that can't be used.
+
+    device: what computes the eigenbasis, see `precompute`; the result is on the CPU
+    """
+    mesh = normalized(source, cache_dir)
+    return mesh, precompute(mesh, options.k, options.laplacian, cache_dir, basis=options.basis, device=device)
+
+
+def input_features(mesh: Mesh, operators: Operators, kind: FeatureKind) -> Tensor:
+    """The network's inputs (V, FEATURE_CHANNELS[kind]), float32.
+
+    "hks" and "wks" are the descriptors as they are, "xyz" the positions. "log-hks" is log(hks) / 3: small components
+    and tips have heat kernels a thousand times those of the bulk, and a network sees more in their logarithm.
+    """
+    if kind == "xyz":
+        return torch.from_numpy(mesh.verts).float()
+    if kind == "wks":
+        return wks(operators, FEATURE_CHANNELS[kind])
+    descriptor = hks(operators, FEATURE_CHANNELS[kind])
+    return descriptor if kind == "hks" else descriptor.clamp(min=1e-6).log() / 3

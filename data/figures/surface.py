@@ -1,0 +1,232 @@
+"""Triangulations of a figure's skin: several styles, with holes, or as points without triangles."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import connected_components, dijkstra
+from scipy.spatial import cKDTree
+from scipy.spatial.transform import Rotation
+
+from diffnet.data.figures.shape import (
+    BLEND,
+    PARTS,
+    REACH,
+    Floats,
+    Shape,
+    bone_distance,
+    bone_distances,
+    skin_distance,
+    skin_gradient,
+)
+
+Ints: TypeAlias = NDArray[np.int64]
+Surface: TypeAlias = "tuple[Floats, Ints]"
+
+# raw: marching cubes on a grid that is turned at random; even: triangles of about one size; irregular: of all sizes;
+# adaptive: smaller on thin parts
+STYLES = ("raw", "even", "irregular", "adaptive")
+
+_FINE = 0.012
+_COARSE = (0.0305, 0.034)
+_LLOYD_STEPS = {"even": 5, "irregular": 1, "adaptive": 3}
+_HOLE_PARTS = ("head", "torso", "thigh")
+_HOLE_RADII = (0.025, 0.05)
+_ATTEMPTS = 10
+
+
+def polygonize(shape: Shape, spacing: float = _FINE) -> Surface | None:
+    """The skin by marching cubes, oriented outwards; None where it isn't one closed surface of genus 0."""
+    reach = shape.radii.max() + shape.bulge.max() + REACH + spacing
+    low = np.minimum(shape.starts, shape.ends).min(axis=0) - reach
+    high = np.maximum(shape.starts, shape.ends).max(axis=0) + reach
+    axes = [np.arange(a, b, spacing) for a, b in zip(low, high, strict=True)]
+    total = np.full([len(a) for a in axes], np.exp(-REACH / BLEND))
+    for bone in range(len(shape.parts)):
+        box = _grid_box(shape, bone, axes)
+        x, y, z = (a[b] for a, b in zip(axes, box, strict=True))
+        total[box] += np.exp(-bone_distance(shape, bone, x[:, None, None], y[:, None], z) / BLEND)
+    field = -BLEND * np.log(total)
+    # Where the skin passes close by a grid point, marching cubes makes slivers: keep it a little away
+    field = np.where(np.abs(field) < 0.1 * spacing, np.copysign(0.1 * spacing, field), field)
+    from skimage.measure import marching_cubes  # heavy, and only this data set needs it
+
+    verts, faces, _, _ = marching_cubes(  # type: ignore[no-untyped-call]
+        field, 0.0, spacing=(spacing,) * 3, gradient_direction="descent"
+    )
+    verts, faces = verts.astype(np.float64) + low, faces.astype(np.int64)
+    return (verts, faces) if _is_sphere(len(verts), faces) else None
+
+
+def triangulate(shape: Shape, skin: Surface, style: str, count: int, rng: np.random.Generator) -> Surface | None:
+    """One closed surface of genus 0 in one of the STYLES, or None where that fails.
+
+    skin: the result of `polygonize`
+    count: about how many vertices; "raw" has as many as its grid makes
+    """
+    if style == "raw":
+        turn = Rotation.from_quat(rng.normal(size=4))
+        raw = polygonize(shape.rotated(turn), rng.uniform(*_COARSE))
+        return None if raw is None else (turn.inv().apply(raw[0]), raw[1])
+    coarse = _coarsen(shape, skin, style, count, rng)
+    if coarse is None or style != "even":
+        return coarse
+    relaxed = _relax(shape, *coarse)
+    return coarse if _bad_triangles(shape, relaxed, coarse[1]).any() else (relaxed, coarse[1])
+
+
+def cut_holes(shape: Shape, surface: Surface, rng: np.random.Generator) -> Surface | None:
+    """Cut one or two holes into the wide parts of a closed surface, or None where there is no room for them."""
+    verts, faces = surface
+    nearest = shape.parts[bone_distances(shape, verts).argmin(axis=1)]
+    wide = np.flatnonzero(np.isin(nearest, [PARTS.index(p) for p in _HOLE_PARTS]))
+    graph = _edge_graph(verts, faces)
+    for _ in range(_ATTEMPTS):
+        holes = int(rng.integers(1, 3))
+        away = dijkstra(graph, directed=False, indices=rng.choice(wide, holes, replace=False))
+        inside = (away < rng.uniform(*_HOLE_RADII, size=(holes, 1))).any(axis=0)
+        kept = faces[~inside[faces].any(axis=1)]
+        used, compact = np.unique(kept, return_inverse=True)
+        if _is_sphere(len(used), compact.reshape(-1, 3), holes):
+            return verts[used], compact.reshape(-1, 3)
+    return None
+
+
+def sample_points(shape: Shape, skin: Surface, count: int, rng: np.random.Generator) -> Surface:
+    """`count` points spread over the skin uniformly by area, and no faces."""
+    corners = skin[0][skin[1]]
+    areas = np.linalg.norm(_face_normals(*skin), axis=1)
+    weights = rng.dirichlet((1, 1, 1), size=count)
+    chosen = rng.choice(len(corners), count, p=areas / areas.sum())
+    return _onto_skin(shape, np.einsum("pc,pcx->px", weights, corners[chosen])), np.zeros((0, 3), np.int64)
+
+
+def _grid_box(shape: Shape, bone: int, axes: list[Floats]) -> tuple[slice, ...]:
+    """The part of the grid within REACH of a bone: a small part of the whole, which is what makes this fast."""
+    ends = np.stack([shape.starts[bone], shape.ends[bone]])
+    radius = shape.radii[bone].max() + shape.bulge[bone] + REACH
+    low, high = ends.min(axis=0) - radius, ends.max(axis=0) + radius
+    return tuple(slice(*np.searchsorted(a, [lo, hi])) for a, lo, hi in zip(axes, low, high, strict=True))
+
+
+def _coarsen(shape: Shape, skin: Surface, style: str, count: int, rng: np.random.Generator) -> Surface | None:
+    """The dual of about `count` geodesic Voronoi cells of the fine skin."""
+    verts, faces = skin
+    graph = _edge_graph(verts, faces)
+    seeds = _spread_seeds(shape, verts, style, count, rng)
+    for _ in range(_ATTEMPTS):
+        # Shortest paths, not straight ones: every cell is connected, and the two sides of a hand stay apart
+        _, _, nearest = dijkstra(graph, directed=False, indices=seeds, min_only=True, return_predecessors=True)
+        cells = np.searchsorted(seeds, nearest)[faces]
+        a, b, c = cells.T
+        dual = cells[(a != b) & (b != c) & (c != a)]
+        surplus = _surplus_cells(len(seeds), dual)
+        if not len(surplus):
+            points = _onto_skin(shape, verts[seeds])
+            bad = dual[_bad_triangles(shape, points, dual)]
+            if not len(bad):
+                return (points, dual) if _is_sphere(len(seeds), dual) else None
+            surplus = np.unique(rng.permuted(bad, axis=1)[:, 0])
+        seeds = np.delete(seeds, surplus)
+    return None
+
+
+def _spread_seeds(shape: Shape, verts: Floats, style: str, count: int, rng: np.random.Generator) -> Ints:
+    """About `count` of the vertices, ascending: drawn at random, then spread by Lloyd's algorithm."""
+    density = np.ones(len(verts))
+    if style == "adaptive":
+        density = 1 / shape.radii.mean(axis=1)[bone_distances(shape, verts).argmin(axis=1)]
+    normals = skin_gradient(shape, verts)
+    # Normals as further coordinates keep the two sides of a thin part from sharing a cluster
+    embedded = np.hstack([verts, 0.03 * normals / np.linalg.norm(normals, axis=1, keepdims=True)])
+    tree = cKDTree(embedded)
+    seeds = np.sort(rng.choice(len(verts), count, replace=False, p=density / density.sum()))
+    for _ in range(_LLOYD_STEPS[style]):
+        owner = cKDTree(embedded[seeds]).query(embedded)[1]
+        mass = np.bincount(owner, density)
+        centres = np.stack([np.bincount(owner, density * x) / mass for x in embedded.T], axis=1)
+        seeds = np.unique(tree.query(centres)[1])
+    return seeds
+
+
+def _surplus_cells(count: int, dual: Ints) -> Ints:
+    """The cells to give up so that the dual becomes a manifold.
+
+    A cell with fewer than three neighbours lies between two others, which then meet along two borders: it goes, and
+    of the two ends of any other edge without exactly two triangles, the one with fewer neighbours.
+    """
+    edges, uses = _edges(dual)
+    neighbours = np.bincount(edges.ravel(), minlength=count)
+    ends = edges[uses != 2]
+    fewer = ends[np.arange(len(ends)), neighbours[ends].argmin(axis=1)]
+    return np.union1d(fewer, np.flatnonzero(neighbours < 3))
+
+
+def _relax(shape: Shape, verts: Floats, faces: Ints, steps: int = 4) -> Floats:
+    """Slide vertices along the skin, halfway towards the mean of their neighbours."""
+    graph = _edge_graph(verts, faces)
+    graph.data[:] = 1.0
+    graph = graph + graph.T
+    neighbours = graph.sum(axis=1)[:, None]
+    for _ in range(steps):
+        normals = skin_gradient(shape, verts)
+        normals /= np.linalg.norm(normals, axis=1, keepdims=True)
+        move = (graph @ verts) / neighbours - verts
+        move -= (move * normals).sum(axis=1, keepdims=True) * normals
+        verts = _onto_skin(shape, verts + 0.5 * move, steps=1)
+    return verts
+
+
+def _onto_skin(shape: Shape, points: Floats, steps: int = 2) -> Floats:
+    """Newton's method along the gradient."""
+    for _ in range(steps):
+        slope = skin_gradient(shape, points)
+        points = points - (skin_distance(shape, points) / (slope**2).sum(axis=1))[:, None] * slope
+    return points
+
+
+def _bad_triangles(shape: Shape, verts: Floats, faces: Ints) -> NDArray[np.bool_]:
+    """(F,): which triangles are needles, or folded over as judged by the skin's normals at their corners."""
+    normals = _face_normals(verts, faces)
+    outwards = skin_gradient(shape, verts)[faces].sum(axis=1)
+    longest = np.linalg.norm(verts[faces] - verts[np.roll(faces, 1, axis=1)], axis=2).max(axis=1)
+    folded = (normals * outwards).sum(axis=1) <= 0
+    return np.asarray(folded | (np.linalg.norm(normals, axis=1) < 0.02 * longest**2), np.bool_)
+
+
+def _face_normals(verts: Floats, faces: Ints) -> Floats:
+    """(F, 3): normals by the right-hand rule, as long as twice the triangle's area."""
+    a, b, c = verts[faces].transpose(1, 0, 2)
+    return np.cross(b - a, c - a)
+
+
+def _edges(faces: Ints) -> tuple[Ints, Ints]:
+    """The undirected edges (E, 2) and how many triangles use each (E,)."""
+    corners = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
+    # One number for each edge: sorting numbers is several times faster than sorting rows
+    base = faces.max() + 1
+    numbers, uses = np.unique(corners[:, 0] * base + corners[:, 1], return_counts=True)
+    return np.stack(np.divmod(numbers, base), axis=1), uses
+
+
+def _edge_graph(verts: Floats, faces: Ints) -> csr_array:
+    """(V, V) sparse: the lengths of the edges, each stored once."""
+    edges, _ = _edges(faces)
+    lengths = np.linalg.norm(verts[edges[:, 0]] - verts[edges[:, 1]], axis=1)
+    return coo_array((lengths, edges.T), shape=(len(verts), len(verts))).tocsr()
+
+
+def _is_sphere(count: int, faces: Ints, holes: int = 0) -> bool:
+    """Whether triangles make one surface of genus 0 with that many holes, which uses all `count` vertices."""
+    edges, uses = _edges(faces)
+    border = np.bincount(edges[uses == 1].ravel(), minlength=count)
+    graph = coo_array((np.ones(len(edges)), edges.T), shape=(count, count))
+    return (
+        bool((uses <= 2).all())
+        and bool(np.isin(border, (0, 2)).all())
+        and count - len(edges) + len(faces) == 2 - holes
+        and connected_components(graph, directed=False)[0] == 1
+    )

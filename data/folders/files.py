@@ -1,0 +1,135 @@
+"""Which files of a data set belong together: meshes to their part, labels to their mesh."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from diffnet.data.folders.labels import read_lines
+from diffnet.data.labeled import DataError
+from diffnet.geometry import FORMATS
+
+MESH_FOLDERS = (".", "off", "meshes")
+_NOT_LABELS = ("train.txt", "test.txt", "label_names.txt", "readme.txt", "license.txt")
+
+Parts: TypeAlias = tuple[list[Path], list[Path]]
+
+
+def find_parts(root: Path, test_fraction: float, seed: int) -> Parts:
+    """The meshes for training and for the test, by subfolders, by lists or at random."""
+    if _both_exist(root / "train", root / "test"):
+        parts = files_in(root / "train", FORMATS), files_in(root / "test", FORMATS)
+    else:
+        folder = next((root / name for name in MESH_FOLDERS if files_in(root / name, FORMATS)), root)
+        meshes = files_in(folder, FORMATS)
+        if _both_exist(root / "train.txt", root / "test.txt"):
+            parts = parts_by_lists(root, meshes, folder)
+        else:
+            parts = _parts_at_random(root, meshes, test_fraction, seed)
+    check_parts(root, parts)
+    return parts
+
+
+def _both_exist(train: Path, test: Path) -> bool:
+    if train.exists() != test.exists():
+        there, absent = (train, test) if train.exists() else (test, train)
+        raise DataError(f"{there.parent}: there is {there.name} but no {absent.name}")
+    return train.exists()
+
+
+def parts_by_lists(root: Path, meshes: list[Path], folder: Path) -> Parts:
+    """The meshes that `train.txt` and `test.txt` name, in their order; DataError for a name without a mesh."""
+    known = {_key(mesh.name): mesh for mesh in meshes}
+
+    def listed(file: Path) -> list[Path]:
+        names = read_lines(file)
+        unknown = [name for name in names if _key(name) not in known]
+        if unknown:
+            raise DataError(f"{file}: no mesh in {folder} for {_some(unknown)}")
+        return [known[_key(name)] for name in names]
+
+    return listed(root / "train.txt"), listed(root / "test.txt")
+
+
+def _key(name: str) -> str:
+    """A file name with its extension in lower case: lists are often written by other hands than the files."""
+    stem, suffix = os.path.splitext(name)
+    return stem + suffix.lower()
+
+
+def _parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int) -> Parts:
+    if len(meshes) < 2:
+        raise DataError(f"{root}: {len(meshes)} meshes ({', '.join(FORMATS)}), at least 2 are needed to set one aside")
+    tests = min(max(round(len(meshes) * test_fraction), 1), len(meshes) - 1)
+    chosen = set(np.random.default_rng(seed).permutation(len(meshes))[:tests].tolist())
+    train = [mesh for i, mesh in enumerate(meshes) if i not in chosen]
+    return train, [mesh for i, mesh in enumerate(meshes) if i in chosen]
+
+
+def check_parts(root: Path, parts: Parts) -> None:
+    """DataError for an empty part and for a name that occurs twice, since it has but one label file."""
+    seen: dict[str, str] = {}
+    for name, meshes in zip(("train", "test"), parts, strict=True):
+        if not meshes:
+            raise DataError(f"{root}: no meshes in {name}")
+        for mesh in meshes:
+            place = f"{mesh} in {name}"
+            if mesh.stem in seen:
+                raise DataError(f"{root}: {mesh.stem!r} occurs twice, as {seen[mesh.stem]} and as {place}")
+            seen[mesh.stem] = place
+
+
+def pair_beside(root: Path, parts: Parts, subfolder: str, suffixes: tuple[str, ...]) -> list[list[Path]]:
+    """The label files of both parts, beside the meshes or in a subfolder, where none may be without a mesh."""
+    places = [list(dict.fromkeys([m[0].parent, m[0].parent / subfolder, root / subfolder])) for m in parts]
+    paired = [pair_labels(meshes, folders, suffixes) for meshes, folders in zip(parts, places, strict=True)]
+    stems = {mesh.stem for meshes in parts for mesh in files_in(meshes[0].parent, FORMATS)}
+    labels = {file: None for folders in places for folder in folders for file in _label_files(folder, suffixes)}
+    orphans = [str(file.relative_to(root)) for file in labels if file.stem not in stems]
+    if orphans:
+        raise DataError(f"{root}: labels without a mesh: {_some(orphans)}")
+    return paired
+
+
+def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ...]) -> list[Path]:
+    """The one label file of each mesh."""
+    found: dict[str, list[Path]] = {}
+    for folder in folders:
+        for file in _label_files(folder, suffixes):
+            found.setdefault(file.stem, []).append(file)
+    missing = [mesh.name for mesh in meshes if mesh.stem not in found]
+    if missing:
+        places = ", ".join(str(folder) for folder in folders)
+        raise DataError(
+            f"{meshes[0].parent}: no labels ({', '.join(suffixes)}) for {_some(missing)}, looked in {places}"
+        )
+    for mesh in meshes:
+        if len(found[mesh.stem]) > 1:
+            raise DataError(f"{mesh}: more than one label file: {_some(map(str, found[mesh.stem]))}")
+    return [found[mesh.stem][0] for mesh in meshes]
+
+
+def _label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    return [file for file in files_in(folder, suffixes) if file.name.lower() not in _NOT_LABELS]
+
+
+def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The visible files of a folder with these extensions, sorted by name; none where there is no such folder."""
+    if not folder.is_dir():
+        return []
+    files = (file for file in folder.iterdir() if file.suffix.lower() in suffixes and file.name[0] != ".")
+    return sorted((file for file in files if file.is_file()), key=lambda file: (_natural(file.name), file.name))
+
+
+def _natural(name: str) -> list[str | int]:
+    return [int(part) if i % 2 else part.lower() for i, part in enumerate(re.split("([0-9]+)", name))]
+
+
+def _some(names: Iterable[str]) -> str:
+    shown = list(names)
+    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")

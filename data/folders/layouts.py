@@ -1,0 +1,167 @@
+"""Labelled data sets on disk, in the layouts they are published in."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.data.folders.files import (
+    MESH_FOLDERS,
+    Parts,
+    check_parts,
+    files_in,
+    find_parts,
+    pair_beside,
+    pair_labels,
+    parts_by_lists,
+)
+from diffnet.data.folders.labels import find_labels_at, number_classes, place_labels, read_labels, read_lines
+from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
+from diffnet.geometry import FORMATS, load_mesh
+
+Layout: TypeAlias = Literal["auto", "rna", "meshcnn", "princeton", "folder"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+_LABELS = (".txt", ".npy", ".seg")
+_PDB_CHAIN = re.compile(r"[0-9][A-Za-z0-9]{3}_[A-Za-z0-9]+\.off")
+
+_Values: TypeAlias = list[NDArray[np.int64]]
+_Folder: TypeAlias = "str | os.PathLike[str] | None"
+
+
+def load_dataset(
+    path: str | os.PathLike[str],
+    layout: Layout = "auto",
+    *,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> LabeledMeshes:
+    """Read a labelled data set, all of it, from a folder in one of these layouts.
+
+    "rna": RNA surfaces (Poulenard et al. 2019). `off/NAME.off`, `labels/NAME.txt` with an integer in -1 … 258 per
+        vertex, `train.txt` and `test.txt`. Always 260 classes: -1 is a class of its own, the first.
+    "meshcnn": segmentation sets of MeshCNN (Hanocka et al. 2019). `train/*.obj`, `test/*.obj` and `seg/NAME.eseg` with
+        a label per edge. Soft labels (`sseg/`) are not read.
+    "princeton": after the Princeton benchmark (Chen et al. 2009). `NAME.seg`, a label per face, beside the mesh or in
+        `seg/`.
+    "folder": `NAME.txt`, `.npy` or `.seg` beside the mesh or in `labels/`. Whether the labels are of vertices or faces
+        is found from their number; a mesh with as many faces as vertices follows the others of the set.
+    "auto": the first that fits of
+        meshcnn, where there are `train/`, `test/` and `seg/*.eseg`;
+        rna, where there are `off/`, `labels/`, `train.txt` and `test.txt`, and every name in the two lists is that of
+        a PDB chain, like `1K73_B.off`. Other sets in these folders are read as "folder", without the 260 classes;
+        princeton, where a `.seg` file lies in the folder or in its `seg/`, `off/`, `meshes/`, `train/` or `test/`;
+        folder, where a mesh lies in the folder or in its `off/`, `meshes/`, `train/` or `test/`.
+
+    In "princeton" and "folder" meshes are obj, off, ply or stl files. They are divided by the subfolders `train/` and
+    `test/`; else by `train.txt` and `test.txt`, one file name a line; else at random by `seed`, `test_fraction` of
+    them, and at least one, for the test. Without subfolders of that kind they lie in the folder itself, else in
+    `off/`, else in `meshes/`. A mesh that the lists don't name is left out.
+
+    Except in "rna", labels are any integers: negative ones are unlabelled, and the distinct others, sorted, become
+    classes 0 … C-1. `label_names` are the lines of `label_names.txt` where there is one, else the integers. Labels per
+    face may be one a polygon of the source or one a triangle.
+
+    Items keep the order of the lists, else are sorted by name (`a2` before `a10`). Hidden files are ignored, and so is
+    the case of extensions.
+
+    cache_dir: a folder that keeps parsed meshes, see `load_mesh`
+
+    Returns items with labels of shape (V,), (F,) or (E,), int64. Raises DataError, naming the file, for a folder, file
+    or label that is missing, malformed or contradictory, and MeshError for a mesh that can't be read.
+    """
+    root = Path(path)
+    if layout not in LAYOUTS:
+        raise DataError(f"unknown layout {layout!r}, expected {', '.join(LAYOUTS)}")
+    if not 0 < test_fraction < 1:
+        raise DataError(f"test_fraction should lie between 0 and 1, it is {test_fraction}")
+    if not root.is_dir():
+        raise DataError(f"{root}: no such folder")
+    if layout == "auto":
+        layout = _detect(root)
+    if layout == "rna":
+        return _load_rna(root, cache_dir)
+    if layout == "meshcnn":
+        return _load_meshcnn(root, cache_dir)
+    parts = find_parts(root, test_fraction, seed)
+    if layout == "princeton":
+        return _load(parts, pair_beside(root, parts, "seg", (".seg",)), "faces", _numbered(root), cache_dir)
+    return _load(parts, pair_beside(root, parts, "labels", _LABELS), None, _numbered(root), cache_dir)
+
+
+def _detect(root: Path) -> Layout:
+    parted = (root / "train").is_dir() and (root / "test").is_dir()
+    if parted and files_in(root / "seg", (".eseg",)):
+        return "meshcnn"
+    if _is_rna(root):
+        return "rna"
+    if any(files_in(root / name, (".seg",)) for name in (*MESH_FOLDERS, "seg", "train", "test")):
+        return "princeton"
+    if any(files_in(root / name, FORMATS) for name in (*MESH_FOLDERS, "train", "test")):
+        return "folder"
+    raise DataError(
+        f"{root}: no data set found. Looked for train/, test/ and seg/*.eseg (meshcnn); off/, labels/, train.txt and "
+        f"test.txt (rna); *.seg (princeton); and meshes, {', '.join(FORMATS)}, here or in off/, meshes/, train/ or "
+        "test/ (folder)"
+    )
+
+
+def _is_rna(root: Path) -> bool:
+    """By its names, because its folders are those of many a set, and small labels would fit its range too."""
+    lists = [root / "train.txt", root / "test.txt"]
+    if not ((root / "off").is_dir() and (root / "labels").is_dir() and all(file.is_file() for file in lists)):
+        return False
+    return all(_PDB_CHAIN.fullmatch(name) for file in lists for name in read_lines(file))
+
+
+def _load_rna(root: Path, cache_dir: _Folder) -> LabeledMeshes:
+    def shift(values: _Values, files: list[Path]) -> tuple[_Values, list[str]]:
+        for labels, file in zip(values, files, strict=True):
+            bad = np.flatnonzero((labels < -1) | (labels > 258))
+            if len(bad):
+                raise DataError(f"{file}: label {labels[bad[0]]} of vertex {bad[0]} lies outside -1 … 258")
+        return [labels + 1 for labels in values], [str(value) for value in range(-1, 259)]
+
+    parts = parts_by_lists(root, files_in(root / "off", (".off",)), root / "off")
+    check_parts(root, parts)
+    label_files = [pair_labels(part, [root / "labels"], (".txt",)) for part in parts]
+    return _load(parts, label_files, "vertices", shift, cache_dir)
+
+
+def _load_meshcnn(root: Path, cache_dir: _Folder) -> LabeledMeshes:
+    parts = files_in(root / "train", (".obj",)), files_in(root / "test", (".obj",))
+    check_parts(root, parts)
+    label_files = [pair_labels(part, [root / "seg"], (".eseg",)) for part in parts]
+    return _load(parts, label_files, "edges", _numbered(root), cache_dir)
+
+
+def _load(
+    parts: Parts,
+    label_files: Sequence[list[Path]],
+    at: LabelsAt | None,
+    to_classes: Callable[[_Values, list[Path]], tuple[_Values, list[str]]],
+    cache_dir: _Folder,
+) -> LabeledMeshes:
+    """Read both parts, the labels first: they are quick, and their faults should show before minutes of meshes."""
+    paths = [path for part in parts for path in part]
+    files = [file for part in label_files for file in part]
+    labels, names = to_classes([read_labels(file) for file in files], files)
+    meshes = [load_mesh(path, cache_dir) for path in paths]
+    if at is None:
+        at = find_labels_at(meshes, [len(values) for values in labels], files)
+    items = [
+        LabeledMesh(path.stem, mesh, place_labels(mesh, values, at, file))
+        for path, mesh, values, file in zip(paths, meshes, labels, files, strict=True)
+    ]
+    return LabeledMeshes(items[: len(parts[0])], items[len(parts[0]) :], names, at)
+
+
+def _numbered(root: Path) -> Callable[[_Values, list[Path]], tuple[_Values, list[str]]]:
+    return lambda values, _: number_classes(values, root / "label_names.txt")

@@ -1,0 +1,1 @@
+"""Laplacian, tangent frames and gradients of a mesh."""

@@ -1,0 +1,103 @@
+"""Laplacian and lumped mass of meshes and point clouds."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import potpourri3d
+import robust_laplacian
+import scipy.sparse
+from numpy.typing import NDArray
+
+from diffnet.geometry.discretize.intrinsic_delaunay import delaunay_laplacian
+from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.mesh.mesh import Mesh
+
+LaplacianKind: TypeAlias = Literal["robust", "cotan"]
+LAPLACIANS: tuple[LaplacianKind, ...] = get_args(LaplacianKind)
+
+CLOUD_NEIGHBORS = 30  # of the local triangulations of a point cloud (Sharp & Crane 2020)
+
+
+def usable_faces(mesh: Mesh) -> NDArray[np.int64]:
+    """The faces with three distinct corners, (F', 3): the only ones that carry any geometry."""
+    a, b, c = mesh.faces.T
+    faces: NDArray[np.int64] = mesh.faces[(a != b) & (b != c) & (c != a)]
+    return faces
+
+
+def laplacian_and_mass(
+    mesh: Mesh, kind: LaplacianKind = "robust"
+) -> tuple[scipy.sparse.csr_matrix, NDArray[np.float64]]:
+    """The positive semi-definite Laplacian L (V, V) and the lumped vertex areas (V,), both float64.
+
+    kind: "robust", the tufted intrinsic Delaunay Laplacian (Sharp & Crane 2020), which takes any triangle soup; or
+        "cotan", the cotangent Laplacian of the faces as they are. A point cloud always takes the robust one.
+
+    L has row sums 0 and doesn't change when the mesh is scaled, areas grow with the square. Vertices that no face uses
+    have zero rows and zero mass.
+
+    Raises MeshError where there is no surface: all faces degenerate, all vertices in one point or on one line or, for
+    a point cloud, fewer than 4 points.
+    """
+    faces = usable_faces(mesh)
+    if mesh.is_point_cloud:
+        if len(mesh.verts) < 4:
+            raise MeshError(f"{mesh.name}: a point cloud needs at least 4 points, this has {len(mesh.verts)}")
+        used = np.ones(len(mesh.verts), bool)
+    else:
+        if len(faces) == 0:
+            raise MeshError(f"{mesh.name}: none of the {len(mesh.faces)} faces has three distinct corners")
+        used = np.zeros(len(mesh.verts), bool)
+        used[faces] = True
+        faces = (np.cumsum(used) - 1)[faces]
+    # The libraries below regularise by absolute amounts, so they get the mesh at unit size.
+    verts = mesh.verts[used] - mesh.verts[used].mean(axis=0)
+    scale = np.linalg.norm(verts, axis=1).max()
+    if scale == 0:
+        raise MeshError(f"{mesh.name}: all {len(verts)} vertices lie in one point")
+    verts /= scale
+    if not _has_area(verts, faces):
+        raise MeshError(f"{mesh.name}: the surface has no area, its vertices lie on a line or all its faces do")
+
+    try:
+        if mesh.is_point_cloud:
+            neighbors = min(CLOUD_NEIGHBORS, len(verts) - 1)
+            laplacian, mass = robust_laplacian.point_cloud_laplacian(verts, n_neighbors=neighbors)
+            mass = mass.diagonal()
+        elif kind == "robust":
+            found = delaunay_laplacian(verts, faces)
+            if found is None:
+                laplacian, mass = robust_laplacian.mesh_laplacian(verts, faces)
+                found = laplacian, mass.diagonal()
+            laplacian, mass = found
+        else:
+            laplacian = potpourri3d.cotan_laplacian(verts, faces, denom_eps=1e-10)
+            mass = potpourri3d.vertex_areas(verts, faces)
+    except (RuntimeError, ValueError, IndexError) as e:  # points that no local triangulation joins, for example
+        raise MeshError(f"{mesh.name}: the {kind} Laplacian can't be computed ({e})") from e
+    if not (np.isfinite(laplacian.data).all() and np.isfinite(mass).all()):
+        raise MeshError(f"{mesh.name}: the {kind} Laplacian has entries that are not finite")
+    if not mass.sum() > 0:
+        raise MeshError(f"{mesh.name}: the surface has no area")
+    # A vertex whose faces all have zero area would have no mass, and M no inverse.
+    mass = np.maximum(mass, 1e-8 * mass.mean())
+
+    laplacian = (laplacian + laplacian.T) / 2
+    # Rows sum to 0 but for rounding, and where a local triangulation left a point out and a 1 in its place.
+    laplacian = laplacian - scipy.sparse.diags(np.asarray(laplacian.sum(axis=1)).reshape(-1))
+    spread = scipy.sparse.eye(len(used), format="csr")[:, used]
+    laplacian = scipy.sparse.csr_matrix(laplacian if used.all() else spread @ laplacian @ spread.T)
+    laplacian.sort_indices()
+    return laplacian, spread @ mass * scale**2
+
+
+def _has_area(verts: NDArray[np.float64], faces: NDArray[np.int64]) -> bool:
+    """Whether triangles, or points where there are none, are more than the rounding of lines to single precision."""
+    if len(faces) == 0:
+        spread = np.linalg.svd(verts - verts.mean(axis=0), compute_uv=False)
+        return bool(spread[1] > 1e-6 * spread[0])
+    a, b, c = (verts[faces[:, i]] for i in range(3))
+    longest = np.maximum(((b - a) ** 2).sum(1), ((c - a) ** 2).sum(1)).sum()
+    return bool(np.linalg.norm(np.cross(b - a, c - a), axis=1).sum() > 1e-6 * longest)

@@ -1,0 +1,106 @@
+"""Whether eigenpairs are what the Lanczos iteration was to find, before anyone gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.sparse
+
+from diffnet.geometry.eigen.problem import LARGE, Array, Component
+from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, random_rows, turned
+from diffnet.geometry.eigen.superlu import shuffled, superlu
+
+
+class MissedError(ArithmeticError):
+    """Of an eigenvalue of high multiplicity; wider blocks may find all of its vectors."""
+
+
+def checked_pairs(
+    components: Sequence[Component], operator: ShiftInvert, values: Array, rows: Rows, block: int
+) -> tuple[Array, Rows, list[ArithmeticError | None]]:
+    """From the operator's eigenvalues (k,) and vectors (k, V), which the iteration found with blocks of so many: λ (k,)
+    and φ (k, V), orthonormal, of signs that make their peaks positive, and what is wrong with each component's.
+
+    Arrays have one dimension more where the operator is several, one for each component.
+    Raises LinAlgError where vectors are too far from orthonormal to be mended.
+    """
+    evals = 1 / values - operator.shift[..., None]
+    rows, deviation = _orthonormalized(rows, operator)
+    error = _inaccuracy(1 / values, rows, operator)
+    together = (np.reshape(array, (len(components), -1)) for array in (evals, operator.shift, deviation, error))
+    faults = [
+        _fault(component, own[: component.k], float(shift[0]), float(off[0]), float(inaccurate[0]), block)
+        for component, own, shift, off, inaccurate in zip(components, *together, strict=True)
+    ]
+    rows = rows / operator.root
+    return np.maximum(evals, 0), operator.from_host(signs(*operator.extremes(rows)))[..., None] * rows, faults
+
+
+def signs(smallest: Array, largest: Array) -> Array:
+    """Eigenvectors have no sign; these make the peak, the entry of largest size, positive."""
+    return np.where(-smallest > largest, -1.0, 1.0)
+
+
+def _fault(
+    component: Component, evals: Array, shift: float, deviation: float, error: float, block: int
+) -> ArithmeticError | None:
+    if evals[-1] < shift < component.shift(LARGE):  # 1/(λ + σ) hardly tells such λ apart
+        return ArithmeticError(f"the largest eigenvalue is {evals[-1]:.1e}, below the shift of {shift:.1e}")
+    if not deviation < 1e-8:
+        return ArithmeticError(f"eigenvectors are orthonormal only to {deviation:.1e}")
+    if not error < 1e-6:
+        return ArithmeticError(f"eigenvectors are accurate only to {error:.1e}")
+    found, there = _counts(component.laplacian, component.mass, evals, block)
+    if found != there:
+        return MissedError(f"{found} eigenvalues were found where there are {there}")
+    return None
+
+
+def _orthonormalized(rows: Rows, operator: ShiftInvert) -> tuple[Rows, Array]:
+    """Rows that the iteration left almost orthonormal and orthogonal to the constant, and how far from it they are
+    then."""
+    identity = np.eye(rows.shape[-2])
+    gram = operator.to_host(rows @ turned(rows))
+    if np.abs(gram - identity).max() > 1e-10:
+        rows = operator.from_host(np.linalg.inv(np.linalg.cholesky(gram))) @ rows
+        gram = operator.to_host(rows @ turned(rows))
+    along_constant = operator.to_host(operator.along_constant(rows))
+    return rows, np.maximum(np.abs(gram - identity).max((-2, -1)), np.abs(along_constant).max(-1))
+
+
+def _inaccuracy(scale: Array, rows: Rows, operator: ShiftInvert) -> Array:
+    """The error of vectors y of the operator's inverse, for which that times y should be `scale` times y.
+
+    A residual R means an error of (L + σM)⁻¹ R in the vectors, relative to gaps of the inverse; R itself is mostly
+    rounding at degenerate faces, where cotangents are huge and masses tiny. A few random combinations of the vectors
+    see an error in any of them.
+    """
+    mixture = random_rows(operator.block, rows.shape[-2])
+    mixed = operator.from_host(mixture) @ rows
+    residual = operator.apply_inverse(mixed) - operator.from_host(mixture * scale[..., None, :]) @ rows
+    residual = operator.without_constant(operator.apply(operator.without_constant(residual)))
+    squares = (operator.to_host((part * part).sum((-2, -1))) for part in (residual, mixed))
+    return np.sqrt(np.divide(*squares))
+
+
+def _counts(laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array, block: int) -> tuple[int, int]:
+    """How many eigenvalues below some μ were found, and how many L has.
+
+    A block Krylov space holds as many vectors of one eigenvalue as its blocks have, so any that are missing belong to
+    eigenvalues found that often. Only then are they counted: as the negative pivots of L − μM (Sylvester's law).
+    """
+    found = len(evals)
+    last = evals[block - 1 :]
+    if not (last - evals[: len(last)] < 1e-5 * last).any():
+        return found, found
+    ascending = np.concatenate([[0.0], evals])
+    gaps = np.flatnonzero(np.diff(ascending) > 1e-4 * evals[-1])
+    below = int(gaps[-1]) + 1  # μ lies in the last gap that is wide enough to tell its sides apart
+    mu = (ascending[below - 1] + ascending[below]) / 2
+    order = shuffled(len(mass))
+    try:
+        pivots = superlu((laplacian - mu * scipy.sparse.diags(mass))[order][:, order]).U.diagonal()
+    except RuntimeError:  # a pivot of exactly 0, whose sign tells nothing
+        return found, found
+    return below, int((pivots < 0).sum())

@@ -1,0 +1,105 @@
+"""The smallest eigenpairs of a connected component, on the CPU."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse
+import scipy.sparse.linalg
+
+from diffnet.geometry.eigen.checks import MissedError, checked_pairs, signs
+from diffnet.geometry.eigen.lanczos import KrylovSpace
+from diffnet.geometry.eigen.problem import LARGE, MODERATE, SMALL, TOLERANCE, Array, Component, Pairs
+from diffnet.geometry.eigen.shift_invert import ShiftInvert
+from diffnet.geometry.eigen.superlu import shuffled, superlu
+
+
+def component_pairs(component: Component) -> Pairs:
+    """Raises RuntimeError where nothing converges."""
+    if component.k == 0:
+        return np.zeros(0), np.zeros((len(component.mass), 0))
+    return _dense(*component) if component.is_small else _sparse(component)
+
+
+def _dense(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
+    root = np.sqrt(mass)
+    matrix = laplacian.toarray() / root[:, None] / root[None, :]
+    constant = root / np.sqrt(mass.sum())
+    # Lift the constant above everything else, so that the k smallest are the others.
+    matrix += (2 * np.abs(matrix).sum(1).max() + 1) * np.outer(constant, constant)
+    evals, evecs = np.linalg.eigh(matrix)  # NumPy's, see `lanczos`
+    return _signed(evals[:k], (evecs[:, :k] / root[:, None]).T)
+
+
+def _sparse(component: Component) -> Pairs:
+    reasons = []
+    for unit, tolerated_loss in ((MODERATE, 1e-8), (SMALL, 1e-8), (LARGE, 0.0)):
+        try:
+            return _block_lanczos(component, component.shift(unit), tolerated_loss)
+        except (ArithmeticError, np.linalg.LinAlgError) as e:
+            reasons.append(str(e))
+    failed = f"block Lanczos failed on {len(component.mass)} vertices ({'; then: '.join(reasons)})"
+    warnings.warn(f"{failed}; SciPy's slower iteration is used", stacklevel=2)
+    return _scipy(*component)
+
+
+def _block_lanczos(component: Component, sigma: float, tolerated_loss: float) -> Pairs:
+    """Raises ArithmeticError or LinAlgError where L + σM isn't positive definite, or a result fails a check."""
+    operator = ShiftInvert(component.laplacian, component.mass, sigma)
+
+    def with_blocks_of(block: int) -> Pairs:
+        values, rows = KrylovSpace(operator, component.k, block, tolerated_loss).converge(TOLERANCE)
+        evals, rows, (fault,) = checked_pairs([component], operator, values, rows, block)
+        if fault is not None:
+            raise fault
+        return evals, rows.T
+
+    with suppress(MissedError):
+        return with_blocks_of(operator.block)
+    return with_blocks_of(2 * operator.block)
+
+
+def _scipy(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
+    """ARPACK's Lanczos iteration on the inverse of L + σM, kept M-orthogonal to the constant."""
+    order = shuffled(len(mass))
+    laplacian, mass = laplacian[order][:, order], mass[order]
+    mass_matrix = scipy.sparse.diags(mass).tocsc()
+    mean = mass / mass.sum()
+    start = np.random.default_rng(0).standard_normal(len(mass))
+    for shift, patience in ((SMALL, 1), (LARGE, 4)):
+        sigma = Component(laplacian, mass, k).shift(shift)
+        factor = superlu(laplacian + sigma * mass_matrix)
+
+        def deflated_solve(b: Array, factor: scipy.sparse.linalg.SuperLU = factor) -> Array:
+            x: Array = factor.solve(b)
+            x -= mean @ x
+            return x
+
+        try:
+            evals, evecs = scipy.sparse.linalg.eigsh(
+                laplacian,
+                k,
+                M=mass_matrix,
+                sigma=-sigma,
+                OPinv=scipy.sparse.linalg.LinearOperator(laplacian.shape, deflated_solve, dtype=np.float64),
+                v0=start - mean @ start,
+                ncv=min(len(mass) - 1, (2 * k + 20) * patience),
+                maxiter=100 * k * patience,
+            )
+        except scipy.sparse.linalg.ArpackError:
+            continue
+        ascending = np.argsort(evals, kind="stable")
+        evals, evecs = evals[ascending], evecs[:, ascending]
+        gram = evecs.T @ (mass[:, None] * evecs)
+        residual = laplacian @ evecs - mass[:, None] * evecs * evals
+        error = np.sqrt(np.abs((residual * deflated_solve(residual)).sum(0)) / (evals + sigma)).max()
+        if np.abs(gram - np.eye(k)).max() < 1e-8 and error < 1e-5:
+            return _signed(evals, evecs[np.argsort(order)].T)
+    raise RuntimeError(f"the eigenbasis didn't converge for {k} pairs on {len(mass)} vertices")
+
+
+def _signed(evals: Array, rows: Array) -> Pairs:
+    return np.maximum(evals, 0), (signs(rows.min(1), rows.max(1))[:, None] * rows).T

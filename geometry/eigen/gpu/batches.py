@@ -1,0 +1,145 @@
+"""Eigenbases of many Laplacians on a GPU, several at once.
+
+One of 15,000 vertices keeps a GPU waiting for launches. So batches of them take the steps of the iteration together.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from diffnet.geometry.eigen.by_component import search
+from diffnet.geometry.eigen.checks import checked_pairs
+from diffnet.geometry.eigen.cpu import component_pairs
+from diffnet.geometry.eigen.gpu.shift_invert import ShiftInverts
+from diffnet.geometry.eigen.lanczos import KrylovSpace
+from diffnet.geometry.eigen.problem import MODERATE, TOLERANCE, Component, Pairs, Problem
+
+Map: TypeAlias = Callable[..., Iterator[Any]]
+
+WORTH_A_GPU = 4096  # below this many vertices the CPU is done before a GPU has started its kernels
+MOST_TOGETHER = 64
+SIDE_BY_SIDE = 2  # batches: the cores work for one while the GPU does for the other
+
+
+def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device, jobs: int) -> list[Pairs]:
+    """See `eigenbases`. So many threads do what is left to the CPU, none but this one for a single problem."""
+    if len(problems) == 1:
+        return _batch(problems, k, device, map)
+    by_size = sorted(range(len(problems)), key=lambda i: -len(problems[i][1]))
+    size = _batch_size(problems, k, device)
+    batches = [by_size[i : i + size] for i in range(0, len(problems), size)]
+    torch.linalg.cholesky(torch.eye(1, device=device))  # loads a library, which PyTorch can't do in two threads
+    # Small matrices are solved side by side, each by one thread.
+    with (
+        threadpool_limits(1),
+        ThreadPoolExecutor(jobs) as helpers,
+        ThreadPoolExecutor(SIDE_BY_SIDE) as pool,
+    ):
+        solved = pool.map(lambda batch: _batch([problems[i] for i in batch], k, device, helpers.map), batches)
+        found = {
+            i: pairs for batch, own in zip(batches, solved, strict=True) for i, pairs in zip(batch, own, strict=True)
+        }
+    return [found[i] for i in range(len(problems))]
+
+
+def _batch_size(problems: Sequence[Problem], k: int, device: torch.device) -> int:
+    """Such that there is a batch for each at a time, and memory for them: one takes up to 8 k numbers for a vertex for
+    the iteration, and about a thousand for its factor."""
+    each = 8 * (8 * k + 1000) * max(len(mass) for _, mass in problems)
+    fit = torch.cuda.mem_get_info(device)[0] // (SIDE_BY_SIDE * each)
+    return max(1, min(MOST_TOGETHER, fit, -(-len(problems) // SIDE_BY_SIDE)))
+
+
+def _batch(problems: Sequence[Problem], k: int, device: torch.device, on_cores: Map) -> list[Pairs]:
+    """on_cores: `map`, or one that has several threads do it"""
+    searches = [search(laplacian, mass, k) for laplacian, mass in problems]
+    answers: dict[int, Pairs | None] = dict.fromkeys(range(len(searches)))
+    found: dict[int, Pairs] = {}
+    while answers:
+        asked = on_cores(_go_on, [searches[i] for i in answers], answers.values())
+        components: dict[int, Component] = {}
+        for i, got in zip(answers, asked, strict=True):
+            if isinstance(got, Component):
+                components[i] = got
+            else:
+                found[i] = got
+        with _stream(device) as stream:
+            pairs = pairs_on_gpu([*components.values()], device, stream, on_cores)
+        answers = dict(zip(components, pairs, strict=True))
+    return [found[i] for i in range(len(searches))]
+
+
+@contextmanager
+def _stream(device: torch.device) -> Iterator[torch.cuda.Stream | None]:
+    """One that nobody else uses meanwhile."""
+    if device.type != "cuda":
+        yield None
+        return
+    free = _free_streams(device)
+    stream = free.get()
+    try:
+        yield stream
+    finally:
+        free.put(stream)
+
+
+@functools.cache
+def _free_streams(device: torch.device) -> SimpleQueue[torch.cuda.Stream]:
+    """The same ones again and again, since PyTorch keeps memory for matrix products on each that there ever was."""
+    free: SimpleQueue[torch.cuda.Stream] = SimpleQueue()
+    for _ in range(SIDE_BY_SIDE):
+        free.put(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    return free
+
+
+def _go_on(steps: Generator[Component, Pairs, Pairs], answer: Pairs | None) -> Component | Pairs:
+    """Until there is a component that is worth the GPU, or the result."""
+    try:
+        component = steps.send(answer)  # type: ignore[arg-type]
+        while component.is_small or len(component.mass) < WORTH_A_GPU:
+            component = steps.send(component_pairs(component))
+        return component
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def pairs_on_gpu(
+    components: Sequence[Component],
+    device: torch.device,
+    stream: torch.cuda.Stream | None,
+    on_cores: Map,
+) -> list[Pairs]:
+    """`component_pairs` of each, found by the same steps. Those that fail are left to the CPU, which knows ways out."""
+    found: dict[int, Pairs] = {}
+
+    def together(chosen: Sequence[int]) -> None:
+        if not chosen:
+            return
+        own = [components[i] for i in chosen]
+        operator = ShiftInverts([c[:2] for c in own], [c.shift(MODERATE) for c in own], device)
+        if operator.failed:
+            together([i for place, i in enumerate(chosen) if place not in operator.failed])
+            return
+        values, rows = KrylovSpace(operator, max(c.k for c in own), operator.block).converge(TOLERANCE)
+        evals, rows, faults = checked_pairs(own, operator, values, rows, operator.block)
+
+        def fetch(place: int) -> Pairs:
+            k, size = own[place].k, len(own[place].mass)
+            with torch.cuda.stream(stream):
+                return evals[place, :k], rows[place, :k, :size].cpu().numpy().T
+
+        right = [place for place, fault in enumerate(faults) if fault is None]
+        found.update(zip([chosen[place] for place in right], on_cores(fetch, right), strict=True))
+
+    with torch.cuda.stream(stream), suppress(ArithmeticError, np.linalg.LinAlgError):
+        together(range(len(components)))
+    return [found.get(i) or component_pairs(component) for i, component in enumerate(components)]

@@ -1,0 +1,197 @@
+"""Reading and checking meshes and point clouds."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.mesh.formats import READERS, parse
+
+if TYPE_CHECKING:
+    import trimesh
+
+FORMATS = tuple(READERS)
+
+MeshLike: TypeAlias = "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh.PointCloud | tuple[Any, Any]"
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A checked triangle mesh or, where `faces` is empty, a point cloud.
+
+    verts: (V, 3) float64, all finite, V ≥ 1
+    faces: (F, 3) int64, every index in [0, V)
+    polygons: (F,) int64, for each triangle the index of the polygon of the source it was cut from
+    polygon_count: how many polygons the source has, with those of fewer than three corners, which give no triangle
+    name: where the mesh came from, for messages
+    """
+
+    verts: NDArray[np.float64]
+    faces: NDArray[np.int64]
+    polygons: NDArray[np.int64]
+    polygon_count: int
+    name: str
+
+    @property
+    def is_point_cloud(self) -> bool:
+        return len(self.faces) == 0
+
+
+def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None) -> Mesh:
+    """Read and check a mesh or a point cloud.
+
+    source: a path to an obj, off, ply or stl file; a trimesh object; or arrays (verts (V, 3), faces (F, 3)), where
+        faces may be None or empty for a point cloud. Arrays may be NumPy arrays, tensors or lists.
+    cache_dir: a folder that keeps what was read, found again by the content of the file, so that it needn't be parsed
+        again; see `precompute`
+
+    Vertices and polygons keep the order of the source, so labels stored beside it stay valid; polygons are cut into
+    fans of triangles. STL has no shared vertices: there, corners at identical coordinates become one vertex, numbered
+    by first appearance.
+
+    Raises MeshError for a file that is missing or doesn't parse, an empty mesh, NaN or infinite coordinates, and an
+    index out of range.
+    """
+    if isinstance(source, Mesh):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        return _read(Path(source), cache_dir)
+    if isinstance(source, tuple) and len(source) == 2:
+        return make_mesh(*source, name="arrays")
+    if "trimesh" in sys.modules:  # if not, this is none of its objects, and importing it takes a quarter of a second
+        import trimesh
+
+        if isinstance(source, trimesh.Trimesh):
+            return make_mesh(source.vertices, source.faces, name="trimesh object")
+        if isinstance(source, trimesh.PointCloud):
+            return make_mesh(source.vertices, None, name="trimesh object")
+    raise MeshError(f"expected a path, a trimesh object or (verts, faces), got {type(source).__name__}")
+
+
+def make_mesh(
+    verts: Any, faces: Any, *, name: str = "mesh", polygons: Any = None, polygon_count: int | None = None
+) -> Mesh:
+    """Check arrays and make a `Mesh` of them; see `load_mesh` for what is accepted and raised."""
+    try:
+        v = np.array(_on_host(verts), dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as e:
+        raise MeshError(f"{name}: vertices are not an array of numbers ({e})") from e
+    if v.ndim != 2 or v.shape[1] != 3:
+        raise MeshError(f"{name}: vertices should have shape (V, 3), shape is {v.shape}")
+    if len(v) == 0:
+        raise MeshError(f"{name}: the mesh is empty (0 vertices)")
+    bad = np.flatnonzero(~np.isfinite(v).all(axis=1))
+    if len(bad):
+        raise MeshError(
+            f"{name}: {len(bad)} vertices with NaN or infinite coordinates, the first is {bad[0]}: {v[bad[0]]}"
+        )
+    try:
+        f = np.asarray([] if faces is None else _on_host(faces))
+    except ValueError as e:
+        raise MeshError(f"{name}: faces are not an array of numbers ({e})") from e
+    if f.ndim > 0 and len(f) == 0:
+        return Mesh(v, np.zeros((0, 3), np.int64), np.zeros(0, np.int64), polygon_count or 0, name)
+    if f.ndim != 2 or f.shape[1] != 3:
+        raise MeshError(f"{name}: faces should have shape (F, 3), shape is {f.shape}")
+    if not np.issubdtype(f.dtype, np.integer):
+        raise MeshError(f"{name}: faces should be integers, dtype is {f.dtype}")
+    f = f.astype(np.int64)
+    bad = np.flatnonzero(((f < 0) | (f >= len(v))).any(axis=1))
+    if len(bad):
+        raise MeshError(
+            f"{name}: face {bad[0]} is {f[bad[0]].tolist()}, but vertex indices run from 0 to {len(v) - 1} "
+            f"({len(bad)} faces out of range)"
+        )
+    p = np.arange(len(f)) if polygons is None else np.asarray(polygons, np.int64)
+    return Mesh(v, f, p, len(f) if polygon_count is None else polygon_count, name)
+
+
+def _on_host(values: Any) -> Any:
+    torch = sys.modules.get("torch")  # whoever has a tensor has loaded it
+    return values.detach().cpu().numpy() if torch is not None and isinstance(values, torch.Tensor) else values
+
+
+def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The undirected edges (E, 2), smaller index first, of triangles (F, 3).
+
+    They are numbered by first appearance as the faces are walked corner by corner (0-1, 1-2, 2-0), which is how the
+    published per-edge labels (MeshCNN, Hanocka et al. 2019) number them.
+    """
+    corners = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
+    # One number for each edge: sorting numbers is several times faster than sorting rows.
+    _, first = np.unique(corners[:, 0] * (faces.max(initial=0) + 1) + corners[:, 1], return_index=True)
+    return corners[np.sort(first)]
+
+
+def _read(path: Path, cache_dir: str | os.PathLike[str] | None) -> Mesh:
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise MeshError(f"{path}: unknown format {suffix!r}, expected one of {', '.join(FORMATS)}")
+    if not path.is_file():
+        raise MeshError(f"{path}: no such file")
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise MeshError(f"{path}: the file can't be read: {e}") from e
+    if cache_dir is None:
+        return _parse(data, suffix, str(path))
+    entry = entry_path(cache_dir, cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix), "mesh")
+    stored = read_entry(entry)
+    if stored is not None:
+        return _from_arrays(stored, str(path))
+    mesh = _parse(data, suffix, str(path))
+    write_entry(entry, _as_arrays(mesh))
+    return mesh
+
+
+def _parse(data: bytes, suffix: str, name: str) -> Mesh:
+    try:
+        verts, sizes, corners = parse(data, suffix)
+    except ValueError as e:
+        raise MeshError(f"{name}: the file can't be read: {e}") from e
+    faces, polygons = _triangulate(sizes, corners)
+    if len(sizes) and not len(faces):
+        raise MeshError(f"{name}: none of the {len(sizes)} polygons has three corners")
+    if suffix == ".stl":
+        verts, faces = _merge_corners(verts, faces)
+    return make_mesh(verts, faces, name=name, polygons=polygons, polygon_count=len(sizes))
+
+
+def _as_arrays(mesh: Mesh) -> Arrays:
+    arrays = (mesh.verts, mesh.faces, mesh.polygons, np.array([mesh.polygon_count]))
+    return {name: np.ascontiguousarray(x) for name, x in zip(_STORED, arrays, strict=True)}
+
+
+def _from_arrays(arrays: Arrays, name: str) -> Mesh:
+    verts, faces, polygons, count = (arrays[name] for name in _STORED)
+    return Mesh(verts, faces, polygons, int(count[0]), name)
+
+
+_STORED = ("verts", "faces", "polygons", "polygon_count")
+
+
+def _triangulate(sizes: NDArray[np.int64], corners: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Fans of triangles, in the polygons' order, and each triangle's polygon."""
+    triangles = np.maximum(sizes - 2, 0)
+    source = np.repeat(np.arange(len(sizes)), triangles)
+    start = np.repeat(np.cumsum(sizes) - sizes, triangles)
+    step = np.arange(len(source)) - np.repeat(np.cumsum(triangles) - triangles, triangles)
+    return np.stack([corners[start], corners[start + step + 1], corners[start + step + 2]], axis=1), source
+
+
+def _merge_corners(
+    verts: NDArray[np.float64], faces: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    _, first, inverse = np.unique(verts, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return verts[first[order]], rank[inverse.reshape(-1)[faces]]

@@ -1,0 +1,1 @@
+"""Operators of one mesh or of many, and their cache entries."""

@@ -1,0 +1,1 @@
+"""What all operations share: backends, dispatch, launching, matrix products, spans of rows."""

@@ -1,0 +1,236 @@
+"""What a block computes of coefficients, between its passes over the vertices. Small: what counts is how few kernels.
+
+Rows are those of all meshes' coefficients, (B K, C). Every vertex is computed from these, so they are float32 whatever
+the others are: three products of tf32's parts make one that is as good.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diffnet.ops.common.launch import cdiv, device_of, interpreted, tile
+from diffnet.ops.common.spans import sum_of_spans, sum_spans
+
+ROWS = 16  # of a program, the fewest that matrix units take: there are few rows, and many multiprocessors
+
+
+@triton.jit
+def _sum_and_diffuse_kernel(
+    partial, evals, time, ptr, factor, spectrum, diffused, span, spans, size: tl.constexpr, c_size: tl.constexpr,
+    FACTOR: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.cdiv(size, BLOCK)
+    mesh = tl.program_id(0) // blocks
+    cell = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    total = sum_of_spans(partial, cell, size, mesh * 0, mesh, ptr, span, spans, False, BLOCK, BLOCK_SPANS)
+    if FACTOR:
+        total *= tl.load(factor)
+    inside = cell < size
+    k_size = size // c_size
+    value = tl.load(evals + mesh.to(tl.int64) * k_size + cell // c_size, mask=inside, other=0.0).to(tl.float32)
+    t = tl.maximum(tl.load(time + cell % c_size, mask=inside, other=0.0).to(tl.float32), 0.0)
+    place = mesh.to(tl.int64) * size + cell
+    tl.store(spectrum + place, total, mask=inside)
+    tl.store(diffused + place, tl.exp(-value * t) * total, mask=inside)
+
+
+def sum_and_diffuse(
+    partial: Tensor, span: int, factor: Tensor | None, ptr: Tensor, evals: Tensor, time: Tensor
+) -> tuple[Tensor, Tensor]:
+    """S = factor Σ partial over the spans of each mesh, and D = exp(−λ tᵀ) ∘ S, t = max(time, 0): (B, K, C) float32
+
+    partial (1, spans, K, C), evals (B, K), time (C,)
+    """
+    meshes, k, c = len(ptr) - 1, *partial.shape[2:]
+    spectrum = torch.empty(meshes, k, c, dtype=torch.float32, device=partial.device)
+    diffused = torch.empty_like(spectrum)
+    if spectrum.numel():
+        block = 64
+        with device_of(partial):
+            _sum_and_diffuse_kernel[(cdiv(k * c, block) * meshes,)](
+                partial, evals.contiguous(), time.contiguous(), ptr, partial if factor is None else factor,
+                spectrum, diffused, span, partial.shape[1], k * c, c,
+                FACTOR=factor is not None, BLOCK=block, BLOCK_SPANS=64, num_warps=4,
+            )  # fmt: skip
+    return spectrum, diffused
+
+
+@triton.jit
+def _table_kernel(
+    d, a_re, a_im, table, rows_size, c_size: tl.constexpr,
+    ROTATION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    in_rows = (rows < rows_size)[:, None]
+    d_at = d + rows.to(tl.int64)[:, None] * c_size
+    p = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    q = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    for step in range(0, c_size, BLOCK_K):
+        k = step + tl.arange(0, BLOCK_K)
+        x = tl.load(d_at + k[None, :], mask=in_rows & (k < c_size)[None, :], other=0.0)
+        at = c[:, None] * c_size + k[None, :]
+        inside = (c < c_size)[:, None] & (k < c_size)[None, :]
+        a = tl.load(a_re + at, mask=inside, other=0.0).to(tl.float32)
+        p = tl.dot(x, tl.trans(a), p, input_precision="tf32x3")
+        if ROTATION:
+            a = tl.load(a_im + at, mask=inside, other=0.0).to(tl.float32)
+            q = tl.dot(x, tl.trans(a), q, input_precision="tf32x3")
+    inside = in_rows & (c < c_size)[None, :]
+    plane = (rows_size + tl.program_id(0) * 0).to(tl.int64) * c_size
+    place = table + rows.to(tl.int64)[:, None] * c_size + c[None, :]
+    own = tl.load(d_at + c[None, :], mask=inside, other=0.0)
+    tl.store(place, own.to(table.dtype.element_ty), mask=inside)
+    tl.store(place + plane, p.to(table.dtype.element_ty), mask=inside)
+    if ROTATION:
+        tl.store(place + 2 * plane, q.to(table.dtype.element_ty), mask=inside)
+
+
+def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """D, P = D A_reᵀ and, with rotations, Q = D A_imᵀ: d (B, K, C) float32, a_re, a_im (C, C) → (2 or 3, B, K, C)
+
+    In the dtype that gradient features multiply in: every program of theirs reads all of its columns.
+    """
+    meshes, k, c = d.shape
+    d = d.contiguous()
+    out = torch.empty(2 if a_im is None else 3, meshes, k, c, dtype=dtype, device=d.device)
+    if out.numel():
+        block_k, block_c = (16, 16) if interpreted(d) else (tile(c, 64), tile(c, 32))
+        with device_of(d):
+            _table_kernel[(cdiv(meshes * k, ROWS), cdiv(c, block_c))](
+                d, a_re.contiguous(), a_re if a_im is None else a_im.contiguous(), out, meshes * k, c,
+                ROTATION=a_im is not None, BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
+            )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _spectrum_gradient_kernel(
+    projected, sums, spectrum, evals, time, a_re, a_im, out, time_partial, rows_size, c_size: tl.constexpr,
+    PROJECTED: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    in_rows = (rows < rows_size)[:, None]
+    inside = in_rows & (c < c_size)[None, :]
+    at = rows.to(tl.int64)[:, None] * c_size
+    plane = (rows_size + tl.program_id(0) * 0).to(tl.int64) * c_size
+    total = tl.load(sums + at + c[None, :], mask=inside, other=0.0)
+    if PROJECTED:
+        total += tl.load(projected + at + c[None, :], mask=inside, other=0.0)
+    for step in range(0, c_size, BLOCK_K):
+        k = step + tl.arange(0, BLOCK_K)
+        p_at = sums + plane + at + k[None, :]
+        in_p = in_rows & (k < c_size)[None, :]
+        a_at = k[:, None] * c_size + c[None, :]
+        in_a = (k < c_size)[:, None] & (c < c_size)[None, :]
+        p = tl.load(p_at, mask=in_p, other=0.0)
+        a = tl.load(a_re + a_at, mask=in_a, other=0.0).to(tl.float32)
+        total = tl.dot(p, a, total, input_precision="tf32x3")
+        if ROTATION:
+            q = tl.load(p_at + plane, mask=in_p, other=0.0)
+            a = tl.load(a_im + a_at, mask=in_a, other=0.0).to(tl.float32)
+            total = tl.dot(q, a, total, input_precision="tf32x3")
+    if DIFFUSED:
+        value = tl.load(evals + rows, mask=rows < rows_size, other=0.0).to(tl.float32)[:, None]
+        t = tl.load(time + c, mask=c < c_size, other=0.0).to(tl.float32)[None, :]
+        total *= tl.exp(-value * tl.maximum(t, 0.0))
+        s = tl.load(spectrum + at + c[None, :], mask=inside, other=0.0)
+        slope = tl.sum(tl.where(t < 0.0, 0.0, -value * total * s), axis=0)
+        tl.store(time_partial + tl.program_id(0).to(tl.int64) * c_size + c, slope, mask=c < c_size)
+    tl.store(out + at + c[None, :], total, mask=inside)
+
+
+@triton.jit
+def _matrix_gradients_kernel(
+    sums, d, time_partial, partial, rows_size, span, c_size: tl.constexpr, size: tl.constexpr,
+    TIME_ROWS: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Over a span of rows dPᵀ D and dQᵀ D, a tile each; the first tiles of rows add up the gradient of time, of which
+    `time_partial` has one row for every TIME_ROWS."""
+    columns = tl.cdiv(c_size, BLOCK_C)
+    i = (tl.program_id(1) // columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    c = (tl.program_id(1) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    first = tl.program_id(0) * span
+    last = tl.minimum(first + span, rows_size)
+    plane = (rows_size + first * 0).to(tl.int64) * c_size
+    re = tl.zeros((BLOCK_C, BLOCK_C), tl.float32)
+    im = tl.zeros((BLOCK_C, BLOCK_C), tl.float32)
+    for row in range(first, last, BLOCK_V):
+        rows = row + tl.arange(0, BLOCK_V)
+        at = rows.to(tl.int64)[:, None] * c_size
+        live = (rows < last)[:, None]
+        x = tl.load(d + at + c[None, :], mask=live & (c < c_size)[None, :], other=0.0)
+        p = tl.load(sums + plane + at + i[None, :], mask=live & (i < c_size)[None, :], other=0.0)
+        re = tl.dot(tl.trans(p), x, re, input_precision="tf32x3")
+        if ROTATION:
+            q = tl.load(sums + 2 * plane + at + i[None, :], mask=live & (i < c_size)[None, :], other=0.0)
+            im = tl.dot(tl.trans(q), x, im, input_precision="tf32x3")
+    inside = (i < c_size)[:, None] & (c < c_size)[None, :]
+    place = partial + tl.program_id(0).to(tl.int64) * size + i[:, None] * c_size + c[None, :]
+    tl.store(place, re, mask=inside)
+    if ROTATION:
+        tl.store(place + c_size * c_size, im, mask=inside)
+    if DIFFUSED and tl.program_id(1) // columns == 0:
+        slope = tl.zeros((BLOCK_C,), tl.float32)
+        for block in range(first // TIME_ROWS, tl.cdiv(last, TIME_ROWS), BLOCK_V):
+            step = block + tl.arange(0, BLOCK_V)
+            live = (step < tl.cdiv(last, TIME_ROWS))[:, None] & (c < c_size)[None, :]
+            t_at = time_partial + step.to(tl.int64)[:, None] * c_size + c[None, :]
+            slope += tl.sum(tl.load(t_at, mask=live, other=0.0), axis=0)
+        tl.store(partial + (tl.program_id(0) + 1).to(tl.int64) * size - c_size + c, slope, mask=c < c_size)
+
+
+def backward(
+    projected: Tensor | None,
+    sums: Tensor,
+    d: Tensor,
+    a_re: Tensor,
+    a_im: Tensor | None,
+    diffused: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """The gradients of D or, where it was diffused, of S (B, K, C); of A_re and, with rotations, A_im (C, C); and of
+    the time (C,). All are float32, and the last is empty where nothing was diffused.
+
+    projected: Φᵀ dx_d (B, K, C), where x_d = Φ D was computed, too
+    sums: dD, dP, dQ of the gradient features, (2 or 3, B, K, C)
+    diffused: S (B, K, C), evals (B, K) and time (C,) that D came from. With these,
+
+        dD' = Φᵀ dx_d + dD + dP A_re + dQ A_im,   dA_re = dPᵀ D,   dA_im = dQᵀ D,
+        dS = exp(−λ tᵀ) ∘ dD',   dt = −Σ λ dS ∘ S.
+    """
+    meshes, k, c = d.shape
+    rows, matrices, small = meshes * k, len(sums) - 1, interpreted(d)
+    rotation, d = matrices == 2, d.contiguous()
+    grad = torch.empty_like(d)
+    blocks = cdiv(rows, ROWS)
+    time_partial = torch.empty(blocks if diffused else 0, c, dtype=torch.float32, device=d.device)
+    size = matrices * c * c + (c if diffused else 0)
+    span = 2 * ROWS if small else 64 * ROWS  # rows of all meshes that one program adds up
+    partial = torch.empty(1, max(1, cdiv(rows, span)), size, dtype=torch.float32, device=d.device)
+    spectrum, evals, time = (x.contiguous() for x in diffused) if diffused else (d, d, d)
+    a_re, a_im = a_re.contiguous(), a_re if a_im is None else a_im.contiguous()
+    block_k, block_c = (16, 16) if small else (tile(c, 64), tile(c, 32))
+    columns = cdiv(c, block_c)
+    if c:
+        with device_of(d):
+            if rows:
+                _spectrum_gradient_kernel[(blocks, columns)](
+                    sums if projected is None else projected, sums, spectrum, evals, time, a_re, a_im,
+                    grad, time_partial, rows, c,
+                    PROJECTED=projected is not None, DIFFUSED=diffused is not None, ROTATION=rotation,
+                    BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
+                )  # fmt: skip
+            _matrix_gradients_kernel[(partial.shape[1], columns * columns)](
+                sums, d, time_partial, partial, rows, span, c, size,
+                TIME_ROWS=ROWS, DIFFUSED=diffused is not None, ROTATION=rotation,
+                BLOCK_V=16 if small else 64, BLOCK_C=block_c, num_warps=4,
+            )  # fmt: skip
+    total = (sum_spans(partial, None, span) if partial.shape[1] > 1 else partial).flatten()
+    re, *im = total[: matrices * c * c].view(matrices, c, c)
+    return grad, re, im[0] if im else None, total[matrices * c * c :]

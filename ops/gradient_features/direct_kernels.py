@@ -1,0 +1,102 @@
+"""Gradient features of given gradients: tanh ∘ complex-linear in one kernel, with no intermediates."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diffnet.ops.common.launch import Tiling, cdiv, device_of, interpreted, roomy, row_major, tile
+from diffnet.ops.common.matmul import less_product, product, split, transposed
+from diffnet.ops.common.precision import dot_precision
+from diffnet.ops.gradient_features.kernels import narrow, tanh
+
+
+def tiling(a: Tensor, c: int, precision: str) -> Tiling:
+    if interpreted(a):
+        return Tiling(16, 16, 16, 4, 1, 1)
+    if not roomy(a):
+        return Tiling(32, tile(c, 32), tile(c, 32), 4, 2, 4)
+    if a.dtype != torch.float32:
+        return Tiling(64, tile(c, 64), tile(c, 64), 4, 3, 1)
+    if precision == "bf16x3":
+        return Tiling(64, tile(c, 32), tile(c, 64), 4, 3, 1)
+    return Tiling(64, 16, tile(c, 64), 8, 2, 1)
+
+
+@triton.jit
+def _kernel(
+    gradients, a_re, a_im, grad, out, rows_size, gradients_plane, out_plane,
+    c_size: tl.constexpr, gradients_stride: tl.constexpr, grad_stride: tl.constexpr,
+    BACKWARD: tl.constexpr, ROTATION: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Forward: out = f. Backward: out = ds∘b_x, ds∘b_y, ds∘g_x, ds∘g_y (4, V, C) with ds = df ∘ (1 − f²)."""
+    columns = tl.cdiv(c_size, BLOCK_C)
+    c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    rows = (tl.program_id(0) // columns) * BLOCK_V + tl.arange(0, BLOCK_V)
+    wide = rows.to(tl.int64)
+    live = rows < rows_size
+    x_at = gradients + wide[:, None] * gradients_stride
+    y_at = x_at + gradients_plane
+    dtype = a_re.dtype.element_ty
+    bx = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    by = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    for step in range(0, c_size, BLOCK_K):
+        k = step + tl.arange(0, BLOCK_K)
+        inside = live[:, None] & (k < c_size)[None, :]
+        x = split(tl.load(x_at + k[None, :], mask=inside, other=0.0).to(dtype), PRECISION)
+        y = split(tl.load(y_at + k[None, :], mask=inside, other=0.0).to(dtype), PRECISION)
+        at = c[:, None] * c_size + k[None, :]
+        stored = (c < c_size)[:, None] & (k < c_size)[None, :]
+        re = transposed(split(tl.load(a_re + at, mask=stored, other=0.0), PRECISION))
+        bx = product(x, re, bx, PRECISION)
+        by = product(y, re, by, PRECISION)
+        if ROTATION:
+            im = transposed(split(tl.load(a_im + at, mask=stored, other=0.0), PRECISION))
+            by = product(x, im, by, PRECISION)
+            bx = less_product(y, im, bx, PRECISION)
+    inside = live[:, None] & (c < c_size)[None, :]
+    gx = tl.load(x_at + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    gy = tl.load(y_at + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    f = tanh(gx * bx + gy * by, NARROW)
+    at = out + wide[:, None] * c_size + c[None, :]
+    if BACKWARD:
+        df = tl.load(grad + wide[:, None] * grad_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        ds = df * (1.0 - f * f)
+        tl.store(at, (ds * bx).to(dtype), mask=inside)
+        tl.store(at + out_plane, (ds * by).to(dtype), mask=inside)
+        at += 2 * (wide * 0 + out_plane)[:, None]
+        tl.store(at, (ds * gx).to(dtype), mask=inside)
+        tl.store(at + out_plane, (ds * gy).to(dtype), mask=inside)
+    else:
+        tl.store(at, f.to(dtype), mask=inside)
+
+
+def _launch(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, grad: Tensor | None, out: Tensor) -> Tensor:
+    _, rows, c = gradients.shape
+    gradients, a_re = row_major(gradients), a_re.contiguous()
+    a_im = a_im if a_im is None else a_im.contiguous()
+    grad = out if grad is None else row_major(grad)
+    if out.numel():
+        precision = dot_precision(a_re)
+        t = tiling(a_re, c, precision)
+        with device_of(gradients):
+            _kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
+                gradients, a_re, a_re if a_im is None else a_im, grad, out,
+                rows, gradients.stride(0), rows * c, c, gradients.stride(1), grad.stride(-2),
+                BACKWARD=grad is not out, ROTATION=a_im is not None, NARROW=narrow(a_re), PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    return out
+
+
+def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+    """f (V, C) in A's dtype; gradients (2, V, C) may have another, and is rounded to A's only for the products."""
+    return _launch(gradients, a_re, a_im, None, a_re.new_empty(gradients.shape[1:]))
+
+
+def pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+    """(4, V, C): ds∘b_x, ds∘b_y, ds∘g_x, ds∘g_y, from which products with A and gradients give the rest."""
+    return _launch(gradients, a_re, a_im, grad, a_re.new_empty(4, *gradients.shape[1:]))

@@ -1,0 +1,485 @@
+"""Gradient features on a basis, and the diffused function with them, from one pass over the rows.
+
+With D the coefficients of the diffused function, P = D A_reᵀ and Q = D A_imᵀ, all (K, C), and G̃ = GΦ (V, K):
+
+    g_x = G̃_X D,  g_y = G̃_Y D,  b_x = G̃_X P − G̃_Y Q,  b_y = G̃_Y P + G̃_X Q,  f = tanh(g_x ∘ b_x + g_y ∘ b_y)
+
+Every column is independent of the others, so a program needs no more than its own columns of D, P and Q.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diffnet.ops.common.launch import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
+from diffnet.ops.common.matmul import less_product, load, negated, operands, product, split, store, transposed
+from diffnet.ops.common.precision import dot_precision
+from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
+from diffnet.ops.spectral.kernels import load_coefficients
+
+
+def forward_tiling(basis: Tensor, k: int, c: int, precision: str, diffused: bool) -> Tiling:
+    if interpreted(basis):
+        return Tiling(16, 16, 16, 4, 1, 1)
+    if not roomy(basis):
+        return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
+    if basis.dtype != torch.float32:
+        # Such that two programs share a multiprocessor's memory: one multiplies while the other waits.
+        return Tiling(64, tile(k, 128), tile(c, 32 if diffused else 64), 4, 2, 2)
+    if precision == "bf16x3":
+        # All of the table at once would spill.
+        return Tiling(64, tile(k, 32), tile(c, 64), 4, 3, 4)
+    return Tiling(32, 16, tile(c, 64), 8, 1, 4)
+
+
+def backward_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
+    # Three K×C sums and four V×C products live in registers at once: more columns than these spill, and then the
+    # compiler runs matrix instructions one by one.
+    if interpreted(basis):
+        return Tiling(16, 16, 16, 4, 1, 1)
+    if not roomy(basis):
+        return Tiling(32, tile(k, 32 if basis.dtype == torch.float32 else 128), tile(c, 32), 4, 1, 2)
+    if basis.dtype != torch.float32:
+        return Tiling(64, tile(k, 128), tile(c, 32), 4, 2, 2)
+    if precision == "bf16x3":  # of the sums alone
+        return Tiling(32, tile(k, 128), tile(c, 128), 8, 2, 1)
+    return Tiling(16, tile(k, 32), tile(c, 32), 4, 1, 4)
+
+
+def narrow(x: Tensor) -> bool:
+    """Of 16 bits, on a GPU: see `tanh` and `in_registers`."""
+    return x.dtype != torch.float32 and not interpreted(x)
+
+
+@triton.jit
+def tanh(z, NARROW: tl.constexpr):
+    """Finite for every finite z. Near 0, where 1 − e⁻²ᶻ cancels, by its series.
+
+    NARROW: the instruction of the GPU, accurate to 11 bits, for results that are rounded to 11 or fewer. The other
+    takes some forty, which is a quarter of the time of all.
+    """
+    if NARROW:
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [z], dtype=tl.float32, is_pure=True, pack=1)
+    e = tl.exp(-2.0 * tl.abs(z))
+    far = (1.0 - e) / (1.0 + e)
+    s = z * z
+    near = z * (1.0 + s * (-1.0 / 3.0 + s * (2.0 / 15.0 + s * (-17.0 / 315.0 + s * (62.0 / 2835.0)))))
+    return tl.where(tl.abs(z) < 0.25, near, tl.where(z < 0.0, -far, far))
+
+
+@triton.jit
+def in_registers(x):
+    """An operand that is multiplied several times. Straight from a load, matrix units would fetch it from shared memory
+    each time, which is what they wait for; what has been through an instruction, they take from registers."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=2)
+
+
+@triton.jit
+def side_by_side(a, b):
+    """[a b]. Both keep the columns that they had in each thread, so nothing is exchanged between threads."""
+    return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (a.shape[0], 2 * a.shape[1]))
+
+
+@triton.jit
+def halves(ab):
+    """a, b of [a b]"""
+    return tl.split(tl.permute(tl.reshape(ab, (ab.shape[0], 2, ab.shape[1] // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def _tables(coefficients, mesh, meshes, k_size: tl.constexpr, c_size: tl.constexpr):
+    """Where D, P and Q of a mesh begin."""
+    plane = (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
+    d_at = coefficients + mesh.to(tl.int64) * k_size * c_size
+    return d_at, d_at + plane, d_at + plane + plane
+
+
+@triton.jit
+def _load_table(at, apart, k, c, k_size: tl.constexpr, c_size: tl.constexpr, PRECISION: tl.constexpr):
+    inside = (k < k_size)[:, None] & (c < c_size)[None, :]
+    return load(at + k[:, None] * c_size + c[None, :], apart, inside, PRECISION)
+
+
+@triton.jit
+def _products(
+    gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size: tl.constexpr, c_size: tl.constexpr,
+    ROTATION: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """g_x, g_y, b_x, b_y (V, C) of a block of rows, in several steps over K."""
+    gx = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    gy = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    bx = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    by = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    for step in range(0, k_size, BLOCK_K):
+        ks = step + k
+        inside = live & (ks < k_size)[None, :]
+        x = split(tl.load(gx_at + ks[None, :], mask=inside, other=0.0), PRECISION)
+        y = split(tl.load(gy_at + ks[None, :], mask=inside, other=0.0), PRECISION)
+        d = _load_table(d_at, apart, ks, c, k_size, c_size, PRECISION)
+        p = _load_table(p_at, apart, ks, c, k_size, c_size, PRECISION)
+        gx = product(x, d, gx, PRECISION)
+        gy = product(y, d, gy, PRECISION)
+        bx = product(x, p, bx, PRECISION)
+        by = product(y, p, by, PRECISION)
+        if ROTATION:
+            q = _load_table(q_at, apart, ks, c, k_size, c_size, PRECISION)
+            by = product(x, q, by, PRECISION)
+            bx = less_product(y, q, bx, PRECISION)
+    return gx, gy, bx, by
+
+
+@triton.jit
+def _forward_kernel(
+    coefficients, basis, gradient, ptr, diffused, features,
+    meshes, span, apart, gradient_plane,
+    k_size: tl.constexpr, c_size: tl.constexpr, basis_stride: tl.constexpr, gradient_stride: tl.constexpr,
+    DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
+    NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """x = Φ D (if DIFFUSED) and f at the rows of one span. ONE_STEP: D, P, Q fit one tile each and are read once;
+    then PRECISION isn't bf16x3, whose parts would be too many."""
+    columns = tl.cdiv(c_size, BLOCK_C)
+    index = tl.program_id(0) // columns
+    c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    k = tl.arange(0, BLOCK_K)
+    mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    d_at, p_at, q_at = _tables(coefficients, mesh, meshes, k_size, c_size)
+    in_c = (c < c_size)[None, :]
+    if ONE_STEP:
+        d = load_coefficients(d_at, k, c, k_size, c_size)
+        p = load_coefficients(p_at, k, c, k_size, c_size)
+        if ROTATION:
+            q = load_coefficients(q_at, k, c, k_size, c_size)
+    v = tl.arange(0, BLOCK_V)[:, None]
+    for row in range(first, last, BLOCK_V):
+        live = row + v < last
+        wide = tl.cast(row, tl.int64)
+        gx_at = gradient + wide * gradient_stride + v * gradient_stride
+        gy_at = gradient + gradient_plane + wide * gradient_stride + v * gradient_stride
+        out = v * c_size + c[None, :]
+        if ONE_STEP:
+            inside = live & (k < k_size)[None, :]
+            x = tl.load(gx_at + k[None, :], mask=inside, other=0.0)
+            y = tl.load(gy_at + k[None, :], mask=inside, other=0.0)
+            if NARROW:
+                x = in_registers(x)
+                y = in_registers(y)
+            # One component after the other, so that few accumulators live at a time.
+            bx = tl.dot(x, p, input_precision=PRECISION)
+            if ROTATION:
+                bx -= tl.dot(y, q, input_precision=PRECISION)
+            z = tl.dot(x, d, input_precision=PRECISION) * bx
+            by = tl.dot(y, p, input_precision=PRECISION)
+            if ROTATION:
+                by = tl.dot(x, q, by, input_precision=PRECISION)
+            z += tl.dot(y, d, input_precision=PRECISION) * by
+        else:
+            gx, gy, bx, by = _products(
+                gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
+                ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
+            )  # fmt: skip
+            z = gx * bx + gy * by
+        tl.store(features + wide * c_size + out, tanh(z, NARROW).to(features.dtype.element_ty), mask=live & in_c)
+        if DIFFUSED:
+            phi_at = basis + wide * basis_stride + v * basis_stride
+            if ONE_STEP:
+                phi = tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0)
+                value = tl.dot(phi, d, input_precision=PRECISION)
+            else:
+                value = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+                for step in range(0, k_size, BLOCK_K):
+                    ks = step + k
+                    phi = tl.load(phi_at + ks[None, :], mask=live & (ks < k_size)[None, :], other=0.0)
+                    part = _load_table(d_at, apart, ks, c, k_size, c_size, PRECISION)
+                    value = product(split(phi, PRECISION), part, value, PRECISION)
+            tl.store(diffused + wide * c_size + out, value.to(diffused.dtype.element_ty), mask=live & in_c)
+
+
+@triton.jit
+def _backward_kernel(
+    grad, coefficients, gradient, ptr, partial,
+    meshes, spans, span, gradient_plane,
+    k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
+    ROTATION: tl.constexpr, PAIRED: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
+    NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """dD, dP, dQ (K, C) summed over the rows of one span, into the planes of `partial`; not for bf16x3, see `backward`.
+
+    With ds = df ∘ (1 − f²): dD = G̃_Xᵀ(ds∘b_x) + G̃_Yᵀ(ds∘b_y), dP = G̃_Xᵀ(ds∘g_x) + G̃_Yᵀ(ds∘g_y),
+    dQ = G̃_Xᵀ(ds∘g_y) − G̃_Yᵀ(ds∘g_x). Only inputs are read; what the forward computed is computed again.
+
+    PAIRED: P and Q, and their gradients, side by side in one product. It takes as long as one of them where that is
+    narrow, since the other operand is fetched once rather than twice.
+    """
+    columns = tl.cdiv(c_size, BLOCK_C)
+    index = tl.program_id(0)
+    which = tl.program_id(1)
+    c = (which % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    own = (which // columns) * BLOCK_K + tl.arange(0, BLOCK_K)  # the rows of dD, dP, dQ that this program adds up
+    k = tl.arange(0, BLOCK_K)
+    mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    d_at, p_at, q_at = _tables(coefficients, mesh, meshes, k_size, c_size)
+    dtype = gradient.dtype.element_ty
+    if ONE_STEP:
+        d = load_coefficients(d_at, k, c, k_size, c_size)
+        p = load_coefficients(p_at, k, c, k_size, c_size)
+        if ROTATION:
+            q = load_coefficients(q_at, k, c, k_size, c_size)
+            n = -q
+            if PAIRED:
+                pq = side_by_side(p, q)
+    d_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
+    p_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
+    q_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
+    pq_sum = tl.zeros((BLOCK_K, 2 * BLOCK_C), tl.float32)
+    v = tl.arange(0, BLOCK_V)[:, None]
+    for row in range(first, last, BLOCK_V):
+        live = row + v < last
+        wide = tl.cast(row, tl.int64)
+        gx_at = gradient + wide * gradient_stride + v * gradient_stride
+        gy_at = gradient + gradient_plane + wide * gradient_stride + v * gradient_stride
+        own_inside = live & (own < k_size)[None, :]
+        inside = live & (c < c_size)[None, :]
+        x = tl.load(gx_at + own[None, :], mask=own_inside, other=0.0)
+        y = tl.load(gy_at + own[None, :], mask=own_inside, other=0.0)
+        if PAIRED:
+            xp, xq = halves(tl.dot(x, pq, input_precision=PRECISION))
+            yp, yq = halves(tl.dot(y, pq, input_precision=PRECISION))
+            bx = xp - yq
+            by = yp + xq
+            gx = tl.dot(x, d, input_precision=PRECISION)
+            gy = tl.dot(y, d, input_precision=PRECISION)
+            z = gx * bx + gy * by
+        elif ONE_STEP:
+            # One component after the other; each product is rounded, as the sums below take it, once z has it. That
+            # halves the registers that it waits in.
+            bx = tl.dot(x, p, input_precision=PRECISION)
+            if ROTATION:
+                bx = tl.dot(y, n, bx, input_precision=PRECISION)
+            gx = tl.dot(x, d, input_precision=PRECISION)
+            z = gx * bx
+            gx = gx.to(dtype)
+            bx = bx.to(dtype)
+            by = tl.dot(y, p, input_precision=PRECISION)
+            if ROTATION:
+                by = tl.dot(x, q, by, input_precision=PRECISION)
+            gy = tl.dot(y, d, input_precision=PRECISION)
+            z += gy * by
+            gy = gy.to(dtype)
+            by = by.to(dtype)
+        else:
+            gx, gy, bx, by = _products(
+                gx_at, gy_at, d_at, p_at, q_at, 0, live, k, c, k_size, c_size,
+                ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
+            )  # fmt: skip
+            z = gx * bx + gy * by
+        f = tanh(z, NARROW)
+        df = tl.load(grad + wide * grad_stride + (v * grad_stride + c[None, :]), mask=inside, other=0.0)
+        ds = df.to(tl.float32) * (1.0 - f * f)
+        xt = tl.trans(x)
+        yt = tl.trans(y)
+        d_sum = tl.dot(xt, (ds * bx).to(dtype), d_sum, input_precision=PRECISION)
+        d_sum = tl.dot(yt, (ds * by).to(dtype), d_sum, input_precision=PRECISION)
+        px = (ds * gx).to(dtype)
+        py = (ds * gy).to(dtype)
+        if PAIRED:
+            pq_sum = tl.dot(xt, side_by_side(px, py), pq_sum, input_precision=PRECISION)
+            pq_sum = tl.dot(yt, side_by_side(py, -px), pq_sum, input_precision=PRECISION)
+        else:
+            p_sum = tl.dot(xt, px, p_sum, input_precision=PRECISION)
+            p_sum = tl.dot(yt, py, p_sum, input_precision=PRECISION)
+            if ROTATION:
+                q_sum = tl.dot(xt, py, q_sum, input_precision=PRECISION)
+                q_sum = tl.dot(yt, -px, q_sum, input_precision=PRECISION)
+    if PAIRED:
+        p_sum, q_sum = halves(pq_sum)
+    _store_sums(partial, index, spans, own, c, d_sum, p_sum, q_sum, k_size, c_size, ROTATION)
+
+
+@triton.jit
+def _derivatives_kernel(
+    grad, coefficients, gradient, ptr, derivatives,
+    rows_size, meshes, span, apart, gradient_plane,
+    k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
+    ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """With ds = df ∘ (1 − f²) the planes ds∘b_x, ds∘b_y, ds∘g_x, ds∘g_y at the rows of one span, in two parts."""
+    columns = tl.cdiv(c_size, BLOCK_C)
+    index = tl.program_id(0) // columns
+    c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    k = tl.arange(0, BLOCK_K)
+    mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    d_at, p_at, q_at = _tables(coefficients, mesh, meshes, k_size, c_size)
+    plane = (mesh * 0 + rows_size).to(tl.int64) * c_size
+    v = tl.arange(0, BLOCK_V)[:, None]
+    for row in range(first, last, BLOCK_V):
+        live = row + v < last
+        inside = live & (c < c_size)[None, :]
+        wide = tl.cast(row, tl.int64)
+        gx_at = gradient + wide * gradient_stride + v * gradient_stride
+        gy_at = gradient + gradient_plane + wide * gradient_stride + v * gradient_stride
+        gx, gy, bx, by = _products(
+            gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
+            ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
+        )  # fmt: skip
+        f = tanh(gx * bx + gy * by, False)
+        df = tl.load(grad + wide * grad_stride + (v * grad_stride + c[None, :]), mask=inside, other=0.0)
+        ds = df * (1.0 - f * f)
+        at = derivatives + wide * c_size + (v * c_size + c[None, :])
+        store(at, 4 * plane, ds * bx, inside)
+        store(at + plane, 4 * plane, ds * by, inside)
+        store(at + 2 * plane, 4 * plane, ds * gx, inside)
+        store(at + 3 * plane, 4 * plane, ds * gy, inside)
+
+
+@triton.jit
+def _sums_kernel(
+    derivatives, gradient, ptr, partial,
+    rows_size, meshes, spans, span, gradient_plane,
+    k_size: tl.constexpr, c_size: tl.constexpr, gradient_stride: tl.constexpr,
+    ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """dD, dP, dQ as `_backward_kernel` has them, from what `_derivatives_kernel` left.
+
+    Added up transposed: then no operand is kept in registers, which are for the three sums.
+    """
+    columns = tl.cdiv(c_size, BLOCK_C)
+    index = tl.program_id(0)
+    c = (tl.program_id(1) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    k = (tl.program_id(1) // columns) * BLOCK_K + tl.arange(0, BLOCK_K)
+    _, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    plane = (index * 0 + rows_size).to(tl.int64) * c_size
+    d_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
+    p_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
+    q_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
+    v = tl.arange(0, BLOCK_V)[:, None]
+    for row in range(first, last, BLOCK_V):
+        live = row + v < last
+        in_k = live & (k < k_size)[None, :]
+        in_c = live & (c < c_size)[None, :]
+        wide = tl.cast(row, tl.int64)
+        g_at = gradient + wide * gradient_stride + (v * gradient_stride + k[None, :])
+        x = split(tl.load(g_at, mask=in_k, other=0.0), PRECISION)
+        y = split(tl.load(g_at + gradient_plane, mask=in_k, other=0.0), PRECISION)
+        at = derivatives + wide * c_size + (v * c_size + c[None, :])
+        ux = transposed(load(at, 4 * plane, in_c, PRECISION))
+        uy = transposed(load(at + plane, 4 * plane, in_c, PRECISION))
+        px = transposed(load(at + 2 * plane, 4 * plane, in_c, PRECISION))
+        py = transposed(load(at + 3 * plane, 4 * plane, in_c, PRECISION))
+        d_sum = product(ux, x, d_sum, PRECISION)
+        d_sum = product(uy, y, d_sum, PRECISION)
+        p_sum = product(px, x, p_sum, PRECISION)
+        p_sum = product(py, y, p_sum, PRECISION)
+        if ROTATION:
+            q_sum = product(py, x, q_sum, PRECISION)
+            q_sum = product(px, negated(y), q_sum, PRECISION)
+    _store_sums(
+        partial, index, spans, k, c, tl.trans(d_sum), tl.trans(p_sum), tl.trans(q_sum), k_size, c_size, ROTATION
+    )
+
+
+@triton.jit
+def _store_sums(
+    partial, index, spans, k, c, d_sum, p_sum, q_sum, k_size: tl.constexpr, c_size: tl.constexpr, ROTATION: tl.constexpr
+):  # fmt: skip
+    place = partial + (index.to(tl.int64) * k_size + k)[:, None] * c_size + c[None, :]
+    plane = (index * 0 + spans).to(tl.int64) * k_size * c_size
+    inside = (k < k_size)[:, None] & (c < c_size)[None, :]
+    tl.store(place, d_sum, mask=inside)
+    tl.store(place + plane, p_sum, mask=inside)
+    if ROTATION:
+        tl.store(place + 2 * plane, q_sum, mask=inside)
+
+
+def forward(
+    table: Tensor, basis: Tensor | None, gradient_basis: Tensor, ptr: Tensor, tiling: Tiling | None = None
+) -> tuple[Tensor, Tensor]:
+    """x = Φ D and f: basis (V, K), gradient_basis (2, V, K) → two (V, C).
+
+    table: D, P and, with rotations, Q, (2 or 3, B, K, C) in the basis' dtype. basis = None leaves x out: it is empty
+    then.
+    """
+    (_, rows, k), (planes, meshes, _, c) = gradient_basis.shape, table.shape
+    gradient_basis = row_major(gradient_basis)
+    basis = basis if basis is None else row_major(basis)
+    features = gradient_basis.new_empty(rows, c)
+    diffused = features.new_empty(0 if basis is None else rows, c)
+    if features.numel():
+        precision = dot_precision(gradient_basis)
+        t = tiling or forward_tiling(gradient_basis, k, c, precision, basis is not None)
+        columns = cdiv(c, t.c)
+        span = choose_span(rows, t.v, processors(table) * t.programs // columns)
+        some_basis = gradient_basis[0] if basis is None else basis
+        with device_of(gradient_basis):
+            _forward_kernel[(span_count(rows, meshes, span) * columns,)](
+                *operands([table], table.dtype, precision), some_basis, gradient_basis, ptr, diffused, features,
+                meshes, span, table.numel(), gradient_basis.stride(0),
+                k, c, some_basis.stride(0), gradient_basis.stride(1),
+                DIFFUSED=basis is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1,
+                ONE_STEP=k <= t.k and precision != "bf16x3", NARROW=narrow(gradient_basis), PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    return diffused, features
+
+
+def backward(grad: Tensor, table: Tensor, gradient_basis: Tensor, ptr: Tensor, tiling: Tiling | None = None) -> Tensor:
+    """dD, dP and, with rotations, dQ: as the table, but float32, from the gradient (V, C) of the features.
+
+    Operands in two parts take too many registers for one kernel: so there are two then, with 16 bytes for each vertex
+    and channel between them.
+    """
+    (_, rows, k), (planes, meshes, _, c) = gradient_basis.shape, table.shape
+    gradient_basis, grad = row_major(gradient_basis), row_major(grad)
+    precision = dot_precision(gradient_basis)
+    t = tiling or backward_tiling(gradient_basis, k, c, precision)
+    tiles = cdiv(k, t.k) * cdiv(c, t.c)
+    span = choose_span(rows, t.v, processors(table) * t.programs // max(tiles, 1))
+    spans = span_count(rows, meshes, span)
+    paired = planes == 3 and k <= t.k and precision == "ieee" and gradient_basis.dtype != torch.float32
+    partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
+    if partial.numel() and precision == "bf16x3":
+        products = derivatives(grad, table, gradient_basis, ptr)
+        with device_of(gradient_basis):
+            _sums_kernel[(spans, tiles)](
+                products, gradient_basis, ptr, partial,
+                rows, meshes, spans, span, gradient_basis.stride(0), k, c, gradient_basis.stride(1),
+                ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    elif partial.numel():
+        with device_of(gradient_basis):
+            _backward_kernel[(spans, tiles)](
+                grad, table, gradient_basis, ptr, partial,
+                meshes, spans, span, gradient_basis.stride(0), k, c, grad.stride(0), gradient_basis.stride(1),
+                ROTATION=planes == 3, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+                NARROW=narrow(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
+                num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    return sum_spans(partial, ptr, span)
+
+
+def derivatives(
+    grad: Tensor, table: Tensor, gradient_basis: Tensor, ptr: Tensor, tiling: Tiling | None = None
+) -> Tensor:
+    """ds∘b_x, ds∘b_y, ds∘g_x, ds∘g_y with ds = df ∘ (1 − f²), as `load` takes them: (2, 4, V, C) bfloat16"""
+    (_, rows, k), (planes, meshes, _, c) = gradient_basis.shape, table.shape
+    out = torch.empty(2, 4, rows, c, dtype=torch.bfloat16, device=table.device)
+    if out.numel():
+        t = tiling or forward_tiling(gradient_basis, k, c, "bf16x3", False)
+        columns = cdiv(c, t.c)
+        span = choose_span(rows, t.v, processors(table) * t.programs // columns)
+        with device_of(gradient_basis):
+            _derivatives_kernel[(span_count(rows, meshes, span) * columns,)](
+                grad, *operands([table], table.dtype, "bf16x3"), gradient_basis, ptr, out,
+                rows, meshes, span, table.numel(), gradient_basis.stride(0),
+                k, c, grad.stride(0), gradient_basis.stride(1),
+                ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION="bf16x3",
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    return out

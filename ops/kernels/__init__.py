@@ -1,1 +1,0 @@
-"""Triton kernels and the functions that launch them. They need Triton, so nothing imports them before it computes."""

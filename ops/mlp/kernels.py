@@ -1,0 +1,239 @@
+"""A multilayer perceptron: a kernel for each layer or, for three layers as wide as each of the inputs, which is what
+blocks have, one kernel each way.
+
+In that, a tile of rows stays in registers between the layers; hidden layers are written only for the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diffnet.ops.common.launch import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
+from diffnet.ops.common.matmul import load, operands, product, split, transposed
+from diffnet.ops.common.precision import dot_precision
+from diffnet.ops.mlp.linear_kernels import activated, inputs_backward, linear, linear_backward, threshold_and_scale
+
+
+def forward_tiling(inputs: Sequence[Tensor], weights: Sequence[Tensor], dropout: bool) -> Tiling | None:
+    """Of one kernel, in which a tile has all channels of the hidden layers, k of the inputs. None where there are other
+    layers than these, or a kernel for each takes less time."""
+    x, c = inputs[0], inputs[0].shape[1]
+    if not _fits(inputs, weights, 128):
+        return None
+    if interpreted(x):
+        return Tiling(16, 16, tile(c, 128), 4, 1, 1)
+    if c > 64 and dropout and x.dtype == torch.float32:  # too few programs to draw random numbers while others multiply
+        return None
+    return Tiling(64, tile(c, 64), tile(c, 128), 4, 2, 1)
+
+
+def backward_tiling(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tiling | None:
+    """The same for the backward. A program keeps all weights in shared memory, where they have to fit."""
+    x, c = inputs[0], inputs[0].shape[1]
+    block = tile(c, 128)
+    if not _fits(inputs, weights, 64 if x.dtype == torch.float32 else 128):
+        return None
+    if interpreted(x):
+        return Tiling(16, block, block, 4, 1, 1)
+    if x.dtype == torch.float32:
+        return Tiling(64, block, block, 4, 3, 1)
+    return Tiling(32, block, block, 8, 3, 1) if c > 64 else Tiling(64, block, block, 4, 2, 3)
+
+
+def _fits(inputs: Sequence[Tensor], weights: Sequence[Tensor], widest: int) -> bool:
+    x, c = inputs[0], inputs[0].shape[1]
+    if c > widest or [tuple(weight.shape) for weight in weights] != [(c, len(inputs) * c), (c, c), (c, c)]:
+        return False
+    return interpreted(x) or (roomy(x) and (x.dtype != torch.float32 or dot_precision(x) == "bf16x3"))
+
+
+@triton.jit
+def _load_weight(weight, part, parts: tl.constexpr, c_size: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
+    """The weights (C, C) of one of several inputs, an operand."""
+    c = tl.arange(0, BLOCK)
+    inside = (c < c_size)[:, None] & (c < c_size)[None, :]
+    at = weight + c[:, None] * (parts * c_size) + (part * c_size + c)[None, :]
+    return load(at, parts * c_size * c_size, inside, PRECISION)
+
+
+@triton.jit
+def _layers_kernel(
+    first, second, third, weight1, weight2, weight3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
+    rows_size, threshold, keep_scale, c_size: tl.constexpr,
+    first_stride: tl.constexpr, second_stride: tl.constexpr, third_stride: tl.constexpr, residual_stride: tl.constexpr,
+    INPUTS: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """KEEP: the hidden layers are written. Each weight is read when it is needed, so that several programs share the
+    memory of a multiprocessor."""
+    rows = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    wide = rows.to(tl.int64)[:, None]
+    live = (rows < rows_size)[:, None]
+    c = tl.arange(0, BLOCK_C)
+    in_c = c < c_size
+    y = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    for i in tl.static_range(INPUTS):
+        if i == 0:
+            x_at = first + wide * first_stride
+        elif i == 1:
+            x_at = second + wide * second_stride
+        else:
+            x_at = third + wide * third_stride
+        for step in range(0, c_size, BLOCK_K):
+            k = step + tl.arange(0, BLOCK_K)
+            in_k = k < c_size
+            x = tl.load(x_at + k[None, :], mask=live & in_k[None, :], other=0.0)
+            at = weight1 + c[:, None] * (INPUTS * c_size) + (i * c_size + k)[None, :]
+            w = load(at, INPUTS * c_size * c_size, in_c[:, None] & in_k[None, :], PRECISION)
+            y = product(split(x, PRECISION), transposed(w), y, PRECISION)
+    inside = live & in_c[None, :]
+    at = wide * c_size + c[None, :]
+    dtype = out.dtype.element_ty
+    h = activated(y, bias1, seeds, rows, c, threshold, keep_scale, c_size, BIAS, True, DROPOUT).to(dtype)
+    if KEEP:
+        tl.store(hidden1 + at, h, mask=inside)
+    w = transposed(_load_weight(weight2, 0, 1, c_size, PRECISION, BLOCK_C))
+    y = product(split(h, PRECISION), w, None, PRECISION)
+    h = activated(y, bias2, seeds + 2, rows, c, threshold, keep_scale, c_size, BIAS, True, DROPOUT).to(dtype)
+    if KEEP:
+        tl.store(hidden2 + at, h, mask=inside)
+    w = transposed(_load_weight(weight3, 0, 1, c_size, PRECISION, BLOCK_C))
+    y = product(split(h, PRECISION), w, None, PRECISION)
+    y = activated(y, bias3, seeds, rows, c, threshold, keep_scale, c_size, BIAS, False, False)
+    if RESIDUAL:
+        y += tl.load(residual + wide * residual_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, y.to(dtype), mask=inside)
+
+
+def forward(
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    residual: Tensor | None,
+    dropout: float,
+    seeds: Tensor | None,
+    keep: bool,
+    tiling: Tiling | None = None,
+) -> list[Tensor]:
+    """residual + Wₙ a(… a(W₁ [x₁ … xₘ] + b₁) …) + bₙ with a = dropout ∘ ReLU; where they are kept, the hidden layers.
+
+    inputs: one to three (V, C), weights: (H₁, m·C), (H₂, H₁), …, rounded to the inputs' dtype, biases: (H₁,), … or
+    none, residual (V, Hₙ), seeds (n − 1, 2) int64 where there is dropout → (V, Hₙ), then (V, H₁), …
+    """
+    t = tiling or forward_tiling(inputs, weights, dropout > 0)
+    precision = dot_precision(inputs[0])
+    matrices = operands(weights, inputs[0].dtype, precision)
+    if t is None:
+        outs: list[Tensor] = []
+        for i, weight in enumerate(matrices):
+            bias, last = biases[i] if biases else None, i == len(weights) - 1
+            if last:
+                out = linear(outs[-1:] or inputs, weight, bias, residual=residual)
+            else:
+                seed = None if seeds is None else seeds[i]
+                out = linear(outs[-1:] or inputs, weight, bias, activation=True, dropout=dropout, seed=seed)
+            outs = [*outs, out] if keep else [out]
+        return [outs[-1], *outs[:-1]]
+    rows, c = inputs[0].shape
+    inputs = [row_major(x) for x in inputs]
+    first, second, third = (*inputs, *inputs[:1], *inputs[:1])[:3]
+    added = first if residual is None else row_major(residual)
+    outs = [first.new_empty(rows, c) for _ in range(len(weights) if keep else 1)]
+    if outs[0].numel():
+        w1, w2, w3 = matrices
+        b1, b2, b3 = (bias.contiguous() for bias in biases) if biases else (w1, w2, w3)
+        with device_of(first):
+            _layers_kernel[(cdiv(rows, t.v),)](
+                first, second, third, w1, w2, w3, b1, b2, b3, added, w1 if seeds is None else seeds.contiguous(),
+                outs[1 % len(outs)], outs[2 % len(outs)], outs[0],
+                rows, *threshold_and_scale(dropout), c,
+                first.stride(0), second.stride(0), third.stride(0), added.stride(0),
+                INPUTS=len(inputs), BIAS=bool(biases), DROPOUT=seeds is not None, RESIDUAL=residual is not None,
+                KEEP=keep, PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
+                num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    return outs
+
+
+@triton.jit
+def _layers_backward_kernel(
+    grad, weight1, weight2, weight3, hidden1, hidden2, grad1, grad2, out,
+    rows_size, keep_scale, c_size: tl.constexpr, grad_stride: tl.constexpr,
+    PARTS: tl.constexpr, SKIP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Gradients of what the first two layers put out before their activations, and of the PARTS inputs."""
+    c = tl.arange(0, BLOCK_C)
+    w1 = _load_weight(weight1, 0, PARTS, c_size, PRECISION, BLOCK_C)
+    if PARTS > 1:
+        w1_second = _load_weight(weight1, 1, PARTS, c_size, PRECISION, BLOCK_C)
+    if PARTS > 2:
+        w1_third = _load_weight(weight1, 2, PARTS, c_size, PRECISION, BLOCK_C)
+    w2 = _load_weight(weight2, 0, 1, c_size, PRECISION, BLOCK_C)
+    w3 = _load_weight(weight3, 0, 1, c_size, PRECISION, BLOCK_C)
+    dtype = out.dtype.element_ty
+    plane = tl.cast(rows_size, tl.int64) * c_size
+    for tile_index in range(tl.program_id(0), tl.cdiv(rows_size, BLOCK_V), tl.num_programs(0)):
+        rows = tile_index * BLOCK_V + tl.arange(0, BLOCK_V)
+        wide = rows.to(tl.int64)[:, None]
+        inside = (rows < rows_size)[:, None] & (c < c_size)[None, :]
+        at = wide * c_size + c[None, :]
+        g = tl.load(grad + wide * grad_stride + c[None, :], mask=inside, other=0.0)
+        h2 = tl.load(hidden2 + at, mask=inside, other=0.0)
+        h1 = tl.load(hidden1 + at, mask=inside, other=0.0)
+        y = product(split(g, PRECISION), w3, None, PRECISION)
+        y = tl.where(h2 > 0.0, y * keep_scale, 0.0).to(dtype)
+        tl.store(grad2 + at, y, mask=inside)
+        y = product(split(y, PRECISION), w2, None, PRECISION)
+        y = tl.where(h1 > 0.0, y * keep_scale, 0.0).to(dtype)
+        tl.store(grad1 + at, y, mask=inside)
+        z = product(split(y, PRECISION), w1, None, PRECISION)
+        if SKIP:
+            z += g.to(tl.float32)
+        tl.store(out + at, z.to(dtype), mask=inside)
+        if PARTS > 1:
+            z = product(split(y, PRECISION), w1_second, None, PRECISION)
+            tl.store(out + plane + at, z.to(dtype), mask=inside)
+        if PARTS > 2:
+            z = product(split(y, PRECISION), w1_third, None, PRECISION)
+            tl.store(out + plane + plane + at, z.to(dtype), mask=inside)
+
+
+def backward(
+    grad: Tensor,
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    hidden: Sequence[Tensor],
+    skip: bool,
+    dropout: float,
+    need_inputs: bool,
+    tiling: Tiling | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Gradients of the inputs (m, V, C), empty where they aren't needed, and of what each layer puts out before its
+    activation: grad (V, Hₙ), the others as in `forward`; skip: the residual is the first input"""
+    (rows, c), parts, precision = inputs[0].shape, len(inputs), dot_precision(grad)
+    t = (tiling or backward_tiling(inputs, weights)) if need_inputs else None
+    matrices = operands(weights if need_inputs else weights[1:], grad.dtype, precision)
+    if t is None:
+        grads = [grad]
+        for layer in reversed(hidden):
+            grads.insert(0, linear_backward(grads[0], matrices.pop(), hidden=layer, dropout=dropout))
+        if not need_inputs:
+            return grad.new_empty(parts, 0, c), grads
+        return inputs_backward(grads[0], matrices[0], parts, grad if skip else None), grads
+    grad = row_major(grad)
+    input_grads, first, second = grad.new_empty(parts, rows, c), grad.new_empty(rows, c), grad.new_empty(rows, c)
+    if first.numel():
+        w1, w2, w3 = matrices
+        programs = min(processors(grad) * t.programs, cdiv(rows, t.v))
+        with device_of(grad):
+            _layers_backward_kernel[(programs,)](
+                grad, w1, w2, w3, *(h.contiguous() for h in hidden), first, second, input_grads,
+                rows, threshold_and_scale(dropout)[1], c, grad.stride(0), PARTS=parts, SKIP=skip, PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    return input_grads, [first, second, grad]

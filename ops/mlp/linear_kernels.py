@@ -1,0 +1,212 @@
+"""A layer of an MLP on several inputs that are nowhere put side by side: products, bias, ReLU, dropout and residual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diffnet.ops.common.launch import Tiling, cdiv, device_of, interpreted, roomy, row_major, tile
+from diffnet.ops.common.matmul import load, product, split, transposed
+from diffnet.ops.common.precision import dot_precision
+
+
+def linear_tiling(x: Tensor, k: int, c: int, precision: str) -> Tiling:
+    if interpreted(x):
+        return Tiling(16, 16, 16, 4, 1, 1)
+    if not roomy(x):
+        return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
+    if x.dtype != torch.float32:
+        return Tiling(64, tile(k, 64), tile(c, 128), 4, 3, 1)
+    if precision == "bf16x3":
+        return Tiling(64, tile(k, 32), tile(c, 128), 4, 3, 1)
+    return Tiling(64, 16, tile(c, 64), 8, 2, 1)
+
+
+@triton.jit
+def _mix(h):
+    """A bijection of 32 bits with a random upper half: a bit of the input flips each of its bits half of the time."""
+    h ^= h >> 16
+    h *= 0x7FEB352D
+    h ^= h >> 15
+    h *= 0x846CA68B
+    return h
+
+
+@triton.jit
+def _mix_all(h):
+    """The same with both halves random."""
+    h = _mix(h)
+    return h ^ (h >> 16)
+
+
+@triton.jit
+def random_bits(seed, rows, c):
+    """32 bits for each place (rows, c), the upper half random, from a seed of two words: hashed by row, by column, and
+    together. Philox would take more time in integer arithmetic than the layer takes for the rest.
+
+    Two columns share a word, of which each takes one half. A thread has both, and the compiler sees that it needs to
+    compute the word only once."""
+    low = tl.load(seed).to(tl.uint32)
+    high = tl.load(seed + 1).to(tl.uint32)
+    by_row = _mix_all(_mix_all(rows.to(tl.uint32) ^ low) ^ high)
+    by_column = _mix_all(_mix_all((c // 2).to(tl.uint32) ^ high) ^ low)
+    word = _mix(by_row[:, None] + by_column[None, :])
+    return tl.where((c % 2 == 0)[None, :], word, (word ^ (word >> 16)) << 16)
+
+
+@triton.jit
+def activated(
+    y, bias, seed, rows, c, threshold, keep_scale, size: tl.constexpr,
+    BIAS: tl.constexpr, RELU: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """dropout(relu(y + b)), of which each may be left out"""
+    if BIAS:
+        y += tl.load(bias + c, mask=c < size, other=0.0).to(tl.float32)[None, :]
+    if RELU:
+        y = tl.where(y < 0.0, 0.0, y)  # lets NaN through
+    if DROPOUT:
+        y = tl.where(random_bits(seed, rows, c) < (threshold.to(tl.uint32) << 16), 0.0, y * keep_scale)
+    return y
+
+
+@triton.jit
+def _linear_kernel(
+    first, second, third, weight, bias, residual, hidden, seed, out,
+    rows_size, threshold, keep_scale, in_size: tl.constexpr, out_size: tl.constexpr, part_size: tl.constexpr,
+    first_stride: tl.constexpr, second_stride: tl.constexpr, third_stride: tl.constexpr, residual_stride: tl.constexpr,
+    INPUTS: tl.constexpr, TRANSPOSED: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, DROPOUT: tl.constexpr,
+    MASKED: tl.constexpr, RESIDUAL: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """y = Σᵢ xᵢ Wᵢᵀ + b with W = [W₁ W₂ W₃] row by row, or x W (TRANSPOSED), and what follows it: ReLU, dropout, zeros
+    where `hidden` has them (MASKED), a residual. W is what `operands` returns. Every part_size columns are a matrix of
+    their own in `out`, of which the first gets the residual."""
+    columns = tl.cdiv(out_size, BLOCK_C)
+    c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    rows = (tl.program_id(0) // columns) * BLOCK_V + tl.arange(0, BLOCK_V)
+    wide = rows.to(tl.int64)
+    live = rows < rows_size
+    in_c = c < out_size
+    apart: tl.constexpr = INPUTS * in_size * out_size
+    y = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    for i in tl.static_range(INPUTS):
+        if i == 0:
+            x_at = first + wide[:, None] * first_stride
+        elif i == 1:
+            x_at = second + wide[:, None] * second_stride
+        else:
+            x_at = third + wide[:, None] * third_stride
+        for step in range(0, in_size, BLOCK_K):
+            k = step + tl.arange(0, BLOCK_K)
+            in_k = k < in_size
+            x = tl.load(x_at + k[None, :], mask=live[:, None] & in_k[None, :], other=0.0)
+            if TRANSPOSED:
+                at = weight + k[:, None] * out_size + c[None, :]
+                w = load(at, apart, in_k[:, None] & in_c[None, :], PRECISION)
+            else:
+                at = weight + c[:, None] * (INPUTS * in_size) + (i * in_size + k)[None, :]
+                w = transposed(load(at, apart, in_c[:, None] & in_k[None, :], PRECISION))
+            y = product(split(x, PRECISION), w, y, PRECISION)
+    inside = live[:, None] & in_c[None, :]
+    y = activated(y, bias, seed, rows, c, threshold, keep_scale, out_size, BIAS, RELU, DROPOUT)
+    if MASKED:
+        h = tl.load(hidden + wide[:, None] * out_size + c[None, :], mask=inside, other=0.0)
+        y = tl.where(h > 0.0, y * keep_scale, 0.0)
+    if RESIDUAL:
+        at = residual + wide[:, None] * residual_stride + c[None, :]
+        y += tl.load(at, mask=live[:, None] & (c < part_size)[None, :], other=0.0).to(tl.float32)
+    place = out + wide[:, None] * part_size
+    if part_size == out_size:
+        place += c[None, :]
+    else:
+        place += (c // part_size).to(tl.int64)[None, :] * rows_size * part_size + (c % part_size)[None, :]
+    tl.store(place, y.to(out.dtype.element_ty), mask=inside)
+
+
+def linear(
+    inputs: Sequence[Tensor],
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    activation: bool = False,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    residual: Tensor | None = None,
+    tiling: Tiling | None = None,
+) -> Tensor:
+    """residual + dropout(relu([x₁ … xₙ] Wᵀ + b)), ReLU and dropout with `activation` only.
+
+    inputs: one to three (V, C), weight: (H, inputs·C) as `products.operands` returns it, bias (H,), residual (V, H),
+    seed (2,) int64, which dropout takes → (V, H) in the inputs' dtype
+    """
+    return _launch(inputs, weight, False, 1, bias, residual, None, activation, dropout, seed, tiling)[0]
+
+
+def linear_backward(
+    grad: Tensor,
+    weight: Tensor,
+    *,
+    hidden: Tensor,
+    dropout: float = 0.0,
+    tiling: Tiling | None = None,
+) -> Tensor:
+    """dx = dy W, back through the ReLU and dropout that x came from: dy (V, H), weight (H, C) as `products.operands`
+    returns it, hidden (V, C) → (V, C)
+
+    hidden: x. Where it is above 0, ReLU let through and dropout kept; so neither left a mask behind.
+    """
+    return _launch([grad], weight, True, 1, None, None, hidden, False, dropout, None, tiling)[0]
+
+
+def inputs_backward(
+    grad: Tensor, weight: Tensor, parts: int, residual: Tensor | None, tiling: Tiling | None = None
+) -> Tensor:
+    """dx₁ … dxₙ (n, V, C), [dx₁ … dxₙ] = dy W: dy (V, H), weight (H, n·C) as `products.operands` returns it; residual
+    (V, C) is added to the first."""
+    return _launch([grad], weight, True, parts, None, residual, None, False, 0.0, None, tiling)
+
+
+def _launch(
+    inputs: Sequence[Tensor],
+    weight: Tensor,
+    transposed: bool,
+    parts: int,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    hidden: Tensor | None,
+    activation: bool,
+    dropout: float,
+    seed: Tensor | None,
+    tiling: Tiling | None,
+) -> Tensor:
+    (rows, c), out_size = inputs[0].shape, weight.shape[-1 if transposed else -2]
+    inputs = [row_major(x) for x in inputs]
+    first, second, third = (*inputs, *inputs[:1], *inputs[:1])[:3]
+    residual = residual if residual is None else row_major(residual)
+    out = first.new_empty(parts, rows, out_size // parts)
+    if out.numel():
+        precision = dot_precision(first)
+        t = tiling or linear_tiling(first, c, out_size, precision)
+        some_residual = first if residual is None else residual
+        with device_of(out):
+            _linear_kernel[(cdiv(rows, t.v) * cdiv(out_size, t.c),)](
+                first, second, third, weight, weight if bias is None else bias.contiguous(), some_residual,
+                out if hidden is None else hidden.contiguous(), weight if seed is None else seed, out,
+                rows, *threshold_and_scale(dropout), c, out_size, out_size // parts,
+                first.stride(0), second.stride(0), third.stride(0), some_residual.stride(0),
+                INPUTS=len(inputs), TRANSPOSED=transposed, BIAS=bias is not None,
+                RELU=activation, DROPOUT=activation and seed is not None,
+                MASKED=hidden is not None, RESIDUAL=residual is not None, PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    return out
+
+
+def threshold_and_scale(dropout: float) -> tuple[int, float]:
+    """Of 2¹⁶ equally likely draws so many are to be dropped, and what the others are multiplied by for that."""
+    threshold = min(round(dropout * 2**16), 2**16 - 1)
+    return threshold, 2**16 / (2**16 - threshold)

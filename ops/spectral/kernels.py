@@ -1,0 +1,213 @@
+"""Projecting onto a basis and evaluating in it, on packed ragged batches."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from diffnet.ops.common.launch import (
+    Tiling,
+    cdiv,
+    device_of,
+    interpreted,
+    processors,
+    roomy,
+    row_major,
+    starts_early,
+    tile,
+)
+from diffnet.ops.common.matmul import product, split, split_transpose
+from diffnet.ops.common.precision import dot_precision
+from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
+
+
+def project_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
+    """Of all sizes of meshes there are three kinds. Small ones, whose tiles are fewer than multiprocessors, get smaller
+    tiles. Middling ones get half the channels: that reads the basis twice, mostly from the cache, and halves the sums
+    that are written, which at that size weigh more."""
+    if interpreted(basis):
+        return Tiling(16, 16, 16, 4, 1, 1)
+    if not roomy(basis):
+        return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
+    if basis.dtype != torch.float32:
+        if len(basis) < 128 * processors(basis):
+            return Tiling(64, tile(k, 64), tile(c, 64), 4, 3, 1)
+        large = len(basis) >= 3072 * processors(basis)
+        if c <= 128:
+            return Tiling(128, tile(k, 128), tile(c, 128 if large else 64), 8, 3, 1)
+        return Tiling(64, tile(k, 128), 256, 8, 4, 1) if large else Tiling(128, tile(k, 128), 128, 8, 3, 1)
+    if precision == "bf16x3":
+        return Tiling(32, tile(k, 128), tile(c, 128), 8, 3, 2)  # 128 registers: two programs share a multiprocessor
+    return Tiling(16, tile(k, 64), tile(c, 64), 8, 2, 4)
+
+
+def evaluate_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
+    if interpreted(basis):
+        return Tiling(16, 16, 16, 4, 1, 1)
+    if not roomy(basis):
+        return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
+    if basis.dtype != torch.float32:
+        return Tiling(64, tile(k, 128), tile(c, 64), 4, 3, 8) if c <= 64 else Tiling(64, tile(k, 128), 128, 8, 3, 2)
+    if precision == "bf16x3":
+        return Tiling(64, tile(k, 128), tile(c, 64), 4, 2, 4)
+    return Tiling(64, 16, tile(c, 64), 8, 2, 4)
+
+
+@triton.jit
+def _load_scale(scale, row, v, last):
+    """Asked for a tile ahead: too narrow a load to be made early by the pipeline, so a program would wait for it."""
+    return tl.load(scale + row + v, mask=row + v < last, other=0.0)
+
+
+@triton.jit
+def _project_kernel(
+    x, basis, scale, ptr, partial, meshes, span,
+    k_size: tl.constexpr, c_size: tl.constexpr, x_stride: tl.constexpr, basis_stride: tl.constexpr,
+    SCALED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """partial[s] = Φᵀ(scale ∘ x) over the rows of span s; zeros where it has none. EARLY: what sums up may come now."""
+    if EARLY:
+        gdc_launch_dependents()
+    columns = tl.cdiv(c_size, BLOCK_C)
+    which = tl.program_id(1)
+    index = tl.program_id(0)
+    k = (which // columns) * BLOCK_K + tl.arange(0, BLOCK_K)
+    c = (which % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    _, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    total = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
+    v = tl.arange(0, BLOCK_V)[:, None]
+    if SCALED:
+        s = _load_scale(scale, first, v, last)
+    for row in range(first, last, BLOCK_V):
+        live = row + v < last
+        wide = tl.cast(row, tl.int64)  # rows times channels may pass 2³¹; within a tile they don't
+        phi_at = basis + wide * basis_stride + (v * basis_stride + k[None, :])
+        phi = tl.load(phi_at, mask=live & (k < k_size)[None, :], other=0.0)
+        x_at = x + wide * x_stride + (v * x_stride + c[None, :])
+        value = tl.load(x_at, mask=live & (c < c_size)[None, :], other=0.0)
+        if SCALED:
+            value = (value.to(tl.float32) * s.to(tl.float32)).to(value.dtype)
+            s = _load_scale(scale, row + BLOCK_V, v, last)
+        total = product(split_transpose(phi, PRECISION), split(value, PRECISION), total, PRECISION)
+    place = partial + (index.to(tl.int64) * k_size + k)[:, None] * c_size + c[None, :]
+    tl.store(place, total, mask=(k < k_size)[:, None] & (c < c_size)[None, :])
+
+
+def project_spans(
+    x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None
+) -> tuple[Tensor, int, Tensor | None]:
+    """Φᵀ(scale ∘ x) of each span of rows (1, spans, K, C) float32, rows of a span, and a factor of all of it."""
+    (rows, c), k, meshes = x.shape, basis.shape[1], len(ptr) - 1
+    x, basis = row_major(x), row_major(basis)
+    factor = None
+    if scale is not None and x.dtype == torch.float16:  # of a fine mesh, areas are below what float16 holds
+        factor = scale.mean(dtype=torch.float32).clamp(min=1e-30)
+        scale = scale / factor
+    precision = dot_precision(basis)
+    t = tiling or project_tiling(basis, k, c, precision)
+    tiles = cdiv(k, t.k) * cdiv(c, t.c)
+    span = choose_span(rows, t.v, processors(x) * t.programs // max(tiles, 1))
+    spans = span_count(rows, meshes, span)
+    partial = torch.empty(1, spans, k, c, dtype=torch.float32, device=x.device)
+    if partial.numel():
+        with device_of(basis):
+            _project_kernel[(spans, tiles)](
+                x, basis, x if scale is None else scale.contiguous(), ptr, partial,
+                meshes, span, k, c, x.stride(0), basis.stride(0),
+                SCALED=scale is not None, ONE_MESH=meshes == 1, PRECISION=precision, EARLY=starts_early(x),
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    return partial, span, factor
+
+
+def project(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None) -> Tensor:
+    """S = Φᵀ(scale ∘ x) for each mesh: x (V, C), basis (V, K), scale (V,) → (B, K, C) float32.
+
+    Each program adds up one span of rows; a second kernel adds the spans' sums in a fixed order.
+    """
+    partial, span, factor = project_spans(x, basis, scale, ptr, tiling)
+    return sum_spans(partial, ptr, span, factor)[0]
+
+
+@triton.jit
+def _evaluate_kernel(
+    coefficients, basis, scale, added, ptr, out, meshes, span,
+    k_size: tl.constexpr, c_size: tl.constexpr, basis_stride: tl.constexpr, added_stride: tl.constexpr,
+    SCALED: tl.constexpr, ADDED: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """out = scale ∘ (Φ D) + added at the rows of one span. ONE_STEP: all of D fits one tile and is read once."""
+    columns = tl.cdiv(c_size, BLOCK_C)
+    index = tl.program_id(0) // columns
+    c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    k = tl.arange(0, BLOCK_K)
+    mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    coefficients += mesh.to(tl.int64) * k_size * c_size
+    in_c = (c < c_size)[None, :]
+    if ONE_STEP:
+        d = split(load_coefficients(coefficients, k, c, k_size, c_size).to(basis.dtype.element_ty), PRECISION)
+    v = tl.arange(0, BLOCK_V)[:, None]
+    if SCALED:
+        s = _load_scale(scale, first, v, last)
+    for row in range(first, last, BLOCK_V):
+        live = row + v < last
+        wide = tl.cast(row, tl.int64)
+        phi_at = basis + wide * basis_stride + v * basis_stride
+        if ONE_STEP:
+            phi = tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0)
+            value = product(split(phi, PRECISION), d, None, PRECISION)
+        else:
+            value = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+            for step in range(0, k_size, BLOCK_K):
+                ks = step + k
+                phi = tl.load(phi_at + ks[None, :], mask=live & (ks < k_size)[None, :], other=0.0)
+                d = load_coefficients(coefficients, ks, c, k_size, c_size).to(phi.dtype)
+                value = product(split(phi, PRECISION), split(d, PRECISION), value, PRECISION)
+        if SCALED:
+            value *= s.to(tl.float32)
+            s = _load_scale(scale, row + BLOCK_V, v, last)
+        if ADDED:
+            at = added + wide * added_stride + (v * added_stride + c[None, :])
+            value += tl.load(at, mask=live & in_c, other=0.0).to(tl.float32)
+        place = out + wide * c_size + (v * c_size + c[None, :])
+        tl.store(place, value.to(out.dtype.element_ty), mask=live & in_c)
+
+
+@triton.jit
+def load_coefficients(coefficients, k, c, k_size: tl.constexpr, c_size: tl.constexpr):
+    inside = (k < k_size)[:, None] & (c < c_size)[None, :]
+    return tl.load(coefficients + k[:, None] * c_size + c[None, :], mask=inside, other=0.0)
+
+
+def evaluate(
+    coefficients: Tensor,
+    basis: Tensor,
+    scale: Tensor | None,
+    ptr: Tensor,
+    tiling: Tiling | None = None,
+    *,
+    added: Tensor | None = None,
+) -> Tensor:
+    """scale ∘ (Φ D) + added for each mesh: coefficients (B, K, C), basis (V, K), scale (V,), added (V, C) → (V, C) in
+    the basis' dtype."""
+    (rows, k), c, meshes = basis.shape, coefficients.shape[2], len(ptr) - 1
+    coefficients, basis = coefficients.contiguous(), row_major(basis)
+    out = torch.empty(rows, c, dtype=basis.dtype, device=basis.device)
+    if out.numel():
+        precision = dot_precision(basis)
+        t = tiling or evaluate_tiling(basis, k, c, precision)
+        columns = cdiv(c, t.c)
+        span = choose_span(rows, t.v, processors(basis) * t.programs // columns)
+        other = out if added is None else row_major(added)
+        with device_of(basis):
+            _evaluate_kernel[(span_count(rows, meshes, span) * columns,)](
+                coefficients, basis, basis if scale is None else scale.contiguous(), other, ptr, out,
+                meshes, span, k, c, basis.stride(0), other.stride(0),
+                SCALED=scale is not None, ADDED=added is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+                PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    return out

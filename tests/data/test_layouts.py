@@ -1,0 +1,482 @@
+"""Data sets on disk: every layout, every split, and one test for each way in which a set can be wrong."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diffnet.data.folders.labels import read_labels
+from diffnet.data.folders.layouts import LAYOUTS, load_dataset
+from diffnet.data.labeled import UNLABELED, DataError
+from diffnet.geometry import MeshError, mesh_edges
+
+RNA = Path(__file__).resolve().parents[3] / "shared" / "data" / "rna"
+
+# A fan (5 vertices, 3 triangles, 7 edges), a tetrahedron (4 and 4), and two quads with a triangle between them
+# (7 vertices, 3 polygons, 5 triangles).
+FAN = ([(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (-1, 0, 0)], [(0, 1, 2), (0, 2, 3), (0, 3, 4)])
+TETRAHEDRON = ([(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)], [(0, 2, 1), (0, 1, 3), (1, 2, 3), (2, 0, 3)])
+MIXED = (
+    [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (2, 0, 0), (3, 0, 0), (3, 1, 0)],
+    [(0, 1, 2, 3), (1, 4, 2), (4, 5, 6, 2)],
+)
+
+
+def off(mesh):
+    verts, faces = mesh
+    rows = [f"OFF\n{len(verts)} {len(faces)} 0"]
+    rows += [" ".join(map(str, v)) for v in verts] + [" ".join(map(str, (len(f), *f))) for f in faces]
+    return "\n".join(rows) + "\n"
+
+
+def obj(mesh):
+    verts, faces = mesh
+    rows = ["v " + " ".join(map(str, v)) for v in verts] + ["f " + " ".join(str(i + 1) for i in f) for f in faces]
+    return "\n".join(rows) + "\n"
+
+
+def stl(mesh):
+    verts, faces = mesh
+    corners = [[f"vertex {' '.join(map(str, verts[i]))}" for i in f] for f in faces]
+    facets = ["facet normal 0 0 1\nouter loop\n" + "\n".join(c) + "\nendloop\nendfacet" for c in corners]
+    return "solid s\n" + "\n".join(facets) + "\nendsolid s\n"
+
+
+def write(root, files):
+    """Files by their path below `root`: text, a mesh (as OFF or by its extension), a list of labels, or an array."""
+    for name, content in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, np.ndarray):
+            np.save(file, content)
+        elif isinstance(content, list):
+            file.write_text("\n".join(map(str, content)))
+        elif isinstance(content, tuple):
+            file.write_text({".obj": obj, ".stl": stl}.get(file.suffix.lower(), off)(content))
+        else:
+            file.write_text(content)
+    return root
+
+
+def names(items):
+    return [item.name for item in items]
+
+
+# ---------------------------------------------------------------- rna
+
+
+RNA_SET = {
+    "off/1K73_B.off": FAN,
+    "off/1N8R_B.off": TETRAHEDRON,
+    "off/2J28_9.off": FAN,
+    "labels/1K73_B.txt": [-1, 0, 258, 3, 3],
+    "labels/1N8R_B.txt": [5, 5, 6, 7],
+    "labels/2J28_9.txt": [0, 0, 0, 0, 0],
+    "train.txt": "2J28_9.off\n1K73_B.off",
+    "test.txt": "1N8R_B.off",
+}
+
+
+@pytest.mark.parametrize("layout", ["rna", "auto"])
+def test_rna_makes_minus_one_the_first_of_260_classes(tmp_path, layout):
+    data = load_dataset(write(tmp_path, RNA_SET), layout)
+    assert names(data.train) == ["2J28_9", "1K73_B"]  # the list's order
+    assert names(data.test) == ["1N8R_B"]
+    assert data.labels_at == "vertices"
+    assert data.label_names == [str(i) for i in range(-1, 259)]
+    assert data.train[1].labels.tolist() == [0, 1, 259, 4, 4]
+    assert data.train[1].labels.dtype == np.int64
+
+
+def test_auto_takes_the_rna_folders_without_pdb_names_for_a_plain_folder(tmp_path):
+    files = {
+        "off/a.off": FAN,
+        "off/b.off": FAN,
+        "labels/a.txt": [-1, 0, 1, 1, 1],
+        "labels/b.txt": [0, 0, 0, 0, 0],
+        "train.txt": "b.off",
+        "test.txt": "a.off",
+    }
+    data = load_dataset(write(tmp_path, files))
+    assert data.label_names == ["0", "1"]
+    assert data.test[0].labels.tolist() == [UNLABELED, 0, 1, 1, 1]
+    assert len(load_dataset(tmp_path, "rna").label_names) == 260
+
+
+@pytest.mark.parametrize("value", [-2, 259])
+def test_rna_label_out_of_range(tmp_path, value):
+    write(tmp_path, {**RNA_SET, "labels/1N8R_B.txt": [5, 5, value, 7]})
+    with pytest.raises(DataError, match=rf"1N8R_B\.txt: label {value} of vertex 2 "):
+        load_dataset(tmp_path)
+
+
+def test_rna_wrong_number_of_labels(tmp_path):
+    write(tmp_path, {**RNA_SET, "labels/1N8R_B.txt": [5, 5, 5]})
+    with pytest.raises(DataError, match=r"1N8R_B\.txt: 3 labels, but .*1N8R_B\.off has 4 vertices"):
+        load_dataset(tmp_path)
+
+
+def test_rna_mesh_without_labels(tmp_path):
+    write(tmp_path, RNA_SET)
+    (tmp_path / "labels/2J28_9.txt").unlink()
+    with pytest.raises(DataError, match=r"no labels .*2J28_9\.off"):
+        load_dataset(tmp_path)
+
+
+def test_rna_without_a_list(tmp_path):
+    write(tmp_path, RNA_SET)
+    (tmp_path / "test.txt").unlink()
+    with pytest.raises(DataError, match=r"test\.txt: no such file"):
+        load_dataset(tmp_path, "rna")
+
+
+def test_real_rna_surfaces(tmp_path):
+    if not RNA.is_dir():
+        pytest.skip(f"the RNA surfaces are not at {RNA}")
+    train, test = (RNA / "train.txt").read_text().split()[:2], (RNA / "test.txt").read_text().split()[:1]
+    for name in train + test:
+        for folder, suffix in (("off", ".off"), ("labels", ".txt")):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            file = Path(folder, name).with_suffix(suffix)
+            os.symlink(RNA / file, tmp_path / file)
+    data = load_dataset(write(tmp_path, {"train.txt": train, "test.txt": test}))
+    assert [item.name + ".off" for item in data.train + data.test] == train + test
+    assert len(data.label_names) == 260
+    for item in data.train + data.test:
+        stored = np.loadtxt(RNA / "labels" / f"{item.name}.txt", dtype=np.int64)
+        assert len(item.mesh.verts) > 1000
+        np.testing.assert_array_equal([int(data.label_names[i]) for i in item.labels], stored)
+
+
+# ---------------------------------------------------------------- meshcnn
+
+
+MESHCNN_SET = {
+    "train/shrec__2.obj": FAN,
+    "train/shrec__10.obj": FAN,
+    "test/shrec__1.OBJ": TETRAHEDRON,
+    "seg/shrec__2.eseg": "".join(f"{i:.18e}\n" for i in (1, 1, 2, 2, 8, 8, 8)),
+    "seg/shrec__10.eseg": [1, 1, 1, 1, 1, 1, -1],
+    "seg/shrec__1.eseg": [8, 8, 8, 1, 1, 1],
+    "sseg/shrec__1.seseg": "0.5 0.5\n",
+}
+
+
+@pytest.mark.parametrize("layout", ["meshcnn", "auto"])
+def test_meshcnn_labels_edges_in_the_published_numbering(tmp_path, layout):
+    data = load_dataset(write(tmp_path, MESHCNN_SET), layout)
+    assert names(data.train) == ["shrec__2", "shrec__10"]  # natural order
+    assert names(data.test) == ["shrec__1"]
+    assert data.labels_at == "edges"
+    assert data.label_names == ["1", "2", "8"]
+    assert data.train[0].labels.tolist() == [0, 0, 1, 1, 2, 2, 2]
+    assert data.train[1].labels.tolist() == [0] * 6 + [UNLABELED]
+    assert len(data.test[0].labels) == len(mesh_edges(data.test[0].mesh.faces)) == 6
+
+
+def test_meshcnn_wrong_number_of_edges(tmp_path):
+    write(tmp_path, {**MESHCNN_SET, "seg/shrec__1.eseg": [1, 1, 1, 1]})
+    with pytest.raises(DataError, match=r"shrec__1\.eseg: 4 labels, but .*shrec__1\.OBJ has 6 edges"):
+        load_dataset(tmp_path)
+
+
+def test_meshcnn_mesh_without_labels(tmp_path):
+    write(tmp_path, MESHCNN_SET)
+    (tmp_path / "seg/shrec__10.eseg").unlink()
+    with pytest.raises(DataError, match=r"no labels \(\.eseg\) for shrec__10\.obj"):
+        load_dataset(tmp_path)
+
+
+# ---------------------------------------------------------------- princeton
+
+
+@pytest.mark.parametrize("layout", ["princeton", "auto"])
+@pytest.mark.parametrize(("meshes", "segs"), [("", ""), ("off/", "seg/"), ("", "seg/"), ("off/", "off/")])
+def test_princeton_labels_faces(tmp_path, layout, meshes, segs):
+    files = {f"{meshes}{i}.off": FAN for i in (1, 2, 10)} | {f"{segs}{i}.seg": [0, i, 3] for i in (1, 2, 10)}
+    data = load_dataset(write(tmp_path, files), layout, test_fraction=0.01)
+    assert (len(data.train), len(data.test)) == (2, 1)
+    assert data.labels_at == "faces"
+    assert data.label_names == ["0", "1", "2", "3", "10"]
+    labels = {item.name: item.labels.tolist() for item in data.train + data.test}
+    assert labels == {"1": [0, 1, 3], "2": [0, 2, 3], "10": [0, 4, 3]}
+
+
+def test_princeton_is_by_face_even_where_the_vertices_are_as_many(tmp_path):
+    files = {"1.off": TETRAHEDRON, "2.off": TETRAHEDRON, "1.seg": [0, 1, 2, 3], "2.seg": [0, 1, 2, 3]}
+    assert load_dataset(write(tmp_path, files)).labels_at == "faces"
+
+
+def test_princeton_honours_lists_and_subfolders(tmp_path):
+    labels = {f"{i}.seg": [i, i, i] for i in range(4)}
+    listed = write(tmp_path / "listed", {f"{i}.off": FAN for i in range(4)} | labels)
+    write(listed, {"train.txt": "3.off\n\n1.OFF\n", "test.txt": "0.off\r\n"})
+    data = load_dataset(listed)
+    assert (names(data.train), names(data.test)) == (["3", "1"], ["0"])
+
+    parted = {"train/a.off": FAN, "train/a.seg": [1, 1, 1], "test/b.off": FAN, "seg/b.seg": [2, 2, 2]}
+    data = load_dataset(write(tmp_path / "parted", parted))
+    assert (names(data.train), names(data.test)) == (["a"], ["b"])
+    assert data.test[0].labels.tolist() == [1, 1, 1]
+
+
+def test_princeton_wrong_number_of_faces(tmp_path):
+    write(tmp_path, {"1.off": FAN, "2.off": MIXED, "1.seg": [0, 0, 0], "2.seg": [0] * 7})
+    with pytest.raises(DataError, match=r"2\.seg: 7 labels, but .*2\.off has 3 faces \(5 triangles\)"):
+        load_dataset(tmp_path)
+
+
+# ---------------------------------------------------------------- folder: where labels are
+
+
+def pair(first, second, **more):
+    """Two meshes a and b with the labels given for each."""
+    (mesh_a, labels_a), (mesh_b, labels_b) = first, second
+    return {"a.off": mesh_a, "a.txt": labels_a, "b.off": mesh_b, "b.txt": labels_b, **more}
+
+
+def by_name(data):
+    return {item.name: item.labels.tolist() for item in data.train + data.test}
+
+
+def test_folder_finds_vertices_from_the_count(tmp_path):
+    data = load_dataset(write(tmp_path, pair((FAN, [7, 7, -3, 2, 2]), (FAN, [2, 2, 2, 2, 40]))))
+    assert data.labels_at == "vertices"
+    assert data.label_names == ["2", "7", "40"]
+    assert by_name(data) == {"a": [1, 1, UNLABELED, 0, 0], "b": [0, 0, 0, 0, 2]}
+
+
+def test_folder_spreads_polygon_labels_over_their_triangles(tmp_path):
+    data = load_dataset(write(tmp_path, pair((MIXED, [0, 1, 2]), (MIXED, [0, 0, 1, 2, 2]))))
+    assert data.labels_at == "faces"
+    assert by_name(data) == {"a": [0, 0, 1, 2, 2], "b": [0, 0, 1, 2, 2]}
+
+
+@pytest.mark.parametrize(("others", "at"), [([0, 1, 1, 1, 1], "vertices"), ([0, 1, 1], "faces")])
+def test_folder_settles_an_ambiguous_count_by_the_other_files(tmp_path, others, at):
+    files = pair((TETRAHEDRON, [0, 1, 1, 0]), (FAN, others))
+    assert load_dataset(write(tmp_path, files)).labels_at == at
+
+
+def test_folder_with_nothing_but_ambiguous_counts(tmp_path):
+    write(tmp_path, pair((TETRAHEDRON, [0, 1, 1, 0]), (TETRAHEDRON, [0, 1, 1, 0])))
+    with pytest.raises(DataError, match=r"[ab]\.txt: 4 labels may be .* 4 vertices and 4 faces"):
+        load_dataset(tmp_path)
+
+
+def test_folder_with_a_count_that_fits_nothing(tmp_path):
+    write(tmp_path, pair((FAN, [0, 0, 0, 0]), (FAN, [0, 0, 0])))
+    with pytest.raises(DataError, match=r"a\.txt: 4 labels, but .*a\.off has 5 vertices and 3 faces"):
+        load_dataset(tmp_path)
+
+
+def test_folder_that_mixes_vertices_and_faces(tmp_path):
+    write(tmp_path, pair((FAN, [0, 0, 0]), (FAN, [0, 0, 0, 0, 0])))
+    with pytest.raises(DataError, match=r"b\.txt labels vertices, but .*a\.txt labels faces"):
+        load_dataset(tmp_path)
+
+
+def test_folder_with_nothing_labelled(tmp_path):
+    write(tmp_path, pair((FAN, [-1, -1, -1]), (FAN, [-1, -1, -1])))
+    with pytest.raises(DataError, match=r"every label is negative"):
+        load_dataset(tmp_path)
+
+
+# ---------------------------------------------------------------- folder: which files
+
+
+def test_folder_reads_every_format_in_any_case_and_skips_what_is_no_data(tmp_path):
+    files = {
+        "a.OFF": FAN,
+        "b.STL": FAN,
+        "c.obj": FAN,
+        "labels/a.TXT": [0, 0, 0],
+        "labels/b.npy": np.array([0.0, 1.0, 1.0], np.float32),
+        "labels/c.seg": "0 1\n\n1.0",
+        ".d.off": "not a mesh",
+        "._a.txt": "not a label",
+        "README.txt": "words",
+    }
+    data = load_dataset(write(tmp_path, files), "folder")
+    assert by_name(data) == {"a": [0, 0, 0], "b": [0, 1, 1], "c": [0, 1, 1]}
+
+
+@pytest.mark.parametrize("labels", ["train/{}.txt", "train/labels/{}.txt", "labels/{}.txt"])
+def test_folder_with_train_and_test_subfolders(tmp_path, labels):
+    files = {"train/a2.off": FAN, "train/a10.off": FAN, "test/b.off": FAN, "labels/b.txt": [0, 0, 0]}
+    files |= {labels.format(name): [1, 1, 1] for name in ("a2", "a10")}
+    data = load_dataset(write(tmp_path, files))
+    assert (names(data.train), names(data.test)) == (["a2", "a10"], ["b"])
+
+
+def test_folder_with_lists_leaves_out_what_they_do_not_name(tmp_path):
+    files = {f"meshes/{i}.off": FAN for i in range(5)} | {f"labels/{i}.txt": [i, i, i] for i in range(5)}
+    data = load_dataset(write(tmp_path, {**files, "train.txt": "4.off\n2.off", "test.txt": "3.off\n"}))
+    assert (names(data.train), names(data.test)) == (["4", "2"], ["3"])
+    assert data.label_names == ["2", "3", "4"]
+
+
+def test_random_split_is_seeded_sized_and_complete(tmp_path):
+    files = {f"{i}.off": FAN for i in range(12)} | {f"{i}.txt": [0, 0, 0] for i in range(12)}
+    write(tmp_path, files)
+    first, again, other = (load_dataset(tmp_path, test_fraction=0.25, seed=seed) for seed in (1, 1, 2))
+    assert names(first.test) == names(again.test) != names(other.test)
+    assert len(first.test) == 3
+    assert sorted(names(first.train + first.test), key=int) == [str(i) for i in range(12)]
+    assert names(first.train) == sorted(names(first.train), key=int)
+    assert len(load_dataset(tmp_path, test_fraction=0.999).train) == 1
+    assert len(load_dataset(tmp_path, test_fraction=0.001).test) == 1
+
+
+def test_label_names_are_read_in_the_order_of_the_values(tmp_path):
+    files = pair((FAN, [9, 4, 4]), (FAN, [-1, 4, 9]), **{"label_names.txt": "arm\nleg\n"})
+    data = load_dataset(write(tmp_path, files))
+    assert data.label_names == ["arm", "leg"]
+    assert by_name(data) == {"a": [1, 0, 0], "b": [UNLABELED, 0, 1]}
+
+
+def test_label_names_of_the_wrong_number(tmp_path):
+    write(tmp_path, pair((FAN, [9, 4, 4]), (FAN, [-1, 4, 9]), **{"label_names.txt": "arm\nleg\nhead\n"}))
+    with pytest.raises(DataError, match=r"label_names\.txt: 3 names for 2 distinct labels \(4, 9\)"):
+        load_dataset(tmp_path)
+
+
+GOOD = pair((FAN, [0, 0, 1]), (FAN, [0, 1, 1]))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"c.off": FAN}, r"no labels .* for c\.off"),
+        ({"c.txt": [0, 0, 0]}, r"labels without a mesh: c\.txt"),
+        ({"labels/c.npy": np.zeros(3)}, r"labels without a mesh: labels/c\.npy"),
+        ({"labels/a.txt": [0, 0, 0]}, r"a\.off: more than one label file: .*a\.txt, .*labels/a\.txt"),
+        ({"a.obj": FAN}, r"'a' occurs twice, as .*a\.o(bj|ff) in t.* and as .*a\.o(bj|ff) in t"),
+        ({"train.txt": "a.off", "test.txt": "b.off\nc.off"}, r"test\.txt: no mesh in .* for c\.off"),
+        ({"train.txt": "a.off\nb.off", "test.txt": "b.off"}, r"'b' occurs twice, .*b\.off in train .*b\.off in test"),
+        ({"train.txt": "a.off\na.off", "test.txt": "b.off"}, r"'a' occurs twice, .* in train .* in train"),
+        ({"train.txt": "a.off", "test.txt": " \n"}, r"test\.txt: the file is empty"),
+        ({"train.txt": "a.off"}, r"there is train\.txt but no test\.txt"),
+        ({"test.txt": "a.off"}, r"there is test\.txt but no train\.txt"),
+        ({"train/c.off": FAN}, r"there is train but no test"),
+        ({"train/c.off": FAN, "test/c.txt": [0, 0, 0]}, r"no meshes in test"),
+        ({"test/c.off": FAN, "train/c.txt": [0, 0, 0]}, r"no meshes in train"),
+        ({"train/c.off": FAN, "test/c.off": FAN}, r"'c' occurs twice, .*c\.off in train .*c\.off in test"),
+    ],
+)
+def test_files_that_do_not_match(tmp_path, files, message):
+    assert len(load_dataset(write(tmp_path / "good", GOOD)).train) == 1
+    write(tmp_path / "bad", {**GOOD, **files})
+    with pytest.raises(DataError, match=message):
+        load_dataset(tmp_path / "bad")
+
+
+def test_folder_with_one_mesh_cannot_be_divided(tmp_path):
+    write(tmp_path, {"a.off": FAN, "a.txt": [0, 0, 0]})
+    with pytest.raises(DataError, match=rf"{tmp_path.name}: 1 meshes .* at least 2"):
+        load_dataset(tmp_path)
+
+
+def test_a_bad_mesh_is_named(tmp_path):
+    write(tmp_path, {**GOOD, "b.off": "OFF\n1 0 0\n0 0 nan\n"})
+    with pytest.raises(MeshError, match=r"b\.off"):
+        load_dataset(tmp_path)
+
+
+# ---------------------------------------------------------------- label files
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("1\n2\n\n-3", [1, 2, -3]), (" 1 2\t+3\r\n", [1, 2, 3]), ("1.000e+00 2. -0.0", [1, 2, 0]), ("\ufeff5", [5])],
+)
+def test_text_labels(tmp_path, content, expected):
+    (tmp_path / "a.txt").write_text(content, encoding="utf-8")
+    labels = read_labels(tmp_path / "a.txt")
+    assert labels.tolist() == expected
+    assert labels.dtype == np.int64
+
+
+TOO_LARGE = [str(2**63), "1e19", "9" * 400, "9" * 5000]
+
+
+@pytest.mark.parametrize("token", ["head", "1.5", "nan", "inf", "-inf", "1_0", "0x1", "1,", *TOO_LARGE])
+def test_text_that_is_no_label(tmp_path, token):
+    (tmp_path / "a.txt").write_text(f"1\n\n2 {token}\n3")
+    with pytest.raises(DataError, match=rf"a\.txt, line 3: '{token[:40]}' is not a whole number"):
+        read_labels(tmp_path / "a.txt")
+
+
+def test_extreme_labels_survive(tmp_path):
+    extremes = [-(2**63), 2**63 - 1, 2**53 + 1]
+    write(tmp_path, {"a.txt": extremes, "b.npy": np.array(extremes)})
+    assert read_labels(tmp_path / "a.txt").tolist() == read_labels(tmp_path / "b.npy").tolist() == extremes
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64, np.float16, np.float64, ">i4"])
+def test_npy_labels(tmp_path, dtype):
+    write(tmp_path, {"a.npy": np.array([0, 3, 100], dtype)})
+    labels = read_labels(str(tmp_path / "a.npy"))
+    assert labels.tolist() == [0, 3, 100]
+    assert labels.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.array([0, 1.5]), r"label 1 is 1\.5"),
+        (np.array([0, 1, np.nan]), r"label 2 is nan"),
+        (np.array([-np.inf], np.float16), r"label 0 is -inf"),
+        (np.array([2.0**63]), r"label 0 is 9\.22"),
+        (np.array([2**63], np.uint64), r"label 0 is 9223372036854775808"),
+        (np.zeros((3, 1)), r"shape is \(3, 1\)"),
+        (np.array(3), r"shape is \(\)"),
+        (np.array([True, False]), r"dtype is bool"),
+        (np.array(["1", "2"]), r"dtype is <U1"),
+        (np.array([1, 2], object), r"not a NumPy array of numbers"),
+        (np.zeros(0, np.int64), r"no labels in the file"),
+    ],
+)
+def test_arrays_that_are_no_labels(tmp_path, array, message):
+    np.save(tmp_path / "a.npy", array, allow_pickle=True)
+    with pytest.raises(DataError, match=rf"a\.npy: .*{message}"):
+        read_labels(tmp_path / "a.npy")
+
+
+def test_files_that_are_no_label_file(tmp_path):
+    (tmp_path / "words.npy").write_text("1\n2\n")
+    (tmp_path / "cut.npy").write_bytes(b"")
+    with (tmp_path / "archive.npy").open("wb") as file:
+        np.savez(file, labels=np.zeros(3))
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x01")
+    for name in ("words.npy", "cut.npy", "archive.npy", "empty.txt", "binary.txt", "absent.txt", "absent.npy"):
+        with pytest.raises(DataError, match=name.replace(".", r"\.")):
+            read_labels(tmp_path / name)
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def test_missing_folder(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere: no such folder"):
+        load_dataset(tmp_path / "nowhere")
+
+
+def test_folder_without_a_data_set_says_what_was_looked_for(tmp_path):
+    write(tmp_path, {"notes.md": "words"})
+    with pytest.raises(DataError, match=rf"{tmp_path.name}: no data set found") as caught:
+        load_dataset(tmp_path)
+    assert all(layout in str(caught.value) for layout in LAYOUTS if layout != "auto")
+
+
+def test_unknown_layout(tmp_path):
+    with pytest.raises(DataError, match=r"unknown layout 'shapenet', expected auto, rna, meshcnn, princeton, folder"):
+        load_dataset(tmp_path, "shapenet")
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, float("nan")])
+def test_test_fraction_out_of_range(tmp_path, fraction):
+    with pytest.raises(DataError, match="test_fraction"):
+        load_dataset(tmp_path, test_fraction=fraction)

@@ -1,0 +1,402 @@
+"""The disk cache: what is found again, what is never trusted, and what happens when writing goes wrong."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+
+from diffnet.geometry import MeshError, Operators, cache, load_mesh, precompute
+from diffnet.geometry.discretize import vertex_order
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+K = 6
+FIELDS = ("ptr", "mass", "evals", "evecs", "frames", "faces", "face_ptr")
+
+
+@pytest.fixture
+def mesh() -> tuple[np.ndarray, np.ndarray]:
+    sphere = trimesh.creation.icosphere(1)
+    return np.array(sphere.vertices), np.array(sphere.faces)
+
+
+@pytest.fixture
+def compute(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each mesh that is computed rather than found."""
+    module = sys.modules["diffnet.geometry.preprocessing.entry"]
+    original, calls = module._unsolved, []
+
+    def counted(*args: Any) -> Any:
+        calls.append(1)
+        return original(*args)
+
+    monkeypatch.setattr(module, "_unsolved", counted)
+    return calls
+
+
+def assert_equal(a: Operators, b: Operators) -> None:
+    for name in FIELDS:
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+    for name in ("laplacian", "gradient"):
+        x, y = getattr(a, name), getattr(b, name)
+        assert torch.equal(x.values, y.values)
+        assert torch.equal(x.pattern.indptr, y.pattern.indptr)
+        assert torch.equal(x.pattern.indices, y.pattern.indices)
+        assert x.pattern.columns == y.pattern.columns
+        assert (x.pattern.row_order is None) == (y.pattern.row_order is None)
+        assert x.pattern.row_order is None or torch.equal(x.pattern.row_order, y.pattern.row_order)
+    assert a.lengths == b.lengths
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def entry(folder: Path) -> Path:
+    (path,) = entries(folder)
+    assert path.suffix == ".safetensors"
+    return path
+
+
+@pytest.mark.parametrize("near", [vertex_order.NEAR, 0], ids=["in-the-order-of-the-mesh", "rows-in-another"])
+@pytest.mark.parametrize("k", [K, 0])
+def test_hit_is_equal_and_not_computed(
+    mesh: Any, k: int, near: int, tmp_path: Path, compute: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vertex_order, "NEAR", near)
+    fresh = precompute(mesh, k)
+    assert (fresh.gradient.pattern.row_order is None) == (near > 0)
+    first = precompute(mesh, k, cache_dir=tmp_path)
+    assert len(compute) == 2
+    written = entry(tmp_path).read_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = precompute(mesh, k, cache_dir=str(tmp_path))
+    assert len(compute) == 2
+    assert entry(tmp_path).read_bytes() == written
+    assert_equal(fresh, first)
+    assert_equal(fresh, again)
+    again.mass[0] = 5  # operators that were read are writable and their own
+    assert_equal(fresh, precompute(mesh, k, cache_dir=tmp_path))
+
+
+def test_types_of_arrays_and_options_share_an_entry(mesh: Any, tmp_path: Path, compute: list[int]) -> None:
+    verts, faces = np.float32(mesh[0]), mesh[1]
+    callers = [
+        (np.float64(verts), faces),
+        (verts, faces.astype(np.int32)),
+        (torch.tensor(verts), torch.tensor(faces)),
+        trimesh.Trimesh(verts, faces, process=False),
+    ]
+    for source in callers:
+        precompute(source, np.int64(K), cache_dir=tmp_path)
+    precompute((mesh[0], faces), K, cache_dir=tmp_path)  # what single precision can't hold makes no difference
+    assert len(compute) == len(entries(tmp_path)) == 1
+
+
+def test_what_decides_the_result_decides_the_entry(mesh: Any, tmp_path: Path, compute: list[int]) -> None:
+    verts, faces = mesh
+    moved = verts.copy()
+    moved[3, 1] += 1e-3
+    variants: list[dict[str, Any]] = [
+        {},
+        {"k": K + 1},
+        {"laplacian": "cotan"},
+        {"mesh": (moved, faces)},
+        {"mesh": (verts, faces[::-1])},
+        {"mesh": (verts, faces[:-1])},
+        {"mesh": (verts, None)},
+    ]
+    for options in variants:
+        precompute(**{"mesh": mesh, "k": K, "cache_dir": tmp_path, **options})
+    assert len(compute) == len(entries(tmp_path)) == len(variants)
+
+
+def test_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = {"a": np.arange(6.0)}
+    key = cache.cache_key(arrays, k=1)
+    assert key == cache.cache_key({"a": np.arange(6.0)}, k=1)
+    others = [
+        cache.cache_key({"b": np.arange(6.0)}, k=1),
+        cache.cache_key({"a": np.arange(6.0, dtype=np.float32)}, k=1),
+        cache.cache_key({"a": np.arange(6.0).reshape(2, 3)}, k=1),
+        cache.cache_key(arrays, k=2),
+        cache.cache_key(arrays, j=1),
+    ]
+    monkeypatch.setattr(cache, "FORMAT", cache.FORMAT + 1)
+    others.append(cache.cache_key(arrays, k=1))
+    assert len({key, *others}) == 7
+    strided = np.arange(12.0)[::2]
+    assert cache.cache_key({"a": strided}) == cache.cache_key({"a": strided.copy()})
+
+
+class Trap:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.path, "w")
+
+
+def with_arrays(path: Path, **changes: Any) -> None:
+    arrays = cache.read_entry(path) | {name: None if x is None else np.asarray(x) for name, x in changes.items()}
+    cache.write_entry(path, {name: array for name, array in arrays.items() if array is not None})
+
+
+def flipped(path: Path, where: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(where * len(content))] ^= 0xFF
+    path.write_bytes(content)
+
+
+def as_npy(path: Path, array: Any = 0) -> None:
+    with path.open("wb") as file:
+        np.save(file, array)
+
+
+DAMAGES: dict[str, Any] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "garbage": lambda path: path.write_bytes(np.random.default_rng(0).bytes(5000)),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "cut in half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "flipped in the middle": lambda path: flipped(path, 0.5),
+    "flipped early": lambda path: flipped(path, 0.02),
+    "another format": as_npy,
+    "missing": lambda path: with_arrays(path, evals=None),
+    "surplus": lambda path: with_arrays(path, other=np.zeros(3)),
+    "other k": lambda path: with_arrays(path, evals=np.zeros(K + 1, np.float32)),
+    "other mesh": lambda path: with_arrays(path, mass=np.zeros(3, np.float32)),
+    "other type": lambda path: with_arrays(path, mass=np.zeros(42)),
+    "scalar": lambda path: with_arrays(path, laplacian_indices=np.int32(3)),
+    "other length": lambda path: with_arrays(path, gradient=np.zeros((2, 5), np.float32)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_entries_are_computed_again_and_repaired(
+    mesh: Any, tmp_path: Path, compute: list[int], damage: str
+) -> None:
+    fresh = precompute(mesh, K, cache_dir=tmp_path)
+    path = entry(tmp_path)
+    DAMAGES[damage](path)
+    with pytest.warns(UserWarning, match=f"cache entry .*{path.name}.* computed again"):
+        assert_equal(fresh, precompute(mesh, K, cache_dir=tmp_path))
+    assert len(compute) == 2
+    assert entry(tmp_path) == path
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_equal(fresh, precompute(mesh, K, cache_dir=tmp_path))
+    assert len(compute) == 2
+
+
+def test_no_flipped_byte_passes_or_crashes(mesh: Any, tmp_path: Path) -> None:
+    """Reading gives what was written, or None."""
+    path = tmp_path / "entry"
+    arrays = {"a": np.arange(40, dtype=np.float32), "b": np.arange(5)}
+    cache.write_entry(path, arrays)
+    whole = path.read_bytes()
+    refused = 0
+    for i in range(len(whole)):
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 0xFF]) + whole[i + 1 :])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = cache.read_entry(path)
+        if found is None:
+            refused += 1
+        else:
+            assert found.keys() == arrays.keys()
+            for name, array in arrays.items():
+                assert found[name].dtype == array.dtype
+                np.testing.assert_array_equal(found[name], array)
+    assert refused >= 40 * 4 + 5 * 8
+
+
+def test_pickles_are_never_loaded(mesh: Any, tmp_path: Path) -> None:
+    folder, mark = tmp_path / "cache", tmp_path / "unpickled"
+    fresh = precompute(mesh, K, cache_dir=folder)
+    path = entry(folder)
+    trap = np.empty(1, object)
+    trap[0] = Trap(str(mark))
+    for write in (
+        lambda: path.write_bytes(pickle.dumps(Trap(str(mark)))),
+        lambda: as_npy(path, trap),
+    ):
+        write()
+        with pytest.warns(UserWarning, match="computed again"):
+            assert_equal(fresh, precompute(mesh, K, cache_dir=folder))
+        assert not mark.exists()
+
+
+def fill(folder: str, barrier: Any, results: Any) -> None:
+    sphere = trimesh.creation.icosphere(1)
+    barrier.wait(60)
+    operators = precompute((np.array(sphere.vertices), np.array(sphere.faces)), K, cache_dir=folder)
+    results.put(operators.evecs.numpy().tobytes())
+
+
+def test_two_processes_at_once(mesh: Any, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(2), context.Queue()
+    workers = [context.Process(target=fill, args=(str(tmp_path), barrier, results)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    found = {results.get(timeout=60) for _ in workers}
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    assert found == {precompute(mesh, K).evecs.numpy().tobytes()}
+    entry(tmp_path)  # one file, and no temporary one
+
+
+def test_many_threads_at_once(tmp_path: Path) -> None:
+    """Readers see whole entries, whoever writes."""
+    path = tmp_path / "ab" / "entry"
+    variants = [{"a": np.full(20000, float(i))} for i in range(4)]
+    seen: list[bool] = []
+
+    def work(i: int) -> None:
+        for _ in range(10):
+            cache.write_entry(path, variants[i])
+            found = cache.read_entry(path)
+            seen.append(found is not None and len(found["a"]) == 20000 and len(np.unique(found["a"])) == 1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert seen == [True] * 40
+    assert entries(tmp_path) == [path]
+
+
+def test_folder_that_cannot_be_written(mesh: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.warns(UserWarning, match="can't be written"):
+        operators = precompute(mesh, K, cache_dir=tmp_path / "file")
+    assert_equal(operators, precompute(mesh, K))
+    assert entries(tmp_path) == [tmp_path / "file"]
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def interrupted(error: BaseException) -> Any:
+    def save(tensors: Any, path: Path, **options: Any) -> None:
+        path.write_bytes(b"half of it")
+        raise error
+
+    return save
+
+
+def test_a_folder_in_the_place_of_an_entry(tmp_path: Path) -> None:
+    (tmp_path / "entry").mkdir()
+    with pytest.warns(UserWarning, match="can't be written"):
+        cache.write_entry(tmp_path / "entry", {"a": np.arange(3)})
+    assert entries(tmp_path) == []
+    with pytest.warns(UserWarning, match="can't be read"):
+        assert cache.read_entry(tmp_path / "entry") is None
+
+
+def test_full_disk(mesh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = precompute(mesh, K)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "save_file", interrupted(OSError(28, "No space left on device")))
+        with pytest.warns(UserWarning, match="No space left"):
+            assert_equal(fresh, precompute(mesh, K, cache_dir=tmp_path))
+    assert entries(tmp_path) == []
+    assert_equal(fresh, precompute(mesh, K, cache_dir=tmp_path))
+    entry(tmp_path)
+
+
+def test_interrupted_write(mesh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "save_file", interrupted(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        precompute(mesh, K, cache_dir=tmp_path)
+    assert entries(tmp_path) == []
+
+
+def test_interrupted_write_keeps_the_old_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "entry"
+    cache.write_entry(path, {"a": np.arange(3)})
+    monkeypatch.setattr(cache, "save_file", interrupted(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        cache.write_entry(path, {"a": np.arange(4)})
+    assert entries(tmp_path) == [path]
+    np.testing.assert_array_equal(cache.read_entry(path)["a"], np.arange(3))
+
+
+@pytest.mark.parametrize(("basis", "digits"), [("float16", 11), ("bfloat16", 8)])
+def test_half_precision(mesh: Any, tmp_path: Path, compute: list[int], basis: Any, digits: int) -> None:
+    """Rounded once, whether computed or read, relative to the largest entry of each vector."""
+    full = precompute((mesh[0] * 1e-6, mesh[1]), K, cache_dir=tmp_path)  # entries of 10⁶, beyond float16
+    fresh = precompute((mesh[0] * 1e-6, mesh[1]), K, basis=basis)
+    first = precompute((mesh[0] * 1e-6, mesh[1]), K, cache_dir=tmp_path, basis=basis)
+    again = precompute((mesh[0] * 1e-6, mesh[1]), K, cache_dir=tmp_path, basis=basis)
+    assert len(compute) == 3
+    for operators in (fresh, first):
+        assert_equal(operators, again)
+    assert again.evecs.dtype == torch.float32
+    error = (again.evecs - full.evecs).abs().amax(0) / full.evecs.abs().amax(0)
+    assert 0 < error.max() <= 2.0**-digits
+    assert torch.equal(again.evals, full.evals)
+
+
+def test_half_precision_takes_less_space(tmp_path: Path) -> None:
+    sphere = trimesh.creation.icosphere(3)
+    sizes = {}
+    for basis in ("float32", "float16"):
+        precompute(sphere, 128, cache_dir=tmp_path / basis, basis=basis)
+        sizes[basis] = entry(tmp_path / basis).stat().st_size
+    assert sizes["float32"] - sizes["float16"] == pytest.approx(642 * 128 * 2, rel=0.01)
+
+
+def test_parsed_files(tmp_path: Path) -> None:
+    """Found again by content, under the name of whoever asks; errors aren't kept."""
+    quads = "4 1 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n4 0 1 2 3\n"
+    for name in ("a.off", "b.off"):
+        (tmp_path / name).write_text("OFF\n" + quads)
+    folder = tmp_path / "cache"
+    fresh = load_mesh(tmp_path / "a.off")
+    for name in ("a.off", "a.off", "b.off"):
+        mesh = load_mesh(tmp_path / name, folder)
+        for field in ("verts", "faces", "polygons"):
+            np.testing.assert_array_equal(getattr(mesh, field), getattr(fresh, field))
+        assert (mesh.polygon_count, mesh.name) == (1, str(tmp_path / name))
+        assert len(entries(folder)) == 1
+    flipped(entry(folder), 0.9)
+    with pytest.warns(UserWarning, match="can't be read"):
+        np.testing.assert_array_equal(load_mesh(tmp_path / "a.off", folder).verts, fresh.verts)
+    (tmp_path / "a.off").write_text(quads)
+    for _ in range(2):
+        with pytest.raises(MeshError, match="header"):
+            load_mesh(tmp_path / "a.off", folder)
+    assert len(entries(folder)) == 1
+
+
+def test_bad_meshes_leave_no_entry(tmp_path: Path) -> None:
+    with pytest.raises(MeshError):
+        precompute((np.zeros((4, 3)), np.array([[0, 1, 2]])), K, cache_dir=tmp_path)
+    assert entries(tmp_path) == []
+
+
+def test_entries_can_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    path = tmp_path / "entry"
+    before = os.umask(0o022)
+    try:
+        cache.write_entry(path, {"mass": np.ones(3)})
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644

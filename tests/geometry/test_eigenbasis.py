@@ -1,0 +1,419 @@
+"""The eigensolver: against full solves and SciPy's, on equal components and clusters, and where checks fail."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.sparse
+import torch
+import trimesh
+
+from diffnet.geometry import (
+    MeshError,
+    eigenbases,
+    eigenbasis,
+    laplacian_and_mass,
+    load_mesh,
+    precompute,
+)
+from diffnet.geometry.eigen import checks as eigenpair_checks
+from diffnet.geometry.eigen import cpu as component_pairs
+from diffnet.geometry.eigen import problem as component
+from diffnet.geometry.eigen.gpu import batches as eigenbases_on_gpu
+from diffnet.geometry.eigen.gpu.shift_invert import ShiftInverts
+from diffnet.geometry.eigen.lanczos import KrylovSpace
+from diffnet.geometry.eigen.problem import Pairs, Problem
+from diffnet.geometry.eigen.shift_invert import ShiftInvert
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def several() -> trimesh.Trimesh:
+    """Three components, two of them equal, so every eigenvalue but some appears at least twice."""
+    sphere = trimesh.creation.icosphere(2)
+    torus = trimesh.creation.torus(1, 0.4, major_sections=16, minor_sections=10)
+    parts = [sphere, sphere.copy().apply_translation([9, 0, 0]), torus.apply_translation([0, 9, 0])]
+    return trimesh.util.concatenate(parts)
+
+
+def comb(teeth: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """A plane comb of unit squares: as many almost equal eigenvalues as there are teeth, again and again."""
+    cells = [(x, y) for x in range(4 * teeth + 1) for y in range(2)]
+    cells += [(4 * i + 1 + x, 2 + y) for i in range(teeth) for x in range(3) for y in range(length)]
+    corners = np.array([[(x, y), (x + 1, y), (x + 1, y + 1), (x, y + 1)] for x, y in cells])
+    grid, index = np.unique(corners.reshape(-1, 2), axis=0, return_inverse=True)
+    squares = index.reshape(-1, 4)
+    faces = np.concatenate([squares[:, [0, 1, 2]], squares[:, [0, 2, 3]]])
+    return np.column_stack([grid, np.zeros(len(grid))]).astype(float), faces
+
+
+def problem(mesh: Any) -> tuple[scipy.sparse.csr_matrix, np.ndarray]:
+    return laplacian_and_mass(load_mesh(mesh), "cotan")
+
+
+def assert_pairs(laplacian: scipy.sparse.csr_matrix, mass: np.ndarray, evals: np.ndarray, evecs: np.ndarray) -> None:
+    np.testing.assert_allclose(evecs.T @ (mass[:, None] * evecs), np.eye(len(evals)), atol=1e-8)
+    residual = (laplacian @ evecs - mass[:, None] * evecs * evals) / np.sqrt(mass)[:, None]
+    assert np.linalg.norm(residual, axis=0).max() < 1e-5 * max(evals[-1], 1e-3)
+
+
+def must_not_run(*args: Any) -> Any:
+    raise AssertionError("this solver was to have no part in it")
+
+
+@pytest.mark.parametrize("solver", ["_dense", "_sparse"])
+@pytest.mark.parametrize("source", ["sphere", "plane", "several", "cloud"])
+def test_against_a_full_solve(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, source: str, solver: str
+) -> None:
+    monkeypatch.setattr(component, "DENSE_LIMIT", 10**6 if solver == "_dense" else 0)
+    for other in {"_dense", "_sparse", "_scipy"} - {solver}:
+        monkeypatch.setattr(component_pairs, other, must_not_run)
+    sphere = trimesh.creation.icosphere(2 if solver == "_dense" else 3)
+    mesh = {
+        "sphere": lambda: sphere,
+        "cloud": lambda: (sphere.vertices, None),
+        "plane": lambda: request.getfixturevalue("plane"),
+        "several": several,
+    }[source]()
+    laplacian, mass = laplacian_and_mass(load_mesh(mesh))
+    full, vectors = scipy.linalg.eigh(laplacian.toarray(), np.diag(mass))
+    # Only where a gap follows is the span of the first k vectors defined.
+    k = next(k for k in range(25, len(full)) if full[k] - full[k - 1] > 0.01 * full[k])
+    evals, evecs = eigenbasis(laplacian, mass, k)
+    assert evals.dtype == evecs.dtype == np.float64
+    np.testing.assert_allclose(evals, full[:k], rtol=1e-8, atol=1e-8 * full[k])
+    np.testing.assert_allclose(evecs.T @ (mass[:, None] * evecs), np.eye(k), atol=1e-8)
+    overlap = vectors[:, :k].T @ (mass[:, None] * evecs)
+    np.testing.assert_allclose(np.linalg.svd(overlap)[1], 1, atol=1e-7)
+    again = eigenbasis(laplacian, mass, k)
+    np.testing.assert_array_equal(again[0], evals)
+    np.testing.assert_array_equal(again[1], evecs)
+
+
+@pytest.mark.parametrize("k", [1, 2, 40, 128, 300])
+def test_against_scipy(k: int) -> None:
+    laplacian, mass = problem(comb(40, 20))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evals, evecs = eigenbasis(laplacian, mass, k)
+    assert_pairs(laplacian, mass, evals, evecs)
+    if k > 1:
+        expected, _ = component_pairs._scipy(laplacian, mass, k - 1)
+        np.testing.assert_allclose(evals[1:], expected, atol=1e-7 * expected[-1])
+    assert evals[0] == 0
+
+
+def test_what_was_lost_of_orthogonality_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    laplacian, mass = problem(trimesh.creation.icosphere(4))
+    converge = KrylovSpace.converge
+
+    def skewed(*args: Any) -> tuple[np.ndarray, np.ndarray]:
+        values, vectors = converge(*args)
+        return values, vectors + 3e-8 * np.roll(vectors, 1, axis=0)
+
+    monkeypatch.setattr(KrylovSpace, "converge", skewed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evals, evecs = eigenbasis(laplacian, mass, 200)
+    assert_pairs(laplacian, mass, evals, evecs)
+
+
+@pytest.mark.parametrize("k", [20, 31, 100, 200])
+def test_equal_components(k: int) -> None:
+    """30 equal spheres: every eigenvalue is there 30 times and more, and vectors stay on their components."""
+    laplacian, mass = problem(trimesh.creation.icosphere(2))
+    one, _ = eigenbasis(laplacian, mass, 10)
+    laplacian, mass = scipy.sparse.block_diag([laplacian] * 30, format="csr"), np.tile(mass, 30)
+    evals, evecs = eigenbasis(laplacian, mass, k)
+    np.testing.assert_allclose(evals, np.sort(np.tile(one, 30))[:k], atol=1e-9 * one[-1])
+    assert_pairs(laplacian, mass, evals, evecs)
+    touched = (np.abs(evecs).reshape(30, 162, k) > 0).any(1).sum(0)
+    np.testing.assert_array_equal(touched, 1)
+
+
+def test_components_that_need_more_than_their_share() -> None:
+    """Long strips have lower eigenvalues than their area lets expect, so they are solved again for more."""
+    sphere = trimesh.creation.icosphere(3)
+    strip = trimesh.creation.cylinder(0.02, 200, sections=4).subdivide_loop(3)
+    strip.apply_translation([5, 0, 0])
+    laplacian, mass = problem(trimesh.util.concatenate([sphere, strip]))
+    k = 60
+    evals, evecs = eigenbasis(laplacian, mass, k)
+    expected = scipy.linalg.eigh(laplacian.toarray(), np.diag(mass), eigvals_only=True, subset_by_index=(0, k - 1))
+    np.testing.assert_allclose(evals, expected, atol=1e-8 * expected[-1])
+    assert_pairs(laplacian, mass, evals, evecs)
+
+
+def test_many_restarts(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    laplacian, mass = problem(sphere)
+    expected, _ = eigenbasis(laplacian, mass, 64)
+    before, restarts = KrylovSpace.__init__, []
+
+    def narrow(space: KrylovSpace, *args: Any) -> None:
+        before(space, *args)
+        space.capacity = space.wanted + 40
+
+    monkeypatch.setattr(KrylovSpace, "__init__", narrow)
+    restart = KrylovSpace._restart
+    monkeypatch.setattr(KrylovSpace, "_restart", lambda *args: restarts.append(1) or restart(*args))
+    evals, evecs = eigenbasis(laplacian, mass, 64)
+    assert len(restarts) > 2
+    np.testing.assert_allclose(evals, expected, atol=1e-10 * expected[-1])
+    assert_pairs(laplacian, mass, evals, evecs)
+
+
+def test_as_tensors_the_same(sphere: trimesh.Trimesh) -> None:
+    """What runs on a GPU, with tensors on the CPU."""
+    laplacian, mass = problem(sphere)
+    sigma = 0.01
+    values, _ = KrylovSpace(ShiftInvert(laplacian, mass, sigma), 40, 16).converge(1e-8)
+    operator = ShiftInverts([(laplacian, mass)] * 2, [sigma] * 2, torch.device("cpu"))
+    same, tensors = KrylovSpace(operator, 40, 16).converge(1e-8)
+    assert isinstance(tensors, torch.Tensor)
+    for one in range(2):
+        np.testing.assert_allclose(same[one], values, rtol=1e-12)
+        np.testing.assert_allclose(tensors[one] @ tensors[one].T, np.eye(40), atol=1e-12)
+
+
+@pytest.fixture
+def tensors_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU is given runs as well with tensors on the CPU."""
+    monkeypatch.setattr(eigenbases_on_gpu, "_batch_size", lambda *args: 3)
+    monkeypatch.setattr(eigenbases_on_gpu, "WORTH_A_GPU", 300)
+
+
+def together(problems: list[Problem], k: int) -> list[Pairs]:
+    return eigenbases_on_gpu.eigenbases_on_gpu(problems, k, torch.device("cpu"), 2)
+
+
+@pytest.mark.usefixtures("tensors_on_the_cpu")
+def test_several_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of different sizes, some of several components."""
+    torus = trimesh.creation.torus(1, 0.4, major_sections=32, minor_sections=16)
+    meshes = [several(), trimesh.creation.icosphere(3), torus, trimesh.creation.icosphere(4)]
+    problems = [problem(mesh) for mesh in meshes]
+    solve, sizes = eigenbases_on_gpu.component_pairs, []
+    monkeypatch.setattr(
+        eigenbases_on_gpu, "component_pairs", lambda component: sizes.append(len(component.mass)) or solve(component)
+    )
+    found = together(problems, 40)
+    assert sorted(set(sizes)) == [160, 162]  # the components of the first; no others came to the CPU
+    for (laplacian, mass), (evals, evecs), (same, _) in zip(problems, found, together(problems, 40), strict=True):
+        expected, _ = eigenbasis(laplacian, mass, 40)
+        np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
+        assert_pairs(laplacian, mass, evals, evecs)
+        np.testing.assert_array_equal(same, evals)
+
+
+@pytest.mark.usefixtures("tensors_on_the_cpu")
+@pytest.mark.filterwarnings("ignore:block Lanczos failed on 642")
+def test_one_of_several_that_is_indefinite(sphere: trimesh.Trimesh) -> None:
+    laplacian, mass = problem(sphere)
+    pair = scipy.sparse.csr_matrix(([1.0, 1, -1, -1], ([0, 1, 0, 1], [0, 1, 1, 0])), shape=laplacian.shape)
+    indefinite = (laplacian - 50 * pair).tocsr()
+    first, second, third = together([(laplacian, mass), (indefinite, mass), (laplacian, mass)], 12)
+    np.testing.assert_array_equal(first[1], third[1])
+    assert_pairs(laplacian, mass, *first)
+    np.testing.assert_allclose(second[0], eigenbasis(indefinite, mass, 12)[0], atol=1e-12)
+
+
+@pytest.mark.usefixtures("tensors_on_the_cpu")
+def test_one_of_several_whose_check_fails(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    converge = KrylovSpace.converge
+
+    def one_wrong(space: KrylovSpace, tolerance: float) -> Any:
+        values, rows = converge(space, tolerance)
+        if values.ndim == 2:
+            values[1] *= 1 + 1e-4
+        return values, rows
+
+    monkeypatch.setattr(KrylovSpace, "converge", one_wrong)
+    again = []
+    solve = eigenbases_on_gpu.component_pairs
+    monkeypatch.setattr(eigenbases_on_gpu, "component_pairs", lambda one: again.append(one) or solve(one))
+    problems = [problem(sphere), problem(trimesh.creation.torus(1, 0.4, 32, 16)), problem(sphere)]
+    found = together(problems, 20)
+    assert len(again) == 1
+    for (laplacian, mass), (evals, evecs) in zip(problems, found, strict=True):
+        assert_pairs(laplacian, mass, evals, evecs)
+        np.testing.assert_allclose(evals, eigenbasis(laplacian, mass, 20)[0], atol=1e-9 * evals[-1])
+
+
+@pytest.mark.gpu
+def test_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    laplacian, mass = problem(trimesh.creation.icosphere(5))
+    expected, _ = eigenbasis(laplacian, mass, 128)
+    monkeypatch.setattr(eigenbases_on_gpu, "component_pairs", must_not_run)
+    evals, evecs = eigenbasis(laplacian, mass, 128, device="cuda")
+    np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
+    assert_pairs(laplacian, mass, evals, evecs)
+    torch.use_deterministic_algorithms(True)
+    try:
+        again = eigenbasis(laplacian, mass, 128, device="cuda")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    np.testing.assert_array_equal(again[1], evecs)
+
+
+@pytest.mark.gpu
+def test_many_on_the_gpu() -> None:
+    rng = np.random.default_rng(0)
+    mesh = trimesh.creation.icosphere(5)
+    problems = []
+    for _ in range(6):
+        mesh.vertices += 0.002 * rng.standard_normal(mesh.vertices.shape)
+        problems.append(problem(mesh))
+    for (evals, evecs), (laplacian, mass) in zip(eigenbases(problems, 64, "cuda", jobs=4), problems, strict=True):
+        expected = eigenbasis(laplacian, mass, 64, "cuda")
+        np.testing.assert_allclose(evals, expected[0], atol=1e-9 * evals[-1])
+        assert_pairs(laplacian, mass, evals, evecs)
+
+
+# Where something is wrong
+
+
+def no_convergence(*args: Any, **kwargs: Any) -> Any:
+    raise ArithmeticError("3 of 4 pairs haven't converged")
+
+
+def skip_one(values: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.delete(values, 5), np.delete(vectors, 5, axis=0)
+
+
+def lean_on_the_constant(values: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return values, vectors + 1e-6
+
+
+def turn(values: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    a, b = vectors[3].copy(), vectors[20].copy()
+    vectors = vectors.copy()
+    vectors[3], vectors[20] = np.cos(1e-4) * a + np.sin(1e-4) * b, np.cos(1e-4) * b - np.sin(1e-4) * a
+    return values, vectors
+
+
+def shift_values(values: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return values * (1 + 1e-4), vectors
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (lean_on_the_constant, "orthonormal only to"),
+        (turn, "accurate only to"),
+        (shift_values, "accurate only to"),
+        (no_convergence, "haven't converged"),
+    ],
+)
+def test_wrong_results_are_noticed(
+    sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch, fault: Any, reason: str
+) -> None:
+    laplacian, mass = problem(sphere)
+    expected, _ = eigenbasis(laplacian, mass, 40)
+    converge = KrylovSpace.converge
+    monkeypatch.setattr(KrylovSpace, "converge", lambda *args: fault(*converge(*args)))
+    with pytest.warns(UserWarning, match=f"block Lanczos failed on 642 vertices .*{reason}.*SciPy"):
+        evals, evecs = eigenbasis(laplacian, mass, 40)
+    np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
+    assert_pairs(laplacian, mass, evals, evecs)
+
+
+def test_missing_eigenvalues_are_noticed(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    laplacian, mass = problem(sphere)
+    expected, _ = eigenbasis(laplacian, mass, 40)
+    converge, counts = KrylovSpace.converge, eigenpair_checks._counts
+    # As if any eigenvalue could be there more often than it was found.
+    monkeypatch.setattr(eigenpair_checks, "_counts", lambda *problem: counts(*problem[:-1], block=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(eigenbasis(laplacian, mass, 40)[0], expected)
+
+    def skip(space: KrylovSpace, tolerance: float) -> Any:
+        pairs = converge(space, tolerance)
+        return skip_one(*pairs) if space.block in narrow else pairs
+
+    monkeypatch.setattr(KrylovSpace, "converge", skip)
+    narrow = {4}
+    with warnings.catch_warnings():  # a wider block finds them
+        warnings.simplefilter("error")
+        evals, evecs = eigenbasis(laplacian, mass, 40)
+    np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
+    assert_pairs(laplacian, mass, evals, evecs)
+    narrow = {4, 8}
+    with pytest.warns(UserWarning, match="38 eigenvalues were found where there are 39"):
+        evals, _ = eigenbasis(laplacian, mass, 40)
+    np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
+
+
+def test_several_at_once() -> None:
+    """Whichever process has which, and in whatever order they end."""
+    problems = [problem(trimesh.creation.icosphere(i)) for i in (4, 2, 3, 2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for (laplacian, mass), (evals, evecs) in zip(problems, eigenbases(problems, 20, jobs=2), strict=True):
+            np.testing.assert_allclose(evals, eigenbasis(laplacian, mass, 20)[0], atol=1e-9 * evals[-1])
+            assert_pairs(laplacian, mass, evals, evecs)
+    assert eigenbases([], 20) == []
+    with pytest.raises(ValueError, match="k should be at least 0"):
+        eigenbases(problems, -1, jobs=2)
+
+
+def star(arms: int, length: int) -> scipy.sparse.csr_matrix:
+    """A graph's Laplacian: paths that meet at one end, so that eigenvalues are there once for each but one of them."""
+    inner = np.arange(arms * length).reshape(arms, length) + 1
+    tails = np.concatenate([np.zeros(arms, int), inner[:, :-1].ravel()])
+    heads = np.concatenate([inner[:, 0], inner[:, 1:].ravel()])
+    edges = scipy.sparse.coo_matrix((np.ones(len(tails)), (tails, heads)), shape=(arms * length + 1,) * 2)
+    return scipy.sparse.csr_matrix(scipy.sparse.csgraph.laplacian(edges + edges.T))
+
+
+@pytest.mark.parametrize(("arms", "length", "k"), [(12, 60, 60), (40, 50, 90), (60, 30, 100)])
+@pytest.mark.filterwarnings("ignore:block Lanczos failed")
+def test_eigenvalues_that_are_there_very_often(arms: int, length: int, k: int) -> None:
+    laplacian = star(arms, length)
+    evals, evecs = eigenbasis(laplacian, np.ones(laplacian.shape[0]), k)
+    expected = scipy.linalg.eigh(laplacian.toarray(), eigvals_only=True, subset_by_index=(0, k - 1))
+    np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
+    assert_pairs(laplacian, np.ones(laplacian.shape[0]), evals, evecs)
+
+
+def test_very_different_scales() -> None:
+    """A sheet squeezed to a ribbon: eigenvalues over many orders of magnitude, where orthogonality is soon lost."""
+    x, y = np.divmod(np.arange(3600.0), 60)
+    corner = (np.arange(59)[:, None] * 60 + np.arange(59)).ravel()
+    faces = np.concatenate([corner[:, None] + [0, 60, 61], corner[:, None] + [0, 61, 1]])
+    laplacian, mass = problem((np.stack([1e-4 * x, y, 0 * x], axis=1), faces))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evals, evecs = eigenbasis(laplacian, mass, 100)
+    expected, _ = component_pairs._scipy(laplacian, mass, 99)
+    np.testing.assert_allclose(evals[1:], expected, rtol=1e-5)
+    np.testing.assert_allclose(evecs.T @ (mass[:, None] * evecs), np.eye(100), atol=1e-8)
+
+
+def test_indefinite_laplacian(sphere: trimesh.Trimesh) -> None:
+    """Badly rounded triangles can give negative eigenvalues, which no Cholesky factorisation takes."""
+    laplacian, mass = problem(sphere)
+    pair = scipy.sparse.csr_matrix(([1.0, 1, -1, -1], ([0, 1, 0, 1], [0, 1, 1, 0])), shape=laplacian.shape)
+    with pytest.warns(UserWarning, match="block Lanczos failed on 642 vertices .*not positive definite"):
+        evals, evecs = eigenbasis((laplacian - 50 * pair).tocsr(), mass, 12)
+    assert np.isfinite(evals).all()
+    assert np.isfinite(evecs).all()
+    assert (evals >= 0).all()
+
+
+def test_no_convergence_names_the_mesh(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise scipy.sparse.linalg.ArpackNoConvergence("no", np.zeros(0), np.zeros((0, 0)))
+
+    monkeypatch.setattr(scipy.sparse.linalg, "eigsh", fail)
+    monkeypatch.setattr(KrylovSpace, "converge", no_convergence)
+    with (
+        pytest.warns(UserWarning, match="block Lanczos failed"),
+        pytest.raises(MeshError, match="trimesh object: the eigenbasis didn't converge for 4 pairs on 642 vertices"),
+    ):
+        precompute(sphere, 5)

@@ -1,0 +1,90 @@
+"""Compile every kernel for a GPU that need not be there: what Triton's interpreter takes may still fail to compile.
+
+The argument is the GPU's compute capability, 90 for 9.0. Run by test_kernel_compilation.py in a process of its own,
+without the interpreter. Prints, for each kernel that was launched, its name, arithmetic and shared memory in bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from no_gpu import compile_only
+from torch import Tensor
+
+from diffnet.ops.common.matmul import operands
+from diffnet.ops.common.precision import dot_precision
+from diffnet.ops.cross_entropy import kernels as cross_entropy
+from diffnet.ops.gradient_features import coefficient_kernels as coefficients
+from diffnet.ops.gradient_features import direct_kernels as direct_gradient_features
+from diffnet.ops.gradient_features import kernels as gradient_features
+from diffnet.ops.mlp import kernels as mlp
+from diffnet.ops.mlp import linear_kernels as linear
+from diffnet.ops.mlp import weight_gradient_kernels as weight_gradients
+from diffnet.ops.spectral import diffusion_kernels as diffusion
+from diffnet.ops.spectral import kernels as spectral
+
+CAPABILITY = int(sys.argv[1])
+V, K, C = 1000, 128, 128
+
+
+def launch_all(dtype: torch.dtype) -> None:
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape).to(dtype)
+
+    ptr, mass, d = torch.tensor([0, 400, V]), torch.rand(V), torch.randn(2, K, C)
+    x, evecs, pushed, a = random(V, C), random(V, K), random(2, V, K), random(C, C)
+    spectral.project(x, evecs, mass, ptr)
+    diffusion.diffuse_backward(d, d, torch.rand(2, K), torch.rand(C))
+    spectral.evaluate(d, evecs, mass, ptr)
+    spectral.evaluate(d, evecs, mass, ptr, added=x)
+    table = coefficients.table(d, torch.randn(C, C), torch.randn(C, C), dtype)
+    gradient_features.forward(table, evecs, pushed, ptr)
+    sums = gradient_features.backward(x, table, pushed, ptr)
+    matrix, evals, time = torch.randn(C, C), torch.rand(2, K), torch.rand(C)
+    coefficients.sum_and_diffuse(*spectral.project_spans(x, evecs, mass, ptr), ptr, evals, time)
+    coefficients.backward(d, sums, d, matrix, matrix, (d, evals, time))
+    direct_gradient_features.forward(random(2, V, C), a, a)
+    direct_gradient_features.pointwise_backward(x, random(2, V, C), a, a)
+    seed = torch.randint(9, (2,))
+    wide, w = operands([torch.randn(C, 3 * C), torch.randn(C, C)], dtype, dot_precision(x))
+    linear.linear([x, x, x], wide, torch.randn(C), activation=True, dropout=0.5, seed=seed)
+    linear.linear([x], w, torch.randn(C), residual=x)
+    linear.linear_backward(x, w, hidden=x, dropout=0.5)
+    linear.inputs_backward(x, wide, 3, x)
+    for c, dropout in ((32, 0.5), (64, 0.5), (128, 0.0), (128, 0.5)):
+        inputs, weights = [random(V, c)] * 3, [random(c, 3 * c), random(c, c), random(c, c)]
+        seeds = torch.randint(9, (2, 2)) if dropout else None
+        mlp.forward(inputs, weights, [torch.randn(c)] * 3, inputs[0], dropout, seeds, True)
+        mlp.backward(inputs[0], inputs, weights, inputs[1:], True, dropout, True)
+    for c in (64, C):
+        weight_gradients.weight_gradients([(random(V, c), random(V, c))] * 5)
+    logits, labels = random(V, 260), torch.randint(260, (V,))
+    cross_entropy.cross_entropy(logits, labels, -1)
+    cross_entropy.cross_entropy_backward(torch.randn(V), logits, labels, -1)
+
+
+def report(name: str, options: dict[str, Any], compiled: Any) -> None:
+    print(name, options.get("PRECISION", ""), arithmetic, compiled.metadata.shared, flush=True)
+
+
+compile_only(CAPABILITY, report)
+for module in (
+    coefficients,
+    cross_entropy,
+    diffusion,
+    spectral,
+    gradient_features,
+    direct_gradient_features,
+    linear,
+    mlp,
+    weight_gradients,
+):
+    module.interpreted = lambda tensor: False
+    module.roomy = lambda tensor: CAPABILITY == 90
+    if hasattr(module, "processors"):
+        module.processors = lambda tensor: 132
+for arithmetic, dtype in (("bf16", torch.bfloat16), ("tf32", torch.float32)):
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if arithmetic == "tf32" else "ieee"
+    launch_all(dtype)

@@ -1,0 +1,734 @@
+"""The command line, as a user meets it."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from PIL import Image
+
+from diffnet.data import Preprocessing, load_dataset, prepare
+from diffnet.geometry import load_mesh, mesh_edges
+from diffnet.train import cli
+from diffnet.train.checkpoint import load_checkpoint
+from diffnet.train.predict import predict_labels
+from diffnet.train.report.palette import label_colors
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+COMMAND = [sys.executable, "-c", "from diffnet.train.cli import main; main()"]
+SMALL = ["--k", 8, "--width", 16, "--blocks", 1, "--jobs", 1, "--device", "cpu"]
+SMALL += ["--features", "xyz", "--no-rotate", "--dropout", 0, "--lr", 0.02]  # with which the balls are easy
+
+
+def diffnet(*arguments):
+    """Exit code, stdout and stderr of a command, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    argv = ["diffnet", *map(str, arguments)]
+    with patch.object(sys, "argv", argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as e:
+            code = e.code
+    return code, out.getvalue(), err.getvalue()
+
+
+def start(*arguments, **given):
+    """A command in a process, and a process group, of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+        **given,
+    )
+
+
+def complaint(*arguments):
+    """The one line on stderr of a command that fails on its input."""
+    code, _, err = diffnet(*arguments)
+    assert code == 1, err
+    assert err.startswith("diffnet: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    return err
+
+
+def write_balls(folder, count=5, at="vertices"):
+    """A data set in the layout "folder" ("meshcnn" for edges), labelled by whether elements lie above the middle."""
+    for i in range(count):
+        ball = trimesh.creation.icosphere(1)
+        ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
+        corners = {"vertices": np.arange(42)[:, None], "faces": ball.faces, "edges": mesh_edges(ball.faces)}[at]
+        labels = (ball.vertices[corners, 2].mean(axis=1) > 0).astype(int)
+        mesh, text = folder / f"m{i}.obj", folder / f"m{i}.txt"
+        if at == "edges":
+            mesh = folder / ("test" if i == 0 else "train") / f"m{i}.obj"
+            text = folder / "seg" / f"m{i}.eseg"
+        for path in (mesh, text):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        ball.export(mesh)
+        np.savetxt(text, labels, fmt="%d")
+    return folder
+
+
+def train_small(data, out, cache):
+    """Exit code, stdout and stderr of a training run that is long enough to learn the balls."""
+    where = ["--data", data, "--out", out, "--cache", cache]
+    return diffnet("train", "segmentation", *where, "--epochs", 12, *SMALL)
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory):
+    """A data set (data/), a trained network (run/) and its cache (cache/)."""
+    room = tmp_path_factory.mktemp("room")
+    data = write_balls(room / "data")
+    (data / "label_names.txt").write_text("low\nhigh\n")
+    code, out, err = train_small(data, room / "run", room / "cache")
+    assert code == 0, err
+    assert "4 meshes to train on, 1 to test on, 2 classes at the vertices" in out
+    assert "test accuracy" in out
+    assert err == ""
+    return room
+
+
+def test_a_run_without_an_eigenbasis(room, tmp_path):
+    """Its cache entries hold no pairs at all."""
+    where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", tmp_path / "cache"]
+    options = [*SMALL, "--diffusion", "implicit", "--k", 0, "--attention-heads", 2, "--epochs", 2]
+    code, _, err = diffnet("train", "segmentation", *where, *options)
+    assert code == 0, err
+    mesh, out = room / "data" / "m0.obj", tmp_path / "m0.ply"
+    code, _, err = diffnet("predict", mesh, "--checkpoint", tmp_path / "run" / "last.pt", "--out", out)
+    assert code == 0, err
+    assert out.is_file()
+
+
+# ---- help and usage ----
+
+
+@pytest.mark.parametrize(
+    ("command", "mentioned"),
+    [
+        ([], ["train", "predict", "precompute", "info"]),
+        (["train"], ["segmentation"]),
+        (
+            ["train", "segmentation"],
+            [
+                *("--data", "--out", "--layout", "--features", "--epochs", "--width", "--blocks", "--dropout", "--lr"),
+                *("--schedule", "--decay-every", "--batch-meshes", "--batch-vertices", "--rotate", "--no-rotate"),
+                *("--validation", "--eval-every", "--k", "--laplacian", "--precision", "--device", "--seed", "--cache"),
+                *("--jobs", "--resume", "--capture", "--backend"),
+            ],
+        ),
+        (["predict"], ["MESH", "--checkpoint", "--out", "--html", "--png", "--device", "--cache"]),
+        (["precompute"], ["PATH", "--cache", "--k", "--laplacian", "--jobs"]),
+        (["info"], ["MESH"]),
+    ],
+)
+def test_help(command, mentioned, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERMINAL_WIDTH", "200")
+    code, out, err = diffnet(*command, "--help")
+    assert code == 0
+    assert err == ""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    for word in mentioned:
+        assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", plain), word
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--layout", "zip"],
+        ["--features", "shot"],
+        ["--epochs", "0"],
+        ["--precision", "fp8"],
+        ["--backend", "cudnn"],
+        ["--validation", "1"],
+        ["--nonsense"],
+    ],
+)
+def test_usage_errors(tmp_path, wrong):
+    code, _, err = diffnet("train", "segmentation", "--data", tmp_path, "--out", tmp_path / "o", *wrong)
+    assert code == 2
+    assert wrong[0] in err
+    assert "Traceback" not in err
+
+
+def test_where_the_cache_is(monkeypatch):
+    for value, expected in (("/x", "/x/diffnet"), ("", "/home/me/.cache/diffnet"), (None, "/home/me/.cache/diffnet")):
+        monkeypatch.setenv("HOME", "/home/me")
+        if value is None:
+            monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        else:
+            monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert str(cli.default_cache()) == expected
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without a home
+    assert cli.default_cache().is_absolute()
+
+
+# ---- bad input ----
+
+
+def test_bad_input_to_training(room, tmp_path):
+    def train(data, out, *more):
+        return complaint(
+            "train",
+            "segmentation",
+            "--data",
+            data,
+            "--out",
+            out,
+            "--cache",
+            tmp_path / "c",
+            "--epochs",
+            1,
+            *SMALL,
+            *more,
+        )
+
+    good, out = room / "data", tmp_path / "out"
+    assert "nowhere: no such folder" in train(tmp_path / "nowhere", out)
+    (tmp_path / "empty").mkdir()
+    assert "no data set found" in train(tmp_path / "empty", out)
+    if not torch.cuda.is_available():
+        assert "no GPU" in train(good, out, "--device", "cuda")
+    assert "'nonsense'" in train(good, out, "--device", "nonsense")
+    assert "rotate" in train(good, out, "--features", "hks", "--rotate")
+    assert "seed" in train(good, out, "--seed", -1)
+    assert "learning_rate" in train(good, out, "--lr", "nan")
+    assert "validation" in train(good, out, "--validation", 0.9)
+    assert "no run in this folder" in train(good, out, "--resume")
+    assert "capture needs a GPU" in train(good, tmp_path / "none", "--device", "cpu", "--capture")
+    assert not (tmp_path / "none").exists()
+    file = tmp_path / "file"
+    file.write_text("mine")
+    assert f"{file}: this is a file" in train(good, file)
+    assert file.read_text() == "mine"
+    assert str(file) in train(good, out, "--cache", file)
+    before = {p: p.stat().st_mtime_ns for p in (room / "run").rglob("*")}
+    assert "--resume" in train(good, room / "run")
+    assert "width = 16, not 9" in train(good, room / "run", "--resume", "--width", 9)
+    assert {p: p.stat().st_mtime_ns for p in (room / "run").rglob("*")} == before
+
+
+def test_a_bad_mesh_of_a_data_set_is_named(tmp_path):
+    data = write_balls(tmp_path / "data", 3)
+    (data / "m1.obj").write_text("v 0 0 0\nv 0 0 0\nv 0 0 0\nf 1 2 3\n")
+    (data / "m1.txt").write_text("0\n0\n1\n")
+    out = tmp_path / "out"
+    train = ["train", "segmentation", "--data", data, "--out", out, "--cache", tmp_path / "c", "--epochs", 1, *SMALL]
+    assert "m1.obj" in complaint(*train)
+    (data / "m1.obj").write_text("v 0 zero 0\nf 1 2 3\n")
+    assert "m1.obj" in complaint(*train)
+    (data / "m1.txt").write_text("0\n0\nred\n")
+    assert "m1.txt, line 3" in complaint(*train)
+
+
+def test_bad_input_to_prediction(room, tmp_path):
+    mesh, best, ply = room / "data" / "m0.obj", room / "run" / "best.pt", tmp_path / "a.ply"
+
+    def predict(*arguments):
+        before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+        line = complaint("predict", *arguments)
+        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+        return line
+
+    garbage = tmp_path / "garbage.pt"
+    garbage.write_bytes(b"not a checkpoint")
+    assert "missing.pt: no such checkpoint" in predict(mesh, "--checkpoint", tmp_path / "missing.pt", "--out", ply)
+    assert "garbage.pt: not a checkpoint" in predict(mesh, "--checkpoint", garbage, "--out", ply)
+    assert "missing.off: no such file" in predict(tmp_path / "missing.off", "--checkpoint", best, "--out", ply)
+    assert "a folder" in predict(mesh, room / "data" / "m1.obj", "--checkpoint", best, "--out", ply)
+    assert ".ply" in predict(mesh, "--checkpoint", best, "--out", tmp_path / "a.obj")
+    assert "'nonsense'" in predict(mesh, "--checkpoint", best, "--out", ply, "--device", "nonsense")
+    assert "two results" in predict(mesh, mesh, "--checkpoint", best, "--out", tmp_path / "folder")
+    assert "two results" in predict(
+        mesh, "--checkpoint", best, "--out", ply, "--html", tmp_path / "x", "--png", tmp_path / "x"
+    )
+    file = tmp_path / "file"
+    file.write_text("mine")
+    predict(mesh, "--checkpoint", best, "--out", file / "a.ply")
+
+
+@pytest.mark.parametrize("option", ["--out", "--html", "--png", "folder", "link", "checkpoint"])
+def test_what_is_read_is_not_overwritten(room, tmp_path, option):
+    mesh = tmp_path / "mine.ply"
+    load = trimesh.load(room / "data" / "m0.obj", process=False)
+    load.export(mesh)
+    checkpoint = tmp_path / "best.pt"
+    checkpoint.write_bytes((room / "run" / "best.pt").read_bytes())
+    (tmp_path / "link.ply").symlink_to(mesh)
+    before = mesh.read_bytes(), checkpoint.read_bytes()
+    given = {
+        "folder": ["--out", tmp_path],
+        "link": ["--out", tmp_path / "link.ply"],
+        "checkpoint": ["--out", tmp_path / "a.ply", "--png", checkpoint],
+        "--out": ["--out", mesh],
+    }.get(option, ["--out", tmp_path / "a.ply", option, mesh])
+    assert "would be overwritten" in complaint("predict", mesh, "--checkpoint", checkpoint, *given)
+    assert (mesh.read_bytes(), checkpoint.read_bytes()) == before
+
+
+def test_errors_on_purpose_are_told_from_bugs(monkeypatch):
+    def failing_in(module, code):
+        """What `info` meets: code that runs in a module of this name."""
+        space = {"__name__": module, "np": np, "torch": torch}
+        exec(f"def diagnose(mesh):\n    {code}", space)
+        monkeypatch.setattr(cli, "diagnose", space["diagnose"])
+        monkeypatch.setattr(cli, "load_mesh", lambda path: None)
+        return diffnet("info", "a.off")
+
+    for code in ("raise TypeError('oh')", "raise KeyError('oh')", "[][1]", "np.ones(3) + np.ones(4)", "int('oh')"):
+        with pytest.raises((TypeError, LookupError, ValueError)):
+            failing_in("diffnet.geometry.diagnosis", code)
+    with pytest.raises(RuntimeError, match="size"):
+        failing_in("diffnet.train.predict", "torch.ones(3) + torch.ones(4)")
+    with pytest.raises(ValueError, match="oh"):
+        failing_in("numpy.linalg", "raise ValueError('oh')")
+    for code, line in (
+        ("raise ValueError('bad\\n  value')", "diffnet: bad value\n"),
+        ("raise RuntimeError('no way')", "diffnet: no way\n"),
+        ("open('/nowhere/at/all')", "diffnet: /nowhere/at/all: No such file or directory\n"),
+    ):
+        assert failing_in("diffnet.geometry.diagnosis", code) == (1, "", line)
+    for module, code in (
+        ("torch.nn.functional", "raise torch.OutOfMemoryError('CUDA out of memory. Tried 8 GiB')"),
+        ("numpy", "raise MemoryError"),
+        ("torch", 'raise RuntimeError("DefaultCPUAllocator: can\'t allocate memory")'),
+    ):
+        status, _, err = failing_in(module, code)
+        assert status == 1
+        assert err.startswith("diffnet: out of memory")
+        assert "--batch-vertices" in err
+        assert err.count("\n") == 1
+
+
+def test_a_bug_shows_its_traceback_and_bad_input_does_not(tmp_path):
+    """In a process of its own, as a user sees it."""
+    bad = start("info", tmp_path / "missing.off")
+    out, err = bad.communicate(timeout=60)
+    assert (bad.returncode, out) == (1, "")
+    assert err == f"diffnet: {tmp_path / 'missing.off'}: no such file\n"
+    break_it = "import diffnet.geometry as g; g.load_mesh = lambda path: path.nothing; "
+    script = [sys.executable, "-c", break_it + COMMAND[-1], "info", "a.off"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    bug = subprocess.run(script, capture_output=True, text=True, env=environment, check=False)
+    assert bug.returncode == 1
+    assert "Traceback" in bug.stderr
+    assert "AttributeError" in bug.stderr
+
+
+# ---- prediction ----
+
+
+def read_ply(path):
+    """Vertices, faces, colors and labels of what `predict` wrote."""
+    loaded = trimesh.load(path, process=False)
+    raw = loaded.metadata["_ply_raw"]
+    at = "face" if "label" in raw.get("face", {}).get("properties", {}) else "vertex"
+    table = raw[at]["data"]
+    colors = np.stack([np.asarray(table[c]).reshape(-1) for c in ("red", "green", "blue")], axis=1)
+    return np.asarray(loaded.vertices), getattr(loaded, "faces", None), colors, np.asarray(table["label"]).reshape(-1)
+
+
+def expected(room, mesh, run="run"):
+    checkpoint = load_checkpoint(room / run / "best.pt")
+    return predict_labels([mesh], checkpoint, torch.device("cpu"))[0]
+
+
+def test_a_mesh_is_predicted(room, tmp_path):
+    mesh = tmp_path / "in" / "far away.off"
+    mesh.parent.mkdir()
+    ball = trimesh.creation.icosphere(2)
+    ball.vertices = 50 + 3 * ball.vertices
+    ball.export(mesh)
+    paths = [tmp_path / "new" / name for name in ("a[b].ply", "a.html", "a.png")]
+    arguments = ["predict", mesh, "--checkpoint", room / "run" / "last.pt"]
+    code, out, err = diffnet(*arguments, "--out", paths[0], "--html", paths[1], "--png", paths[2])
+    assert (code, err) == (0, "")
+    assert out == "".join(f"wrote {path}\n" for path in paths)
+
+    verts, faces, colors, labels = read_ply(paths[0])
+    np.testing.assert_allclose(verts, load_mesh(mesh).verts)
+    np.testing.assert_array_equal(faces, ball.faces)
+    assert (labels == (verts[:, 2] > 50)).mean() > 0.9  # it has learned
+    np.testing.assert_array_equal(colors, label_colors(2)[labels])
+    page = paths[1].read_text()
+    assert not re.search(r"(src|href)\s*=\s*[\"']?(?!data:|#)\w", page)
+    assert all(name in page for name in ("low", "high", "far away"))
+    assert np.asarray(Image.open(paths[2]).convert("RGB")).std() > 5
+
+    # Neither a cache, nor one that holds the mesh already, makes a difference.
+    for lap in range(2):
+        again = tmp_path / f"again {lap}.ply"
+        assert diffnet(*arguments, "--out", again, "--cache", tmp_path / "cache")[0] == 0
+        assert again.read_bytes() == paths[0].read_bytes()
+    assert len(list((tmp_path / "cache").rglob("*.operators.*"))) == 1
+
+
+def test_several_meshes_are_predicted(room, tmp_path):
+    meshes = [room / "data" / f"m{i}.obj" for i in range(3)]
+    out = tmp_path / "v1.0"  # a folder that is there may have any name
+    out.mkdir()
+    code, text, _ = diffnet(
+        "predict", *meshes, "--checkpoint", room / "run" / "best.pt", "--out", out, "--png", tmp_path / "a.png"
+    )
+    assert code == 0
+    assert sorted(p.name for p in out.iterdir()) == ["m0.ply", "m1.ply", "m2.ply"]
+    assert text.count("wrote") == 4
+    for mesh in meshes:
+        np.testing.assert_array_equal(read_ply(out / f"{mesh.stem}.ply")[3], expected(room, mesh)[1])
+
+
+def test_a_point_cloud_is_predicted(room, tmp_path):
+    cloud = tmp_path / "cloud.ply"
+    trimesh.PointCloud(trimesh.creation.icosphere(2).vertices).export(cloud)
+    out = tmp_path / "out.ply"
+    code, _, err = diffnet(
+        "predict",
+        cloud,
+        "--checkpoint",
+        room / "run" / "best.pt",
+        "--out",
+        out,
+        "--html",
+        tmp_path / "a.html",
+        "--png",
+        tmp_path / "a.png",
+    )
+    assert code == 0, err
+    verts, _, _, labels = read_ply(out)
+    assert len(verts) == len(labels) == 162
+    assert (labels == (verts[:, 2] > 0)).mean() > 0.9
+
+
+@pytest.mark.parametrize("at", ["faces", "edges"])
+def test_labels_at_faces_and_edges(room, tmp_path, at):
+    data = write_balls(tmp_path / "data", 4, at)
+    code, out, err = train_small(data, tmp_path / "run", tmp_path / "c")
+    assert code == 0, err
+    assert f"classes at the {at}" in out
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["test_accuracy"] > 0.8
+    mesh, ply = room / "data" / "m4.obj", tmp_path / "a.ply"
+    arguments = ["--checkpoint", tmp_path / "run" / "best.pt", "--out", ply, "--html", tmp_path / "a.html"]
+    assert diffnet("predict", mesh, *arguments, "--png", tmp_path / "a.png")[0] == 0
+    loaded, labels = expected(tmp_path, mesh)
+    verts, _, _, written = read_ply(ply)
+    np.testing.assert_allclose(verts, loaded.verts)
+    if at == "faces":
+        np.testing.assert_array_equal(written, labels)
+    assert len(written) == (80 if at == "faces" else 42)
+    cloud = tmp_path / "cloud.ply"
+    trimesh.PointCloud(loaded.verts).export(cloud)
+    assert at in complaint("predict", cloud, *arguments)
+
+
+# ---- precompute and info ----
+
+
+def test_precompute(tmp_path):
+    data = write_balls(tmp_path / "data" / "deep", 3)
+    (data / "bad.off").write_text("OFF\n1 1 0\n0 0 0\n3 0 1 2\n")
+    (data / ".hidden.off").write_text("not for us")
+    ball = tmp_path / "BALL.STL"
+    trimesh.creation.icosphere(1).export(ball, file_type="stl")
+    cache = tmp_path / "cache"
+    arguments = [
+        "precompute",
+        tmp_path / "data",
+        ball,
+        tmp_path / "missing.ply",
+        "--cache",
+        cache,
+        "--k",
+        8,
+        "--jobs",
+        1,
+    ]
+    written = {}
+    for _ in range(2):
+        code, out, err = diffnet(*arguments)
+        assert code == 1
+        assert f"4 of 6 meshes are in {cache}" in out.replace("\n", " ")
+        assert len(err.splitlines()) == 2
+        assert all(line.startswith("diffnet: ") for line in err.splitlines())
+        assert "bad.off" in err
+        assert "missing.ply: no such file" in err
+        found = {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
+        assert sum(".operators." in path.name for path in found) == 4
+        assert not written or found == written
+        written = found
+    # Training finds all it needs.
+    (data / "bad.off").unlink()
+    for features in ("hks", "xyz"):
+        train = ["train", "segmentation", "--data", data, "--out", tmp_path / features, "--cache", cache, "--epochs", 1]
+        code, _, err = diffnet(*train, *SMALL, "--features", features)
+        assert code == 0, err
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()} == written
+    # Prediction, too: it asks for the same entries.
+    diffnet(
+        "predict", ball, "--checkpoint", tmp_path / "hks" / "last.pt", "--out", tmp_path / "a.ply", "--cache", cache
+    )
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()} == written
+    assert (tmp_path / "a.ply").exists()
+
+
+def test_precompute_with_nothing_to_do(tmp_path):
+    assert str(tmp_path) in complaint("precompute", tmp_path, "--cache", tmp_path / "cache")
+    file = tmp_path / "file"
+    file.write_text("")
+    ball = tmp_path / "ball.off"
+    trimesh.creation.icosphere(1).export(ball)
+    assert str(file) in complaint("precompute", ball, "--cache", file, "--jobs", 1)
+    code, out, err = diffnet("precompute", ball, ball, "--cache", tmp_path / "c", "--k", 8, "--jobs", 1)
+    assert (code, err) == (0, "")
+    assert "1 of 1" in out
+
+
+def test_info(tmp_path):
+    ball = trimesh.creation.icosphere(2)
+    ball.export(tmp_path / "ball.ply")
+    code, out, err = diffnet("info", tmp_path / "ball.ply")
+    assert (code, err) == (0, "")
+    for row in ("triangle mesh", r"vertices +162", r"faces +320", r"edges +480, 0", r"Euler characteristic +2\b"):
+        assert re.search(row, out), row
+    assert "nothing wrong" in out
+
+    faces = np.concatenate([ball.faces, ball.faces[:1], [[0, 1, 1]]])
+    verts = np.concatenate([ball.vertices, [[9, 9, 9]]])
+    rows = [f"v {x} {y} {z}" for x, y, z in verts] + [f"f {a} {b} {c}" for a, b, c in faces + 1]
+    (tmp_path / "broken.obj").write_text("\n".join(rows) + "\n")
+    code, out, _ = diffnet("info", tmp_path / "broken.obj")
+    assert code == 0
+    for fault in (
+        "duplicate faces: 1\n",
+        "faces with a repeated corner: 1\n",
+        "vertices that no face uses: 1\n",
+        "three or more",
+    ):
+        assert fault in out
+    assert "nothing wrong" not in out
+
+    trimesh.PointCloud(ball.vertices).export(tmp_path / "cloud.ply")
+    code, out, _ = diffnet("info", tmp_path / "cloud.ply")
+    assert code == 0
+    assert "point cloud" in out
+    assert "faces" not in out
+
+    for name in ("garbage.off", "garbage.obj", "garbage.ply", "garbage.stl", "garbage.txt"):
+        (tmp_path / name).write_bytes(b"\x00\xffgarbage\n\n\x01")
+        assert name in complaint("info", tmp_path / name)
+
+
+# ---- the generated set ----
+
+
+def test_the_generated_set(tmp_path, monkeypatch):
+    from diffnet.data import figures
+
+    asked = []
+    monkeypatch.setattr(cli, "figures", lambda seed: asked.append(seed) or figures(train=1, test=1, seed=seed))
+    out = tmp_path / "run"
+    train = [
+        "train",
+        "segmentation",
+        "--data",
+        "figures",
+        "--out",
+        out,
+        "--cache",
+        tmp_path / "c",
+        "--epochs",
+        1,
+        *SMALL,
+    ]
+    code, text, err = diffnet(*train, "--seed", 3)
+    assert code == 0, err
+    assert asked == [3]
+    assert "8 classes at the vertices" in text
+    assert load_checkpoint(out / "last.pt")["label_names"][0] == "head"
+
+
+def test_the_seed_decides_the_split(tmp_path):
+    data = write_balls(tmp_path / "data")
+    tested = {seed: load_dataset(data, seed=seed).test[0].name for seed in range(9)}
+    seed = next(seed for seed in tested if tested[seed] != tested[0])
+    out = tmp_path / "run"
+    train = ["train", "segmentation", "--data", data, "--out", out, "--cache", tmp_path / "c", "--epochs", 1]
+    assert diffnet(*train, *SMALL, "--seed", seed)[0] == 0
+    page = (out / "predictions.html").read_text()
+    assert [name for name in (f"m{i}" for i in range(5)) if f"<h3>{name} " in page] == [tested[seed]]
+
+
+# ---- Ctrl-C ----
+
+posix = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+
+
+def wait_for(condition, process, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@posix
+def test_ctrl_c_stops_a_run_that_can_be_resumed(room, tmp_path):
+    out = tmp_path / "run"
+    train = ["train", "segmentation", "--data", room / "data", "--out", out, "--cache", room / "cache", *SMALL]
+    process = start(*train, "--epochs", 1_000_000)
+    try:
+        wait_for((out / "metrics.csv").exists, process)
+        os.killpg(process.pid, signal.SIGINT)
+        text, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert err == ""
+    assert "--resume" in text
+    assert str(out / "last.pt") in text
+    done = len(load_checkpoint(out / "last.pt")["history"])
+    assert done >= 1
+    assert [p.name for p in out.iterdir() if p.suffix == ".tmp"] == []
+    mesh = room / "data" / "m0.obj"
+    assert diffnet("predict", mesh, "--checkpoint", out / "last.pt", "--out", tmp_path / "a.ply")[0] == 0
+    # It goes on from there with the same command, here to a nearer end.
+    code, _, err = diffnet(*train, "--epochs", done + 2, "--resume")
+    assert code == 0, err
+    assert len((out / "metrics.csv").read_text().splitlines()) == done + 3
+    assert json.loads((out / "results.json").read_text())["judged_epoch"] == done + 2
+
+
+def workers(group):
+    """The processes of a group that preprocess or start those, as the Linux kernel lists them."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(entry.name)) == group and b"forkserver" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+@posix
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
+@pytest.mark.parametrize("moment", ["starting", "working"])
+def test_ctrl_c_while_preprocessing(tmp_path, moment):
+    """Once while the processes import, and once while they compute: no traceback, and nothing is left behind."""
+    for i in range(3):
+        ball = trimesh.creation.icosphere(6)  # no machine is done with these before the interrupt
+        ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
+        ball.export(tmp_path / f"{i}.off")
+    trimesh.creation.icosphere(1).export(tmp_path / "00.off")
+    cache = tmp_path / "cache"
+    process = start("precompute", tmp_path, "--cache", cache, "--jobs", 2)
+    try:
+        wait_for(lambda: len(workers(process.pid)) == (1 if moment == "starting" else 3), process)
+        if moment == "working":
+            wait_for(lambda: list(cache.rglob("*.operators.*")), process)
+        # A terminal signals all of them. It is the parent that stops the others, so none is too late to be quiet.
+        before = workers(process.pid)
+        for worker in before:
+            os.kill(worker, signal.SIGINT)
+        time.sleep(0.3)
+        assert set(before) <= set(workers(process.pid))
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert err.strip() == ""
+        deadline = time.monotonic() + 10
+        while group_lives(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not group_lives(process.pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@posix
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
+def test_killed_while_preprocessing(tmp_path):
+    """At random moments and with no time to clean up: the next run completes the cache, and no entry is wrong."""
+    cache, files = tmp_path / "cache", []
+    for i in range(24):
+        ball = trimesh.creation.icosphere(4)
+        ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
+        files.append(tmp_path / f"{i}.off")
+        ball.export(files[-1])
+
+    def entries():
+        return list(cache.rglob("*.operators.*"))
+
+    found = []
+    for _ in range(2):
+        process = start("precompute", *files, "--cache", cache, "--jobs", 2)
+        try:
+            enough = len(found) + np.random.default_rng().integers(1, 5)  # much is left to do after both
+            wait_for(lambda enough=enough: len(entries()) >= enough, process)
+            time.sleep(np.random.default_rng().uniform(0, 0.05))
+            process.kill()
+            process.communicate(timeout=30)
+            wait_for(lambda process=process: not workers(process.pid), None)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        found = entries()
+    assert 0 < len(found) < len(files)
+    code, out, err = diffnet("precompute", *files, "--cache", cache, "--jobs", 1)
+    assert (code, err) == (0, "")
+    assert "24 of 24 meshes are in" in out.replace("\n", " ")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for file in files:
+            _, operators = prepare(file, Preprocessing(), cache)
+            _, fresh = prepare(file, Preprocessing())
+            torch.testing.assert_close(operators.evals, fresh.evals)
+            torch.testing.assert_close(operators.laplacian.values, fresh.laplacian.values, rtol=0, atol=0)
+            torch.testing.assert_close(operators.gradient.values, fresh.gradient.values, rtol=0, atol=0)
+
+
+def group_lives(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_one_cache_entry_a_preprocessing(room):
+    """The training run of this module computed each mesh once, for the options that its checkpoint carries."""
+    assert len(list((room / "cache").rglob("*.operators.*"))) == 5
+    stored = load_checkpoint(room / "run" / "last.pt")["options"]
+    assert Preprocessing(stored["k"], stored["laplacian"], stored["features"]) == Preprocessing(8, "robust", "xyz")
+
+
+def test_processes_do_not_import_the_script_that_starts_them(tmp_path: Path) -> None:
+    """It loads PyTorch, which they do without."""
+    for i in range(2):
+        trimesh.creation.icosphere(1, radius=1 + i).export(tmp_path / f"{i}.off")
+    (tmp_path / "diffnet").write_text(
+        "open('imported', 'a').write('x')\nfrom diffnet.__main__ import main\nif __name__ == '__main__':\n    main()\n"
+    )
+    command = [sys.executable, "diffnet", "precompute", "0.off", "1.off", "--cache", "cache", "--k", "4", "--jobs", "2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert "2 of 2 meshes" in ran.stdout, ran.stderr
+    assert (tmp_path / "imported").read_text() == "x"

@@ -1,0 +1,273 @@
+"""Pictures, colors and colored PLY files of labeled surfaces."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+
+from diffnet.geometry import load_mesh, mesh_edges
+from diffnet.train.report.export import write_atomically, write_ply
+from diffnet.train.report.palette import UNLABELED_COLOR, colorize, label_colors
+from diffnet.train.report.render import BACKGROUND, corner_normals, default_view, face_elements, render
+
+RED, BLUE = np.array([[220, 30, 30], [30, 60, 220]], np.uint8)
+COLORS = np.stack([RED, BLUE])
+
+
+def sphere(radius: float = 1.0, center: tuple[float, float, float] = (0, 0, 0), subdivisions: int = 3):
+    mesh = trimesh.creation.icosphere(subdivisions=subdivisions, radius=radius)
+    return np.asarray(mesh.vertices) + center, np.asarray(mesh.faces)
+
+
+def covered(image):
+    return (image != BACKGROUND).any(axis=-1)
+
+
+def is_red(image):
+    rgb = image.astype(int)
+    return (rgb[..., 0] > 2 * rgb[..., 2]) & covered(image)
+
+
+def is_blue(image):
+    rgb = image.astype(int)
+    return (rgb[..., 2] > 2 * rgb[..., 0]) & covered(image)
+
+
+def test_a_sphere_fills_its_disk_and_nothing_else():
+    verts, faces = sphere()
+    image = render(verts, faces, np.zeros(len(verts), int), size=(200, 160))
+    assert image.shape == (160, 200, 3)
+    assert image.dtype == np.uint8
+    y, x = np.mgrid[:160, :200] + 0.5
+    away = np.hypot(x - 100, y - 80) / 72  # 5 % of the height are left free on either side
+    assert covered(image)[away < 0.96].all()
+    assert not covered(image)[away > 1.03].any()
+
+
+def test_the_form_is_shaded():
+    verts, faces = sphere()
+    brightness = render(verts, faces, np.zeros(len(verts), int), size=(100, 100)).sum(axis=-1)
+    assert brightness[30, 35] > 1.15 * brightness[75, 50]  # the light comes from above left
+    assert brightness[50, 50] > 1.15 * brightness[50, 7]  # darker toward the outline
+
+
+@pytest.mark.parametrize(("toward", "seen"), [(-1.5, False), (1.5, True)])
+@pytest.mark.parametrize("red_first", [True, False])
+def test_hidden_surfaces_are_hidden(toward, seen, red_first):
+    big, small = sphere(1.0), sphere(0.3, (toward, 0, 0))
+    first, second = (small, big) if red_first else (big, small)
+    verts = np.concatenate([first[0], second[0]])
+    faces = np.concatenate([first[1], second[1] + len(first[0])])
+    labels = np.repeat([0, 1] if red_first else [1, 0], [len(first[0]), len(second[0])])
+    image = render(verts, faces, labels, size=(120, 120), view=(90, 0), colors=COLORS)
+    assert is_red(image).any() == seen
+    assert is_blue(image).any()
+
+
+def test_labels_are_never_blended():
+    # Three corners, three labels, one triangle that fills much of the picture.
+    verts = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]], float)
+    image = render(verts, [[0, 1, 2]], [0, 1, 2], size=(90, 90), view=(0, 0))
+    inner = image[covered(image)].astype(float)
+    hues = inner / np.linalg.norm(inner, axis=1, keepdims=True)
+    pure = label_colors(3) / np.linalg.norm(label_colors(3).astype(float), axis=1, keepdims=True)
+    closest = np.abs(hues[:, None] - pure).max(-1).min(1)
+    assert (closest < 0.02).mean() > 0.9  # the rest are smoothed borders, a pixel wide
+    assert all((np.abs(hues - hue).max(-1) < 0.02).mean() > 0.2 for hue in pure)
+    assert np.abs(image[70, 15] / np.linalg.norm(image[70, 15]) - pure[0]).max() < 0.02  # near corner 0
+
+
+def test_labels_at_faces_and_edges():
+    verts = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], float)
+    faces = np.array([[0, 1, 2], [0, 2, 3]])
+    image = render(verts, faces, [0, 1], at="faces", size=(60, 60), view=(0, 0), colors=COLORS)
+    assert is_red(image)[45, 50]
+    assert is_blue(image)[15, 10]
+    for k, edge in enumerate(mesh_edges(faces).tolist()):
+        labels = np.ones(5, int)
+        labels[k] = 0
+        image = render(verts, faces, labels, at="edges", size=(60, 60), view=(0, 0), colors=COLORS)
+        near = verts[edge].mean(axis=0) * 0.9 + [0.05, 0.05, 0]
+        across, down = round(3 + 54 * near[0]), round(57 - 54 * near[1])
+        assert is_red(image)[down, across], edge
+        assert is_red(image).sum() == pytest.approx(54 * 54 * (0.41 if edge == [0, 2] else 0.147), rel=0.15)
+
+
+def test_sides_of_faces_are_numbered_as_edges():
+    _, faces = sphere(subdivisions=2)
+    edges, sides = mesh_edges(faces), face_elements(faces, "edges")
+    for k in range(3):
+        expected = np.sort(np.delete(faces, k, axis=1), axis=1)
+        np.testing.assert_array_equal(edges[sides[:, k]], expected)
+
+
+def test_point_cloud():
+    verts, _ = sphere(subdivisions=2)
+    for faces in (None, [], np.zeros((0, 3), int)):
+        image = render(verts, faces, (verts[:, 0] > 0).astype(int), size=(120, 120), view=(0, 0), colors=COLORS)
+        assert 0.2 < covered(image).mean() < 0.75
+        assert is_red(image)[:, :55].any()
+        assert not is_red(image)[:, 72:].any()
+        assert is_blue(image)[:, 65:].any()
+    assert covered(render([[5, 5, 5]], None, [0], size=(40, 40))).sum() > 3
+
+
+def test_degenerate_input_is_drawn_as_far_as_it_can():
+    verts = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [np.nan, 0, 0], [9, 9, 9], [np.inf, 0, 0]])
+    alone = render(verts[:3], [[0, 1, 2]], np.zeros(3, int), size=(50, 40))
+    faces = [[0, 1, 2], [0, 1, 3], [0, 0, 0], [0, 0, 1], [1, 2, 5]]
+    np.testing.assert_array_equal(render(verts, faces, np.zeros(6, int), size=(50, 40)), alone)
+    assert not covered(render(verts, [[3, 3, 3]], np.zeros(6, int), size=(50, 40))).any()
+    assert not covered(render(np.zeros((0, 3)), None, np.zeros(0, int), size=(50, 40))).any()
+    render(verts, [[0, 0, 0]], [0], at="faces", size=(50, 40))
+    render(verts, None, np.zeros(6, int), size=(50, 40))
+
+
+def test_both_sides_are_lit_and_winding_does_not_matter():
+    verts, faces = sphere()
+    flipped = faces[:, ::-1]
+    labels = np.zeros(len(verts), int)
+    image = render(verts, faces, labels, size=(80, 80)).astype(int)
+    assert np.abs(image - render(verts, flipped, labels, size=(80, 80))).max() <= 1
+
+
+def test_the_widest_side_faces_the_viewer():
+    rng = np.random.default_rng(0)
+    for extents, up in (((3, 2, 0.2), "y"), ((3, 0.2, 2), "z"), ((0.2, 3, 2), "y"), ((0.2, 2, 3), "z")):
+        points = rng.uniform(-1, 1, (500, 3)) * extents
+        view = default_view(points)
+        assert view.up == up
+        thin_is_ahead = extents[2 if up == "y" else 1] == 0.2
+        assert view.azimuth == pytest.approx(15 if thin_is_ahead else 105, abs=3)
+        image = render(points, None, np.zeros(500, int), size=(90, 90))
+        rows, columns = np.nonzero(covered(image))
+        tall = extents["xyz".index(up)] / max(extents[0], extents[1 if up == "z" else 2])
+        assert np.ptp(rows) / np.ptp(columns) == pytest.approx(tall, rel=0.35)
+
+
+def test_view_turns_the_picture():
+    verts = np.array([[0, 0, 0], [1, 0, 0], [0, 2, 0], [0, 0, 1]], float)
+    faces = [[0, 1, 2], [0, 2, 3]]
+    front = render(verts, faces, [0, 1], at="faces", size=(80, 80), view=(0, 0), colors=COLORS)
+    side = render(verts, faces, [0, 1], at="faces", size=(80, 80), view=(-90, 0), colors=COLORS)
+    assert is_red(front).any()
+    assert not is_blue(front).any()
+    assert is_blue(side).any()
+    assert not is_red(side).any()
+
+
+def test_smooth_and_sharp_normals():
+    verts, faces = sphere()
+    assert np.abs(corner_normals(verts, faces) - verts[faces]).max() < 0.02
+    box = trimesh.creation.box()
+    normals = corner_normals(np.asarray(box.vertices), np.asarray(box.faces))
+    np.testing.assert_allclose(normals, np.repeat(box.face_normals[:, None], 3, axis=1), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("labels", "at", "message"),
+    [
+        ([0, 0], "vertices", r"\(4,\)"),
+        ([0] * 4, "faces", r"\(2,\)"),
+        ([0] * 4, "edges", r"\(5,\)"),
+        ([0] * 4, "hands", "not at"),
+    ],
+)
+def test_misfits_are_named(labels, at, message):
+    with pytest.raises(ValueError, match=message):
+        render(np.eye(4, 3), [[0, 1, 2], [0, 2, 3]], labels, at=at)
+
+
+def test_other_misfits():
+    with pytest.raises(ValueError, match="integers"):
+        render(np.eye(3), [[0, 1, 2]], [0.0, 1.0, 2.0])
+    with pytest.raises(ValueError, match="index 3 vertices"):
+        render(np.eye(3), [[0, 1, 7]], [0, 1, 2])
+    with pytest.raises(ValueError, match="point cloud has no edges"):
+        render(np.eye(3), None, [], at="edges")
+
+
+def test_colors_are_distinct_and_stable():
+    many = label_colors(600)
+    assert len(np.unique(many, axis=0)) == 600
+    np.testing.assert_array_equal(many[:7], label_colors(7))
+    assert np.abs(label_colors(10)[:, None].astype(int) - UNLABELED_COLOR).max(-1).min() > 40
+    assert label_colors(3000).shape == (3000, 3)
+
+
+def test_unlabeled_is_grey():
+    np.testing.assert_array_equal(colorize([[-1, 2], [1, -5]])[[0, 1], [0, 1]], [UNLABELED_COLOR] * 2)
+    np.testing.assert_array_equal(colorize([[-1, 2], [1, -5]])[0, 1], label_colors(3)[2])
+    assert colorize([]).shape == (0, 3)
+    assert colorize([-1]).tolist() == [list(UNLABELED_COLOR)]
+
+
+def ply_element(path, element):
+    """The columns of one element of a PLY file, parsed plainly."""
+    head, body = Path(path).read_bytes().split(b"end_header\n", 1)
+    types = {"double": "<f8", "int": "<i4", "uchar": "u1"}
+    for block in head.decode("ascii").split("element ")[1:]:
+        name, count, *lines = block.replace("\n", " \n ").split(" ", 2)
+        fields = []
+        for line in lines[0].split("\n"):
+            match line.split():
+                case ["property", "list", _, kind, field]:
+                    fields += [("count", "u1"), (field, types[kind], 3)]
+                case ["property", kind, field]:
+                    fields.append((field, types[kind]))
+        dtype = np.dtype(fields)
+        table = np.frombuffer(body, dtype, int(count))
+        body = body[dtype.itemsize * int(count) :]
+        if name == element:
+            assert not (element == "face" and body), "bytes are left over"
+            return table
+    return None
+
+
+@pytest.mark.parametrize("at", ["vertices", "faces", "edges", "points"])
+def test_ply_round_trip(tmp_path, at):
+    verts, faces = sphere(subdivisions=1)
+    count = {"vertices": len(verts), "faces": len(faces), "edges": len(mesh_edges(faces)), "points": len(verts)}[at]
+    labels = np.random.default_rng(0).integers(-1, 300, count)
+    path = tmp_path / "out.ply"
+    write_ply(path, verts, None if at == "points" else faces, labels, "vertices" if at == "points" else at)
+    assert [p.name for p in tmp_path.iterdir()] == ["out.ply"]
+
+    table = ply_element(path, "face" if at == "faces" else "vertex")
+    if at == "edges":
+        labels = table["label"]
+    np.testing.assert_array_equal(table["label"], labels)
+    np.testing.assert_array_equal(np.stack([table[c] for c in ("red", "green", "blue")], 1), colorize(labels))
+
+    again = load_mesh(path)
+    np.testing.assert_array_equal(again.verts, verts)
+    np.testing.assert_array_equal(again.faces, np.zeros((0, 3)) if at == "points" else faces)
+    loaded = trimesh.load(path, process=False)
+    colors = (
+        loaded.colors if at == "points" else loaded.visual.face_colors if at == "faces" else loaded.visual.vertex_colors
+    )
+    np.testing.assert_array_equal(colors[:, :3], colorize(labels))
+
+
+def test_ply_of_edges_takes_the_most_frequent_label(tmp_path):
+    faces = np.array([[0, 1, 2], [0, 2, 3]])  # edges 01 12 02 23 03
+    for labels, expected in (([5, 2, 5, 2, 7], [5, 2, 2, 2]), ([-1, -1, -1, 4, 9], [9, -1, 4, 4])):
+        write_ply(tmp_path / "out.ply", np.eye(5, 3), faces, labels, "edges")
+        assert ply_element(tmp_path / "out.ply", "vertex")["label"].tolist() == [*expected, -1]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    write_atomically(path, "old é")
+
+    def full(self, content):
+        with open(self, "wb") as file:
+            file.write(content[:2])
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, "new")
+    assert path.read_text(encoding="utf-8") == "old é"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,163 @@
+"""The charts and the page about a trained model."""
+
+import base64
+import html
+import io
+import re
+
+import numpy as np
+import pytest
+import trimesh
+from PIL import Image
+
+from diffnet.train.report.palette import label_colors
+from diffnet.train.report.report import (
+    Prediction,
+    class_scores,
+    confusion_matrix_picture,
+    curves_picture,
+    predictions_page,
+)
+
+MATRIX = np.array([[8, 2, 0, 0], [1, 3, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+METRICS = "epoch,train_loss,train_accuracy,test_accuracy,learning_rate\n1,2.0,0.1,,0.001\n2,1.0,0.5,0.4,0.001\n"
+
+
+def picture(source):
+    return np.asarray(Image.open(source).convert("RGB"))
+
+
+def pictures(page):
+    found = re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="([^"]+)"', page)
+    return {html.unescape(alt): picture(io.BytesIO(base64.b64decode(data))) for data, alt in found}
+
+
+@pytest.fixture
+def ball():
+    mesh = trimesh.creation.icosphere(subdivisions=2)
+    truth = (mesh.vertices[:, 0] > 0).astype(int)
+    prediction = truth.copy()
+    prediction[mesh.vertices[:, 1] > 0.5] = 1
+    truth[mesh.vertices[:, 1] < -0.9] = -1
+    return Prediction("ball", np.asarray(mesh.vertices), np.asarray(mesh.faces), prediction, truth)
+
+
+def test_scores_by_class():
+    scores = class_scores(MATRIX)
+    assert scores.elements.tolist() == [10, 4, 0, 0]
+    np.testing.assert_allclose(scores.accuracy, [0.8, 0.75, np.nan, np.nan])
+    np.testing.assert_allclose(scores.iou, [8 / 11, 3 / 6, np.nan, np.nan])
+    only_predicted = class_scores([[0, 0], [4, 6]])
+    np.testing.assert_allclose(only_predicted.iou, [0, 0.6])
+    assert np.isnan(only_predicted.accuracy[0])
+    with pytest.raises(ValueError, match=r"\(2, 3\)"):
+        class_scores(np.zeros((2, 3), int))
+
+
+def test_confusion_matrix_of_few_classes(tmp_path):
+    confusion_matrix_picture(tmp_path / "a.png", MATRIX, ["$a", "b_", "c^", "d"])
+    confusion_matrix_picture(tmp_path / "b.png", MATRIX[:2, :2], ["$a", "b_"])
+    few = picture(tmp_path / "a.png")
+    assert few.shape[0] > 400
+    assert few.std() > 10
+    # Classes that don't occur leave no trace.
+    np.testing.assert_array_equal(few, picture(tmp_path / "b.png"))
+    confusion_matrix_picture(tmp_path / "c.png", MATRIX.T, ["$a", "b_", "c^", "d"])
+    assert (few != picture(tmp_path / "c.png")).any()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_confusion_matrix_of_many_classes(tmp_path):
+    confusion_matrix_picture(tmp_path / "a.png", np.eye(260, dtype=int) * 5, [str(i) for i in range(260)])
+    image = picture(tmp_path / "a.png")
+    assert 800 < image.shape[0] < 2000
+    blue = (image[..., 2].astype(int) - image[..., 0] > 60) & (np.arange(image.shape[1]) < 0.8 * image.shape[1])
+    rows, columns = np.nonzero(blue)
+    assert np.corrcoef(rows, columns)[0, 1] > 0.99
+    confusion_matrix_picture(tmp_path / "b.png", np.zeros((3, 3), int), ["a", "b", "c"])
+
+
+def test_curves(tmp_path):
+    (tmp_path / "metrics.csv").write_text(METRICS, encoding="utf-8")
+    curves_picture(tmp_path / "a.png", tmp_path / "metrics.csv")
+    image = picture(tmp_path / "a.png")
+    assert min(image.shape[:2]) > 400
+    blue, orange = label_colors(6)[[0, 5]]
+    assert (image == blue).all(-1).sum() > 200
+    assert (image == orange).all(-1).sum() > 20  # a single point is visible
+    (tmp_path / "empty.csv").write_text("epoch,train_loss\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"empty\.csv"):
+        curves_picture(tmp_path / "b.png", tmp_path / "empty.csv")
+    assert not (tmp_path / "b.png").exists()
+
+
+def test_page(tmp_path, ball):
+    (tmp_path / "metrics.csv").write_text(METRICS, encoding="utf-8")
+    predictions_page(
+        tmp_path / "page.html",
+        [ball],
+        {"Test accuracy": "78.6 %", "Date": "2025-03-01"},
+        matrix=MATRIX,
+        label_names=["left", "right"],
+        csv_path=tmp_path / "metrics.csv",
+    )
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<dt>Test accuracy</dt><dd>78.6 %</dd>" in page
+    rows = re.findall(
+        r'<tr><th scope="row"><i[^>]*></i>(.*?)</th><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>', page
+    )
+    thin = "\u202f%"
+    assert rows == [("left", "10", f"80.0{thin}", f"72.7{thin}"), ("right", "4", f"75.0{thin}", f"50.0{thin}")]
+    scored = ball.truth >= 0
+    share = (ball.prediction == ball.truth)[scored].mean()
+    assert f"<h3>ball <small>{100 * share:.1f}{thin} correct</small></h3>" in page
+    wrong = (ball.prediction != ball.truth)[scored].sum()
+    assert f"<small>{wrong} of {scored.sum()}</small>" in page
+
+    shown = pictures(page)
+    names = ["Confusion matrix", "Losses and accuracies over the epochs"]
+    assert list(shown) == [*names, "ball: prediction", "ball: truth", "ball: errors"]
+    for image in shown.values():
+        assert min(image.shape[:2]) >= 300
+        assert image.std() > 10
+    reds = {
+        k: ((v[..., 0].astype(int) - v[..., 1] > 90) & (v[..., 0].astype(int) - v[..., 2] > 70))
+        for k, v in shown.items()
+    }
+    errors = reds["ball: errors"]
+    assert errors[:170].sum() > 1000  # the wrong cap is at the top
+    assert not errors[200:].any()
+    assert (shown["ball: prediction"] != shown["ball: truth"]).any()
+
+
+def test_page_of_a_point_cloud_at_its_least(tmp_path, ball):
+    predictions_page(tmp_path / "page.html", [ball._replace(faces=None)], {}, matrix=MATRIX, label_names=[])
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert len(pictures(page)) == 4
+    assert "</i>1</th>" in page  # a class without a name
+
+
+def test_nothing_outside_the_page_is_needed_and_text_is_escaped(tmp_path, ball):
+    nasty = '<script>alert("ü")</script>{body}\'" onload="x'
+    predictions_page(
+        tmp_path / "page.html",
+        [ball._replace(name=nasty)],
+        {nasty: nasty},
+        matrix=MATRIX,
+        label_names=[nasty, "b"],
+        title=nasty,
+    )
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert 'onload="' not in page
+    assert page.count(html.escape(nasty)) == 9  # title, heading, summary 2, class, mesh, three alternative texts
+    assert not re.findall(r"https?:|<link|@import|url\(|href=", page)
+    assert all(source.startswith("data:image/png;base64,") for source in re.findall(r'src="([^"]*)"', page))
+
+
+def test_misfits_are_named(tmp_path, ball):
+    with pytest.raises(ValueError, match="ball: "):
+        predictions_page(
+            tmp_path / "page.html", [ball._replace(prediction=[1])], {}, matrix=MATRIX, label_names=["a", "b"]
+        )
+    assert not list(tmp_path.iterdir())

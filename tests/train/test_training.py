@@ -1,0 +1,707 @@
+"""Training, resuming, checkpoints and the report of a run."""
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from PIL import Image
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from diffnet.data import DataError, LabeledMesh, LabeledMeshes, epoch_seed, make_sample
+from diffnet.geometry import make_mesh, mesh_edges
+from diffnet.train import loop as segmentation
+from diffnet.train.checkpoint import CheckpointError, load_checkpoint, restore_model, save_checkpoint
+from diffnet.train.loop import (
+    COLUMNS,
+    TrainingError,
+    evaluate,
+    keep_on_device,
+    rotate,
+    segmentation_loss,
+    train,
+)
+from diffnet.train.metrics import accuracy, confusion_matrix
+from diffnet.train.options import TrainOptions, autocast, matmul_dtype, pick_device
+from diffnet.train.report import export
+from diffnet.train.report.report import class_scores
+from diffnet.train.run import run_segmentation
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+NAMES = ["low", "high"]
+
+
+def ball(seed, at="vertices", subdivisions=1):
+    """An ellipsoid, its elements labelled by whether they lie above the middle; points alone for "cloud"."""
+    sphere = trimesh.creation.icosphere(subdivisions)
+    verts = sphere.vertices * np.random.default_rng(seed).uniform(0.6, 1.4, 3)
+    faces = np.asarray(sphere.faces)
+    corners = {"faces": faces, "edges": mesh_edges(faces)}.get(at)
+    height = verts[:, 2] if corners is None else verts[corners, 2].mean(axis=1)
+    name = f"ball {seed}"
+    mesh = make_mesh(verts, None if at == "cloud" else faces, name=name)
+    return LabeledMesh(name, mesh, (height > 0).astype(np.int64))
+
+
+def balls(train=4, test=2, at="vertices"):
+    items = [ball(i, at) for i in range(train + test)]
+    return LabeledMeshes(items[:train], items[train:], NAMES, "vertices" if at == "cloud" else at)
+
+
+def options(**given):
+    small = {"features": "xyz", "rotate": False, "k": 8, "width": 8, "blocks": 1, "epochs": 4, "eval_every": 1}
+    return TrainOptions(**{**small, "learning_rate": 1e-2, **given})
+
+
+def fit(data, out, resume=False, after_epoch=lambda row: None, samples=None, **given):
+    chosen = options(**given)
+    out.mkdir(exist_ok=True)
+    if samples is None:
+        samples = [make_sample(item, chosen.preprocessing) for item in data.train]
+    tests = [make_sample(item, chosen.preprocessing) for item in data.test]
+    return train(data, samples, tests, chosen, out, device=CPU, resume=resume, after_epoch=after_epoch)
+
+
+def rows(out):
+    with (out / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def same_run(a, b):
+    for row_a, row_b in zip(rows(a), rows(b), strict=True):
+        assert {**row_a, "seconds": ""} == {**row_b, "seconds": ""}
+    for name in ("last.pt", "best.pt"):
+        one, other = load_checkpoint(a / name), load_checkpoint(b / name)
+        assert one["model"].keys() == other["model"].keys()
+        assert all(torch.equal(one["model"][key], other["model"][key]) for key in one["model"])
+        states = one["optimizer"]["state"], other["optimizer"]["state"]
+        assert all(torch.equal(states[0][i][key], states[1][i][key]) for i in states[0] for key in states[0][i])
+        assert one["best"] == other["best"]
+        assert len(one["history"]) == len(other["history"])
+
+
+@pytest.fixture(scope="module")
+def data():
+    return balls()
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    """A finished run: its folder and what training returned."""
+    out = tmp_path_factory.mktemp("run")
+    return out, fit(data, out, epochs=4)
+
+
+# ---- metrics, loss, augmentation ----
+
+
+def test_confusion_leaves_out_what_is_unlabelled():
+    truth = torch.tensor([0, 0, 1, 2, -1, 2, -1])
+    prediction = torch.tensor([0, 1, 1, 0, 2, 2, 0])
+    matrix = confusion_matrix(prediction, truth, 4)
+    assert matrix.tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]]
+    assert accuracy(matrix) == pytest.approx(3 / 5)
+    nothing = confusion_matrix(prediction, torch.full((7,), -1), 4)
+    assert not nothing.any()
+    assert np.isnan(accuracy(nothing))
+    assert confusion_matrix(prediction[:0], truth[:0], 2).tolist() == [[0, 0], [0, 0]]
+
+
+def test_loss_is_the_mean_over_what_is_labelled():
+    logits = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([2, -1, 0, -1, 1])
+    kept = labels >= 0
+    expected = -torch.log_softmax(logits[kept], 1).gather(1, labels[kept, None]).mean()
+    torch.testing.assert_close(segmentation_loss(logits, labels), expected)
+    loss = segmentation_loss(logits, torch.full((5,), -1))
+    loss.backward()
+    assert loss.item() == 0
+    assert logits.grad.tolist() == [[0.0] * 3] * 5
+
+
+def test_each_mesh_is_turned_on_its_own():
+    torch.manual_seed(0)
+    points = torch.randn(600, 3)
+    lengths = (200, 0, 300, 100)
+    turned = rotate(points, lengths)
+    found = []
+    for before, after in zip(points.split(lengths), turned.split(lengths), strict=True):
+        if len(before):
+            matrix = torch.linalg.lstsq(before, after).solution
+            torch.testing.assert_close(before @ matrix, after, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(matrix.T @ matrix, torch.eye(3), rtol=0, atol=1e-5)
+            assert torch.det(matrix) == pytest.approx(1, abs=1e-4)
+            found.append(matrix)
+    assert all((a - b).abs().max() > 0.1 for i, a in enumerate(found) for b in found[:i])
+    # Uniform over all rotations: the mean of their matrices is 0.
+    many = torch.stack([rotate(torch.eye(3), (3,)) for _ in range(1000)])
+    assert many.mean(0).abs().max() < 0.1
+
+
+def test_options_name_what_is_wrong():
+    for given, message in (
+        ({"epochs": 0}, "epochs .*0"),
+        ({"batch_meshes": 0}, "batch_meshes .*0"),
+        ({"dropout": 1.0}, "dropout .*1.0"),
+        ({"validation": -0.1}, "validation .*-0.1"),
+        ({"learning_rate": 0.0}, "learning_rate .*0.0"),
+        ({"learning_rate": float("nan")}, "learning_rate .*nan"),
+        ({"learning_rate": 1e300}, "learning_rate .*1e\\+300"),
+        ({"precision": "fp8"}, "precision .*'fp8'"),
+        ({"backend": "cudnn"}, "backend .*'cudnn'"),
+        ({"schedule": "linear"}, "schedule .*'linear'"),
+        ({"features": "shot"}, "features .*'shot'"),
+        ({"seed": -1}, "seed .*-1"),
+        ({"diffusion": "heat"}, "diffusion .*'heat'"),
+        ({"attention_heads": 3, "width": 16}, "attention_heads .*16, got 3"),
+        ({"attention_heads": -1}, "attention_heads .*-1"),
+        ({"features": "xyz", "k": 0}, "spectral diffusion, got 0"),
+        ({"features": "hks", "k": 0, "diffusion": "implicit"}, "at least 1, got 0"),
+        ({"rotate": True, "features": "hks"}, "rotate .*'hks'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TrainOptions(**given)
+    assert TrainOptions(features="xyz").rotates
+    assert not TrainOptions(features="hks").rotates
+    assert not TrainOptions(features="xyz", rotate=False).rotates
+
+
+def test_schedules():
+    step = TrainOptions(learning_rate=1.0, decay_every=2)
+    assert [step.learning_rate_at(e) for e in range(5)] == [1, 1, 0.5, 0.5, 0.25]
+    cosine = TrainOptions(learning_rate=1.0, schedule="cosine", epochs=4)
+    assert [cosine.learning_rate_at(e) for e in (0, 2, 4)] == pytest.approx([1, 0.5, 0])
+
+
+def test_devices_that_are_not_there():
+    assert pick_device("cpu") == CPU
+    for name in ("gpu", "meta", "mps", "cuda:99", "", "cuda:x"):
+        with pytest.raises(ValueError, match=f"{name!r}"):
+            pick_device(name)
+
+
+# ---- training ----
+
+
+@pytest.mark.parametrize(
+    ("at", "given"),
+    [
+        ("vertices", {}),
+        ("faces", {}),
+        ("edges", {}),
+        ("cloud", {}),
+        ("vertices", {"diffusion": "implicit", "k": 0}),
+        ("vertices", {"attention_heads": 2}),
+    ],
+)
+def test_training_learns(at, given, tmp_path):
+    data = balls(6, 2, at)
+    checkpoint = fit(data, tmp_path, epochs=12, learning_rate=2e-2, width=16, dropout=0.0, **given)
+    history = checkpoint["history"]
+    assert history[0]["train_loss"] > history[-1]["train_loss"]
+    assert history[-1]["test_accuracy"] > 0.9
+    assert checkpoint["labels_at"] == data.labels_at
+    model, chosen = restore_model(checkpoint)
+    samples = [make_sample(item, chosen.preprocessing) for item in data.test]
+    assert accuracy(evaluate(model, samples, chosen, CPU)) == history[-1]["test_accuracy"]
+
+
+def test_a_run_leaves_its_files(run, data):
+    out, checkpoint = run
+    assert {p.name for p in out.iterdir()} == {"last.pt", "best.pt", "metrics.csv", "tensorboard"}
+    table = rows(out)
+    assert tuple(table[0]) == COLUMNS
+    assert [row["epoch"] for row in table] == ["1", "2", "3", "4"]
+    assert all(float(row["seconds"]) > 0 and 0 <= float(row["train_accuracy"]) <= 1 for row in table)
+    assert {row["validation_accuracy"] for row in table} == {""}
+    for name in ("last.pt", "best.pt"):
+        stored = torch.load(out / name, weights_only=True)
+        assert stored["label_names"] == NAMES
+        assert stored["labels_at"] == "vertices"
+        model, chosen = restore_model(stored)
+        assert not model.training
+        assert chosen == options()
+        assert chosen.preprocessing.k == 8
+    # Without a validation set the last is judged, and the best is that of lowest loss.
+    assert len(checkpoint["history"]) == 4
+    losses = [float(row["train_loss"]) for row in table]
+    assert len(load_checkpoint(out / "best.pt")["history"]) == 1 + int(np.argmin(losses))
+
+
+def scalars(out):
+    events = EventAccumulator(str(out / "tensorboard"))
+    events.Reload()
+    return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def test_tensorboard_shows_what_the_table_does(run):
+    shown, table = scalars(run[0]), rows(run[0])
+    assert set(shown) == {name for name in COLUMNS[1:] if table[0][name]}
+    for name, points in shown.items():
+        assert [step for step, _ in points] == [1, 2, 3, 4]
+        assert [value for _, value in points] == pytest.approx([float(row[name]) for row in table], rel=1e-6)
+
+
+def test_how_often_the_test_set_is_looked_at(data, tmp_path):
+    fit(data, tmp_path, eval_every=3, epochs=4)
+    assert [bool(row["test_accuracy"]) for row in rows(tmp_path)] == [False, False, True, True]
+
+
+def test_what_is_held_out_depends_on_the_seed_only(data):
+    samples = [make_sample(item, options().preprocessing) for item in balls(10, 1).train]
+
+    def held_out(**given):
+        fitted, held = segmentation._set_aside(samples, options(**given))
+        names = [{s.names for s in part} for part in (fitted, held)]
+        assert not names[0] & names[1]
+        assert len(names[0] | names[1]) == 10
+        return names[1]
+
+    assert len(held_out(validation=0.3)) == 3
+    assert len(held_out(validation=0.01)) == 1
+    assert held_out(validation=0.0) == set()
+    assert held_out(validation=0.3) == held_out(validation=0.3, epochs=9, dropout=0.1, learning_rate=1.0)
+    assert len({frozenset(held_out(validation=0.3, seed=seed)) for seed in range(6)}) > 1
+    with pytest.raises(ValueError, match=r"validation = 0.9 of 4"):
+        segmentation._set_aside(samples[:4], options(validation=0.9))
+    with pytest.raises(ValueError, match="0 training meshes"):
+        segmentation._set_aside([], options())
+
+
+def test_with_a_validation_set_the_best_is_judged(tmp_path, monkeypatch):
+    scores = iter([0.5, 0.9, 0.9, 0.1])
+    # Each epoch looks at the validation set, then at the test set.
+    monkeypatch.setattr(segmentation, "accuracy", lambda matrix: next(scores) if matrix.sum() == 42 else 0.0)
+    checkpoint = fit(balls(4, 2), tmp_path, validation=0.25)
+    assert [row["validation_accuracy"] for row in rows(tmp_path)] == ["0.5", "0.9", "0.9", "0.1"]
+    assert len(checkpoint["history"]) == 2
+    assert checkpoint["best"] == 0.9
+
+
+def test_a_validation_set_without_labels_can_be_judged(tmp_path):
+    data = balls()
+    blank = [replace(item, labels=np.full_like(item.labels, -1)) for item in data.train]
+    checkpoint = fit(replace(data, train=blank), tmp_path, validation=0.25, epochs=2)
+    assert len(checkpoint["history"]) == 1
+    assert float(rows(tmp_path)[1]["train_loss"]) == 0
+    fit(replace(data, train=blank), tmp_path, resume=True, validation=0.25, epochs=3)
+    assert len(rows(tmp_path)) == 3
+
+
+def test_bf16_trains_on_the_cpu_too(data, tmp_path):
+    checkpoint = fit(data, tmp_path, precision="bf16", epochs=2)
+    assert all(value.dtype == torch.float32 for value in checkpoint["model"].values())
+    assert not autocast("auto", CPU)._enabled
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(data, tmp_path):
+    samples = [make_sample(item, options().preprocessing) for item in data.train]
+    fit(data, tmp_path, samples=samples, epochs=2)
+    before = {name: (tmp_path / name).read_bytes() for name in ("last.pt", "best.pt", "metrics.csv")}
+    samples[2] = replace(samples[2], features=samples[2].features * float("nan"))
+    with pytest.raises(TrainingError, match=r"nan in epoch 3, on ball 2; last.pt holds epoch 2"):
+        fit(data, tmp_path, resume=True, samples=samples)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    model = restore_model(load_checkpoint(tmp_path / "last.pt"))[0]
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_a_learning_rate_far_too_high_stops_the_run(data, tmp_path):
+    with pytest.raises(TrainingError, match=r"loss .* in epoch 1, on ball .*last.pt holds epoch 0.*--lr"):
+        fit(data, tmp_path, learning_rate=1e30)
+    stored = load_checkpoint(tmp_path / "last.pt")
+    assert stored["history"] == []
+    assert all(value.isfinite().all() for value in stored["model"].values())
+
+
+def test_weights_that_are_not_finite_are_not_kept(tmp_path):
+    """Where nothing is labelled the loss is 0 whatever comes out of the network, but not its gradient."""
+    data = balls(1)
+    (sample,) = (make_sample(item, options().preprocessing) for item in data.train)
+    sample = replace(sample, features=sample.features * float("nan"), labels=torch.full_like(sample.labels, -1))
+    with pytest.raises(TrainingError, match=r"weights .* in epoch 1, on ball 0; last.pt holds epoch 0"):
+        fit(data, tmp_path, samples=[sample])
+    assert all(value.isfinite().all() for value in load_checkpoint(tmp_path / "last.pt")["model"].values())
+
+
+# ---- resuming ----
+
+VARIANTS = [
+    {"dropout": 0.5},
+    {"validation": 0.5, "dropout": 0.3},
+    {"rotate": True, "batch_meshes": None, "batch_vertices": 100},
+    {"schedule": "cosine", "seed": 7},
+]
+
+
+@pytest.mark.parametrize("given", VARIANTS, ids=lambda given: "-".join(given))
+def test_a_resumed_run_is_the_run_that_was_interrupted(data, tmp_path, given):
+    def interrupt(row):
+        if row["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    expected = fit(data, whole, **given)
+    with pytest.raises(KeyboardInterrupt):
+        fit(data, parted, after_epoch=interrupt, **given)
+    assert len(rows(parted)) == 2
+    torch.manual_seed(99)  # what a new process has drawn is of no matter
+    returned = fit(data, parted, resume=True, **given)
+    same_run(whole, parted)
+    assert len(returned["history"]) == len(expected["history"])
+    assert [step for step, _ in scalars(parted)["train_loss"]] == [1, 2, 3, 4]
+
+
+def test_a_run_can_be_made_longer(data, tmp_path):
+    fit(data, tmp_path / "whole", epochs=4)
+    fit(data, tmp_path / "parted", epochs=2)
+    fit(data, tmp_path / "parted", epochs=4, resume=True)
+    same_run(tmp_path / "whole", tmp_path / "parted")
+    # Nothing is left to do; what it wrote stands.
+    assert len(fit(data, tmp_path / "parted", epochs=2, resume=True)["history"]) == 4
+    same_run(tmp_path / "whole", tmp_path / "parted")
+
+
+@pytest.mark.parametrize("writes", range(1, 6))
+def test_a_run_that_ends_between_two_files_can_be_resumed(data, tmp_path, monkeypatch, writes):
+    """The first write is last.pt of epoch 0, then follow best.pt, last.pt and metrics.csv of each epoch."""
+    fit(data, tmp_path / "whole", epochs=2)
+    parted, left = tmp_path / "parted", [writes]
+
+    def count(path, content):
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        export.write_atomically(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("diffnet.train.loop.write_atomically", count)
+        patch.setattr("diffnet.train.checkpoint.write_atomically", count)
+        with pytest.raises(KeyboardInterrupt):
+            fit(data, parted, epochs=2)
+    fit(data, parted, epochs=2, resume=True)
+    same_run(tmp_path / "whole", parted)
+
+
+def test_the_table_is_written_again_where_it_is_missing(data, run, tmp_path):
+    (tmp_path / "last.pt").write_bytes((run[0] / "last.pt").read_bytes())
+    fit(data, tmp_path, resume=True)
+    assert (tmp_path / "metrics.csv").read_text() == (run[0] / "metrics.csv").read_text()
+
+
+def test_order_and_dropout_differ_between_epochs_and_seeds(data, tmp_path, monkeypatch):
+    seen = []
+    plain = segmentation.collate_samples
+    monkeypatch.setattr(segmentation, "collate_samples", lambda batch: seen.append(batch[0].names[0]) or plain(batch))
+    seeds = []
+    monkeypatch.setattr(segmentation, "epoch_seed", lambda *given: seeds.append(given) or epoch_seed(*given))
+    fit(data, tmp_path / "a", epochs=4, seed=1)
+    epochs = [tuple(seen[i : i + 4]) for i in range(0, 16, 4)]
+    assert all(len(set(epoch)) == 4 for epoch in epochs)
+    assert len(set(epochs)) > 1
+    assert seeds == [(1, epoch) for epoch in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"width": 16}, "width = 8, not 16"),
+        ({"learning_rate": 0.5}, "learning_rate = 0.01, not 0.5"),
+        ({"k": 9}, "k = 8, not 9"),
+        ({"seed": 1}, "seed = 0, not 1"),
+        ({"validation": 0.5}, "validation = 0.0, not 0.5"),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_options(run, data, changed, message):
+    before = (run[0] / "last.pt").read_bytes()
+    with pytest.raises(CheckpointError, match=message) as caught:
+        fit(data, run[0], resume=True, **changed)
+    assert str(run[0] / "last.pt") in str(caught.value)
+    assert (run[0] / "last.pt").read_bytes() == before
+
+
+def test_a_run_from_before_an_option_is_resumed(data, tmp_path):
+    fit(data, tmp_path, epochs=2)
+    stored = load_checkpoint(tmp_path / "last.pt")
+    del stored["options"]["diffusion"]
+    save_checkpoint(tmp_path / "last.pt", stored)
+    assert len(fit(data, tmp_path, epochs=3, resume=True)["history"]) == 3
+    with pytest.raises(CheckpointError, match="diffusion = spectral, not implicit"):
+        fit(data, tmp_path, epochs=4, resume=True, diffusion="implicit")
+
+
+def test_a_cosine_run_keeps_its_length(data, tmp_path):
+    fit(data, tmp_path, epochs=2, schedule="cosine")
+    with pytest.raises(CheckpointError, match="epochs = 2, not 3"):
+        fit(data, tmp_path, epochs=3, schedule="cosine", resume=True)
+    with pytest.raises(CheckpointError, match="other labels"):
+        fit(replace(data, label_names=["a", "b"]), tmp_path, epochs=2, schedule="cosine", resume=True)
+    swapped = replace(data, train=[*data.train[:-1], data.test[0]], test=[data.train[-1], *data.test[1:]])
+    relabelled = replace(data, test=[replace(data.test[0], labels=1 - data.test[0].labels), *data.test[1:]])
+    for other in (balls(train=5), swapped, relabelled):
+        with pytest.raises(CheckpointError, match="other meshes"):
+            fit(other, tmp_path, epochs=2, schedule="cosine", resume=True)
+
+
+# ---- checkpoints ----
+
+
+def test_files_that_are_no_checkpoint(run, tmp_path):
+    whole = (run[0] / "last.pt").read_bytes()
+    stored = load_checkpoint(run[0] / "last.pt")
+    path = tmp_path / "a.pt"
+
+    def message(content):
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            torch.save(content, path)
+        with pytest.raises(CheckpointError) as caught:
+            load_checkpoint(path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    with pytest.raises(CheckpointError, match=r"missing.pt: no such"):
+        load_checkpoint(tmp_path / "missing.pt")
+    with pytest.raises(CheckpointError, match="no such"):
+        load_checkpoint(tmp_path)
+    rng = np.random.default_rng(0)
+    for garbage in (b"", b".", b"garbage", b"\x80\x02.", b"}q\x00h\x05.", whole[: len(whole) // 2], whole[:-100]):
+        assert "damaged" in message(garbage)
+    for size in rng.integers(1, 200, 50):
+        message(rng.bytes(int(size)))
+    assert "diffnet train" in message({"weights": torch.zeros(3)})
+    assert "diffnet train" in message([1, 2, 3])
+    assert "diffnet train" in message(torch.zeros(3))
+    assert "format 99" in message({**stored, "format": 99})
+    assert "model" in message({"format": stored["format"]})
+    assert "damaged" in message({"format": stored["format"], "path": Path("code")})  # weights_only
+
+
+def test_a_checkpoint_is_whole_at_any_time(run, tmp_path, monkeypatch):
+    path = tmp_path / "a.pt"
+    stored = load_checkpoint(run[0] / "last.pt")
+    save_checkpoint(path, stored)
+    before = path.read_bytes()
+    write = Path.write_bytes
+
+    def half(self, content):
+        write(self, content[: len(content) // 2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", half)
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(path, stored)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
+
+
+# ---- a whole run ----
+
+
+def whole_run(data, out, tmp_path, resume=False, **given):
+    return run_segmentation(
+        data,
+        options(**given),
+        out,
+        device=CPU,
+        cache_dir=tmp_path / "cache",
+        jobs=1,
+        resume=resume,
+        console=Console(file=io.StringIO()),
+    )
+
+
+def not_blank(path):
+    return np.asarray(Image.open(path).convert("RGB")).std() > 5
+
+
+def test_a_run_is_reported(tmp_path):
+    data = balls(4, 3)
+    unlabelled = data.test[0].labels.copy()
+    unlabelled[:10] = -1
+    data = replace(data, test=[replace(data.test[0], labels=unlabelled), *data.test[1:]], label_names=[*NAMES, "none"])
+    out = tmp_path / "deep" / "run"
+    results = whole_run(data, out, tmp_path)
+
+    def reject(constant):
+        raise AssertionError(constant)
+
+    assert json.loads((out / "results.json").read_text(), parse_constant=reject) == results
+    assert not_blank(out / "confusion.png")
+    assert not_blank(out / "curves.png")
+    page = (out / "predictions.html").read_text()
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert page.count("<article>") == 3
+
+    chosen = options()
+    model = restore_model(load_checkpoint(out / "last.pt"))[0]
+    matrix = evaluate(model, [make_sample(item, chosen.preprocessing) for item in data.test], chosen, CPU)
+    assert matrix.sum() == 3 * 42 - 10
+    scores = class_scores(matrix)
+    assert results["test_accuracy"] == accuracy(matrix)
+    assert results["test_accuracy"] == load_checkpoint(out / "last.pt")["history"][-1]["test_accuracy"]
+    assert results["mean_iou"] == pytest.approx(np.nanmean(scores.iou))
+    assert [c["name"] for c in results["classes"]] == NAMES  # "none" doesn't occur
+    for i, found in enumerate(results["classes"]):
+        assert (found["count"], found["accuracy"], found["iou"]) == (
+            int(matrix[i].sum()),
+            pytest.approx(scores.accuracy[i]),
+            pytest.approx(scores.iou[i]),
+        )
+    assert results["options"]["k"] == 8
+    assert results["train_meshes"] == 4
+    assert results["test_meshes"] == 3
+
+
+def test_a_test_set_without_labels_makes_valid_json(tmp_path):
+    data = balls(2, 1)
+    blank = [replace(item, labels=np.full_like(item.labels, -1)) for item in data.test]
+    out = tmp_path / "run"
+    results = whole_run(replace(data, test=blank), out, tmp_path, epochs=1)
+    assert results["test_accuracy"] is None
+    assert results["mean_iou"] is None
+    assert results["classes"] == []
+    assert "NaN" not in (out / "results.json").read_text()
+    assert (out / "predictions.html").exists()
+
+
+def test_runs_do_not_overwrite_each_other(data, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(ValueError, match="no run in this folder to resume"):
+        whole_run(data, out, tmp_path, resume=True)
+    assert not out.exists()
+    out.mkdir()
+    (out / "results.json").write_text("mine")
+    with pytest.raises(ValueError, match=r"results.json"):
+        whole_run(data, out, tmp_path)
+    with pytest.raises(ValueError, match="no run in this folder to resume"):
+        whole_run(data, out, tmp_path, resume=True)
+    assert [(p.name, p.read_text()) for p in out.iterdir()] == [("results.json", "mine")]
+    (out / "results.json").unlink()
+    whole_run(data, out, tmp_path, epochs=1)
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    with pytest.raises(ValueError, match=r"already.*--resume"):
+        whole_run(data, out, tmp_path, epochs=1)
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+    assert whole_run(data, out, tmp_path, epochs=2, resume=True)["judged_epoch"] == 2
+
+
+def test_a_bad_mesh_is_named_before_training(data, tmp_path):
+    bad = LabeledMesh("bad one", make_mesh(np.zeros((3, 3)), [[0, 1, 2]], name="bad.off"), np.zeros(3, np.int64))
+    out = tmp_path / "run"
+    with pytest.raises(DataError, match=r"1 of 7 meshes.*bad one: bad.off"):
+        whole_run(replace(data, train=[*data.train, bad]), out, tmp_path)
+    assert list(out.iterdir()) == []
+
+
+def test_capture_needs_a_gpu(data, tmp_path):
+    samples = [make_sample(item, options().preprocessing) for item in data.train]
+    with pytest.raises(ValueError, match="cpu"):
+        train(data, samples, samples, options(), tmp_path, device=CPU, capture=True)
+
+
+@pytest.mark.gpu
+def test_capture_needs_one_mesh_a_step(data, tmp_path):
+    samples = [make_sample(item, options().preprocessing) for item in data.train]
+    with pytest.raises(ValueError, match="batch_meshes = 2"):
+        train(data, samples, samples, options(batch_meshes=2), tmp_path, device=torch.device("cuda"), capture=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("rotate", [False, True])
+def test_a_captured_run_learns_as_another_does(data, tmp_path, rotate, precision):
+    chosen = options(dropout=0.0, rotate=rotate, precision=precision, epochs=6)
+    device = torch.device("cuda")
+    samples = [make_sample(item, chosen.preprocessing) for item in (*data.train, *data.test)]
+    kept = keep_on_device(samples, device, matmul_dtype(precision, device))
+    losses = []
+    for name, capture in (("plain", False), ("captured", True)):
+        (tmp_path / name).mkdir()
+        trained, tests = kept[: len(data.train)], kept[len(data.train) :]
+        train(data, trained, tests, chosen, tmp_path / name, device=device, capture=capture)
+        losses.append([float(row["train_loss"]) for row in rows(tmp_path / name)])
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert losses[1][-1] < losses[1][0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("backend", "fused"), [("auto", True), ("torch", False)])
+def test_what_computes_on_a_gpu(data, tmp_path, backend, fused):
+    device = torch.device("cuda")
+    chosen = options(backend=backend, precision="bf16", epochs=1)
+    samples = keep_on_device([make_sample(item, chosen.preprocessing) for item in data.train], device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        train(data, samples, samples, chosen, tmp_path, device=device)
+    kernels = {event.key for event in profile.key_averages()}
+    assert any(name.startswith("void at::native::") for name in kernels)
+    of_triton = {name for name in kernels if re.fullmatch(r"_\w+_kernel", name)}
+    assert bool(of_triton) == fused, of_triton
+
+
+def test_the_network_computes_as_was_asked(data, tmp_path):
+    for backend in ("auto", "torch"):
+        checkpoint = fit(data, tmp_path / backend, backend=backend, epochs=1)
+        model, _ = restore_model(checkpoint)
+        assert {module.backend for module in model.modules() if hasattr(module, "backend")} == {backend}
+
+
+@pytest.mark.gpu
+def test_a_captured_run_can_be_resumed(data, tmp_path):
+    device = torch.device("cuda")
+    samples = keep_on_device([make_sample(item, options().preprocessing) for item in data.train], device)
+    for epochs, resume in ((2, False), (4, True)):
+        train(data, samples, samples, options(epochs=epochs), tmp_path, device=device, resume=resume, capture=True)
+    assert len(rows(tmp_path)) == 4
+
+
+class Parcel:
+    """Stands for a batch, and tells where it was moved."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def to(self, device):
+        return self.number, device.type
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_batches_are_moved_ahead_in_order(device):
+    def parcels():
+        yield Parcel(0)
+        yield Parcel(1)
+        raise OSError("the cache is gone")
+
+    steps = segmentation._moved_ahead(parcels(), torch.device(device))
+    for number in (0, 1):
+        batch, moved = next(steps)
+        assert (batch.number, moved) == (number, (number, device))
+    with pytest.raises(OSError, match="the cache is gone"):
+        next(steps)
+
+
+def test_moving_ahead_is_one_batch_ahead_and_stops_with_the_loop():
+    asked = []
+
+    def parcels():
+        for number in range(100):
+            asked.append(number)
+            yield Parcel(number)
+
+    steps = segmentation._moved_ahead(parcels(), torch.device("cuda"))
+    next(steps)
+    next(steps)
+    steps.close()
+    assert asked == [0, 1, 2]

@@ -1,0 +1,1 @@
+"""Reports, pictures and pages of results."""
