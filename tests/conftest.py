@@ -87,6 +87,12 @@ def shared() -> Path:
     return SHARED
 
 
+@pytest.fixture(scope="session")
+def triton_cache(pytestconfig: pytest.Config) -> Path:
+    """A folder of compiled kernels, kept between runs, so that each version of a kernel is compiled once."""
+    return pytestconfig.cache.mkdir("triton")
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Limits PyTorch and BLAS to one thread. On a few dozen vertices, threads spend more time waiting than working."""

@@ -19,9 +19,9 @@ SHARED_MEMORY = 227 * 1024  # bytes that a program may take
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="Triton's compiler for GPUs is not everywhere")
-def test_every_sparse_kernel_compiles(tmp_path: Path) -> None:
+def test_every_sparse_kernel_compiles(triton_cache: Path) -> None:
     """None with more registers spilled than it should, or more shared memory than there is."""
-    env = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"TRITON_CACHE_DIR": str(triton_cache), "PYTHONPATH": str(ROOT)}
     env.pop("TRITON_INTERPRET", None)
     script = Path(__file__).with_name("compile_sparse_kernels.py")
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=600)
