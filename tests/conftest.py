@@ -16,6 +16,7 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 
 import numpy as np
 import pytest
+import quick_interpreter
 import seeds
 import torch
 import trimesh
@@ -25,6 +26,7 @@ from threadpoolctl import threadpool_limits
 # Without a GPU the kernels run in Triton's interpreter. The choice has to be made before Triton is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    quick_interpreter.install()
 
 # A background process of a shell script ignores Ctrl-C, and so would the processes that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -24,7 +24,7 @@ def operators() -> Operators:
         pytest.param({}, "torch", id="spectral-torch"),
         pytest.param({}, "triton", id="spectral-triton"),
         pytest.param({"gradient": "sparse"}, "torch", id="sparse-gradient-torch"),
-        pytest.param({"gradient": "sparse"}, "triton", id="sparse-gradient-triton", marks=pytest.mark.slow),
+        pytest.param({"gradient": "sparse"}, "triton", id="sparse-gradient-triton"),
         pytest.param({"diffusion": "implicit"}, "torch", id="implicit-torch"),
         pytest.param({"diffusion": "implicit"}, "triton", id="implicit-triton", marks=pytest.mark.slow),
     ],
