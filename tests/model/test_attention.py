@@ -154,9 +154,8 @@ def test_batches_keep_neighborhoods(meshes: list[Operators]) -> None:
     assert packed.neighborhood is not None
     expected = [o.neighborhood or o.gradient.pattern for o in each]
     assert torch.equal(mask_of(packed.neighborhood), torch.block_diag(*(mask_of(p).int() for p in expected)).bool())
-    assert (
-        packed.neighborhood._transpose is not None
-    )  # private: collate assembles the transpose instead of sorting again
+    # A private name, because only it shows that collate assembles the transpose instead of sorting later.
+    assert packed.neighborhood._transpose is not None
     for part, pattern in zip(packed.split(), expected, strict=True):
         assert part.neighborhood is not None
         assert torch.equal(mask_of(part.neighborhood), mask_of(pattern))
