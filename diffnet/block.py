@@ -15,7 +15,7 @@ from diffnet.gradient_features import SpatialGradientFeatures
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.ops import Backend, diffusion_and_gradient_features, mlp, spmm
-from diffnet.ops.common.precision import use_matrix_kernels
+from diffnet.ops.common.backend import use_kernels
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
@@ -123,7 +123,7 @@ def run_mlp(layers: nn.Sequential, inputs: Sequence[Tensor], residual: Tensor, b
     dropouts = [layer.p if layer.training else 0.0 for layer in layers if isinstance(layer, nn.Dropout)]
     between = [type(layer) for layer in layers if type(layer) not in (nn.Linear, nn.Dropout)]
     known = between == [nn.ReLU] * (len(linear) - 1) and all(p == dropouts[0] for p in dropouts)
-    if known and use_matrix_kernels(backend, residual):
+    if known and use_kernels(backend, residual, matrix=True):
         weights, biases = [layer.weight for layer in linear], [layer.bias for layer in linear]
         dropout = dropouts[0] if dropouts else 0.0
         return mlp(inputs, weights, biases, dropout=dropout, residual=residual, backend=backend)

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, mlp, segment_mean
-from diffnet.ops.common.precision import compute_dtype, use_matrix_kernels
+from diffnet.ops.common.backend import use_kernels
+from diffnet.ops.common.precision import compute_dtype
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
 
@@ -88,7 +89,7 @@ class DiffusionNet(nn.Module):
         # Where they are wanted but missing, once for all blocks.
         pushed = operators.with_gradient_evecs() if self.gradient == "spectral" else operators
         x = self._linear(self.first, features)
-        if use_matrix_kernels(self.backend, x):
+        if use_kernels(self.backend, x, matrix=True):
             pushed = pushed.with_basis_dtype(compute_dtype(x))
         for block in self.blocks:
             x = block(x, pushed)
@@ -102,7 +103,7 @@ class DiffusionNet(nn.Module):
         return x if self.last_activation is None else self.last_activation(x)
 
     def _linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        if use_matrix_kernels(self.backend, x):
+        if use_kernels(self.backend, x, matrix=True):
             return mlp([x], [layer.weight], [layer.bias], backend=self.backend)
         out: Tensor = layer(x)
         return out
