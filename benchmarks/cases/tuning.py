@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from diffnet.benchmarks.cases.sparse import mesh_pattern, moved_bytes
 from diffnet.benchmarks.harness.arithmetic import Arithmetic, arithmetic, matmul_precision
+from diffnet.benchmarks.harness.patterns import mesh_pattern, moved_bytes
 from diffnet.benchmarks.harness.peers import on_kernels
 from diffnet.benchmarks.harness.registry import Case, Options, benchmark
 from diffnet.ops import Pattern

@@ -1,4 +1,4 @@
-"""Operators of the sizes that a benchmark asks for, with numbers that mean nothing."""
+"""Operators of any size with random values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from diffnet.ops import Pattern, SparseMatrix
 
 
 def synthetic_operators(v: int, k: int, device: torch.device) -> Operators:
-    """One mesh of v vertices whose gradient has 7 entries a row, as that of a triangle mesh has on average, at the
-    distances that a numbering row by row of a grid gives; float32, with the gradient on the basis."""
+    """Operators of one mesh of v vertices with k eigenpairs, in float32, with the gradient on the basis.
+
+    The gradient has 7 entries per row, the average of a triangle mesh. Its columns are at the distances of a grid that
+    is numbered row by row.
+    """
     side = max(2, round(v**0.5))
     steps = torch.tensor([-side - 1, -side, -1, 0, 1, side, side + 1], device=device)
     columns = torch.sort((torch.arange(v, device=device)[:, None] + steps) % v, dim=1).values
