@@ -40,7 +40,7 @@ def original_meshes(operators: Operators) -> list[OriginalMesh]:
 
 
 def original_network(model: DiffusionNet, x: Tensor, meshes: list[OriginalMesh], lengths: list[int]) -> Tensor:
-    """Compute `model(x, operators)`. x (V, C_in) → (V, C_out)"""
+    """Compute `model(x, operators)` for a model on the backend "torch". x (V, C_in) → (V, C_out)"""
     outputs = []
     for features, mesh in zip(torch.split(x, lengths), meshes, strict=True):
         h = model.first(features)
@@ -72,5 +72,5 @@ def _block(block: DiffusionNetBlock, x: Tensor, mesh: OriginalMesh) -> Tensor:
     assert features is not None
     assert features.a_im is not None
     f = original_gradient_features(gx, gy, features.a_re, features.a_im)
-    out: Tensor = block.mlp(torch.cat([x, diffused, f], dim=-1)) + x
+    out: Tensor = block.mlp([x, diffused, f], x)  # plain PyTorch, since the network's backend is "torch"
     return out

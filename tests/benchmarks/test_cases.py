@@ -31,7 +31,11 @@ KERNELS = ["to-spectral", "gradient-features", "direct-gradient-features", "mlp"
 no_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 
 
-@pytest.mark.parametrize("name", sorted(BENCHMARKS))
+SLOW = ["data-set"]  # starts processes several times
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in sorted(BENCHMARKS)]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without a GPU, kernels run in Triton's interpreter."""
     monkeypatch.setattr(preprocessing, "MESHES", 2)
@@ -61,7 +65,7 @@ def test_compiled_peers(tmp_path: Path) -> None:
 def test_the_original_form_computes_the_same_outputs_as_the_network() -> None:
     operators = collate([synthetic_operators(v, 6, CPU) for v in (30, 25)])
     torch.manual_seed(0)
-    model = DiffusionNet(3, 5, width=8, blocks=2).eval()
+    model = DiffusionNet(3, 5, width=8, blocks=2, backend="torch").eval()
     for block in model.blocks:
         torch.nn.init.uniform_(block.diffusion.time, 0.01, 0.1)
     x = torch.randn(55, 3)
