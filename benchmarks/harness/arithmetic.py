@@ -59,5 +59,9 @@ def matmul_precision(tf32: bool) -> Iterator[None]:
 
 
 def floor_ms(flops: float, moved: float, kind: Arithmetic) -> float:
-    """The milliseconds an H200 needs at least: the longer of computing `flops` operations and moving `moved` bytes."""
+    """The milliseconds an H200 needs at least: the longer of computing `flops` operations and moving `moved` bytes.
+
+    >>> floor_ms(flops=680e9, moved=1e6, kind=arithmetic("bf16"))
+    1.0
+    """
     return 1e3 * max(flops / (kind.tflops * 1e12), moved / H200_COPY)
