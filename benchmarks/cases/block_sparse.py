@@ -107,8 +107,9 @@ def attention_cases(options: Options) -> Iterator[Case]:
                 "dense": partial(_dense, given),
             }
             for step, peers in both_passes(size.device, forwards, [given], ("triton", "triton-three-kernels")):
-                parameters = {"pass": step, "dtype": size.dtype, "block": block, "vertices": n, "density": density}
-                yield Case(parameters, peers)
+                yield Case(
+                    {"pass": step, "dtype": size.dtype, "block": block, "vertices": n, "density": density}, peers
+                )
 
 
 def _one_kernel(pattern: BlockPattern, given: Tensor) -> Tensor:

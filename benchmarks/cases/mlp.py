@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from torch import Tensor, nn
@@ -42,5 +42,7 @@ def mlp_cases(options: Options) -> Iterator[Case]:
             )
 
 
-def _block_mlp(backend: Backend, inputs: list[Tensor], weights: list[Tensor], biases: list[Tensor]) -> Tensor:
+def _block_mlp(
+    backend: Backend, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor]
+) -> Tensor:
     return mlp(inputs, weights, biases, dropout=0.5, residual=inputs[0], backend=backend)
