@@ -123,14 +123,21 @@ def test_sweep_takes_options_before_defaults_and_sets_the_precision() -> None:
 
 
 def test_both_passes_compute_the_outputs_and_the_gradients() -> None:
-    x = torch.tensor([1.0, 2.0], requires_grad=True)
-    (forward, outputs), (backward, gradients) = both_passes(CPU, {"square": lambda: x**2}, [x], kernels=())
+    x, y = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 5.0], requires_grad=True)
+    (forward, outputs), (backward, gradients) = both_passes(CPU, {"product": lambda: x * y}, [x, y], kernels=())
     assert (forward, backward) == ("forward", "backward")
-    torch.testing.assert_close(outputs["square"](), torch.tensor([1.0, 4.0]), check_stride=False)
-    (first,), (again,) = gradients["square"](), gradients["square"]()  # type: ignore[misc]
-    assert first.shape == (2,)
-    torch.testing.assert_close(first, again)
-    torch.testing.assert_close(first[0] == 0, torch.tensor(False))
+    assert outputs["product"]().tolist() == [3.0, 10.0]
+    x_grad, y_grad = gradients["product"]()  # y ∘ g and x ∘ g, for a random g
+    assert (x_grad != 0).all()
+    torch.testing.assert_close(x_grad * x, y_grad * y)
+    torch.testing.assert_close(gradients["product"](), (x_grad, y_grad))  # the graph is kept
+
+
+def test_kernels_are_unavailable_on_the_cpu_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for _, peers in both_passes(CPU, {"triton": lambda: torch.ones(1)}, []):
+        with pytest.raises(Unavailable, match=r"need a GPU|isn't installed"):
+            peers["triton"]()
 
 
 def test_a_peer_is_made_once_and_only_if_it_is_called() -> None:
