@@ -101,8 +101,8 @@ def attention_cases(options: Options) -> Iterator[Case]:
             pattern = BlockPattern.from_mask(layout.expand(heads, -1, -1), block, n, n)
             pattern.blocks.prepare()
             forwards: dict[str, Callable[[], Tensor]] = {
-                "triton": partial(_one_kernel, pattern, given),
-                "triton-three-kernels": partial(_three_kernels, pattern, given),
+                "triton": partial(_fused, pattern, given),
+                "triton-three-kernels": partial(_in_three_steps, pattern, given),
                 "flex": _flex_attention(layout, given, block),
                 "dense": partial(_dense, given),
             }
@@ -112,11 +112,11 @@ def attention_cases(options: Options) -> Iterator[Case]:
                 )
 
 
-def _one_kernel(pattern: BlockPattern, given: Tensor) -> Tensor:
+def _fused(pattern: BlockPattern, given: Tensor) -> Tensor:
     return block_attention(pattern, *given, backend="triton")
 
 
-def _three_kernels(pattern: BlockPattern, given: Tensor) -> Tensor:
+def _in_three_steps(pattern: BlockPattern, given: Tensor) -> Tensor:
     query, key, value = given
     scores = block_matmul(pattern, query, key, "sdd", transpose_b=True, backend="triton")
     weights = block_softmax(pattern, scores, scale=query.shape[-1] ** -0.5, backend="triton")

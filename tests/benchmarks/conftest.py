@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
 
 import pytest
 
@@ -13,8 +12,6 @@ from diffnet.__main__ import main
 from diffnet.benchmarks import Benchmark
 from diffnet.benchmarks.harness import registry as registry_module
 from diffnet.benchmarks.harness import run as run_module
-
-Bench: TypeAlias = Callable[..., int]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -26,7 +23,7 @@ def quick_collections() -> Iterator[None]:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Runs `diffnet bench` with the given arguments on a device, and returns its exit code."""
 
     def run(*arguments: object, device: str = "cpu") -> int:

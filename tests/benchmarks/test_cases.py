@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,6 @@ from diffnet.benchmarks.harness import run
 from diffnet.benchmarks.harness.results import read_csv
 from diffnet.benchmarks.harness.synthetic import synthetic_operators
 from diffnet.benchmarks.original.network import original_meshes, original_network
-
-from .conftest import Bench
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,7 +74,7 @@ def test_the_original_form_computes_the_same_outputs_as_the_network() -> None:
 
 
 @pytest.mark.gpu
-def test_kernels_are_measured_on_the_gpu(bench: Bench, tmp_path: Path) -> None:
+def test_kernels_are_measured_on_the_gpu(bench: Callable[..., int], tmp_path: Path) -> None:
     sizes = ["--vertices", 300, "--widths", 32, "--k", 48, "--seconds", 0, "--no-compile"]
     assert bench(*KERNELS, "--out", tmp_path, *sizes, device="cuda") == 0
     for name in KERNELS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,8 @@ from PIL import Image
 from diffnet.benchmarks import BENCHMARKS, Case, Options, Unavailable, benchmark
 from diffnet.benchmarks.harness.results import read_csv
 
-from .conftest import Bench
 
-
-def test_files_of_a_run(registry: dict, bench: Bench, tmp_path: Path) -> None:
+def test_files_of_a_run(registry: dict, bench: Callable[..., int], tmp_path: Path) -> None:
     held: list[str] = []
 
     def absent() -> None:
@@ -82,7 +80,7 @@ def commas(registry: dict) -> None:
     ],
 )
 def test_names_of_peers_may_contain_commas(
-    asked: str, expected: list[str], commas: None, bench: Bench, tmp_path: Path
+    asked: str, expected: list[str], commas: None, bench: Callable[..., int], tmp_path: Path
 ) -> None:
     assert bench("mine", "--out", tmp_path, "--seconds", 0, "--peers", asked) == 0
     assert [row["peer"] for row in read_csv(tmp_path / "mine.csv")] == expected
@@ -90,14 +88,19 @@ def test_names_of_peers_may_contain_commas(
 
 @pytest.mark.parametrize(("asked", "unknown"), [("one,three", "'three'"), ("one two", "'one two'"), ("", "''")])
 def test_unknown_peers(
-    asked: str, unknown: str, commas: None, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    asked: str,
+    unknown: str,
+    commas: None,
+    bench: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert bench("mine", "--out", tmp_path, "--peers", asked) == 1
     assert f"no peer is called {unknown}" in capsys.readouterr().err
 
 
 def test_a_broken_peer_fails_the_run_at_its_end(
-    registry: dict, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    registry: dict, bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @benchmark("mine")
     def cases(options: Options) -> Iterator[Case]:
@@ -122,7 +125,7 @@ def test_a_broken_peer_fails_the_run_at_its_end(
 def test_bad_arguments(
     arguments: list[str],
     message: str,
-    bench: Bench,
+    bench: Callable[..., int],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -132,7 +135,7 @@ def test_bad_arguments(
     assert message in capsys.readouterr().err
 
 
-def test_list(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list(bench: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("--list") == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in BENCHMARKS)

@@ -48,10 +48,10 @@ def test_a_slow_peer_on_a_gpu_runs_twice(monkeypatch: pytest.MonkeyPatch) -> Non
         calls.append(name)
         return 1e3 * seconds[min(calls.count(name), len(seconds)) - 1]
 
-    # These private functions are the only ones that touch the device, so replacing them simulates a GPU.
+    # These three private functions are the only ones that touch the device, so replacing them simulates a GPU.
     monkeypatch.setattr(timing, "_time_and_peak_mb", lambda peer, device: (peer(), 0.0))
-    monkeypatch.setattr(timing, "_time", lambda peer, device, scratch: peer())
-    monkeypatch.setattr(timing, "_release", lambda device: None)
+    monkeypatch.setattr(timing, "_time", lambda peer, device, scratch: peer())  # returns seconds of `run` above
+    monkeypatch.setattr(timing, "_release", lambda device: None)  # would empty the memory pool of a GPU
     peers = {"slow": partial(run, "slow", [9, 8]), "compiled": partial(run, "compiled", [9, 0.25])}
     found = measure(peers, torch.device("cuda"), seconds=1, flush=False)
     assert found["slow"] == Measurement((8000,), 0)
