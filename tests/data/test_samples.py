@@ -29,7 +29,7 @@ from diffnet.data import (
 )
 from diffnet.geometry import make_mesh, mesh_edges, precompute
 from diffnet.geometry.preprocessing import gpu_queue as gpu_solver
-from diffnet.geometry.preprocessing import many as filling
+
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
