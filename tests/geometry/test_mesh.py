@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from operator_checks import relative
 
-from diffnet.geometry import MeshError, diagnose, load_mesh, make_mesh, mesh_edges
+from diffnet.geometry import MeshError, diagnose, load_mesh, make_mesh, mesh_edges, normalize_positions
 
 CORNERS = [[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]]
 POLYGONS = [[1, 4, 2], [0, 1, 4, 2], [0, 1, 3]]  # a quadrilateral between two triangles
@@ -48,13 +49,13 @@ def ascii_stl(verts: list[list[Any]], triangles: list[list[int]]) -> str:
     return f"solid some name\n{facets}endsolid some name\n"
 
 
-def binary_stl(verts: np.ndarray, triangles: np.ndarray, header: bytes = b"solid, in spite of what this says") -> bytes:
+def binary_stl(verts: np.ndarray, triangles: np.ndarray, header: bytes = b"solid, as in an ASCII file") -> bytes:
     body = b"".join(struct.pack("<12fH", 0, 0, 0, *verts[t].ravel(), 0) for t in triangles)
     return header.ljust(80) + struct.pack("<I", len(triangles)) + body
 
 
 def binary_ply(polygons: list[list[int]], order: str = "<") -> bytes:
-    """Vertices with a colour, faces with a colour in front of and a list behind their corners."""
+    """Vertices have a color. Faces have a color before their corners and a list after them."""
     header = (
         f"ply\nformat binary_{'little' if order == '<' else 'big'}_endian 1.0\nelement vertex {len(CORNERS)}\n"
         "property double x\nproperty double y\nproperty uchar red\nproperty double z\n"
@@ -99,13 +100,13 @@ def test_mixed_polygons_become_fans_in_order(tmp_path: Path, suffix: str) -> Non
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_binary_ply(tmp_path: Path, order: str) -> None:
     check_polygons(read(tmp_path, "a.ply", binary_ply(POLYGONS, order)))
-    many = POLYGONS * 300  # runs of equal rows are read together
+    many = POLYGONS * 300  # plyfile reads runs of equal rows together
     mesh = read(tmp_path, "b.ply", binary_ply(many, order))
     np.testing.assert_array_equal(mesh.faces, FAN * 300)
     np.testing.assert_array_equal(mesh.polygons, np.repeat(np.arange(900), [len(p) - 2 for p in many]))
 
 
-def test_binary_ply_of_another_writer(tmp_path: Path, sphere: trimesh.Trimesh) -> None:
+def test_binary_ply_written_by_trimesh(tmp_path: Path, sphere: trimesh.Trimesh) -> None:
     sphere.export(tmp_path / "a.ply")
     mesh = load_mesh(tmp_path / "a.ply")
     np.testing.assert_allclose(mesh.verts, sphere.vertices, atol=1e-7)
@@ -132,7 +133,7 @@ def test_obj_seams_materials_and_groups_leave_vertices_alone(tmp_path: Path) -> 
 
 
 def test_obj_negative_indices(tmp_path: Path) -> None:
-    """They count back from the vertex before the face, not from the last in the file."""
+    """They count back from the last vertex before the face, not from the last vertex of the file."""
     text = lines(CORNERS[:4], "v ") + "f -4 -3 -1\n" + lines(CORNERS[4:], "v ") + "f -4/-1 -1/-1 -3/-1\nf -5 -4 -1 -3\n"
     mesh = read(tmp_path, "a.obj", text)
     np.testing.assert_array_equal(mesh.verts, CORNERS)
@@ -262,7 +263,7 @@ def test_trimesh_objects(sphere: trimesh.Trimesh) -> None:
         (CORNERS, [[0, 1, 2**63]], "faces|face 0"),
     ],
 )
-def test_arrays_that_are_no_mesh(verts: Any, faces: Any, message: str) -> None:
+def test_bad_arrays(verts: Any, faces: Any, message: str) -> None:
     with pytest.raises(MeshError, match=message) as e:
         make_mesh(verts, faces, name="the name")
     assert str(e.value).startswith("the name: ")
@@ -274,7 +275,7 @@ def test_wrong_arguments(source: Any) -> None:
         load_mesh(source)
 
 
-def test_paths_that_are_no_mesh(tmp_path: Path) -> None:
+def test_bad_paths(tmp_path: Path) -> None:
     with pytest.raises(MeshError, match=r"gone\.obj: no such file"):
         load_mesh(tmp_path / "gone.obj")
     (tmp_path / "folder.ply").mkdir()
@@ -287,7 +288,7 @@ def test_paths_that_are_no_mesh(tmp_path: Path) -> None:
 
 
 def broken_files() -> dict[str, tuple[str | bytes, str]]:
-    """Contents by file name, and what the message should say."""
+    """Contents by file name, and a pattern of the expected message."""
     files: dict[str, tuple[str | bytes, str]] = {}
     for suffix in (".obj", ".off", ".ply", ".stl"):
         write = WRITERS.get(suffix, lambda v, _: ascii_stl(v, FAN))
@@ -307,7 +308,7 @@ def broken_files() -> dict[str, tuple[str | bytes, str]]:
             where = "row 1" if suffix == ".ply" else f"line .*{index}"
             files[f"index {index}{suffix}"] = (write(CORNERS, [[0, 1, 2], [0, 1, index]]), where)
     for suffix in (".off", ".ply"):
-        whole = WRITERS[suffix](CORNERS, [[0, 1, 2], [0, 12, 3]])  # so that no cut is a mesh
+        whole = WRITERS[suffix](CORNERS, [[0, 1, 2], [0, 12, 3]])  # so that no truncated file is a valid mesh
         start = whole.index("\n0.0 0 0") + 1
         for cut in range(start, len(whole) - 2):
             files[f"cut at {cut}{suffix}"] = (whole[:cut], ": ")
@@ -355,7 +356,7 @@ def test_broken_files(tmp_path: Path, name: str) -> None:
 
 
 def test_truncated_files(tmp_path: Path) -> None:
-    """Wherever a file that declares its length is cut, it isn't taken for a whole one."""
+    """A file that declares its length is refused wherever it is cut."""
     names = [name for name in BROKEN if "cut at" in name]
     assert len(names) > 100
     for name in names:
@@ -435,3 +436,16 @@ def test_diagnosis_of_a_point_cloud() -> None:
     found = diagnose(load_mesh(([*CORNERS, CORNERS[0]], None)))
     assert (found.vertices, found.faces, found.edges, found.components, found.euler, found.area) == (6, 0, 0, 0, 0, 0)
     assert found.faults == ["vertices at the position of another: 1"]
+
+
+def test_normalized_positions(sphere: trimesh.Trimesh) -> None:
+    verts = np.array(sphere.vertices) * [3, 2, 1] + 7
+    unit = normalize_positions(verts)
+    np.testing.assert_allclose(unit.mean(0), 0, atol=1e-12)
+    assert np.linalg.norm(unit, axis=1).max() == pytest.approx(1)
+    assert relative(unit * (np.ptp(verts) / np.ptp(unit)), verts - verts.mean(0)) < 1e-12
+    tensor = normalize_positions(torch.tensor(verts, dtype=torch.float32))
+    assert tensor.dtype == torch.float32
+    np.testing.assert_allclose(tensor, unit, atol=1e-6)
+    np.testing.assert_array_equal(normalize_positions(verts[:1]), np.zeros((1, 3)))
+    np.testing.assert_array_equal(normalize_positions(torch.ones(3, 3)), np.zeros((3, 3)))
