@@ -95,7 +95,7 @@ def test_against_a_full_solve(
     np.testing.assert_array_equal(again[1], evecs)
 
 
-@pytest.mark.parametrize("k", [1, 2, 40, 128, 300])
+@pytest.mark.parametrize("k", [1, 2, 40, 128, pytest.param(300, marks=pytest.mark.slow)])
 def test_against_scipy(k: int) -> None:
     laplacian, mass = problem(comb(40, 20))
     with warnings.catch_warnings():

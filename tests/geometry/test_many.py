@@ -128,22 +128,24 @@ if __name__ == "__main__":
     assert ran.stdout.splitlines()[-4:] == ["None", "<class 'tuple'>", "False", "False"], ran.stderr
 
 
+WITH_PYTORCH = "import trimesh\nfrom diffnet import data, geometry\nball = trimesh.creation.icosphere(2)\n"
+UNGUARDED = {
+    "pool": "from diffnet.geometry.processes import WorkerPool\n"
+    "with WorkerPool(2, 1) as pool:\n"
+    "    for call in [pool.submit(abs, -1) for _ in range(50)]:\n"
+    "        call.result()\n",
+    "fill_cache": WITH_PYTORCH + "data.fill_cache([ball] * 50, data.Preprocessing(4), 'cache', 2)\n",
+    "eigenbases": WITH_PYTORCH
+    + "geometry.eigenbases([geometry.laplacian_and_mass(geometry.load_mesh(ball))] * 50, 4, jobs=2)\n",
+}
+
+
 @pytest.mark.parametrize(
-    "call",
-    [
-        "data.fill_cache([ball] * 50, data.Preprocessing(4), 'cache', 2)",
-        pytest.param(
-            "geometry.eigenbases([geometry.laplacian_and_mass(geometry.load_mesh(ball))] * 50, 4, jobs=2)",
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=["fill_cache", "eigenbases"],
+    "name", ["pool", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fill_cache", "eigenbases"))]
 )
-def test_a_script_without_main_guard_gets_an_error(tmp_path: Path, call: str) -> None:
+def test_a_script_without_main_guard_gets_an_error(tmp_path: Path, name: str) -> None:
     """Workers import the script. Without `if __name__ == "__main__":` each of them would run it."""
-    ran = run_script(
-        f"import trimesh\nfrom diffnet import data, geometry\nball = trimesh.creation.icosphere(2)\n{call}\n", tmp_path
-    )
+    ran = run_script(UNGUARDED[name], tmp_path)
     assert ran.returncode == 1
     (message,) = (line for line in ran.stderr.splitlines() if line.startswith("RuntimeError: worker processes don't"))
     assert "__main__" in message
