@@ -144,8 +144,8 @@ class _Level:
 
         flat = updates.flatten()
         together = max(1, MOST_AT_ONCE // size**2)
-        # type: ignore[no-untyped-call]
-        for some, sources in zip(fronts.split(together), self.child_rows.split(together, 1), strict=True):
+        assembled = zip(fronts.split(together), self.child_rows.split(together, 1), strict=True)  # type: ignore[no-untyped-call]
+        for some, sources in assembled:
             for source in sources:
                 some += flat[source[:, :, None] * self.child_size + source[:, None, :] % self.child_size]
         factor, info = torch.linalg.cholesky_ex(fronts[:, :width, :width])
