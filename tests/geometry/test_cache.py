@@ -74,7 +74,7 @@ def entry(folder: Path) -> Path:
 
 @pytest.mark.parametrize("near", [vertex_order.NEAR, 0], ids=["rows-in-mesh-order", "rows-reordered"])
 @pytest.mark.parametrize("k", [K, 0], ids=["with-eigenpairs", "without-eigenpairs"])
-def test_hit_is_equal_and_not_computed(
+def test_a_hit_is_equal_and_not_computed(
     mesh: Any, k: int, near: int, tmp_path: Path, compute: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vertex_order, "NEAR", near)
@@ -126,7 +126,7 @@ def test_every_option_changes_the_entry(mesh: Any, tmp_path: Path, compute: list
     assert len(compute) == len(entries(tmp_path)) == len(variants)
 
 
-def test_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_depends_on_arrays_options_and_format(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = {"a": np.arange(6.0)}
     key = cache.cache_key(arrays, k=1)
     assert key == cache.cache_key({"a": np.arange(6.0)}, k=1)
@@ -338,7 +338,7 @@ def test_interrupted_write_keeps_the_old_entry(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(("basis", "digits"), [("float16", 11), ("bfloat16", 8)], ids=["float16", "bfloat16"])
 def test_half_precision(mesh: Any, tmp_path: Path, compute: list[int], basis: Any, digits: int) -> None:
     """Eigenvectors are rounded once, computed or read. The error is relative to the largest entry of each vector."""
-    # eigenvectors have entries of 10⁶, which float16 can't hold
+    # Eigenvectors have entries of 10⁶, which float16 can't hold
     full = precompute((mesh[0] * 1e-6, mesh[1]), K, cache_dir=tmp_path)
     fresh = precompute((mesh[0] * 1e-6, mesh[1]), K, basis=basis)
     first = precompute((mesh[0] * 1e-6, mesh[1]), K, cache_dir=tmp_path, basis=basis)

@@ -70,7 +70,7 @@ def test_wks_does_not_depend_on_the_scale(sphere: trimesh.Trimesh) -> None:
     verts = verts * [1, 0.8, 0.6]
     small = wks(precompute((verts, faces), 20))
     large = wks(precompute((100 * verts, faces), 20))
-    assert relative(large * 1e4, small) < 1e-3  # φ² is 1/area
+    assert relative(large * 1e4, small) < 1e-3  # φ² scales as 1/area
 
 
 def test_descriptors_without_eigenpairs(sphere: trimesh.Trimesh) -> None:

@@ -95,7 +95,7 @@ def test_against_a_full_solve(
     np.testing.assert_array_equal(again[1], evecs)
 
 
-@pytest.mark.parametrize("k", [1, 2, 40, 128, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("k", [1, 2, 40, 128, pytest.param(300, marks=pytest.mark.slow)], ids=lambda k: f"k={k}")
 def test_against_scipy(k: int) -> None:
     laplacian, mass = problem(comb(40, 20))
     with warnings.catch_warnings():
@@ -123,7 +123,7 @@ def test_lost_orthogonality_is_restored(monkeypatch: pytest.MonkeyPatch) -> None
     assert_pairs(laplacian, mass, evals, evecs)
 
 
-@pytest.mark.parametrize("k", [20, 31, 100, 200])
+@pytest.mark.parametrize("k", [20, 31, 100, 200], ids=lambda k: f"k={k}")
 def test_equal_components(k: int) -> None:
     """30 equal spheres: each eigenvalue appears at least 30 times, and each vector is supported on one component."""
     laplacian, mass = problem(trimesh.creation.icosphere(2))
@@ -193,7 +193,7 @@ def together(problems: list[Problem], k: int) -> list[Pairs]:
 
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
-def test_several_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_several_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The meshes have different sizes, and one has several components."""
     torus = trimesh.creation.torus(1, 0.4, major_sections=32, minor_sections=16)
     meshes = [several(), trimesh.creation.icosphere(3), torus, trimesh.creation.icosphere(4)]
@@ -213,7 +213,7 @@ def test_several_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
 @pytest.mark.filterwarnings("ignore:block Lanczos failed on 642")
-def test_one_of_several_that_is_indefinite(sphere: trimesh.Trimesh) -> None:
+def test_a_batch_with_an_indefinite_laplacian(sphere: trimesh.Trimesh) -> None:
     laplacian, mass = problem(sphere)
     pair = scipy.sparse.csr_matrix(([1.0, 1, -1, -1], ([0, 1, 0, 1], [0, 1, 1, 0])), shape=laplacian.shape)
     indefinite = (laplacian - 50 * pair).tocsr()
@@ -224,7 +224,7 @@ def test_one_of_several_that_is_indefinite(sphere: trimesh.Trimesh) -> None:
 
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
-def test_one_of_several_whose_check_fails(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_in_which_a_check_fails(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
     converge = KrylovSpace.converge
 
     def one_wrong(space: KrylovSpace, tolerance: float) -> Any:
@@ -309,6 +309,7 @@ def shift_values(values: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, n
         (shift_values, "accurate only to"),
         (no_convergence, "haven't converged"),
     ],
+    ids=["not-orthogonal-to-the-constant", "mixed-vectors", "wrong-values", "no-convergence"],
 )
 def test_wrong_results_are_noticed(
     sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch, fault: Any, reason: str
@@ -350,7 +351,7 @@ def test_missing_eigenvalues_are_noticed(sphere: trimesh.Trimesh, monkeypatch: p
     np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
 
 
-def test_several_at_once() -> None:
+def test_several_processes() -> None:
     """Results don't depend on the process, or on the order in which processes finish."""
     problems = [problem(trimesh.creation.icosphere(i)) for i in (4, 2, 3, 2)]
     with warnings.catch_warnings():
@@ -373,7 +374,9 @@ def star(arms: int, length: int) -> scipy.sparse.csr_matrix:
 
 
 @pytest.mark.parametrize(
-    ("arms", "length", "k"), [(12, 60, 60), pytest.param(40, 50, 90, marks=pytest.mark.slow), (60, 30, 100)]
+    ("arms", "length", "k"),
+    [(12, 60, 60), pytest.param(40, 50, 90, marks=pytest.mark.slow), (60, 30, 100)],
+    ids=["12-arms", "40-arms", "60-arms"],
 )
 @pytest.mark.filterwarnings("ignore:block Lanczos failed")
 def test_eigenvalues_of_high_multiplicity(arms: int, length: int, k: int) -> None:

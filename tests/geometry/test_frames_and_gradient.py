@@ -89,7 +89,7 @@ def test_gradients_of_constants_are_zero(sphere: trimesh.Trimesh, source: str) -
 @KINDS
 def test_gradient_turns_with_the_mesh(sphere: trimesh.Trimesh, source: str, kind: Any) -> None:
     verts, faces = arrays(sphere)
-    # so that neighbors aren't equally far
+    # Noise makes the distances to neighbors differ.
     verts = verts * [1, 0.7, 0.5] + np.random.default_rng(0).normal(0, 0.01, verts.shape)
     faces = faces if source == "mesh" else None
     turn = random_rotation(3)

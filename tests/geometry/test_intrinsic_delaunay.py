@@ -40,7 +40,11 @@ def compare(verts: np.ndarray, faces: np.ndarray) -> None:
     np.testing.assert_allclose(mass, expected_mass.diagonal(), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize(("jitter", "stretch"), [(0.1, 1), (0.2, 1), (0.02, 8), (0.01, 100)])
+@pytest.mark.parametrize(
+    ("jitter", "stretch"),
+    [(0.1, 1), (0.2, 1), (0.02, 8), (0.01, 100)],
+    ids=["crumpled", "very-crumpled", "long", "very-long"],
+)
 def test_agrees_with_robust_laplacian(jitter: float, stretch: float) -> None:
     verts = bent(0, jitter, stretch)
     weights = -potpourri3d.cotan_laplacian(verts, FACES)

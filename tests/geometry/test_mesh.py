@@ -13,7 +13,7 @@ import torch
 import trimesh
 from operator_checks import relative
 
-from diffnet.geometry import MeshError, diagnose, load_mesh, make_mesh, mesh_edges, normalize_positions
+from diffnet.geometry import MeshError, load_mesh, make_mesh, mesh_edges, normalize_positions
 
 CORNERS = [[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]]
 POLYGONS = [[1, 4, 2], [0, 1, 4, 2], [0, 1, 3]]  # a quadrilateral between two triangles
@@ -97,7 +97,7 @@ def test_mixed_polygons_become_fans_in_order(tmp_path: Path, suffix: str) -> Non
     check_polygons(load_mesh(str(tmp_path / f"a{suffix}")))
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("order", ["<", ">"], ids=["little-endian", "big-endian"])
 def test_binary_ply(tmp_path: Path, order: str) -> None:
     check_polygons(read(tmp_path, "a.ply", binary_ply(POLYGONS, order)))
     many = POLYGONS * 300  # plyfile reads runs of equal rows together
@@ -153,6 +153,7 @@ def test_obj_vertices_may_carry_more_than_a_position(tmp_path: Path) -> None:
         ("0.0 0 0\n", "\t0.0 0 0   # a comment\n\n"),
         ("3 1 4 2\n", "3 1 4 2 255 0 0\n"),
     ],
+    ids=["one-line-header", "comments-in-the-header", "coff", "tab-and-comment", "face-color"],
 )
 def test_off_headers_and_comments(tmp_path: Path, old: str, new: str) -> None:
     text = off(CORNERS, POLYGONS)
@@ -185,6 +186,7 @@ def test_stl_corners_are_merged_by_first_appearance(tmp_path: Path) -> None:
         ("a.ply", ply(CORNERS, [])),
         ("b.ply", ply(CORNERS, None)),
     ],
+    ids=["obj", "off", "off-one-line-header", "ply", "ply-without-face-element"],
 )
 def test_point_cloud_files(tmp_path: Path, name: str, text: str) -> None:
     mesh = read(tmp_path, name, text)
@@ -195,7 +197,11 @@ def test_point_cloud_files(tmp_path: Path, name: str, text: str) -> None:
     assert mesh.polygon_count == 0
 
 
-@pytest.mark.parametrize("faces", [None, [], (), np.zeros((0, 3)), np.zeros((0, 3), int), torch.zeros(0, 3)])
+@pytest.mark.parametrize(
+    "faces",
+    [None, [], (), np.zeros((0, 3)), np.zeros((0, 3), int), torch.zeros(0, 3)],
+    ids=["none", "list", "tuple", "float-array", "int-array", "tensor"],
+)
 def test_point_cloud_arrays(faces: Any) -> None:
     mesh = load_mesh((CORNERS, faces))
     assert mesh.is_point_cloud
@@ -213,6 +219,7 @@ def test_point_cloud_arrays(faces: Any) -> None:
         lambda v, f: (torch.tensor(v, dtype=torch.float64), torch.tensor(f)),
         lambda v, f: (torch.tensor(v, requires_grad=True), torch.tensor(f, dtype=torch.int32)),
     ],
+    ids=["lists", "float32-int32", "float64-uint16", "strided", "tensors", "tensor-with-gradient"],
 )
 def test_arrays(convert: Any) -> None:
     mesh = load_mesh(convert(CORNERS, FAN))
@@ -269,7 +276,11 @@ def test_bad_arrays(verts: Any, faces: Any, message: str) -> None:
     assert str(e.value).startswith("the name: ")
 
 
-@pytest.mark.parametrize("source", [None, 3, [CORNERS, FAN], np.array(CORNERS), (CORNERS, FAN, 1), b"a.obj"])
+@pytest.mark.parametrize(
+    "source",
+    [None, 3, [CORNERS, FAN], np.array(CORNERS), (CORNERS, FAN, 1), b"a.obj"],
+    ids=["none", "number", "list", "array", "triple", "bytes"],
+)
 def test_wrong_arguments(source: Any) -> None:
     with pytest.raises(MeshError, match="expected a path, a trimesh object or"):
         load_mesh(source)
@@ -388,54 +399,6 @@ def test_edges_against_a_loop(sphere: trimesh.Trimesh) -> None:
         for i in range(3):
             seen.setdefault(tuple(sorted((face[i], face[(i + 1) % 3]))), len(seen))
     np.testing.assert_array_equal(mesh_edges(np.array(sphere.faces)), list(seen))
-
-
-def test_diagnosis_of_a_sphere(sphere: trimesh.Trimesh) -> None:
-    found = diagnose(load_mesh(sphere))
-    assert found.faults == []
-    assert (found.vertices, found.faces, found.edges) == (642, 1280, 1920)
-    assert (found.components, found.euler, found.boundary_edges) == (1, 2, 0)
-    assert found.area == pytest.approx(sphere.area)
-
-
-def test_diagnosis_of_an_open_surface(plane: tuple[np.ndarray, np.ndarray]) -> None:
-    found = diagnose(load_mesh(plane))
-    assert found.faults == []
-    assert (found.boundary_edges, found.euler) == (40, 1)
-
-
-TRIANGLES = [[0, 1, 2], [0, 2, 3]]
-SQUARE = [[0.0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]]
-
-
-@pytest.mark.parametrize(
-    ("verts", "faces", "field", "count"),
-    [
-        (SQUARE, [*TRIANGLES, [0, 2, 4], [3, 2, 5], [6, 2, 3]], "non_manifold_edges", 2),
-        (SQUARE, [[0, 1, 2], [0, 3, 2]], "misoriented_edges", 1),
-        (SQUARE, [*TRIANGLES, [1, 1, 2], [3, 3, 3]], "degenerate_faces", 2),
-        (SQUARE, [[0, 1, 2], [0, 2, 6], [3, 0, 7]], "zero_area_faces", 1),
-        (SQUARE, [*TRIANGLES, [2, 1, 0], [1, 2, 0], [3, 0, 2]], "duplicate_faces", 3),
-        (SQUARE, [[0, 1, 2]], "unreferenced_vertices", 1),
-        ([*SQUARE, SQUARE[1], SQUARE[1]], [*TRIANGLES, [4, 5, 3]], "coincident_vertices", 2),
-        ([*SQUARE, *np.array(SQUARE) + 5], [*TRIANGLES, [4, 5, 6]], "components", 2),
-    ],
-)
-def test_diagnosis_counts(verts: Any, faces: Any, field: str, count: int) -> None:
-    extra = [[0.5, 0.5, 1.0], [0.5, 0.5, -1], [0.5, 0.5, 0], [-1, 0.5, 0]]  # vertices 4 to 7
-    verts = [*verts, *extra][: max(len(verts), np.max(faces) + 1)]
-    found = diagnose(load_mesh((verts, faces)))
-    assert getattr(found, field) == count
-    clean = diagnose(load_mesh((SQUARE, TRIANGLES)))
-    assert getattr(clean, field) == (1 if field == "components" else 0)
-    if field != "components":
-        assert any(fault.endswith(f": {count}") for fault in found.faults)
-
-
-def test_diagnosis_of_a_point_cloud() -> None:
-    found = diagnose(load_mesh(([*CORNERS, CORNERS[0]], None)))
-    assert (found.vertices, found.faces, found.edges, found.components, found.euler, found.area) == (6, 0, 0, 0, 0, 0)
-    assert found.faults == ["vertices at the position of another: 1"]
 
 
 def test_normalized_positions(sphere: trimesh.Trimesh) -> None:

@@ -57,7 +57,7 @@ def test_split_undoes_collate(with_gradient: bool) -> None:
     assert_same(nested, packed)
 
 
-def test_one_mesh() -> None:
+def test_a_batch_of_one_mesh() -> None:
     (operators, *_) = tiny_operators()
     assert len(operators) == 1
     assert_same(collate([operators]), operators)

@@ -29,7 +29,7 @@ def test_small_and_flat_point_clouds() -> None:
     np.testing.assert_allclose(np.abs(normals @ random_rotation(2)[:, 2]), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("copies", [2, 3, 10, 40])
+@pytest.mark.parametrize("copies", [2, 3, 10, 40], ids=lambda copies: f"{copies}-copies")
 def test_coincident_points(sphere: trimesh.Trimesh, copies: int) -> None:
     points = np.array(sphere.vertices)[:60]
     assert_sound(precompute((np.concatenate([points, np.repeat(points[:1], copies, 0)]), None), 6), 6)

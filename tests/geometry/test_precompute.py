@@ -51,7 +51,7 @@ def test_eigenpairs(request: pytest.FixtureRequest, source: str, kind: Any) -> N
 
 
 @KINDS
-def test_no_pairs(sphere: trimesh.Trimesh, kind: Any) -> None:
+def test_no_eigenpairs(sphere: trimesh.Trimesh, kind: Any) -> None:
     operators = precompute(sphere, 0, kind)
     assert_sound(operators, 0)
     assert operators.k == 0
@@ -81,7 +81,7 @@ def test_same_at_every_call(sphere: trimesh.Trimesh, kind: Any, source: str) -> 
 
 
 @SOURCES
-@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3, 1e6])
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3, 1e6], ids=lambda scale: f"scale={scale:g}")
 @KINDS
 def test_scaling_laws(sphere: trimesh.Trimesh, scale: float, kind: Any, source: str) -> None:
     verts, faces = arrays(sphere)
