@@ -75,12 +75,12 @@ class Operators:
     @property
     def lengths(self) -> tuple[int, ...]:
         """The number of vertices of each mesh. They are kept on the host, so reading them doesn't wait for a GPU."""
-        return memoized(self, "_lengths", lambda: tuple(torch.diff(self.ptr).tolist()))
+        return memoized(self, "_lengths", lambda operators: tuple(torch.diff(operators.ptr).tolist()))
 
     @property
     def edges(self) -> Tensor:
         """(E, 2) int64, the undirected edges of the faces in the order of `mesh_edges`, mesh after mesh."""
-        return memoized(self, "_edges", lambda: _find_edges(self.faces))
+        return memoized(self, "_edges", lambda operators: _find_edges(operators.faces))
 
     def with_gradient_evecs(self) -> Operators:
         """These operators with `gradient_evecs`, so that gradients can be computed in the eigenbasis."""

@@ -1,21 +1,22 @@
-"""Values that an object computes once."""
+"""Fields of frozen dataclasses that are computed at first use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
-def memoized(instance: object, field_name: str, compute: Callable[[], T]) -> T:
-    """The value of a field of a frozen dataclass; if it is None, compute it and store it in the field first.
+def memoized(instance: S, field: str, compute: Callable[[S], T]) -> T:
+    """Return a field of a frozen dataclass; if it is None, compute it and store it first.
 
-    Such a field is not a constructor argument that callers set, but a cache of what the other fields determine.
-    `functools.cached_property` does the same, but torch.compile ignores its cache and traces the computation again.
+    This is no cached property, because torch.compile would not see its cache and would trace the computation into every
+    step. It is the one place that writes to a frozen instance: the value depends on the other fields alone.
     """
-    value: T | None = getattr(instance, field_name)
+    value: T | None = getattr(instance, field)
     if value is None:
-        value = compute()
-        object.__setattr__(instance, field_name, value)  # the dataclass is frozen for everyone else
+        value = compute(instance)
+        object.__setattr__(instance, field, value)
     return value

@@ -1,4 +1,4 @@
-"""Preprocessing many meshes, and packing them into batches."""
+"""Samples, their features, batches of samples, and the cache that both use."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -14,8 +14,9 @@ from diffnet.geometry.processes import WorkerPool, WorkerTraceback
 
 def test_results_errors_and_deaths() -> None:
     """One pool for all of these, since starting processes takes time. Each call fails or succeeds for itself."""
+    before = set(multiprocessing.active_children())
     with WorkerPool(2, 1) as pool:
-        assert multiprocessing.active_children() == []  # processes start with the first calls
+        assert set(multiprocessing.active_children()) <= before  # processes start with the first calls
         first = pool.submit(os.getpid).result()
         assert first != os.getpid()
         assert pool.submit(sum, range(5), 7).result() == 17
@@ -35,7 +36,7 @@ def test_results_errors_and_deaths() -> None:
             dying.result()
         assert working.result() == 3
         assert [pool.submit(abs, -i).result() for i in range(5)] == list(range(5))
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_an_interrupt_stops_running_calls() -> None:
@@ -51,8 +52,9 @@ def test_an_interrupt_stops_running_calls() -> None:
             assert not waiting.running()
             raise KeyboardInterrupt
 
+    before = set(multiprocessing.active_children())
     started = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert time.perf_counter() - started < 60
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= before
