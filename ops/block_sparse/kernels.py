@@ -145,8 +145,8 @@ def block_dsd_kernel(
 ):  # fmt: skip
     """out[z, head, rows of a block row] = Σ block · x[z, head, columns of the block].
 
-    All steps of all blocks, of BLOCK_K columns each, form one loop. The loads of a step then overlap with the product of
-    the step before.
+    All steps of all blocks, of BLOCK_K columns each, form one loop. The loads of a step then overlap with the product
+    of the step before.
     """
     block_row = tl.program_id(0) % all_block_rows
     z = (tl.program_id(0) // all_block_rows).to(tl.int64)

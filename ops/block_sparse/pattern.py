@@ -244,7 +244,5 @@ class BlockArrays(NamedTuple):
 
 def block_arrays(pattern: BlockPattern) -> list[Tensor]:
     """Return the fields of `BlockArrays` for a pattern, as a list, which operators of torch.library take."""
-    transposed, order = pattern.blocks.transpose
-    return list(
-        BlockArrays(pattern.blocks.indptr, pattern.blocks.indices, transposed.indptr, transposed.indices, order)
-    )
+    blocks, (transposed, order) = pattern.blocks, pattern.blocks.transpose
+    return list(BlockArrays(blocks.indptr, blocks.indices, transposed.indptr, transposed.indices, order))

@@ -36,8 +36,8 @@ def block_softmax(
         relative_bias: (H or 1, rows + columns − 1) floating point, a bias by relative position. Entry (i, j) gets the
             value at j − i + rows − 1.
         key_padding_mask: (…, columns) bool with the batch of the scores, True for keys that exist
-        attention_mask: bool, True if row i may attend to column j. Dense, (rows, columns) or (H or 1, rows, columns), or
-            as values (number of blocks, block, block) of the pattern.
+        attention_mask: bool, True if row i may attend to column j. It is dense, (rows, columns) or (H or 1, rows,
+            columns), or given as values (number of blocks, block, block) of the pattern.
         backend: see `use_kernels`
 
     Returns:
@@ -85,20 +85,20 @@ def _bias_at_blocks(pattern: BlockPattern, table: Tensor) -> Tensor:
 
 def flat_key_mask(pattern: BlockPattern, mask: Tensor, batch: torch.Size) -> Tensor:
     """Return a key padding mask (…, columns) as (Z, columns). Raises ValueError if it doesn't match the batch."""
+    check_operand("key_padding_mask", mask, (), pattern.device)
     if mask.dtype != torch.bool or mask.shape != (*batch, pattern.columns):
         raise ValueError(
             f"key_padding_mask should be bool of shape {(*batch, pattern.columns)}, "
             f"got {mask.dtype} of {tuple(mask.shape)}"
         )
-    check_operand("key_padding_mask", mask, (), pattern.device)
     return mask.reshape(math.prod(batch), pattern.columns)
 
 
 def mask_at_blocks(pattern: BlockPattern, mask: Tensor) -> Tensor:
     """Return an attention mask, dense or as values, as values (number of blocks, block, block)."""
+    check_operand("attention_mask", mask, (), pattern.device)
     if mask.dtype != torch.bool:
         raise ValueError(f"attention_mask should be bool, got {mask.dtype}")
-    check_operand("attention_mask", mask, (), pattern.device)
     if mask.shape == pattern.values_shape:
         return mask
     return pattern.sample(mask if mask.ndim == 3 else mask[None])
@@ -116,7 +116,10 @@ def _softmax(
     columns: int,
     triton: bool,
 ) -> Tensor:
-    """Compute the softmax: scores (Z, number of blocks, B, B), bias, mask (number of blocks, B, B), key_mask (Z, columns)."""
+    """Compute the softmax of scores (Z, number of blocks, B, B).
+
+    bias and mask are (number of blocks, B, B), key_mask is (Z, columns).
+    """
     if triton:
         from diffnet.ops.block_sparse import kernels
 
