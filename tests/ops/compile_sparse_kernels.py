@@ -1,8 +1,8 @@
 """Compile every sparse and block-sparse kernel for a Hopper GPU, without a GPU.
 
-A kernel that Triton's interpreter runs may still fail to compile. test_sparse_compilation.py runs this script in its own
-process, without the interpreter. For each launched kernel, it prints the name, the dtype, the bytes of spilled
-registers and the bytes of shared memory.
+A kernel that Triton's interpreter runs may still fail to compile. test_sparse_compilation.py runs this script in a
+process without the interpreter. For each launched kernel, it prints the name, the dtype, the bytes of spilled registers
+and the bytes of shared memory.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from float64 import random
-from sparse_cases import PIECE, dense_of, ints, pattern_of, random_mask, random_pattern, small_pieces, strided
+from sparse_cases import PIECE, dense_of, ints, pattern_of, random_mask, random_pattern, strided
+from sparse_cases import small_pieces as small_pieces  # a fixture
 from torch import Tensor
 
 from diffnet.ops import (
@@ -20,8 +21,7 @@ from diffnet.ops import (
     split_diagonal_pattern,
 )
 
-# Tests of what a pattern has found already read its private fields: the public properties would find it.
-__all__ = ["small_pieces"]
+# Some tests read private fields, to see what a pattern has found already. The public properties would find it.
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces")
 
 
