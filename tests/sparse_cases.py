@@ -112,7 +112,8 @@ def ints(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
 
 def strided(x: Tensor) -> Tensor:
     """Return the same tensor with a stride of 3 in its last dimension. The elements between hold other values."""
-    out = torch.stack([x, x + 1, x + 2], dim=-1)[..., 0]
+    other = ~x if x.dtype == torch.bool else x + 1
+    out = torch.stack([x, other, other], dim=-1)[..., 0]
     assert x.numel() < 2 or not out.is_contiguous()
     return out
 
