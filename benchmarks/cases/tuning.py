@@ -335,10 +335,10 @@ def tune_spmm(options: Options) -> Iterator[Case]:
         x = _random(pattern.indices.device, kind, 1, pattern.columns, c)
 
         def run(*sizes: int) -> object:
-            from diffnet.ops.sparse import kernels
+            from diffnet.ops.sparse import spmm_kernels
 
-            walk = kernels.Walk(*sizes) if sizes else None
-            return kernels.spmm(csr_arrays(pattern, True), values, x, walk=walk)
+            walk = spmm_kernels.Walk(*sizes) if sizes else None
+            return spmm_kernels.spmm(csr_arrays(pattern, True), values, x, walk=walk)
 
         return run
 
@@ -355,9 +355,9 @@ def tune_sddmm(options: Options) -> Iterator[Case]:
         b = _random(pattern.indices.device, kind, 1, pattern.columns, c)
 
         def run(*sizes: int) -> object:
-            from diffnet.ops.sparse import kernels
+            from diffnet.ops.sparse import sddmm_kernels
 
-            return kernels.sddmm(csr_arrays(pattern, True), a, b, kernels.Gathering(*sizes))
+            return sddmm_kernels.sddmm(csr_arrays(pattern, True), a, b, sddmm_kernels.Gathering(*sizes))
 
         return run
 
