@@ -15,6 +15,8 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
+from diffnet.geometry.errors import WorkerError
+
 
 def available_cores() -> int:
     """The cores this process may use, which can be fewer than the machine has."""
@@ -57,12 +59,12 @@ def _give_up_queue(pool: ProcessPoolExecutor) -> None:
 
 
 def check_that_processes_start() -> None:
-    """Raises RuntimeError where they don't, as in a script that asks for them outside of its `__main__` part."""
+    """Raises WorkerError where they don't, as in a script that asks for them outside of its `__main__` part."""
     try:
         with worker_pool(1, 1) as pool, interrupts_blocked():
             pool.submit(os.getpid).result()
     except BrokenProcessPool as e:
-        raise RuntimeError(
+        raise WorkerError(
             "no process starts beside this one: a script that starts some has to do so under "
             "`if __name__ == '__main__':`, since they import it"
         ) from e

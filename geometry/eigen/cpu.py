@@ -15,10 +15,11 @@ from diffnet.geometry.eigen.lanczos import KrylovSpace
 from diffnet.geometry.eigen.problem import LARGE, MODERATE, SMALL, TOLERANCE, Array, Component, Pairs
 from diffnet.geometry.eigen.shift_invert import ShiftInvert
 from diffnet.geometry.eigen.superlu import shuffled, superlu
+from diffnet.geometry.errors import ConvergenceError
 
 
 def component_pairs(component: Component) -> Pairs:
-    """Raises RuntimeError where nothing converges."""
+    """Raises ConvergenceError where nothing converges."""
     if component.k == 0:
         return np.zeros(0), np.zeros((len(component.mass), 0))
     return _dense(*component) if component.is_small else _sparse(component)
@@ -98,7 +99,7 @@ def _scipy(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
         error = np.sqrt(np.abs((residual * deflated_solve(residual)).sum(0)) / (evals + sigma)).max()
         if np.abs(gram - np.eye(k)).max() < 1e-8 and error < 1e-5:
             return _signed(evals, evecs[np.argsort(order)].T)
-    raise RuntimeError(f"the eigenbasis didn't converge for {k} pairs on {len(mass)} vertices")
+    raise ConvergenceError(f"the eigenbasis didn't converge for {k} pairs on {len(mass)} vertices")
 
 
 def _signed(evals: Array, rows: Array) -> Pairs:

@@ -19,6 +19,7 @@ from diffnet.geometry.discretize.gradient import gradient_values, one_ring
 from diffnet.geometry.discretize.laplacian import LAPLACIANS, LaplacianKind, laplacian_and_mass, usable_faces
 from diffnet.geometry.discretize.vertex_order import order_unless_near
 from diffnet.geometry.eigen.solve import eigenbasis
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
 
@@ -45,9 +46,9 @@ class Options:
             ("basis", self.basis, BASIS_PRECISIONS),
         ):
             if value not in known:
-                raise ValueError(f"{name} should be one of {', '.join(known)}, got {value!r}")
+                raise OptionError(f"{name} should be one of {', '.join(known)}, got {value!r}")
         if self.k < 0:
-            raise ValueError(f"k should be at least 0, got {self.k}")
+            raise OptionError(f"k should be at least 0, got {self.k}")
         self.k = operator.index(self.k)
 
 

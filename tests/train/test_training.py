@@ -17,22 +17,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from diffnet.data import DataError, LabeledMesh, LabeledMeshes, epoch_seed, make_sample
 from diffnet.geometry import make_mesh, mesh_edges
-from diffnet.train import loop as segmentation
+from diffnet.train import loop
+from diffnet.train.batches import keep_on_device, moved_ahead, rotate
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, restore_model, save_checkpoint
-from diffnet.train.loop import (
-    COLUMNS,
-    TrainingError,
-    evaluate,
-    keep_on_device,
-    rotate,
-    segmentation_loss,
-    train,
-)
-from diffnet.train.metrics import accuracy, confusion_matrix
-from diffnet.train.options import TrainOptions, autocast, matmul_dtype, pick_device
+from diffnet.train.device import autocast, matmul_dtype, pick_device
+from diffnet.train.evaluate import evaluate
+from diffnet.train.loop import COLUMNS, TrainingError, set_aside, train
+from diffnet.train.metrics import accuracy, class_scores, confusion_matrix
+from diffnet.train.options import TrainOptions
 from diffnet.train.report import export
-from diffnet.train.report.report import class_scores
 from diffnet.train.run import run_segmentation
+from diffnet.train.step import segmentation_loss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,7 +36,7 @@ NAMES = ["low", "high"]
 
 
 def ball(seed, at="vertices", subdivisions=1):
-    """An ellipsoid, its elements labelled by whether they lie above the middle; points alone for "cloud"."""
+    """An ellipsoid, its elements labeled by whether they lie above the middle; points alone for "cloud"."""
     sphere = trimesh.creation.icosphere(subdivisions)
     verts = sphere.vertices * np.random.default_rng(seed).uniform(0.6, 1.4, 3)
     faces = np.asarray(sphere.faces)
@@ -104,7 +99,7 @@ def run(data, tmp_path_factory):
 # ---- metrics, loss, augmentation ----
 
 
-def test_confusion_leaves_out_what_is_unlabelled():
+def test_confusion_leaves_out_what_is_unlabeled():
     truth = torch.tensor([0, 0, 1, 2, -1, 2, -1])
     prediction = torch.tensor([0, 1, 1, 0, 2, 2, 0])
     matrix = confusion_matrix(prediction, truth, 4)
@@ -116,7 +111,7 @@ def test_confusion_leaves_out_what_is_unlabelled():
     assert confusion_matrix(prediction[:0], truth[:0], 2).tolist() == [[0, 0], [0, 0]]
 
 
-def test_loss_is_the_mean_over_what_is_labelled():
+def test_loss_is_the_mean_over_what_is_labeled():
     logits = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([2, -1, 0, -1, 1])
     kept = labels >= 0
@@ -260,7 +255,7 @@ def test_what_is_held_out_depends_on_the_seed_only(data):
     samples = [make_sample(item, options().preprocessing) for item in balls(10, 1).train]
 
     def held_out(**given):
-        fitted, held = segmentation._set_aside(samples, options(**given))
+        fitted, held = set_aside(samples, options(**given))
         names = [{s.names for s in part} for part in (fitted, held)]
         assert not names[0] & names[1]
         assert len(names[0] | names[1]) == 10
@@ -272,15 +267,15 @@ def test_what_is_held_out_depends_on_the_seed_only(data):
     assert held_out(validation=0.3) == held_out(validation=0.3, epochs=9, dropout=0.1, learning_rate=1.0)
     assert len({frozenset(held_out(validation=0.3, seed=seed)) for seed in range(6)}) > 1
     with pytest.raises(ValueError, match=r"validation = 0.9 of 4"):
-        segmentation._set_aside(samples[:4], options(validation=0.9))
+        set_aside(samples[:4], options(validation=0.9))
     with pytest.raises(ValueError, match="0 training meshes"):
-        segmentation._set_aside([], options())
+        set_aside([], options())
 
 
 def test_with_a_validation_set_the_best_is_judged(tmp_path, monkeypatch):
     scores = iter([0.5, 0.9, 0.9, 0.1])
     # Each epoch looks at the validation set, then at the test set.
-    monkeypatch.setattr(segmentation, "accuracy", lambda matrix: next(scores) if matrix.sum() == 42 else 0.0)
+    monkeypatch.setattr(loop, "accuracy", lambda matrix: next(scores) if matrix.sum() == 42 else 0.0)
     checkpoint = fit(balls(4, 2), tmp_path, validation=0.25)
     assert [row["validation_accuracy"] for row in rows(tmp_path)] == ["0.5", "0.9", "0.9", "0.1"]
     assert len(checkpoint["history"]) == 2
@@ -324,7 +319,7 @@ def test_a_learning_rate_far_too_high_stops_the_run(data, tmp_path):
 
 
 def test_weights_that_are_not_finite_are_not_kept(tmp_path):
-    """Where nothing is labelled the loss is 0 whatever comes out of the network, but not its gradient."""
+    """Where nothing is labeled the loss is 0 whatever comes out of the network, but not its gradient."""
     data = balls(1)
     (sample,) = (make_sample(item, options().preprocessing) for item in data.train)
     sample = replace(sample, features=sample.features * float("nan"), labels=torch.full_like(sample.labels, -1))
@@ -400,10 +395,10 @@ def test_the_table_is_written_again_where_it_is_missing(data, run, tmp_path):
 
 def test_order_and_dropout_differ_between_epochs_and_seeds(data, tmp_path, monkeypatch):
     seen = []
-    plain = segmentation.collate_samples
-    monkeypatch.setattr(segmentation, "collate_samples", lambda batch: seen.append(batch[0].names[0]) or plain(batch))
+    plain = loop.collate_samples
+    monkeypatch.setattr(loop, "collate_samples", lambda batch: seen.append(batch[0].names[0]) or plain(batch))
     seeds = []
-    monkeypatch.setattr(segmentation, "epoch_seed", lambda *given: seeds.append(given) or epoch_seed(*given))
+    monkeypatch.setattr(loop, "epoch_seed", lambda *given: seeds.append(given) or epoch_seed(*given))
     fit(data, tmp_path / "a", epochs=4, seed=1)
     epochs = [tuple(seen[i : i + 4]) for i in range(0, 16, 4)]
     assert all(len(set(epoch)) == 4 for epoch in epochs)
@@ -446,8 +441,8 @@ def test_a_cosine_run_keeps_its_length(data, tmp_path):
     with pytest.raises(CheckpointError, match="other labels"):
         fit(replace(data, label_names=["a", "b"]), tmp_path, epochs=2, schedule="cosine", resume=True)
     swapped = replace(data, train=[*data.train[:-1], data.test[0]], test=[data.train[-1], *data.test[1:]])
-    relabelled = replace(data, test=[replace(data.test[0], labels=1 - data.test[0].labels), *data.test[1:]])
-    for other in (balls(train=5), swapped, relabelled):
+    relabeled = replace(data, test=[replace(data.test[0], labels=1 - data.test[0].labels), *data.test[1:]])
+    for other in (balls(train=5), swapped, relabeled):
         with pytest.raises(CheckpointError, match="other meshes"):
             fit(other, tmp_path, epochs=2, schedule="cosine", resume=True)
 
@@ -529,9 +524,9 @@ def not_blank(path):
 
 def test_a_run_is_reported(tmp_path):
     data = balls(4, 3)
-    unlabelled = data.test[0].labels.copy()
-    unlabelled[:10] = -1
-    data = replace(data, test=[replace(data.test[0], labels=unlabelled), *data.test[1:]], label_names=[*NAMES, "none"])
+    unlabeled = data.test[0].labels.copy()
+    unlabeled[:10] = -1
+    data = replace(data, test=[replace(data.test[0], labels=unlabeled), *data.test[1:]], label_names=[*NAMES, "none"])
     out = tmp_path / "deep" / "run"
     results = whole_run(data, out, tmp_path)
 
@@ -684,7 +679,7 @@ def test_batches_are_moved_ahead_in_order(device):
         yield Parcel(1)
         raise OSError("the cache is gone")
 
-    steps = segmentation._moved_ahead(parcels(), torch.device(device))
+    steps = moved_ahead(parcels(), torch.device(device))
     for number in (0, 1):
         batch, moved = next(steps)
         assert (batch.number, moved) == (number, (number, device))
@@ -700,7 +695,7 @@ def test_moving_ahead_is_one_batch_ahead_and_stops_with_the_loop():
             asked.append(number)
             yield Parcel(number)
 
-    steps = segmentation._moved_ahead(parcels(), torch.device("cuda"))
+    steps = moved_ahead(parcels(), torch.device("cuda"))
     next(steps)
     next(steps)
     steps.close()
