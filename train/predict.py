@@ -11,12 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from diffnet.data import LabelsAt, Sample, input_features, prepare
-from diffnet.geometry import Mesh, MeshLike, load_mesh
+from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
 from diffnet.train.checkpoint import Checkpoint, restore_model
 from diffnet.train.evaluate import predict_classes
 from diffnet.train.report.export import png_bytes, write_atomically, write_ply
 from diffnet.train.report.render import render
 from diffnet.train.report.viewer import ViewerItem, write_html
+
+PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
 
 
 def predict_labels(
@@ -35,6 +37,8 @@ def predict_labels(
     results = []
     for source in sources:
         mesh = load_mesh(source)
+        if mesh.is_point_cloud and checkpoint["labels_at"] != "vertices":
+            raise MeshError(f"{mesh.name}: the network labels {checkpoint['labels_at']}, and a point cloud has none")
         normalized, operators = prepare(mesh, options.preprocessing, cache_dir)
         features = input_features(normalized, operators, options.preprocessing.features)
         sample = Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators)
@@ -61,5 +65,5 @@ def write_predictions(
         ]
         write_html(html, items, label_names, title="Predicted segmentation")
     if png is not None:
-        pictures = [render(mesh.verts, mesh.faces, labels, at=at) for mesh, labels in predictions]
+        pictures = [render(mesh.verts, mesh.faces, labels, at=at, size=PICTURE_SIZE) for mesh, labels in predictions]
         write_atomically(png, png_bytes(np.concatenate(pictures, axis=1)))

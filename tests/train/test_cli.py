@@ -19,14 +19,17 @@ import torch
 import trimesh
 from PIL import Image
 
-from diffnet.data import Preprocessing, load_dataset, prepare
+from diffnet import DiffnetError, MeshError
+from diffnet.data import DataError, Preprocessing, load_dataset, prepare
 from diffnet.geometry import load_mesh, mesh_edges
+from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
 from diffnet.train import cli
-from diffnet.train.checkpoint import load_checkpoint
+from diffnet.train.checkpoint import CheckpointError, load_checkpoint
+from diffnet.train.loop import TrainingError
 from diffnet.train.predict import predict_labels
 from diffnet.train.report.palette import label_colors
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
 COMMAND = [sys.executable, "-c", "from diffnet.train.cli import main; main()"]
 SMALL = ["--k", 8, "--width", 16, "--blocks", 1, "--jobs", 1, "--device", "cpu"]
@@ -220,7 +223,7 @@ def test_bad_input_to_training(room, tmp_path):
     assert not (tmp_path / "none").exists()
     file = tmp_path / "file"
     file.write_text("mine")
-    assert f"{file}: this is a file" in train(good, file)
+    assert f"{file}: the results of a run need a folder" in train(good, file)
     assert file.read_text() == "mine"
     assert str(file) in train(good, out, "--cache", file)
     before = {p: p.stat().st_mtime_ns for p in (room / "run").rglob("*")}
@@ -287,46 +290,76 @@ def test_what_is_read_is_not_overwritten(room, tmp_path, option):
     assert (mesh.read_bytes(), checkpoint.read_bytes()) == before
 
 
-def test_errors_on_purpose_are_told_from_bugs(monkeypatch):
-    def failing_in(module, code):
-        """What `info` meets: code that runs in a module of this name."""
-        space = {"__name__": module, "np": np, "torch": torch}
-        exec(f"def diagnose(mesh):\n    {code}", space)
-        monkeypatch.setattr(cli, "diagnose", space["diagnose"])
-        monkeypatch.setattr(cli, "load_mesh", lambda path: None)
-        return diffnet("info", "a.off")
+def info_that_raises(monkeypatch, error):
+    """`diffnet info`, whose diagnosis raises an error."""
 
-    for code in ("raise TypeError('oh')", "raise KeyError('oh')", "[][1]", "np.ones(3) + np.ones(4)", "int('oh')"):
-        with pytest.raises((TypeError, LookupError, ValueError)):
-            failing_in("diffnet.geometry.diagnosis", code)
-    with pytest.raises(RuntimeError, match="size"):
-        failing_in("diffnet.train.predict", "torch.ones(3) + torch.ones(4)")
-    with pytest.raises(ValueError, match="oh"):
-        failing_in("numpy.linalg", "raise ValueError('oh')")
-    for code, line in (
-        ("raise ValueError('bad\\n  value')", "diffnet: bad value\n"),
-        ("raise RuntimeError('no way')", "diffnet: no way\n"),
-        ("open('/nowhere/at/all')", "diffnet: /nowhere/at/all: No such file or directory\n"),
-    ):
-        assert failing_in("diffnet.geometry.diagnosis", code) == (1, "", line)
-    for module, code in (
-        ("torch.nn.functional", "raise torch.OutOfMemoryError('CUDA out of memory. Tried 8 GiB')"),
-        ("numpy", "raise MemoryError"),
-        ("torch", 'raise RuntimeError("DefaultCPUAllocator: can\'t allocate memory")'),
-    ):
-        status, _, err = failing_in(module, code)
-        assert status == 1
-        assert err.startswith("diffnet: out of memory")
-        assert "--batch-vertices" in err
-        assert err.count("\n") == 1
+    def fail(mesh):
+        raise error
+
+    monkeypatch.setattr(cli, "load_mesh", lambda path: None)
+    monkeypatch.setattr(cli, "diagnose", fail)
+    return diffnet("info", "a.off")
 
 
-def test_a_bug_shows_its_traceback_and_bad_input_does_not(tmp_path):
+@pytest.mark.parametrize(
+    "bug",
+    [TypeError("oh"), KeyError("oh"), IndexError("oh"), ValueError("oh"), RuntimeError("oh"), ArithmeticError("oh")],
+    ids=lambda bug: type(bug).__name__,
+)
+def test_bugs_are_raised(monkeypatch, bug):
+    with pytest.raises(type(bug), match="oh"):
+        info_that_raises(monkeypatch, bug)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (DiffnetError("no way"), "no way"),
+        (OptionError("bad\n  value"), "bad value"),
+        (MeshError("a.off: empty"), "a.off: empty"),
+        (DataError("no labels"), "no labels"),
+        (CheckpointError("a.pt: damaged"), "a.pt: damaged"),
+        (TrainingError("the loss became nan"), "the loss became nan"),
+        (ConvergenceError("not converged"), "not converged"),
+        (WorkerError("no worker starts"), "no worker starts"),
+        (FileNotFoundError(2, "No such file or directory", "/nowhere"), "/nowhere: No such file or directory"),
+        (OSError("disk full"), "disk full"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_errors_that_a_user_can_fix_are_one_line(monkeypatch, error, line):
+    assert info_that_raises(monkeypatch, error) == (1, "", f"diffnet: {line}\n")
+
+
+def test_errors_keep_their_builtin_bases():
+    """Code that catches ValueError or RuntimeError goes on working."""
+    for error in (OptionError, MeshError, DataError, CheckpointError):
+        assert issubclass(error, DiffnetError)
+        assert issubclass(error, ValueError)
+    for error in (TrainingError, ConvergenceError, WorkerError):
+        assert issubclass(error, DiffnetError)
+        assert issubclass(error, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried 8 GiB"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=["gpu", "python", "pytorch-on-cpu"],
+)
+def test_out_of_memory_names_options_that_help(monkeypatch, error):
+    status, _, err = info_that_raises(monkeypatch, error)
+    assert status == 1
+    assert err.startswith("diffnet: out of memory")
+    assert "--batch-vertices" in err
+    assert err.count("\n") == 1
+
+
+def test_a_bug_shows_its_traceback():
     """In a process of its own, as a user sees it."""
-    bad = start("info", tmp_path / "missing.off")
-    out, err = bad.communicate(timeout=60)
-    assert (bad.returncode, out) == (1, "")
-    assert err == f"diffnet: {tmp_path / 'missing.off'}: no such file\n"
     break_it = "import diffnet.geometry as g; g.load_mesh = lambda path: path.nothing; "
     script = [sys.executable, "-c", break_it + COMMAND[-1], "info", "a.off"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -510,7 +543,7 @@ def test_info(tmp_path):
     assert (code, err) == (0, "")
     for row in ("triangle mesh", r"vertices +162", r"faces +320", r"edges +480, 0", r"Euler characteristic +2\b"):
         assert re.search(row, out), row
-    assert "nothing wrong" in out
+    assert "no faults found" in out
 
     faces = np.concatenate([ball.faces, ball.faces[:1], [[0, 1, 1]]])
     verts = np.concatenate([ball.vertices, [[9, 9, 9]]])
@@ -525,7 +558,7 @@ def test_info(tmp_path):
         "three or more",
     ):
         assert fault in out
-    assert "nothing wrong" not in out
+    assert "no faults found" not in out
 
     trimesh.PointCloud(ball.vertices).export(tmp_path / "cloud.ply")
     code, out, _ = diffnet("info", tmp_path / "cloud.ply")
@@ -536,6 +569,7 @@ def test_info(tmp_path):
     for name in ("garbage.off", "garbage.obj", "garbage.ply", "garbage.stl", "garbage.txt"):
         (tmp_path / name).write_bytes(b"\x00\xffgarbage\n\n\x01")
         assert name in complaint("info", tmp_path / name)
+    assert complaint("info", tmp_path / "missing.off") == f"diffnet: {tmp_path / 'missing.off'}: no such file\n"
 
 
 # ---- the generated set ----
@@ -628,6 +662,7 @@ def workers(group):
     return found
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
 @pytest.mark.parametrize("moment", ["starting", "working"])
@@ -663,6 +698,7 @@ def test_ctrl_c_while_preprocessing(tmp_path, moment):
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
 def test_killed_while_preprocessing(tmp_path):
@@ -720,15 +756,20 @@ def test_one_cache_entry_a_preprocessing(room):
     assert Preprocessing(stored["k"], stored["laplacian"], stored["features"]) == Preprocessing(8, "robust", "xyz")
 
 
-def test_processes_do_not_import_the_script_that_starts_them(tmp_path: Path) -> None:
-    """It loads PyTorch, which they do without."""
+def test_workers_import_the_command_line_without_pytorch(tmp_path: Path) -> None:
+    """Worker processes import the script that starts them. PyTorch would take each of them seconds to import."""
     for i in range(2):
         trimesh.creation.icosphere(1, radius=1 + i).export(tmp_path / f"{i}.off")
     (tmp_path / "diffnet").write_text(
-        "open('imported', 'a').write('x')\nfrom diffnet.__main__ import main\nif __name__ == '__main__':\n    main()\n"
+        "import sys\n"
+        "from diffnet.__main__ import main\n"
+        "open('imported', 'a').write(f\"{__name__} {'torch' in sys.modules}\\n\")\n"
+        "if __name__ == '__main__':\n    main()\n"
     )
     command = [sys.executable, "diffnet", "precompute", "0.off", "1.off", "--cache", "cache", "--k", "4", "--jobs", "2"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert "2 of 2 meshes" in ran.stdout, ran.stderr
-    assert (tmp_path / "imported").read_text() == "x"
+    first, *workers = (tmp_path / "imported").read_text().splitlines()
+    assert first == "__main__ False"
+    assert set(workers) == {"__mp_main__ False"}

@@ -29,7 +29,7 @@ from diffnet.train.report import export
 from diffnet.train.run import run_segmentation
 from diffnet.train.step import segmentation_loss
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
 CPU = torch.device("cpu")
 NAMES = ["low", "high"]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from diffnet.train.metrics import square_counts
 from diffnet.train.report.palette import label_colors
 
+DPI = 160
 _MOST_CLASSES_WITH_NUMBERS = 25
 _MOST_CLASSES_WITH_NAMES = 60
 
@@ -103,7 +104,7 @@ def class_name(label_names: Sequence[str], label: int) -> str:
 
 def _png(figure: Figure) -> bytes:
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=160)
+    figure.savefig(out, format="png", dpi=DPI)
     return out.getvalue()
 
 

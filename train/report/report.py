@@ -18,7 +18,7 @@ from diffnet.train.report.export import fill_template, png_bytes, write_atomical
 from diffnet.train.report.palette import ERROR_COLORS, label_colors
 from diffnet.train.report.render import render
 
-_PICTURE_SIZE = (420, 340)
+PICTURE_SIZE = (420, 340)  # width and height of each picture of a mesh, in pixels
 
 
 class Prediction(NamedTuple):
@@ -119,7 +119,7 @@ def _mesh_section(row: Prediction) -> str:
     ]
     figures = "".join(
         _figure(
-            png_bytes(render(row.verts, row.faces, labels, at=row.at, size=_PICTURE_SIZE, colors=colors)),
+            png_bytes(render(row.verts, row.faces, labels, at=row.at, size=PICTURE_SIZE, colors=colors)),
             f"{row.name}: {kind.lower()}",
             kind,
             f"{len(scored) - int((scored == 0).sum()):,} of {len(scored):,}" if kind == "Errors" else "",
