@@ -1,4 +1,4 @@
-"""The command line, as a user meets it."""
+"""The command line: its output, exit codes and files."""
 
 import contextlib
 import io
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
 COMMAND = [sys.executable, "-c", "from diffnet.train.cli import main; main()"]
 SMALL = ["--k", 8, "--width", 16, "--blocks", 1, "--jobs", 1, "--device", "cpu"]
-SMALL += ["--features", "xyz", "--no-rotate", "--dropout", 0, "--lr", 0.02]  # with which the balls are easy
+SMALL += ["--features", "xyz", "--no-rotate", "--dropout", 0, "--lr", 0.02]  # the balls are easy with these
 
 
 def diffnet(*arguments):
@@ -50,7 +50,7 @@ def diffnet(*arguments):
 
 
 def start(*arguments, **given):
-    """A command in a process, and a process group, of its own."""
+    """Start a command in a process and a process group of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*COMMAND, *map(str, arguments)],
@@ -64,7 +64,7 @@ def start(*arguments, **given):
 
 
 def complaint(*arguments):
-    """The one line on stderr of a command that fails on its input."""
+    """The line on stderr of a command that fails because of its input. Checks that it is the only one."""
     code, _, err = diffnet(*arguments)
     assert code == 1, err
     assert err.startswith("diffnet: ")
@@ -74,7 +74,7 @@ def complaint(*arguments):
 
 
 def write_balls(folder, count=5, at="vertices"):
-    """A data set in the layout "folder" ("meshcnn" for edges), labelled by whether elements lie above the middle."""
+    """Write a data set in the layout "folder", or "meshcnn" for edges. Labels are the lower and the upper half."""
     for i in range(count):
         ball = trimesh.creation.icosphere(1)
         ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
@@ -92,14 +92,14 @@ def write_balls(folder, count=5, at="vertices"):
 
 
 def train_small(data, out, cache):
-    """Exit code, stdout and stderr of a training run that is long enough to learn the balls."""
+    """Exit code, stdout and stderr of a training run that learns the balls."""
     where = ["--data", data, "--out", out, "--cache", cache]
     return diffnet("train", "segmentation", *where, "--epochs", 12, *SMALL)
 
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory):
-    """A data set (data/), a trained network (run/) and its cache (cache/)."""
+    """A folder with a data set (data/), a trained network (run/) and a cache (cache/)."""
     room = tmp_path_factory.mktemp("room")
     data = write_balls(room / "data")
     (data / "label_names.txt").write_text("low\nhigh\n")
@@ -112,7 +112,7 @@ def room(tmp_path_factory):
 
 
 def test_a_run_without_an_eigenbasis(room, tmp_path):
-    """Its cache entries hold no pairs at all."""
+    """The cache entries hold no eigenpairs."""
     where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", tmp_path / "cache"]
     options = [*SMALL, "--diffusion", "implicit", "--k", 0, "--attention-heads", 2, "--epochs", 2]
     code, _, err = diffnet("train", "segmentation", *where, *options)
@@ -144,6 +144,7 @@ def test_a_run_without_an_eigenbasis(room, tmp_path):
         (["precompute"], ["PATH", "--cache", "--k", "--laplacian", "--jobs"]),
         (["info"], ["MESH"]),
     ],
+    ids=["diffnet", "train", "segmentation", "predict", "precompute", "info"],
 )
 def test_help(command, mentioned, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
@@ -167,6 +168,7 @@ def test_help(command, mentioned, monkeypatch):
         ["--validation", "1"],
         ["--nonsense"],
     ],
+    ids=lambda wrong: "".join(wrong).strip("-"),
 )
 def test_usage_errors(tmp_path, wrong):
     code, _, err = diffnet("train", "segmentation", "--data", tmp_path, "--out", tmp_path / "o", *wrong)
@@ -175,7 +177,7 @@ def test_usage_errors(tmp_path, wrong):
     assert "Traceback" not in err
 
 
-def test_where_the_cache_is(monkeypatch):
+def test_default_cache_folder(monkeypatch):
     for value, expected in (("/x", "/x/diffnet"), ("", "/home/me/.cache/diffnet"), (None, "/home/me/.cache/diffnet")):
         monkeypatch.setenv("HOME", "/home/me")
         if value is None:
@@ -183,7 +185,7 @@ def test_where_the_cache_is(monkeypatch):
         else:
             monkeypatch.setenv("XDG_CACHE_HOME", value)
         assert str(cli.default_cache()) == expected
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without a home
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what happens for a user without a home
     assert cli.default_cache().is_absolute()
 
 
@@ -272,7 +274,7 @@ def test_bad_input_to_prediction(room, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--out", "--html", "--png", "folder", "link", "checkpoint"])
-def test_what_is_read_is_not_overwritten(room, tmp_path, option):
+def test_inputs_are_not_overwritten(room, tmp_path, option):
     mesh = tmp_path / "mine.ply"
     load = trimesh.load(room / "data" / "m0.obj", process=False)
     load.export(mesh)
@@ -325,14 +327,14 @@ def test_bugs_are_raised(monkeypatch, bug):
         (FileNotFoundError(2, "No such file or directory", "/nowhere"), "/nowhere: No such file or directory"),
         (OSError("disk full"), "disk full"),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+    ids=["base", "option", "mesh", "data", "checkpoint", "training", "convergence", "worker", "file", "disk"],
 )
 def test_errors_that_a_user_can_fix_are_one_line(monkeypatch, error, line):
     assert info_that_raises(monkeypatch, error) == (1, "", f"diffnet: {line}\n")
 
 
 def test_errors_keep_their_builtin_bases():
-    """Code that catches ValueError or RuntimeError goes on working."""
+    """Code that catches ValueError or RuntimeError still works."""
     for error in (OptionError, MeshError, DataError, CheckpointError):
         assert issubclass(error, DiffnetError)
         assert issubclass(error, ValueError)
@@ -359,7 +361,7 @@ def test_out_of_memory_names_options_that_help(monkeypatch, error):
 
 
 def test_a_bug_shows_its_traceback():
-    """In a process of its own, as a user sees it."""
+    """This test runs in its own process, as for a user."""
     break_it = "import diffnet.geometry as g; g.load_mesh = lambda path: path.nothing; "
     script = [sys.executable, "-c", break_it + COMMAND[-1], "info", "a.off"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -373,7 +375,7 @@ def test_a_bug_shows_its_traceback():
 
 
 def read_ply(path):
-    """Vertices, faces, colors and labels of what `predict` wrote."""
+    """The vertices, faces, colors and labels of a file that `predict` wrote."""
     loaded = trimesh.load(path, process=False)
     raw = loaded.metadata["_ply_raw"]
     at = "face" if "label" in raw.get("face", {}).get("properties", {}) else "vertex"
@@ -402,14 +404,14 @@ def test_a_mesh_is_predicted(room, tmp_path):
     verts, faces, colors, labels = read_ply(paths[0])
     np.testing.assert_allclose(verts, load_mesh(mesh).verts)
     np.testing.assert_array_equal(faces, ball.faces)
-    assert (labels == (verts[:, 2] > 50)).mean() > 0.9  # it has learned
+    assert (labels == (verts[:, 2] > 50)).mean() > 0.9  # the network has learned the halves
     np.testing.assert_array_equal(colors, label_colors(2)[labels])
     page = paths[1].read_text()
     assert not re.search(r"(src|href)\s*=\s*[\"']?(?!data:|#)\w", page)
     assert all(name in page for name in ("low", "high", "far away"))
     assert np.asarray(Image.open(paths[2]).convert("RGB")).std() > 5
 
-    # Neither a cache, nor one that holds the mesh already, makes a difference.
+    # An empty cache and a filled cache give the same result.
     for lap in range(2):
         again = tmp_path / f"again {lap}.ply"
         assert diffnet(*arguments, "--out", again, "--cache", tmp_path / "cache")[0] == 0
@@ -419,7 +421,7 @@ def test_a_mesh_is_predicted(room, tmp_path):
 
 def test_several_meshes_are_predicted(room, tmp_path):
     meshes = [room / "data" / f"m{i}.obj" for i in range(3)]
-    out = tmp_path / "v1.0"  # a folder that is there may have any name
+    out = tmp_path / "v1.0"  # the name of an existing folder may have a suffix
     out.mkdir()
     code, text, _ = diffnet(
         "predict", *meshes, "--checkpoint", room / "run" / "best.pt", "--out", out, "--png", tmp_path / "a.png"
@@ -509,14 +511,14 @@ def test_precompute(tmp_path):
         assert sum(".operators." in path.name for path in found) == 4
         assert not written or found == written
         written = found
-    # Training finds all it needs.
+    # Training finds every entry in the cache.
     (data / "bad.off").unlink()
     for features in ("hks", "xyz"):
         train = ["train", "segmentation", "--data", data, "--out", tmp_path / features, "--cache", cache, "--epochs", 1]
         code, _, err = diffnet(*train, *SMALL, "--features", features)
         assert code == 0, err
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()} == written
-    # Prediction, too: it asks for the same entries.
+    # Prediction finds the same entries.
     diffnet(
         "predict", ball, "--checkpoint", tmp_path / "hks" / "last.pt", "--out", tmp_path / "a.ply", "--cache", cache
     )
@@ -645,7 +647,7 @@ def test_ctrl_c_stops_a_run_that_can_be_resumed(room, tmp_path):
     assert [p.name for p in out.iterdir() if p.suffix == ".tmp"] == []
     mesh = room / "data" / "m0.obj"
     assert diffnet("predict", mesh, "--checkpoint", out / "last.pt", "--out", tmp_path / "a.ply")[0] == 0
-    # It goes on from there with the same command, here to a nearer end.
+    # The same command resumes the run. Here it has fewer epochs.
     code, _, err = diffnet(*train, "--epochs", done + 2, "--resume")
     assert code == 0, err
     assert len((out / "metrics.csv").read_text().splitlines()) == done + 3
@@ -653,7 +655,7 @@ def test_ctrl_c_stops_a_run_that_can_be_resumed(room, tmp_path):
 
 
 def workers(group):
-    """The processes of a group that preprocess or start those, as the Linux kernel lists them."""
+    """The worker processes of a process group and the process that forks them, from /proc."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -667,9 +669,9 @@ def workers(group):
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
 @pytest.mark.parametrize("moment", ["starting", "working"])
 def test_ctrl_c_while_preprocessing(tmp_path, moment):
-    """Once while the processes import, and once while they compute: no traceback, and nothing is left behind."""
+    """Ctrl-C during the imports, and during the computation, leaves no traceback and no process."""
     for i in range(3):
-        ball = trimesh.creation.icosphere(6)  # no machine is done with these before the interrupt
+        ball = trimesh.creation.icosphere(6)  # large enough to be unfinished at the interrupt
         ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
         ball.export(tmp_path / f"{i}.off")
     trimesh.creation.icosphere(1).export(tmp_path / "00.off")
@@ -679,7 +681,7 @@ def test_ctrl_c_while_preprocessing(tmp_path, moment):
         wait_for(lambda: len(workers(process.pid)) == (1 if moment == "starting" else 3), process)
         if moment == "working":
             wait_for(lambda: list(cache.rglob("*.operators.*")), process)
-        # A terminal signals all of them. It is the parent that stops the others, so none is too late to be quiet.
+        # A terminal signals all processes. Workers ignore the signal, because the parent stops them.
         before = workers(process.pid)
         for worker in before:
             os.kill(worker, signal.SIGINT)
@@ -702,7 +704,8 @@ def test_ctrl_c_while_preprocessing(tmp_path, moment):
 @posix
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
 def test_killed_while_preprocessing(tmp_path):
-    """At random moments and with no time to clean up: the next run completes the cache, and no entry is wrong."""
+    """A run killed at random moments leaves no wrong entry, and the next run completes the cache."""
+    rng = np.random.default_rng(0)
     cache, files = tmp_path / "cache", []
     for i in range(24):
         ball = trimesh.creation.icosphere(4)
@@ -717,9 +720,9 @@ def test_killed_while_preprocessing(tmp_path):
     for _ in range(2):
         process = start("precompute", *files, "--cache", cache, "--jobs", 2)
         try:
-            enough = len(found) + np.random.default_rng().integers(1, 5)  # much is left to do after both
+            enough = len(found) + rng.integers(1, 5)  # most entries are missing after both runs
             wait_for(lambda enough=enough: len(entries()) >= enough, process)
-            time.sleep(np.random.default_rng().uniform(0, 0.05))
+            time.sleep(rng.uniform(0, 0.05))
             process.kill()
             process.communicate(timeout=30)
             wait_for(lambda process=process: not workers(process.pid), None)
@@ -749,8 +752,8 @@ def group_lives(group):
     return True
 
 
-def test_one_cache_entry_a_preprocessing(room):
-    """The training run of this module computed each mesh once, for the options that its checkpoint carries."""
+def test_one_cache_entry_per_mesh(room):
+    """The training run of this module computed each mesh once, with the options in its checkpoint."""
     assert len(list((room / "cache").rglob("*.operators.*"))) == 5
     stored = load_checkpoint(room / "run" / "last.pt")["options"]
     assert Preprocessing(stored["k"], stored["laplacian"], stored["features"]) == Preprocessing(8, "robust", "xyz")
