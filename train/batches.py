@@ -17,7 +17,8 @@ def keep_on_device(
 ) -> list[Sample]:
     """Move samples to a GPU, with their gradients on the basis, if they need at most half of its free memory.
 
-    Otherwise, and on the CPU, the samples are returned unchanged, and the training loop moves batch by batch.
+    Otherwise, and on the CPU, the samples are returned unchanged, and the training loop moves batch by batch. The two
+    ways round differently, so runs are equal bit by bit only if the same way is taken.
 
     basis_dtype: dtype to round the basis to, once here instead of in every step
     """
