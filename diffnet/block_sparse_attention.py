@@ -9,17 +9,21 @@ from diffnet.ops import Backend, BlockPattern, block_attention, block_matmul, bl
 
 
 class BlockSparseAttention(nn.Module):
-    """Multi-head attention computed at the blocks of a layout only (Child et al. 2019, section 5).
+    """Multi-head attention computed only at the blocks of a layout.
 
-    channels: C, divided among the heads
-    heads: H
-    dropout: probability that an attention weight is left out in training
-    length: of the sequences, for a learned bias by relative position; by default there is none
-    backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
+    Without a relative bias and without dropout, scores are never stored (see `ops.block_attention`).
+    `geometry.patches` orders the vertices of meshes along the surface and gives the layout.
 
-    Where there is neither such a bias nor dropout, scores are never written down (see `ops.block_attention`).
+    Source: Child et al. 2019, section 5.
 
-    For vertices of meshes see `geometry.patches`, which orders them and gives the layout.
+    Args:
+        channels: C, divided among the heads.
+        heads: H.
+        dropout: probability that an attention weight is dropped in training.
+        length: length of the sequences, for a learned bias by relative position. None for no bias.
+        backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
+
+    Raises ValueError if the heads don't divide the channels.
     """
 
     def __init__(
@@ -48,12 +52,13 @@ class BlockSparseAttention(nn.Module):
         key_padding_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """x (…, N, C), pattern (1 or H, N, N): row i holds whom place i attends to → (…, N, C)
+        """x (…, N, C), pattern (1 or H, N, N) → (…, N, C)
 
-        key_padding_mask: (…, N) bool, True where a key is there
+        key_padding_mask: (…, N) bool, True at the keys that exist
         attention_mask: bool, True where row i may attend to column j: dense (N, N) or (H or 1, N, N), or values of the
             pattern
-        What attends to nobody gets the bias of the output alone.
+
+        Place i attends to the columns of row i. A place that attends to nothing gets the bias of the output layer.
         """
         length, channels = x.shape[-2:]
         if pattern.shape not in ((1, length, length), (self.heads, length, length)):

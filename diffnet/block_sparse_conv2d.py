@@ -17,17 +17,20 @@ Pair = int | tuple[int, int]
 
 
 class BlockSparseConv2d(nn.Module):
-    """nn.Conv2d with weights between some blocks of input and output channels only.
+    """`nn.Conv2d` with weights only between some blocks of input and output channels.
 
-    in_channels, out_channels: the block needn't divide them
-    kernel_size, stride, padding, dilation: as in nn.Conv2d, with padding by zeros
-    layout: (output blocks, input blocks) bool, True where there are weights; or (kernel height, kernel width, output
-        blocks, input blocks), one for each place in the kernel. It belongs to the construction, not to the state.
-    block: edge length, 16, 32, 64 or 128
-    backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
+    The weights multiply the unfolded input, which takes kernel height × kernel width times the input's memory.
 
-    `weight` is (number of blocks, block, block). The product is with the unfolded input, which takes kernel height ×
-    kernel width times the input's memory.
+    Args:
+        in_channels, out_channels: any sizes; the block needn't divide them.
+        kernel_size, stride, padding, dilation: as in `nn.Conv2d`, with zero padding.
+        layout: (output blocks, input blocks) bool, True where there are weights; or (kernel height, kernel width,
+            output blocks, input blocks) with a layout for each place in the kernel. It is not part of the state dict.
+        block: edge length of a block, 16, 32, 64 or 128.
+        bias: whether to add a bias.
+        backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
+
+    The parameter `weight` is (number of blocks, block, block). Raises ValueError if the layout has another shape.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class BlockSparseConv2d(nn.Module):
                 f"the layout should have shape {blocks} or {(*self.kernel_size, *blocks)}, "
                 f"shape is {tuple(layout.shape)}"
             )
-        # One matrix over all places in the kernel, each with its input channels filled up to whole blocks.
+        # One matrix for all places in the kernel. The input channels of each place are padded to whole blocks.
         each = layout.expand(*self.kernel_size, *blocks).flatten(0, 1)
         self.channels_padded = blocks[1] * block
         columns = len(each) * self.channels_padded
@@ -65,7 +68,7 @@ class BlockSparseConv2d(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (N, in_channels, height, width) → (N, out_channels, …, …), sizes as of nn.Conv2d"""
+        """x (N, in_channels, height, width) → (N, out_channels, …, …), with the sizes of nn.Conv2d"""
         if x.ndim != 4 or x.shape[1] != self.in_channels:
             raise ValueError(f"the input should be (N, {self.in_channels}, …, …), shape is {tuple(x.shape)}")
         geometry = zip(x.shape[2:], self.kernel_size, self.padding, self.dilation, self.stride, strict=True)

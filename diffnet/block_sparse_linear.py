@@ -12,15 +12,20 @@ from diffnet.ops import Backend, BlockPattern, block_matmul
 
 
 class BlockSparseLinear(nn.Module):
-    """y = x Wᵀ + bias, where W has weights in some of its blocks only.
+    """y = x Wᵀ + bias with weights only in some blocks of W.
 
-    in_features, out_features: the block needn't divide them
-    layout: (output blocks, input blocks) bool, True where there are weights. It belongs to the construction, as the
-        sizes do, and not to the state.
-    block: edge length, 16, 32, 64 or 128
-    backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
+    Args:
+        in_features, out_features: any sizes; the block needn't divide them.
+        layout: (output blocks, input blocks) bool, True where there are weights. It is not part of the state dict.
+        block: edge length of a block, 16, 32, 64 or 128.
+        bias: whether to add a bias.
+        backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
 
-    `weight` is (number of blocks, block, block).
+    The parameter `weight` is (number of blocks, block, block). Raises ValueError if the layout has another shape.
+
+    >>> layout = torch.tensor([[True, False], [True, True]])
+    >>> BlockSparseLinear(32, 32, layout, block=16)(torch.ones(5, 32)).shape
+    torch.Size([5, 32])
     """
 
     def __init__(
@@ -62,7 +67,7 @@ class BlockSparseLinear(nn.Module):
 
 
 def initial_weight(pattern: BlockPattern) -> Tensor:
-    """Weights as nn.Linear draws them: uniform within 1/√fan-in, which is here that of each block row."""
+    """Draw weights like `nn.Linear`: uniform within ±1/√fan-in, with the fan-in of each block row."""
     fan_in = pattern.blocks.row_lengths.clamp(min=1) * pattern.block
     bound = fan_in.float().rsqrt()[pattern.blocks.row_indices]
     return (2 * torch.rand(pattern.values_shape) - 1) * bound[:, None, None]

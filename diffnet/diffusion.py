@@ -10,10 +10,13 @@ from diffnet.ops import Backend, diffuse, from_spectral, to_spectral
 
 
 class LearnedTimeDiffusion(nn.Module):
-    """Heat diffusion of each channel for its own learned time (Sharp et al. 2022, "Learned Diffusion").
+    """Heat diffusion of each channel for its own learned time, in the eigenbasis.
 
-    channels: C. Times start at 0, in squared units of the positions.
-    backend: "torch", "triton", or "auto": Triton kernels on a GPU, see `ops.backend`
+    Source: Sharp et al. 2022, "Learned Diffusion", spectral acceleration.
+
+    Args:
+        channels: C. Times start at 0; their unit is the squared unit of the positions.
+        backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
     """
 
     def __init__(self, channels: int, backend: Backend = "auto") -> None:
@@ -21,17 +24,17 @@ class LearnedTimeDiffusion(nn.Module):
         self.backend: Backend = backend
         self.time = nn.Parameter(torch.zeros(channels))
 
-    def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
-        """x (V, C) diffused, as coefficients (B, K, C) in the eigenbasis."""
-        o, time = operators, self.learned_time()
-        spectrum = to_spectral(x, o.evecs, o.mass, o.ptr, o.lengths, self.backend)
-        return diffuse(spectrum, o.evals, time.clamp(min=0), self.backend)
-
     def learned_time(self) -> nn.Parameter:
-        """(C,); in training at least 0"""
+        """Return the times (C,). In training, negative times are set to 0 first."""
         if self.training:
             keep_nonnegative(self.time)
         return self.time
+
+    def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
+        """Diffuse x (V, C) and return its coefficients in the eigenbasis, (B, K, C)."""
+        o, time = operators, self.learned_time()
+        spectrum = to_spectral(x, o.evecs, o.mass, o.ptr, o.lengths, self.backend)
+        return diffuse(spectrum, o.evals, time.clamp(min=0), self.backend)
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
@@ -40,6 +43,11 @@ class LearnedTimeDiffusion(nn.Module):
 
 
 def keep_nonnegative(time: nn.Parameter) -> None:
-    """Projected gradient descent: a step that overshot 0 comes back to it, and the next gradient counts whole."""
-    with torch.no_grad():
-        time.clamp_(min=0)
+    """Set negative times to 0 in place.
+
+    This is projected gradient descent: if an optimizer step overshoots 0, the next step starts from 0.
+
+    The write goes through `time.data`, which autograd does not record as a modification. Several forward passes before
+    one backward pass are therefore allowed. They all see the same times: only the first can find a negative one.
+    """
+    time.data.clamp_(min=0)

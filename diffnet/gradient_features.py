@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from diffnet.ops import Backend, gradient_features, spectral_gradient_features
+from diffnet.ops import Backend, gradient_features
 
 
 class SpatialGradientFeatures(nn.Module):
-    """f = tanh(Re(ḡ ∘ A g)) of the tangent gradients g of C channels (Sharp et al. 2022, "Spatial Gradient Features").
+    """Gradient features f = tanh(Re(ḡ ∘ A g)) of the tangent gradients g of C channels.
 
-    channels: C
-    rotation: a complex matrix A, which can also turn gradients and so tell left from right of them; without it A is
-        real, and features don't depend on the orientation of the surface
-    backend: see LearnedTimeDiffusion
+    Source: Sharp et al. 2022, "Spatial Gradient Features".
+
+    Args:
+        channels: C.
+        rotation: whether A is complex. A complex A also rotates gradients, so features distinguish left from right. A
+            real A gives features that don't depend on the orientation of the surface.
+        backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
+
+    The parameters `a_re` and `a_im` (None without rotation) are (C, C), initialized like the weight of `nn.Linear`.
     """
 
     a_im: nn.Parameter | None
@@ -28,18 +33,9 @@ class SpatialGradientFeatures(nn.Module):
             self.register_parameter("a_im", None)
 
     def forward(self, gradients: Tensor) -> Tensor:
-        """gradients (2, V, C), X and Y components → (V, C)"""
+        """gradients (2, V, C), the X and Y components → (V, C)"""
         return gradient_features(gradients, self.a_re, self.a_im, self.backend)
-
-    def from_coefficients(
-        self, coefficients: Tensor, gradient_evecs: Tensor, ptr: Tensor, lengths: tuple[int, ...] | None = None
-    ) -> Tensor:
-        """The same for the function with these coefficients (B, K, C), by gradient_evecs (2, V, K) → (V, C)"""
-        return spectral_gradient_features(
-            coefficients, gradient_evecs, self.a_re, self.a_im, ptr, lengths, self.backend
-        )
 
 
 def _linear_weight(channels: int) -> Tensor:
-    """Initialised as nn.Linear does."""
     return nn.Linear(channels, channels, bias=False).weight.detach()

@@ -13,13 +13,17 @@ from diffnet.ops import Backend, implicit_diffusion
 class ImplicitDiffusion(nn.Module):
     """One implicit Euler step of heat diffusion, (M + t_c L) u_c = M x_c, for a learned time t_c per channel.
 
-    Solved by conjugate gradients in all frequencies, so operators of K = 0 suffice; a spectral diffusion of the same
-    time damps a frequency λ by exp(−tλ), this one by 1/(1 + tλ). Source: Sharp et al. 2022, "Learned Diffusion"
-    (direct implicit timestep).
+    The systems are solved by conjugate gradients. All frequencies take part, so operators with K = 0 are enough. This
+    step damps a frequency λ by 1/(1 + tλ); spectral diffusion of the same time damps it by exp(−tλ).
 
-    channels: C. Times start at 0, where nothing is changed; in squared units of the positions.
-    tolerance, max_iterations, check_every: see `ops.implicit_diffusion`
-    backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
+    Source: Sharp et al. 2022, "Learned Diffusion", direct implicit timestep.
+
+    Args:
+        channels: C. Times start at 0; their unit is the squared unit of the positions.
+        tolerance, max_iterations, check_every: see `ops.implicit_diffusion`.
+        backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
+
+    Raises ValueError for options out of range.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Attention over neighbourhoods on a surface."""
+"""Attention over neighborhoods on a surface."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from diffnet.ops import Backend, Pattern, sddmm, sparse_softmax, spmm
 
 
 class MeshAttention(nn.Module):
-    """Multi-head attention of each vertex to those that a pattern joins it with (Vaswani et al. 2017, section 3.2).
+    """Multi-head attention of each vertex to the vertices in its row of a sparse pattern.
 
-    Scores, softmax and sums are computed at the entries of the pattern only, for all heads at once.
+    Scores, softmax and sums are computed only at the entries of the pattern, for all heads at once.
 
-    channels: C, divided among the heads
-    heads: H
-    dropout: probability that an attention weight is left out in training
-    backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for kernels on a GPU (see `ops.backend`)
+    Source: Vaswani et al. 2017, section 3.2.
+
+    Args:
+        channels: C, divided among the heads.
+        heads: H.
+        dropout: probability that an attention weight is dropped in training.
+        backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
+
+    Raises ValueError if the heads don't divide the channels.
     """
 
     def __init__(self, channels: int, heads: int = 4, dropout: float = 0.0, backend: Backend = "auto") -> None:
@@ -29,14 +34,14 @@ class MeshAttention(nn.Module):
         self.out = nn.Linear(channels, channels)
 
     def forward(self, x: Tensor, pattern: Pattern) -> Tensor:
-        """x (V, C), pattern (V, V): row i holds whom vertex i attends to → (V, C)
+        """x (V, C), pattern (V, V) → (V, C)
 
-        A vertex that attends to none gets the bias of the output alone.
+        Vertex i attends to the columns of row i. A vertex with an empty row gets the bias of the output layer.
         """
         if pattern.shape != (len(x), len(x)):
             raise ValueError(f"the pattern should have shape {(len(x), len(x))}, shape is {pattern.shape}")
         width = x.shape[-1] // self.heads
-        # Views (H, V, C/H), which the products read as they lie.
+        # These are strided views (H, V, C/H). The products read them without a copy.
         query, key, value = self.query_key_value(x).unflatten(-1, (3, self.heads, width)).permute(1, 2, 0, 3)
         scores = sddmm(pattern, query, key, backend=self.backend)
         weights = sparse_softmax(pattern, scores, scale=width**-0.5, backend=self.backend)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, mlp, segment_mean
-from diffnet.ops.common.precision import compute_dtype, use_matrix_kernels
+from diffnet.ops.common.precision import compute_dtype
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
 
@@ -23,16 +23,27 @@ def log_softmax(x: Tensor) -> Tensor:
 
 
 class DiffusionNet(nn.Module):
-    """DiffusionNet (Sharp et al. 2022, https://arxiv.org/abs/2012.00888) on packed ragged batches.
+    """DiffusionNet on packed ragged batches (Sharp et al. 2022, https://arxiv.org/abs/2012.00888).
 
-    in_channels, out_channels: C_in, C_out
-    width: channels inside the network
-    blocks: how many `DiffusionNetBlock`s
-    outputs_at: "vertices", "faces", "edges" (means over the corners or ends), or "global_mean" (one per mesh, weighted
-        by vertex areas)
-    last_activation: applied to the outputs, for example `log_softmax`; none by default
-    mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, attention_heads, backend:
-        see `DiffusionNetBlock`
+    Args:
+        in_channels, out_channels: C_in and C_out.
+        width: channels inside the network.
+        blocks: number of `DiffusionNetBlock`s.
+        outputs_at: "vertices"; "faces" or "edges", the means over corners or ends; or "global_mean", one output per
+            mesh, weighted by vertex areas.
+        last_activation: applied to the outputs, for example `log_softmax`. None by default.
+        mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, attention_heads, backend: see
+            `DiffusionNetBlock`.
+
+    Raises ValueError for an unknown option.
+
+    >>> import torch, trimesh
+    >>> from diffnet import DiffusionNet, precompute
+    >>> mesh = trimesh.creation.icosphere(1)
+    >>> operators = precompute(mesh, k=8)
+    >>> model = DiffusionNet(3, 5, width=16, blocks=2, outputs_at="faces")
+    >>> model(torch.from_numpy(mesh.vertices).float(), operators).shape
+    torch.Size([80, 5])
     """
 
     def __init__(
@@ -78,34 +89,34 @@ class DiffusionNet(nn.Module):
         self.last = nn.Linear(width, out_channels)
 
     def forward(self, features: Tensor, operators: Operators) -> Tensor:
-        """features (V, C_in), packed as the operators are → (V, C_out), (F, C_out), (E, C_out) or (B, C_out)
+        """features (V, C_in), packed like the operators → (V, C_out), (F, C_out), (E, C_out) or (B, C_out)
 
-        Raises ValueError where the features don't fit the operators or the network.
+        Raises ValueError if the features don't fit the operators or the network.
         """
         expected = (operators.num_vertices, self.first.in_features)
         if features.shape != expected:
             raise ValueError(f"features should have shape {expected}, shape is {tuple(features.shape)}")
-        # Where they are wanted but missing, once for all blocks.
-        pushed = operators.with_gradient_evecs() if self.gradient == "spectral" else operators
         x = self._linear(self.first, features)
-        if use_matrix_kernels(self.backend, x):
-            pushed = pushed.with_basis_dtype(compute_dtype(x))
+        # All blocks share these. Under autocast the basis is rounded here, once, not in every block.
+        shared = operators.with_gradient_evecs() if self.gradient == "spectral" else operators
+        shared = shared.with_basis_dtype(compute_dtype(x))
         for block in self.blocks:
-            x = block(x, pushed)
-        x = self._linear(self.last, x)
+            x = block(x, shared)
+        return self._outputs(self._linear(self.last, x), operators)
+
+    def _linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        return mlp([x], [layer.weight], [layer.bias], backend=self.backend)
+
+    def _outputs(self, x: Tensor, operators: Operators) -> Tensor:
+        """Average the values (V, C_out) at the vertices as `outputs_at` asks, and apply the last activation."""
+        # The backward of `F.embedding` adds up in a fixed order. That of x[index] doesn't.
         if self.outputs_at == "faces":
-            x = x[operators.faces].mean(1)
+            x = F.embedding(operators.faces, x).mean(1)
         elif self.outputs_at == "edges":
-            x = x[operators.edges].mean(1)
+            x = F.embedding(operators.edges, x).mean(1)
         elif self.outputs_at == "global_mean":
             x = segment_mean(x, operators.mass, operators.ptr, operators.lengths)
         return x if self.last_activation is None else self.last_activation(x)
-
-    def _linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        if use_matrix_kernels(self.backend, x):
-            return mlp([x], [layer.weight], [layer.bias], backend=self.backend)
-        out: Tensor = layer(x)
-        return out
 
     @classmethod
     def from_reference(
@@ -116,15 +127,15 @@ class DiffusionNet(nn.Module):
     ) -> DiffusionNet:
         """Load a checkpoint of the original implementation, on the CPU and in eval mode.
 
-        Width, blocks and channels are read off the weights. What a checkpoint doesn't record is the last activation:
-        the published segmentation and classification networks end in a log-softmax, so that is the default; pass None
-        for networks that put out plain features.
+        Width, blocks and channels are read off the weights. A checkpoint doesn't record the last activation. The
+        published segmentation and classification networks end in a log-softmax, so this is the default. Pass None for
+        networks that output plain features.
 
-        Only tensors are read (`weights_only`). Raises ValueError where the file holds something else.
+        Only tensors are read (`weights_only`). Raises ValueError if the file holds something else.
         """
-        from diffnet.original_checkpoint import convert_reference
+        from diffnet.original_checkpoint import read_original_checkpoint
 
-        state, shape = convert_reference(path)
-        model = cls(**shape, outputs_at=outputs_at, last_activation=last_activation)
+        state, arguments = read_original_checkpoint(path)
+        model = cls(**arguments, outputs_at=outputs_at, last_activation=last_activation)
         model.load_state_dict(state)
         return model.eval()

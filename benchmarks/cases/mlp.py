@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffnet.benchmarks.cases.spectral import VERTICES, WIDTHS
 from diffnet.benchmarks.harness.arithmetic import arithmetic, matmul_precision
 from diffnet.benchmarks.harness.peers import backward_of, compiled, forget_compiled, leaf, on_kernels
 from diffnet.benchmarks.harness.registry import Case, Options, benchmark
-from diffnet.block import mlp_layers, run_mlp
+from diffnet.mlp import MLP
 
 
 @benchmark("mlp", metrics=("GB/s",))
@@ -24,13 +23,16 @@ def mlp_cases(options: Options) -> Iterator[Case]:
         for c in options.widths or WIDTHS:
             for v in options.vertices or VERTICES:
                 forget_compiled()
-                layers = mlp_layers([3 * c, c, c, c], dropout=0.5).to(device, kind.storage)
+                layers = MLP([3 * c, c, c, c], dropout=0.5, backend="torch").to(device, kind.storage)
+                fused = MLP([3 * c, c, c, c], dropout=0.5, backend="triton")
+                for name, layer in layers.named_children():  # both share the weights
+                    fused.add_module(name, layer)
                 x, diffused, features = (leaf(v, c, device=device, dtype=kind.storage) for _ in range(3))
                 leaves = [x, diffused, features, *layers.parameters()]
                 plain = partial(_plain, layers)
                 forwards = {
                     "eager": partial(plain, x, diffused, features),
-                    "triton": partial(run_mlp, layers, [x, diffused, features], x, "triton"),
+                    "triton": partial(fused, [x, diffused, features], x),
                 }
                 if options.compile:
                     forwards["compiled"] = partial(compiled(plain), x, diffused, features)
@@ -48,6 +50,5 @@ def mlp_cases(options: Options) -> Iterator[Case]:
                         )
 
 
-def _plain(layers: nn.Sequential, x: Tensor, diffused: Tensor, features: Tensor) -> Tensor:
-    out: Tensor = x + layers(torch.cat([x, diffused, features], dim=-1))
-    return out
+def _plain(layers: MLP, x: Tensor, diffused: Tensor, features: Tensor) -> Tensor:
+    return layers([x, diffused, features], x)

@@ -13,10 +13,9 @@ from diffnet.ops.block_sparse import reference
 from diffnet.ops.block_sparse.op import _structure
 from diffnet.ops.block_sparse.pattern import BlockPattern
 from diffnet.ops.block_sparse.softmax import flat_key_mask, mask_at_blocks, mask_inside
-from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.ops.sparse.op import on_kernels
 from diffnet.ops.sparse.pattern import row_of_each
 
 
@@ -56,7 +55,7 @@ def block_attention(
         key_padding_mask = flat_key_mask(pattern, key_padding_mask, batch)
     mask = None if attention_mask is None else mask_at_blocks(pattern, attention_mask)
     scale = channels**-0.5 if scale is None else scale
-    triton = on_kernels(backend, *flat)
+    triton = use_kernels(backend, *flat)
     out: Tensor = _attention(_structure(pattern), *flat, key_padding_mask, mask, scale, pattern.block, triton)[0]
     return out.reshape(*batch, heads, rows, channels)
 

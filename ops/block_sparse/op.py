@@ -11,10 +11,9 @@ from torch import Tensor
 
 from diffnet.ops.block_sparse import reference
 from diffnet.ops.block_sparse.pattern import BlockPattern
-from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.ops.sparse.op import on_kernels
 
 MatmulMode: TypeAlias = Literal["sdd", "dsd", "dds"]
 
@@ -64,7 +63,7 @@ def _at_blocks(pattern: BlockPattern, a: Tensor, b: Tensor, backend: Backend) ->
             )
     batch = torch.broadcast_shapes(a.shape[:-3], b.shape[:-3])  # type: ignore[no-untyped-call]
     flat = [x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:]) for x in (a, b)]
-    out: Tensor = _sdd(_structure(pattern), *flat, pattern.block, rows, columns, on_kernels(backend, *flat))
+    out: Tensor = _sdd(_structure(pattern), *flat, pattern.block, rows, columns, use_kernels(backend, *flat))
     return out.reshape(*batch, *pattern.values_shape)
 
 
@@ -77,7 +76,7 @@ def _times_dense(pattern: BlockPattern, values: Tensor, x: Tensor, transpose: bo
         raise ValueError(f"the dense factor should multiply as (…, {heads}, {size}, C), as used it is {tuple(x.shape)}")
     batch = torch.broadcast_shapes(values.shape[:-3], x.shape[:-3])  # type: ignore[no-untyped-call]
     flat = [t.expand(*batch, *t.shape[-3:]).reshape(math.prod(batch), *t.shape[-3:]) for t in (values, x)]
-    triton = on_kernels(backend, *flat)
+    triton = use_kernels(backend, *flat)
     out: Tensor = _dsd(_structure(pattern), *flat, pattern.block, rows, columns, transpose, triton)
     return out.reshape(*batch, heads, result, x.shape[-1])
 

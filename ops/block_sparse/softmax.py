@@ -10,9 +10,8 @@ from torch import Tensor
 
 from diffnet.ops.block_sparse import reference
 from diffnet.ops.block_sparse.pattern import BlockPattern
-from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.sparse.op import on_kernels
 from diffnet.ops.sparse.pattern import row_of_each
 
 
@@ -47,7 +46,7 @@ def block_softmax(
         key_padding_mask = flat_key_mask(pattern, key_padding_mask, batch)
     if attention_mask is not None:
         attention_mask = mask_at_blocks(pattern, attention_mask)
-    triton = on_kernels(backend, flat)
+    triton = use_kernels(backend, flat)
     out: Tensor = _softmax(
         pattern.blocks.indptr,
         pattern.blocks.indices,

@@ -1,4 +1,4 @@
-"""Which of an operation's implementations runs: plain PyTorch, or the Triton kernel that computes the same."""
+"""The choice between an operation's implementations: plain PyTorch or Triton kernels."""
 
 from __future__ import annotations
 
@@ -9,30 +9,47 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.precision import allows_tf32, compute_dtype
+
 Backend: TypeAlias = Literal["auto", "torch", "triton"]
 
-# Found once at import, so that torch.compile sees a constant. Triton itself is imported with the first kernel.
+# Looked up once at import, so that torch.compile sees a constant. Triton itself is imported by the first kernel launch.
 HAS_TRITON = find_spec("triton") is not None
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def use_triton(backend: Backend, *tensors: Tensor) -> bool:
-    """Whether the Triton kernels should compute with these tensors.
+def use_kernels(backend: Backend, *tensors: Tensor, matrix: bool = False) -> bool:
+    """Decide whether Triton kernels compute with these tensors.
 
-    "auto": where Triton is there and all tensors are float32, bfloat16 or float16 on a GPU
-    "torch": never
-    "triton": always; on the CPU that takes Triton's interpreter (TRITON_INTERPRET=1 before Triton is imported)
+    Every public operation calls this once and passes the result down.
 
-    Raises ValueError for another backend, and RuntimeError where "triton" can't be had.
+    Args:
+        backend: "auto" takes the kernels if Triton is installed and all tensors are float32, bfloat16 or float16 on a
+            GPU. "torch" never takes them. "triton" always takes them; on the CPU this needs Triton's interpreter
+            (TRITON_INTERPRET=1 in the environment before Triton is imported).
+        tensors: the floating-point inputs.
+        matrix: whether the kernels are mostly matrix products. Matrix units don't multiply plain float32, and cuBLAS is
+            hard to beat without them. "auto" therefore leaves float32 to PyTorch unless tf32 is allowed (see
+            `torch.set_float32_matmul_precision`).
+
+    Raises:
+        ValueError: for an unknown backend, and if "triton" is asked to compute in float64.
+        RuntimeError: if "triton" is not available.
     """
-    if backend == "auto":
-        return HAS_TRITON and all(t.is_cuda and t.dtype in KERNEL_DTYPES for t in tensors)
     if backend == "torch":
         return False
+    if backend == "auto":
+        if not HAS_TRITON or not all(t.is_cuda and t.dtype in KERNEL_DTYPES for t in tensors):
+            return False
+        return not matrix or compute_dtype(*tensors) != torch.float32 or allows_tf32()
     if backend != "triton":
         raise ValueError(f"backend should be one of {', '.join(get_args(Backend))}, got {backend!r}")
     if not HAS_TRITON:
         raise RuntimeError("backend 'triton' needs the package triton, which isn't installed")
     if os.environ.get("TRITON_INTERPRET") != "1" and not all(t.is_cuda for t in tensors):
         raise RuntimeError("backend 'triton' needs tensors on a GPU, or TRITON_INTERPRET=1 in the environment")
+    dtypes = [compute_dtype(*tensors)] if matrix and tensors else [t.dtype for t in tensors]
+    for dtype in dtypes:
+        if dtype not in KERNEL_DTYPES:
+            raise ValueError(f"backend 'triton' computes in {', '.join(map(str, KERNEL_DTYPES))}, got {dtype}")
     return True

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffnet.ops.common.backend import Backend, use_triton
+from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
 
 
@@ -20,7 +20,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -1, backend: Ba
     Any other label is an error on the CPU, as with PyTorch's loss; with the kernel the loss is NaN there.
     The kernel reads logits once for the losses and once for their gradients, and keeps nothing between.
     """
-    if use_triton(backend, logits):
+    if use_kernels(backend, logits):
         out: Tensor = _cross_entropy(logits, labels, ignored)
         return out
     precise = torch.promote_types(logits.dtype, torch.float32)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.precision import compute_dtype, use_matrix_kernels
+from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.gradient_features.op import values_and_gradient_features
 from diffnet.ops.spectral.op import diffuse, to_spectral
 
@@ -38,7 +38,7 @@ def diffusion_and_gradient_features(
     Only x, time and A have gradients in these kernels; operators that want one are taken step by step.
     """
     operators = (mass, evals, evecs, gradient_evecs)
-    if use_matrix_kernels(backend, x, *operators) and not any(operator.requires_grad for operator in operators):
+    if use_kernels(backend, x, *operators, matrix=True) and not any(operator.requires_grad for operator in operators):
         dtype = compute_dtype(x, evecs)
         passed, diffused, features, *_ = _diffusion_features(
             x.to(dtype), mass, evals, evecs.to(dtype), gradient_evecs.to(dtype), time, a_re, a_im, ptr

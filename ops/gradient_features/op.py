@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque, save_inputs
-from diffnet.ops.common.precision import compute_dtype, use_matrix_kernels
+from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.spectral.op import _evaluate, from_spectral
 
 
@@ -24,7 +24,7 @@ def gradient_features(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, back
 
     Written out: b_x = g_x A_reᵀ − g_y A_imᵀ, b_y = g_y A_reᵀ + g_x A_imᵀ, f = tanh(g_x ∘ b_x + g_y ∘ b_y).
     """
-    if use_matrix_kernels(backend, gradients, a_re):
+    if use_kernels(backend, gradients, a_re, matrix=True):
         dtype = compute_dtype(gradients, a_re)
         out: Tensor = _direct(gradients, a_re.to(dtype), None if a_im is None else a_im.to(dtype))
         return out
@@ -48,7 +48,7 @@ def spectral_gradient_features(
 
     coefficients (B, K, C), gradient_evecs (2, V, K), a_re, a_im (C, C), ptr (B+1,) int → (V, C)
     """
-    if use_matrix_kernels(backend, coefficients, gradient_evecs, a_re):
+    if use_kernels(backend, coefficients, gradient_evecs, a_re, matrix=True):
         return _reassociated(coefficients, None, gradient_evecs, a_re, a_im, ptr)[1]
     gradients = torch.stack([from_spectral(coefficients, g, ptr, lengths, backend) for g in gradient_evecs])
     return gradient_features(gradients, a_re, a_im, backend)
@@ -65,7 +65,7 @@ def values_and_gradient_features(
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """`from_spectral` and `spectral_gradient_features` of the same coefficients: (V, C) each, from one kernel."""
-    if use_matrix_kernels(backend, coefficients, evecs, gradient_evecs, a_re):
+    if use_kernels(backend, coefficients, evecs, gradient_evecs, a_re, matrix=True):
         return _reassociated(coefficients, evecs, gradient_evecs, a_re, a_im, ptr)
     values = from_spectral(coefficients, evecs, ptr, lengths, backend)
     return values, spectral_gradient_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths, backend)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable
 from diffnet.ops.common.ragged import row_lengths
 from diffnet.ops.implicit.conjugate_gradients import conjugate_gradients
 from diffnet.ops.sparse import SparseMatrix, reference
-from diffnet.ops.sparse.op import _sddmm, _spmm, diagonal, on_kernels
+from diffnet.ops.sparse.op import _sddmm, _spmm, diagonal
 from diffnet.ops.sparse.pattern import CsrArrays, csr_arrays
 
 TOLERANCE = 1e-6
@@ -53,7 +53,7 @@ def implicit_diffusion(
     wide, mass = x.to(dtype), mass.to(dtype)
     live = mass[:, None] > 0
     values = laplacian.values.to(dtype)
-    triton = on_kernels(backend, values, wide)
+    triton = use_kernels(backend, values, wide)
     pattern = laplacian.pattern
     solution: Tensor = _solve(
         list(csr_arrays(pattern, triton)),

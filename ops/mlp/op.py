@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.precision import compute_dtype, use_matrix_kernels
+from diffnet.ops.common.precision import compute_dtype
 
 MOST_INPUTS = 3
 
@@ -39,7 +39,7 @@ def mlp(
     if not weights or (biases is not None and len(biases) != len(weights)):
         found = "none" if biases is None else len(biases)
         raise ValueError(f"weights should be one or more, biases as many or none, got {len(weights)} and {found}")
-    if use_matrix_kernels(backend, *inputs, *weights):
+    if use_kernels(backend, *inputs, *weights, matrix=True):
         dtype = compute_dtype(*inputs)
         # The first layer's kernel takes a few inputs of one width as they are.
         alike = len(inputs) <= MOST_INPUTS and len({x.shape[-1] for x in inputs}) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.backend import KERNEL_DTYPES, Backend, use_triton
+from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.pattern import CsrArrays, Pattern, balanced_arrays
@@ -34,7 +34,7 @@ def spmm(pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False
     batch = torch.broadcast_shapes(values.shape[:-1], x.shape[:-2])  # type: ignore[no-untyped-call]
     flat = values.expand(*batch, pattern.nnz).reshape(math.prod(batch), pattern.nnz)
     dense = _flat_sets(x.to(values.dtype), batch)
-    triton = on_kernels(backend, flat, dense)
+    triton = use_kernels(backend, flat, dense)
     out: Tensor = _spmm(_structure(pattern, triton), flat, dense, transpose, False, triton)
     return out.reshape(*batch, rows, x.shape[-1])
 
@@ -56,18 +56,9 @@ def sddmm(pattern: Pattern, a: Tensor, b: Tensor, *, backend: Backend = "auto") 
         raise ValueError(f"the dense factors should have one dtype, got {a.dtype} and {b.dtype}")
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
     flat = [_flat_sets(t, batch) for t in (a, b)]
-    triton = on_kernels(backend, *flat)
+    triton = use_kernels(backend, *flat)
     out: Tensor = _sddmm(_structure(pattern, triton), *flat, triton)
     return out.reshape(*batch, pattern.nnz)
-
-
-def on_kernels(backend: Backend, *tensors: Tensor) -> bool:
-    """`use_triton` for kernels that add up in float32: "triton" raises ValueError for what they would round."""
-    triton = use_triton(backend, *tensors)
-    wrong = [t.dtype for t in tensors if t.dtype not in KERNEL_DTYPES]
-    if triton and wrong:
-        raise ValueError(f"backend 'triton' computes in {', '.join(map(str, KERNEL_DTYPES))}, got {wrong[0]}")
-    return triton
 
 
 def row_sum(pattern: Pattern, values: Tensor, *, backend: Backend = "auto") -> Tensor:

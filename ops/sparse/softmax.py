@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.sparse import reference
-from diffnet.ops.sparse.op import on_kernels
 from diffnet.ops.sparse.pattern import CsrArrays, Pattern, csr_arrays
 
 
@@ -39,7 +38,7 @@ def sparse_softmax(
         shape = (1, pattern.nnz) if math.prod(mask.shape[:-1]) == 1 else scores.shape
         mask = mask.expand(shape).reshape(math.prod(shape[:-1]), pattern.nnz)
     flat = scores.reshape(math.prod(scores.shape[:-1]), pattern.nnz)
-    triton = on_kernels(backend, flat)
+    triton = use_kernels(backend, flat)
     out: Tensor = _softmax(list(csr_arrays(pattern, triton)), flat, mask, scale, triton)
     return out.reshape(scores.shape)
 

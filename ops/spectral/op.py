@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.backend import Backend, use_triton
+from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque, save_inputs
-from diffnet.ops.common.precision import compute_dtype, use_matrix_kernels
+from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.common.ragged import row_lengths
 
 
@@ -30,7 +30,7 @@ def to_spectral(
 
     x (V, C), evecs (V, K), mass (V,), ptr (B+1,) int → (B, K, C); float32 from the kernels, whatever goes in
     """
-    if use_matrix_kernels(backend, x, evecs, mass):
+    if use_kernels(backend, x, evecs, mass, matrix=True):
         dtype = compute_dtype(x, evecs)
         out: Tensor = _project(x.to(dtype), evecs.to(dtype), mass, ptr)
         return out
@@ -52,7 +52,7 @@ def from_spectral(
 
     coefficients (B, K, C), evecs (V, K), ptr (B+1,) int → (V, C)
     """
-    if use_matrix_kernels(backend, coefficients, evecs):
+    if use_kernels(backend, coefficients, evecs, matrix=True):
         out: Tensor = _evaluate(coefficients.float(), evecs.to(compute_dtype(evecs)), None, ptr)
         return out
     if len(ptr) == 2:
@@ -66,7 +66,7 @@ def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend = "a
 
     spectrum (B, K, C), evals (B, K), time (C,) ≥ 0 → (B, K, C)
     """
-    if use_triton(backend, spectrum, evals, time):
+    if use_kernels(backend, spectrum, evals, time):
         out: Tensor = _diffuse(spectrum.float(), evals, time)
         return out
     return torch.exp(-evals[..., None] * time) * spectrum

@@ -19,7 +19,7 @@ from diffnet.geometry import (
     tangent_frames,
 )
 from diffnet.ops import Pattern, SparseMatrix
-from diffnet.original_checkpoint import rename_reference
+from diffnet.original_checkpoint import our_names
 
 NAMES = ("knot", "rna")
 
@@ -113,7 +113,7 @@ def run_reference(
     out = model(torch.tensor(golden["verts"], dtype=dtype), operators_of(golden).to(dtype=dtype))
     (out * torch.linspace(-1, 1, out.numel(), dtype=dtype).reshape(out.shape)).mean().backward()
     ours = dict(model.named_parameters())
-    names = rename_reference([key.removeprefix("grad_") for key in golden if key.startswith("grad_")])
+    names = our_names([key.removeprefix("grad_") for key in golden if key.startswith("grad_")])
     assert set(names.values()) == set(ours)
     return out.detach().numpy(), {name: ours[new].grad.numpy() for name, new in names.items()}
 

@@ -1,0 +1,53 @@
+"""The multilayer perceptron of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from diffnet.ops import Backend, mlp
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between them, and dropout before every layer but the first.
+
+    The kernels run several layers at once, so the layers are no `nn.Sequential`: hooks on single layers are not called.
+    To use another network in a block, assign a module with the same `forward` to `block.mlp`.
+
+    Args:
+        widths: the width of the input, of each hidden layer and of the output.
+        dropout: probability of a zero, 0 ≤ p < 1. `self.dropout` is the module that holds it.
+        backend: "torch", "triton" or "auto", see `ops.Backend`.
+    """
+
+    def __init__(self, widths: Sequence[int], dropout: float = 0.0, backend: Backend = "auto") -> None:
+        super().__init__()
+        self.backend: Backend = backend
+        # Names of the layers are their places in a sequence with ReLU and dropout modules, as checkpoints have them.
+        step = 3 if dropout > 0 else 2
+        self._layer_names = [str(step * i) for i in range(len(widths) - 1)]
+        for name, (inputs, outputs) in zip(self._layer_names, pairwise(widths), strict=True):
+            self.add_module(name, nn.Linear(inputs, outputs))
+        self.dropout = nn.Dropout(dropout)
+
+    @property
+    def layers(self) -> list[nn.Linear]:
+        """The linear layers, first to last."""
+        return [self.get_submodule(name) for name in self._layer_names]  # type: ignore[misc]
+
+    def forward(self, inputs: Sequence[Tensor], residual: Tensor | None = None) -> Tensor:
+        """Apply the layers to the concatenated inputs and add the residual.
+
+        inputs: (V, C_i) each, with Σ C_i = widths[0]; residual: (V, widths[-1]) or None → (V, widths[-1])
+        """
+        layers = self.layers
+        return mlp(
+            inputs,
+            [layer.weight for layer in layers],
+            [layer.bias for layer in layers],
+            dropout=self.dropout.p if self.dropout.training else 0.0,
+            residual=residual,
+            backend=self.backend,
+        )
