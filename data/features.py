@@ -90,7 +90,7 @@ def fill_cache(
     Returns an error message for each mesh that can't be used, by position. These don't hold up the others.
 
     With several jobs, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
-    script; otherwise it raises RuntimeError. Raises OSError if the cache folder can't be made.
+    script; otherwise it raises WorkerError. Raises OSError if the cache folder can't be made.
     """
     decisive = Options(options.k, options.laplacian, options.basis)
     return many.fill_cache(sources, decisive, cache_dir, jobs, advance, device, ready, normalize=True)
