@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -22,7 +23,9 @@ from diffnet.geometry import (
     wks,
 )
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.preprocessing.worker import normalized
+from diffnet.geometry.mesh.normalize import load_normalized
+from diffnet.geometry.preprocessing import many
+from diffnet.geometry.preprocessing.options import Options
 
 FeatureKind: TypeAlias = Literal["hks", "log-hks", "xyz", "wks"]
 FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "log-hks": 16, "xyz": 3, "wks": 16}
@@ -72,8 +75,34 @@ def prepare(
 
     Raises MeshError for a mesh that can't be used.
     """
-    mesh = normalized(source, cache_dir)
+    mesh = load_normalized(source, cache_dir)
     return mesh, precompute(mesh, options.k, options.laplacian, cache_dir, basis=options.basis, device=device)
+
+
+def fill_cache(
+    sources: Sequence[MeshLike],
+    options: Preprocessing,
+    cache_dir: str | os.PathLike[str],
+    jobs: int | None = None,
+    advance: Callable[[], Any] = lambda: None,
+    device: torch.device | str = "cpu",
+    ready: Callable[[int], Any] = lambda position: None,
+) -> dict[int, str]:
+    """Store the operators of all these meshes in the cache, at normalized positions, where `prepare` finds them.
+
+    jobs: number of worker processes; by default one for each core
+    advance: called once for each mesh, usable or not, when it is done
+    device: the device that computes eigenbases. A GPU solves for all meshes that wait for it at once. Rounding depends
+        on which meshes these are.
+    ready: called with the position of each mesh as soon as the cache has it
+
+    Returns an error message for each mesh that can't be used, by position. These don't hold up the others.
+
+    With several jobs, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
+    script; otherwise it raises WorkerError. Raises OSError if the cache folder can't be made.
+    """
+    decisive = Options(options.k, options.laplacian, options.basis)
+    return many.fill_cache(sources, decisive, cache_dir, jobs, advance, device, ready, normalize=True)
 
 
 def input_features(mesh: Mesh, operators: Operators, kind: FeatureKind) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -35,7 +34,7 @@ from diffnet.geometry import (
     precompute,
 )
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.processes import available_cores, interrupts_blocked, worker_pool
+from diffnet.geometry.processes import WorkerPool, available_cores
 
 Problem: TypeAlias = tuple[scipy.sparse.csr_matrix, NDArray[np.float64]]
 
@@ -230,8 +229,9 @@ def _original(sources: Sequence[MeshLike], k: int) -> list[object]:
 def _original_on_all_cores(sources: Sequence[MeshLike], k: int) -> list[object]:
     _stop_processes()
     jobs = min(available_cores(), len(sources))
-    with worker_pool(jobs, 1) as pool, interrupts_blocked():
-        return list(pool.map(_by_original_recipe, sources, itertools.repeat(k)))
+    with WorkerPool(jobs, 1) as pool:
+        running = [pool.submit(_by_original_recipe, source, k) for source in sources]
+        return [future.result() for future in running]
 
 
 def _by_original_recipe(source: MeshLike, k: int) -> object:

@@ -4,4 +4,4 @@ from diffnet.geometry.errors import DiffnetError
 
 
 class MeshError(DiffnetError, ValueError):
-    """A mesh, or a file that should hold one, can't be used. The message says what is wrong and where."""
+    """A mesh or a mesh file can't be used. The message names it and says what is wrong."""
