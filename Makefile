@@ -1,5 +1,5 @@
-# Paths are relative, so that a checkout may lie in a folder with spaces in its name.
-# Where there is no GPU, a CPU build of PyTorch saves gigabytes:
+# Paths are relative, so the path of a checkout may contain spaces.
+# On a machine without a GPU, a CPU build of PyTorch saves gigabytes:
 #   make test PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 
 PYTHON ?= python3
@@ -8,19 +8,22 @@ DEMO_EPOCHS ?= 20
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+# One worker per core. Each takes a share of the files, and an idle worker takes tests from a busy one.
+PYTEST := $(VENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: help demo test lint typecheck clean
+.PHONY: help demo test test-all lint typecheck clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make demo   train on generated figures, then label and picture one the network has not seen (minutes on a CPU)'
-	@echo 'make test   lint, type-check the wheel, and run the tests; PYTEST_ARGS="-k name" picks some'
-	@echo 'make clean  remove everything that make has made, the environment too'
-	@echo 'Both make their own environment in $(VENV), from PYTHON=$(PYTHON).'
+	@echo 'make demo      train on generated figures, then label and draw a new figure (minutes on a CPU)'
+	@echo 'make test      lint, type-check the wheel, and run the fast tests; PYTEST_ARGS="-k name" selects tests'
+	@echo 'make test-all  the same with the slow tests'
+	@echo 'make clean     remove everything that make has created, including the environment'
+	@echo 'The first three create an environment in $(VENV) with PYTHON=$(PYTHON).'
 
 demo: $(VENV)/installed
 	rm -rf demo/run
@@ -31,10 +34,10 @@ demo: $(VENV)/installed
 	$(VENV)/bin/diffnet predict demo/unseen.ply --checkpoint demo/run/last.pt \
 	    --out demo/prediction.ply --html demo/view.html --png demo/view.png
 	@echo
-	@echo 'A figure from outside the data set, labelled: demo/view.png, and to turn in a browser demo/view.html'
-	@echo 'The run, with curves and the test figures:    demo/run/curves.png, demo/run/predictions.html'
+	@echo 'A labeled figure that is not in the data set: demo/view.png, interactive in demo/view.html'
+	@echo 'The training curves and the test figures:     demo/run/curves.png, demo/run/predictions.html'
 
-# Turned at random: the network has only seen figures that stand.
+# The figure has a random rotation. The network has only seen upright figures.
 define WRITE_UNSEEN
 import trimesh
 from diffnet.data.figures import figure
@@ -43,23 +46,27 @@ trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export("demo/unseen.ply")
 endef
 export WRITE_UNSEEN
 
+# pytest uses the last -m that it is given, so PYTEST_ARGS="-m gpu" runs slow GPU tests too.
 test: lint typecheck
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+
+test-all: lint typecheck
+	$(PYTEST) $(PYTEST_ARGS)
 
 lint: $(VENV)/installed-test
 	$(VENV)/bin/python -m ruff check .
 	$(VENV)/bin/python -m ruff format --check .
 
-# Type checkers can't follow the rooms of the checkout into one namespace, so the wheel is checked as it is installed.
-# build goes first, because setuptools would put modules that are gone from the checkout into the wheel.
+# The wheel is checked, because type checkers cannot map the rooms of the checkout to one namespace.
+# setuptools would copy deleted modules from an old build folder into the wheel, so that folder is removed first.
 typecheck: $(VENV)/installed-test
 	rm -rf build
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
-	$(PIP) install --quiet --no-deps --target build/site build/wheel/*.whl
+	$(VENV)/bin/python -m zipfile -e build/wheel/*.whl build/site
 	cd build/site && ../../$(VENV)/bin/python -m mypy --config-file ../../pyproject.toml \
 	    --cache-dir ../../.mypy_cache -p diffnet
 
-# Made anew only when what is to be installed has changed.
+# Installed again only when one of these files has changed.
 $(VENV)/installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(PIP) install --quiet -e . -c constraints.txt
 	touch $@
@@ -68,11 +75,11 @@ $(VENV)/installed-test: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(PIP) install --quiet -e '.[test]' -c constraints.txt
 	touch $@ $(VENV)/installed
 
-# pyvenv.cfg is old for good, so that it never makes anything out of date.
+# pyvenv.cfg has no prerequisites, so an existing environment is never rebuilt.
 $(VENV)/pyvenv.cfg:
-	@command -v '$(PYTHON)' >/dev/null || { echo 'make: no $(PYTHON) here; name a Python: make PYTHON=…' >&2; exit 1; }
+	@command -v '$(PYTHON)' >/dev/null || { echo 'make: $(PYTHON) not found; choose a Python with make PYTHON=…' >&2; exit 1; }
 	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
-	    || { echo 'make: $(PYTHON) is older than 3.10; name a newer one: make PYTHON=…' >&2; exit 1; }
+	    || { echo 'make: $(PYTHON) is older than 3.10; choose a newer one with make PYTHON=…' >&2; exit 1; }
 	@'$(PYTHON)' -c 'import ensurepip, venv' 2>/dev/null \
 	    || { echo 'make: $(PYTHON) has no venv module (on Debian: apt install python3-venv)' >&2; exit 1; }
 	'$(PYTHON)' -m venv --clear $(VENV)

@@ -1,28 +1,77 @@
-"""What several tests share: reference files outside the repository, small meshes, and the skip for GPU tests."""
+"""Shared setup: threads, seeds, the skip of GPU tests, reference files outside the repository, and small meshes."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+# Workers of pytest-xdist share the cores. The libraries read these variables when they are loaded, so this comes first.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, str(threads))
+
 import numpy as np
 import pytest
+import quick_interpreter
+import seeds
 import torch
 import trimesh
+from hypothesis import settings
 from threadpoolctl import threadpool_limits
 
-# Where there is no GPU, kernels run in Triton's interpreter, which has to be chosen before Triton is imported.
+# Without a GPU the kernels run in Triton's interpreter. The choice has to be made before Triton is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    quick_interpreter.install()
 
-# What a script starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+# A background process of a shell script ignores Ctrl-C, and so would the processes that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
+
+settings.register_profile("fixed", derandomize=True)
+settings.register_profile("fresh", derandomize=False)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("seeds")
+    group.addoption("--fresh-seeds", action="store_true", help="draw other random inputs than usual")
+    group.addoption("--seed", type=int, help="repeat a run with --fresh-seeds that printed this seed")
+
+
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its own option
+def pytest_configure(config: pytest.Config) -> None:
+    fresh = config.getoption("--fresh-seeds") or config.getoption("--seed") is not None
+    if not hasattr(config, "workerinput"):  # workers of pytest-xdist inherit the variable
+        seed = config.getoption("--seed")
+        os.environ[seeds.VARIABLE] = str(seed if seed is not None else secrets.randbelow(2**31) if fresh else 0)
+    settings.load_profile("fresh" if fresh else "fixed")
+    if fresh:
+        config.option.hypothesis_seed = seeds.base_seed()
+
+
+def pytest_report_header() -> str:
+    base = seeds.base_seed()
+    return f"seeds: {base} (repeat with --seed {base})" if base else "seeds: 0, fixed (--fresh-seeds draws others)"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> None:
+    """Seed fixtures that several tests share, so that their draws do not depend on the test that comes first."""
+    if fixturedef.scope != "function":
+        seeds.seed_globally(f"{fixturedef.baseid}::{fixturedef.argname}")
+
+
+@pytest.fixture(autouse=True)
+def seeded(request: pytest.FixtureRequest) -> int:
+    """The seed of the global generators. Every test starts with its own."""
+    return seeds.seed_globally(request.node.nodeid)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,9 +89,15 @@ def shared() -> Path:
     return SHARED
 
 
+@pytest.fixture(scope="session")
+def triton_cache(pytestconfig: pytest.Config) -> Path:
+    """A folder of compiled kernels, kept between runs, so that each version of a kernel is compiled once."""
+    return pytestconfig.cache.mkdir("triton")
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Threads that wait for each other take longer than meshes of a few dozen vertices."""
+    """Limits PyTorch and BLAS to one thread. On a few dozen vertices, threads spend more time waiting than working."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with threadpool_limits(1):
@@ -58,7 +113,10 @@ def sphere() -> trimesh.Trimesh:
 
 @pytest.fixture
 def plane() -> tuple[np.ndarray, np.ndarray]:
-    """A jittered grid of triangles (verts (121, 3), faces (200, 3)) in the xy-plane turned by `random_rotation(1)`."""
+    """A jittered grid of triangles in a plane: vertices (121, 3) and faces (200, 3).
+
+    The plane is the xy-plane, turned by `random_rotation(1)`.
+    """
     rng = np.random.default_rng(0)
     x, y = np.meshgrid(np.arange(11.0), np.arange(11.0), indexing="ij")
     verts = np.stack([x.ravel(), y.ravel(), np.zeros(121)], axis=1)
@@ -71,6 +129,7 @@ def plane() -> tuple[np.ndarray, np.ndarray]:
 
 
 def random_rotation(seed: int) -> np.ndarray:
+    """A uniformly distributed rotation matrix (3, 3)."""
     q, r = np.linalg.qr(np.random.default_rng(seed).standard_normal((3, 3)))
     q = q * np.sign(np.diag(r))
     return q * np.sign(np.linalg.det(q))

@@ -1,10 +1,11 @@
-"""Comparing operations, and every gradient of theirs, with float64; for several tests."""
+"""Comparison of an operation and its gradients with a reference in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+from seeds import shifted
 from torch import Tensor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -12,17 +13,22 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, to
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    """Normal random numbers in float64."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(shifted(seed)))
 
 
 def relative(a: Tensor, b: Tensor) -> float:
+    """‖a − b‖ / ‖b‖"""
     return float(torch.linalg.norm(a.double() - b) / torch.linalg.norm(b).clamp(min=1e-30))
 
 
 def check(
     ours: Callable[..., Tensor], reference: Callable[..., Tensor], inputs: list[Tensor], dtype: torch.dtype
 ) -> None:
-    """Values and the gradient for every input, against float64 on the inputs as rounded to the dtype."""
+    """Compare the value and the gradient for every input with float64.
+
+    The reference starts from the same rounded inputs, so only the arithmetic differs.
+    """
     rounded = [x.to(dtype) for x in inputs]
     results = []
     for function, leaves in (

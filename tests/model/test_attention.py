@@ -1,4 +1,4 @@
-"""Attention on patterns against dense attention, and the neighbourhoods it looks at."""
+"""`MeshAttention` against dense attention, and the neighborhoods that it attends to."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def dense_attention(module: MeshAttention, x: Tensor, mask: Tensor) -> Tensor:
 
 
 def test_agrees_with_dense_attention(meshes: list[Operators]) -> None:
-    """In values and in the gradients for features and all parameters."""
+    """Compares values, and gradients for the features and all parameters."""
     torch.manual_seed(0)
     module = MeshAttention(C, HEADS).double()
     for operators in (*meshes, with_k_ring(meshes[0], 2), collate(meshes)):
@@ -66,7 +66,7 @@ def test_kernels_agree(meshes: list[Operators]) -> None:
     torch.testing.assert_close(on_kernels(x, pattern), plain(x, pattern), rtol=1e-5, atol=1e-5)
 
 
-def test_who_attends_to_nobody_gets_the_bias() -> None:
+def test_an_empty_neighborhood_gives_the_bias() -> None:
     module = MeshAttention(C, HEADS)
     pattern = Pattern(torch.tensor([0, 0, 2]), torch.tensor([0, 1]), 2)
     out = module(torch.randn(2, C), pattern)
@@ -74,8 +74,8 @@ def test_who_attends_to_nobody_gets_the_bias() -> None:
     assert not torch.allclose(out[1], module.out.bias)
 
 
-def test_dropout_leaves_weights_out(meshes: list[Operators]) -> None:
-    """As dense attention's does: the rest is scaled up, so that the mean is what it is without."""
+def test_dropout_of_weights(meshes: list[Operators]) -> None:
+    """The remaining weights are scaled up, so the mean over many draws is the output without dropout."""
     torch.manual_seed(0)
     module = MeshAttention(C, HEADS, dropout=0.5)
     pattern, x = meshes[0].gradient.pattern, torch.randn(meshes[0].num_vertices, C)
@@ -113,7 +113,7 @@ def test_bad_arguments(meshes: list[Operators]) -> None:
 
 
 def test_network_with_attention(meshes: list[Operators]) -> None:
-    """A batch whose meshes have neighbourhoods of their own does what they do one by one."""
+    """A batch of meshes with different neighborhoods agrees with the meshes one by one."""
     torch.manual_seed(0)
     model = DiffusionNet(3, 5, width=C, blocks=2, attention_heads=HEADS).eval()
     each = [with_k_ring(meshes[0], 2), meshes[1], with_nearest(meshes[2], torch.randn(42, 3), 4)]
@@ -129,7 +129,7 @@ def test_network_with_attention(meshes: list[Operators]) -> None:
 
 @pytest.mark.parametrize("diffusion", ["spectral", "implicit"])
 def test_compiles_to_one_graph(meshes: list[Operators], diffusion: str) -> None:
-    """With batches of other sizes too, whose sizes then are symbols."""
+    """Also for batches of other sizes, which become symbols in the graph."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = DiffusionNet(3, 5, width=C, blocks=1, attention_heads=HEADS, diffusion=diffusion, dropout=0.0).double()
@@ -154,7 +154,9 @@ def test_batches_keep_neighborhoods(meshes: list[Operators]) -> None:
     assert packed.neighborhood is not None
     expected = [o.neighborhood or o.gradient.pattern for o in each]
     assert torch.equal(mask_of(packed.neighborhood), torch.block_diag(*(mask_of(p).int() for p in expected)).bool())
-    assert packed.neighborhood._transpose is not None  # put together, not to be sorted again
+    assert (
+        packed.neighborhood._transpose is not None
+    )  # private: collate assembles the transpose instead of sorting again
     for part, pattern in zip(packed.split(), expected, strict=True):
         assert part.neighborhood is not None
         assert torch.equal(mask_of(part.neighborhood), mask_of(pattern))
@@ -164,7 +166,7 @@ def test_batches_keep_neighborhoods(meshes: list[Operators]) -> None:
 
 
 def test_k_ring(meshes: list[Operators]) -> None:
-    """Against breadth-first search."""
+    """Compares with breadth-first search."""
     for operators in (meshes[1], collate(meshes)):
         edges = mask_of(operators.gradient.pattern)
         for k in range(4):
@@ -196,7 +198,7 @@ def test_nearest(meshes: list[Operators]) -> None:
         assert torch.equal(mask_of(found), torch.block_diag(*expected).bool())
 
 
-def test_nearest_of_points_at_one_place(meshes: list[Operators]) -> None:
+def test_nearest_of_coincident_points(meshes: list[Operators]) -> None:
     found = with_nearest(meshes[0], torch.zeros(42, 3), 3).neighborhood
     assert found is not None
     mask = mask_of(found)

@@ -1,4 +1,4 @@
-"""Block-sparse modules against their dense counterparts."""
+"""Block-sparse modules against dense ones."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def layout(*shape: int, seed: int = 0) -> Tensor:
-    """With an output that no input reaches."""
+    """A random mask of blocks. No input reaches the second row of outputs."""
     mask = random(*shape, seed=seed) > -0.3
     mask[..., 1, :] = False
     return mask
 
 
 def assert_same(module: nn.Module, ours: Tensor, expected: Tensor, x: Tensor) -> None:
-    """In values and in the gradients for the input and all parameters."""
+    """Compare values, and gradients for the input and all parameters."""
     leaves = [x, *module.parameters()]
     weights = random(*expected.shape, seed=9)
     results = [[out, *torch.autograd.grad((out * weights).sum(), leaves)] for out in (ours, expected)]
@@ -39,7 +39,7 @@ def assert_same(module: nn.Module, ours: Tensor, expected: Tensor, x: Tensor) ->
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
 def test_linear(bias: bool) -> None:
     torch.manual_seed(0)
     module = BlockSparseLinear(40, 50, layout(4, 3), block=16, bias=bias).double()
@@ -53,7 +53,7 @@ def test_linear(bias: bool) -> None:
         module(torch.zeros(7, 41))
 
 
-def test_weights_start_as_those_of_a_linear_layer() -> None:
+def test_initial_weights_are_distributed_as_in_a_linear_layer() -> None:
     torch.manual_seed(0)
     module = BlockSparseLinear(512, 512, torch.ones(16, 16, dtype=torch.bool))
     dense = nn.Linear(512, 512)
@@ -66,13 +66,14 @@ def test_weights_start_as_those_of_a_linear_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "dilation", "per_place"),
+    ("kernel", "stride", "padding", "dilation", "mask_per_tap"),
     [(3, 1, 1, 1, False), ((3, 2), 2, 0, 1, True), (1, 1, 0, 1, False), (3, (1, 2), (2, 1), 2, True)],
+    ids=["padded", "strided", "one_by_one", "dilated"],
 )
-def test_conv2d(kernel: object, stride: object, padding: object, dilation: object, per_place: bool) -> None:
+def test_conv2d(kernel: object, stride: object, padding: object, dilation: object, mask_per_tap: bool) -> None:
     torch.manual_seed(0)
     height, width = (kernel, kernel) if isinstance(kernel, int) else kernel  # type: ignore[misc]
-    mask = layout(height, width, 3, 2) if per_place else layout(3, 2)
+    mask = layout(height, width, 3, 2) if mask_per_tap else layout(3, 2)
     options = {"stride": stride, "padding": padding, "dilation": dilation}
     module = BlockSparseConv2d(20, 33, kernel, mask, block=16, **options).double()  # type: ignore[arg-type]
     nn.init.normal_(module.bias)
@@ -81,7 +82,7 @@ def test_conv2d(kernel: object, stride: object, padding: object, dilation: objec
     assert_same(module, module(x), F.conv2d(x, weight, module.bias, **options), x)  # type: ignore[arg-type]
 
 
-def test_convolutions_that_do_not_fit() -> None:
+def test_convolution_arguments_of_a_wrong_shape() -> None:
     with pytest.raises(ValueError, match=r"\(3, 2\) or \(3, 3, 3, 2\), shape is \(2, 2\)"):
         BlockSparseConv2d(20, 33, 3, layout(2, 2), block=16)
     module = BlockSparseConv2d(20, 33, 3, layout(3, 2), block=16)
@@ -97,12 +98,12 @@ def dense_attention(module: BlockSparseAttention, x: Tensor, mask: Tensor, bias:
     return module.out(mixed.transpose(-2, -3).flatten(-2))
 
 
-@pytest.mark.parametrize("heads_apart", [False, True])
-@pytest.mark.parametrize("extras", [False, True])
-def test_attention(heads_apart: bool, extras: bool) -> None:
+@pytest.mark.parametrize("mask_per_head", [False, True], ids=["shared_mask", "mask_per_head"])
+@pytest.mark.parametrize("extras", [False, True], ids=["plain", "bias_and_masks"])
+def test_attention(mask_per_head: bool, extras: bool) -> None:
     torch.manual_seed(0)
     n = 37
-    mask = random(*((2,) if heads_apart else ()), 3, 3) > -0.5
+    mask = random(*((2,) if mask_per_head else ()), 3, 3) > -0.5
     mask[..., 0] = True
     pattern = BlockPattern.from_mask(mask, 16, n, n)
     module = BlockSparseAttention(8, 2, length=n if extras else None).double()
@@ -153,7 +154,7 @@ def test_attention_dropout() -> None:
         assert torch.linalg.norm(dropped.mean(0) - exact) < 0.1 * torch.linalg.norm(exact)
 
 
-def test_attention_that_does_not_fit() -> None:
+def test_attention_arguments_of_a_wrong_shape() -> None:
     with pytest.raises(ValueError, match="8 channels, got 3"):
         BlockSparseAttention(8, 3)
     pattern = BlockPattern.from_mask(torch.ones(2, 2, dtype=torch.bool), 16)
@@ -167,7 +168,7 @@ def meshes() -> Operators:
 
 
 def test_attention_over_patches(meshes: Operators) -> None:
-    """Vertices see those of their patch and of the next ones, in their own mesh; each one-ring is among them."""
+    """A vertex sees its own patch and the adjacent ones within its mesh, which include its one-ring."""
     found = patches(meshes, 16)
     v = meshes.num_vertices
     assert torch.equal(found.order[found.places], torch.arange(v))

@@ -1,9 +1,10 @@
-"""The network: shapes, batches, modes, precisions, compilation."""
+"""`DiffusionNet` in plain PyTorch: shapes, batches, modes, precisions, compilation."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import trimesh
 from torch import Tensor
 
 from diffnet import DiffusionNet, LearnedTimeDiffusion, Operators, block, collate, precompute
+from diffnet.ops import SparseMatrix
 
 MODES = ("sparse", "spectral")
 
@@ -31,7 +33,7 @@ def features(operators: Operators, channels: int = 3, seed: int = 0) -> Tensor:
 
 
 def network(**options: object) -> DiffusionNet:
-    """A small network whose diffusion times differ from channel to channel and from 0."""
+    """A small network with a different, positive diffusion time for each channel."""
     torch.manual_seed(0)
     model = DiffusionNet(3, 5, width=16, blocks=2, **options)  # type: ignore[arg-type]
     with torch.no_grad():
@@ -82,7 +84,7 @@ def test_both_gradient_modes_agree(meshes: list[Operators]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
-def test_auto_takes_the_basis_where_it_is_there(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_uses_the_basis_if_present(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
     original = block.diffusion_and_gradient_features
     monkeypatch.setattr(
@@ -96,7 +98,7 @@ def test_auto_takes_the_basis_where_it_is_there(meshes: list[Operators], monkeyp
 
 
 def test_operators_without_eigenpairs() -> None:
-    """K = 0: nothing is left of the diffused features, and the network still runs and trains."""
+    """With K = 0 the diffused features are 0, and the network still runs and trains."""
     operators = precompute(trimesh.creation.icosphere(1), k=0)
     model = network()
     model(features(operators), operators).sum().backward()
@@ -104,11 +106,7 @@ def test_operators_without_eigenpairs() -> None:
 
 
 def test_without_rotation_orientation_does_not_matter(meshes: list[Operators]) -> None:
-    """Turning the surface inside out mirrors every tangent frame: g_y changes sign."""
-    from dataclasses import replace
-
-    from diffnet.ops import SparseMatrix
-
+    """Mirrored tangent frames, as of a surface turned inside out, change the sign of g_y."""
     plain = meshes[0]
     mirrored_values = plain.gradient.values * torch.tensor([[1.0], [-1.0]])
     mirrored = replace(plain, gradient=SparseMatrix(plain.gradient.pattern, mirrored_values))
@@ -118,7 +116,7 @@ def test_without_rotation_orientation_does_not_matter(meshes: list[Operators]) -
         assert torch.allclose(model(x, plain), model(x, mirrored), atol=1e-5) is same
 
 
-def test_gradient_features_can_be_left_out(meshes: list[Operators]) -> None:
+def test_without_gradient_features(meshes: list[Operators]) -> None:
     model = network(gradient_features=False)
     assert not any("gradient" in name for name, _ in model.named_parameters())
     assert model(features(meshes[0]), meshes[0]).shape == (meshes[0].num_vertices, 5)
@@ -134,8 +132,8 @@ def test_diffusion_conserves_the_mean_and_smooths(meshes: list[Operators]) -> No
     assert out.std() < 0.5 * x.std()
 
 
-def test_negative_diffusion_times_come_back_to_zero(meshes: list[Operators]) -> None:
-    """They are projected, so a channel can leave 0 again; in eval mode the parameter is left alone."""
+def test_negative_diffusion_times_become_zero(meshes: list[Operators]) -> None:
+    """Training sets them to 0, and they still receive a gradient. In eval mode the parameter is unchanged."""
     diffusion = LearnedTimeDiffusion(3)
     with torch.no_grad():
         diffusion.time.copy_(torch.tensor([-0.1, 0.0, 0.1]))
@@ -157,8 +155,8 @@ def test_dropout_only_in_training(meshes: list[Operators]) -> None:
     assert torch.equal(model(x, meshes[0]), model(x, meshes[0]))
 
 
-@pytest.mark.parametrize("shape", [(10, 3), (162, 4)])
-def test_features_that_do_not_fit(meshes: list[Operators], shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("shape", [(10, 3), (162, 4)], ids=["rows", "channels"])
+def test_features_of_a_wrong_shape(meshes: list[Operators], shape: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=rf"\(162, 3\).*\({shape[0]}, {shape[1]}\)"):
         network()(torch.zeros(shape), meshes[0])
 
@@ -170,7 +168,7 @@ def test_bad_options() -> None:
         DiffusionNet(3, 5, gradient="dense")  # type: ignore[arg-type]
 
 
-def test_reference_checkpoint_that_is_none(tmp_path: Path) -> None:
+def test_file_that_is_no_reference_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "garbage.pth"
     path.write_bytes(b"not a checkpoint")
     with pytest.raises(ValueError, match=r"garbage\.pth"):
@@ -208,26 +206,31 @@ def test_trains_under_autocast(meshes: list[Operators], mode: str) -> None:
 
 
 no_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
-DEVICES = (pytest.param("cpu", marks=no_compiler), pytest.param("cuda", marks=pytest.mark.gpu))
+# "aot_eager" traces as "inductor" does and skips its compiler, which takes most of the time on a CPU.
+COMPILED = (
+    pytest.param("cpu", "aot_eager", id="cpu-traced"),
+    pytest.param("cpu", "inductor", id="cpu-compiled", marks=[no_compiler, pytest.mark.slow]),
+    pytest.param("cuda", "inductor", id="cuda-compiled", marks=pytest.mark.gpu),
+)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "backend"), COMPILED)
 @pytest.mark.parametrize("mode", MODES)
-def test_compiled_agrees(meshes: list[Operators], mode: str, device: str) -> None:
-    """With one mesh, with packed batches of other sizes, and with one mesh again."""
+def test_compiled_agrees(meshes: list[Operators], mode: str, device: str, backend: str) -> None:
+    """For one mesh, for packed batches of other sizes, and for another single mesh."""
     torch._dynamo.reset()
     model = network(gradient=mode, dropout=0.0).to(device, torch.float64)
-    compiled = torch.compile(model, fullgraph=True)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
     for operators in (meshes[0], collate(meshes[:2]), collate(meshes), meshes[2]):
         x, moved = features(operators).to(device, torch.float64), operators.to(device, torch.float64)
         torch.testing.assert_close(compiled(x, moved), model(x, moved), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "backend"), COMPILED[1:])
 @pytest.mark.parametrize("mode", MODES)
-def test_trains_compiled(meshes: list[Operators], mode: str, device: str) -> None:
+def test_trains_compiled(meshes: list[Operators], mode: str, device: str, backend: str) -> None:
     torch._dynamo.reset()
-    compiled = torch.compile(network(gradient=mode).to(device), fullgraph=True)
+    compiled = torch.compile(network(gradient=mode).to(device), fullgraph=True, backend=backend)
     batches = [meshes[0], collate(meshes[:2]), collate(meshes), meshes[2]]
     losses = train_steps(compiled, [o.to(device) for o in batches], device)  # type: ignore[arg-type]
     assert all(torch.isfinite(torch.tensor(losses))), losses

@@ -18,11 +18,16 @@ def operators() -> Operators:
     return batch.with_gradient_evecs().to(DEVICE)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"gradient": "sparse"}, {"diffusion": "implicit"}],
-    ids=["spectral", "sparse-gradient", "implicit"],
+    ("options", "backend"),
+    [
+        pytest.param({}, "torch", id="spectral-torch"),
+        pytest.param({}, "triton", id="spectral-triton"),
+        pytest.param({"gradient": "sparse"}, "torch", id="sparse-gradient-torch"),
+        pytest.param({"gradient": "sparse"}, "triton", id="sparse-gradient-triton"),
+        pytest.param({"diffusion": "implicit"}, "torch", id="implicit-torch"),
+        pytest.param({"diffusion": "implicit"}, "triton", id="implicit-triton", marks=pytest.mark.slow),
+    ],
 )
 def test_gradients_of_two_forwards_add_up(operators: Operators, options: dict[str, Any], backend: Any) -> None:
     """One backward of a sum of two losses gives the sum of the gradients of two backwards, in training mode."""

@@ -1,7 +1,8 @@
 """Compile every kernel for a GPU that need not be there: what Triton's interpreter takes may still fail to compile.
 
-The argument is the GPU's compute capability, 90 for 9.0. Run by test_kernel_compilation.py in a process of its own,
-without the interpreter. Prints, for each kernel that was launched, its name, arithmetic and shared memory in bytes.
+The arguments are the GPU's compute capability, 90 for 9.0, and the arithmetic, bf16 or tf32. Run by
+test_kernel_compilation.py in a process of its own, without the interpreter. Prints, for each kernel that was launched,
+its name, the precision of its products and its shared memory in bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from diffnet.ops.mlp import weight_gradient_kernels as weight_gradients
 from diffnet.ops.spectral import diffusion_kernels as diffusion
 from diffnet.ops.spectral import kernels as spectral
 
-CAPABILITY = int(sys.argv[1])
+CAPABILITY, ARITHMETIC = int(sys.argv[1]), sys.argv[2]
 V, K, C = 1000, 128, 128
 
 
@@ -66,7 +67,7 @@ def launch_all(dtype: torch.dtype) -> None:
 
 
 def report(name: str, options: dict[str, Any], compiled: Any) -> None:
-    print(name, options.get("PRECISION", ""), arithmetic, compiled.metadata.shared, flush=True)
+    print(name, options.get("PRECISION", ""), compiled.metadata.shared, flush=True)
 
 
 compile_only(CAPABILITY, report)
@@ -85,6 +86,5 @@ for module in (
     module.roomy = lambda tensor: CAPABILITY == 90
     if hasattr(module, "processors"):
         module.processors = lambda tensor: 132
-for arithmetic, dtype in (("bf16", torch.bfloat16), ("tf32", torch.float32)):
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if arithmetic == "tf32" else "ieee"
-    launch_all(dtype)
+torch.backends.cuda.matmul.fp32_precision = "tf32" if ARITHMETIC == "tf32" else "ieee"
+launch_all({"bf16": torch.bfloat16, "tf32": torch.float32}[ARITHMETIC])

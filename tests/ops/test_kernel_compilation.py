@@ -60,23 +60,29 @@ def run(script: str, cache: Path, *arguments: str) -> str:
     return done.stdout
 
 
-# Compute capabilities, and the KB of shared memory that a program may have there.
-@pytest.mark.parametrize(("capability", "shared_kb"), [(90, 227), (89, 99)])
-def test_kernels_compile(tmp_path: Path, capability: int, shared_kb: int) -> None:
-    done = run("compile_kernels.py", tmp_path, str(capability))
-    rows = [line.rsplit(maxsplit=2) for line in done.splitlines()]
-    for arithmetic in ("bf16", "tf32"):
-        kernels = KERNELS if shared_kb > 99 else KERNELS - ONE_WIDTH
-        expected = in_parts(kernels) if arithmetic == "tf32" else kernels
-        assert {name.split()[0] for name, kind, _ in rows if kind == arithmetic} == expected
-    # Where tf32 is allowed, products take float32 in two bfloat16 parts; the others are of kernels without products.
-    assert {name.partition(" ")[2] for name, kind, _ in rows if kind == "tf32"} == {"bf16x3", ""}
-    assert all(int(shared) <= shared_kb * 1024 for *_, shared in rows), done
+# Compute capabilities, and the shared memory in KB that a program may use on such a GPU.
+@pytest.mark.parametrize(
+    ("capability", "shared_kb"), [(90, 227), pytest.param(89, 99, marks=pytest.mark.slow)], ids=["sm90", "sm89"]
+)
+@pytest.mark.parametrize("arithmetic", ["bf16", "tf32"])
+def test_kernels_compile(triton_cache: Path, arithmetic: str, capability: int, shared_kb: int) -> None:
+    done = run("compile_kernels.py", triton_cache, str(capability), arithmetic)
+    rows = [line.rsplit(maxsplit=1) for line in done.splitlines()]
+    kernels = KERNELS if shared_kb > 99 else KERNELS - ONE_WIDTH
+    expected = in_parts(kernels) if arithmetic == "tf32" else kernels
+    assert {name.split()[0] for name, _ in rows} == expected
+    if arithmetic == "tf32":
+        # Where tf32 is allowed, products take float32 in two bfloat16 parts. Other kernels contain no products.
+        assert {name.partition(" ")[2] for name, _ in rows} == {"bf16x3", ""}
+    assert all(int(shared) <= shared_kb * 1024 for _, shared in rows), done
 
 
-def test_a_training_step_stays_on_the_gpu(tmp_path: Path) -> None:
-    """It launches the kernels that it should, reads nothing back and copies nothing there."""
-    steps = [json.loads(line) for line in run("step_without_gpu.py", tmp_path).splitlines()]
+@pytest.mark.parametrize(
+    "arguments", [(), pytest.param(("compile",), marks=pytest.mark.slow)], ids=["launched", "compiled"]
+)
+def test_a_training_step_stays_on_the_gpu(triton_cache: Path, arguments: tuple[str, ...]) -> None:
+    """A step launches the expected kernels, reads nothing back and copies nothing to the GPU."""
+    steps = [json.loads(line) for line in run("step_without_gpu.py", triton_cache, *arguments).splitlines()]
     assert [arithmetic for arithmetic, *_ in steps] == ["tf32"] * 4 + ["bf16"] * 4
     for arithmetic, options, launched in steps:
         gradients = SPARSE if "gradient" in options else ON_BASIS

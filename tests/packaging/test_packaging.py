@@ -1,8 +1,7 @@
-"""The import namespace: one distribution, `diffnet`, whether in a checkout or installed, and the order of its rooms."""
+"""One import namespace, `diffnet`, in a checkout, after an editable or an ordinary install, and from a wheel."""
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -11,28 +10,14 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Iterator
 from email import message_from_bytes
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from rooms import ROOMS, ROOT, imports_of, modules, needs_triton, room_files, target
 
-# The room's folder, its package, and the packages of the rooms that it may import.
-ROOMS: dict[str, tuple[str, set[str]]] = {
-    "ops": ("diffnet.ops", set()),
-    "geometry": ("diffnet.geometry", {"diffnet.ops"}),
-    "diffnet": ("diffnet", {"diffnet.ops", "diffnet.geometry"}),
-    "data": ("diffnet.data", {"diffnet.geometry"}),
-    "train": ("diffnet.train", {"diffnet.ops", "diffnet.geometry", "diffnet", "diffnet.data"}),
-    "benchmarks": (
-        "diffnet.benchmarks",
-        {"diffnet.ops", "diffnet.geometry", "diffnet", "diffnet.data", "diffnet.train"},
-    ),
-}
-# Puts the command line together from all rooms, and is imported by none.
-ABOVE_ALL_ROOMS = "diffnet.__main__"
+tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
 SUBPACKAGES = [room for room in ROOMS if room != "diffnet"]
 
 LOOK = f"""
@@ -40,17 +25,17 @@ import importlib, json, sys
 from importlib.util import find_spec
 names = ["diffnet", *(f"diffnet.{{room}}" for room in {SUBPACKAGES}), "diffnet.train.cli"]
 files = {{name: importlib.import_module(name).__file__ for name in names}}
-# what is on the path because of the current folder is not installed
+# Folders that are found only because of the current folder are not installed.
 bare = [name for name in {[*SUBPACKAGES, "tests"]} if find_spec(name)]
 print(json.dumps([files, bare]))
 """
 
 
 class Environment:
-    """A throw-away virtual environment that sees the dependencies of the running one, and nothing else of it.
+    """A temporary virtual environment that sees the dependencies of the running one.
 
-    .pth files are read in an environment's own site-packages only, so an editable install of the running environment
-    doesn't reach into this one.
+    Python reads .pth files only in an environment's own site-packages, so an editable install in the running
+    environment has no effect here.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,13 +63,13 @@ class Environment:
         self.run("python", "-m", "pip", "install", *flags, *what, cwd=cwd)
 
     def look(self, cwd: Path, **variables: str) -> tuple[dict[str, Path], list[str]]:
-        """The files that the package and its subpackages come from, and the rooms found under a bare name."""
+        """The files of the package and its subpackages, and the rooms that can be imported under a bare name."""
         files, bare = json.loads(self.run("python", "-c", LOOK, cwd=cwd, **variables))
         return {name: Path(file) for name, file in files.items()}, bare
 
 
 def copy_tree(to: Path) -> Path:
-    """What the repository holds, without what has been built in the working tree."""
+    """Copy the files of the repository, without build outputs."""
     for room in ROOMS:
         shutil.copytree(ROOT / room, to / room, ignore=shutil.ignore_patterns("__pycache__", "results"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -146,7 +131,7 @@ def test_imports_from_an_install(clone: Path, environment: Environment, tmp_path
     files, bare = environment.look(cwd=tmp_path)
     assert files == in_site(environment.site)
     assert not bare
-    # In the clone its own files come first, all of them.
+    # In the clone, the files of the clone come first.
     here, _ = environment.look(cwd=clone)
     assert here == in_checkout(clone)
 
@@ -176,18 +161,36 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 def expected_files() -> set[str]:
-    """Every file of the rooms, where a wheel should hold it."""
+    """The place in the wheel of every file of the rooms."""
     return {
         f"{package.replace('.', '/')}/{path.relative_to(ROOT / room).as_posix()}"
         for room, (package, _) in ROOMS.items()
         for path in (ROOT / room).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and "benchmarks/results/" not in str(path)
-        if path.name != "README.md"  # what stands beside benchmarks is for readers of the repository
+        if path.name != "README.md"  # a page for readers of the repository
     }
 
 
+def test_every_folder_is_a_package_of_the_wheel(wheel: Path) -> None:
+    """A folder that pyproject.toml does not list would be missing in an installed package only."""
+    folders = {path.parent for path in modules().values()}
+    packages = {name for name, path in modules().items() if path.name == "__init__.py"}
+    assert {path.parent for path in modules().values() if path.name == "__init__.py"} == folders
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert sorted(listed) == sorted(packages)
+    with zipfile.ZipFile(wheel) as archive:
+        assert {f"{name.replace('.', '/')}/__init__.py" for name in packages} <= set(archive.namelist())
+
+
+def test_stubs_name_existing_modules() -> None:
+    """lazy_loader imports a stub's names at their first use, so a wrong module would show up late."""
+    for package, path in room_files("*.pyi").items():
+        for entry in imports_of(package, path):
+            assert target(entry) in modules(), f"{path}:{entry.line}"
+
+
 def test_metadata(wheel: Path) -> None:
-    import diffnet  # not above: what breaks imports should break the tests that say so
+    import diffnet  # not above, so that a broken import fails only this test and those of imports
 
     with zipfile.ZipFile(wheel) as archive:
         (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
@@ -212,7 +215,7 @@ def test_the_sdist_builds_the_same_wheel(wheel: Path, clone: Path, tmp_path: Pat
 
 
 def test_importing_leaves_out_what_takes_long() -> None:
-    """PyTorch's compiler alone takes a second. Each comes with its first use."""
+    """PyTorch's compiler alone takes a second. Each of these modules is imported at its first use."""
     code = "import sys, diffnet; print([m for m in ('torch._dynamo', 'triton', 'trimesh') if m in sys.modules])"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -220,86 +223,14 @@ def test_importing_leaves_out_what_takes_long() -> None:
 
 
 def test_imports_without_triton_and_gpu() -> None:
-    # Kernels are what Triton compiles; operations import them when they are first used.
-    modules = sorted(
-        module for module in modules_of_rooms() if not module.endswith("__main__") and "kernels" not in module
-    )
+    """Operations import their kernels at first use, so all other modules load without Triton."""
+    names = sorted(name for name in modules() if not name.endswith("__main__") and not needs_triton(name))
     code = f"""
 import importlib, sys
 sys.modules["triton"] = None  # import triton raises ImportError
-for name in {modules}:
+for name in {names}:
     importlib.import_module(name)
 """
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-
-
-def modules_of_rooms() -> dict[str, Path]:
-    """Every module by name, with its file."""
-    modules = {}
-    for room, (package, _) in ROOMS.items():
-        for path in sorted((ROOT / room).rglob("*.py")):
-            parts = path.relative_to(ROOT / room).with_suffix("").parts
-            modules[".".join((package, *parts)).removesuffix(".__init__")] = path
-    return modules
-
-
-def imports(tree: ast.AST, *, at_import_time: bool) -> Iterator[tuple[str, str | None]]:
-    """(module, name) of each `from module import name`, and (module, None) of each `import module`.
-
-    at_import_time: leave out what only functions or type checkers import
-    """
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, None) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute here, so that a reader sees the room"
-            yield from ((str(node.module), alias.name) for alias in node.names)
-        elif at_import_time and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            continue
-        elif at_import_time and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            yield from imports(ast.Module(node.orelse, []), at_import_time=True)
-        else:
-            yield from imports(node, at_import_time=at_import_time)
-
-
-def imported_modules(module: str, *, at_import_time: bool) -> set[str]:
-    """The modules that a module of this distribution names in its imports; those of the distribution in full."""
-    modules = modules_of_rooms()
-    found = set()
-    for base, name in imports(ast.parse(modules[module].read_text()), at_import_time=at_import_time):
-        found.add(f"{base}.{name}" if f"{base}.{name}" in modules else base)
-    return found
-
-
-def room_of(module: str) -> str:
-    packages = {package for package, _ in ROOMS.values()}
-    two = ".".join(module.split(".")[:2])
-    return two if two in packages else "diffnet"
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_rooms_import_only_lower_ones(room: str) -> None:
-    package, allowed = ROOMS[room]
-    for module in modules_of_rooms():
-        if room_of(module) == package and module != ABOVE_ALL_ROOMS:
-            for imported in imported_modules(module, at_import_time=False):
-                assert imported != ABOVE_ALL_ROOMS, f"{module} imports {imported}"
-                if imported.split(".")[0] == "diffnet":
-                    assert room_of(imported) in {package, *allowed}, f"{module} imports {imported}"
-
-
-def test_ops_need_torch_and_triton_only() -> None:
-    """And a function that hands out a SciPy matrix needs SciPy."""
-    for module in modules_of_rooms():
-        if room_of(module) == "diffnet.ops":
-            for at_import_time, allowed in ((True, {"torch", "triton"}), (False, {"torch", "triton", "scipy"})):
-                roots = {imported.split(".")[0] for imported in imported_modules(module, at_import_time=at_import_time)}
-                assert roots - sys.stdlib_module_names <= {"diffnet", *allowed}, module
-
-
-def test_no_circles() -> None:
-    modules = modules_of_rooms()
-    graph = {m: imported_modules(m, at_import_time=True) & modules.keys() for m in modules}
-    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle

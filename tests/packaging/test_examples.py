@@ -1,0 +1,47 @@
+"""The examples in docstrings and on the pages of docs/ run and show the results that they print."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rooms import ROOT, modules, parsed
+
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+MODULES = [name for name, path in modules().items() if ">>> " in path.read_text()]
+PAGES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if ">>> " in p.read_text()]
+
+
+@pytest.fixture(autouse=True)
+def default_printing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Arrays print as in a new session, and an example that writes a file writes it to a temporary folder."""
+    torch.set_printoptions(profile="default")
+    np.set_printoptions(precision=8, threshold=1000, suppress=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_docstrings(module: str) -> None:
+    failed, attempted = doctest.testmod(importlib.import_module(module), optionflags=FLAGS)
+    assert attempted == examples_in(modules()[module])
+    assert failed == 0
+
+
+def examples_in(path: Path) -> int:
+    """The number of examples in the docstrings of a file, found without importing it."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docstrings = [ast.get_docstring(node) or "" for node in ast.walk(parsed(path)) if isinstance(node, documented)]
+    return sum(len(doctest.DocTestParser().get_examples(docstring)) for docstring in docstrings)
+
+
+@pytest.mark.parametrize("page", [page.relative_to(ROOT).as_posix() for page in PAGES])
+def test_pages(page: str) -> None:
+    text = re.sub(r"^```.*$", "", (ROOT / page).read_text(), flags=re.MULTILINE)  # else part of an expected output
+    test = doctest.DocTestParser().get_doctest(text, {}, page, page, 0)
+    assert doctest.DocTestRunner(optionflags=FLAGS).run(test).failed == 0

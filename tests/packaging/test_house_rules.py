@@ -1,0 +1,216 @@
+"""The rules of the repository that a parser can check: order of the rooms, circles, private names, kernels' names."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+from rooms import (
+    ABOVE_ALL_ROOMS,
+    ROOMS,
+    ROOT,
+    Import,
+    imports_of,
+    modules,
+    needs_triton,
+    parsed,
+    room_of,
+    stubs,
+    target,
+)
+
+LARGEST_FOLDER = 14  # modules, without __init__.py
+
+
+def files() -> Iterator[tuple[str, Path]]:
+    """Every module and every stub file, with the module's name."""
+    yield from modules().items()
+    yield from stubs().items()
+
+
+def place(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def report(found: list[str]) -> str:
+    return "\n".join(["", *found])
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_only_lower_ones(room: str) -> None:
+    """In functions and in stub files, too."""
+    package, allowed = ROOMS[room]
+    upward = []
+    for module, path in files():
+        if room_of(module) == package and module != ABOVE_ALL_ROOMS:
+            for entry in imports_of(module, path):
+                imported = target(entry)
+                inside = imported.split(".")[0] == "diffnet"
+                if inside and (imported == ABOVE_ALL_ROOMS or room_of(imported) not in {package, *allowed}):
+                    upward.append(f"{place(path, entry.line)} imports {imported}")
+    assert not upward, report(upward)
+
+
+def test_ops_need_torch_and_triton_only() -> None:
+    """Functions that return a SciPy matrix may import SciPy."""
+    for module, path in modules().items():
+        if room_of(module) == "diffnet.ops":
+            for entry in imports_of(module, path):
+                allowed = {"diffnet", "torch", "triton", *(() if entry.at_import_time else ("scipy",))}
+                root = entry.module.split(".")[0]
+                assert root in allowed | sys.stdlib_module_names, f"{place(path, entry.line)} imports {root}"
+
+
+def test_imports_are_absolute() -> None:
+    """A reader sees the room. Stub files are relative, because lazy_loader reads them."""
+    for path in modules().values():
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, place(path, node.lineno)
+
+
+def test_no_circles() -> None:
+    """Among imports that run when a module is loaded. Imports in functions and for type checkers run later or never."""
+    graph = {
+        module: {target(e) for e in imports_of(module, path) if e.at_import_time} & modules().keys() - {module}
+        for module, path in modules().items()
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def is_private(name: str | None) -> bool:
+    return name is not None and name.startswith("_") and not name.startswith("__")
+
+
+def test_no_private_name_is_imported() -> None:
+    found = [
+        f"{place(path, e.line)} imports {e.name} from {e.module}"
+        for module, path in files()
+        for e in imports_of(module, path)
+        if e.module.split(".")[0] == "diffnet"
+        if is_private(e.name) or any(map(is_private, e.module.split(".")))
+    ]
+    assert not found, report(found)
+
+
+def private_attributes(tree: ast.Module, imports: tuple[Import, ...]) -> Iterator[ast.Attribute]:
+    """`module._name` for every imported module of diffnet."""
+    names = {e.alias for e in imports if target(e).split(".")[0] == "diffnet"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and ast.unparse(node.value) in names:
+            yield node
+
+
+def private_definitions(tree: ast.Module) -> set[str]:
+    """The private functions, classes, fields, variables and attributes that a file defines."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return {name for name in names if is_private(name)}
+
+
+def test_no_private_name_is_used_in_another_file() -> None:
+    """Neither `module._name` nor a private attribute of an object whose class stands in another file."""
+    defined = {path: private_definitions(parsed(path)) for path in modules().values()}
+    found = []
+    for module, path in modules().items():
+        elsewhere = set().union(*(names for other, names in defined.items() if other != path)) - defined[path]
+        nodes = [*private_attributes(parsed(path), imports_of(module, path))]
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Attribute) and node.attr in elsewhere:
+                nodes.append(node)
+        found += sorted({f"{place(path, n.lineno)} uses {ast.unparse(n)}" for n in nodes})
+    assert not found, report(found)
+
+
+def test_tests_say_why_they_use_private_names() -> None:
+    """In each file, a comment on or above one use of each private name gives the reason."""
+    defined = set().union(*(private_definitions(parsed(path)) for path in modules().values()))
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        lines = ["", *path.read_text().splitlines()]
+        explained: dict[str, bool] = {}
+        for line, name in sorted(private_uses(parsed(path), defined)):
+            comment = "#" in lines[line] or lines[line - 1].lstrip().startswith("#")
+            explained[name] = explained.get(name, False) or comment
+        found += [f"{path.relative_to(ROOT)} uses {name}" for name, comment in explained.items() if not comment]
+    assert not found, report(found)
+
+
+def private_uses(tree: ast.Module, defined: set[str]) -> Iterator[tuple[int, str]]:
+    """Line and name of every use of a private name of the package in a test, `monkeypatch.setattr` included."""
+    foreign = defined - private_definitions(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "diffnet":
+            yield from ((alias.lineno, alias.name) for alias in node.names if is_private(alias.name))
+        elif isinstance(node, ast.Attribute) and node.attr in foreign:
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr"):
+            strings = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            yield from ((node.lineno, s) for s in strings if s.rpartition(".")[2] in foreign)
+
+
+def test_triton_is_imported_by_modules_of_kernels_only() -> None:
+    """Every other module loads where Triton is absent."""
+    found = [
+        f"{place(path, e.line)} imports {e.module}"
+        for module, path in modules().items()
+        if not needs_triton(module)
+        for e in imports_of(module, path)
+        if e.at_import_time and (e.module.split(".")[0] == "triton" or needs_triton(target(e)))
+    ]
+    assert not found, report(found)
+
+
+def test_folders_are_small() -> None:
+    sizes = Counter(path.parent for path in modules().values() if path.stem != "__init__")
+    assert max(sizes.values()) <= LARGEST_FOLDER, sizes.most_common(3)
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef]:
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.FunctionDef):
+            yield node
+
+
+def is_compiled(function: ast.FunctionDef) -> bool:
+    """Whether Triton compiles the function."""
+    return any(re.match(r"triton\.jit\b|jit\b", ast.unparse(d)) for d in function.decorator_list)
+
+
+def launched(path: Path) -> set[str]:
+    """The names in calls of the form `name[grid](…)`, which launch kernels."""
+    calls = [node.func for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+    return {c.value.id for c in calls if isinstance(c, ast.Subscript) and isinstance(c.value, ast.Name)}
+
+
+def test_names_of_kernels() -> None:
+    """A kernel's name ends in `_kernel` and is unique, so that a profile names one place. Nothing else ends so."""
+    compiled = [(f.name, path) for path in modules().values() for f in functions(path) if is_compiled(f)]
+    launches = set().union(*(launched(path) for path in modules().values()))
+    kernels = [(name, path) for name, path in compiled if name in launches or name.endswith("_kernel")]
+    assert len(kernels) > 20
+    found = []
+    for name, path in kernels:
+        if not name.endswith("_kernel"):
+            found.append(f"{path.relative_to(ROOT)}: {name} does not end in _kernel")
+    counts = Counter(name for name, _ in kernels)
+    found += [f"{path.relative_to(ROOT)}: {name} is not unique" for name, path in kernels if counts[name] > 1]
+    found += [
+        f"{place(path, f.lineno)}: {f.name} is no kernel"
+        for path in modules().values()
+        for f in functions(path)
+        if f.name.endswith("_kernel") and not is_compiled(f)
+    ]
+    assert not found, report(found)
