@@ -1,4 +1,4 @@
-"""Data sets: generated, from disk, and as packed batches of preprocessed samples."""
+"""Data sets: generated ones, data sets on disk, and packed batches of preprocessed samples."""
 
 from diffnet.data.features import (
     FEATURE_CHANNELS,

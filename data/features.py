@@ -1,4 +1,4 @@
-"""What a network sees of a mesh."""
+"""The input features of a network, and the preprocessing that they need."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from diffnet.geometry import (
     precompute,
     wks,
 )
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.normalize import load_normalized
 from diffnet.geometry.preprocessing import many
 from diffnet.geometry.preprocessing.options import Options
@@ -32,10 +33,16 @@ FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "log-hks": 16, "xyz": 3, 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Everything that decides what a network sees of a mesh; a checkpoint carries it.
+    """The options that decide the network's view of a mesh. A checkpoint stores them.
 
-    k: eigenpairs, 0 only for xyz features; laplacian, basis: see `precompute`; features: inputs of the network at the
-        vertices
+    k: number of eigenpairs; 0 is allowed for xyz features only
+    laplacian, basis: see `precompute`
+    features: input features at the vertices, see `input_features`
+
+    Raises OptionError for a value that is not allowed.
+
+    >>> Preprocessing(k=64, features="wks").laplacian
+    'robust'
     """
 
     k: int = 128
@@ -44,16 +51,16 @@ class Preprocessing:
     basis: BasisPrecision = "float32"
 
     def __post_init__(self) -> None:
-        fewest = 0 if self.features == "xyz" else 1  # descriptors are made of eigenpairs
+        fewest = 0 if self.features == "xyz" else 1  # descriptors are computed from eigenpairs
         if self.k < fewest:
-            raise ValueError(f"k should be at least {fewest}, got {self.k}")
+            raise OptionError(f"k should be at least {fewest}, got {self.k}")
         for name, known in (
             ("laplacian", LAPLACIANS),
             ("features", get_args(FeatureKind)),
             ("basis", BASIS_PRECISIONS),
         ):
             if getattr(self, name) not in known:
-                raise ValueError(f"{name} should be one of {', '.join(known)}, got {getattr(self, name)!r}")
+                raise OptionError(f"{name} should be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
 
 def prepare(
@@ -62,9 +69,11 @@ def prepare(
     cache_dir: str | os.PathLike[str] | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Mesh, Operators]:
-    """A mesh at normalised positions and its operators. Raises MeshError for one that can't be used.
+    """A mesh at normalized positions, and its operators on the CPU.
 
-    device: what computes the eigenbasis, see `precompute`; the result is on the CPU
+    device: device that computes the eigenbasis, see `precompute`
+
+    Raises MeshError for a mesh that can't be used.
     """
     mesh = load_normalized(source, cache_dir)
     return mesh, precompute(mesh, options.k, options.laplacian, cache_dir, basis=options.basis, device=device)
@@ -90,17 +99,17 @@ def fill_cache(
     Returns an error message for each mesh that can't be used, by position. These don't hold up the others.
 
     With several jobs, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
-    script; otherwise it raises RuntimeError. Raises OSError if the cache folder can't be made.
+    script; otherwise it raises WorkerError. Raises OSError if the cache folder can't be made.
     """
     decisive = Options(options.k, options.laplacian, options.basis)
     return many.fill_cache(sources, decisive, cache_dir, jobs, advance, device, ready, normalize=True)
 
 
 def input_features(mesh: Mesh, operators: Operators, kind: FeatureKind) -> Tensor:
-    """The network's inputs (V, FEATURE_CHANNELS[kind]), float32.
+    """The network's input features (V, FEATURE_CHANNELS[kind]), float32.
 
-    "hks" and "wks" are the descriptors as they are, "xyz" the positions. "log-hks" is log(hks) / 3: small components
-    and tips have heat kernels a thousand times those of the bulk, and a network sees more in their logarithm.
+    kind: "hks" and "wks" are the descriptors, and "xyz" the positions. "log-hks" is log(hks) / 3. On small components
+        and tips, the heat kernel is a thousand times larger than elsewhere, and its logarithm is easier to learn from.
     """
     if kind == "xyz":
         return torch.from_numpy(mesh.verts).float()

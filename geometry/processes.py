@@ -25,6 +25,8 @@ from typing import Any, TypeVar
 
 from threadpoolctl import threadpool_limits
 
+from diffnet.geometry.errors import WorkerError
+
 T = TypeVar("T")
 
 
@@ -43,7 +45,7 @@ class WorkerPool:
     exception in the ``with`` block, such as Ctrl-C, stops all processes at once, since running calls may take minutes.
 
     Processes import the main script. A script must therefore use a pool under ``if __name__ == "__main__":``; otherwise
-    calls raise RuntimeError.
+    calls raise WorkerError.
     """
 
     def __init__(self, jobs: int, threads: int) -> None:
@@ -110,11 +112,11 @@ class _Worker:
         theirs.close()  # so that this end notices when the process dies
 
     def wait_until_ready(self) -> None:
-        """Raises RuntimeError if the process dies first."""
+        """Raises WorkerError if the process dies first."""
         try:
             self._connection.recv_bytes()
         except (EOFError, OSError):
-            raise RuntimeError(
+            raise WorkerError(
                 "worker processes don't start: they import the main script, so a script must start them under "
                 "`if __name__ == '__main__':`"
             ) from None

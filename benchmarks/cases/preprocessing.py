@@ -22,6 +22,7 @@ from diffnet.geometry import (
     FORMATS,
     LaplacianKind,
     Mesh,
+    MeshError,
     MeshLike,
     Operators,
     eigenbases,
@@ -32,6 +33,7 @@ from diffnet.geometry import (
     normalize_positions,
     precompute,
 )
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.processes import WorkerPool, available_cores
 
 Problem: TypeAlias = tuple[scipy.sparse.csr_matrix, NDArray[np.float64]]
@@ -153,7 +155,7 @@ def load_all(
         lambda ready: fill_cache(sources, preprocessing, cache, device=device, ready=ready),
     )
     if failed:
-        raise ValueError(f"{len(failed)} of {len(sources)} meshes can't be used: {next(iter(failed.values()))}")
+        raise MeshError(f"{len(failed)} of {len(sources)} meshes can't be used: {next(iter(failed.values()))}")
     return [loaded[i].result()[1] for i in range(len(sources))]
 
 
@@ -175,7 +177,7 @@ def _mesh_sets(options: Options) -> Iterator[tuple[str, list[Mesh]]]:
 def _files(folder: Path) -> list[Path]:
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in FORMATS)
     if not files:
-        raise ValueError(f"{folder}: no meshes ({', '.join(FORMATS)}) in this folder")
+        raise OptionError(f"{folder}: no meshes ({', '.join(FORMATS)}) in this folder")
     return files
 
 

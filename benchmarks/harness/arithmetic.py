@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from diffnet.geometry.errors import OptionError
+
 
 @dataclass(frozen=True)
 class Arithmetic:
@@ -41,9 +43,9 @@ H200_COPY = 4.27e12
 
 
 def arithmetic(name: str) -> Arithmetic:
-    """Look up an arithmetic by name. Raises ValueError for an unknown name."""
+    """Look up an arithmetic by name. Raises OptionError for an unknown name."""
     if name not in ARITHMETICS:
-        raise ValueError(f"dtypes should be among {', '.join(ARITHMETICS)}, got {name!r}")
+        raise OptionError(f"dtypes should be among {', '.join(ARITHMETICS)}, got {name!r}")
     return ARITHMETICS[name]
 
 

@@ -13,17 +13,18 @@ from diffnet.benchmarks.harness.plots import plot
 from diffnet.benchmarks.harness.registry import BENCHMARKS, Benchmark, Case, Options
 from diffnet.benchmarks.harness.results import Row, rows, write_csv, write_run
 from diffnet.benchmarks.harness.timing import Failure, measure
+from diffnet.geometry.errors import OptionError
 
 
 def run_benchmarks(names: Sequence[str], options: Options, out: Path, console: Console) -> list[str]:
     """Run benchmarks, and write NAME.csv and NAME.png for each of them and run.json into the folder `out`.
 
     Returns one line for each broken peer. Peers that can't run on this machine are not broken.
-    Raises ValueError for an unknown benchmark or peer.
+    Raises OptionError for an unknown benchmark or peer.
     """
     for name in names:
         if name not in BENCHMARKS:
-            raise ValueError(f"no benchmark is called {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
+            raise OptionError(f"no benchmark is called {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
     out.mkdir(parents=True, exist_ok=True)
     write_run(out / "run.json", names, options)
     broken: list[str] = []
@@ -75,7 +76,7 @@ def _choose(case: Case, options: Options) -> Case:
         # A name may contain commas itself, so take the longest name that fits.
         fitting = [peer for peer in case.peers if f"{rest},".startswith(f"{peer},")]
         if not fitting:
-            raise ValueError(f"no peer is called {rest.split(',')[0]!r}; there are {'; '.join(case.peers)}")
+            raise OptionError(f"no peer is called {rest.split(',')[0]!r}; there are {'; '.join(case.peers)}")
         chosen.append(max(fitting, key=len))
         rest = rest[len(chosen[-1]) + 1 :].lstrip()
     return replace(case, peers={peer: case.peers[peer] for peer in chosen})

@@ -18,10 +18,11 @@ from diffnet.geometry.eigen.lanczos import KrylovSpace
 from diffnet.geometry.eigen.problem import LARGE, MODERATE, SMALL, TOLERANCE, Array, Component, Pairs
 from diffnet.geometry.eigen.shift_invert import ShiftInvert
 from diffnet.geometry.eigen.superlu import shuffled, superlu
+from diffnet.geometry.errors import ConvergenceError
 
 
 def pairs_on_cpu(component: Component) -> Pairs:
-    """The pairs of a component. Raises RuntimeError if no solver converges."""
+    """The pairs of a component. Raises ConvergenceError if no solver converges."""
     if component.k == 0:
         return np.zeros(0), np.zeros((len(component.mass), 0))
     return dense_pairs(*component) if component.is_small else lanczos_pairs(component)
@@ -70,7 +71,7 @@ def _block_lanczos(component: Component, sigma: float, tolerated_loss: float) ->
 def scipy_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
     """ARPACK's Lanczos iteration on the inverse of L + σM, with the constant projected out.
 
-    Raises RuntimeError if it doesn't converge.
+    Raises ConvergenceError if it doesn't converge.
     """
     order = shuffled(len(mass))
     laplacian, mass = laplacian[order][:, order], mass[order]
@@ -106,7 +107,7 @@ def scipy_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pair
         error = np.sqrt(np.abs((residual * deflated_solve(residual)).sum(0)) / (evals + sigma)).max()
         if np.abs(gram - np.eye(k)).max() < 1e-8 and error < 1e-5:
             return _signed(evals, evecs[np.argsort(order)].T)
-    raise RuntimeError(f"the eigenbasis didn't converge for {k} pairs on {len(mass)} vertices")
+    raise ConvergenceError(f"the eigenbasis didn't converge for {k} pairs on {len(mass)} vertices")
 
 
 def _signed(evals: Array, rows: Array) -> Pairs:

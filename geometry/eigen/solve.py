@@ -34,7 +34,7 @@ def eigenbasis(
     result is checked: residuals, orthonormality, and by the inertia of L − μM that no eigenvalue is missing. If a check
     fails, SciPy's single-vector iteration is used instead, with a warning that gives the reason.
 
-    Raises ValueError for k < 0, and RuntimeError if nothing converges.
+    Raises ValueError for k < 0, and ConvergenceError if nothing converges.
 
     >>> import numpy as np
     >>> path = scipy.sparse.csr_matrix([[1.0, -1, 0], [-1, 2, -1], [0, -1, 1]])
@@ -63,7 +63,7 @@ def eigenbases(
     jobs: number of worker processes on the CPU, of threads beside a GPU; by default one for each core
 
     Without a GPU, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
-    script; otherwise it raises RuntimeError.
+    script; otherwise it raises WorkerError.
 
     Raises the errors of `eigenbasis`, and BrokenProcessPool if a worker process was killed (out of memory, for
     example).

@@ -57,10 +57,10 @@ def precompute_all(
     jobs: number of worker processes; by default one for each core
 
     With several jobs, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
-    script; otherwise it raises RuntimeError. Workers start fastest if the script imports PyTorch there, too.
+    script; otherwise it raises WorkerError. Workers start fastest if the script imports PyTorch there, too.
 
-    Raises MeshError if meshes can't be used. The others are computed first, and the cache keeps them. Raises ValueError
-    for a bad option.
+    Raises MeshError if meshes can't be used. The others are computed first, and the cache keeps them. Raises
+    OptionError for a bad option.
     """
     options = Options(k, laplacian, basis)
     with TemporaryDirectory() if cache_dir is None else nullcontext(cache_dir) as folder:

@@ -43,7 +43,7 @@ def precompute(
     1/length², gradients have 1/length. Vertices keep their numbers. Where neighbors have distant numbers, the sparse
     matrices store their rows in an order along the surface; see `Pattern.with_row_order`.
 
-    Raises MeshError for a mesh that can't be used, and ValueError for a bad option.
+    Raises MeshError for a mesh that can't be used, and OptionError for a bad option.
 
     >>> verts = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
     >>> faces = [[0, 2, 1], [0, 1, 3], [1, 2, 3], [0, 3, 2]]

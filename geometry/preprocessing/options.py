@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from diffnet.geometry.discretize.laplacian import LAPLACIANS, LaplacianKind
+from diffnet.geometry.errors import OptionError
 
 BasisPrecision: TypeAlias = Literal["float32", "float16", "bfloat16"]
 BASIS_PRECISIONS: tuple[BasisPrecision, ...] = get_args(BasisPrecision)
@@ -16,7 +17,7 @@ BASIS_PRECISIONS: tuple[BasisPrecision, ...] = get_args(BasisPrecision)
 class Options:
     """Checked options. Together with the mesh they decide the operators and the key of their cache entry.
 
-    Raises ValueError for k < 0 and for an unknown Laplacian or precision, TypeError for a k that is not an integer.
+    Raises OptionError for k < 0 and for an unknown Laplacian or precision, TypeError for a k that is not an integer.
 
     k: number of eigenpairs
     laplacian: see `laplacian_and_mass`
@@ -33,7 +34,7 @@ class Options:
             ("basis", self.basis, BASIS_PRECISIONS),
         ):
             if value not in known:
-                raise ValueError(f"{name} should be one of {', '.join(known)}, got {value!r}")
+                raise OptionError(f"{name} should be one of {', '.join(known)}, got {value!r}")
         if self.k < 0:
-            raise ValueError(f"k should be at least 0, got {self.k}")
+            raise OptionError(f"k should be at least 0, got {self.k}")
         self.k = operator.index(self.k)

@@ -43,8 +43,12 @@ def elements(mesh, at):
 # ---- batches ----
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("limits", [{"meshes": 3}, {"max_vertices": 50}, {"meshes": 3, "max_vertices": 50}])
+@pytest.mark.parametrize("shuffle", [False, True], ids=["in-order", "shuffled"])
+@pytest.mark.parametrize(
+    "limits",
+    [{"meshes": 3}, {"max_vertices": 50}, {"meshes": 3, "max_vertices": 50}],
+    ids=lambda limits: "-and-".join(limits),
+)
 def test_batches_keep_to_their_limits(limits, shuffle):
     lengths = np.random.default_rng(0).integers(1, 30, 100).tolist()
     lengths[17] = 80
@@ -58,7 +62,7 @@ def test_batches_keep_to_their_limits(limits, shuffle):
         assert len(batch) <= limits.get("meshes", 100)
         assert len(batch) == 1 or sum(lengths[i] for i in batch) <= limits.get("max_vertices", 10**9)
     assert ([17] in found) == ("max_vertices" in limits)
-    # Full where they could be: no batch has room for the mesh that begins the next.
+    # No batch has room for the first mesh of the next batch.
     for batch, following in pairwise(found):
         more = [*batch, following[0]]
         assert len(more) > limits.get("meshes", 100) or sum(lengths[i] for i in more) > limits.get(
@@ -83,7 +87,7 @@ def test_batches_of_an_epoch_depend_on_seed_and_epoch_only():
 
 
 def test_batches_reject_bad_limits():
-    with pytest.raises(ValueError, match="number of meshes"):
+    with pytest.raises(ValueError, match="meshes, max_vertices or both"):
         MeshBatches([1, 2])
     with pytest.raises(ValueError, match=r"meshes .*0"):
         MeshBatches([1, 2], meshes=0)
@@ -97,7 +101,7 @@ def test_batches_reject_bad_limits():
 
 @pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
 def test_packed_samples_line_up(at):
-    """Outputs of the network on a batch are those mesh by mesh, in the order of the labels."""
+    """The network gives the same outputs for a batch as mesh by mesh, in the order of the labels."""
     meshes = [ellipsoid(0), ellipsoid(1, 2), make_mesh(*_plane_with_loose_vertex(), name="plane"), ellipsoid(2)]
     items = [LabeledMesh(m.name, m, np.arange(len(elements(m, at))) + 1000 * i) for i, m in enumerate(meshes)]
     samples = [make_sample(item, Preprocessing(8, features="xyz")) for item in items]
@@ -120,7 +124,7 @@ def test_packed_samples_line_up(at):
             alone = torch.cat([model(s.features, s.operators) for s in expected])
         assert len(out) == len(batch.labels)
         torch.testing.assert_close(out, alone, rtol=1e-4, atol=1e-5)
-    # What a face or an edge of the batch is made of is what its label is of.
+    # The faces and edges of the batch have the order of their labels.
     batch, first = packed[0], 0
     corners = {
         "vertices": torch.arange(batch.operators.num_vertices)[:, None],
@@ -164,7 +168,7 @@ def test_features_are_finite(kind, source):
         "ball": ball,
         "loose": make_mesh(np.concatenate([ball.verts, [[3, 3, 3], [0, 0, 0]]]), ball.faces),
         "cloud": make_mesh(ball.verts, None),
-        "tiny": make_mesh([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]),  # fewer eigenpairs than asked for
+        "tiny": make_mesh([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]),  # fewer eigenpairs than k
     }[source]
     normalized, operators = prepare(mesh, OPTIONS)
     features = input_features(normalized, operators, kind)

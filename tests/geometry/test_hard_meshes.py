@@ -213,7 +213,7 @@ def random_mesh(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 @KINDS
 @given(source=random_mesh(), k=st.integers(0, 12))
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_meshes_are_sound_or_refused(kind: Any, source: tuple[np.ndarray, np.ndarray], k: int) -> None:
     operators, message = None, "arrays: "
     try:
