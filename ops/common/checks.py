@@ -17,6 +17,15 @@ from torch import Tensor
 DEBUG = os.environ.get("DIFFNET_DEBUG", "") not in ("", "0")
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
+_WITH_VALUES = (Tensor, torch.nn.Parameter)  # subclasses stand in for tensors while a tracer runs, without values
+
+
+def check_floating(name: str, tensor: Any) -> None:
+    """Check that an argument is a floating-point tensor. Raises TypeError."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} should be a tensor, got {type(tensor).__name__}")
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name} should be floating point, got {tensor.dtype}")
 
 
 def check_tensor(name: str, tensor: Any, shape: Sequence[int], device: torch.device | None = None) -> None:
@@ -26,11 +35,8 @@ def check_tensor(name: str, tensor: Any, shape: Sequence[int], device: torch.dev
 
     Raises TypeError if it is no tensor or not floating point, ValueError for another shape or device.
     """
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} should be a tensor, got {type(tensor).__name__}")
-    if not tensor.is_floating_point():
-        raise TypeError(f"{name} should be floating point, got {tensor.dtype}")
-    if tensor.shape != torch.Size(shape):
+    check_floating(name, tensor)
+    if tensor.shape != tuple(shape):
         raise ValueError(f"{name} should have shape {tuple(shape)}, shape is {tuple(tensor.shape)}")
     if device is not None and tensor.device != device:
         raise ValueError(f"{name} should be on {device}, it is on {tensor.device}")
@@ -41,10 +47,7 @@ def check_rank(name: str, tensor: Any, shape: str, rank: int) -> None:
 
     Raises TypeError or ValueError as `check_tensor` does.
     """
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} should be a tensor, got {type(tensor).__name__}")
-    if not tensor.is_floating_point():
-        raise TypeError(f"{name} should be floating point, got {tensor.dtype}")
+    check_floating(name, tensor)
     if tensor.ndim != rank:
         raise ValueError(f"{name} should have shape {shape}, shape is {tuple(tensor.shape)}")
 
@@ -58,7 +61,7 @@ def check_index(name: str, index: Any, shape: Sequence[int] | None, device: torc
         raise TypeError(f"{name} should be a tensor, got {type(index).__name__}")
     if index.dtype not in _INDEX_DTYPES:
         raise TypeError(f"{name} should be int32 or int64, got {index.dtype}")
-    if index.ndim != 1 if shape is None else index.shape != torch.Size(shape):
+    if index.ndim != 1 if shape is None else index.shape != tuple(shape):
         expected = "1 dimension" if shape is None else f"shape {tuple(shape)}"
         raise ValueError(f"{name} should have {expected}, shape is {tuple(index.shape)}")
     if index.device != device:
@@ -83,14 +86,18 @@ def check_ptr(ptr: Any, rows: int, lengths: Sequence[int] | None, device: torch.
         raise ValueError(
             f"lengths should be {len(ptr) - 1} that add up to {rows}, got {len(lengths)} that add up to {sum(lengths)}"
         )
-    if (DEBUG or ptr.device.type == "cpu") and not torch.compiler.is_compiling():
-        _check_ptr_values(ptr, rows, None if lengths is None else tuple(lengths))
+    if readable(ptr):
+        _check_ptr_values(ptr, rows, lengths)
     return ptr.contiguous()
 
 
-def _check_ptr_values(ptr: Tensor, rows: int, lengths: tuple[int, ...] | None) -> None:
-    if type(ptr) not in (Tensor, torch.nn.Parameter):  # a tracer's stand-in has no values
-        return
+def readable(index: Tensor) -> bool:
+    """Return whether checks may read the values: on the CPU or in debug mode, and while nothing is traced."""
+    here = DEBUG or index.device.type == "cpu"
+    return here and not torch.compiler.is_compiling() and type(index) in _WITH_VALUES
+
+
+def _check_ptr_values(ptr: Tensor, rows: int, lengths: Sequence[int] | None) -> None:
     values = ptr.tolist()
     if values[0] != 0 or values[-1] != rows or any(b < a for a, b in pairwise(values)):
         raise ValueError(
