@@ -20,14 +20,6 @@ _INDEX_DTYPES = (torch.int32, torch.int64)
 _WITH_VALUES = (Tensor, torch.nn.Parameter)  # subclasses stand in for tensors while a tracer runs, without values
 
 
-def check_floating(name: str, tensor: Any) -> None:
-    """Check that an argument is a floating-point tensor. Raises TypeError."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} should be a tensor, got {type(tensor).__name__}")
-    if not tensor.is_floating_point():
-        raise TypeError(f"{name} should be floating point, got {tensor.dtype}")
-
-
 def check_tensor(name: str, tensor: Any, shape: Sequence[int], device: torch.device | None = None) -> None:
     """Check that an argument is a floating-point tensor of exactly this shape, and on this device if one is given.
 
@@ -35,11 +27,11 @@ def check_tensor(name: str, tensor: Any, shape: Sequence[int], device: torch.dev
 
     Raises TypeError if it is no tensor or not floating point, ValueError for another shape or device.
     """
-    check_floating(name, tensor)
+    _check_floating(name, tensor)
     if tensor.shape != tuple(shape):
         raise ValueError(f"{name} should have shape {tuple(shape)}, shape is {tuple(tensor.shape)}")
-    if device is not None and tensor.device != device:
-        raise ValueError(f"{name} should be on {device}, it is on {tensor.device}")
+    if device is not None:
+        _check_device(name, tensor, device)
 
 
 def check_rank(name: str, tensor: Any, shape: str, rank: int) -> None:
@@ -47,12 +39,40 @@ def check_rank(name: str, tensor: Any, shape: str, rank: int) -> None:
 
     Raises TypeError or ValueError as `check_tensor` does.
     """
-    check_floating(name, tensor)
+    _check_floating(name, tensor)
     if tensor.ndim != rank:
         raise ValueError(f"{name} should have shape {shape}, shape is {tuple(tensor.shape)}")
 
 
-def check_index(name: str, index: Any, shape: Sequence[int] | None, device: torch.device) -> None:
+def check_matrix(name: str, tensor: Any, rows: int | str, columns: int | str, device: torch.device) -> None:
+    """Check that an argument is a floating-point matrix of this shape on this device. A string names a free size.
+
+    Raises TypeError or ValueError as `check_tensor` does.
+    """
+    _check_floating(name, tensor)
+    shape = tensor.shape
+    if (
+        len(shape) != 2
+        or (shape[0] != rows and not isinstance(rows, str))
+        or (shape[1] != columns and not isinstance(columns, str))
+    ):
+        raise ValueError(f"{name} should have shape ({rows}, {columns}), shape is {tuple(shape)}")
+    _check_device(name, tensor, device)
+
+
+def _check_floating(name: str, tensor: Any) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} should be a tensor, got {type(tensor).__name__}")
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name} should be floating point, got {tensor.dtype}")
+
+
+def _check_device(name: str, tensor: Tensor, device: torch.device) -> None:
+    if tensor.device != device:
+        raise ValueError(f"{name} should be on {device}, it is on {tensor.device}")
+
+
+def check_index(name: str, index: Any, shape: tuple[int, ...] | None, device: torch.device) -> None:
     """Check that an argument is a tensor of int32 or int64 of this shape on this device; None stands for any 1-D shape.
 
     Raises TypeError or ValueError as `check_tensor` does.
@@ -61,11 +81,10 @@ def check_index(name: str, index: Any, shape: Sequence[int] | None, device: torc
         raise TypeError(f"{name} should be a tensor, got {type(index).__name__}")
     if index.dtype not in _INDEX_DTYPES:
         raise TypeError(f"{name} should be int32 or int64, got {index.dtype}")
-    if index.ndim != 1 if shape is None else index.shape != tuple(shape):
+    if index.ndim != 1 if shape is None else index.shape != shape:
         expected = "1 dimension" if shape is None else f"shape {tuple(shape)}"
         raise ValueError(f"{name} should have {expected}, shape is {tuple(index.shape)}")
-    if index.device != device:
-        raise ValueError(f"{name} should be on {device}, it is on {index.device}")
+    _check_device(name, index, device)
 
 
 def check_ptr(ptr: Any, rows: int, lengths: Sequence[int] | None, device: torch.device) -> Tensor:

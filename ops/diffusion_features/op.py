@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_ptr, check_rank, check_tensor
+from diffnet.ops.common.checks import check_matrix, check_ptr, check_rank, check_tensor
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.diffusion_features import reference
@@ -56,9 +56,8 @@ def diffusion_and_gradient_features(
     """
     check_rank("x", x, "(V, C)", 2)
     (rows, channels), device = x.shape, x.device
-    check_rank("evecs", evecs, "(V, K)", 2)
+    check_matrix("evecs", evecs, rows, "K", device)
     k = evecs.shape[1]
-    check_tensor("evecs", evecs, (rows, k), device)
     check_tensor("mass", mass, (rows,), device)
     check_tensor("gradient_evecs", gradient_evecs, (2, rows, k), device)
     ptr = check_ptr(ptr, rows, lengths, device)

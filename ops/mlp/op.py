@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_rank, check_tensor
+from diffnet.ops.common.checks import check_matrix, check_rank, check_tensor
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.mlp import reference
@@ -86,12 +86,10 @@ def _check(
     check_rank("inputs[0]", inputs[0], "(V, C)", 2)
     (rows, width), device = inputs[0].shape, inputs[0].device
     for i, x in enumerate(inputs[1:], 1):
-        check_rank(f"inputs[{i}]", x, "(V, C)", 2)
-        check_tensor(f"inputs[{i}]", x, (rows, x.shape[1]), device)
+        check_matrix(f"inputs[{i}]", x, rows, "C", device)
         width += x.shape[1]
     for i, weight in enumerate(weights):
-        check_rank(f"weights[{i}]", weight, "(H, C)", 2)
-        check_tensor(f"weights[{i}]", weight, (weight.shape[0], width), device)
+        check_matrix(f"weights[{i}]", weight, "H", width, device)
         width = weight.shape[0]
         if biases is not None:
             check_tensor(f"biases[{i}]", biases[i], (width,), device)

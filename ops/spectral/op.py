@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_ptr, check_rank, check_tensor
+from diffnet.ops.common.checks import check_matrix, check_ptr, check_rank, check_tensor
 from diffnet.ops.common.dispatch import differentiable, opaque, save_inputs
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.spectral import reference
@@ -56,8 +56,7 @@ def to_spectral(
     """
     check_rank("x", x, "(V, C)", 2)
     rows, device = len(x), x.device
-    check_rank("evecs", evecs, "(V, K)", 2)
-    check_tensor("evecs", evecs, (rows, evecs.shape[1]), device)
+    check_matrix("evecs", evecs, rows, "K", device)
     check_tensor("mass", mass, (rows,), device)
     ptr = check_ptr(ptr, rows, lengths, device)
     if use_kernels(backend, x, evecs, mass, matrix=True):
