@@ -82,7 +82,7 @@ def spectral_inputs(lengths: Sequence[int], k: int, c: int) -> tuple[Tensor, Ten
 def feature_inputs(
     lengths: Sequence[int], k: int, c: int, rotation: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor]:
-    """coefficients, evecs, gradient_evecs, a_re, a_im and ptr. Arguments of tanh are about 1; A is far from symmetric."""
+    """coefficients, evecs, gradient_evecs, a_re, a_im, ptr. A is far from symmetric, and tanh gets about 1."""
     v = sum(lengths)
     scale = (k * k * c) ** -0.25
     a_im = normal(c, c) if rotation else None
