@@ -1,9 +1,10 @@
-"""Data sets: generated, from disk, and as packed batches of preprocessed samples."""
+"""Data sets: generated ones, data sets on disk, and packed batches of preprocessed samples."""
 
 from diffnet.data.features import (
     FEATURE_CHANNELS,
     FeatureKind,
     Preprocessing,
+    fill_cache,
     input_features,
     prepare,
 )
@@ -11,7 +12,7 @@ from diffnet.data.figures.dataset import figures
 from diffnet.data.folders.layouts import LAYOUTS, Layout, load_dataset
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
-from diffnet.geometry.preprocessing.many import fill_cache, load_meanwhile, precompute_all
+from diffnet.geometry.preprocessing.many import load_meanwhile, precompute_all
 from diffnet.geometry.processes import available_cores
 
 __all__ = [

@@ -1,10 +1,11 @@
-"""What a network sees of a mesh."""
+"""The input features of a network, and the preprocessing that they need."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -21,7 +22,10 @@ from diffnet.geometry import (
     precompute,
     wks,
 )
-from diffnet.geometry.preprocessing.worker import normalized
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.mesh.normalize import load_normalized
+from diffnet.geometry.preprocessing import many
+from diffnet.geometry.preprocessing.options import Options
 
 FeatureKind: TypeAlias = Literal["hks", "log-hks", "xyz", "wks"]
 FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "log-hks": 16, "xyz": 3, "wks": 16}
@@ -29,10 +33,16 @@ FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "log-hks": 16, "xyz": 3, 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Everything that decides what a network sees of a mesh; a checkpoint carries it.
+    """The options that decide the network's view of a mesh. A checkpoint stores them.
 
-    k: eigenpairs, 0 only for xyz features; laplacian, basis: see `precompute`; features: inputs of the network at the
-        vertices
+    k: number of eigenpairs; 0 is allowed for xyz features only
+    laplacian, basis: see `precompute`
+    features: input features at the vertices, see `input_features`
+
+    Raises OptionError for a value that is not allowed.
+
+    >>> Preprocessing(k=64, features="wks").laplacian
+    'robust'
     """
 
     k: int = 128
@@ -41,16 +51,16 @@ class Preprocessing:
     basis: BasisPrecision = "float32"
 
     def __post_init__(self) -> None:
-        fewest = 0 if self.features == "xyz" else 1  # descriptors are made of eigenpairs
+        fewest = 0 if self.features == "xyz" else 1  # descriptors are computed from eigenpairs
         if self.k < fewest:
-            raise ValueError(f"k should be at least {fewest}, got {self.k}")
+            raise OptionError(f"k should be at least {fewest}, got {self.k}")
         for name, known in (
             ("laplacian", LAPLACIANS),
             ("features", get_args(FeatureKind)),
             ("basis", BASIS_PRECISIONS),
         ):
             if getattr(self, name) not in known:
-                raise ValueError(f"{name} should be one of {', '.join(known)}, got {getattr(self, name)!r}")
+                raise OptionError(f"{name} should be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
 
 def prepare(
@@ -59,19 +69,47 @@ def prepare(
     cache_dir: str | os.PathLike[str] | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Mesh, Operators]:
-    """A mesh at normalised positions and its operators. Raises MeshError for one that can't be used.
+    """A mesh at normalized positions, and its operators on the CPU.
 
-    device: what computes the eigenbasis, see `precompute`; the result is on the CPU
+    device: device that computes the eigenbasis, see `precompute`
+
+    Raises MeshError for a mesh that can't be used.
     """
-    mesh = normalized(source, cache_dir)
+    mesh = load_normalized(source, cache_dir)
     return mesh, precompute(mesh, options.k, options.laplacian, cache_dir, basis=options.basis, device=device)
 
 
-def input_features(mesh: Mesh, operators: Operators, kind: FeatureKind) -> Tensor:
-    """The network's inputs (V, FEATURE_CHANNELS[kind]), float32.
+def fill_cache(
+    sources: Sequence[MeshLike],
+    options: Preprocessing,
+    cache_dir: str | os.PathLike[str],
+    jobs: int | None = None,
+    advance: Callable[[], Any] = lambda: None,
+    device: torch.device | str = "cpu",
+    ready: Callable[[int], Any] = lambda position: None,
+) -> dict[int, str]:
+    """Store the operators of all these meshes in the cache, at normalized positions, where `prepare` finds them.
 
-    "hks" and "wks" are the descriptors as they are, "xyz" the positions. "log-hks" is log(hks) / 3: small components
-    and tips have heat kernels a thousand times those of the bulk, and a network sees more in their logarithm.
+    jobs: number of worker processes; by default one for each core
+    advance: called once for each mesh, usable or not, when it is done
+    device: the device that computes eigenbases. A GPU solves for all meshes that wait for it at once. Rounding depends
+        on which meshes these are.
+    ready: called with the position of each mesh as soon as the cache has it
+
+    Returns an error message for each mesh that can't be used, by position. These don't hold up the others.
+
+    With several jobs, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
+    script; otherwise it raises WorkerError. Raises OSError if the cache folder can't be made.
+    """
+    decisive = Options(options.k, options.laplacian, options.basis)
+    return many.fill_cache(sources, decisive, cache_dir, jobs, advance, device, ready, normalize=True)
+
+
+def input_features(mesh: Mesh, operators: Operators, kind: FeatureKind) -> Tensor:
+    """The network's input features (V, FEATURE_CHANNELS[kind]), float32.
+
+    kind: "hks" and "wks" are the descriptors, and "xyz" the positions. "log-hks" is log(hks) / 3. On small components
+        and tips, the heat kernel is a thousand times larger than elsewhere, and its logarithm is easier to learn from.
     """
     if kind == "xyz":
         return torch.from_numpy(mesh.verts).float()

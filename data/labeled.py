@@ -1,4 +1,4 @@
-"""Labelled meshes, before any preprocessing."""
+"""Labeled meshes, before any preprocessing."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry import Mesh
+from diffnet.geometry.errors import DiffnetError
 
 LabelsAt: TypeAlias = Literal["vertices", "faces", "edges"]
 
 UNLABELED = -1
 
 
-class DataError(ValueError):
-    """A data set can't be used. The message names the file and says what is wrong with it."""
+class DataError(DiffnetError, ValueError):
+    """A data set can't be used. The message names the file and the fault."""
 
 
 @dataclass(frozen=True)
 class LabeledMesh:
     """One mesh of a data set.
 
-    labels: (V,), (F,) or (E,) int64, class indices into the set's `label_names`; UNLABELED elements count neither in
-        training nor in a score. Edges are numbered as `diffnet.geometry.mesh_edges` does.
+    labels: (V,), (F,) or (E,) int64, indices into the set's `label_names`. UNLABELED elements count neither in training
+        nor in scores. Edges are in the order of `diffnet.geometry.mesh_edges`.
     """
 
     name: str
@@ -34,7 +35,7 @@ class LabeledMesh:
 
 @dataclass(frozen=True)
 class LabeledMeshes:
-    """A data set in its two parts, with the meaning of its labels."""
+    """A data set: its training part, its test part, and the names and places of its labels."""
 
     train: list[LabeledMesh]
     test: list[LabeledMesh]

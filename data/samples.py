@@ -1,4 +1,4 @@
-"""Preprocessed meshes as samples, and their packed batches for a DataLoader."""
+"""Preprocessed meshes as samples, and packed batches of samples for a DataLoader."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from diffnet.geometry import Operators, collate
 
 @dataclass(frozen=True)
 class Sample:
-    """One or, from `collate_samples`, several preprocessed meshes, packed.
+    """One preprocessed mesh, or a packed batch of several, see `collate_samples`.
 
-    names: of the meshes; features: (V, C); labels: (V,), (F,) or (E,) int64; operators: of the packed batch
+    names: the names of the meshes
+    features: (V, C) float32
+    labels: (V,), (F,) or (E,) int64
+    operators: the operators of the packed batch
     """
 
     names: tuple[str, ...]
@@ -28,6 +31,7 @@ class Sample:
     operators: Operators
 
     def to(self, device: torch.device | str) -> Sample:
+        """The sample with all tensors on a device."""
         return replace(
             self,
             features=self.features.to(device),
@@ -37,14 +41,14 @@ class Sample:
 
 
 def make_sample(item: LabeledMesh, options: Preprocessing, cache_dir: str | os.PathLike[str] | None = None) -> Sample:
-    """Preprocess one labelled mesh. Raises MeshError for one that can't be used."""
+    """Preprocess one labeled mesh. Raises MeshError for a mesh that can't be used."""
     mesh, operators = prepare(item.mesh, options, cache_dir)
     features = input_features(mesh, operators, options.features)
     return Sample((item.name,), features, torch.from_numpy(item.labels), operators)
 
 
 def collate_samples(samples: Sequence[Sample]) -> Sample:
-    """Pack samples into one; give it to a DataLoader as `collate_fn`."""
+    """Pack samples into one. Pass this function to a DataLoader as `collate_fn`."""
     if len(samples) == 1:
         return samples[0]
     return Sample(
@@ -56,12 +60,18 @@ def collate_samples(samples: Sequence[Sample]) -> Sample:
 
 
 class MeshBatches(Sampler[list[int]]):
-    """Batches of samples by number of meshes or by a vertex budget; give it to a DataLoader as `batch_sampler`.
+    """Batches of samples, limited by meshes or by vertices. Pass it to a DataLoader as `batch_sampler`.
 
-    lengths: vertices of each sample
-    meshes: at most so many meshes in a batch; max_vertices: at most so many vertices, except that a mesh larger than
-        the budget makes a batch of its own. Give at least one of the two.
-    shuffle, seed: a new order every epoch; the order of epoch e depends on (seed, e) only, see `set_epoch`
+    lengths: number of vertices of each sample
+    meshes: maximum number of meshes in a batch
+    max_vertices: maximum number of vertices in a batch. A mesh with more vertices is a batch of its own. At least one
+        of the two limits is required.
+    shuffle, seed: a new order in every epoch. The order depends only on the seed and the epoch, see `set_epoch`.
+
+    Raises ValueError if both limits are missing, or if one is below 1.
+
+    >>> list(MeshBatches([10, 20, 30, 5], max_vertices=35))
+    [[0, 1], [2, 3]]
     """
 
     def __init__(
@@ -74,7 +84,7 @@ class MeshBatches(Sampler[list[int]]):
         seed: int = 0,
     ) -> None:
         if meshes is None and max_vertices is None:
-            raise ValueError("give a number of meshes, a vertex budget or both")
+            raise ValueError("MeshBatches needs meshes, max_vertices or both")
         for name, value in (("meshes", meshes), ("max_vertices", max_vertices)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} should be at least 1, got {value}")
@@ -86,13 +96,14 @@ class MeshBatches(Sampler[list[int]]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, counted from 0, whose order the next iteration has."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self._batches())
 
     def __len__(self) -> int:
-        """The number of batches in this epoch; with a vertex budget it can differ from epoch to epoch."""
+        """The number of batches in this epoch. With `max_vertices`, it can differ between epochs."""
         return len(self._batches())
 
     def _batches(self) -> list[list[int]]:
@@ -117,5 +128,5 @@ class MeshBatches(Sampler[list[int]]):
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """A seed for one epoch of one run, so that an epoch can be run again without those before it."""
+    """The seed of one epoch. It does not depend on earlier epochs, so a run can be resumed at any epoch."""
     return (seed * 1_000_003 + epoch) % 2**63

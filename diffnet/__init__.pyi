@@ -14,6 +14,7 @@ from .geometry import (
     precompute_all,
     wks,
 )
+from .geometry.errors import DiffnetError
 from .gradient_features import SpatialGradientFeatures
 from .implicit_diffusion import ImplicitDiffusion
 from .mesh_attention import MeshAttention
@@ -25,6 +26,7 @@ __all__ = [
     "BlockSparseAttention",
     "BlockSparseConv2d",
     "BlockSparseLinear",
+    "DiffnetError",
     "DiffusionNet",
     "DiffusionNetBlock",
     "ImplicitDiffusion",

@@ -1,53 +1,54 @@
-"""The whole command line, `diffnet` or `python -m diffnet`: what `diffnet.train.cli` offers, and benchmarks.
+"""The command line, `diffnet` or `python -m diffnet`: the commands of `diffnet.train.cli`, and `bench`.
 
-This stands above all rooms, and nothing imports it.
+This module stands above all rooms. No module imports it.
+
+Worker processes import the script that started them, which imports this module. So every import that loads PyTorch is
+inside a function.
 """
 
 from __future__ import annotations
 
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from diffnet.train import cli
-from diffnet.train.cli import DeviceOption, app, console
-from diffnet.train.options import pick_device
-
 __all__ = ["main"]
 
 
-@app.command()
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Benchmarks, or all.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Benchmarks to run, or all.")] = None,
     show: Annotated[bool, typer.Option("--list", help="List the benchmarks.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for NAME.csv, NAME.png and run.json.")] = None,
-    vertices: Annotated[str | None, typer.Option(help="Sizes to measure, as 1000,10000.")] = None,
-    widths: Annotated[str | None, typer.Option(help="Channels to measure, as 64,128.")] = None,
-    k: Annotated[int | None, typer.Option("--k", min=1, help="Eigenpairs.")] = None,
-    dtypes: Annotated[str | None, typer.Option(help="Among fp32, tf32, bf16 and fp16, as bf16,tf32.")] = None,
-    peers: Annotated[str | None, typer.Option(help="Measure these only, as plain,triton.")] = None,
-    meshes: Annotated[Path | None, typer.Option(help="Folder of meshes for preprocessing; else generated.")] = None,
-    seconds: Annotated[float, typer.Option(min=0, help="Time to spend on measuring each case.")] = 1.0,
+    vertices: Annotated[str | None, typer.Option(help="Numbers of vertices, for example 1000,10000.")] = None,
+    widths: Annotated[str | None, typer.Option(help="Numbers of channels, for example 64,128.")] = None,
+    k: Annotated[int | None, typer.Option("--k", min=1, help="Number of eigenpairs.")] = None,
+    dtypes: Annotated[str | None, typer.Option(help="Any of fp32, tf32, bf16 and fp16, for example bf16,tf32.")] = None,
+    peers: Annotated[str | None, typer.Option(help="Measure only these peers, for example plain,triton.")] = None,
+    meshes: Annotated[
+        Path | None, typer.Option(help="Folder of meshes for preprocessing. By default, meshes are generated.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="Time to measure each case for.")] = 1.0,
     flush: Annotated[bool, typer.Option(help="Empty the GPU's L2 cache before each run.")] = True,
-    compile: Annotated[bool, typer.Option(help="Also measure what torch.compile makes of the peers.")] = True,
-    device: DeviceOption = "auto",
+    compile: Annotated[bool, typer.Option(help="Also measure each peer under torch.compile.")] = True,
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
     """Measure speed and memory against peers, side by side in one run.
 
-    Sizes that are not given are each benchmark's own. The exit code is 1 where a peer is broken; one that can't run
-    here, or not in the memory there is, has a row that says so.
+    Each benchmark has default sizes. The exit code is 1 if a peer gives an error. A peer that is not available here,
+    or needs too much memory, gets a row that says so.
     """
     from diffnet.benchmarks import BENCHMARKS, Options
     from diffnet.benchmarks.harness.run import list_benchmarks, run_benchmarks
+    from diffnet.geometry.errors import OptionError
+    from diffnet.train.cli import console
+    from diffnet.train.device import pick_device
 
     if show or not names:
         list_benchmarks(console)
         return
     if out is None:
-        raise ValueError("--out should name a folder for the results")
+        raise OptionError("--out should name a folder for the results")
     options = Options(
         pick_device(device),
         vertices=_integers("--vertices", vertices),
@@ -68,21 +69,21 @@ def bench(
 
 
 def _integers(option: str, given: str | None) -> tuple[int, ...] | None:
+    from diffnet.geometry.errors import OptionError
+
     if given is None:
         return None
     values = given.replace("_", "").split(",")
     if not all(v.strip().isdecimal() and int(v) > 0 for v in values):
-        raise ValueError(f"{option} should be positive integers with commas between, got {given!r}")
+        raise OptionError(f"{option} should be positive integers separated by commas, got {given!r}")
     return tuple(int(v) for v in values)
 
 
 def main() -> None:
-    """Run the command line, see `diffnet.train.cli.main`."""
-    script = sys.modules["__main__"]
-    if script.__spec__ is None:
-        # Processes that preprocess meshes import the script that starts them, and this one loads PyTorch. Of one that
-        # was started as `python -m diffnet` they know that they needn't.
-        script.__spec__ = find_spec("diffnet.__main__")
+    """Run the command line. See `diffnet.train.cli.main`."""
+    from diffnet.train import cli
+
+    cli.app.command()(bench)
     cli.main()
 
 

@@ -1,7 +1,7 @@
-"""A mesh or a point cloud in, `Operators` out."""
+"""From a mesh or a point cloud to `Operators`."""
 
 import lazy_loader
 
-# Names are loaded when they are asked for, as __init__.pyi has them: PyTorch takes seconds, and processes that
-# preprocess meshes do without.
+# __init__.pyi lists the public names. Each is imported when it is first used, because importing PyTorch takes seconds
+# and processes that preprocess meshes don't need it.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -9,9 +9,9 @@ from .mesh.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
 from .mesh.normalize import normalize_positions
 from .neighborhoods import with_k_ring, with_nearest
 from .operators import Operators, collate
-from .preprocessing.entry import BASIS_PRECISIONS, BasisPrecision, is_cached
 from .preprocessing.many import precompute_all
 from .preprocessing.one import precompute
+from .preprocessing.options import BASIS_PRECISIONS, BasisPrecision
 from .vertex_patches import Patches, patches
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "eigenbasis",
     "gradient_values",
     "hks",
-    "is_cached",
     "laplacian_and_mass",
     "load_mesh",
     "make_mesh",

@@ -1,6 +1,6 @@
-"""A disk cache: one safetensors file an entry, named by a hash of everything that decides its content.
+"""A disk cache. Each entry is a safetensors file, named by a hash of everything that its content depends on.
 
-Of NumPy arrays, so that processes that fill it needn't load PyTorch.
+Entries hold NumPy arrays, so processes that fill the cache don't need PyTorch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-FORMAT = 5  # raise when the meaning or the layout of entries changes
+FORMAT = 5  # increase when the meaning or the layout of entries changes
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
@@ -35,13 +35,14 @@ def cache_key(arrays: Arrays, **options: Any) -> str:
 
 
 def entry_path(folder: str | os.PathLike[str], key: str, kind: str) -> Path:
+    """The file of an entry of some kind, such as "mesh" or "operators"."""
     return Path(folder) / key[:2] / f"{key}.{kind}.safetensors"
 
 
 def read_entry(path: Path) -> Arrays | None:
-    """The arrays of an entry, mapped into memory rather than copied; writing to them doesn't change the file.
+    """The arrays of an entry, mapped into memory. Writing to them doesn't change the file.
 
-    None where there is none, or, with a warning, where it is damaged.
+    None if there is no entry and, with a warning, if it is damaged.
     """
     try:
         arrays, metadata = _map(path)
@@ -49,7 +50,8 @@ def read_entry(path: Path) -> Arrays | None:
             raise ValueError("the checksum differs")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError) as e:  # whatever damage leads to
+    # Damage can cause any of these.
+    except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError) as e:
         warnings.warn(f"cache entry {path} can't be read and is computed again ({type(e).__name__}: {e})", stacklevel=2)
         return None
     return arrays
@@ -61,7 +63,7 @@ _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U16": "<u2", "I64": "<i8",
 def _map(path: Path) -> tuple[Arrays, dict[str, str]]:
     """The arrays and the metadata of a safetensors file.
 
-    The library opens a file twice, by its name, and in between another process may put an entry in its place.
+    The safetensors library opens a file twice by name. Another process may replace the entry in between.
     """
     with path.open("rb") as file:
         buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -78,15 +80,15 @@ def _map(path: Path) -> tuple[Arrays, dict[str, str]]:
 
 
 def write_entry(path: Path, arrays: Arrays) -> None:
-    """Write an entry so that it is either there whole or not at all, also with several writers at once.
+    """Write an entry. Other processes see either the whole entry or none, even with several writers at once.
 
-    A cache that can't be written (a full disk, say) costs a warning, not the result.
+    If the entry can't be written, for example because the disk is full, this warns and goes on.
     """
     temporary = path.with_name(f"{uuid.uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            # What safetensors writes only its owner may read, and users share caches: as the umask has it instead.
+            # safetensors makes files that only their owner may read. Users share caches, so take the umask's mode.
             temporary.touch(exist_ok=False)
             mode = temporary.stat().st_mode
             save_file(arrays, temporary, metadata={"crc32": str(_checksum(arrays))})

@@ -1,4 +1,4 @@
-"""Features that need no learning: spectral descriptors."""
+"""Spectral descriptors: features at the vertices that need no learning."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from diffnet.ops import from_spectral
 
 
 def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) -> Tensor:
-    """Heat kernel signature Σ_k exp(−λ_k t) φ_k(v)² (Sun et al. 2009) at each vertex and time.
+    """Heat kernel signature Σ_k exp(−λ_k t) φ_k(v)² (Sun et al. 2009) at each vertex and time, (V, T).
 
-    scales: (T,) times; by default `count` of them spaced logarithmically from 0.01 to 1, which suits shapes at unit
-        size (`normalize_positions`). → (V, T)
+    count: number of times, if `scales` is not given
+    scales: (T,) times. By default they are spaced logarithmically from 0.01 to 1, which suits shapes of unit size (see
+        `normalize_positions`).
+
+    >>> from diffnet.geometry import precompute
+    >>> operators = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
+    >>> hks(operators, 4).shape
+    torch.Size([3, 4])
     """
     if scales is None:
         scales = torch.logspace(-2, 0, count)
@@ -24,23 +30,24 @@ def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) 
 
 
 def wks(operators: Operators, count: int = 16) -> Tensor:
-    """Wave kernel signature (Aubry et al. 2011) at each vertex and `count` energies → (V, count).
+    """Wave kernel signature (Aubry et al. 2011) at each vertex and energy, (V, count).
 
-    Energies are spaced evenly in log λ over each mesh's own spectrum, so the signature doesn't depend on the mesh's
-    size. Width and margins are the paper's at its 100 energies, whatever the count: σ = 7/128 of the range, from 2σ
-    above the first to 2σ below the last. Null and missing vectors take no part.
+    The energies of each mesh are spaced evenly in log λ over its own spectrum, so the signature depends on the size of
+    the mesh only by a factor. Energies range from 2σ above the first log λ to 2σ below the last, with σ = 7/128 of the
+    range of log λ. These are the paper's values for 100 energies, used here for every count. Null vectors and missing
+    vectors are left out.
     """
     evals = operators.evals
     if operators.k == 0:
         return evals.new_zeros(operators.num_vertices, count)
-    # Where a mesh has fewer than K pairs, the missing ones have zero vectors and must not weigh down the others.
+    # If a mesh has fewer than K pairs, the missing pairs have zero vectors. They must not count in the sum of weights.
     present = torch.stack([(v != 0).any(0) for v in torch.split(operators.evecs, list(operators.lengths))])
     live = present & (evals > 1e-6 * evals[:, -1:])
     log_evals = torch.log(torch.where(live, evals, 1.0))
     some = live.any(1)
     low = torch.where(some, torch.where(live, log_evals, math.inf).amin(1), 0.0)[:, None]
     high = torch.where(some, torch.where(live, log_evals, -math.inf).amax(1), 0.0)[:, None]
-    sigma = ((high - low) * 7 / 128).clamp(min=1e-3)  # a spectrum of one value has no range
+    sigma = ((high - low) * 7 / 128).clamp(min=1e-3)  # the range is 0 if there is one eigenvalue
     steps = torch.linspace(0, 1, count, dtype=evals.dtype, device=evals.device)
     energies = low + 2 * sigma + steps * (high - low - 4 * sigma)
     weights = torch.exp(-(((energies[:, None, :] - log_evals[:, :, None]) / sigma[..., None]) ** 2) / 2)
@@ -50,5 +57,5 @@ def wks(operators: Operators, count: int = 16) -> Tensor:
 
 
 def _weighted_squares(operators: Operators, weights: Tensor) -> Tensor:
-    """Σ_k w_k φ_k(v)² for weights (B, K, T) → (V, T)."""
+    """Σ_k w_k φ_k(v)², (V, T), for weights (B, K, T)."""
     return from_spectral(weights, operators.evecs**2, operators.ptr, operators.lengths)

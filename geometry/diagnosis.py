@@ -1,4 +1,4 @@
-"""What a mesh is, and what is wrong with it."""
+"""Counts that describe a mesh, and its faults."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from diffnet.geometry.mesh.mesh import Mesh
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Counts that describe a mesh. Those after `area` are 0 for a clean, closed, oriented surface.
+    """Counts that describe a mesh. All counts after `area` are 0 for a clean, closed, oriented surface.
 
-    components: connected parts, unreferenced vertices not counted; euler: V − E + F of the referenced vertices
-    area: length²
-    boundary_edges: edges with one face; non_manifold_edges: with three or more
+    components: connected components, without unreferenced vertices
+    euler: V − E + F, without unreferenced vertices and degenerate faces
+    area: in length²
+    boundary_edges: edges with one face
+    non_manifold_edges: edges with three or more faces
     misoriented_edges: edges whose two faces run along them in the same direction
-    degenerate_faces: with a repeated corner; zero_area_faces: with three corners on a line (at double precision)
-    duplicate_faces: with the same three corners as an earlier one; unreferenced_vertices: used by no face
+    degenerate_faces: faces with a repeated corner
+    zero_area_faces: faces with three corners on a line, in double precision
+    duplicate_faces: faces with the same three corners as an earlier face
+    unreferenced_vertices: vertices that no face uses
+    coincident_vertices: vertices at the position of an earlier vertex
     """
 
     vertices: int
@@ -42,7 +47,7 @@ class Diagnosis:
 
     @property
     def faults(self) -> list[str]:
-        """What stands in the way of a clean surface, in words. Boundaries are no fault."""
+        """The faults of the surface with their counts, in words. Boundaries are no fault."""
         named = {
             "edges with three or more faces": self.non_manifold_edges,
             "edges whose faces are oriented against each other": self.misoriented_edges,
@@ -56,7 +61,12 @@ class Diagnosis:
 
 
 def diagnose(mesh: Mesh) -> Diagnosis:
-    """Describe a mesh or a point cloud (for which everything about faces is 0)."""
+    """Describe a mesh or a point cloud. For a point cloud, all counts that concern faces are 0.
+
+    >>> from diffnet.geometry import load_mesh
+    >>> diagnose(load_mesh(([[0, 0, 0], [1, 0, 0], [0, 1, 0], [5, 5, 5]], [[0, 1, 2]]))).faults
+    ['vertices that no face uses: 1']
+    """
     faces = usable_faces(mesh)
     used = np.unique(faces)
     halves = faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2)

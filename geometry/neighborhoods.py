@@ -1,4 +1,4 @@
-"""Neighbourhoods that attention looks at: so many edges far, or the nearest vertices."""
+"""Neighborhoods for attention: the vertices within some number of edges, or the nearest vertices in space."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from diffnet.ops import Pattern, block_diagonal_pattern
 
 
 def with_k_ring(operators: Operators, k: int) -> Operators:
-    """These operators with a `neighborhood` of the vertices at most k edges away, each vertex itself among them.
+    """These operators with a `neighborhood`: for each vertex, the vertices at most k edges away, and the vertex itself.
 
-    Edges are those of the gradient: of the faces, or of a point cloud's local triangulations.
+    The edges are those of the gradient's pattern: of the faces, or of a point cloud's local triangulations. Raises
+    ValueError for k < 0.
     """
     if k < 0:
         raise ValueError(f"k should be at least 0, got {k}")
@@ -26,16 +27,18 @@ def with_k_ring(operators: Operators, k: int) -> Operators:
     one_ring = scipy.sparse.csr_array(entries, shape=ring.shape)
     reached = scipy.sparse.eye_array(ring.columns, dtype=bool, format="csr")
     for _ in range(k):
-        reached = reached @ one_ring  # a product of bool: whether any path leads there
+        reached = reached @ one_ring  # with bool entries: whether a path exists
     reached.sort_indices()
     return _with(operators, Pattern(torch.from_numpy(reached.indptr), torch.from_numpy(reached.indices), ring.columns))
 
 
 def with_nearest(operators: Operators, positions: Tensor, k: int) -> Operators:
-    """These operators with a `neighborhood` of the k vertices of the same mesh that are nearest in space.
+    """These operators with a `neighborhood`: for each vertex, the k nearest vertices of the same mesh in space.
 
-    positions (V, 3), packed as the operators are. Each vertex is among its own; where a mesh has fewer than k, all of
-    them are.
+    positions: (V, 3), packed like the operators
+
+    A vertex counts as its own neighbor. If a mesh has fewer than k vertices, all of them are neighbors. Raises
+    ValueError for k < 1 and for positions of another shape.
     """
     if k < 1:
         raise ValueError(f"k should be at least 1, got {k}")
@@ -48,7 +51,7 @@ def with_nearest(operators: Operators, positions: Tensor, k: int) -> Operators:
         own = np.arange(len(points))[:, None]
         count = min(k, len(points))
         nearest = cKDTree(points.numpy()).query(points.numpy(), np.arange(1, count + 1))[1] if count else own
-        # Of more than k vertices at one place, a vertex may not be the first.
+        # If more than k vertices coincide, the query may leave the vertex itself out.
         nearest[:, -1:] = np.where((nearest == own).any(1, keepdims=True), nearest[:, -1:], own)
         indices = torch.from_numpy(np.sort(nearest, axis=1).astype(np.int32).reshape(-1))
         patterns.append(Pattern.from_row_lengths(torch.full((len(points),), count), indices, len(points)))

@@ -1,4 +1,4 @@
-"""`Operators`: what preprocessing hands to the network, always as a packed ragged batch."""
+"""`Operators`, the result of preprocessing and the input of networks: a packed ragged batch of meshes."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from diffnet.ops import (
     spmm,
 )
 from diffnet.ops.common.compiler import not_compiled
+from diffnet.ops.common.memo import memoized
 
 
 @dataclass(frozen=True, eq=False)
 class Operators:
     """Discrete operators of a batch of B meshes packed as one larger, disconnected mesh of V vertices.
 
-    ptr: (B+1,) int64, mesh b owns the vertices ptr[b]:ptr[b+1]
+    ptr: (B+1,) int64; mesh b owns the vertices ptr[b]:ptr[b+1]
     mass: (V,) lumped vertex areas; 0 at vertices that no face uses
-    evals: (B, K) ascending, and evecs: (V, K): eigenpairs L φ = λ M φ with ΦᵀMΦ = I per mesh. Where a mesh has fewer
-        than K pairs, the missing vectors are 0 and the missing values repeat the last.
-    laplacian: (V, V) positive semi-definite, block-diagonal over the meshes
-    gradient: two sets of values (2, nnz) on one pattern (V, V): X and Y components in the tangent frame
-    frames: (V, 3, 3), rows tangent x, tangent y, normal
-    faces: (F, 3) int64 packed vertex indices, and face_ptr: (B+1,) int64; F = 0 for point clouds
-    gradient_evecs: (2, V, K) or None, [G_X Φ, G_Y Φ]: the gradient pushed onto the basis
-    neighborhood: (V, V), row i holds whom vertex i attends to, see `with_k_ring` and `with_nearest`; None stands for
-        the vertices of the gradient's row, which are those joined to i by an edge, and i
+    evals: (B, K), ascending, and evecs: (V, K): eigenpairs L φ = λ M φ with ΦᵀMΦ = I for each mesh. If a mesh has fewer
+        than K pairs, the missing vectors are 0 and the missing values repeat the last one.
+    laplacian: (V, V), positive semi-definite, block-diagonal over the meshes
+    gradient: (V, V), with two sets of values (2, nnz) on one pattern: the X and Y components in the tangent frame
+    frames: (V, 3, 3); the rows are tangent x, tangent y and normal
+    faces: (F, 3) int64, packed vertex indices, and face_ptr: (B+1,) int64; F = 0 for point clouds
+    gradient_evecs: (2, V, K) or None; the gradients of the eigenvectors, [G_X Φ, G_Y Φ]
+    neighborhood: (V, V) or None; row i holds the vertices that vertex i attends to, see `with_k_ring` and
+        `with_nearest`. None means the pattern of the gradient: the vertices joined to i by an edge, and i itself.
     """
 
     ptr: Tensor
@@ -50,7 +51,7 @@ class Operators:
     face_ptr: Tensor
     gradient_evecs: Tensor | None = None
     neighborhood: Pattern | None = None
-    # Not cached properties, because torch.compile would look past their cache.
+    # Caches of `lengths` and `edges`, see `memoized`.
     _lengths: tuple[int, ...] | None = field(default=None, repr=False)
     _edges: Tensor | None = field(default=None, repr=False)
 
@@ -73,39 +74,33 @@ class Operators:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Vertices of each mesh, known on the host so that using them doesn't wait for a GPU."""
-        if self._lengths is None:
-            object.__setattr__(self, "_lengths", tuple(torch.diff(self.ptr).tolist()))
-        assert self._lengths is not None
-        return self._lengths
+        """The number of vertices of each mesh. They are kept on the host, so reading them doesn't wait for a GPU."""
+        return memoized(self, "_lengths", lambda operators: tuple(torch.diff(operators.ptr).tolist()))
 
     @property
     def edges(self) -> Tensor:
-        """(E, 2) int64 undirected edges of the faces, numbered as `mesh_edges` does, mesh after mesh; found once."""
-        if self._edges is None:
-            object.__setattr__(self, "_edges", _find_edges(self.faces))
-        assert self._edges is not None
-        return self._edges
+        """(E, 2) int64, the undirected edges of the faces in the order of `mesh_edges`, mesh after mesh."""
+        return memoized(self, "_edges", lambda operators: _find_edges(operators.faces))
 
     def with_gradient_evecs(self) -> Operators:
-        """These operators with `gradient_evecs` filled in, for taking gradients on the basis."""
+        """These operators with `gradient_evecs`, so that gradients can be computed in the eigenbasis."""
         if self.gradient_evecs is not None:
             return self
-        pushed = spmm(self.gradient.pattern, self.gradient.values, self.evecs)
-        return replace(self, gradient_evecs=pushed.to(self.evecs.dtype))
+        gradient_evecs = spmm(self.gradient.pattern, self.gradient.values, self.evecs)
+        return replace(self, gradient_evecs=gradient_evecs.to(self.evecs.dtype))
 
     def with_basis_dtype(self, dtype: torch.dtype) -> Operators:
-        """These operators with `evecs` and `gradient_evecs` in another dtype, and the rest as it is.
+        """These operators with `evecs` and `gradient_evecs` in another dtype. Other fields keep theirs.
 
-        Rounded once to what matrix products take under autocast, the basis isn't rounded in every block of a network.
+        Under autocast, matrix products round their inputs. Rounding the basis once saves this step in every block.
         """
         if self.evecs.dtype == dtype:
             return self
-        pushed = None if self.gradient_evecs is None else self.gradient_evecs.to(dtype)
-        return replace(self, evecs=self.evecs.to(dtype), gradient_evecs=pushed)
+        gradient_evecs = None if self.gradient_evecs is None else self.gradient_evecs.to(dtype)
+        return replace(self, evecs=self.evecs.to(dtype), gradient_evecs=gradient_evecs)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Operators:
-        """Move to a device; convert the real-valued fields to a dtype. Where nothing changes, the same object."""
+        """Move to a device and convert the real-valued fields to a dtype. Returns self if nothing changes."""
 
         def move(x: Tensor) -> Tensor:
             return x.to(device=device, dtype=dtype if x.is_floating_point() else None)
@@ -130,7 +125,7 @@ class Operators:
         )
 
     def split(self) -> list[Operators]:
-        """The meshes of the batch one by one; the inverse of `collate`."""
+        """The meshes of the batch as separate operators. The inverse of `collate`."""
         if len(self) == 1:
             return [self]
         sizes = list(self.lengths)
@@ -140,7 +135,7 @@ class Operators:
         gradients = split_diagonal(self.gradient, sizes)
         mass, evecs, frames = (torch.split(x, sizes) for x in (self.mass, self.evecs, self.frames))
         faces = torch.split(self.faces, face_sizes)
-        pushed = None if self.gradient_evecs is None else torch.split(self.gradient_evecs, sizes, dim=1)
+        gradient_evecs = None if self.gradient_evecs is None else torch.split(self.gradient_evecs, sizes, dim=1)
         neighborhoods = None if self.neighborhood is None else split_diagonal_pattern(self.neighborhood, sizes)
         return [
             Operators(
@@ -153,7 +148,7 @@ class Operators:
                 frames=frames[b],
                 faces=faces[b] - offsets[b],
                 face_ptr=self.face_ptr.new_tensor([0, face_sizes[b]]),
-                gradient_evecs=None if pushed is None else pushed[b],
+                gradient_evecs=None if gradient_evecs is None else gradient_evecs[b],
                 neighborhood=None if neighborhoods is None else neighborhoods[b][0],
                 _lengths=(n,),
             )
@@ -164,8 +159,14 @@ class Operators:
 def collate(batch: Sequence[Operators]) -> Operators:
     """Pack operators into one batch.
 
-    All must have the same K, dtype and device (ValueError otherwise). `gradient_evecs` is kept where all have it, and
-    each mesh keeps its neighbourhood.
+    All must have the same K, dtype and device; otherwise ValueError is raised. `gradient_evecs` is kept if all have it.
+    Each mesh keeps its neighborhood.
+
+    >>> from diffnet.geometry import precompute
+    >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
+    >>> batch = collate([triangle, triangle])
+    >>> batch.ptr.tolist(), batch.faces.tolist()
+    ([0, 3, 6], [[0, 1, 2], [3, 4, 5]])
     """
     if not batch:
         raise ValueError("collate needs at least one Operators, got an empty sequence")
@@ -178,7 +179,7 @@ def collate(batch: Sequence[Operators]) -> Operators:
     ):
         if len(values) > 1:
             raise ValueError(f"operators with different {what} can't be packed: {', '.join(sorted(values))}")
-    pushed = [o.gradient_evecs for o in batch if o.gradient_evecs is not None]
+    gradient_evecs = [o.gradient_evecs for o in batch if o.gradient_evecs is not None]
     neighborhoods = [o.gradient.pattern if o.neighborhood is None else o.neighborhood for o in batch]
     vertex_offsets = row_offsets([o.num_vertices for o in batch])
     face_offsets = row_offsets([len(o.faces) for o in batch])
@@ -194,7 +195,7 @@ def collate(batch: Sequence[Operators]) -> Operators:
         face_ptr=torch.cat(
             [batch[0].face_ptr[:1], *(o.face_ptr[1:] + n for o, n in zip(batch, face_offsets, strict=True))]
         ),
-        gradient_evecs=torch.cat(pushed, dim=1) if len(pushed) == len(batch) else None,
+        gradient_evecs=torch.cat(gradient_evecs, dim=1) if len(gradient_evecs) == len(batch) else None,
         neighborhood=None if all(o.neighborhood is None for o in batch) else block_diagonal_pattern(neighborhoods),
         _lengths=sum((o.lengths for o in batch), ()),
     )

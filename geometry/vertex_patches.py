@@ -1,4 +1,4 @@
-"""Vertices ordered along the surface, and the blocks of that order that are neighbours."""
+"""Patches of vertices along the surface, for block-sparse attention."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from diffnet.ops import BlockPattern, Pattern
 
 @dataclass(frozen=True, eq=False)
 class Patches:
-    """How block-sparse attention sees the vertices of a packed batch.
+    """An order of the vertices of a packed batch, and the pairs of blocks in that order that attend to each other.
 
-    order: (V,) int64, the vertex at each place, so that x[order] is ordered along the surface
-    places: (V,) int64, the place of each vertex, so that y[places] is in the meshes' own order again
-    pattern: (1, V, V) over places: every block with neighbours in it
+    order: (V,) int64, the vertex at each place; x[order] is ordered along the surface
+    places: (V,) int64, the place of each vertex; y[places] is in the order of the meshes again
+    pattern: (1, V, V) over places, with all blocks that hold neighbors
     mask: (number of blocks, block, block) bool, False between vertices of different meshes
     """
 
@@ -31,14 +31,15 @@ class Patches:
     mask: Tensor
 
     def to(self, device: torch.device | str | None) -> Patches:
+        """Move to a device."""
         return Patches(self.order.to(device), self.places.to(device), self.pattern.to(device), self.mask.to(device))
 
 
 def patches(operators: Operators, block: int = 32) -> Patches:
-    """Patches of `block` vertices that follow each other along the surface, each joined with those next to it.
+    """Patches of `block` successive vertices along the surface. Each patch attends to the adjacent patches.
 
-    Two patches are joined where a vertex of one is in the neighbourhood of a vertex of the other. The order is that of
-    reverse Cuthill and McKee, mesh by mesh, which keeps neighbours close to each other.
+    Two patches are adjacent if a vertex of one is in the neighborhood of a vertex of the other. Each mesh is ordered by
+    reverse Cuthill-McKee, which keeps neighbors close to each other.
     """
     neighborhood, _ = (operators.neighborhood or operators.gradient.pattern).to("cpu").with_row_order(None)
     entries = np.ones(neighborhood.nnz, dtype=bool), neighborhood.indices.numpy(), neighborhood.indptr.numpy()

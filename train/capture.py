@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: what a step launches is recorded once, and from then on launched as one."""
+"""Training steps as CUDA graphs. The kernels of a step are recorded once and then launched together."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from diffnet.ops.common.cuda_graph import capturable_stream, record
+
 T = TypeVar("T")
 
 
 class CapturedStep(Generic[T]):
-    """A step that runs as it is when it is first called, and as a replayed CUDA graph whenever it is called again.
+    """A step that runs normally on its first call and as a replayed CUDA graph on every later call.
 
-    step: reads and writes tensors that stay where they are, and never waits for the GPU. It may call backward, and an
-        optimizer made with `capturable=True` whose learning rate is a tensor. Random numbers differ between replays as
-        they do between calls.
-    pool: `torch.cuda.graph_pool_handle()`, for steps that may share memory because they never run at once
+    step: a function that reads and writes tensors that stay in place, and never waits for the GPU. It may call backward
+        and an optimizer made with `capturable=True` whose learning rate is a tensor. Random numbers differ between
+        replays, as they do between calls.
+    pool: `torch.cuda.graph_pool_handle()`. Steps that never run at the same time can share the memory of one pool.
 
-    Replays return the same tensors each time, with new values in them: use or copy them before the next call.
+    Replays return the same tensors each time, with new values. Use or copy them before the next call.
     """
 
     def __init__(self, step: Callable[[], T], pool: Any = None) -> None:
@@ -35,13 +37,11 @@ class CapturedStep(Generic[T]):
         return self._result
 
     def _record(self) -> T:
-        # A run beforehand compiles kernels and makes what lasts from step to step; recording by itself runs nothing.
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with capturable_stream():
+            # This run compiles kernels and creates state that lasts, such as an optimizer's.
             result = self._step()
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=self._pool):
-            self._result = self._step()
+            # PyTorch can't return cached memory to the GPU during a recording, so the memory of this run goes first.
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            self._graph, self._result = record(self._step, self._pool)
         return result

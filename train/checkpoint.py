@@ -1,4 +1,4 @@
-"""Checkpoints: everything needed to predict with a network and to go on training it."""
+"""Checkpoints hold everything needed to predict with a network and to resume its training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from diffnet import DiffusionNet
-from diffnet.data import FEATURE_CHANNELS
+from diffnet.data import FEATURE_CHANNELS, LabelsAt
+from diffnet.geometry.errors import DiffnetError
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.export import write_atomically
 
@@ -20,24 +21,24 @@ CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "l
 Checkpoint = dict[str, Any]
 
 
-class CheckpointError(ValueError):
-    """A file is not a checkpoint that can be used. The message names it and says why."""
+class CheckpointError(DiffnetError, ValueError):
+    """A file is not a usable checkpoint. The message names the file and gives the reason."""
 
 
 def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
-    """Write a checkpoint so that the file is whole at any time: the old one until the new one is there."""
+    """Write a checkpoint. The file is complete at any time: the old one stays until the new one is written."""
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, **checkpoint}, buffer)
     write_atomically(path, buffer.getvalue())
 
 
 def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Checkpoint:
-    """Read a checkpoint; only tensors and plain values, never code. Raises CheckpointError."""
+    """Read a checkpoint. It can hold only tensors and plain values, never code. Raises CheckpointError."""
     if not Path(path).is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
     try:
         checkpoint = torch.load(path, map_location=device, weights_only=True)
-    except Exception as e:  # unpickling lets through whatever it meets: KeyError, IndexError, struct.error …
+    except Exception as e:  # unpickling a damaged file can raise any error: KeyError, IndexError, struct.error …
         reason = e.strerror if isinstance(e, OSError) else type(e).__name__
         raise CheckpointError(f"{path}: not a checkpoint, or a damaged one ({reason})") from e
     if not isinstance(checkpoint, dict) or "format" not in checkpoint:
@@ -49,8 +50,8 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
     return checkpoint
 
 
-def build_model(options: TrainOptions, label_names: list[str], labels_at: Any) -> DiffusionNet:
-    """The network of a run, with fresh weights."""
+def build_model(options: TrainOptions, label_names: list[str], labels_at: LabelsAt) -> DiffusionNet:
+    """A network with random weights, as the options describe it."""
     return DiffusionNet(
         FEATURE_CHANNELS[options.preprocessing.features],
         len(label_names),

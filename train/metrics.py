@@ -1,21 +1,79 @@
-"""Confusion matrices over labelled elements."""
+"""Confusion matrices over labeled elements, and the scores computed from them."""
 
 from __future__ import annotations
 
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
 def confusion_matrix(prediction: Tensor, truth: Tensor, classes: int) -> Tensor:
-    """Counts (C, C) int64, rows the truth, columns the prediction; unlabelled (negative) truth doesn't count.
+    """Counts (C, C) int64 of labeled elements, by true class (rows) and predicted class (columns).
 
-    prediction, truth: (N,) int64
+    prediction, truth: (N,) int64. Elements whose truth is negative are unlabeled and are not counted.
+
+    >>> confusion_matrix(torch.tensor([0, 1, 1]), torch.tensor([0, 0, -1]), classes=2)
+    tensor([[1, 1],
+            [0, 0]])
     """
-    # Unlabelled elements go to one more bin that is cut off: no read-back, which selecting them would need.
+    # Unlabeled elements go to an extra bin that is cut off. Selecting the labeled ones would wait for the GPU.
     bins = torch.where(truth >= 0, truth * classes + prediction, classes * classes)
     return torch.bincount(bins, minlength=classes * classes + 1)[:-1].reshape(classes, classes)
 
 
 def accuracy(matrix: Tensor) -> float:
-    """The share of labelled elements predicted right; NaN where there are none."""
+    """The share of labeled elements that are predicted correctly. NaN if there are none.
+
+    >>> accuracy(torch.tensor([[3, 1], [0, 4]]))
+    0.875
+    """
     return float(matrix.diagonal().sum().double() / matrix.sum())
+
+
+class ClassScores(NamedTuple):
+    """The scores of each class, (C,) each.
+
+    elements: number of elements whose true class this is, int64
+    accuracy: share of these that are predicted correctly, float64, NaN if there are none
+    iou: intersection over union of truth and prediction, float64, NaN for a class that occurs in neither
+    """
+
+    elements: NDArray[np.int64]
+    accuracy: NDArray[np.float64]
+    iou: NDArray[np.float64]
+
+
+def class_scores(matrix: Any) -> ClassScores:
+    """The scores of each class from a confusion matrix (C, C) of counts. Rows are the truth, columns the prediction.
+
+    Raises ValueError if the matrix is not square.
+
+    >>> class_scores([[3, 1], [0, 4]]).iou.tolist()
+    [0.75, 0.8]
+    """
+    counts = square_counts(matrix)
+    right, truth, predicted = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
+    union = truth + predicted - right
+    with np.errstate(invalid="ignore"):
+        return ClassScores(truth, right / truth, right / union)
+
+
+def square_counts(matrix: Any) -> NDArray[np.int64]:
+    """A confusion matrix as an array (C, C) int64. Raises ValueError if it is not square."""
+    counts = np.asarray(matrix, np.int64)
+    if counts.ndim != 2 or counts.shape[0] != counts.shape[1]:
+        raise ValueError(f"a confusion matrix should have shape (C, C), shape is {counts.shape}")
+    return counts
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share from 0 to 1 as a percentage. A dash for None and NaN.
+
+    >>> percent(0.875), percent(None)
+    ('87.5 %', '–')
+    """
+    return "–" if share is None or math.isnan(share) else f"{100 * share:.{digits}f} %"

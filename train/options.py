@@ -1,4 +1,4 @@
-"""What decides a training run; a checkpoint carries it."""
+"""The options of a training run. A checkpoint stores them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-import torch
-
 from diffnet.block import DiffusionMode
 from diffnet.data import FeatureKind, Preprocessing
 from diffnet.geometry import BasisPrecision, LaplacianKind
+from diffnet.geometry.errors import OptionError
 
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
@@ -19,9 +18,15 @@ TrainBackend: TypeAlias = Literal["auto", "torch"]
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Options of `diffnet train segmentation`; its `--help` explains each.
+    """The options of `diffnet train segmentation`. Its `--help` explains each one.
 
-    rotate: turn xyz features at random in training; None means yes for xyz, and no for descriptors, which don't turn
+    rotate: rotate xyz features at random in training. None means yes for xyz and no for descriptors, which do not
+        change under rotation.
+
+    Raises OptionError for a value that is not allowed.
+
+    >>> TrainOptions(features="xyz", epochs=20).rotates
+    True
     """
 
     features: FeatureKind = "hks"
@@ -49,18 +54,18 @@ class TrainOptions:
     def __post_init__(self) -> None:
         for name in ("epochs", "width", "blocks", "decay_every", "eval_every"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} should be at least 1, got {getattr(self, name)}")
+                raise OptionError(f"{name} should be at least 1, got {getattr(self, name)}")
         for name in ("batch_meshes", "batch_vertices"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} should be at least 1, got {value}")
+                raise OptionError(f"{name} should be at least 1, got {value}")
         for name in ("dropout", "validation"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
-        if not 0 < self.learning_rate < 1e36:  # beyond, Adam's steps don't fit single precision
-            raise ValueError(f"learning_rate should be above 0 and below 1e36, got {self.learning_rate}")
+                raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
+        if not 0 < self.learning_rate < 1e36:  # above 1e36, Adam's steps overflow float32
+            raise OptionError(f"learning_rate should be above 0 and below 1e36, got {self.learning_rate}")
         if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed should be at least 0 and below 2^63, got {self.seed}")
+            raise OptionError(f"seed should be at least 0 and below 2^63, got {self.seed}")
         for name, choices in (
             ("precision", get_args(Precision)),
             ("backend", get_args(TrainBackend)),
@@ -68,58 +73,34 @@ class TrainOptions:
             ("diffusion", get_args(DiffusionMode)),
         ):
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+                raise OptionError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if self.attention_heads < 0 or (self.attention_heads > 0 and self.width % self.attention_heads != 0):
-            raise ValueError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
-        _ = self.preprocessing
+            raise OptionError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
+        _ = self.preprocessing  # checks its own options
         if self.k < 1 and self.diffusion == "spectral":
-            raise ValueError(f"k should be at least 1 for spectral diffusion, got {self.k}")
+            raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")
         if self.rotate and self.features != "xyz":
-            raise ValueError(f"rotate turns positions, so features should be xyz, got {self.features!r}")
+            raise OptionError(f"rotate needs xyz features, got {self.features!r}")
 
     @property
     def preprocessing(self) -> Preprocessing:
+        """The options that preprocessing depends on."""
         return Preprocessing(self.k, self.laplacian, self.features, self.basis)
 
     @property
     def rotates(self) -> bool:
+        """Whether features are rotated at random in training."""
         return self.features == "xyz" if self.rotate is None else self.rotate
 
     def learning_rate_at(self, epoch: int) -> float:
-        """step: halved every `decay_every` epochs; cosine: falling to 0 over the whole run."""
+        """The learning rate of an epoch, counted from 0.
+
+        The step schedule halves it every `decay_every` epochs. The cosine schedule lowers it to 0 over the run.
+        """
         if self.schedule == "step":
             return self.learning_rate * 0.5 ** (epoch // self.decay_every)
         return self.learning_rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 
     def as_dict(self) -> dict[str, Any]:
+        """The options as plain values, for a checkpoint or a JSON file."""
         return asdict(self)
-
-
-def pick_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one. Raises ValueError for a device that isn't there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device should be auto, cpu, cuda or cuda:N, got {name!r}")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} isn't there: this PyTorch sees no GPU")
-    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-        raise ValueError(f"device {name!r} isn't there: the last is cuda:{torch.cuda.device_count() - 1}")
-    return device
-
-
-def autocast(precision: Precision, device: torch.device) -> torch.autocast:
-    """bf16 where asked for, and by default on GPUs that compute it."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=matmul_dtype(precision, device) == torch.bfloat16)
-
-
-def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype:
-    """What matrix products take under `autocast`."""
-    bf16 = precision == "bf16" or (
-        precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    )
-    return torch.bfloat16 if bf16 else torch.float32

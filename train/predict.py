@@ -1,4 +1,4 @@
-"""Using a trained network on meshes it has not seen."""
+"""Predictions of a trained network on new meshes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from diffnet.data import LabelsAt, Sample, input_features, prepare
-from diffnet.geometry import Mesh, MeshLike, load_mesh
+from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
 from diffnet.train.checkpoint import Checkpoint, restore_model
-from diffnet.train.loop import predict
+from diffnet.train.evaluate import predict_classes
 from diffnet.train.report.export import png_bytes, write_atomically, write_ply
 from diffnet.train.report.render import render
 from diffnet.train.report.viewer import ViewerItem, write_html
+
+PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
 
 
 def predict_labels(
@@ -25,20 +27,22 @@ def predict_labels(
     device: torch.device,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.int64]]]:
-    """The most likely class of every element of meshes, preprocessed as in training.
+    """The most likely class of every vertex, face or edge of meshes, preprocessed as in training.
 
-    Returns for each source the mesh, at its own positions, and labels (V,), (F,) or (E,) int64, indices into the
-    checkpoint's `label_names`. Raises MeshError for a mesh that can't be used.
+    Returns for each source the mesh at its original positions, and labels (V,), (F,) or (E,) int64, which are indices
+    into the checkpoint's `label_names`. Raises MeshError for a mesh that can't be used.
     """
     model, options = restore_model(checkpoint)
     model = model.to(device)
     results = []
     for source in sources:
         mesh = load_mesh(source)
+        if mesh.is_point_cloud and checkpoint["labels_at"] != "vertices":
+            raise MeshError(f"{mesh.name}: the network labels {checkpoint['labels_at']}, and a point cloud has none")
         normalized, operators = prepare(mesh, options.preprocessing, cache_dir)
         features = input_features(normalized, operators, options.preprocessing.features)
         sample = Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators)
-        results.append((mesh, predict(model, sample, options, device).cpu().numpy()))
+        results.append((mesh, predict_classes(model, sample, options, device).cpu().numpy()))
     return results
 
 
@@ -51,7 +55,7 @@ def write_predictions(
     html: Path | None = None,
     png: Path | None = None,
 ) -> None:
-    """Write a coloured mesh for each prediction and, for all together, a page that turns and a picture."""
+    """Write each prediction as a colored mesh, and optionally all of them as one interactive page and one picture."""
     for (mesh, labels), path in zip(predictions, plys, strict=True):
         write_ply(path, mesh.verts, mesh.faces, labels, at)
     if html is not None:
@@ -61,5 +65,5 @@ def write_predictions(
         ]
         write_html(html, items, label_names, title="Predicted segmentation")
     if png is not None:
-        pictures = [render(mesh.verts, mesh.faces, labels, at=at) for mesh, labels in predictions]
+        pictures = [render(mesh.verts, mesh.faces, labels, at=at, size=PICTURE_SIZE) for mesh, labels in predictions]
         write_atomically(png, png_bytes(np.concatenate(pictures, axis=1)))

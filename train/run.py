@@ -1,4 +1,4 @@
-"""A whole training run: from labelled meshes to a judged network and its report."""
+"""A complete training run: preprocessing, training, evaluation and the report."""
 
 from __future__ import annotations
 
@@ -37,30 +37,22 @@ from diffnet.data import (
     make_sample,
 )
 from diffnet.geometry import MeshLike
+from diffnet.geometry.errors import OptionError
+from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import restore_model
-from diffnet.train.loop import Row, check_capture, evaluate, keep_on_device, predict, train
-from diffnet.train.metrics import accuracy
-from diffnet.train.options import TrainOptions, matmul_dtype
+from diffnet.train.device import matmul_dtype
+from diffnet.train.evaluate import evaluate, predict_classes
+from diffnet.train.loop import Row, check_capture, train
+from diffnet.train.metrics import accuracy, class_scores, percent
+from diffnet.train.options import TrainOptions
+from diffnet.train.report.charts import confusion_png, curves_png
 from diffnet.train.report.export import write_atomically
-from diffnet.train.report.report import (
-    Prediction,
-    class_scores,
-    confusion_matrix_picture,
-    curves_picture,
-    predictions_page,
-)
+from diffnet.train.report.report import Prediction, write_report
 
 SHOWN_MESHES = 8  # on the page of predictions
 
-WRITTEN = (
-    "last.pt",
-    "best.pt",
-    "metrics.csv",
-    "results.json",
-    "confusion.png",
-    "curves.png",
-    "predictions.html",
-)  # to the folder of a run
+# The files that a run writes to its folder, except those of TensorBoard.
+WRITTEN = ("last.pt", "best.pt", "metrics.csv", "results.json", "confusion.png", "curves.png", "predictions.html")
 
 
 def run_segmentation(
@@ -75,9 +67,12 @@ def run_segmentation(
     capture: bool = False,
     console: Console,
 ) -> dict[str, Any]:
-    """Preprocess, train, judge and report, all into the folder `out`; returns what results.json holds.
+    """Preprocess, train, evaluate and report. All files are written to the folder `out`.
 
-    Numbers in results.json are null where nothing is labelled. For what is raised see `check_folder`, `check_capture`.
+    Returns the content of results.json. Numbers in it are null if no test element is labeled.
+
+    Raises OptionError, see `check_folder` and `check_capture`; DataError for a mesh that can't be used; and the errors
+    of `train`.
     """
     check_folder(out, resume)
     check_capture(capture, options, device)
@@ -135,21 +130,21 @@ def run_segmentation(
 
 
 def check_folder(out: Path, resume: bool) -> None:
-    """Raises ValueError where `out` already holds a run that isn't to be resumed, holds none that is, or is a file."""
+    """Raises OptionError if `out` is a file, holds another run, or holds no run to resume."""
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out}: this is a file, and the results of a run take a folder")
-    there = [name for name in WRITTEN if (out / name).exists()]
-    if there and not resume:
-        hint = "add --resume to go on with it, or choose another folder" if "last.pt" in there else "choose another one"
-        raise ValueError(f"{out}: there is a run in this folder already ({there[0]}); {hint}")
-    if resume and "last.pt" not in there:
-        raise ValueError(f"{out}: there is no run in this folder to resume")
+        raise OptionError(f"{out}: the results of a run need a folder, and this is a file")
+    present = [name for name in WRITTEN if (out / name).exists()]
+    if present and not resume:
+        hint = "add --resume to continue it, or choose another folder" if "last.pt" in present else "choose another one"
+        raise OptionError(f"{out}: this folder already holds a run ({present[0]}); {hint}")
+    if resume and "last.pt" not in present:
+        raise OptionError(f"{out}: there is no run in this folder to resume")
 
 
 def preprocess(
     items: Sequence[LabeledMesh], options: TrainOptions, cache_dir: Path, jobs: int | None, console: Console
 ) -> list[Sample]:
-    """Samples by way of the cache, with a progress bar. Raises DataError naming the meshes that can't be used."""
+    """Samples from the cache, filling it first, with a progress bar. Raises DataError for meshes that can't be used."""
     chosen, meshes = options.preprocessing, [item.mesh for item in items]
     failed, samples = load_meanwhile(
         lambda i: make_sample(items[i], chosen, cache_dir),
@@ -177,6 +172,7 @@ def fill_cache_with_bar(
 
 
 def progress_bar(console: Console) -> Progress:
+    """A bar with the count, the elapsed time and the remaining time."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -188,21 +184,17 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def percent(share: float | None, digits: int) -> str:
-    return "–" if share is None else f"{100 * share:.{digits}f} %"
-
-
 def _line(row: Row) -> str:
     parts = [f"epoch {row['epoch']:>4}", f"loss {row['train_loss']:.4f}"]
     for name in ("train", "validation", "test"):
         value = row[f"{name}_accuracy"]
         if value is not None:
-            parts.append(f"{name} {percent(value, 1)}")
+            parts.append(f"{name} {percent(value)}")
     return "  ".join(parts)
 
 
 def _classes(matrix: NDArray[np.int64], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Scores of the classes that occur in the test set."""
+    """The scores of each class that occurs in the test set."""
     count, share, iou = class_scores(matrix)
     return [
         {"name": names[i], "count": int(count[i]), "accuracy": float(share[i]), "iou": float(iou[i])}
@@ -220,14 +212,15 @@ def _write_report(
     matrix: NDArray[np.int64],
     results: dict[str, Any],
 ) -> None:
-    confusion_matrix_picture(out / "confusion.png", matrix, data.label_names)
-    curves_picture(out / "curves.png", out / "metrics.csv")
-    # Spread over the test set, so that what is shown isn't only how its list begins.
+    confusion, curves = confusion_png(matrix, data.label_names), curves_png(out / "metrics.csv")
+    write_atomically(out / "confusion.png", confusion)
+    write_atomically(out / "curves.png", curves)
+    # The shown meshes are spread over the test set, because neighbors in its list are often alike.
     count = min(SHOWN_MESHES, len(test_samples))
     shown = [round(i) for i in np.linspace(0, len(test_samples) - 1, count)]
     summary = {
-        "Test accuracy": percent(results["test_accuracy"], 1),
-        "Mean IoU": percent(results["mean_iou"], 1),
+        "Test accuracy": percent(results["test_accuracy"]),
+        "Mean IoU": percent(results["mean_iou"]),
         "Meshes": f"{results['train_meshes']} to train, {results['test_meshes']} to test",
         "Epochs": str(results["judged_epoch"]),
         "Training": f"{results['training_seconds']:.0f} s on {results['device']}",
@@ -236,15 +229,16 @@ def _write_report(
 
     def row(i: int) -> Prediction:
         item: LabeledMesh = data.test[i]
-        prediction = predict(model, test_samples[i], options, device).cpu().numpy()
+        prediction = predict_classes(model, test_samples[i], options, device).cpu().numpy()
         return Prediction(item.name, item.mesh.verts, item.mesh.faces, prediction, item.labels, data.labels_at)
 
-    predictions_page(
+    write_report(
         out / "predictions.html",
         (row(i) for i in shown),
         summary,
         matrix=matrix,
         label_names=data.label_names,
-        csv_path=out / "metrics.csv",
+        confusion=confusion,
+        curves=curves,
         title="Segmentation of the test meshes",
     )

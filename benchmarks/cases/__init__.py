@@ -1,1 +1,27 @@
-"""The benchmarks. Each registers itself when its module is imported."""
+"""The benchmarks. A module registers its benchmarks when it is imported, so this package imports all of them."""
+
+from diffnet.benchmarks.cases import (
+    block_sparse,
+    gradient_features,
+    inference,
+    loss_head,
+    mlp,
+    preprocessing,
+    sparse,
+    spectral,
+    train_step,
+    tuning,
+)
+
+__all__ = [
+    "block_sparse",
+    "gradient_features",
+    "inference",
+    "loss_head",
+    "mlp",
+    "preprocessing",
+    "sparse",
+    "spectral",
+    "train_step",
+    "tuning",
+]

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.benchmarks.cases.sparse import where_implemented
-from diffnet.benchmarks.harness.arithmetic import arithmetic, matmul_precision
-from diffnet.benchmarks.harness.peers import backward_of, on_kernels
-from diffnet.benchmarks.harness.registry import Case, Options, Unavailable, benchmark
+from diffnet.benchmarks.harness.peers import both_passes, on_kernels, where_implemented
+from diffnet.benchmarks.harness.registry import Case, Options, Run, Unavailable, benchmark
+from diffnet.benchmarks.harness.sweep import sweep
 from diffnet.ops import BlockPattern, block_attention, block_matmul, block_softmax
 
 
 def random_layout(blocks: int, density: float, device: torch.device) -> Tensor:
-    """(blocks, blocks) bool with so large a share of True."""
+    """A random bool tensor (blocks, blocks), True at a share `density` of its entries."""
     count = max(1, round(density * blocks * blocks))
     mask = torch.zeros(blocks * blocks, dtype=torch.bool)
     mask[torch.randperm(blocks * blocks, generator=torch.Generator().manual_seed(0))[:count]] = True
@@ -27,47 +27,51 @@ def random_layout(blocks: int, density: float, device: torch.device) -> Tensor:
 
 @benchmark("block-matmul", x="density", metrics=("TFLOP/s",))
 def matmul_cases(options: Options) -> Iterator[Case]:
-    """Products of size (N, N) × (N, N) with one block-sparse matrix among the three; N is `width`, in whole blocks."""
-    device, on_gpu = options.device, options.device.type == "cuda"
-    for dtype in options.dtypes or (("bf16",) if on_gpu else ("fp32",)):
-        kind = arithmetic(dtype)
-        for n in options.widths or (4096,):
-            n = 128 * math.ceil(n / 128)
-            x, y = (torch.randn(1, n, n, device=device).to(kind.storage) for _ in range(2))
-            for block in (64, 128) if on_gpu else (64,):  # kernels are interpreted there
-                for density in (0.05, 0.1, 0.2, 0.3, 0.5) if on_gpu else (0.3,):
-                    pattern = BlockPattern.from_mask(random_layout(n // block, density, device), block)
-                    pattern.blocks.prepare()
-                    values = torch.randn(pattern.values_shape, device=device).to(kind.storage)
-                    bsr, dense = pattern.to_torch(values), pattern.to_dense(values)[0]
-                    products: dict[str, dict[str, Callable[[], object]]] = {
-                        "dsd": {
-                            "triton": partial(block_matmul, pattern, values, x, "dsd", backend="triton"),
-                            "torch-bsr": where_implemented(partial(torch.matmul, bsr, x[0])),
-                            "torch-bsr-triton": partial(_bsr_dense_mm, bsr, x[0]),
-                            "dense": partial(torch.matmul, dense, x[0]),
-                        },
-                        "dds": {
-                            "triton": partial(block_matmul, pattern, x, values, "dds", backend="triton"),
-                            "dense": partial(torch.matmul, x[0], dense),
-                        },
-                        "sdd": {
-                            "triton": partial(block_matmul, pattern, x, y, "sdd", backend="triton"),
-                            "dense": partial(torch.matmul, x[0], y[0]),
-                        },
-                    }
-                    for mode, peers in products.items():
-                        peers["triton"] = on_kernels(device, peers["triton"])
-                        flops = 2.0 * pattern.blocks.nnz * block * block * n
-                        moved = float(kind.bytes * (pattern.blocks.nnz * block * block + 2 * n * n))
-                        with matmul_precision(kind.tf32):
-                            yield Case(
-                                {"mode": mode, "dtype": dtype, "block": block, "width": n, "density": density},
-                                peers,
-                                flops=flops,
-                                bytes=moved,
-                                kind=kind,
-                            )
+    """Products (N, N) × (N, N) with one block-sparse matrix among the three; N is `width`, rounded up to blocks."""
+    on_gpu = options.device.type == "cuda"
+    # On the CPU, kernels are interpreted, so only one small layout is measured.
+    blocks, densities = ((64, 128), (0.05, 0.1, 0.2, 0.3, 0.5)) if on_gpu else ((64,), (0.3,))
+    whole_blocks = tuple(128 * math.ceil(n / 128) for n in options.widths or (4096,))
+    default = ("bf16",) if on_gpu else ("fp32",)
+    sizes = replace(options, widths=whole_blocks, vertices=(0,))  # a product has no vertices
+    for size in sweep(sizes, dtypes=default):
+        n, kind = size.width, size.kind
+        x, y = (torch.randn(1, n, n, device=size.device).to(kind.storage) for _ in range(2))
+        for block in blocks:
+            for density in densities:
+                pattern = BlockPattern.from_mask(random_layout(n // block, density, size.device), block)
+                pattern.blocks.prepare()
+                entries = pattern.blocks.nnz * block * block
+                for mode, peers in _products(pattern, x, y).items():
+                    yield Case(
+                        {"mode": mode, "dtype": size.dtype, "block": block, "width": n, "density": density},
+                        {**peers, "triton": on_kernels(size.device, peers["triton"])},
+                        flops=2.0 * entries * n,
+                        bytes=float(kind.bytes * (entries + 2 * n * n)),
+                        kind=kind,
+                    )
+
+
+def _products(pattern: BlockPattern, x: Tensor, y: Tensor) -> dict[str, dict[str, Run]]:
+    """Peers by mode. The letters of a mode say which of the output and the two factors are sparse (s) or dense (d)."""
+    values = torch.randn(pattern.values_shape, device=x.device).to(x.dtype)
+    bsr, dense = pattern.to_torch(values), pattern.to_dense(values)[0]
+    return {
+        "dsd": {
+            "triton": partial(block_matmul, pattern, values, x, "dsd", backend="triton"),
+            "torch-bsr": where_implemented(partial(torch.matmul, bsr, x[0])),
+            "torch-bsr-triton": partial(_bsr_dense_mm, bsr, x[0]),
+            "dense": partial(torch.matmul, dense, x[0]),
+        },
+        "dds": {
+            "triton": partial(block_matmul, pattern, x, values, "dds", backend="triton"),
+            "dense": partial(torch.matmul, x[0], dense),
+        },
+        "sdd": {
+            "triton": partial(block_matmul, pattern, x, y, "sdd", backend="triton"),
+            "dense": partial(torch.matmul, x[0], y[0]),
+        },
+    }
 
 
 def _bsr_dense_mm(bsr: Tensor, x: Tensor) -> Tensor:
@@ -83,47 +87,48 @@ def _bsr_dense_mm(bsr: Tensor, x: Tensor) -> Tensor:
 @benchmark("block-attention", x="density")
 def attention_cases(options: Options) -> Iterator[Case]:
     """Attention with a block-sparse layout, forward and backward; `vertices` is the length."""
-    device, on_gpu = options.device, options.device.type == "cuda"
-    heads, width, block = (8, 64, 128) if on_gpu else (2, 16, 16)  # kernels are interpreted there
-    for dtype in options.dtypes or (("bf16",) if on_gpu else ("fp32",)):
-        kind = arithmetic(dtype)
-        for n in options.vertices or (16_384 if on_gpu else 64,):
-            n = block * math.ceil(n / block)
-            given = torch.randn(3, heads, n, width, device=device).to(kind.storage).requires_grad_()
-            for density in (0.05, 0.1, 0.2) if on_gpu else (0.2,):
-                layout = random_layout(n // block, density, device)
-                layout.fill_diagonal_(True)
-                pattern = BlockPattern.from_mask(layout.expand(heads, -1, -1), block, n, n)
-                pattern.blocks.prepare()
+    on_gpu = options.device.type == "cuda"
+    # On the CPU, kernels are interpreted, so sizes are small.
+    heads, width, block = (8, 64, 128) if on_gpu else (2, 16, 16)
+    densities, default = ((0.05, 0.1, 0.2), ("bf16",)) if on_gpu else ((0.2,), ("fp32",))
+    lengths = tuple(block * math.ceil(n / block) for n in options.vertices or (16_384 if on_gpu else 64,))
+    for size in sweep(replace(options, vertices=lengths, widths=(width,)), dtypes=default):
+        n = size.vertices
+        given = torch.randn(3, heads, n, width, device=size.device).to(size.storage).requires_grad_()
+        for density in densities:
+            layout = random_layout(n // block, density, size.device)
+            layout.fill_diagonal_(True)
+            pattern = BlockPattern.from_mask(layout.expand(heads, -1, -1), block, n, n)
+            pattern.blocks.prepare()
+            forwards: dict[str, Callable[[], Tensor]] = {
+                "triton": partial(_fused, pattern, given),
+                "triton-three-kernels": partial(_in_three_steps, pattern, given),
+                "flex": _flex_attention(layout, given, block),
+                "dense": partial(_dense, given),
+            }
+            for step, peers in both_passes(size.device, forwards, [given], ("triton", "triton-three-kernels")):
+                yield Case(
+                    {"pass": step, "dtype": size.dtype, "block": block, "vertices": n, "density": density}, peers
+                )
 
-                def three_kernels(pattern: BlockPattern = pattern, given: Tensor = given) -> Tensor:
-                    query, key, value = given
-                    scores = block_matmul(pattern, query, key, "sdd", transpose_b=True, backend="triton")
-                    weights = block_softmax(pattern, scores, scale=width**-0.5, backend="triton")
-                    return block_matmul(pattern, weights, value, "dsd", backend="triton")
 
-                def dense(given: Tensor = given) -> Tensor:
-                    return F.scaled_dot_product_attention(*given[:, None])
+def _fused(pattern: BlockPattern, given: Tensor) -> Tensor:
+    return block_attention(pattern, *given, backend="triton")
 
-                def one_kernel(pattern: BlockPattern = pattern, given: Tensor = given) -> Tensor:
-                    return block_attention(pattern, *given, backend="triton")
 
-                forwards = {
-                    "triton": one_kernel,
-                    "triton-three-kernels": three_kernels,
-                    "flex": _flex_attention(layout, given, block),
-                    "dense": dense,
-                }
-                for step in ("forward", "backward"):
-                    runs = {k: f if step == "forward" else backward_of(f, [given]) for k, f in forwards.items()}
-                    for name in ("triton", "triton-three-kernels"):
-                        runs[name] = on_kernels(device, runs[name])
-                    parameters = {"pass": step, "dtype": dtype, "block": block, "vertices": n, "density": density}
-                    yield Case(parameters, runs)
+def _in_three_steps(pattern: BlockPattern, given: Tensor) -> Tensor:
+    query, key, value = given
+    scores = block_matmul(pattern, query, key, "sdd", transpose_b=True, backend="triton")
+    weights = block_softmax(pattern, scores, scale=query.shape[-1] ** -0.5, backend="triton")
+    return block_matmul(pattern, weights, value, "dsd", backend="triton")
+
+
+def _dense(given: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(*given[:, None])
 
 
 def _flex_attention(layout: Tensor, given: Tensor, block: int) -> Callable[[], Tensor]:
-    """FlexAttention with this layout as its block mask, compiled in the first call."""
+    """FlexAttention with the layout as its block mask, compiled in the first call."""
     ready: list[Callable[[], Tensor]] = []
 
     def run() -> Tensor:

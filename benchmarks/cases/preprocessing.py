@@ -1,10 +1,9 @@
-"""Preprocessing: whole operators, their eigenbasis, and data sets by way of the cache."""
+"""Preprocessing: operators, eigenbases, and data sets that go through the cache."""
 
 from __future__ import annotations
 
-import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
@@ -16,13 +15,14 @@ import torch
 import trimesh
 from numpy.typing import NDArray
 
-from diffnet.benchmarks.harness.registry import Case, Options, Unavailable, benchmark
+from diffnet.benchmarks.harness.registry import Case, Options, Parameter, Run, Unavailable, benchmark
 from diffnet.benchmarks.original.preprocessing import original_eigenbasis, original_precompute
 from diffnet.data import Preprocessing, fill_cache, load_meanwhile, precompute_all, prepare
 from diffnet.geometry import (
     FORMATS,
     LaplacianKind,
     Mesh,
+    MeshError,
     MeshLike,
     Operators,
     eigenbases,
@@ -33,25 +33,28 @@ from diffnet.geometry import (
     normalize_positions,
     precompute,
 )
-from diffnet.geometry.processes import available_cores, interrupts_blocked, worker_pool
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.processes import WorkerPool, available_cores
 
 Problem: TypeAlias = tuple[scipy.sparse.csr_matrix, NDArray[np.float64]]
 
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
-MESHES = 20  # of a folder
-SET = 64  # meshes at once
-ORIGINAL_LIMIT = 150_000  # vertices; from there its factorisation and loop take many minutes
+MESHES = 20  # meshes taken from a folder, or generated for a data set
+TORUS = 5_000  # vertices of a mesh of the generated data set
+SET = 64  # Laplacians solved at once
+ORIGINAL_LIMIT = 150_000  # vertices; beyond, the original's factorization and loop take many minutes
 
 
 @benchmark("precompute", metrics=("ms", "MB"))
 def precompute_cases(options: Options) -> Iterator[Case]:
     """From meshes in memory to operators, on all cores.
 
-    One mesh after another, and sets also a mesh a core, from the start of processes to the end of the last.
+    Meshes are processed one after another. Sets are also processed with one mesh per core; that time runs from the
+    start of the processes to the end of the last one.
     """
     k = options.k or 128
-    for name, meshes in _cases(options):
-        peers: dict[str, Callable[[], object]] = {
+    for name, meshes in _mesh_sets(options):
+        peers: dict[str, Run] = {
             "original": partial(_original, meshes, k),
             "diffnet": partial(_precompute, meshes, k, "robust", options.device),
             "diffnet, cotan": partial(_precompute, meshes, k, "cotan", options.device),
@@ -59,28 +62,28 @@ def precompute_cases(options: Options) -> Iterator[Case]:
         if len(meshes) > 1:
             peers["original, a mesh a core"] = partial(_original_on_all_cores, meshes, k)
             peers["diffnet, a mesh a core"] = partial(_precompute_all_afresh, meshes, k)
-        yield Case({"mesh": name, "meshes": len(meshes), "k": k, "vertices": _mean_size(meshes)}, peers)
+        yield Case(_parameters(name, meshes, k), peers)
 
 
 @benchmark("eigenbasis")
 def eigenbasis_cases(options: Options) -> Iterator[Case]:
     """The k smallest eigenpairs of a Laplacian in memory."""
     k = options.k or 128
-    for name, meshes in _cases(options):
+    for name, meshes in _mesh_sets(options):
         problems = [laplacian_and_mass(mesh, "cotan") for mesh in meshes]
         peers = {"eigsh": partial(_eigsh, problems, k), "block Lanczos": partial(_one_by_one, problems, k, "cpu")}
         if options.device.type == "cuda":
             peers["block Lanczos, GPU"] = partial(_one_by_one, problems, k, options.device)
-        yield Case({"mesh": name, "meshes": len(meshes), "k": k, "vertices": _mean_size(meshes)}, peers)
+        yield Case(_parameters(name, meshes, k), peers)
 
 
 @benchmark("eigenbasis-set")
 def eigenbasis_set_cases(options: Options) -> Iterator[Case]:
     """The k smallest eigenpairs of each of 64 Laplacians in memory.
 
-    Tori of one connectivity, with vertices jittered differently. Peers that take one mesh after another take only the
-    first few, and their times are scaled up, as their names say. The others start their processes in every run, but
-    what those are forks of only once.
+    The meshes are tori with the same connectivity and different random offsets of the vertices. Peers that take one
+    mesh after another take only the first few meshes, and their times are scaled up as their names say. The other peers
+    start their processes in every run. The server that these processes are forked from starts only once.
     """
     k = options.k or 128
     gpu = options.device.type == "cuda"
@@ -88,7 +91,7 @@ def eigenbasis_set_cases(options: Options) -> Iterator[Case]:
         meshes = [bumpy_torus(size, seed) for seed in range(SET)]
         problems = [laplacian_and_mass(mesh, "cotan") for mesh in meshes]
         few, some = problems[: SET // 16], problems[: SET // 4]
-        peers: dict[str, Callable[[], object]] = {
+        peers: dict[str, Run] = {
             "eigsh, 4 meshes × 16": partial(_eigsh, few, k),
             "block Lanczos, 16 meshes × 4": partial(_one_by_one, some, k, "cpu"),
             "block Lanczos, all cores": partial(eigenbases, problems, k),
@@ -97,7 +100,7 @@ def eigenbasis_set_cases(options: Options) -> Iterator[Case]:
             peers["block Lanczos, GPU, 16 meshes × 4"] = partial(_one_by_one, some, k, options.device)
             peers["block Lanczos, GPU, several at once"] = partial(eigenbases, problems, k, options.device)
         yield Case(
-            {"mesh": "torus", "meshes": SET, "k": k, "vertices": _mean_size(meshes)},
+            _parameters("torus", meshes, k),
             peers,
             times={name: 16 if name.endswith("× 16") else 4 for name in peers if "×" in name},
         )
@@ -105,7 +108,7 @@ def eigenbasis_set_cases(options: Options) -> Iterator[Case]:
 
 @benchmark("data-set", x="meshes")
 def data_set_cases(options: Options) -> Iterator[Case]:
-    """From mesh files to operators in memory: with an empty cache, on all cores, and with a warm one.
+    """From mesh files to operators in memory, with an empty cache on all cores, and with a warm cache.
 
     The original's recipe reads the same files, one after another and on all cores.
     """
@@ -115,7 +118,7 @@ def data_set_cases(options: Options) -> Iterator[Case]:
         files = _files(options.meshes) if options.meshes is not None else _write_tori(folder / "meshes")
         loaded = load_all(files, preprocessing, folder / "warm")
         mean_size = round(sum(operators.num_vertices for operators in loaded) / len(loaded))
-        peers: dict[str, Callable[[], object]] = {
+        peers: dict[str, Run] = {
             "original": partial(_original, files, preprocessing.k),
             "original, a mesh a core": partial(_original_on_all_cores, files, preprocessing.k),
             "cold cache": partial(_load_all_afresh, files, preprocessing),
@@ -129,31 +132,38 @@ def data_set_cases(options: Options) -> Iterator[Case]:
 def _load_all_afresh(
     sources: Sequence[MeshLike], preprocessing: Preprocessing, device: torch.device | str = "cpu"
 ) -> list[Operators]:
-    """As a program does that has preprocessed nothing yet, and has no processes ready."""
+    """Load meshes as a fresh program does, with an empty cache and no processes running."""
     _stop_processes()
     with tempfile.TemporaryDirectory() as cache:
         return load_all(sources, preprocessing, Path(cache), device)
 
 
 def _stop_processes() -> None:
-    """So that the next ones start as in a fresh program: what they are forks of would still be there."""
+    """Stop the server that worker processes are forked from, so that the next run starts it as a fresh program does.
+
+    The standard library has no public function for this.
+    """
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def load_all(
     sources: Sequence[MeshLike], preprocessing: Preprocessing, cache: Path, device: torch.device | str = "cpu"
 ) -> list[Operators]:
-    failed, loaded = load_meanwhile(  # as the training loop does it
+    """Load operators while the cache is filled, as the training loop does. Raises ValueError for an unusable mesh."""
+    failed, loaded = load_meanwhile(
         lambda i: prepare(sources[i], preprocessing, cache),
         lambda ready: fill_cache(sources, preprocessing, cache, device=device, ready=ready),
     )
     if failed:
-        raise ValueError(f"{len(failed)} of {len(sources)} meshes can't be used: {next(iter(failed.values()))}")
+        raise MeshError(f"{len(failed)} of {len(sources)} meshes can't be used: {next(iter(failed.values()))}")
     return [loaded[i].result()[1] for i in range(len(sources))]
 
 
-def _cases(options: Options) -> Iterator[tuple[str, list[Mesh]]]:
-    """Sets of meshes at unit size: some of a folder, and four of these subdivided; without one, tori of all sizes."""
+def _mesh_sets(options: Options) -> Iterator[tuple[str, list[Mesh]]]:
+    """Named sets of meshes at unit size.
+
+    With a folder of meshes: some of its meshes, then four of these subdivided. Without a folder: tori of all sizes.
+    """
     if options.meshes is None:
         for size in options.vertices or SIZES:
             yield "torus", [bumpy_torus(size)]
@@ -167,12 +177,12 @@ def _cases(options: Options) -> Iterator[tuple[str, list[Mesh]]]:
 def _files(folder: Path) -> list[Path]:
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in FORMATS)
     if not files:
-        raise ValueError(f"{folder}: no meshes ({', '.join(FORMATS)}) in this folder")
+        raise OptionError(f"{folder}: no meshes ({', '.join(FORMATS)}) in this folder")
     return files
 
 
 def bumpy_torus(vertices: int, seed: int = 0) -> Mesh:
-    """A torus with bumps and jittered vertices, of about so many."""
+    """A torus with bumps and random offsets, with about `vertices` vertices."""
     rng = np.random.default_rng(seed)
     minor = max(3, round(np.sqrt(vertices / 3)))
     major = max(3, round(vertices / minor))
@@ -191,14 +201,14 @@ def _write_tori(folder: Path) -> list[Path]:
     folder.mkdir()
     files = []
     for seed in range(MESHES):
-        mesh = bumpy_torus(5_000, seed)
+        mesh = bumpy_torus(TORUS, seed)
         files.append(folder / f"{seed}.off")
         trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(files[-1])
     return files
 
 
 def _connected(mesh: Mesh) -> Mesh:
-    """The mesh without unreferenced vertices, which the original's recipe can't take, and at unit size."""
+    """The mesh at unit size without unreferenced vertices, which the original's recipe can't handle."""
     used, faces = np.unique(mesh.faces, return_inverse=True)
     return make_mesh(normalize_positions(mesh.verts[used]), faces.reshape(-1, 3), name=mesh.name)
 
@@ -208,8 +218,9 @@ def _subdivided(mesh: Mesh) -> Mesh:
     return make_mesh(verts, faces, name=f"{mesh.name}, subdivided")
 
 
-def _mean_size(meshes: Sequence[Mesh]) -> int:
-    return round(float(np.mean([len(mesh.verts) for mesh in meshes])))
+def _parameters(name: str, meshes: Sequence[Mesh], k: int) -> dict[str, Parameter]:
+    mean_size = round(float(np.mean([len(mesh.verts) for mesh in meshes])))
+    return {"mesh": name, "meshes": len(meshes), "k": k, "vertices": mean_size}
 
 
 def _precompute(meshes: Sequence[Mesh], k: int, laplacian: LaplacianKind, device: torch.device) -> list[Operators]:
@@ -228,8 +239,9 @@ def _original(sources: Sequence[MeshLike], k: int) -> list[object]:
 def _original_on_all_cores(sources: Sequence[MeshLike], k: int) -> list[object]:
     _stop_processes()
     jobs = min(available_cores(), len(sources))
-    with worker_pool(jobs, 1) as pool, interrupts_blocked():
-        return list(pool.map(_by_original_recipe, sources, itertools.repeat(k)))
+    with WorkerPool(jobs, 1) as pool:
+        running = [pool.submit(_by_original_recipe, source, k) for source in sources]
+        return [future.result() for future in running]
 
 
 def _by_original_recipe(source: MeshLike, k: int) -> object:

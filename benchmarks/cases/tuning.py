@@ -1,4 +1,4 @@
-"""Kernels with other tile sizes than theirs: what to look at before changing the tables in `ops/kernels`."""
+"""Kernels with other tile sizes than their own, for changes to the tables of tile sizes in `ops`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from diffnet.benchmarks.cases.sparse import mesh_pattern, moved_bytes
 from diffnet.benchmarks.harness.arithmetic import Arithmetic, arithmetic, matmul_precision
+from diffnet.benchmarks.harness.patterns import mesh_pattern, moved_bytes
 from diffnet.benchmarks.harness.peers import on_kernels
 from diffnet.benchmarks.harness.registry import Case, Options, benchmark
 from diffnet.ops import Pattern
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.sparse.pattern import csr_arrays
 
-# Rows, eigenpairs (or inputs), channels of a tile; warps, pipeline stages, programs a multiprocessor. All of them fit
-# Hopper's shared memory at K = 128, and spill a few registers at most.
+# Rows, eigenpairs (or inputs) and channels of a tile; warps; pipeline stages. Each benchmark adds the number of
+# programs per multiprocessor. All tiles fit Hopper's shared memory at K = 128 and spill a few registers at most.
 FORWARD = {
     "bf16": [(64, 128, 64, 4, 1), (64, 128, 64, 4, 2), (128, 128, 64, 8, 1), (128, 128, 32, 4, 2), (64, 64, 64, 4, 2)],
     "tf32": [
@@ -68,7 +68,7 @@ LINEAR = {
         *((64, 64, 128, 4, 3), (64, 64, 128, 4, 2), (64, 32, 128, 4, 3), (64, 32, 128, 4, 4)),
     ],
 }
-# Of these two a tile has all channels; where that is 128, some are too large.
+# In these two tables a tile holds all channels. Some of the tiles are too large for 128 channels.
 MLP_FORWARD = {
     "bf16": [(64, 64, 128, 4, 2), (64, 64, 128, 4, 3), (64, 32, 128, 4, 3), (32, 64, 128, 4, 3), (128, 64, 128, 8, 3)],
     "tf32": [(64, 32, 128, 4, 2), (64, 32, 128, 4, 3), (64, 64, 128, 4, 2), (32, 32, 128, 4, 3), (64, 32, 128, 8, 3)],
@@ -87,7 +87,7 @@ WEIGHTS = {
     ],
     "tf32": [(32, 128, 128, 8, 3), (32, 64, 128, 4, 3), (32, 64, 64, 4, 4)],
 }
-# Programs of a multiprocessor, their registers, and entries that they gather together, first and then.
+# Programs per multiprocessor, registers per thread, and the entries gathered together: in the first step, and later.
 WALKS = [
     (programs, registers, first, unroll)
     for programs, registers in ((32, 64), (28, 72), (24, 80), (20, 96), (16, 128))
@@ -100,8 +100,9 @@ GATHERINGS = [
 ]
 
 
-# A kernel that takes a tiling, its operations and the bytes that it has to move; of a device, arithmetic, V, K, C.
+# A function that launches a kernel with a tiling, its operations, and the bytes it must move.
 Made: TypeAlias = tuple[Callable[..., object], float, float]
+# Makes these for a device, an arithmetic, V, K and C.
 Make: TypeAlias = Callable[[torch.device, Arithmetic, int, int, int], Made]
 
 
@@ -149,7 +150,7 @@ def _random(device: torch.device, kind: Arithmetic, *shape: int) -> Tensor:
 
 @benchmark("tune-gradient-features-forward", metrics=("TFLOP/s",))
 def tune_forward(options: Options) -> Iterator[Case]:
-    """Tiles of the forward of gradient features, x_d with it."""
+    """Tiles of the forward of gradient features, together with x_d."""
 
     def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
         table = _random(device, kind, 3, 1, k, c)
@@ -174,13 +175,20 @@ def tune_backward(options: Options) -> Iterator[Case]:
 
 @benchmark("tune-gradient-features-derivatives", metrics=("TFLOP/s",))
 def tune_derivatives(options: Options) -> Iterator[Case]:
-    """Tiles of the first half of that backward where float32 is taken in two parts; the ones above are the other's."""
+    """Tiles of the first half of the backward of gradient features, with float32 split into two parts.
+
+    `tune-gradient-features-backward` measures the second half.
+    """
     tf32 = replace(options, dtypes=("tf32",))
     yield from _cases(tf32, "derivatives", FORWARD, (2, 4, 8), _backward("derivatives", 12.0, 5))
 
 
 def _backward(name: str, flops: float, columns: int) -> Make:
-    """A function of the backward, with its operations by vertex, eigenpair and channel, and how often V×C is moved."""
+    """Make a function of the backward by name.
+
+    flops: its operations per vertex, eigenpair and channel
+    columns: the number of V × C matrices it moves
+    """
 
     def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
         table = _random(device, kind, 3, 1, k, c)
@@ -274,7 +282,7 @@ def tune_mlp_forward(options: Options) -> Iterator[Case]:
 
 @benchmark("tune-mlp-backward", metrics=("GB/s",))
 def tune_mlp_backward(options: Options) -> Iterator[Case]:
-    """Tiles of the backward of a block's MLP in one kernel, but for the gradients of weights."""
+    """Tiles of the backward of a block's MLP in one kernel, without the gradients of weights."""
 
     def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
         inputs, weights = _block_mlp(device, kind, v, c)
@@ -327,10 +335,10 @@ def tune_spmm(options: Options) -> Iterator[Case]:
         x = _random(pattern.indices.device, kind, 1, pattern.columns, c)
 
         def run(*sizes: int) -> object:
-            from diffnet.ops.sparse import kernels
+            from diffnet.ops.sparse import spmm_kernels
 
-            walk = kernels.Walk(*sizes) if sizes else None
-            return kernels.spmm(csr_arrays(pattern, True), values, x, walk=walk)
+            walk = spmm_kernels.Walk(*sizes) if sizes else None
+            return spmm_kernels.spmm(csr_arrays(pattern, True), values, x, walk=walk)
 
         return run
 
@@ -340,16 +348,16 @@ def tune_spmm(options: Options) -> Iterator[Case]:
 
 @benchmark("tune-sddmm", metrics=("GB/s",))
 def tune_sddmm(options: Options) -> Iterator[Case]:
-    """How programs gather in dense times dense at the entries of a pattern, for one set of values and two."""
+    """How programs gather in dense times dense at the entries of a pattern, for one and two sets of values."""
 
     def make(pattern: Pattern, kind: Arithmetic, sets: int, c: int) -> Callable[..., object]:
         a = _random(pattern.indices.device, kind, sets, pattern.shape[0], c)
         b = _random(pattern.indices.device, kind, 1, pattern.columns, c)
 
         def run(*sizes: int) -> object:
-            from diffnet.ops.sparse import kernels
+            from diffnet.ops.sparse import sddmm_kernels
 
-            return kernels.sddmm(csr_arrays(pattern, True), a, b, kernels.Gathering(*sizes))
+            return sddmm_kernels.sddmm(csr_arrays(pattern, True), a, b, sddmm_kernels.Gathering(*sizes))
 
         return run
 
@@ -376,6 +384,6 @@ def _sparse_cases(
                         {"kernel": name, "sets": sets, "dtype": dtype, "width": c, "vertices": pattern.columns},
                         {"table": on_kernels(device, run), **candidates},
                         flops=2.0 * sets * pattern.nnz * c,
-                        # spmm reads one dense factor and writes another for each set; sddmm reads them
+                        # spmm reads one dense matrix and writes one per set of values. sddmm reads all of them.
                         bytes=moved_bytes(pattern, kind.bytes, values=sets, dense=(1 + sets) * c),
                     )

@@ -1,1 +1,1 @@
-"""Registering, timing and recording benchmarks."""
+"""Registers, times, records and plots benchmarks."""

@@ -1,4 +1,4 @@
-"""The arithmetics that kernels are compared in."""
+"""The arithmetics in which kernels are compared, and the limits of an H200."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from dataclasses import dataclass
 
 import torch
 
+from diffnet.geometry.errors import OptionError
+
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """storage: of tensors; tf32: whether matrix products may take float32 as tf32 or as two bfloat16 numbers;
-    tflops: measured on an H200"""
+    """How a benchmark stores and multiplies numbers.
+
+    storage: dtype of the tensors
+    tf32: whether matrix products may compute float32 as tf32, or as the sum of two bfloat16 numbers
+    tflops: rate of matrix products of an H200, in 10¹² operations per second
+    """
 
     storage: torch.dtype
     tf32: bool
@@ -20,10 +26,11 @@ class Arithmetic:
 
     @property
     def bytes(self) -> int:
+        """Bytes per number."""
         return self.storage.itemsize
 
 
-# Rates of matrix products measured on one H200; that of float32 without tensor cores is its data sheet's.
+# The rates were measured on one H200. The rate of float32 without tensor cores is from the data sheet.
 ARITHMETICS = {
     "fp32": Arithmetic(torch.float32, False, 67),
     "tf32": Arithmetic(torch.float32, True, 383),
@@ -31,20 +38,20 @@ ARITHMETICS = {
     "fp16": Arithmetic(torch.float16, False, 680),
 }
 
-# A copy within the memory of one H200, reading and writing, in bytes a second.
+# Measured rate of a copy within the memory of one H200, in bytes per second. Reads and writes both count.
 H200_COPY = 4.27e12
 
 
 def arithmetic(name: str) -> Arithmetic:
-    """Raises ValueError for an unknown name."""
+    """Look up an arithmetic by name. Raises OptionError for an unknown name."""
     if name not in ARITHMETICS:
-        raise ValueError(f"dtypes should be among {', '.join(ARITHMETICS)}, got {name!r}")
+        raise OptionError(f"dtypes should be among {', '.join(ARITHMETICS)}, got {name!r}")
     return ARITHMETICS[name]
 
 
 @contextmanager
 def matmul_precision(tf32: bool) -> Iterator[None]:
-    """Switch tf32 on or off for as long as the context lasts."""
+    """Allow or forbid tf32 in float32 matrix products inside the context."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
@@ -54,5 +61,9 @@ def matmul_precision(tf32: bool) -> Iterator[None]:
 
 
 def floor_ms(flops: float, moved: float, kind: Arithmetic) -> float:
-    """The larger of the times that an H200 takes to compute `flops` and to move so many bytes."""
+    """The milliseconds an H200 needs at least: the longer of computing `flops` operations and moving `moved` bytes.
+
+    >>> floor_ms(flops=680e9, moved=1e6, kind=arithmetic("bf16"))
+    1.0
+    """
     return 1e3 * max(flops / (kind.tflops * 1e12), moved / H200_COPY)

@@ -1,23 +1,23 @@
-"""Making peers: what is compiled, what needs kernels, and what is measured of a backward."""
+"""Builds the peers of a case: compiled functions, backward passes, and checks for what a peer needs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._functorch import config as functorch
 
-from diffnet.benchmarks.harness.registry import Unavailable
+from diffnet.benchmarks.harness.registry import Run, Unavailable
 from diffnet.ops.common.backend import HAS_TRITON
 
 Function = Callable[..., Tensor]
 
 
 def compiled(function: Function) -> Function:
-    """By torch.compile, for the shapes it is first called with."""
+    """The function under torch.compile, compiled in its first call for the shapes of that call."""
 
     ready: list[Function] = []
 
@@ -29,14 +29,9 @@ def compiled(function: Function) -> Function:
     return run
 
 
-def forget_compiled() -> None:
-    """Call this before making the peers of new sizes: torch.compile gives up on a function after so many of them."""
-    torch._dynamo.reset()
-
-
-def first_made(make: Callable[[], Callable[[], object]]) -> Callable[[], object]:
-    """A peer that is made in its first call, so that what it holds is there only if it is measured."""
-    made: list[Callable[[], object]] = []
+def first_made(make: Callable[[], Run]) -> Run:
+    """A peer that is built in its first call, so that it holds memory only if it is measured."""
+    made: list[Run] = []
 
     def run() -> object:
         if not made:
@@ -46,8 +41,8 @@ def first_made(make: Callable[[], Callable[[], object]]) -> Callable[[], object]
     return run
 
 
-def on_kernels(device: torch.device, run: Callable[[], object]) -> Callable[[], object]:
-    """Unavailable where Triton's kernels can't run."""
+def on_kernels(device: torch.device, run: Run) -> Run:
+    """A peer that raises `Unavailable` if Triton kernels can't run on the device."""
 
     def checked() -> object:
         if not HAS_TRITON:
@@ -59,13 +54,27 @@ def on_kernels(device: torch.device, run: Callable[[], object]) -> Callable[[], 
     return checked
 
 
-def backward_of(forward: Callable[[], Tensor], leaves: Sequence[Tensor]) -> Callable[[], object]:
-    """The gradients of all leaves; the graph is made in the first call and kept."""
+def where_implemented(run: Run) -> Run:
+    """A peer that raises `Unavailable` if PyTorch has no implementation for its dtype or device."""
+
+    def checked() -> object:
+        try:
+            return run()
+        except RuntimeError as error:  # NotImplementedError is a RuntimeError
+            if "not implemented" in str(error) or "to be Float" in str(error):
+                raise Unavailable(str(error).splitlines()[0]) from error
+            raise
+
+    return checked
+
+
+def backward_of(forward: Callable[[], Tensor], leaves: Sequence[Tensor]) -> Run:
+    """A peer that computes the gradients of all leaves. Its first call builds the graph and keeps it."""
     kept: list[tuple[Tensor, Tensor]] = []
 
     def run() -> object:
         if not kept:
-            # What is compiled would otherwise free its buffers in the first backward.
+            # Compiled functions would otherwise free their buffers in the first backward.
             with functorch.patch(donated_buffer=False):
                 out = forward()
                 grad = torch.randn_like(out)
@@ -77,5 +86,25 @@ def backward_of(forward: Callable[[], Tensor], leaves: Sequence[Tensor]) -> Call
     return run
 
 
+def both_passes(
+    device: torch.device,
+    forwards: Mapping[str, Callable[[], Tensor]],
+    leaves: Sequence[Tensor],
+    kernels: Collection[str] = ("triton",),
+) -> Iterator[tuple[str, dict[str, Run]]]:
+    """The pass ("forward", then "backward") and its peers.
+
+    leaves: the tensors whose gradients the backward pass computes
+    kernels: names of the peers that run Triton kernels
+    """
+    for step in ("forward", "backward"):
+        peers: dict[str, Run] = {}
+        for name, forward in forwards.items():
+            run = forward if step == "forward" else backward_of(forward, leaves)
+            peers[name] = on_kernels(device, run) if name in kernels else run
+        yield step, peers
+
+
 def leaf(*shape: int, device: torch.device, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """Normal random numbers times `scale`, as a tensor that requires gradients."""
     return (scale * torch.randn(*shape, device=device)).to(dtype).requires_grad_()

@@ -1,4 +1,4 @@
-"""Plots of results, drawn from their CSV files."""
+"""Plots results from their CSV files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from textwrap import wrap
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from diffnet.benchmarks.harness.registry import Metric
+from diffnet.benchmarks.harness.registry import Benchmark, Metric
 from diffnet.benchmarks.harness.results import COLUMNS, read_csv
 from diffnet.train.report.export import write_atomically
 from diffnet.train.report.palette import label_colors
@@ -22,11 +22,13 @@ Rows = Sequence[dict[str, str]]
 Colors = dict[str, Sequence[float]]
 
 
-def plot(csv_path: Path, png_path: Path, title: str, x: str, metrics: Sequence[Metric]) -> None:
-    """For each metric, one panel for each combination of the parameters other than `x`.
+def plot(bench: Benchmark, csv_path: Path, png_path: Path) -> None:
+    """Plot the results of a benchmark.
 
-    A panel has one line for each peer, the floor dashed; or bars, where there is only one x.
+    Each metric has one panel for each combination of the parameters other than `bench.x`. A panel has one line per
+    peer and a dashed line for the floor. It has bars instead if there is only one value of `bench.x`.
     """
+    x, metrics = bench.x, bench.metrics
     table = read_csv(csv_path)
     parameters = [name for name in (table[0] if table else {}) if name not in COLUMNS and name != x]
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
@@ -36,7 +38,7 @@ def plot(csv_path: Path, png_path: Path, title: str, x: str, metrics: Sequence[M
     colors = dict(zip(peers, (label_colors(max(len(peers), 1)) / 255.0).tolist(), strict=False))
     across = min(4, max(1, len(groups)))
     down = max(1, math.ceil(len(groups) / across))
-    width = max(3.6 * across, 5.0)  # inches; the names beside bars take half of one panel
+    width = max(3.6 * across, 5.0)  # inches; the names beside bars take half of a panel
     figure = Figure(figsize=(width, 2.8 * down * len(metrics) + 0.6), layout="constrained")
     panels = figure.subplots(down * len(metrics), across, squeeze=False).ravel()
     for i, metric in enumerate(metrics):
@@ -54,7 +56,7 @@ def plot(csv_path: Path, png_path: Path, title: str, x: str, metrics: Sequence[M
         figure.legend(
             list(lines.values()), list(lines), loc="outside lower center", ncols=columns, frameon=False, fontsize=8
         )
-    figure.suptitle("\n".join(wrap(title, 45 * across)), fontsize=10)
+    figure.suptitle("\n".join(wrap(bench.summary, 45 * across)), fontsize=10)
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=140)
     write_atomically(png_path, out.getvalue())
@@ -92,7 +94,7 @@ def _bars(axes: Axes, rows: Rows, x: str, metric: Metric, colors: Colors) -> Non
 
 
 def _floor(row: dict[str, str], column: str) -> float:
-    """The floor in the plotted metric: rates scale by measured time over floor."""
+    """The floor in the unit of a column. A rate is scaled by the ratio of the measured time to the floor."""
     if column == "median_ms":
         return float(row["floor_ms"])
     return float(f"{float(row[column]) * float(row['median_ms']) / float(row['floor_ms']):.3g}")

@@ -1,4 +1,4 @@
-"""What a benchmark is, and the list of all of them."""
+"""Benchmarks, their cases and options, and the registry of all benchmarks."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from diffnet.benchmarks.harness.arithmetic import Arithmetic, floor_ms
 
 Parameter: TypeAlias = int | float | str
 Metric: TypeAlias = Literal["ms", "TFLOP/s", "GB/s", "MB"]
+Run: TypeAlias = Callable[[], object]
 
 
 class Unavailable(RuntimeError):
-    """Raised by a peer that can't run here. The message says why, and becomes its row in the results."""
+    """Raised by a peer that can't run on this machine. The message becomes the peer's row in the results."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asks for. None leaves a choice to each benchmark.
+    """The user's options. None leaves a choice to each benchmark.
 
+    device: the device to measure on
     vertices, widths: the sizes to measure, V and C
-    k: eigenpairs
+    k: number of eigenpairs
     dtypes: names of arithmetics, see `arithmetic.ARITHMETICS`
-    peers: names, with commas between them; measure these only
-    seconds: to spend on measuring one case
-    flush: empty the GPU's L2 cache before each run
-    compile: measure what torch.compile makes of the others, too
-    meshes: a folder of meshes for what is about meshes; None means generated ones
+    peers: comma-separated names of the only peers to measure
+    seconds: time to spend on each case
+    flush: whether to empty the GPU's L2 cache before each run
+    compile: whether to measure the peers under torch.compile, too
+    meshes: a folder of meshes for the preprocessing benchmarks; None means generated meshes
     """
 
     device: torch.device
@@ -47,19 +49,22 @@ class Options:
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison: callables that do the same work, to be timed side by side.
+    """One comparison: peers that do the same work and are timed side by side.
 
-    parameters: what tells this case from the others of its benchmark; the same names, in the same order, in every case
-    peers: called without arguments; each returns once its work is done or, on a GPU, queued. The first call may
-        build and compile. Raise `Unavailable` where a peer can't run.
-    flops, bytes: the useful operations (by the direct form's count) and the fewest bytes to be moved
-    executed_flops: by peer, where a peer computes by other formulas than the direct form
-    kind: the arithmetic, where what an H200 needs at least is to be compared with
-    times: by peer, where one does only a part of the work: its milliseconds count so often. Its name should say so.
+    parameters: distinguish this case from the other cases of its benchmark. All cases of a benchmark have the same
+        names in the same order.
+    peers: functions without arguments. A peer returns when its work is done or, on a GPU, queued. The first call may
+        build and compile. A peer raises `Unavailable` if it can't run.
+    flops: useful operations, counted by the direct form
+    bytes: fewest bytes that must be moved
+    executed_flops: operations by peer, for peers that use other formulas than the direct form
+    kind: the arithmetic; None if the case has no floor
+    times: factors by peer, for peers that do only a part of the work. Their milliseconds are multiplied by the factor.
+        Their names should say so.
     """
 
     parameters: Mapping[str, Parameter]
-    peers: Mapping[str, Callable[[], object]]
+    peers: Mapping[str, Run]
     flops: float | None = None
     bytes: float | None = None
     executed_flops: Mapping[str, float] = field(default_factory=dict)
@@ -68,24 +73,29 @@ class Case:
 
     @property
     def floor_ms(self) -> float | None:
-        """The time that an H200 needs at least, by the formulas with the fewest operations."""
+        """The milliseconds an H200 needs at least, by the formulas with the fewest operations."""
         if self.kind is None or self.flops is None or self.bytes is None:
             return None
         return floor_ms(min([self.flops, *self.executed_flops.values()]), self.bytes, self.kind)
 
 
+Cases: TypeAlias = Callable[[Options], Iterator[Case]]
+
+
 @dataclass(frozen=True)
 class Benchmark:
-    """A named source of cases. They are made one by one, measured as they come, and what surrounds a `yield` (a
-    precision that is set, inputs that are held) lasts for as long as its case is measured.
+    """A named generator of cases.
 
-    x: the parameter that plots have on their x axis
-    metrics: what they have on the y axis, a row of panels for each
+    Each case is measured before the next one is generated. Code around a `yield`, such as a context manager, is
+    therefore in effect while the case is measured.
+
+    x: the parameter on the x axis of plots
+    metrics: the quantities on the y axis; each gets its own rows of panels
     """
 
     name: str
     summary: str
-    cases: Callable[[Options], Iterator[Case]]
+    cases: Cases
     x: str
     metrics: tuple[Metric, ...]
 
@@ -93,14 +103,15 @@ class Benchmark:
 BENCHMARKS: dict[str, Benchmark] = {}
 
 
-def benchmark(
-    name: str, *, x: str = "vertices", metrics: tuple[Metric, ...] = ("ms",)
-) -> Callable[[Callable[[Options], Iterator[Case]]], Callable[[Options], Iterator[Case]]]:
-    """Register a generator of cases; the first line of its docstring says what is measured."""
+def benchmark(name: str, *, x: str = "vertices", metrics: tuple[Metric, ...] = ("ms",)) -> Callable[[Cases], Cases]:
+    """Register a generator of cases. The first line of its docstring becomes the summary.
 
-    def register(cases: Callable[[Options], Iterator[Case]]) -> Callable[[Options], Iterator[Case]]:
+    Raises ValueError if the name is already registered.
+    """
+
+    def register(cases: Cases) -> Cases:
         if name in BENCHMARKS:
-            raise ValueError(f"there are two benchmarks of the name {name!r}")
+            raise ValueError(f"a benchmark called {name!r} is already registered")
         summary = (cases.__doc__ or "").strip().split("\n")[0]
         BENCHMARKS[name] = Benchmark(name, summary, cases, x, metrics)
         return cases

@@ -1,4 +1,4 @@
-"""Results as a table, one row for each peer of each case, and what the run was."""
+"""Results as a table with one row per peer and case, and the record of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from diffnet.train.report.export import write_atomically
 
 Row = dict[str, str | int | float | None]
 
-# Behind the benchmark's parameters. tflops counts the direct form's operations, executed_tflops what a peer computes.
+# These columns follow the parameters of the benchmark. tflops counts the operations of the direct form,
+# executed_tflops the operations that the peer computes. peak_mb is in units of 2²⁰ bytes.
 COLUMNS = (
     "peer",
     "median_ms",
@@ -43,6 +44,7 @@ COLUMNS = (
 
 
 def rows(case: Case, found: dict[str, Measurement | Failure]) -> list[Row]:
+    """The rows of a case's results, one per peer."""
     return [{**case.parameters, **_numbers(case, peer, result)} for peer, result in found.items()]
 
 
@@ -75,6 +77,7 @@ def _short(value: float | None) -> float | None:
 
 
 def write_csv(path: Path, table: Sequence[Row]) -> None:
+    """Write rows that all have the same columns."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(table[0]) if table else list(COLUMNS), lineterminator="\n")
     writer.writeheader()
@@ -83,12 +86,13 @@ def write_csv(path: Path, table: Sequence[Row]) -> None:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
+    """Read the rows of a CSV file; every value is text."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def write_run(path: Path, names: Sequence[str], options: Options) -> None:
-    """Which benchmarks, when, on what, and by which command."""
+    """Record the benchmarks, the date, the command, the device, the versions and the options."""
     device = options.device
     run: dict[str, Any] = {
         "benchmarks": list(names),

@@ -1,4 +1,4 @@
-"""Running benchmarks into a folder."""
+"""Runs benchmarks and writes their results into a folder."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from diffnet.benchmarks import BENCHMARKS
 from diffnet.benchmarks.harness.plots import plot
-from diffnet.benchmarks.harness.registry import Benchmark, Case, Options
+from diffnet.benchmarks.harness.registry import BENCHMARKS, Benchmark, Case, Options
 from diffnet.benchmarks.harness.results import Row, rows, write_csv, write_run
 from diffnet.benchmarks.harness.timing import Failure, measure
+from diffnet.geometry.errors import OptionError
 
 
 def run_benchmarks(names: Sequence[str], options: Options, out: Path, console: Console) -> list[str]:
-    """Write NAME.csv and NAME.png of each benchmark, and run.json, into the folder `out`.
+    """Run benchmarks, and write NAME.csv and NAME.png for each of them and run.json into the folder `out`.
 
-    Returns a line for each peer that is broken, rather than unable to run here. Raises ValueError for an unknown name.
+    Returns one line for each broken peer. Peers that can't run on this machine are not broken.
+    Raises OptionError for an unknown benchmark or peer.
     """
     for name in names:
         if name not in BENCHMARKS:
-            raise ValueError(f"no benchmark is called {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
+            raise OptionError(f"no benchmark is called {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
     out.mkdir(parents=True, exist_ok=True)
     write_run(out / "run.json", names, options)
     broken: list[str] = []
@@ -33,6 +34,7 @@ def run_benchmarks(names: Sequence[str], options: Options, out: Path, console: C
 
 
 def list_benchmarks(console: Console) -> None:
+    """Print the names and summaries of all benchmarks."""
     table = Table("benchmark", "measures")
     for name in sorted(BENCHMARKS):
         table.add_row(name, BENCHMARKS[name].summary)
@@ -42,37 +44,39 @@ def list_benchmarks(console: Console) -> None:
 def _run(bench: Benchmark, options: Options, out: Path, console: Console) -> list[str]:
     table: list[Row] = []
     broken: list[str] = []
+    csv_path = out / f"{bench.name}.csv"
     for case in bench.cases(options):
         chosen = _choose(case, options)
-        if options.device.type != "cuda":  # floors are a GPU's
+        if options.device.type != "cuda":  # the floor is the floor of a GPU
             chosen = replace(chosen, kind=None)
         found = measure(chosen.peers, options.device, seconds=options.seconds, flush=options.flush)
         new = rows(chosen, found)
         table += new
-        write_csv(out / f"{bench.name}.csv", table)  # after every case, so that what is measured isn't lost
+        write_csv(csv_path, table)  # after every case, so an interrupted run keeps its results
         label = ", ".join(f"{name} {value}" for name, value in case.parameters.items())
         for row in new:
             console.print(f"{bench.name}  {label}  {_line(row)}", soft_wrap=True)
         broken += [
-            f"{bench.name}, {label}, {peer}: {f.reason}"
-            for peer, f in found.items()
-            if isinstance(f, Failure) and not f.expected
+            f"{bench.name}, {label}, {peer}: {result.reason}"
+            for peer, result in found.items()
+            if isinstance(result, Failure) and not result.expected
         ]
     if table:
-        plot(out / f"{bench.name}.csv", out / f"{bench.name}.png", bench.summary, bench.x, bench.metrics)
+        plot(bench, csv_path, out / f"{bench.name}.png")
     return broken
 
 
 def _choose(case: Case, options: Options) -> Case:
+    """The case with only the peers that the options name. Raises ValueError for an unknown peer."""
     if options.peers is None:
         return case
     chosen: list[str] = []
     rest = options.peers.strip()
     while rest or not chosen:
-        # Names may have commas themselves.
+        # A name may contain commas itself, so take the longest name that fits.
         fitting = [peer for peer in case.peers if f"{rest},".startswith(f"{peer},")]
         if not fitting:
-            raise ValueError(f"no peer is called {rest.split(',')[0]!r}; there are {'; '.join(case.peers)}")
+            raise OptionError(f"no peer is called {rest.split(',')[0]!r}; there are {'; '.join(case.peers)}")
         chosen.append(max(fitting, key=len))
         rest = rest[len(chosen[-1]) + 1 :].lstrip()
     return replace(case, peers={peer: case.peers[peer] for peer in chosen})

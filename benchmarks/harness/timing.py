@@ -1,25 +1,25 @@
-"""Timing peers side by side."""
+"""Times peers side by side."""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from diffnet.benchmarks.harness.registry import Unavailable
-
-Run = Callable[[], object]
+from diffnet.benchmarks.harness.registry import Run, Unavailable
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """milliseconds: of every timed run; peak_mb: memory taken at most beyond what was held before, in 2²⁰ bytes
+    """The result of a peer.
 
-    That is the GPU's, or on the CPU what the process had resident (None where there is no /proc).
+    milliseconds: time of every timed run
+    peak_mb: peak memory beyond the memory held before, in units of 2²⁰ bytes. It is the GPU's memory, or on the CPU the
+        resident memory of the process (None if there is no /proc).
     """
 
     milliseconds: tuple[float, ...]
@@ -28,7 +28,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Failure:
-    """A peer without numbers. expected: it can't run here, or not in this memory; otherwise it is broken."""
+    """The error of a peer.
+
+    expected: whether the peer can't run on this machine or in its memory. Otherwise the peer is broken.
+    """
 
     reason: str
     expected: bool
@@ -37,12 +40,14 @@ class Failure:
 def measure(
     peers: Mapping[str, Run], device: torch.device, *, seconds: float = 1.0, flush: bool = True
 ) -> dict[str, Measurement | Failure]:
-    """Time peers in turns, so that a clock that changes or a noisy neighbour meets all of them alike.
+    """Time peers in turns, so that a changing clock or a noisy neighbor affects all of them alike.
 
-    Each runs three times unmeasured first (imports, compilation, autotuning, memory pools), then all take turns until
-    `seconds` are over, at least 5 and at most 200 times. A peer whose first call alone takes longer than `seconds` is
-    not called again: that call is its measurement. On a GPU, where the first call may compile, this goes for the second
-    one. flush: empty the GPU's L2 cache before each run.
+    Each peer first runs three times without being measured (imports, compilation, autotuning, memory pools). Then all
+    peers take turns until `seconds` have passed, at least 5 and at most 200 times. If the first call of a peer takes
+    longer than `seconds`, that call is its measurement and the peer is not called again. On a GPU the first call may
+    compile, so there the second call decides.
+
+    flush: whether to empty the GPU's L2 cache before each run
     """
     found: dict[str, Measurement | Failure] = {}
     ready: dict[str, Run] = {}
@@ -57,7 +62,7 @@ def measure(
                 continue
             _time(run, device, None)
             ready[name], peaks[name] = run, peak
-        except Exception as error:  # one broken peer doesn't take the others' numbers; the caller tells of it
+        except Exception as error:  # the other peers keep their results; the caller reports it
             found[name] = _failure(error)
         finally:
             _release(device)
@@ -87,7 +92,7 @@ def _time(run: Run, device: torch.device, scratch: torch.Tensor | None) -> float
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     if scratch is not None:
         scratch.zero_()
-    # Time to launch everything that `run` launches, so that the GPU never waits for Python.
+    # The GPU sleeps while Python launches the kernels of `run`, so it never waits for Python.
     torch.cuda._sleep(HEAD_START)  # type: ignore[no-untyped-call]
     begin.record()
     run()
@@ -105,13 +110,13 @@ def _time_and_peak_mb(run: Run, device: torch.device) -> tuple[float, float | No
         return ms, (torch.cuda.max_memory_allocated(device) - before) / 2**20
     if not _PEAK_RESET.exists():
         return _time(run, device, None), None
-    _PEAK_RESET.write_text("5")  # the kernel's word for: forget the peak
+    _PEAK_RESET.write_text("5")  # resets the peak resident size, VmHWM
     start = _resident_mb("VmRSS")
     ms = _time(run, device, None)
     return ms, _resident_mb("VmHWM") - start
 
 
-HEAD_START = 4_000_000  # cycles, some 2 ms
+HEAD_START = 4_000_000  # cycles, about 2 ms
 _PEAK_RESET = Path("/proc/self/clear_refs")
 
 
@@ -128,7 +133,7 @@ def _l2_scratch(device: torch.device) -> torch.Tensor | None:
 
 
 def _release(device: torch.device) -> None:
-    """What a peer that failed still holds must not fail the next."""
+    """Free the memory of a failed peer, so that the next peer can use it."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

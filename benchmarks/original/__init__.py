@@ -1,1 +1,1 @@
-"""The network and the preprocessing of the original implementation, as peers."""
+"""The network and the preprocessing of the original implementation, written plainly, as peers."""

@@ -1,7 +1,9 @@
-"""The network as the original implementation computes it, written plainly: gradients as sparse COO products, a loop
-over meshes, and every intermediate in memory. It has our network's parameters, and computes the same function.
+"""The network as the original implementation computes it, written plainly.
 
-Source: Sharp et al. 2022, and the behaviour of https://github.com/nmwsharp/diffusion-net.
+Gradients are sparse COO products, meshes are processed in a loop, and every intermediate result is in memory.
+The network takes the parameters of a `DiffusionNet` and computes the same function.
+
+Source: Sharp et al. 2022, and the behavior of https://github.com/nmwsharp/diffusion-net.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from diffnet import DiffusionNet, DiffusionNetBlock, Operators
 
 @dataclass(frozen=True)
 class OriginalMesh:
-    """One mesh's operators: mass (V,), evals (K,), evecs (V, K), grad_x and grad_y sparse COO (V, V)."""
+    """The operators of one mesh: mass (V,), evals (K,), evecs (V, K), grad_x and grad_y sparse COO (V, V)."""
 
     mass: Tensor
     evals: Tensor
@@ -27,6 +29,7 @@ class OriginalMesh:
 
 
 def original_meshes(operators: Operators) -> list[OriginalMesh]:
+    """The meshes of a packed batch, one by one."""
     meshes = []
     for o in operators.split():
         pattern = o.gradient.pattern
@@ -37,7 +40,7 @@ def original_meshes(operators: Operators) -> list[OriginalMesh]:
 
 
 def original_network(model: DiffusionNet, x: Tensor, meshes: list[OriginalMesh], lengths: list[int]) -> Tensor:
-    """What `model(x, operators)` computes, (V, C_in) → (V, C_out)"""
+    """Compute `model(x, operators)` for a model on the backend "torch". x (V, C_in) → (V, C_out)"""
     outputs = []
     for features, mesh in zip(torch.split(x, lengths), meshes, strict=True):
         h = model.first(features)
@@ -49,10 +52,12 @@ def original_network(model: DiffusionNet, x: Tensor, meshes: list[OriginalMesh],
 
 
 def original_to_spectral(x: Tensor, evecs: Tensor, mass: Tensor) -> Tensor:
+    """Φᵀ(m ∘ x). x (V, C), evecs (V, K), mass (V,) → (K, C)"""
     return evecs.transpose(0, 1) @ (x * mass[:, None])
 
 
 def original_gradient_features(gx: Tensor, gy: Tensor, a_re: Tensor, a_im: Tensor) -> Tensor:
+    """tanh(Re(ḡ ∘ A g)). gx, gy (V, C), a_re, a_im (C, C) → (V, C)"""
     bx = F.linear(gx, a_re) - F.linear(gy, a_im)
     by = F.linear(gy, a_re) + F.linear(gx, a_im)
     return torch.tanh(gx * bx + gy * by)
@@ -67,5 +72,5 @@ def _block(block: DiffusionNetBlock, x: Tensor, mesh: OriginalMesh) -> Tensor:
     assert features is not None
     assert features.a_im is not None
     f = original_gradient_features(gx, gy, features.a_re, features.a_im)
-    out: Tensor = block.mlp(torch.cat([x, diffused, f], dim=-1)) + x
+    out: Tensor = block.mlp([x, diffused, f], x)  # plain PyTorch, since the network's backend is "torch"
     return out

@@ -1,7 +1,7 @@
-"""Preprocessing by the recipe of the original implementation of DiffusionNet, written plainly, to measure against.
+"""Preprocessing by the recipe of the original implementation of DiffusionNet, written plainly.
 
-Cotangent Laplacian, SciPy's `eigsh` about a small shift, and a loop over the vertices that solves a least-squares
-problem at each for the gradient (Sharp et al. 2022, "Implementation").
+The recipe is a cotangent Laplacian, SciPy's `eigsh` with a small shift, and a loop over the vertices that solves one
+least-squares problem per vertex for the gradient (Sharp et al. 2022, "Implementation").
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 
 def original_precompute(verts: Array, faces: NDArray[np.int64], k: int) -> dict[str, Any]:
-    """Laplacian, mass, k eigenpairs, frames and gradient of a mesh in which every vertex has faces."""
+    """Laplacian, mass, k eigenpairs, frames and gradient of a mesh. Every vertex must belong to a face."""
     laplacian = potpourri3d.cotan_laplacian(verts, faces, denom_eps=1e-10)
     mass = potpourri3d.vertex_areas(verts, faces)
     mass += 1e-8 * mass.mean()
@@ -36,6 +36,7 @@ def original_precompute(verts: Array, faces: NDArray[np.int64], k: int) -> dict[
 
 
 def original_eigenbasis(laplacian: scipy.sparse.spmatrix, mass: Array, k: int) -> tuple[Array, Array]:
+    """The k smallest eigenpairs of L φ = λ M φ: evals (k,) and evecs (V, k)."""
     shift = 1e-8
     shifted = (laplacian + shift * scipy.sparse.identity(len(mass))).tocsc()
     evals, evecs = scipy.sparse.linalg.eigsh(shifted, k, scipy.sparse.diags(mass), sigma=shift)

@@ -1,4 +1,4 @@
-"""The generated data set: posed humanoid figures, labelled by body part at the vertices."""
+"""The generated data set: posed humanoid figures, labeled by body part at the vertices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from diffnet.geometry import make_mesh
 
 Kind: TypeAlias = Literal["mesh", "holes", "cloud"]
 
-# The kinds repeat along a split, so that a longer split begins with the figures of a shorter one.
+# The kinds repeat along a split, so a longer split begins with the figures of a shorter one.
 _KINDS: tuple[Kind, ...] = ("mesh", "mesh", "holes", "mesh", "mesh", "cloud", "mesh")
 
 _COUNTS = (700, 2500)
@@ -24,21 +24,21 @@ _ATTEMPTS = 100
 
 
 def figures(train: int = 48, test: int = 16, seed: int = 0) -> LabeledMeshes:
-    """Generate posed humanoid figures, labelled by body part at the vertices.
+    """Generate posed humanoid figures, labeled by body part at the vertices.
 
-    train, test: how many figures each split holds; both ≥ 1
-    seed: ≥ 0; equal seeds give equal arrays, and a longer split begins with the figures of a shorter one
+    train, test: number of figures in each split, ≥ 1
+    seed: ≥ 0. Equal seeds give equal arrays. A longer split begins with the figures of a shorter one.
 
-    The labels are head, torso, upper arm, forearm, hand, thigh, shin and foot; left and right are not told apart.
-    Training figures stand upright, within 20° of facing along y. Test figures are turned by uniformly random
-    rotations, so a network has to learn from the surface, or from augmented coordinates, to do well on them. In each
-    split about one figure in seven has holes and one in seven is a point cloud. See `figure` for one of them.
+    The labels are head, torso, upper arm, forearm, hand, thigh, shin and foot. Left and right have the same label.
+    Training figures stand upright and face y within 20°. Test figures are rotated at random, uniformly over all
+    rotations, so a network must learn from the surface, or from randomly rotated coordinates, to label them. In each
+    split, about one figure in seven has holes and one in seven is a point cloud. See `figure` for a single one.
 
     Raises ValueError for a count below 1 or a negative seed.
     """
     for name, count in (("train", train), ("test", test)):
         if count < 1:
-            raise ValueError(f"{name} should be at least 1, is {count}")
+            raise ValueError(f"{name} should be at least 1, got {count}")
     train_seed, test_seed = _seed_sequence(seed).spawn(2)
     return LabeledMeshes(
         train=_split("train", train, train_seed, upright=True),
@@ -49,26 +49,26 @@ def figures(train: int = 48, test: int = 16, seed: int = 0) -> LabeledMeshes:
 
 
 def figure(seed: int, *, kind: Kind = "mesh", upright: bool = True) -> LabeledMesh:
-    """Generate one figure, some 700 to 2700 vertices in one of several styles of triangulation.
+    """Generate one figure with about 700 to 2700 vertices, in one of several styles of triangulation.
 
-    seed: ≥ 0; equal arguments give equal arrays
-    kind: "mesh", one closed surface of genus 0; "holes", the same with one or two holes in head, torso or thigh;
-        "cloud", points spread at random over the surface, without faces
-    upright: whether the figure stands along z, facing roughly along y, or is turned at random
+    seed: ≥ 0. Equal arguments give equal arrays.
+    kind: "mesh" is a closed surface of genus 0, and "holes" the same with one or two holes in the head, torso or thigh.
+        "cloud" is points spread at random over the surface, without faces.
+    upright: stand along z and face roughly y. Otherwise the figure is rotated at random.
 
-    Coordinates are in metres; bodies are about 1.4 to 1.85 m tall. The labels (V,) are int64 indices into head, torso,
-    upper arm, forearm, hand, thigh, shin and foot, each of which occurs.
+    Coordinates are in meters, and bodies are about 1.4 to 1.85 m tall. The labels (V,) are int64 indices into head,
+    torso, upper arm, forearm, hand, thigh, shin and foot. Each label occurs.
 
     Raises ValueError for an unknown kind or a negative seed.
     """
     if kind not in get_args(Kind):
-        raise ValueError(f"kind should be one of {', '.join(get_args(Kind))}, is {kind!r}")
+        raise ValueError(f"kind should be one of {', '.join(get_args(Kind))}, got {kind!r}")
     return _figure(np.random.default_rng(_seed_sequence(seed)), f"figure_{seed}", kind, upright)
 
 
 def _seed_sequence(seed: int) -> np.random.SeedSequence:
     if seed < 0:
-        raise ValueError(f"seed should be at least 0, is {seed}")
+        raise ValueError(f"seed should be at least 0, got {seed}")
     return np.random.SeedSequence(seed)
 
 
@@ -89,7 +89,7 @@ def _figure(rng: np.random.Generator, name: str, kind: Kind, upright: bool) -> L
         labels = shape.parts[bone_distances(shape, verts).argmin(axis=1)]
         if np.bincount(labels, minlength=len(PARTS)).min() >= _LEAST_OF_A_LABEL:
             return LabeledMesh(name, make_mesh(_turn(verts, upright, rng), faces, name=name), labels)
-    raise RuntimeError(f"{name}: no figure came out in {_ATTEMPTS} attempts")
+    raise RuntimeError(f"{name}: no figure passed all checks in {_ATTEMPTS} attempts")
 
 
 def _surface(shape: Shape, kind: Kind, rng: np.random.Generator) -> Surface | None:
@@ -105,6 +105,6 @@ def _surface(shape: Shape, kind: Kind, rng: np.random.Generator) -> Surface | No
 
 
 def _turn(verts: Floats, upright: bool, rng: np.random.Generator) -> Floats:
-    # A normalised quaternion of four normal variates is a uniformly random rotation
+    # A normalized quaternion of four normal variates is a uniformly random rotation.
     turn = Rotation.from_euler("z", rng.uniform(-_YAW, _YAW)) if upright else Rotation.from_quat(rng.normal(size=4))
     return np.asarray(turn.apply(verts), np.float64)

@@ -1,6 +1,6 @@
 """Posed humanoid bodies as implicit surfaces: tapered bones on a jointed skeleton, blended smoothly into one skin.
 
-Lengths are in metres. A body stands along z and looks along y, its pelvis at the origin.
+Lengths are in meters. A body stands along z and faces y. Its pelvis is at the origin.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from scipy.spatial.transform import Rotation
 
 PARTS = ("head", "torso", "upper arm", "forearm", "hand", "thigh", "shin", "foot")
 
-# How far bones blend into each other. The skin is where Σ exp(-distance / BLEND) = 1.
+# The distance over which bones blend into each other. The skin is where Σ exp(-distance / BLEND) = 1.
 BLEND = 0.017
-# Farther than this from its surface, a bone adds less than 0.4 % of that sum.
+# At a larger distance from its surface, a bone adds less than 0.4 % of this sum.
 REACH = 6 * BLEND
 
-# Balls of bones that are FAR apart at rest must stay NEAR apart in a pose, or it counts as self-contact.
+# Self-contact: two balls on bones are farther apart than FAR at rest, and closer than NEAR in a pose.
 FAR, NEAR = 0.12, 0.03
 
 _ATTEMPTS = 200
@@ -53,7 +53,7 @@ _SIZES = {
     "foot": (0.17, 0.15),
 }
 
-# Limits of the joints in degrees about y (sideways), x (forwards) and z (twist); a limb's are those of the left one.
+# Limits of the joints in degrees about y (sideways), x (forward) and z (twist), for the left side of the body.
 _LIMITS: dict[str, Ranges] = {
     "spine": ((-14, 14), (-30, 12), (-25, 25)),
     "neck": ((-18, 18), (-25, 20), (-35, 35)),
@@ -79,7 +79,7 @@ class _Bone(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """A joint: where it is, and the rotation of what hangs on it."""
+    """A joint: its position, and the rotation of the bones below it."""
 
     origin: Floats
     rotation: Rotation
@@ -88,9 +88,9 @@ class _Frame(NamedTuple):
         return self.origin + np.asarray(self.rotation.apply([x, y, z]), np.float64)
 
     def joint(self, place: tuple[float, float, float], degrees: tuple[float, ...], side: int = 1) -> _Frame:
-        """The frame of a child at `place`; side -1 mirrors the angles left to right."""
-        sideways, forwards, twist = degrees
-        turn = Rotation.from_euler("YXZ", [-side * sideways, forwards, side * twist], degrees=True)
+        """The frame of a child joint at `place`. Side -1 mirrors the angles."""
+        sideways, forward, twist = degrees
+        turn = Rotation.from_euler("YXZ", [-side * sideways, forward, side * twist], degrees=True)
         return _Frame(self.at(*place), self.rotation * turn)
 
 
@@ -100,7 +100,7 @@ class Shape:
 
     starts, ends: (B, 3) float64, the axis of each bone
     radii: (B, 2) float64, at the start and the end
-    bulge: (B,) float64, added to the radius a third of the way along, as a muscle does
+    bulge: (B,) float64, added to the radius a third of the way along, like a muscle
     parts: (B,) int64, indices into PARTS
     """
 
@@ -111,11 +111,12 @@ class Shape:
     parts: NDArray[np.int64]
 
     def rotated(self, rotation: Rotation) -> Shape:
+        """The shape rotated about the origin."""
         return Shape(rotation.apply(self.starts), rotation.apply(self.ends), self.radii, self.bulge, self.parts)
 
 
 def sample_shape(rng: np.random.Generator) -> Shape:
-    """A body of random proportions in a random pose without self-contact, or at rest if none is found."""
+    """A body of random proportions in a random pose without self-contact. At rest if no such pose is found."""
     sizes = _sample_sizes(rng)
     rest = _assemble(sizes, {(name, side): _REST[name] for name in _LIMITS for side in (-1, 1)})
     for _ in range(_ATTEMPTS):
@@ -126,13 +127,13 @@ def sample_shape(rng: np.random.Generator) -> Shape:
 
 
 def bone_distances(shape: Shape, points: Floats) -> Floats:
-    """(P, B): the distance of each point (P, 3) to the surface of each bone, negative inside."""
+    """The distance (P, B) of each point (P, 3) to the surface of each bone. Negative inside."""
     columns = [bone_distance(shape, bone, *points.T) for bone in range(len(shape.parts))]
     return np.stack(columns, axis=1)
 
 
 def bone_distance(shape: Shape, bone: int, x: Floats, y: Floats, z: Floats) -> Floats:
-    """The distance to one bone's surface, at coordinates that broadcast against each other."""
+    """The distance to the surface of one bone, at coordinates that broadcast against each other."""
     sx, sy, sz = shape.starts[bone]
     ax, ay, az = shape.ends[bone] - shape.starts[bone]
     along = ((x - sx) * ax + (y - sy) * ay + (z - sz) * az) / (ax * ax + ay * ay + az * az)
@@ -144,7 +145,7 @@ def bone_distance(shape: Shape, bone: int, x: Floats, y: Floats, z: Floats) -> F
 
 
 def skin_distance(shape: Shape, points: Floats) -> Floats:
-    """(P,): roughly the distance of points (P, 3) to the blended skin, negative inside."""
+    """The approximate distance (P,) of points (P, 3) to the blended skin. Negative inside."""
     x, y, z = points.T
     total = np.full(len(points), 1e-30)
     for bone in range(len(shape.parts)):
@@ -153,7 +154,7 @@ def skin_distance(shape: Shape, points: Floats) -> Floats:
 
 
 def skin_gradient(shape: Shape, points: Floats, step: float = 1e-4) -> Floats:
-    """(P, 3): the gradient of `skin_distance` by central differences; it points outwards."""
+    """The gradient (P, 3) of `skin_distance`, by central differences. It points outward."""
     offsets = step * np.eye(3)
     slopes = [skin_distance(shape, points + o) - skin_distance(shape, points - o) for o in offsets]
     return np.stack(slopes, axis=1) / (2 * step)
@@ -265,10 +266,10 @@ def _touches_itself(shape: Shape, rest: Shape) -> bool:
 
 
 def _ball_gaps(shape: Shape, per_bone: int = 6) -> Floats:
-    """The gaps between all pairs of balls strung along the bones; negative where they overlap."""
+    """The gaps between all pairs of balls along the bones. Negative if they overlap."""
     along = np.linspace(0, 1, per_bone)
-    centres = shape.starts[:, None] + along[:, None] * (shape.ends - shape.starts)[:, None]
+    centers = shape.starts[:, None] + along[:, None] * (shape.ends - shape.starts)[:, None]
     radii = shape.radii[:, :1] + along * (shape.radii[:, 1:] - shape.radii[:, :1]) + shape.bulge[:, None]
-    flat, sizes = centres.reshape(-1, 3), radii.reshape(-1)
+    flat, sizes = centers.reshape(-1, 3), radii.reshape(-1)
     apart = np.linalg.norm(flat[:, None] - flat[None], axis=2)
     return np.asarray(apart - sizes[:, None] - sizes[None], np.float64)

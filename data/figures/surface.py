@@ -1,4 +1,4 @@
-"""Triangulations of a figure's skin: several styles, with holes, or as points without triangles."""
+"""Triangulations of a figure's skin in several styles, holes in them, and points without triangles."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from diffnet.data.figures.shape import (
 Ints: TypeAlias = NDArray[np.int64]
 Surface: TypeAlias = "tuple[Floats, Ints]"
 
-# raw: marching cubes on a grid that is turned at random; even: triangles of about one size; irregular: of all sizes;
-# adaptive: smaller on thin parts
+# raw: marching cubes on a randomly rotated grid; even: triangles of about equal size; irregular: triangles of all
+# sizes; adaptive: smaller triangles on thin parts
 STYLES = ("raw", "even", "irregular", "adaptive")
 
 _FINE = 0.012
@@ -39,7 +39,7 @@ _ATTEMPTS = 10
 
 
 def polygonize(shape: Shape, spacing: float = _FINE) -> Surface | None:
-    """The skin by marching cubes, oriented outwards; None where it isn't one closed surface of genus 0."""
+    """The skin by marching cubes, oriented outward. None if it is not one closed surface of genus 0."""
     reach = shape.radii.max() + shape.bulge.max() + REACH + spacing
     low = np.minimum(shape.starts, shape.ends).min(axis=0) - reach
     high = np.maximum(shape.starts, shape.ends).max(axis=0) + reach
@@ -50,9 +50,9 @@ def polygonize(shape: Shape, spacing: float = _FINE) -> Surface | None:
         x, y, z = (a[b] for a, b in zip(axes, box, strict=True))
         total[box] += np.exp(-bone_distance(shape, bone, x[:, None, None], y[:, None], z) / BLEND)
     field = -BLEND * np.log(total)
-    # Where the skin passes close by a grid point, marching cubes makes slivers: keep it a little away
+    # If the skin passes close to a grid point, marching cubes makes slivers. This keeps it a little away.
     field = np.where(np.abs(field) < 0.1 * spacing, np.copysign(0.1 * spacing, field), field)
-    from skimage.measure import marching_cubes  # heavy, and only this data set needs it
+    from skimage.measure import marching_cubes  # slow to import, and only this data set needs it
 
     verts, faces, _, _ = marching_cubes(  # type: ignore[no-untyped-call]
         field, 0.0, spacing=(spacing,) * 3, gradient_direction="descent"
@@ -62,10 +62,10 @@ def polygonize(shape: Shape, spacing: float = _FINE) -> Surface | None:
 
 
 def triangulate(shape: Shape, skin: Surface, style: str, count: int, rng: np.random.Generator) -> Surface | None:
-    """One closed surface of genus 0 in one of the STYLES, or None where that fails.
+    """One closed surface of genus 0 in one of the STYLES. None if that fails.
 
     skin: the result of `polygonize`
-    count: about how many vertices; "raw" has as many as its grid makes
+    count: approximate number of vertices; "raw" ignores it, because its grid decides
     """
     if style == "raw":
         turn = Rotation.from_quat(rng.normal(size=4))
@@ -79,7 +79,7 @@ def triangulate(shape: Shape, skin: Surface, style: str, count: int, rng: np.ran
 
 
 def cut_holes(shape: Shape, surface: Surface, rng: np.random.Generator) -> Surface | None:
-    """Cut one or two holes into the wide parts of a closed surface, or None where there is no room for them."""
+    """Cut one or two holes into the wide parts of a closed surface. None if there is no room for them."""
     verts, faces = surface
     nearest = shape.parts[bone_distances(shape, verts).argmin(axis=1)]
     wide = np.flatnonzero(np.isin(nearest, [PARTS.index(p) for p in _HOLE_PARTS]))
@@ -96,7 +96,7 @@ def cut_holes(shape: Shape, surface: Surface, rng: np.random.Generator) -> Surfa
 
 
 def sample_points(shape: Shape, skin: Surface, count: int, rng: np.random.Generator) -> Surface:
-    """`count` points spread over the skin uniformly by area, and no faces."""
+    """`count` random points, uniform by area over the skin, and no faces."""
     corners = skin[0][skin[1]]
     areas = np.linalg.norm(_face_normals(*skin), axis=1)
     weights = rng.dirichlet((1, 1, 1), size=count)
@@ -105,7 +105,7 @@ def sample_points(shape: Shape, skin: Surface, count: int, rng: np.random.Genera
 
 
 def _grid_box(shape: Shape, bone: int, axes: list[Floats]) -> tuple[slice, ...]:
-    """The part of the grid within REACH of a bone: a small part of the whole, which is what makes this fast."""
+    """The part of the grid within REACH of a bone. It is a small part, which makes `polygonize` fast."""
     ends = np.stack([shape.starts[bone], shape.ends[bone]])
     radius = shape.radii[bone].max() + shape.bulge[bone] + REACH
     low, high = ends.min(axis=0) - radius, ends.max(axis=0) + radius
@@ -118,7 +118,7 @@ def _coarsen(shape: Shape, skin: Surface, style: str, count: int, rng: np.random
     graph = _edge_graph(verts, faces)
     seeds = _spread_seeds(shape, verts, style, count, rng)
     for _ in range(_ATTEMPTS):
-        # Shortest paths, not straight ones: every cell is connected, and the two sides of a hand stay apart
+        # With distances along the surface, every cell is connected, and the two sides of a hand stay separate.
         _, _, nearest = dijkstra(graph, directed=False, indices=seeds, min_only=True, return_predecessors=True)
         cells = np.searchsorted(seeds, nearest)[faces]
         a, b, c = cells.T
@@ -135,53 +135,53 @@ def _coarsen(shape: Shape, skin: Surface, style: str, count: int, rng: np.random
 
 
 def _spread_seeds(shape: Shape, verts: Floats, style: str, count: int, rng: np.random.Generator) -> Ints:
-    """About `count` of the vertices, ascending: drawn at random, then spread by Lloyd's algorithm."""
+    """About `count` vertices in ascending order, drawn at random and then spread by Lloyd's algorithm."""
     density = np.ones(len(verts))
     if style == "adaptive":
         density = 1 / shape.radii.mean(axis=1)[bone_distances(shape, verts).argmin(axis=1)]
     normals = skin_gradient(shape, verts)
-    # Normals as further coordinates keep the two sides of a thin part from sharing a cluster
+    # With normals as additional coordinates, the two sides of a thin part do not share a cluster.
     embedded = np.hstack([verts, 0.03 * normals / np.linalg.norm(normals, axis=1, keepdims=True)])
     tree = cKDTree(embedded)
     seeds = np.sort(rng.choice(len(verts), count, replace=False, p=density / density.sum()))
     for _ in range(_LLOYD_STEPS[style]):
         owner = cKDTree(embedded[seeds]).query(embedded)[1]
         mass = np.bincount(owner, density)
-        centres = np.stack([np.bincount(owner, density * x) / mass for x in embedded.T], axis=1)
-        seeds = np.unique(tree.query(centres)[1])
+        centers = np.stack([np.bincount(owner, density * x) / mass for x in embedded.T], axis=1)
+        seeds = np.unique(tree.query(centers)[1])
     return seeds
 
 
 def _surplus_cells(count: int, dual: Ints) -> Ints:
-    """The cells to give up so that the dual becomes a manifold.
+    """The cells to remove so that the dual becomes a manifold.
 
-    A cell with fewer than three neighbours lies between two others, which then meet along two borders: it goes, and
-    of the two ends of any other edge without exactly two triangles, the one with fewer neighbours.
+    A cell with fewer than three neighbors is removed, because its two neighbors would meet along two borders. For every
+    other edge without exactly two triangles, the end with fewer neighbors is removed.
     """
     edges, uses = _edges(dual)
-    neighbours = np.bincount(edges.ravel(), minlength=count)
+    neighbors = np.bincount(edges.ravel(), minlength=count)
     ends = edges[uses != 2]
-    fewer = ends[np.arange(len(ends)), neighbours[ends].argmin(axis=1)]
-    return np.union1d(fewer, np.flatnonzero(neighbours < 3))
+    fewer = ends[np.arange(len(ends)), neighbors[ends].argmin(axis=1)]
+    return np.union1d(fewer, np.flatnonzero(neighbors < 3))
 
 
 def _relax(shape: Shape, verts: Floats, faces: Ints, steps: int = 4) -> Floats:
-    """Slide vertices along the skin, halfway towards the mean of their neighbours."""
+    """Move vertices along the skin, halfway to the mean of their neighbors in each step."""
     graph = _edge_graph(verts, faces)
     graph.data[:] = 1.0
     graph = graph + graph.T
-    neighbours = graph.sum(axis=1)[:, None]
+    neighbors = graph.sum(axis=1)[:, None]
     for _ in range(steps):
         normals = skin_gradient(shape, verts)
         normals /= np.linalg.norm(normals, axis=1, keepdims=True)
-        move = (graph @ verts) / neighbours - verts
+        move = (graph @ verts) / neighbors - verts
         move -= (move * normals).sum(axis=1, keepdims=True) * normals
         verts = _onto_skin(shape, verts + 0.5 * move, steps=1)
     return verts
 
 
 def _onto_skin(shape: Shape, points: Floats, steps: int = 2) -> Floats:
-    """Newton's method along the gradient."""
+    """Move points onto the skin by Newton's method along the gradient."""
     for _ in range(steps):
         slope = skin_gradient(shape, points)
         points = points - (skin_distance(shape, points) / (slope**2).sum(axis=1))[:, None] * slope
@@ -189,38 +189,38 @@ def _onto_skin(shape: Shape, points: Floats, steps: int = 2) -> Floats:
 
 
 def _bad_triangles(shape: Shape, verts: Floats, faces: Ints) -> NDArray[np.bool_]:
-    """(F,): which triangles are needles, or folded over as judged by the skin's normals at their corners."""
+    """A mask (F,) of triangles that are needles, or that face against the skin's normals at their corners."""
     normals = _face_normals(verts, faces)
-    outwards = skin_gradient(shape, verts)[faces].sum(axis=1)
+    outward = skin_gradient(shape, verts)[faces].sum(axis=1)
     longest = np.linalg.norm(verts[faces] - verts[np.roll(faces, 1, axis=1)], axis=2).max(axis=1)
-    folded = (normals * outwards).sum(axis=1) <= 0
+    folded = (normals * outward).sum(axis=1) <= 0
     return np.asarray(folded | (np.linalg.norm(normals, axis=1) < 0.02 * longest**2), np.bool_)
 
 
 def _face_normals(verts: Floats, faces: Ints) -> Floats:
-    """(F, 3): normals by the right-hand rule, as long as twice the triangle's area."""
+    """Normals (F, 3) by the right-hand rule. Their length is twice the area."""
     a, b, c = verts[faces].transpose(1, 0, 2)
     return np.cross(b - a, c - a)
 
 
 def _edges(faces: Ints) -> tuple[Ints, Ints]:
-    """The undirected edges (E, 2) and how many triangles use each (E,)."""
+    """The undirected edges (E, 2), and the number of triangles at each (E,)."""
     corners = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
-    # One number for each edge: sorting numbers is several times faster than sorting rows
+    # Each edge becomes one number. Sorting numbers is several times faster than sorting rows.
     base = faces.max() + 1
     numbers, uses = np.unique(corners[:, 0] * base + corners[:, 1], return_counts=True)
     return np.stack(np.divmod(numbers, base), axis=1), uses
 
 
 def _edge_graph(verts: Floats, faces: Ints) -> csr_array:
-    """(V, V) sparse: the lengths of the edges, each stored once."""
+    """A sparse matrix (V, V) of edge lengths. Each edge is stored once."""
     edges, _ = _edges(faces)
     lengths = np.linalg.norm(verts[edges[:, 0]] - verts[edges[:, 1]], axis=1)
     return coo_array((lengths, edges.T), shape=(len(verts), len(verts))).tocsr()
 
 
 def _is_sphere(count: int, faces: Ints, holes: int = 0) -> bool:
-    """Whether triangles make one surface of genus 0 with that many holes, which uses all `count` vertices."""
+    """Whether the triangles form one surface of genus 0 with this many holes that uses all `count` vertices."""
     edges, uses = _edges(faces)
     border = np.bincount(edges[uses == 1].ravel(), minlength=count)
     graph = coo_array((np.ones(len(edges)), edges.T), shape=(count, count))

@@ -1,4 +1,4 @@
-"""Which files of a data set belong together: meshes to their part, labels to their mesh."""
+"""The files of a data set: which part a mesh belongs to, and which labels belong to a mesh."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Parts: TypeAlias = tuple[list[Path], list[Path]]
 
 
 def find_parts(root: Path, test_fraction: float, seed: int) -> Parts:
-    """The meshes for training and for the test, by subfolders, by lists or at random."""
+    """The meshes for training and for testing: by subfolders, else by lists, else at random. Raises DataError."""
     if _both_exist(root / "train", root / "test"):
         parts = files_in(root / "train", FORMATS), files_in(root / "test", FORMATS)
     else:
@@ -37,13 +37,13 @@ def find_parts(root: Path, test_fraction: float, seed: int) -> Parts:
 
 def _both_exist(train: Path, test: Path) -> bool:
     if train.exists() != test.exists():
-        there, absent = (train, test) if train.exists() else (test, train)
-        raise DataError(f"{there.parent}: there is {there.name} but no {absent.name}")
+        present, absent = (train, test) if train.exists() else (test, train)
+        raise DataError(f"{present.parent}: there is {present.name} but no {absent.name}")
     return train.exists()
 
 
 def parts_by_lists(root: Path, meshes: list[Path], folder: Path) -> Parts:
-    """The meshes that `train.txt` and `test.txt` name, in their order; DataError for a name without a mesh."""
+    """The meshes listed in `train.txt` and `test.txt`, in that order. Raises DataError for a name without a mesh."""
     known = {_key(mesh.name): mesh for mesh in meshes}
 
     def listed(file: Path) -> list[Path]:
@@ -57,14 +57,14 @@ def parts_by_lists(root: Path, meshes: list[Path], folder: Path) -> Parts:
 
 
 def _key(name: str) -> str:
-    """A file name with its extension in lower case: lists are often written by other hands than the files."""
+    """A file name with its extension in lower case. Lists often disagree with the files about the case."""
     stem, suffix = os.path.splitext(name)
     return stem + suffix.lower()
 
 
 def _parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int) -> Parts:
     if len(meshes) < 2:
-        raise DataError(f"{root}: {len(meshes)} meshes ({', '.join(FORMATS)}), at least 2 are needed to set one aside")
+        raise DataError(f"{root}: {len(meshes)} meshes ({', '.join(FORMATS)}), training and testing need at least 2")
     tests = min(max(round(len(meshes) * test_fraction), 1), len(meshes) - 1)
     chosen = set(np.random.default_rng(seed).permutation(len(meshes))[:tests].tolist())
     train = [mesh for i, mesh in enumerate(meshes) if i not in chosen]
@@ -72,7 +72,7 @@ def _parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed:
 
 
 def check_parts(root: Path, parts: Parts) -> None:
-    """DataError for an empty part and for a name that occurs twice, since it has but one label file."""
+    """Raises DataError for an empty part, and for a mesh name that occurs twice, which would share one label file."""
     seen: dict[str, str] = {}
     for name, meshes in zip(("train", "test"), parts, strict=True):
         if not meshes:
@@ -85,7 +85,7 @@ def check_parts(root: Path, parts: Parts) -> None:
 
 
 def pair_beside(root: Path, parts: Parts, subfolder: str, suffixes: tuple[str, ...]) -> list[list[Path]]:
-    """The label files of both parts, beside the meshes or in a subfolder, where none may be without a mesh."""
+    """The label files of both parts, beside the meshes or in a subfolder. Raises DataError if labels have no mesh."""
     places = [list(dict.fromkeys([m[0].parent, m[0].parent / subfolder, root / subfolder])) for m in parts]
     paired = [pair_labels(meshes, folders, suffixes) for meshes, folders in zip(parts, places, strict=True)]
     stems = {mesh.stem for meshes in parts for mesh in files_in(meshes[0].parent, FORMATS)}
@@ -97,7 +97,7 @@ def pair_beside(root: Path, parts: Parts, subfolder: str, suffixes: tuple[str, .
 
 
 def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ...]) -> list[Path]:
-    """The one label file of each mesh."""
+    """The label file of each mesh. Raises DataError if a mesh has none or several."""
     found: dict[str, list[Path]] = {}
     for folder in folders:
         for file in _label_files(folder, suffixes):
@@ -119,7 +119,7 @@ def _label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The visible files of a folder with these extensions, sorted by name; none where there is no such folder."""
+    """The visible files of a folder with these extensions, sorted by name. Empty if the folder does not exist."""
     if not folder.is_dir():
         return []
     files = (file for file in folder.iterdir() if file.suffix.lower() in suffixes and file.name[0] != ".")

@@ -1,4 +1,4 @@
-"""Label files, and which elements of a mesh their numbers belong to."""
+"""Label files, and the elements of a mesh that their labels belong to."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _INT64 = np.iinfo(np.int64)
 
 
 def read_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
-    """The labels of one file as they stand there: (N,) int64, N ≥ 1.
+    """The labels of one file, unchanged: (N,) int64, N ≥ 1.
 
-    A `.npy` file holds a one-dimensional array of integers or of whole floats. Every other file is text: integers
-    separated by line breaks or blanks, also written as floats (`1.000e+00`); blank lines don't count.
+    A `.npy` file holds a one-dimensional array of integers or whole floats. Any other file is text: integers separated
+    by line breaks or blanks. They may be written as floats (`1.000e+00`). Blank lines are ignored.
 
-    Raises DataError, naming the file and the line or the value, for a missing or empty file and anything but whole
-    numbers that fit int64.
+    Raises DataError for a missing or empty file, and for a value that is not a whole number or does not fit int64. The
+    message names the file and the line or the value.
     """
     path = Path(path)
     if not path.is_file():
@@ -34,7 +34,7 @@ def read_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text file that aren't blank, without the blanks around them; DataError if it has none."""
+    """The stripped lines of a UTF-8 text file, without blank ones. Raises DataError if no line is left."""
     lines = [line.strip() for line in _text_of(path).splitlines()]
     lines = [line for line in lines if line]
     if not lines:
@@ -43,17 +43,17 @@ def read_lines(path: Path) -> list[str]:
 
 
 def number_classes(values: Sequence[NDArray[np.int64]], names_file: Path) -> tuple[list[NDArray[np.int64]], list[str]]:
-    """Class indices (int64, shapes as given) and label names for the values of a whole set.
+    """Class indices (int64, shapes unchanged) and label names for the label values of a whole set.
 
-    The sorted distinct values ≥ 0 of all arrays become classes 0 … C-1; negative ones become UNLABELED. The names are
-    the lines of `names_file` where it exists, else the values in decimal.
+    The sorted distinct values ≥ 0 of all arrays become classes 0 … C-1. Negative values become UNLABELED. The names are
+    the lines of `names_file` if it exists, else the values in decimal.
 
-    Raises DataError where no value is ≥ 0, and for a names file that doesn't have one line a class.
+    Raises DataError if no value is ≥ 0, and if the names file does not have one line per class.
     """
     distinct = np.unique(np.concatenate([np.unique(v) for v in values]))
     distinct = distinct[distinct >= 0]
     if not len(distinct):
-        raise DataError(f"{names_file.parent}: every label is negative, which means unlabelled")
+        raise DataError(f"{names_file.parent}: every label is negative, which means unlabeled")
     names = [str(value) for value in distinct]
     if names_file.is_file():
         given = read_lines(names_file)
@@ -65,12 +65,11 @@ def number_classes(values: Sequence[NDArray[np.int64]], names_file: Path) -> tup
 
 
 def find_labels_at(meshes: Sequence[Mesh], counts: Sequence[int], files: Sequence[Path]) -> LabelsAt:
-    """Whether a set is labelled at its vertices or at its faces, by the number of labels of each mesh.
+    """Find out from the number of labels of each mesh whether a set is labeled at vertices or at faces.
 
-    A file whose count fits both (a mesh with as many faces as vertices) follows the others.
+    If a mesh has as many faces as vertices, its file fits both, and the other files decide.
 
-    Raises DataError for a count that fits neither, naming the file; for a set that mixes both, naming a file of each;
-    and where every file fits both.
+    Raises DataError for a file that fits neither, for a set that mixes both, and if every file fits both.
     """
     decided: dict[LabelsAt, Path] = {}
     for mesh, count, file in zip(meshes, counts, files, strict=True):
@@ -83,12 +82,12 @@ def find_labels_at(meshes: Sequence[Mesh], counts: Sequence[int], files: Sequenc
             decided.setdefault("vertices" if at_vertices else "faces", file)
     if len(decided) == 2:
         raise DataError(
-            f"{decided['vertices']} labels vertices, but {decided['faces']} labels faces: a set has one kind"
+            f"{decided['vertices']} labels vertices, but {decided['faces']} labels faces: a set can have only one kind"
         )
     if not decided:
         raise DataError(
-            f"{files[0]}: {counts[0]} labels may be of vertices or of faces: {meshes[0].name} has "
-            f"{_size(meshes[0], 'vertices')} and {_size(meshes[0], 'faces')}, and no other file decides it"
+            f"{files[0]}: {counts[0]} labels fit vertices and faces: {meshes[0].name} has "
+            f"{_size(meshes[0], 'vertices')} and {_size(meshes[0], 'faces')}, and no other file decides"
         )
     return next(iter(decided))
 
@@ -96,8 +95,8 @@ def find_labels_at(meshes: Sequence[Mesh], counts: Sequence[int], files: Sequenc
 def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, file: Path) -> NDArray[np.int64]:
     """One label for each vertex (V,), triangle (F,) or edge (E,) of a mesh, int64.
 
-    For faces, one label a polygon of the source, which its triangles share, or one a triangle. Raises DataError,
-    naming the file and the counts, where the number of labels doesn't fit.
+    Labels of faces may be one per triangle, or one per polygon of the source file, which all its triangles get. Raises
+    DataError if the number of labels does not fit. The message names the file and the counts.
     """
     if not _fits(mesh, len(labels), at):
         raise DataError(f"{file}: {len(labels)} labels, but {mesh.name} has {_size(mesh, at)}")
@@ -130,7 +129,7 @@ def _read_text(path: Path) -> NDArray[np.int64]:
         try:
             return np.array(list(map(int, text.split())), np.int64)
         except (ValueError, OverflowError):
-            pass  # more slowly, for numbers written as floats, or to say which line is wrong
+            pass  # the slower loop below reads numbers written as floats, and finds the line of an error
     values: list[int] = []
     for number, line in enumerate(text.splitlines(), start=1):
         for token in line.split():
@@ -142,7 +141,7 @@ def _read_text(path: Path) -> NDArray[np.int64]:
 
 
 def _whole_number(token: str) -> int:
-    """The integer a token means, else ValueError. Python's own grouping, `1_0`, is no number in a file."""
+    """The integer that a token stands for. Raises ValueError, also for Python's grouping of digits (`1_0`)."""
     try:
         value = int(token)
     except ValueError:
@@ -167,7 +166,7 @@ def _read_npy(path: Path) -> NDArray[np.int64]:
     if array.dtype.kind not in "iuf":
         raise DataError(f"{path}: labels should be integers, dtype is {array.dtype}")
     if array.dtype.kind == "f":
-        array = array.astype(np.float64)  # where both bounds below are exact; NaN fails the comparisons
+        array = array.astype(np.float64)  # float64 holds both bounds below exactly; NaN fails the comparisons
         fits = (array >= -(2.0**63)) & (array < 2.0**63)
     else:
         fits = array <= _INT64.max

@@ -1,4 +1,4 @@
-"""Labelled data sets on disk, in the layouts they are published in."""
+"""Labeled data sets on disk, in the layouts in which they are published."""
 
 from __future__ import annotations
 
@@ -43,45 +43,46 @@ def load_dataset(
     seed: int = 0,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> LabeledMeshes:
-    """Read a labelled data set, all of it, from a folder in one of these layouts.
+    """Read all of a labeled data set from a folder in one of these layouts.
 
-    "rna": RNA surfaces (Poulenard et al. 2019). `off/NAME.off`, `labels/NAME.txt` with an integer in -1 … 258 per
-        vertex, `train.txt` and `test.txt`. Always 260 classes: -1 is a class of its own, the first.
-    "meshcnn": segmentation sets of MeshCNN (Hanocka et al. 2019). `train/*.obj`, `test/*.obj` and `seg/NAME.eseg` with
-        a label per edge. Soft labels (`sseg/`) are not read.
-    "princeton": after the Princeton benchmark (Chen et al. 2009). `NAME.seg`, a label per face, beside the mesh or in
-        `seg/`.
-    "folder": `NAME.txt`, `.npy` or `.seg` beside the mesh or in `labels/`. Whether the labels are of vertices or faces
-        is found from their number; a mesh with as many faces as vertices follows the others of the set.
-    "auto": the first that fits of
-        meshcnn, where there are `train/`, `test/` and `seg/*.eseg`;
-        rna, where there are `off/`, `labels/`, `train.txt` and `test.txt`, and every name in the two lists is that of
-        a PDB chain, like `1K73_B.off`. Other sets in these folders are read as "folder", without the 260 classes;
-        princeton, where a `.seg` file lies in the folder or in its `seg/`, `off/`, `meshes/`, `train/` or `test/`;
-        folder, where a mesh lies in the folder or in its `off/`, `meshes/`, `train/` or `test/`.
+    "rna": RNA surfaces (Poulenard et al. 2019). Meshes are `off/NAME.off`. `labels/NAME.txt` holds an integer from -1
+        to 258 per vertex. `train.txt` and `test.txt` list the meshes. There are always 260 classes: -1 is a class of
+        its own, the first one.
+    "meshcnn": segmentation sets of MeshCNN (Hanocka et al. 2019). Meshes are `train/*.obj` and `test/*.obj`.
+        `seg/NAME.eseg` holds a label per edge. Soft labels (`sseg/`) are not read.
+    "princeton": sets in the manner of the Princeton benchmark (Chen et al. 2009). `NAME.seg` holds a label per face. It
+        is beside the mesh or in `seg/`.
+    "folder": `NAME.txt`, `.npy` or `.seg` is beside the mesh or in `labels/`. The number of labels decides whether they
+        are at vertices or at faces. If a mesh has as many faces as vertices, the other meshes decide.
+    "auto": the first of these that fits:
+        meshcnn, if there are `train/`, `test/` and `seg/*.eseg`;
+        rna, if there are `off/`, `labels/`, `train.txt` and `test.txt`, and every listed name is a PDB chain such as
+        `1K73_B.off`. Other sets with these folders are read as "folder", without the 260 classes;
+        princeton, if a `.seg` file is in the folder or in its `seg/`, `off/`, `meshes/`, `train/` or `test/`;
+        folder, if a mesh is in the folder or in its `off/`, `meshes/`, `train/` or `test/`.
 
-    In "princeton" and "folder" meshes are obj, off, ply or stl files. They are divided by the subfolders `train/` and
-    `test/`; else by `train.txt` and `test.txt`, one file name a line; else at random by `seed`, `test_fraction` of
-    them, and at least one, for the test. Without subfolders of that kind they lie in the folder itself, else in
-    `off/`, else in `meshes/`. A mesh that the lists don't name is left out.
+    In "princeton" and "folder", meshes are obj, off, ply or stl files. The subfolders `train/` and `test/` divide them.
+    Without these, the meshes are in the folder itself, else in `off/`, else in `meshes/`. Then `train.txt` and
+    `test.txt` divide them, with one file name per line, and a mesh that is not listed is left out. Without these, a
+    random share of `test_fraction`, drawn with `seed`, is the test part. It has at least one mesh.
 
-    Except in "rna", labels are any integers: negative ones are unlabelled, and the distinct others, sorted, become
-    classes 0 … C-1. `label_names` are the lines of `label_names.txt` where there is one, else the integers. Labels per
-    face may be one a polygon of the source or one a triangle.
+    Except in "rna", labels are any integers. Negative ones are unlabeled. The others, sorted, become classes 0 … C-1.
+    `label_names` are the lines of `label_names.txt` if it exists, else the integers. Labels of faces may be one per
+    polygon of the source file, or one per triangle.
 
-    Items keep the order of the lists, else are sorted by name (`a2` before `a10`). Hidden files are ignored, and so is
-    the case of extensions.
+    Meshes keep the order of the lists, else they are sorted by name (`a2` before `a10`). Hidden files and the case of
+    extensions are ignored.
 
-    cache_dir: a folder that keeps parsed meshes, see `load_mesh`
+    cache_dir: folder that keeps parsed meshes, see `load_mesh`
 
-    Returns items with labels of shape (V,), (F,) or (E,), int64. Raises DataError, naming the file, for a folder, file
-    or label that is missing, malformed or contradictory, and MeshError for a mesh that can't be read.
+    Returns meshes with labels (V,), (F,) or (E,) int64. Raises DataError for a folder, file or label that is missing,
+    malformed or contradictory, naming the file; and MeshError for a mesh that can't be read.
     """
     root = Path(path)
     if layout not in LAYOUTS:
-        raise DataError(f"unknown layout {layout!r}, expected {', '.join(LAYOUTS)}")
+        raise DataError(f"layout should be one of {', '.join(LAYOUTS)}, got {layout!r}")
     if not 0 < test_fraction < 1:
-        raise DataError(f"test_fraction should lie between 0 and 1, it is {test_fraction}")
+        raise DataError(f"test_fraction should be between 0 and 1, got {test_fraction}")
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
     if layout == "auto":
@@ -114,7 +115,7 @@ def _detect(root: Path) -> Layout:
 
 
 def _is_rna(root: Path) -> bool:
-    """By its names, because its folders are those of many a set, and small labels would fit its range too."""
+    """Decided by the listed names: other sets have the same folders, and small labels fit the range of RNA labels."""
     lists = [root / "train.txt", root / "test.txt"]
     if not ((root / "off").is_dir() and (root / "labels").is_dir() and all(file.is_file() for file in lists)):
         return False
@@ -126,7 +127,7 @@ def _load_rna(root: Path, cache_dir: _Folder) -> LabeledMeshes:
         for labels, file in zip(values, files, strict=True):
             bad = np.flatnonzero((labels < -1) | (labels > 258))
             if len(bad):
-                raise DataError(f"{file}: label {labels[bad[0]]} of vertex {bad[0]} lies outside -1 … 258")
+                raise DataError(f"{file}: label {labels[bad[0]]} of vertex {bad[0]} is outside -1 … 258")
         return [labels + 1 for labels in values], [str(value) for value in range(-1, 259)]
 
     parts = parts_by_lists(root, files_in(root / "off", (".off",)), root / "off")
@@ -149,7 +150,7 @@ def _load(
     to_classes: Callable[[_Values, list[Path]], tuple[_Values, list[str]]],
     cache_dir: _Folder,
 ) -> LabeledMeshes:
-    """Read both parts, the labels first: they are quick, and their faults should show before minutes of meshes."""
+    """Read both parts. Labels come first: they load fast, so their faults show before minutes of reading meshes."""
     paths = [path for part in parts for path in part]
     files = [file for part in label_files for file in part]
     labels, names = to_classes([read_labels(file) for file in files], files)

@@ -1,1 +1,1 @@
-"""Laplacian, tangent frames and gradients of a mesh."""
+"""From a mesh to its Laplacian, mass, tangent frames and gradient."""

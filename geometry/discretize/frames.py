@@ -11,12 +11,18 @@ from diffnet.geometry.mesh.mesh import Mesh
 
 
 def tangent_frames(mesh: Mesh) -> NDArray[np.float64]:
-    """Orthonormal right-handed frames (V, 3, 3), rows tangent x, tangent y, normal.
+    """Orthonormal right-handed frames (V, 3, 3) at the vertices, float64.
 
-    Normals of a mesh are area-weighted means of the faces' normals; where these cancel out (thin sheets, faces of
-    opposite orientation) the largest face decides. Normals of a point cloud are the least principal axes of the
-    neighbourhoods, turned to agree from neighbour to neighbour and to point outward. Where there is no geometry the
-    normal is z. The direction of tangent x is arbitrary, but the same at every call.
+    The rows of a frame are tangent x, tangent y and normal. A vertex normal of a mesh is the area-weighted mean of the
+    normals of its faces. If these cancel out (thin sheets, faces of opposite orientation), the largest face's normal is
+    used. A normal of a point cloud is the least principal axis of the point's neighborhood. Signs are chosen such that
+    the normals of neighbors agree and point outward. A vertex without geometry has normal z. The direction of tangent x
+    is arbitrary, but the same at every call.
+
+    >>> from diffnet.geometry import load_mesh
+    >>> triangle = load_mesh(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
+    >>> tangent_frames(triangle)[0, 2].tolist()
+    [0.0, 0.0, 1.0]
     """
     normals = _cloud_normals(mesh.verts) if mesh.is_point_cloud else _mesh_normals(mesh)
     # The coordinate axis farthest from the normal gives the best conditioned cross product.
@@ -28,7 +34,7 @@ def tangent_frames(mesh: Mesh) -> NDArray[np.float64]:
 
 def _mesh_normals(mesh: Mesh) -> NDArray[np.float64]:
     a, b, c = (mesh.verts[mesh.faces[:, i]] for i in range(3))
-    # Areas of very small or very large meshes under- or overflow; normals don't depend on scale.
+    # Areas of very small or very large meshes underflow or overflow. Normals don't depend on the scale.
     scale = max(np.abs(b - a).max(), np.abs(c - a).max()) or 1.0
     cross = np.cross((b - a) / scale, (c - a) / scale)
     area = np.linalg.norm(cross, axis=1)
@@ -41,13 +47,14 @@ def _mesh_normals(mesh: Mesh) -> NDArray[np.float64]:
         return _unit(total)
 
     largest = np.zeros_like(total)
-    order = np.argsort(area, kind="stable")  # of several writes to one place the last, from the largest face, stays
+    order = np.argsort(area, kind="stable")  # the last write to a vertex wins, which is the largest face's
     largest[mesh.faces[order].reshape(-1)] = np.repeat(cross[order], 3, axis=0)
     return _unit(np.where(cancelled[:, None], largest, total))
 
 
 def _cloud_normals(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    from scipy.spatial import cKDTree  # takes a fifth of the time in which a process starts, and meshes don't need it
+    # Imported here: it takes a fifth of the time in which a process starts, and meshes don't need it.
+    from scipy.spatial import cKDTree
 
     neighbors = cKDTree(points).query(points, k=range(1, min(CLOUD_NEIGHBORS, len(points)) + 1))[1]
     offsets = points[neighbors] - points[neighbors].mean(axis=1, keepdims=True)
@@ -58,10 +65,10 @@ def _cloud_normals(points: NDArray[np.float64]) -> NDArray[np.float64]:
 def _agreeing(
     points: NDArray[np.float64], normals: NDArray[np.float64], neighbors: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Flip normals so that they agree along a minimum spanning tree of the neighbourhoods (Hoppe et al. 1992)."""
+    """Flip normals so that they agree along a minimum spanning tree of the neighborhoods (Hoppe et al. 1992)."""
     count, k = neighbors.shape
     rows, columns = np.repeat(np.arange(count), k), neighbors.reshape(-1)
-    # SciPy drops weights of 0, hence the shift; turns cost more than distance along a flat part.
+    # The weight of an edge is the turn of the normal along it. SciPy drops weights of 0, hence the shift.
     turn = 1.001 - np.abs((normals[rows] * normals[columns]).sum(1))
     graph = scipy.sparse.csr_matrix((turn, (rows, columns)), shape=(count, count))
     tree = scipy.sparse.csgraph.minimum_spanning_tree(graph)
@@ -71,7 +78,8 @@ def _agreeing(
         order, before = scipy.sparse.csgraph.breadth_first_order(tree, root, directed=False)
         parent[order[1:]] = before[order[1:]]
 
-    # The sign of a vertex is the product of the signs along its path to the root: pointer jumping takes log₂ V passes.
+    # The sign of a vertex is the product of the signs along its path to the root. Pointer jumping finds it in log₂ V
+    # passes.
     sign = np.where((normals * normals[parent]).sum(1) < 0, -1.0, 1.0)
     while not np.array_equal(parent, parent[parent]):
         sign, parent = sign * sign[parent], parent[parent]

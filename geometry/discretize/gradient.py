@@ -6,14 +6,15 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-# A direction in which the edges of a vertex spread less than this share (of squared lengths) of their main direction
-# is hardly measured at all; its inverse is held at that share, so that slivers don't blow gradients up. On the RNA
-# surfaces, 5e-3 brings the gradients of linear functions nearest to the truth (of 1e-4 … 5e-2).
+# The edges of a vertex measure the gradient badly in a direction in which they hardly extend, as at slivers. Their
+# spread (sum of squared lengths) in that direction is taken as at least this share of the spread in their main
+# direction, so gradients don't blow up. Of the values from 1e-4 to 5e-2, 5e-3 gives the most accurate gradients of
+# linear functions on the RNA surfaces.
 MIN_SPREAD = 5e-3
 
 
 def one_ring(faces: NDArray[np.int64], vertices: int) -> scipy.sparse.csr_matrix:
-    """The pattern (V, V) of vertices joined by an edge of the faces, each with itself; values are 1."""
+    """A matrix (V, V) of ones: in each row, the vertex itself and the vertices joined to it by an edge of a face."""
     a, b, c = faces.T
     rows = np.concatenate([a, b, c, b, c, a, np.arange(vertices)])
     columns = np.concatenate([b, c, a, a, b, c, np.arange(vertices)])
@@ -26,12 +27,16 @@ def one_ring(faces: NDArray[np.int64], vertices: int) -> scipy.sparse.csr_matrix
 def gradient_values(
     verts: NDArray[np.float64], frames: NDArray[np.float64], pattern: scipy.sparse.csr_matrix
 ) -> NDArray[np.float64]:
-    """Values (2, nnz) of the gradient operators G_X, G_Y on a pattern that holds every vertex itself.
+    """Values (2, nnz) of the gradient operators G_X and G_Y on a given pattern.
 
-    verts (V, 3), frames (V, 3, 3). At vertex i the gradient g solves, over neighbours j with the tangential edge
-    e_ij = (x_j − x_i) in the frame of i, min Σ (e_ij · g − (f_j − f_i))². Exact for linear functions on a plane where
-    edges spread (see MIN_SPREAD); rows sum to 0; scaling the mesh by s scales the gradient by 1/s. A vertex with no
-    edge has gradient 0.
+    verts: (V, 3)
+    frames: (V, 3, 3), see `tangent_frames`
+    pattern: (V, V) with a full diagonal, see `one_ring`
+
+    At vertex i, the gradient g minimizes Σ (e_ij · g − (f_j − f_i))² over the neighbors j, where e_ij are the
+    tangential components of x_j − x_i in the frame of i. It is exact for linear functions on a plane, unless edges
+    hardly extend in some direction (see MIN_SPREAD). Rows sum to 0. Scaling the mesh by s scales the gradient by 1/s. A
+    vertex without edges has gradient 0.
     """
     rows = np.repeat(np.arange(len(verts)), np.diff(pattern.indptr))
     columns = pattern.indices

@@ -1,7 +1,8 @@
 """The Laplacian of the intrinsic Delaunay triangulation of closed surfaces.
 
-It is what `robust_laplacian` computes of them (Sharp & Crane 2020, "A Laplacian for Nonmanifold Triangle Meshes"), many
-edges at a time. That covers a surface with two sheets; those of a closed one don't touch, so one is enough.
+This computes what `robust_laplacian` computes for closed surfaces (Sharp & Crane 2020, "A Laplacian for Nonmanifold
+Triangle Meshes"), but flips many edges at a time. The library covers a surface with two sheets. The sheets of a closed
+surface don't touch, so one sheet is enough here.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from diffnet.geometry.eigen.problem import Array
 
 Indices: TypeAlias = NDArray[np.int64]
 
-MOLLIFIED = 1e-5  # of the mean edge length: the least that two edges of a triangle are longer by than the third
-DELAUNAY = -1e-6  # the cotangent weight from which an edge stays
-MOST_ROUNDS = 1000
+MOLLIFIED = 1e-5  # times the mean edge length: two edges of a triangle are longer than the third by at least this
+DELAUNAY = -1e-6  # edges with a smaller cotangent weight are flipped
+MOST_ROUNDS = 1000  # of flips
 
 
 def delaunay_laplacian(verts: Array, faces: Indices) -> tuple[scipy.sparse.csr_matrix, Array] | None:
     """The cotangent Laplacian (V, V) and vertex areas (V,) after edges are flipped until all are Delaunay.
 
-    verts (V, 3), faces (F, 3) with three distinct corners each
+    verts: (V, 3)
+    faces: (F, 3), with three distinct corners each
 
-    None where an edge hasn't two faces that run along it in opposite directions, or where flips don't end.
+    None unless each edge has two faces that run along it in opposite directions. None if flips don't end.
     """
     halfedges = _glued(verts, faces)
     if halfedges is None or not _make_delaunay(halfedges):
@@ -43,12 +45,13 @@ def delaunay_laplacian(verts: Array, faces: Indices) -> tuple[scipy.sparse.csr_m
 
 @dataclass
 class _Halfedges:
-    """Triangles by the lengths of their edges: halfedge 3f + i runs along triangle f from its corner i to the next.
+    """Triangles given by the lengths of their edges. Halfedge 3f + i runs from corner i of triangle f to the next
+    corner.
 
-    tail: the vertex that it comes from
-    twin: the halfedge along the same edge, the other way
-    length: of the edge
-    cotangent: of the angle opposite to it
+    tail: the vertex where each halfedge starts
+    twin: the halfedge along the same edge in the other direction
+    length: the length of the edge
+    cotangent: the cotangent of the angle opposite to the edge
     """
 
     tail: Indices
@@ -57,17 +60,17 @@ class _Halfedges:
     cotangent: Array
 
     def edges(self) -> Indices:
-        """One halfedge of each."""
+        """One halfedge of each edge."""
         return np.flatnonzero(self.twin > np.arange(len(self.twin)))
 
     def weights(self, edges: Indices) -> Array:
-        """Means of the cotangents of the two angles opposite to each edge."""
+        """Cotangent weights: the mean of the cotangents of the two angles opposite to each edge."""
         mean: Array = (self.cotangent[edges] + self.cotangent[self.twin[edges]]) / 2
         return mean
 
 
 def _areas(lengths: Array) -> Array:
-    """Of triangles, by the lengths of their edges (…, 3) → (…)"""
+    """Areas (…) of triangles with edges of these lengths (…, 3)."""
     a, b, c = np.moveaxis(lengths, -1, 0)
     half = (a + b + c) / 2
     areas: Array = np.sqrt(np.maximum(half * (half - a) * (half - b) * (half - c), 0))
@@ -75,7 +78,7 @@ def _areas(lengths: Array) -> Array:
 
 
 def _cotangents(lengths: Array) -> Array:
-    """Of the angles opposite to the edges of triangles (…, 3) → (…, 3)"""
+    """Cotangents (…, 3) of the angles opposite to the edges of triangles with these lengths (…, 3)."""
     a, b, c = np.moveaxis(lengths**2, -1, 0)
     return np.stack([b + c - a, c + a - b, a + b - c], axis=-1) / (4 * _areas(lengths))[..., None]
 
@@ -102,7 +105,7 @@ def _glued(verts: Array, faces: Indices) -> _Halfedges | None:
 
 
 def _make_delaunay(halfedges: _Halfedges) -> bool:
-    """Flips edges, round by round those that share no triangle. False where that doesn't end."""
+    """Flip edges until all are Delaunay, in rounds of edges that share no triangle. False if flips don't end."""
     rng = np.random.default_rng(0)
     owner = np.empty(len(halfedges.twin) // 3, np.int64)
     place = np.arange(len(halfedges.twin))
@@ -111,7 +114,8 @@ def _make_delaunay(halfedges: _Halfedges) -> bool:
         edges = edges[halfedges.weights(edges) < DELAUNAY]
         if len(edges) == 0:
             return True
-        # Two triangles are their last edge's. In random order, or a row of neighbours would take as many rounds.
+        # An edge is flipped in this round if it is the last edge of both its triangles. The order is random; otherwise
+        # a row of n neighboring edges could take n rounds.
         rng.shuffle(edges)
         triangles = np.stack([edges, halfedges.twin[edges]], axis=1) // 3
         number = np.arange(len(edges))
@@ -122,15 +126,15 @@ def _make_delaunay(halfedges: _Halfedges) -> bool:
 
 
 def _flip(halfedges: _Halfedges, edges: Indices, place: Indices) -> Indices:
-    """Turns each edge to the other two corners of its triangles, and returns the halfedges around these.
+    """Flip each edge, so that it joins the other two corners of its triangles. Returns the halfedges around these.
 
-    place: every halfedge's own number, kept between calls
+    place: the numbers of all halfedges, np.arange(len(twin)); changed during the call and restored
     """
     tail, twin, length = halfedges.tail, halfedges.twin, halfedges.length
     both = np.stack([edges, twin[edges]])
     triangles = both // 3
-    right, left = 3 * triangles + (both + 1) % 3, 3 * triangles + (both + 2) % 3  # 3 f + i + 1 modulo 3 is i + 1
-    # The corners opposite to the edge, in a plane with the edge as an axis.
+    right, left = 3 * triangles + (both + 1) % 3, 3 * triangles + (both + 2) % 3  # (3f + i + 1) mod 3 = (i + 1) mod 3
+    # Lay both triangles in a plane with the edge as the first axis: positions of the opposite corners.
     along = (length[both] ** 2 + length[left] ** 2 - length[right] ** 2) / (2 * length[both])
     height = 2 * _areas(length.reshape(-1, 3)[triangles]) / length[both]
     diagonal = np.hypot(length[edges] - along.sum(0), height.sum(0))

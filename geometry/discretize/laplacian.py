@@ -17,11 +17,11 @@ from diffnet.geometry.mesh.mesh import Mesh
 LaplacianKind: TypeAlias = Literal["robust", "cotan"]
 LAPLACIANS: tuple[LaplacianKind, ...] = get_args(LaplacianKind)
 
-CLOUD_NEIGHBORS = 30  # of the local triangulations of a point cloud (Sharp & Crane 2020)
+CLOUD_NEIGHBORS = 30  # of each point in the local triangulations of a point cloud (Sharp & Crane 2020)
 
 
 def usable_faces(mesh: Mesh) -> NDArray[np.int64]:
-    """The faces with three distinct corners, (F', 3): the only ones that carry any geometry."""
+    """The faces (F', 3) with three distinct corners. The others have no geometry."""
     a, b, c = mesh.faces.T
     faces: NDArray[np.int64] = mesh.faces[(a != b) & (b != c) & (c != a)]
     return faces
@@ -32,14 +32,20 @@ def laplacian_and_mass(
 ) -> tuple[scipy.sparse.csr_matrix, NDArray[np.float64]]:
     """The positive semi-definite Laplacian L (V, V) and the lumped vertex areas (V,), both float64.
 
-    kind: "robust", the tufted intrinsic Delaunay Laplacian (Sharp & Crane 2020), which takes any triangle soup; or
-        "cotan", the cotangent Laplacian of the faces as they are. A point cloud always takes the robust one.
+    kind: "robust", the tufted intrinsic Delaunay Laplacian (Sharp & Crane 2020), which accepts any triangle soup; or
+        "cotan", the cotangent Laplacian of the faces as they are. Point clouds always get the robust Laplacian.
 
-    L has row sums 0 and doesn't change when the mesh is scaled, areas grow with the square. Vertices that no face uses
-    have zero rows and zero mass.
+    The rows of L sum to 0. L doesn't change when the mesh is scaled; areas grow with the square of the scale. Vertices
+    that no face uses have zero rows and zero mass.
 
-    Raises MeshError where there is no surface: all faces degenerate, all vertices in one point or on one line or, for
-    a point cloud, fewer than 4 points.
+    Raises MeshError if there is no surface: all faces are degenerate, all vertices lie in one point or on one line, or
+    a point cloud has fewer than 4 points.
+
+    >>> from diffnet.geometry import load_mesh
+    >>> triangle = load_mesh(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
+    >>> laplacian, mass = laplacian_and_mass(triangle, "cotan")
+    >>> bool(np.isclose(mass.sum(), 0.5)), bool(np.allclose(laplacian.sum(1), 0))
+    (True, True)
     """
     faces = usable_faces(mesh)
     if mesh.is_point_cloud:
@@ -52,7 +58,7 @@ def laplacian_and_mass(
         used = np.zeros(len(mesh.verts), bool)
         used[faces] = True
         faces = (np.cumsum(used) - 1)[faces]
-    # The libraries below regularise by absolute amounts, so they get the mesh at unit size.
+    # The libraries below regularize by absolute amounts, so they get the mesh at unit size.
     verts = mesh.verts[used] - mesh.verts[used].mean(axis=0)
     scale = np.linalg.norm(verts, axis=1).max()
     if scale == 0:
@@ -81,11 +87,11 @@ def laplacian_and_mass(
         raise MeshError(f"{mesh.name}: the {kind} Laplacian has entries that are not finite")
     if not mass.sum() > 0:
         raise MeshError(f"{mesh.name}: the surface has no area")
-    # A vertex whose faces all have zero area would have no mass, and M no inverse.
+    # A vertex whose faces all have zero area would have no mass, and M would have no inverse.
     mass = np.maximum(mass, 1e-8 * mass.mean())
 
     laplacian = (laplacian + laplacian.T) / 2
-    # Rows sum to 0 but for rounding, and where a local triangulation left a point out and a 1 in its place.
+    # Rows sum to 0 up to rounding. Rows of points that a local triangulation left out hold a 1, which is removed here.
     laplacian = laplacian - scipy.sparse.diags(np.asarray(laplacian.sum(axis=1)).reshape(-1))
     spread = scipy.sparse.eye(len(used), format="csr")[:, used]
     laplacian = scipy.sparse.csr_matrix(laplacian if used.all() else spread @ laplacian @ spread.T)
@@ -94,7 +100,7 @@ def laplacian_and_mass(
 
 
 def _has_area(verts: NDArray[np.float64], faces: NDArray[np.int64]) -> bool:
-    """Whether triangles, or points where there are none, are more than the rounding of lines to single precision."""
+    """Whether the triangles, or the points of a cloud, extend from a line by more than rounding to single precision."""
     if len(faces) == 0:
         spread = np.linalg.svd(verts - verts.mean(axis=0), compute_uv=False)
         return bool(spread[1] > 1e-6 * spread[0])

@@ -1,4 +1,4 @@
-"""Orders of the vertices in which neighbours on the surface are near each other."""
+"""Orders of the vertices that keep neighbors on the surface close to each other."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-# Vertices whose numbers differ by less than this are near each other: so many rows of 128 float32 are 4 MiB, a tenth
-# of the cache of a large GPU.
+# Vertices are near each other if their numbers differ by less than this. 8192 rows of 128 float32 are 4 MiB, a tenth of
+# the cache of a large GPU.
 NEAR = 8192
 
 
 def order_along_surface(graph: Any) -> NDArray[np.int64]:
-    """(V,) the vertices of a sparse graph (V, V) by reverse Cuthill and McKee, that is breadth first."""
+    """The vertices (V,) of a sparse graph (V, V) in reverse Cuthill-McKee order, which is breadth-first."""
     order: NDArray[np.int64] = reverse_cuthill_mckee(graph).astype(np.int64)
     return order
 
 
 def order_unless_near(graph: Any) -> NDArray[np.int64] | None:
-    """The same; None where neighbours have numbers near each other as it is, on average."""
+    """`order_along_surface`, or None if the numbers of neighbors are near each other already, on average."""
     rows = np.repeat(np.arange(graph.shape[0]), np.diff(graph.indptr))
     if graph.nnz == 0 or np.abs(rows - graph.indices).mean() < NEAR:
         return None

@@ -1,1 +1,1 @@
-"""Eigenpairs of Laplacians."""
+"""The smallest eigenpairs of Laplacians, on the CPU and on a GPU."""

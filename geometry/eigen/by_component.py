@@ -1,4 +1,4 @@
-"""Eigenpairs of a whole from those of its connected components."""
+"""Eigenpairs of a Laplacian from the eigenpairs of its connected components."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import scipy.sparse
 from diffnet.geometry.eigen.problem import Array, Component, Pairs
 
 
-def search(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Generator[Component, Pairs, Pairs]:
-    """`eigenbasis` step by step: yields each component whose pairs it needs, is sent them, and returns the result.
+def component_by_component(
+    laplacian: scipy.sparse.csr_matrix, mass: Array, k: int
+) -> Generator[Component, Pairs, Pairs]:
+    """`eigenbasis` as a generator: yields the components it needs pairs of, receives the pairs, and returns the result.
 
-    Raises ValueError for k < 0.
+    The caller chooses the solver. Raises ValueError for k < 0.
     """
     if k < 0:
         raise ValueError(f"k should be at least 0, got {k}")
     live = np.flatnonzero(mass > 0)
-    evals, evecs = np.zeros(k), np.zeros((len(mass), k), order="F")  # vector by vector, as they are found
+    evals, evecs = np.zeros(k), np.zeros((len(mass), k), order="F")  # written one vector at a time
     pairs = min(k, len(live))
     if pairs == 0:
         return evals, evecs
@@ -46,8 +48,9 @@ def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> 
     if rest <= 0:
         return evals, evecs
 
-    # Components are problems of their own. By Weyl's law each has pairs in proportion to its area, so that many are
-    # looked for; where the pairs of all of them show that one has more below the last, it is solved again.
+    # Each component is a separate problem. By Weyl's law its number of pairs is proportional to its area, so that
+    # number is requested first. A component whose largest value is below the last one needed is solved again for more
+    # pairs.
     pairs: dict[int, Pairs] = {}
     wanted = {c: rest if 2 * area[c] > area.sum() else int(1.1 * rest * area[c] / area.sum()) + 4 for c in by_area}
     while wanted:
@@ -67,8 +70,8 @@ def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> 
     evals[count : count + len(order)] = [value for value, _, _ in order]
     for c in {c for _, c, _ in order}:
         columns = [count + at for at, (_, owner, _) in enumerate(order) if owner == c]
-        vectors = pairs[c][1][:, : len(columns)]  # ascending, so these are its first
-        if count == 1:  # at once, which is several times faster
+        vectors = pairs[c][1][:, : len(columns)]  # values ascend, so the first ones are used
+        if count == 1:  # one copy is several times faster than one for each column
             evecs[:, count : count + len(columns)] = vectors
         else:
             for column, vector in zip(columns, vectors.T, strict=True):

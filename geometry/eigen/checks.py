@@ -1,4 +1,4 @@
-"""Whether eigenpairs are what the Lanczos iteration was to find, before anyone gets them."""
+"""Checks of the eigenpairs that the Lanczos iteration returns."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from diffnet.geometry.eigen.superlu import shuffled, superlu
 
 
 class MissedError(ArithmeticError):
-    """Of an eigenvalue of high multiplicity; wider blocks may find all of its vectors."""
+    """Some vectors of a multiple eigenvalue are missing. Wider blocks may find all of them."""
 
 
 def checked_pairs(
     components: Sequence[Component], operator: ShiftInvert, values: Array, rows: Rows, block: int
 ) -> tuple[Array, Rows, list[ArithmeticError | None]]:
-    """From the operator's eigenvalues (k,) and vectors (k, V), which the iteration found with blocks of so many: λ (k,)
-    and φ (k, V), orthonormal, of signs that make their peaks positive, and what is wrong with each component's.
+    """Eigenpairs of components, from those of their shift-inverted operators, and a fault or None for each component.
 
-    Arrays have one dimension more where the operator is several, one for each component.
-    Raises LinAlgError where vectors are too far from orthonormal to be mended.
+    operator: of one component, or of a batch of components; arrays then have a leading batch dimension
+    values, rows: eigenvalues (k,) and eigenvectors (k, V) of the operator
+    block: the block size of the iteration that found them
+
+    Returns λ (k,), orthonormal φ (k, V) whose peaks are positive, and the faults.
+    Raises LinAlgError if the vectors are too far from orthonormal to be corrected.
     """
     evals = 1 / values - operator.shift[..., None]
     rows, deviation = _orthonormalized(rows, operator)
@@ -38,14 +41,14 @@ def checked_pairs(
 
 
 def signs(smallest: Array, largest: Array) -> Array:
-    """Eigenvectors have no sign; these make the peak, the entry of largest size, positive."""
+    """Factors ±1 that make the peak of each eigenvector positive. The peak is the entry of largest magnitude."""
     return np.where(-smallest > largest, -1.0, 1.0)
 
 
 def _fault(
     component: Component, evals: Array, shift: float, deviation: float, error: float, block: int
 ) -> ArithmeticError | None:
-    if evals[-1] < shift < component.shift(LARGE):  # 1/(λ + σ) hardly tells such λ apart
+    if evals[-1] < shift < component.shift(LARGE):  # 1/(λ + σ) hardly differs between such λ
         return ArithmeticError(f"the largest eigenvalue is {evals[-1]:.1e}, below the shift of {shift:.1e}")
     if not deviation < 1e-8:
         return ArithmeticError(f"eigenvectors are orthonormal only to {deviation:.1e}")
@@ -58,8 +61,10 @@ def _fault(
 
 
 def _orthonormalized(rows: Rows, operator: ShiftInvert) -> tuple[Rows, Array]:
-    """Rows that the iteration left almost orthonormal and orthogonal to the constant, and how far from it they are
-    then."""
+    """Orthonormalize rows that are almost orthonormal.
+
+    Also returns how far the result is from being orthonormal and orthogonal to the constant.
+    """
     identity = np.eye(rows.shape[-2])
     gram = operator.to_host(rows @ turned(rows))
     if np.abs(gram - identity).max() > 1e-10:
@@ -70,11 +75,11 @@ def _orthonormalized(rows: Rows, operator: ShiftInvert) -> tuple[Rows, Array]:
 
 
 def _inaccuracy(scale: Array, rows: Rows, operator: ShiftInvert) -> Array:
-    """The error of vectors y of the operator's inverse, for which that times y should be `scale` times y.
+    """The relative error of vectors y, for which the operator's inverse times y should be `scale` times y.
 
-    A residual R means an error of (L + σM)⁻¹ R in the vectors, relative to gaps of the inverse; R itself is mostly
-    rounding at degenerate faces, where cotangents are huge and masses tiny. A few random combinations of the vectors
-    see an error in any of them.
+    A residual R means an error of (L + σM)⁻¹ R in the vectors, relative to the gaps of the inverse's spectrum. R itself
+    is no measure: at degenerate faces cotangents are huge and masses tiny, so R is mostly rounding. The error is
+    measured on a few random combinations of the vectors, which show an error in any vector.
     """
     mixture = random_rows(operator.block, rows.shape[-2])
     mixed = operator.from_host(mixture) @ rows
@@ -85,10 +90,11 @@ def _inaccuracy(scale: Array, rows: Rows, operator: ShiftInvert) -> Array:
 
 
 def _counts(laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array, block: int) -> tuple[int, int]:
-    """How many eigenvalues below some μ were found, and how many L has.
+    """The number of eigenvalues below some μ that were found, and the number that L has.
 
-    A block Krylov space holds as many vectors of one eigenvalue as its blocks have, so any that are missing belong to
-    eigenvalues found that often. Only then are they counted: as the negative pivots of L − μM (Sylvester's law).
+    A block Krylov space holds at most `block` vectors of one eigenvalue. So vectors can be missing only if some
+    eigenvalue was found `block` times. Only then are eigenvalues counted, as negative pivots of L − μM (Sylvester's
+    law).
     """
     found = len(evals)
     last = evals[block - 1 :]
@@ -96,11 +102,11 @@ def _counts(laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array, block
         return found, found
     ascending = np.concatenate([[0.0], evals])
     gaps = np.flatnonzero(np.diff(ascending) > 1e-4 * evals[-1])
-    below = int(gaps[-1]) + 1  # μ lies in the last gap that is wide enough to tell its sides apart
+    below = int(gaps[-1]) + 1  # μ lies in the last gap that is wide enough for a reliable count
     mu = (ascending[below - 1] + ascending[below]) / 2
     order = shuffled(len(mass))
     try:
         pivots = superlu((laplacian - mu * scipy.sparse.diags(mass))[order][:, order]).U.diagonal()
-    except RuntimeError:  # a pivot of exactly 0, whose sign tells nothing
+    except RuntimeError:  # a pivot is exactly 0 and has no sign
         return found, found
     return below, int((pivots < 0).sum())

@@ -1,4 +1,7 @@
-"""The smallest eigenpairs of a connected component, on the CPU."""
+"""The smallest eigenpairs of a connected component, on the CPU.
+
+Small components are solved as dense matrices, others by block Lanczos. If its checks fail, SciPy's ARPACK is used.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +18,29 @@ from diffnet.geometry.eigen.lanczos import KrylovSpace
 from diffnet.geometry.eigen.problem import LARGE, MODERATE, SMALL, TOLERANCE, Array, Component, Pairs
 from diffnet.geometry.eigen.shift_invert import ShiftInvert
 from diffnet.geometry.eigen.superlu import shuffled, superlu
+from diffnet.geometry.errors import ConvergenceError
 
 
-def component_pairs(component: Component) -> Pairs:
-    """Raises RuntimeError where nothing converges."""
+def pairs_on_cpu(component: Component) -> Pairs:
+    """The pairs of a component. Raises ConvergenceError if no solver converges."""
     if component.k == 0:
         return np.zeros(0), np.zeros((len(component.mass), 0))
-    return _dense(*component) if component.is_small else _sparse(component)
+    return dense_pairs(*component) if component.is_small else lanczos_pairs(component)
 
 
-def _dense(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
+def dense_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
+    """All eigenpairs of the dense matrix M^−½ L M^−½, cut down to k."""
     root = np.sqrt(mass)
     matrix = laplacian.toarray() / root[:, None] / root[None, :]
     constant = root / np.sqrt(mass.sum())
-    # Lift the constant above everything else, so that the k smallest are the others.
+    # Give the constant an eigenvalue above all others, so that the k smallest pairs are without it.
     matrix += (2 * np.abs(matrix).sum(1).max() + 1) * np.outer(constant, constant)
-    evals, evecs = np.linalg.eigh(matrix)  # NumPy's, see `lanczos`
+    evals, evecs = np.linalg.eigh(matrix)  # not SciPy's, see `lanczos`
     return _signed(evals[:k], (evecs[:, :k] / root[:, None]).T)
 
 
-def _sparse(component: Component) -> Pairs:
+def lanczos_pairs(component: Component) -> Pairs:
+    """Block Lanczos with one shift after another. If every shift fails, warns and uses `scipy_pairs`."""
     reasons = []
     for unit, tolerated_loss in ((MODERATE, 1e-8), (SMALL, 1e-8), (LARGE, 0.0)):
         try:
@@ -43,11 +49,11 @@ def _sparse(component: Component) -> Pairs:
             reasons.append(str(e))
     failed = f"block Lanczos failed on {len(component.mass)} vertices ({'; then: '.join(reasons)})"
     warnings.warn(f"{failed}; SciPy's slower iteration is used", stacklevel=2)
-    return _scipy(*component)
+    return scipy_pairs(*component)
 
 
 def _block_lanczos(component: Component, sigma: float, tolerated_loss: float) -> Pairs:
-    """Raises ArithmeticError or LinAlgError where L + σM isn't positive definite, or a result fails a check."""
+    """Raises ArithmeticError or LinAlgError if L + σM isn't positive definite, or if a result fails a check."""
     operator = ShiftInvert(component.laplacian, component.mass, sigma)
 
     def with_blocks_of(block: int) -> Pairs:
@@ -62,8 +68,11 @@ def _block_lanczos(component: Component, sigma: float, tolerated_loss: float) ->
     return with_blocks_of(2 * operator.block)
 
 
-def _scipy(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
-    """ARPACK's Lanczos iteration on the inverse of L + σM, kept M-orthogonal to the constant."""
+def scipy_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
+    """ARPACK's Lanczos iteration on the inverse of L + σM, with the constant projected out.
+
+    Raises ConvergenceError if it doesn't converge.
+    """
     order = shuffled(len(mass))
     laplacian, mass = laplacian[order][:, order], mass[order]
     mass_matrix = scipy.sparse.diags(mass).tocsc()
@@ -98,7 +107,7 @@ def _scipy(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
         error = np.sqrt(np.abs((residual * deflated_solve(residual)).sum(0)) / (evals + sigma)).max()
         if np.abs(gram - np.eye(k)).max() < 1e-8 and error < 1e-5:
             return _signed(evals, evecs[np.argsort(order)].T)
-    raise RuntimeError(f"the eigenbasis didn't converge for {k} pairs on {len(mass)} vertices")
+    raise ConvergenceError(f"the eigenbasis didn't converge for {k} pairs on {len(mass)} vertices")
 
 
 def _signed(evals: Array, rows: Array) -> Pairs:

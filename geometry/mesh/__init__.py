@@ -1,1 +1,1 @@
-"""Reading, checking and normalizing meshes."""
+"""Reading, checking and normalizing meshes and point clouds."""

@@ -1,5 +1,7 @@
-"""The one error for meshes that can't be used."""
+"""The error for meshes that can't be used."""
+
+from diffnet.geometry.errors import DiffnetError
 
 
-class MeshError(ValueError):
-    """A mesh, or a file that should hold one, can't be used. The message says what is wrong and where."""
+class MeshError(DiffnetError, ValueError):
+    """A mesh or a mesh file can't be used. The message names it and says what is wrong."""

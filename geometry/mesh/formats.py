@@ -1,9 +1,9 @@
 """Strict readers of obj, off, ply and stl files.
 
-Labels stored beside a file need every vertex and polygon where it stood, and a damaged file must not pass for a mesh.
-plyfile reads ply and trimesh reads stl. For obj and off there is no such library: trimesh splits vertices along texture
-seams, reorders polygons of mixed size and takes a truncated off file; potpourri3d reads words as 0 and refuses negative
-indices and one-line headers. Both formats are a few lines of words.
+Vertices and polygons must keep their order, because labels are stored beside a file in that order. A damaged file must
+be refused. plyfile does this for ply, trimesh for stl. No library does it for obj and off, which are simple text
+formats and are parsed here: trimesh splits vertices along texture seams, reorders polygons of mixed sizes and accepts
+truncated off files; potpourri3d reads words as 0 and refuses negative indices and one-line headers.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ Content: TypeAlias = "tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.i
 
 
 def parse(data: bytes, suffix: str) -> Content:
-    """Vertices (V, 3), the number of corners of each polygon (P,) and the corners one after another, from 0.
+    """Vertices (V, 3), the number of corners of each polygon (P,), and the vertex indices of all corners, from 0.
 
-    suffix: the kind of file, a key of READERS
-    Indices aren't checked. Raises ValueError where the content doesn't parse, saying where.
+    suffix: the format, a key of READERS
+
+    Indices aren't checked. Raises ValueError if the content doesn't parse; the message says where.
     """
     if not data.strip():
         raise ValueError("the file is empty")
@@ -75,7 +76,7 @@ def _read_off(data: bytes) -> Content:
     triangles = _table(polygons, np.int64, 4)
     if points is not None and triangles is not None and (triangles[:, 0] == 3).all():
         return points, triangles[:, 0], triangles[:, 1:].reshape(-1)
-    # Line by line, for polygons of other sizes, or to say which line is wrong.
+    # Parse line by line, because polygons have other sizes or a line is wrong and the message must name it.
     return _content(_read_lines(verts, _point), _read_lines(polygons, _polygon))
 
 
@@ -103,12 +104,12 @@ def _read_ply(data: bytes) -> Content:
 
 
 def _read_stl(data: bytes) -> Content:
-    """Three vertices for each triangle; nothing is shared."""
-    import trimesh  # see `load_mesh`
+    """STL has three vertices for each triangle. Triangles share none."""
+    import trimesh  # imported here because it takes a quarter of a second
 
     try:
         triangles = trimesh.load_mesh(io.BytesIO(data), file_type="stl", process=False).triangles
-    except Exception as e:  # whatever a parser of fixed fields meets: struct.error, IndexError, HeaderError …
+    except Exception as e:  # trimesh raises struct.error, IndexError, its own HeaderError and others
         raise ValueError(f"not an STL file, or a damaged one ({type(e).__name__}: {e})") from e
     verts = np.array(triangles, np.float64).reshape(-1, 3)
     return verts, np.full(len(triangles), 3), np.arange(len(verts))
@@ -127,13 +128,13 @@ def _text(data: bytes) -> str:
 
 
 def _lines(text: str) -> list[Line]:
-    """The lines with something on them besides a comment, with their numbers."""
+    """The lines that hold more than a comment, with their numbers."""
     numbered = enumerate(text.split("\n"), 1)
     return [(number, words) for number, line in numbered if (words := line.lstrip()) and words[0] != "#"]
 
 
 def _read_lines(lines: Iterable[Line], read: Callable[[list[str]], T]) -> list[T]:
-    """What `read` makes of the words of each line; errors name the line."""
+    """The results of `read` for the words of each line. Errors name the line."""
     results = []
     for number, line in lines:
         try:
@@ -144,7 +145,7 @@ def _read_lines(lines: Iterable[Line], read: Callable[[list[str]], T]) -> list[T
 
 
 def _table(lines: Sequence[Line], dtype: type, columns: int) -> NDArray[Any] | None:
-    """The first columns of lines that are nothing but numbers, at the speed of C; None where they are not."""
+    """The first columns of lines that hold only numbers, parsed by NumPy. None if a line holds something else."""
     if not lines:
         return np.zeros((0, columns), dtype)
     try:
@@ -161,7 +162,7 @@ def _point(words: list[str]) -> list[float]:
 
 
 def _polygon(words: list[str]) -> list[int]:
-    """Corners with their number in front; what follows is color."""
+    """The corners. The first word is their number; words after the corners are a color."""
     count = int(words[0])
     corners = [int(word) for word in words[1 : 1 + max(count, 0)]]
     if len(corners) != count:

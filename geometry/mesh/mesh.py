@@ -25,12 +25,13 @@ MeshLike: TypeAlias = "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh
 
 @dataclass(frozen=True)
 class Mesh:
-    """A checked triangle mesh or, where `faces` is empty, a point cloud.
+    """A checked triangle mesh, or a point cloud if `faces` is empty.
 
     verts: (V, 3) float64, all finite, V ≥ 1
     faces: (F, 3) int64, every index in [0, V)
-    polygons: (F,) int64, for each triangle the index of the polygon of the source it was cut from
-    polygon_count: how many polygons the source has, with those of fewer than three corners, which give no triangle
+    polygons: (F,) int64, the index of the source's polygon that each triangle was cut from
+    polygon_count: the number of polygons of the source. Polygons of fewer than three corners count, but give no
+        triangle.
     name: where the mesh came from, for messages
     """
 
@@ -48,17 +49,21 @@ class Mesh:
 def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None) -> Mesh:
     """Read and check a mesh or a point cloud.
 
-    source: a path to an obj, off, ply or stl file; a trimesh object; or arrays (verts (V, 3), faces (F, 3)), where
-        faces may be None or empty for a point cloud. Arrays may be NumPy arrays, tensors or lists.
-    cache_dir: a folder that keeps what was read, found again by the content of the file, so that it needn't be parsed
-        again; see `precompute`
+    source: a path to an obj, off, ply or stl file; a trimesh object; or arrays (verts (V, 3), faces (F, 3)). For a
+        point cloud, faces is None or empty. Arrays may be NumPy arrays, tensors or lists.
+    cache_dir: a folder for parsed files, identified by their content, so that a file is parsed only once; see
+        `precompute`
 
-    Vertices and polygons keep the order of the source, so labels stored beside it stay valid; polygons are cut into
-    fans of triangles. STL has no shared vertices: there, corners at identical coordinates become one vertex, numbered
-    by first appearance.
+    Vertices and polygons keep the order of the source, so labels stored beside it stay valid. Polygons are cut into
+    fans of triangles. STL files have no shared vertices, so corners with identical coordinates become one vertex,
+    numbered by first appearance.
 
     Raises MeshError for a file that is missing or doesn't parse, an empty mesh, NaN or infinite coordinates, and an
     index out of range.
+
+    >>> mesh = load_mesh(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
+    >>> mesh.verts.shape, mesh.faces.tolist(), mesh.is_point_cloud
+    ((3, 3), [[0, 1, 2]], False)
     """
     if isinstance(source, Mesh):
         return source
@@ -66,7 +71,8 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
         return _read(Path(source), cache_dir)
     if isinstance(source, tuple) and len(source) == 2:
         return make_mesh(*source, name="arrays")
-    if "trimesh" in sys.modules:  # if not, this is none of its objects, and importing it takes a quarter of a second
+    # otherwise the source is no trimesh object; importing trimesh takes a quarter of a second
+    if "trimesh" in sys.modules:
         import trimesh
 
         if isinstance(source, trimesh.Trimesh):
@@ -79,7 +85,11 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
 def make_mesh(
     verts: Any, faces: Any, *, name: str = "mesh", polygons: Any = None, polygon_count: int | None = None
 ) -> Mesh:
-    """Check arrays and make a `Mesh` of them; see `load_mesh` for what is accepted and raised."""
+    """A `Mesh` of checked arrays. `load_mesh` says what is accepted and raised.
+
+    name: for messages
+    polygons, polygon_count: see `Mesh`; by default each face is a polygon
+    """
     try:
         v = np.array(_on_host(verts), dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as e:
@@ -115,18 +125,21 @@ def make_mesh(
 
 
 def _on_host(values: Any) -> Any:
-    torch = sys.modules.get("torch")  # whoever has a tensor has loaded it
+    torch = sys.modules.get("torch")  # if the values are a tensor, PyTorch is loaded
     return values.detach().cpu().numpy() if torch is not None and isinstance(values, torch.Tensor) else values
 
 
 def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
     """The undirected edges (E, 2), smaller index first, of triangles (F, 3).
 
-    They are numbered by first appearance as the faces are walked corner by corner (0-1, 1-2, 2-0), which is how the
-    published per-edge labels (MeshCNN, Hanocka et al. 2019) number them.
+    Edges are numbered by first appearance, walking through the faces corner by corner (0-1, 1-2, 2-0). The published
+    labels of edges (MeshCNN, Hanocka et al. 2019) have the same order.
+
+    >>> mesh_edges(np.array([[0, 1, 2], [2, 1, 3]])).tolist()
+    [[0, 1], [1, 2], [0, 2], [1, 3], [2, 3]]
     """
     corners = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
-    # One number for each edge: sorting numbers is several times faster than sorting rows.
+    # Combine the two indices of an edge into one number: sorting numbers is several times faster than sorting rows.
     _, first = np.unique(corners[:, 0] * (faces.max(initial=0) + 1) + corners[:, 1], return_index=True)
     return corners[np.sort(first)]
 
@@ -179,7 +192,7 @@ _STORED = ("verts", "faces", "polygons", "polygon_count")
 
 
 def _triangulate(sizes: NDArray[np.int64], corners: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Fans of triangles, in the polygons' order, and each triangle's polygon."""
+    """Fans of triangles (F, 3), in the order of the polygons, and the polygon (F,) of each triangle."""
     triangles = np.maximum(sizes - 2, 0)
     source = np.repeat(np.arange(len(sizes)), triangles)
     start = np.repeat(np.cumsum(sizes) - sizes, triangles)
@@ -190,6 +203,7 @@ def _triangulate(sizes: NDArray[np.int64], corners: NDArray[np.int64]) -> tuple[
 def _merge_corners(
     verts: NDArray[np.float64], faces: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Merge vertices with identical coordinates. They are numbered by first appearance."""
     _, first, inverse = np.unique(verts, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)

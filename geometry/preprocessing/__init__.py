@@ -1,1 +1,1 @@
-"""Operators of one mesh or of many, and their cache entries."""
+"""From meshes to operators: `precompute` for one mesh, `precompute_all` for many, and the cache entries of both."""

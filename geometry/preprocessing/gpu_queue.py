@@ -1,102 +1,104 @@
-"""Eigenbases of meshes that processes have come with, by a thread that keeps a GPU busy meanwhile."""
+"""A thread that solves for eigenbases on a GPU while worker processes do the rest of the preprocessing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 from typing import TypeAlias
 
 import torch
 
-from diffnet.geometry import MeshError, eigenbases, eigenbasis
 from diffnet.geometry.cache import write_entry
 from diffnet.geometry.eigen.problem import Pairs, Problem
-from diffnet.geometry.preprocessing.entry import Unsolved
+from diffnet.geometry.eigen.solve import eigenbases, eigenbasis
+from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.recipe import Discretization, complete
 
-FEWEST_TOGETHER = 16  # meshes; one alone takes a GPU hardly less time
-MOST_WAITING = 128  # a few megabytes each, until the processes have to wait
-Waiting: TypeAlias = tuple[int, Path, Unsolved]
+FEWEST_TOGETHER = 16  # meshes; a GPU needs almost as long for one alone
+MOST_WAITING = 128  # meshes of a few megabytes each; when the queue is full, the worker processes wait
+Waiting: TypeAlias = tuple[int, Path, Discretization]  # position of the mesh, path of its cache entry
 
 
 @contextmanager
 def gpu_solver(
-    device: torch.device, jobs: int, done: Callable[[int, str | None], None]
-) -> Iterator[Callable[[int, Path, Unsolved], None]]:
-    """A function that takes a mesh's position, the path of its cache entry, and what the entry lacks eigenpairs of.
+    device: torch.device, options: Options, jobs: int, done: Callable[[int, str | None], None]
+) -> Iterator[Callable[[int, Path, Discretization], None]]:
+    """A function that queues a mesh: its position, the path of its cache entry, and its discretization.
 
-    Entries are written as they are solved, and done(position, error) is called for each, from other threads; all are by
-    the end of the context, which raises what kept the thread from that.
+    A thread takes meshes from the queue, solves for their eigenbases, writes the entries, and calls done(position,
+    error) for each mesh. All calls are made when the context ends. The context then raises any error that stopped the
+    thread.
     """
-    waiting: Queue[Waiting | None] = Queue(MOST_WAITING)
+    queue: Queue[Waiting | None] = Queue(MOST_WAITING)
+    solver = _Solver(device, options, jobs, done)
     with ThreadPoolExecutor(1) as thread:
-        solving = thread.submit(_solve_all, waiting, device, jobs, done)
+        solving = thread.submit(solver.run, queue)
         try:
-            yield lambda *unsolved: waiting.put(unsolved)
+            yield lambda *waiting: queue.put(waiting)
         finally:
-            waiting.put(None)
+            queue.put(None)
             solving.result()
 
 
-def _solve_all(
-    waiting: Queue[Waiting | None], device: torch.device, jobs: int, done: Callable[[int, str | None], None]
-) -> None:
-    error: BaseException | None = None
-    try:
-        torch.zeros(1, device=device)  # it takes a GPU a second to start, which the processes take, too
-    except RuntimeError as e:
-        error = e
-    going_on = True
-    with ThreadPoolExecutor(jobs) as writers:
-        while going_on:
-            came = [waiting.get()]
-            while came[-1] is not None and (len(came) < FEWEST_TOGETHER or not waiting.empty()):
-                came.append(waiting.get())
-            batch = [mesh for mesh in came if mesh is not None]
-            going_on = len(batch) == len(came)
-            if batch and error is None:  # otherwise the queue is only emptied, so that nobody waits for room in it
-                try:
-                    _solve(batch, device, jobs, writers, done)
-                except BaseException as e:
-                    error = e
-    if error is not None:
-        raise error
+@dataclass
+class _Solver:
+    device: torch.device
+    options: Options
+    jobs: int
+    done: Callable[[int, str | None], None]
 
+    def run(self, queue: Queue[Waiting | None]) -> None:
+        """Solve for all meshes that the queue has, again and again, until it holds None."""
+        error: BaseException | None = None
+        try:
+            torch.zeros(1, device=self.device)  # starts the GPU, which takes a second, while worker processes start
+        except RuntimeError as e:
+            error = e
+        finished = False
+        with ThreadPoolExecutor(self.jobs) as writers:
+            while not finished:
+                taken = [queue.get()]
+                while taken[-1] is not None and (len(taken) < FEWEST_TOGETHER or not queue.empty()):
+                    taken.append(queue.get())
+                batch = [mesh for mesh in taken if mesh is not None]
+                finished = len(batch) < len(taken)
+                if batch and error is None:  # after an error the queue is only emptied, so that no one waits for room
+                    try:
+                        self._solve(batch, writers)
+                    except BaseException as e:
+                        error = e
+        if error is not None:
+            raise error
 
-def _solve(
-    batch: list[Waiting],
-    device: torch.device,
-    jobs: int,
-    writers: ThreadPoolExecutor,
-    done: Callable[[int, str | None], None],
-) -> None:
-    problems, k = [(mesh.laplacian, mesh.mass) for _, _, mesh in batch], batch[0][2].options.k
-    found: Sequence[Pairs | RuntimeError]
-    try:
-        found = eigenbases(problems, k, device, jobs)
-    except RuntimeError:  # of one of them, or too little memory for several
-        found = [_alone(problem, k, device) for problem in problems]
+    def _solve(self, batch: list[Waiting], writers: ThreadPoolExecutor) -> None:
+        problems = [(mesh.laplacian, mesh.mass) for _, _, mesh in batch]
+        found: Sequence[Pairs | RuntimeError]
+        try:
+            found = eigenbases(problems, self.options.k, self.device, self.jobs)
+        except RuntimeError:  # one mesh can't be solved for, or there is too little memory for all
+            found = [self._solve_alone(problem) for problem in problems]
+        for _ in writers.map(self._write, batch, found):
+            pass
 
-    def write(mesh: Waiting, pairs: Pairs | RuntimeError) -> None:
-        position, path, unsolved = mesh
+    def _solve_alone(self, problem: Problem) -> Pairs | RuntimeError:
+        try:
+            return eigenbasis(*problem, self.options.k, self.device)
+        except RuntimeError as e:
+            return e
+
+    def _write(self, mesh: Waiting, pairs: Pairs | RuntimeError) -> None:
+        position, path, discretization = mesh
         if isinstance(pairs, RuntimeError):
-            done(position, f"{unsolved.name}: {pairs}")
+            self.done(position, f"{discretization.name}: {pairs}")
             return
         try:
-            write_entry(path, unsolved.solved(*pairs))
+            write_entry(path, complete(discretization, pairs, self.options.basis))
         except MeshError as e:
-            done(position, str(e))
+            self.done(position, str(e))
         else:
-            done(position, None)
-
-    for _ in writers.map(write, batch, found):
-        pass
-
-
-def _alone(problem: Problem, k: int, device: torch.device) -> Pairs | RuntimeError:
-    try:
-        return eigenbasis(*problem, k, device)
-    except RuntimeError as e:
-        return e
+            self.done(position, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from functools import partial
@@ -15,70 +15,27 @@ from typing import Any, TypeVar
 
 import torch
 
-from diffnet.data.features import Preprocessing
-from diffnet.geometry import BasisPrecision, LaplacianKind, MeshError, MeshLike, Operators, load_mesh, precompute
-from diffnet.geometry.preprocessing.entry import Options
+from diffnet.geometry.discretize.laplacian import LaplacianKind
+from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.mesh.mesh import MeshLike
+from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.gpu_queue import gpu_solver
+from diffnet.geometry.preprocessing.one import precompute
+from diffnet.geometry.preprocessing.options import BasisPrecision, Options
 from diffnet.geometry.preprocessing.worker import (
-    HalfFilled,
-    Reader,
+    CacheJob,
+    Unsolved,
+    discretize_entry,
     fill_entry,
-    half_fill_entry,
-    is_filled,
-    normalized,
+    has_entry,
     source_name,
 )
-from diffnet.geometry.processes import (
-    available_cores,
-    check_that_processes_start,
-    interrupts_blocked,
-    worker_pool,
-)
+from diffnet.geometry.processes import WorkerPool, available_cores
 
 T = TypeVar("T")
 
-LOADERS = 4  # threads; more wait for Python's lock
-MOST_REASONS = 5  # that one error tells
-
-
-def load_meanwhile(
-    load: Callable[[int], T], fill: Callable[[Callable[[int], Any]], dict[int, str]]
-) -> tuple[dict[int, str], dict[int, Future[T]]]:
-    """What `fill(ready)` returns, and load(i) for each position i that it called `ready` with: threads read what is
-    there while the rest is computed."""
-    loaded = dict[int, Future[T]]()
-    with ThreadPoolExecutor(min(LOADERS, available_cores())) as loader:
-
-        def ready(position: int) -> None:
-            loaded[position] = loader.submit(load, position)
-
-        return fill(ready), loaded
-
-
-def fill_cache(
-    sources: Sequence[MeshLike],
-    options: Preprocessing,
-    cache_dir: str | os.PathLike[str],
-    jobs: int | None = None,
-    advance: Callable[[], Any] = lambda: None,
-    device: torch.device | str = "cpu",
-    ready: Callable[[int], Any] = lambda position: None,
-) -> dict[int, str]:
-    """Make sure that the cache has the operators of all these meshes, as `prepare` finds them, `jobs` at a time (all
-    cores by default).
-
-    advance: called once for each mesh that is done with
-    device: what computes eigenbases, see `precompute`. A GPU solves, in this process, for all at once that the jobs
-        have come with since it began the last time; rounding depends on which these are.
-    ready: called with the position of each mesh that the cache has now
-
-    Returns what is wrong with those that can't be used, by their position; the others are not held up by them. Raises
-    OSError where there can be no such folder. With several jobs, a script has to call this under
-    `if __name__ == "__main__":`, since the processes import it; RuntimeError where it doesn't. They start fastest where
-    it imports PyTorch there, too.
-    """
-    wanted = Options(options.k, options.laplacian, options.basis)
-    return _fill(sources, normalized, wanted, cache_dir, jobs, advance, device, ready)
+LOADERS = 4  # threads; more would wait for Python's global lock
+MOST_REASONS = 5  # reasons listed in one error message
 
 
 def precompute_all(
@@ -91,22 +48,25 @@ def precompute_all(
     device: torch.device | str = "cpu",
     jobs: int | None = None,
 ) -> list[Operators]:
-    """`precompute` of each of these meshes, `jobs` at a time (all cores by default).
+    """`precompute` for each mesh, on several cores.
 
-    meshes, k, laplacian, cache_dir, basis: see `precompute`; without a cache, entries are in a temporary folder until
-        they are read
-    device: what computes eigenbases. A GPU solves for all at once that the jobs have come with since it began the last
-        time; rounding depends on which these are.
+    meshes, k, laplacian, cache_dir, basis: see `precompute`. Without a cache, a temporary folder holds the entries
+        until they are read.
+    device: the device that computes eigenbases. A GPU solves for all meshes that wait for it at once. Rounding depends
+        on which meshes these are.
+    jobs: number of worker processes; by default one for each core
 
-    Raises MeshError where meshes can't be used, once the others are done, which the cache has then; ValueError for a
-    bad option. With several jobs, a script has to call this under `if __name__ == "__main__":`, since the processes
-    import it; RuntimeError where it doesn't. They start fastest where it imports PyTorch there, too.
+    With several jobs, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
+    script; otherwise it raises WorkerError. Workers start fastest if the script imports PyTorch there, too.
+
+    Raises MeshError if meshes can't be used. The others are computed first, and the cache keeps them. Raises
+    OptionError for a bad option.
     """
     options = Options(k, laplacian, basis)
     with TemporaryDirectory() if cache_dir is None else nullcontext(cache_dir) as folder:
         failed, loaded = load_meanwhile(
             lambda i: precompute(meshes[i], k, laplacian, folder, basis=basis, device=device),
-            lambda ready: _fill(meshes, load_mesh, options, folder, jobs, lambda: None, device, ready),
+            lambda ready: fill_cache(meshes, options, folder, jobs, device=device, ready=ready),
         )
         if failed:
             reasons = "; ".join(list(failed.values())[:MOST_REASONS])
@@ -115,20 +75,32 @@ def precompute_all(
         return [loaded[i].result() for i in range(len(meshes))]
 
 
-def _fill(
+def fill_cache(
     sources: Sequence[MeshLike],
-    read: Reader,
     options: Options,
     cache_dir: str | os.PathLike[str],
-    jobs: int | None,
-    advance: Callable[[], Any],
-    device: torch.device | str,
-    ready: Callable[[int], Any],
+    jobs: int | None = None,
+    advance: Callable[[], Any] = lambda: None,
+    device: torch.device | str = "cpu",
+    ready: Callable[[int], Any] = lambda position: None,
+    *,
+    normalize: bool = False,
 ) -> dict[int, str]:
-    """`fill_cache`, of the meshes that `read` makes of the sources."""
+    """Store the operators of all these meshes in the cache, unless they are there.
+
+    jobs: number of worker processes; by default one for each core
+    advance: called once for each mesh, usable or not, when it is done
+    device: the device that computes eigenbases; see `precompute_all`
+    ready: called with the position of each mesh as soon as the cache has it
+    normalize: compute the operators at normalized positions; see `normalize_positions`
+
+    Returns an error message for each mesh that can't be used, by position. These don't hold up the others.
+
+    Raises OSError if the cache folder can't be made. See `precompute_all` for calls from a script.
+    """
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     jobs = min(jobs or available_cores(), len(sources))
-    wanted: dict[str, Any] = {"read": read, "options": options, "cache_dir": cache_dir}
+    job = CacheJob(options, cache_dir, normalize)
     failed: dict[int, str] = {}
 
     def done(position: int, error: str | None) -> None:
@@ -140,27 +112,46 @@ def _fill(
 
     if jobs <= 1:
         for i, source in enumerate(sources):
-            done(i, fill_entry(source, device=device, **wanted))
+            done(i, fill_entry(source, job, device))
         return failed
 
-    # Looking takes less than starting processes; from the first mesh that isn't there on, they look for themselves.
+    # Looking for an entry takes less time than starting processes. From the first missing entry on, workers look.
     waiting = deque(range(len(sources)))
-    while waiting and is_filled(sources[waiting[0]], **wanted):
+    while waiting and has_entry(sources[waiting[0]], job):
         done(waiting.popleft(), None)
     if torch.device(device).type == "cpu" or not waiting:
-        _in_processes(partial(fill_entry, **wanted), sources, waiting, jobs, done)
+        _in_processes(partial(fill_entry, job=job), sources, waiting, jobs, done)
         return dict(sorted(failed.items()))
 
-    with gpu_solver(torch.device(device), jobs, done) as solve:
+    with gpu_solver(torch.device(device), options, jobs, done) as solve_later:
 
-        def half_done(position: int, filled: HalfFilled) -> None:
-            if isinstance(filled, tuple):
-                solve(position, *filled)
+        def discretized(position: int, result: Unsolved | str | None) -> None:
+            if isinstance(result, tuple):
+                solve_later(position, *result)
             else:
-                done(position, filled)
+                done(position, result)
 
-        _in_processes(partial(half_fill_entry, **wanted), sources, waiting, jobs, half_done)
+        _in_processes(partial(discretize_entry, job=job), sources, waiting, jobs, discretized)
     return dict(sorted(failed.items()))
+
+
+def load_meanwhile(
+    load: Callable[[int], T], fill: Callable[[Callable[[int], Any]], dict[int, str]]
+) -> tuple[dict[int, str], dict[int, Future[T]]]:
+    """Load meshes in threads while the rest is still being computed.
+
+    fill: a call of `fill_cache`, given its argument `ready`
+    load: called in a thread with each position that is ready
+
+    Returns the result of `fill`, and the results of `load` by position.
+    """
+    loaded = dict[int, Future[T]]()
+    with ThreadPoolExecutor(min(LOADERS, available_cores())) as loader:
+
+        def ready(position: int) -> None:
+            loaded[position] = loader.submit(load, position)
+
+        return fill(ready), loaded
 
 
 def _in_processes(
@@ -170,50 +161,33 @@ def _in_processes(
     jobs: int,
     done: Callable[[int, T | str], None],
 ) -> None:
-    """Call done(position, work(source)) for each position that is waiting, `jobs` at a time."""
-
-    def submit(pool: ProcessPoolExecutor, position: int) -> Future[T | str]:
-        with interrupts_blocked():
-            return pool.submit(work, sources[position])
-
+    """Call done(position, work(source)) for each waiting position. Worker processes do the work."""
     jobs = min(jobs, len(waiting))
+    if jobs == 0:
+        return
     lost: list[int] = []
-    while waiting:
-        with worker_pool(jobs, max(1, available_cores() // jobs)) as pool:
-            under_way = _work_off(pool, jobs, waiting, submit, done)
-        if under_way:
-            check_that_processes_start()
-        lost += under_way
-    # One of these killed its process, so each gets a pool of its own.
-    for i in lost:
-        with worker_pool(1, available_cores()) as pool:
-            try:
-                result = submit(pool, i).result()
-            except BrokenProcessPool:
-                result = f"{source_name(sources[i])}: preprocessing it killed its process (out of memory?)"
-        done(i, result)
-
-
-def _work_off(
-    pool: ProcessPoolExecutor,
-    jobs: int,
-    waiting: deque[int],
-    submit: Callable[[ProcessPoolExecutor, int], Future[T]],
-    done: Callable[[int, T], None],
-) -> list[int]:
-    """Work until nothing is waiting, or until a process dies; returns what was under way then.
-
-    A process that dies takes the whole pool with it, so no more is handed out than is worked on.
-    """
-    running: dict[Future[T], int] = {}
-    try:
+    running: dict[Future[T | str], int] = {}
+    with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
         while waiting or running:
+            # No more calls than processes: their results wait here, and `done` may have to wait for a GPU.
             while waiting and len(running) < jobs:
-                running[submit(pool, waiting[0])] = waiting[0]
-                waiting.popleft()
+                position = waiting.popleft()
+                running[pool.submit(work, sources[position])] = position
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                done(running[future], future.result())
-                del running[future]
-    except BrokenProcessPool:
-        pass
-    return list(running.values())
+                position = running.pop(future)
+                try:
+                    result = future.result()
+                except BrokenProcessPool:
+                    lost.append(position)
+                else:
+                    done(position, result)
+    if not lost:
+        return
+    # A mesh that killed its process gets another try, with all cores and all memory for itself.
+    with WorkerPool(1, available_cores()) as pool:
+        for position in lost:
+            try:
+                result = pool.submit(work, sources[position]).result()
+            except BrokenProcessPool:
+                result = f"{source_name(sources[position])}: preprocessing it killed its process (out of memory?)"
+            done(position, result)

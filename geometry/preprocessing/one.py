@@ -8,11 +8,13 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from diffnet.geometry.cache import Arrays
+from diffnet.geometry.cache import Arrays, write_entry
 from diffnet.geometry.discretize.laplacian import LaplacianKind
-from diffnet.geometry.mesh.mesh import Mesh, MeshLike
+from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.operators import Operators
-from diffnet.geometry.preprocessing.entry import BasisPrecision, Options, found_or_computed
+from diffnet.geometry.preprocessing.entry import operators_path, read_operators
+from diffnet.geometry.preprocessing.options import BasisPrecision, Options
+from diffnet.geometry.preprocessing.recipe import complete, discretize, round_positions, solve
 from diffnet.ops import Pattern, SparseMatrix
 
 
@@ -25,28 +27,47 @@ def precompute(
     basis: BasisPrecision = "float32",
     device: torch.device | str = "cpu",
 ) -> Operators:
-    """Operators of one mesh or point cloud: mass, Laplacian, gradients, frames and k eigenpairs.
+    """Operators of one mesh or point cloud: mass, Laplacian, gradient, frames and k eigenpairs, all on the CPU.
 
     mesh: a path, a trimesh object, or (verts (V, 3), faces (F, 3)); see `load_mesh`
-    k: eigenpairs, 0 allowed; see `eigenbasis` for meshes that have fewer
+    k: number of eigenpairs, at least 0. See `eigenbasis` for meshes that have fewer.
     laplacian: "robust" or "cotan"; see `laplacian_and_mass`
-    cache_dir: a folder that keeps results. An entry is found again by the content of the mesh and by the options, so
-        the folder can be shared by data sets and by processes, and deleted at any time.
-    basis: the precision that eigenvectors are kept in. "float16" and "bfloat16" save a third of the cache at k = 128;
-        what is returned is float32 in any case, rounded to that precision with or without a cache.
-    device: what computes the eigenbasis, see `eigenbasis`; the result is on the CPU
+    cache_dir: a folder for results. The content of the mesh and the options identify an entry, so data sets and
+        processes can share the folder. It can be deleted at any time.
+    basis: the precision in which eigenvectors are stored. "float16" and "bfloat16" save a third of the cache at
+        k = 128. The returned eigenvectors are float32, rounded to that precision with or without a cache.
+    device: the device that computes the eigenbasis; see `eigenbasis`
 
-    Positions are rounded to float32 first, so float32 and float64 callers get the same entry; everything is computed
-    in float64 from there and rounded once, to float32. Units are those of the positions: areas of `mass` are length²,
-    eigenvalues 1/length², gradients 1/length. Vertices keep their numbers; where neighbours have distant ones, sparse
-    matrices store their rows in an order along the surface, see `Pattern.with_row_order`.
+    Positions are first rounded to float32, so float32 and float64 inputs share an entry. Everything else is computed in
+    float64 and rounded once, to float32. The units are those of the positions: `mass` has length², eigenvalues have
+    1/length², gradients have 1/length. Vertices keep their numbers. Where neighbors have distant numbers, the sparse
+    matrices store their rows in an order along the surface; see `Pattern.with_row_order`.
 
-    Raises MeshError for a mesh that can't be used, ValueError for a bad option.
+    Raises MeshError for a mesh that can't be used, and OptionError for a bad option.
+
+    >>> verts = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    >>> faces = [[0, 2, 1], [0, 1, 3], [1, 2, 3], [0, 3, 2]]
+    >>> operators = precompute((verts, faces), k=3)
+    >>> operators.num_vertices, operators.k
+    (4, 3)
+    >>> round(float(operators.mass.sum()), 3)  # the surface area, (3 + √3) / 2
+    2.366
     """
-    return _assemble(*found_or_computed(mesh, Options(k, laplacian, basis), cache_dir, device))
+    options = Options(k, laplacian, basis)
+    checked = round_positions(load_mesh(mesh))
+    path = None if cache_dir is None else operators_path(checked, options, cache_dir)
+    arrays = None if path is None else read_operators(path, checked, options)
+    if arrays is None:
+        discretization = discretize(checked, options.laplacian)  # Laplacian, mass, frames, gradient
+        pairs = solve(discretization, options.k, device)
+        arrays = complete(discretization, pairs, options.basis)
+        if path is not None:
+            write_entry(path, arrays)
+    return _operators(checked, arrays)
 
 
-def _assemble(mesh: Mesh, arrays: Arrays) -> Operators:
+def _operators(mesh: Mesh, arrays: Arrays) -> Operators:
+    """Operators that share the memory of the arrays of a cache entry."""
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     order = tensors["row_order"] if len(tensors["row_order"]) > 0 else None
 
@@ -54,8 +75,8 @@ def _assemble(mesh: Mesh, arrays: Arrays) -> Operators:
         indptr, indices = tensors[f"{name}_indptr"], tensors[f"{name}_indices"]
         transposed = _transposed(indptr, indices, order)
         pattern = Pattern(indptr, indices, len(mesh.verts), order, transposed, check=False)
-        # What products and their backward need is found here, once, rather than inside a step that may be compiled or
-        # captured.
+        # Products and their backward need index arrays. `prepare` computes them here, once, outside of training steps
+        # that may be compiled or captured.
         return SparseMatrix(pattern.prepare(), tensors[name])
 
     def extent(count: int) -> torch.Tensor:
@@ -81,8 +102,11 @@ def _assemble(mesh: Mesh, arrays: Arrays) -> Operators:
 def _transposed(
     indptr: torch.Tensor, indices: torch.Tensor, row_order: torch.Tensor | None
 ) -> tuple[Pattern, torch.Tensor]:
-    """`Pattern.transpose` of a square pattern. SciPy counts, on this thread, where PyTorch sorts on several, which for
-    milliseconds after an eigenbasis still have to share the cores with those of NumPy's BLAS."""
+    """`Pattern.transpose` of a square pattern, by SciPy.
+
+    SciPy counts entries on this thread. PyTorch sorts them on several threads, which share the cores with the threads
+    of NumPy's BLAS for some milliseconds after an eigenbasis.
+    """
     rows = len(indptr) - 1
     positions = np.arange(len(indices), dtype=np.int64)
     matrix = scipy.sparse.csr_array((positions, indices.numpy(), indptr.numpy()), shape=(rows, rows))

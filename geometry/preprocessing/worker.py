@@ -1,73 +1,93 @@
-"""What a process does to fill the cache, one mesh after another."""
+"""Filling the cache with the operators of one mesh. Worker processes run these functions, without PyTorch."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from diffnet.geometry.cache import write_entry
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
-from diffnet.geometry.mesh.normalize import normalize_positions
-from diffnet.geometry.preprocessing.entry import Options, Unsolved, found_or_computed, has_entry, unsolved_entry
+from diffnet.geometry.mesh.normalize import load_normalized
+from diffnet.geometry.preprocessing.entry import operators_path, read_operators
+from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.recipe import Discretization, complete, discretize, round_positions, solve
 
 if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-HalfFilled: TypeAlias = str | tuple[Path, Unsolved] | None
-Reader: TypeAlias = Callable[[MeshLike, str | os.PathLike[str] | None], Mesh]  # `load_mesh` or `normalized`
+Unsolved: TypeAlias = "tuple[Path, Discretization]"  # the path of an entry, and all of its content but the eigenpairs
 
 
-def normalized(source: MeshLike, cache_dir: str | os.PathLike[str] | None) -> Mesh:
-    """A mesh at normalised positions. Raises MeshError for one that can't be used."""
-    mesh = load_mesh(source, cache_dir)
-    return replace(mesh, verts=normalize_positions(mesh.verts))
+@dataclass(frozen=True)
+class CacheJob:
+    """What to store of each mesh, and where.
 
-
-def fill_entry(
-    source: MeshLike,
-    read: Reader,
-    options: Options,
-    cache_dir: str | os.PathLike[str],
-    device: torch.device | str = "cpu",
-) -> str | None:
-    """Make sure that the cache has the operators of the mesh that `read` makes of a source.
-
-    Returns what is wrong with one that can't be used.
+    normalize: whether positions are normalized before the operators are computed; see `normalize_positions`
     """
 
+    options: Options
+    cache_dir: str | os.PathLike[str]
+    normalize: bool
+
+    def read(self, source: MeshLike) -> Mesh:
+        """The mesh at the positions that operators are computed from. Raises MeshError for an unusable source."""
+        mesh = load_normalized(source, self.cache_dir) if self.normalize else load_mesh(source, self.cache_dir)
+        return round_positions(mesh)
+
+
+def has_entry(source: MeshLike, job: CacheJob) -> bool:
+    """Whether the cache has an entry for this mesh. The content of the entry isn't checked."""
+    try:
+        return operators_path(job.read(source), job.options, job.cache_dir).is_file()
+    except MeshError:
+        return False  # `fill_entry` reports the error
+
+
+def fill_entry(source: MeshLike, job: CacheJob, device: torch.device | str = "cpu") -> str | None:
+    """Compute and store the operators of a mesh unless the cache has them. Returns an error message or None."""
+
     def fill() -> None:
-        found_or_computed(read(source, cache_dir), options, cache_dir, device)
+        missing = _discretize_missing(source, job)
+        if missing is not None:
+            path, discretization = missing
+            pairs = solve(discretization, job.options.k, device)
+            write_entry(path, complete(discretization, pairs, job.options.basis))
 
-    return _attempted(fill, source)
+    return _error_or_result(fill, source)
 
 
-def half_fill_entry(source: MeshLike, read: Reader, options: Options, cache_dir: str | os.PathLike[str]) -> HalfFilled:
-    """The same, but for eigenpairs: returns where an entry is to be written that lacks these."""
-    return _attempted(lambda: unsolved_entry(read(source, cache_dir), options, cache_dir), source)
+def discretize_entry(source: MeshLike, job: CacheJob) -> Unsolved | str | None:
+    """As `fill_entry`, but without eigenpairs: returns what a GPU needs to solve for them.
+
+    None if the cache has them.
+    """
+    return _error_or_result(lambda: _discretize_missing(source, job), source)
 
 
-def _attempted(work: Callable[[], T], source: MeshLike) -> T | str:
+def source_name(source: MeshLike) -> str:
+    """A name for messages."""
+    if isinstance(source, Mesh):
+        return source.name
+    return str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
+
+
+def _discretize_missing(source: MeshLike, job: CacheJob) -> Unsolved | None:
+    mesh = job.read(source)
+    path = operators_path(mesh, job.options, job.cache_dir)
+    if read_operators(path, mesh, job.options) is not None:
+        return None
+    return path, discretize(mesh, job.options.laplacian)
+
+
+def _error_or_result(work: Callable[[], T], source: MeshLike) -> T | str:
     try:
         return work()
     except MeshError as e:
         return str(e)
     except MemoryError:
         return f"{source_name(source)}: preprocessing it takes more memory than there is"
-
-
-def is_filled(source: MeshLike, read: Reader, options: Options, cache_dir: str | os.PathLike[str]) -> bool:
-    """Whether there is an entry; its content isn't looked at."""
-    try:
-        return has_entry(read(source, cache_dir), options, cache_dir)
-    except MeshError:
-        return False  # whoever fills the cache says what is wrong
-
-
-def source_name(source: MeshLike) -> str:
-    if isinstance(source, Mesh):
-        return source.name
-    return str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__

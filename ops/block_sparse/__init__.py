@@ -1,4 +1,4 @@
-"""Matrices made of square blocks of which few are there, and their products and softmax."""
+"""Block-sparse matrices: patterns, products, softmax and attention."""
 
 from diffnet.ops.block_sparse.attention import block_attention
 from diffnet.ops.block_sparse.op import MatmulMode, block_matmul

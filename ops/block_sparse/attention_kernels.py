@@ -1,7 +1,7 @@
 """The Triton kernels of block-sparse attention (Dao et al. 2022, FlashAttention; Dao 2023, FlashAttention-2).
 
-A program has the queries of a block row, or in the backward of keys and values the keys of a block column, and steps
-through the blocks there, STEP keys or queries at a time, all in one loop.
+A program has the queries of a block row, or for the gradients of keys and values the keys of a block column. It steps
+through the blocks there, BLOCK_K keys or queries at a time, in a single loop.
 """
 
 from __future__ import annotations
@@ -13,99 +13,84 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffnet.ops.block_sparse.pattern import BlockArrays
+from diffnet.ops.block_sparse.reference import AttentionInputs
 from diffnet.ops.common.launch import cdiv, power_of_2
 from diffnet.ops.common.precision import tf32_precision
 
-# Keys, and in the backward of keys and values queries, of a step: as many as registers hold.
+# The keys of a step, and the queries of a step for the gradients of keys and values. Registers hold no more.
 STEP = 64
 KEY_BACKWARD_STEP = 32
 
 
-def attention(
-    indptr: Tensor,
-    indices: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    mask: Tensor | None,
-    scale: float,
-    block: int,
-) -> tuple[Tensor, Tensor]:
-    """See `attention._attention`."""
-    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+def attention(arrays: BlockArrays, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    """Compute `reference.attention`."""
+    inputs = _contiguous(inputs)
+    query, key, scale = inputs.query, inputs.key, inputs.scale * math.log2(math.e)
     out, sums = query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=torch.float32)
     if out.numel() > 0:
-        programs, shape, flags = _launch(indptr, query, key, key_mask, mask, block)
-        if key.element_size() == 2 and key.shape[3] <= 128:  # three stages fit
+        programs, shape, flags = _launch(arrays.indptr, inputs)
+        if key.element_size() == 2 and key.shape[3] <= 128:  # three stages fit into shared memory
             flags["num_stages"] = 3
-        _attend[programs](
-            indptr, indices, query, key, value, *_masks(query, key_mask, mask), out, sums, *shape,
-            scale * math.log2(math.e), **flags,
-        )  # fmt: skip
+        block_attention_forward_kernel[programs](
+            arrays.indptr, arrays.indices, *_tensors(inputs), out, sums, *shape, scale, **flags
+        )
     return out, sums
 
 
 def attention_backward(
-    indptr: Tensor,
-    indices: Tensor,
-    t_indptr: Tensor,
-    t_indices: Tensor,
-    order: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    mask: Tensor | None,
-    out: Tensor,
-    sums: Tensor,
-    grad: Tensor,
-    scale: float,
-    block: int,
+    arrays: BlockArrays, inputs: AttentionInputs, out: Tensor, sums: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `attention._attention_backward`."""
-    query, key, value, grad = query.contiguous(), key.contiguous(), value.contiguous(), grad.contiguous()
+    """Compute `reference.attention_backward`."""
+    inputs = _contiguous(inputs)
+    query, key, value, *_ = inputs
+    out, sums, grad = out.contiguous(), sums.contiguous(), grad.contiguous()
     grad_q, grad_k, grad_v = (t.new_empty(t.shape) for t in (query, key, value))
     delta = torch.empty_like(sums)
-    given = (query, key, value, *_masks(query, key_mask, mask), sums, delta, grad)
+    given = (*_tensors(inputs), sums, delta, grad)
+    scales = inputs.scale, inputs.scale * math.log2(math.e)
     if grad_q.numel() > 0:
-        programs, shape, flags = _launch(indptr, query, key, key_mask, mask, block)
-        _query_backward[programs](
-            indptr, indices, *given, out.contiguous(), grad_q, *shape, scale, scale * math.log2(math.e), **flags
+        programs, shape, flags = _launch(arrays.indptr, inputs)
+        block_attention_backward_query_kernel[programs](
+            arrays.indptr, arrays.indices, *given, out, grad_q, *shape, *scales, **flags
         )
     if grad_k.numel() > 0:
-        programs, shape, flags = _launch(t_indptr, query, key, key_mask, mask, block)
-        flags["STEP"] = min(block, KEY_BACKWARD_STEP)
-        if block == 128 and key.element_size() == 2:
-            flags["maxnreg"] = 128  # so that two programs share a multiprocessor
-        _key_backward[programs](
-            t_indptr, t_indices, order, *given, grad_k, grad_v, *shape, scale, scale * math.log2(math.e), **flags
+        programs, shape, flags = _launch(arrays.t_indptr, inputs)
+        flags["BLOCK_K"] = min(inputs.block, KEY_BACKWARD_STEP)
+        if inputs.block == 128 and key.element_size() == 2:
+            flags["maxnreg"] = 128  # two programs then fit on one multiprocessor
+        block_attention_backward_key_kernel[programs](
+            arrays.t_indptr, arrays.t_indices, arrays.order, *given, grad_k, grad_v, *shape, *scales, **flags
         )
     return grad_q, grad_k, grad_v
 
 
-def _masks(query: Tensor, key_mask: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What isn't there is never read."""
-    return (
-        query if key_mask is None else key_mask.contiguous(),
-        query if mask is None else mask.contiguous(),
-    )
+def _contiguous(inputs: AttentionInputs) -> AttentionInputs:
+    """Return the inputs with contiguous tensors, as the kernels read them."""
+    tensors = (None if t is None else t.contiguous() for t in inputs[:5])
+    return AttentionInputs(*tensors, inputs.scale, inputs.block)  # type: ignore[arg-type]
 
 
-def _launch(
-    indptr: Tensor, query: Tensor, key: Tensor, key_mask: Tensor | None, mask: Tensor | None, block: int
-) -> tuple[tuple[int], tuple[int, ...], dict[str, object]]:
-    (batches, heads, rows, channels), columns = query.shape, key.shape[2]
+def _tensors(inputs: AttentionInputs) -> tuple[Tensor, ...]:
+    """Return the tensors of the inputs. The query stands in for a missing mask, which is never read."""
+    query, key, value, key_mask, mask, *_ = inputs
+    return query, key, value, query if key_mask is None else key_mask, query if mask is None else mask
+
+
+def _launch(indptr: Tensor, inputs: AttentionInputs) -> tuple[tuple[int], tuple[int, ...], dict[str, object]]:
+    """Return the grid, the sizes and the flags of a kernel with one program for each row of `indptr` and each batch."""
+    block = inputs.block
+    (batches, heads, rows, channels), columns = inputs.query.shape, inputs.key.shape[2]
     block_rows, block_columns = max(cdiv(rows, block), 1), max(cdiv(columns, block), 1)
     shape = (len(indptr) - 1, rows, columns, channels, block_rows, block_columns, heads)
     flags: dict[str, object] = {
         "WHOLE": rows % block == 0 and columns % block == 0,
-        "HAS_KEY_MASK": key_mask is not None,
-        "HAS_MASK": mask is not None,
+        "HAS_KEY_MASK": inputs.key_mask is not None,
+        "HAS_MASK": inputs.mask is not None,
         "BLOCK": block,
-        "STEP": min(block, STEP),
-        "WIDTH": max(power_of_2(channels), 16),
-        "PRECISION": tf32_precision(query),
+        "BLOCK_K": min(block, STEP),
+        "BLOCK_C": max(power_of_2(channels), 16),
+        "PRECISION": tf32_precision(inputs.query),
         "num_warps": 8 if block == 128 else 4,
         "num_stages": 2,
     }
@@ -113,9 +98,9 @@ def _launch(
 
 
 @triton.jit
-def _tile(x, head_start, n, size, channels, WIDTH: tl.constexpr):
-    """Rows n of one head's (size, channels)."""
-    c = tl.arange(0, WIDTH)
+def _tile(x, head_start, n, size, channels, BLOCK_C: tl.constexpr):
+    """Load rows n of one head's (size, channels)."""
+    c = tl.arange(0, BLOCK_C)
     at = x + (head_start + n)[:, None] * channels + c[None, :]
     return tl.load(at, mask=(n < size)[:, None] & (c < channels)[None, :], other=0)
 
@@ -125,8 +110,10 @@ def _visible(
     s, key_mask, mask, z, at, i, j, r, n, rows, columns,
     WHOLE: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Scores s, of which those of queries r that don't see keys n are −∞: places i and j in block `at`. The queries go
-    along one of the axes, with 1 in place of the other, and the keys along the other."""
+    """Set the scores s of queries r and keys n to −∞ where a query doesn't see a key.
+
+    i, j: the places of queries and keys in block `at`. Queries vary along one axis of s and keys along the other.
+    """
     if not WHOLE:
         s = tl.where((r < rows) & (n < columns), s, float("-inf"))
     if HAS_KEY_MASK:
@@ -137,30 +124,31 @@ def _visible(
 
 
 @triton.jit
-def _attend(
+def block_attention_forward_kernel(
     indptr, indices, query, key, value, key_mask, mask, out, sums,
     all_block_rows, rows, columns, channels, block_rows, block_columns, heads, scale2,
     WHOLE: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
-    STEP: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """out = softmax(scale · Q Kᵀ) V and sums = log₂ Σ exp(scale · Q Kᵀ) of a block row. scale2 = scale · log₂ e."""
     block_row = tl.program_id(0) % all_block_rows
     z = (tl.program_id(0) // all_block_rows).to(tl.int64)
     head = z * heads + block_row // block_rows
     place = tl.arange(0, BLOCK)
     r = (block_row % block_rows) * BLOCK + place
-    q = _tile(query, head * rows, r, rows, channels, WIDTH)
-    steps: tl.constexpr = BLOCK // STEP
+    q = _tile(query, head * rows, r, rows, channels, BLOCK_C)
+    steps: tl.constexpr = BLOCK // BLOCK_K
     first = tl.load(indptr + block_row)
     last = tl.load(indptr + block_row + 1)
     top = tl.full((BLOCK,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
-    result = tl.zeros((BLOCK, WIDTH), tl.float32)
+    result = tl.zeros((BLOCK, BLOCK_C), tl.float32)
     for i in range(0, (last - first) * steps):
         e = first + i // steps
-        j = (i % steps) * STEP + tl.arange(0, STEP)
+        j = (i % steps) * BLOCK_K + tl.arange(0, BLOCK_K)
         n = (tl.load(indices + e) % block_columns) * BLOCK + j
-        k = _tile(key, head * columns, n, columns, channels, WIDTH)
-        v = _tile(value, head * columns, n, columns, channels, WIDTH)
+        k = _tile(key, head * columns, n, columns, channels, BLOCK_C)
+        v = _tile(value, head * columns, n, columns, channels, BLOCK_C)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale2
         s = _visible(
             s, key_mask, mask, z, e.to(tl.int64), place[:, None], j[None, :], r[:, None], n[None, :], rows, columns,
@@ -176,7 +164,7 @@ def _attend(
         top = new_top
     there = total > 0
     result = result / tl.where(there, total, 1.0)[:, None]
-    c = tl.arange(0, WIDTH)
+    c = tl.arange(0, BLOCK_C)
     at = (head * rows + r)[:, None] * channels + c[None, :]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=(r < rows)[:, None] & (c < channels)[None, :])
     logarithm = tl.where(there, top + tl.log2(tl.where(there, total, 1.0)), 0.0)
@@ -184,33 +172,33 @@ def _attend(
 
 
 @triton.jit
-def _query_backward(
+def block_attention_backward_query_kernel(
     indptr, indices, query, key, value, key_mask, mask, sums, delta, grad, out, grad_q,
     all_block_rows, rows, columns, channels, block_rows, block_columns, heads, scale, scale2,
     WHOLE: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
-    STEP: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dQ = scale · dS K, with dS = P ∘ (dO Vᵀ − δ), and δ, the inner products of dO and O, which is kept."""
+    """dQ = scale · dS K, where dS = P ∘ (dO Vᵀ − δ). The inner products δ of dO and O are stored, too."""
     block_row = tl.program_id(0) % all_block_rows
     z = (tl.program_id(0) // all_block_rows).to(tl.int64)
     head = z * heads + block_row // block_rows
     place = tl.arange(0, BLOCK)
     r = (block_row % block_rows) * BLOCK + place
-    q = _tile(query, head * rows, r, rows, channels, WIDTH)
-    g = _tile(grad, head * rows, r, rows, channels, WIDTH)
+    q = _tile(query, head * rows, r, rows, channels, BLOCK_C)
+    g = _tile(grad, head * rows, r, rows, channels, BLOCK_C)
     base = tl.load(sums + head * rows + r, mask=r < rows, other=0)
-    d = tl.sum(g.to(tl.float32) * _tile(out, head * rows, r, rows, channels, WIDTH).to(tl.float32), 1)
+    d = tl.sum(g.to(tl.float32) * _tile(out, head * rows, r, rows, channels, BLOCK_C).to(tl.float32), 1)
     tl.store(delta + head * rows + r, d, mask=r < rows)
-    steps: tl.constexpr = BLOCK // STEP
+    steps: tl.constexpr = BLOCK // BLOCK_K
     first = tl.load(indptr + block_row)
     last = tl.load(indptr + block_row + 1)
-    result = tl.zeros((BLOCK, WIDTH), tl.float32)
+    result = tl.zeros((BLOCK, BLOCK_C), tl.float32)
     for i in range(0, (last - first) * steps):
         e = first + i // steps
-        j = (i % steps) * STEP + tl.arange(0, STEP)
+        j = (i % steps) * BLOCK_K + tl.arange(0, BLOCK_K)
         n = (tl.load(indices + e) % block_columns) * BLOCK + j
-        k = _tile(key, head * columns, n, columns, channels, WIDTH)
-        v = _tile(value, head * columns, n, columns, channels, WIDTH)
+        k = _tile(key, head * columns, n, columns, channels, BLOCK_C)
+        v = _tile(value, head * columns, n, columns, channels, BLOCK_C)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale2
         s = _visible(
             s, key_mask, mask, z, e.to(tl.int64), place[:, None], j[None, :], r[:, None], n[None, :], rows, columns,
@@ -219,39 +207,41 @@ def _query_backward(
         p = tl.exp2(s - base[:, None])
         ds = p * (tl.dot(g, tl.trans(v), input_precision=PRECISION) - d[:, None])
         result = tl.dot(ds.to(k.dtype), k, result, input_precision=PRECISION)
-    c = tl.arange(0, WIDTH)
+    c = tl.arange(0, BLOCK_C)
     at = (head * rows + r)[:, None] * channels + c[None, :]
     inside = (r < rows)[:, None] & (c < channels)[None, :]
     tl.store(grad_q + at, (result * scale).to(grad_q.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _key_backward(
+def block_attention_backward_key_kernel(
     t_indptr, t_indices, order, query, key, value, key_mask, mask, sums, delta, grad, grad_k, grad_v,
     all_block_columns, rows, columns, channels, block_rows, block_columns, heads, scale, scale2,
     WHOLE: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
-    STEP: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dK = scale · dSᵀ Q and dV = Pᵀ dO, block column by block column. Scores have the keys along their first axis, so
-    that they are left factors as they are, in registers."""
+    """dK = scale · dSᵀ Q and dV = Pᵀ dO for a block column.
+
+    Keys vary along the first axis of the scores. The scores can then be left factors directly from registers.
+    """
     block_column = tl.program_id(0) % all_block_columns
     z = (tl.program_id(0) // all_block_columns).to(tl.int64)
     head = z * heads + block_column // block_columns
     place = tl.arange(0, BLOCK)
     n = (block_column % block_columns) * BLOCK + place
-    k = _tile(key, head * columns, n, columns, channels, WIDTH)
-    v = _tile(value, head * columns, n, columns, channels, WIDTH)
-    steps: tl.constexpr = BLOCK // STEP
+    k = _tile(key, head * columns, n, columns, channels, BLOCK_C)
+    v = _tile(value, head * columns, n, columns, channels, BLOCK_C)
+    steps: tl.constexpr = BLOCK // BLOCK_K
     first = tl.load(t_indptr + block_column)
     last = tl.load(t_indptr + block_column + 1)
-    dk = tl.zeros((BLOCK, WIDTH), tl.float32)
-    dv = tl.zeros((BLOCK, WIDTH), tl.float32)
+    dk = tl.zeros((BLOCK, BLOCK_C), tl.float32)
+    dv = tl.zeros((BLOCK, BLOCK_C), tl.float32)
     for step in range(0, (last - first) * steps):
         e = first + step // steps
-        i = (step % steps) * STEP + tl.arange(0, STEP)
+        i = (step % steps) * BLOCK_K + tl.arange(0, BLOCK_K)
         r = (tl.load(t_indices + e) % block_rows) * BLOCK + i
-        q = _tile(query, head * rows, r, rows, channels, WIDTH)
-        g = _tile(grad, head * rows, r, rows, channels, WIDTH)
+        q = _tile(query, head * rows, r, rows, channels, BLOCK_C)
+        g = _tile(grad, head * rows, r, rows, channels, BLOCK_C)
         base = tl.load(sums + head * rows + r, mask=r < rows, other=0)
         d = tl.load(delta + head * rows + r, mask=r < rows, other=0)
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale2
@@ -264,7 +254,7 @@ def _key_backward(
         dv = tl.dot(p.to(g.dtype), g, dv, input_precision=PRECISION)
         ds = p * (tl.dot(v, tl.trans(g), input_precision=PRECISION) - d[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
-    c = tl.arange(0, WIDTH)
+    c = tl.arange(0, BLOCK_C)
     at_keys = (head * columns + n)[:, None] * channels + c[None, :]
     inside = (n < columns)[:, None] & (c < channels)[None, :]
     tl.store(grad_k + at_keys, (dk * scale).to(grad_k.dtype.element_ty), mask=inside)

@@ -1,7 +1,7 @@
-"""The Triton kernels for block-sparse matrices. Imported with the first use, since Triton may be missing.
+"""The Triton kernels for block-sparse matrices. They are imported at first use, as Triton may be missing.
 
-A block of the pattern is a tile of a matrix product, so every product runs on the tensor cores. Sums are in float32
-and in a fixed order.
+A block of the pattern is a tile of a matrix product, so every product runs on the tensor cores. Sums are in float32 and
+in a fixed order.
 """
 
 from __future__ import annotations
@@ -13,43 +13,46 @@ from torch import Tensor
 
 from diffnet.ops.common.launch import cdiv, power_of_2
 from diffnet.ops.common.precision import tf32_precision
-from diffnet.ops.sparse.pattern import row_of_each
+from diffnet.ops.sparse.csr import row_of_each
 
-# The tile of a program is a block by at most so many channels, in steps of so many.
+# The tile of a program is a block by at most MAX_CHANNELS channels, in steps of at most MAX_STEP.
 MAX_CHANNELS = 128
 MAX_STEP = 64
-SOFTMAX_TILE = 2048
+SOFTMAX_TILE = 2048  # elements
 
 
 def sdd(indptr: Tensor, indices: Tensor, a: Tensor, b: Tensor, block: int) -> Tensor:
-    """See `reference.sdd`; a and b in any strides."""
+    """Compute `reference.sdd`. a and b may have any strides."""
     (batches, _, rows, inner), columns = a.shape, b.shape[2]
     out = a.new_empty(batches, len(indices), block, block)
     if out.numel() == 0:
         return out
     step = min(max(power_of_2(inner), 16), MAX_STEP)
-    _sdd[(batches * len(indices),)](
+    block_sdd_kernel[(batches * len(indices),)](
         row_of_each(indptr, indices), indices, a, b, out, len(indices), rows, columns, inner,
         max(cdiv(rows, block), 1), max(cdiv(columns, block), 1), *a.stride(), *b.stride(),
-        BLOCK=block, STEP=step, PRECISION=tf32_precision(a), num_warps=_warps(block * block), num_stages=_stages(a),
+        BLOCK=block, BLOCK_K=step, PRECISION=tf32_precision(a), num_warps=_warps(block * block), num_stages=_stages(a),
     )  # fmt: skip
     return out
 
 
 def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int, order: Tensor | None = None) -> Tensor:
-    """See `reference.dsd`; x in any strides. With order (number of blocks,), where in values the blocks of a transposed
-    pattern are, each is applied transposed."""
+    """Compute `reference.dsd`. x may have any strides.
+
+    order: (number of blocks,) for a transposed pattern, the position in `values` of each block. Each block is then
+        applied transposed.
+    """
     (batches, heads, columns, channels), block = x.shape, values.shape[3]
     out = x.new_empty(batches, heads, rows, channels)
     if out.numel() == 0:
         return out
     values = values.contiguous()
     tile = min(max(power_of_2(channels), 16), MAX_CHANNELS)
-    _dsd[(batches * (len(indptr) - 1), cdiv(channels, tile))](
+    block_dsd_kernel[(batches * (len(indptr) - 1), cdiv(channels, tile))](
         indptr, indices, indices if order is None else order, values, x, out,
         len(indptr) - 1, len(indices), rows, columns, channels,
         max(cdiv(rows, block), 1), max(cdiv(columns, block), 1), *x.stride(), heads,
-        TRANSPOSED=order is not None, BLOCK=block, STEP=min(block, MAX_STEP), TILE=tile,
+        TRANSPOSED=order is not None, BLOCK=block, BLOCK_K=min(block, MAX_STEP), BLOCK_C=tile,
         PRECISION=tf32_precision(x), num_warps=_warps(block * tile), num_stages=_stages(x),
     )  # fmt: skip
     return out
@@ -63,11 +66,10 @@ def softmax(
     key_mask: Tensor | None,
     mask: Tensor | None,
     scale: float,
-    heads: int,
     rows: int,
     columns: int,
 ) -> Tensor:
-    """See `softmax._softmax`."""
+    """Compute `reference.softmax` within the matrix and where both masks allow, see `reference.mask_inside`."""
     scores = scores.contiguous()
     out = torch.empty_like(scores)
     if out.numel() == 0:
@@ -75,31 +77,31 @@ def softmax(
     batches, count, block, _ = scores.shape
     group = min(block, SOFTMAX_TILE // block)
     given = [scores if t is None else t.contiguous() for t in (bias, key_mask, mask)]
-    _softmax[(batches * (len(indptr) - 1) * (block // group),)](
+    block_softmax_forward_kernel[(batches * (len(indptr) - 1) * (block // group),)](
         indptr, indices, scores, *given, out, len(indptr) - 1, count, rows, columns,
         max(cdiv(rows, block), 1), max(cdiv(columns, block), 1), scale,
         HAS_BIAS=bias is not None, HAS_KEY_MASK=key_mask is not None, HAS_MASK=mask is not None,
-        BLOCK=block, GROUP=group,
+        BLOCK=block, BLOCK_R=group,
     )  # fmt: skip
     return out
 
 
 def softmax_backward(indptr: Tensor, out: Tensor, grad: Tensor, scale: float) -> Tensor:
-    """See `reference.softmax_backward`."""
+    """Compute `reference.softmax_backward`."""
     out, grad = out.contiguous(), grad.contiguous()
     result = torch.empty_like(out)
     if result.numel() == 0:
         return result
     batches, count, block, _ = out.shape
     group = min(block, SOFTMAX_TILE // block)
-    _softmax_backward[(batches * (len(indptr) - 1) * (block // group),)](
-        indptr, out, grad, result, len(indptr) - 1, count, scale, BLOCK=block, GROUP=group
+    block_softmax_backward_kernel[(batches * (len(indptr) - 1) * (block // group),)](
+        indptr, out, grad, result, len(indptr) - 1, count, scale, BLOCK=block, BLOCK_R=group
     )
     return result
 
 
 def _stages(dense: Tensor) -> int:
-    """Steps whose loads run ahead, as many as shared memory has room for in two programs."""
+    """Return how many steps are loaded ahead. Shared memory has room for two programs with this many."""
     return 3 if dense.element_size() == 2 else 2
 
 
@@ -108,10 +110,10 @@ def _warps(tile: int) -> int:
 
 
 @triton.jit
-def _sdd(
+def block_sdd_kernel(
     block_rows_of, indices, a, b, out, count, rows, columns, inner, block_rows, block_columns,
     az, ah, am, ak, bz, bh, bn, bk,
-    BLOCK: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out[z, e] = a[z, head, rows of the block] · b[z, head, columns of the block]ᵀ"""
     e = tl.program_id(0) % count
@@ -121,11 +123,11 @@ def _sdd(
     place = tl.arange(0, BLOCK)
     r = ((block_row % block_rows) * BLOCK + place).to(tl.int64)
     c = ((tl.load(indices + e) % block_columns) * BLOCK + place).to(tl.int64)
-    step = tl.arange(0, STEP)
+    step = tl.arange(0, BLOCK_K)
     a_tile = a + z * az + head * ah + r[:, None] * am
     b_tile = b + z * bz + head * bh + c[None, :] * bn
     total = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for k0 in range(0, inner, STEP):
+    for k0 in range(0, inner, BLOCK_K):
         k = (k0 + step).to(tl.int64)
         left = tl.load(a_tile + k[None, :] * ak, mask=(r < rows)[:, None] & (k < inner)[None, :], other=0)
         right = tl.load(b_tile + k[:, None] * bk, mask=(k < inner)[:, None] & (c < columns)[None, :], other=0)
@@ -135,27 +137,31 @@ def _sdd(
 
 
 @triton.jit
-def _dsd(
+def block_dsd_kernel(
     indptr, indices, order, values, x, out, all_block_rows, count, rows, columns, channels,
     block_rows, block_columns, xz, xh, xn, xc, heads,
-    TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+    TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """out[z, head, rows of a block row] = Σ block · x[z, head, rows of the block's columns], in steps of STEP columns,
-    all steps of all blocks in one loop, so that the loads of the next run while one is multiplied."""
+    """out[z, head, rows of a block row] = Σ block · x[z, head, columns of the block].
+
+    All steps of all blocks, of BLOCK_K columns each, form one loop. The loads of a step then overlap with the product
+    of the step before.
+    """
     block_row = tl.program_id(0) % all_block_rows
     z = (tl.program_id(0) // all_block_rows).to(tl.int64)
     head = (block_row // block_rows).to(tl.int64)
     place = tl.arange(0, BLOCK)
     r = (block_row % block_rows) * BLOCK + place
-    c = (tl.program_id(1) * TILE + tl.arange(0, TILE)).to(tl.int64)
+    c = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)).to(tl.int64)
     x_tile = x + z * xz + head * xh + c[None, :] * xc
-    steps: tl.constexpr = BLOCK // STEP
+    steps: tl.constexpr = BLOCK // BLOCK_K
     first = tl.load(indptr + block_row)
     last = tl.load(indptr + block_row + 1)
-    total = tl.zeros((BLOCK, TILE), tl.float32)
+    total = tl.zeros((BLOCK, BLOCK_C), tl.float32)
     for i in range(0, (last - first) * steps):
         e = first + i // steps
-        k = (i % steps) * STEP + tl.arange(0, STEP)
+        k = (i % steps) * BLOCK_K + tl.arange(0, BLOCK_K)
         n = (tl.load(indices + e) % block_columns) * BLOCK + k
         if TRANSPOSED:
             at = tl.load(order + e).to(tl.int64)
@@ -163,7 +169,7 @@ def _dsd(
         else:
             at = e.to(tl.int64)
             inside = place[:, None] * BLOCK + k[None, :]
-        # Not masked, which would take a load for every element: beyond the edge it meets zeros, or isn't stored.
+        # Without a mask, loads are vectorized. Values beyond the edge are multiplied by 0 or not stored.
         left = tl.load(values + (z * count + at) * (BLOCK * BLOCK) + inside)
         right = tl.load(
             x_tile + n.to(tl.int64)[:, None] * xn, mask=(n < columns)[:, None] & (c < channels)[None, :], other=0
@@ -174,13 +180,13 @@ def _dsd(
 
 
 @triton.jit
-def _rows_of_program(indptr, all_block_rows, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """The batch, the block row, its first and last block, and the rows in it that a softmax program serves."""
-    groups: tl.constexpr = BLOCK // GROUP
+def _block_softmax_rows(indptr, all_block_rows, BLOCK: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Return the batch and the block row of a program, the block row's first block and end, and the program's rows."""
+    groups: tl.constexpr = BLOCK // BLOCK_R
     program = tl.program_id(0)
     block_row = (program // groups) % all_block_rows
     z = (program // groups // all_block_rows).to(tl.int64)
-    row = (program % groups) * GROUP + tl.arange(0, GROUP)
+    row = (program % groups) * BLOCK_R + tl.arange(0, BLOCK_R)
     return z, block_row, tl.load(indptr + block_row), tl.load(indptr + block_row + 1), row
 
 
@@ -189,7 +195,7 @@ def _scores(
     indices, scores, bias, key_mask, mask, z, e, r, row, count, rows, columns, block_columns, scale,
     HAS_BIAS: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """scale · scores + bias of some rows of block e; −∞ for what takes no part."""
+    """Return scale · scores + bias of some rows of block e, −∞ where masked, and their offsets within a batch."""
     place = tl.arange(0, BLOCK)
     c = (tl.load(indices + e) % block_columns) * BLOCK + place
     here = (r < rows)[:, None] & (c < columns)[None, :]
@@ -198,7 +204,7 @@ def _scores(
         here = here & (tl.load(key_mask + z * columns + c, mask=c < columns, other=0) != 0)[None, :]
     if HAS_MASK:
         here = here & (tl.load(mask + inside) != 0)
-    # Not masked, which would take a load for every element.
+    # Without a mask, loads are vectorized.
     s = tl.load(scores + z * count * (BLOCK * BLOCK) + inside).to(tl.float32) * scale
     if HAS_BIAS:
         s += tl.load(bias + inside).to(tl.float32)
@@ -206,19 +212,22 @@ def _scores(
 
 
 @triton.jit
-def _softmax(
+def block_softmax_forward_kernel(
     indptr, indices, scores, bias, key_mask, mask, out, all_block_rows, count, rows, columns,
     block_rows, block_columns, scale,
     HAS_BIAS: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr,
-    BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """Two passes over the blocks of a block row: the largest score and the sum of exponentials below it, kept up block
-    by block, then the quotients."""
-    z, block_row, first, last, row = _rows_of_program(indptr, all_block_rows, BLOCK, GROUP)
+    """Compute the softmax in two passes over the blocks of a block row.
+
+    The first pass keeps the largest score and the sum of exponentials relative to it, block by block. The second pass
+    computes the quotients.
+    """
+    z, block_row, first, last, row = _block_softmax_rows(indptr, all_block_rows, BLOCK, BLOCK_R)
     r = (block_row % block_rows) * BLOCK + row
-    top = tl.full((GROUP,), float("-inf"), tl.float32)
-    base = tl.zeros((GROUP,), tl.float32)  # the largest score, or 0 while there is none
-    total = tl.zeros((GROUP,), tl.float32)
+    top = tl.full((BLOCK_R,), float("-inf"), tl.float32)
+    base = tl.zeros((BLOCK_R,), tl.float32)  # the largest score, or 0 if there is none yet
+    total = tl.zeros((BLOCK_R,), tl.float32)
     for e in range(first, last):
         s, _ = _scores(
             indices, scores, bias, key_mask, mask, z, e, r, row, count, rows, columns, block_columns, scale,
@@ -239,12 +248,13 @@ def _softmax(
 
 
 @triton.jit
-def _softmax_backward(
-    indptr, out, grad, result, all_block_rows, count, scale, BLOCK: tl.constexpr, GROUP: tl.constexpr
+def block_softmax_backward_kernel(
+    indptr, out, grad, result, all_block_rows, count, scale, BLOCK: tl.constexpr, BLOCK_R: tl.constexpr
 ):  # fmt: skip
-    z, _, first, last, row = _rows_of_program(indptr, all_block_rows, BLOCK, GROUP)
+    """result = scale · p ∘ (g − Σ p ∘ g), where p is `out` and g is `grad`."""
+    z, _, first, last, row = _block_softmax_rows(indptr, all_block_rows, BLOCK, BLOCK_R)
     inside = row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    total = tl.zeros((GROUP,), tl.float32)
+    total = tl.zeros((BLOCK_R,), tl.float32)
     for e in range(first, last):
         at = (z * count + e) * (BLOCK * BLOCK) + inside
         total += tl.sum(tl.load(out + at).to(tl.float32) * tl.load(grad + at).to(tl.float32), 1)

@@ -1,4 +1,4 @@
-"""Products with block-sparse matrices: of two dense ones at the blocks, and of a block-sparse with a dense one."""
+"""Products with block-sparse matrices: dense times dense at the blocks, and block-sparse times dense."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.block_sparse import reference
-from diffnet.ops.block_sparse.pattern import BlockPattern
+from diffnet.ops.block_sparse.pattern import BlockArrays, BlockPattern, block_arrays
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable
 from diffnet.ops.common.precision import compute_dtype
+from diffnet.ops.sparse.checks import check_operand
 
 MatmulMode: TypeAlias = Literal["sdd", "dsd", "dds"]
 
@@ -28,20 +29,43 @@ def block_matmul(
     transpose_b: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """A B for each head, where one of A, B and the product is block-sparse (s) and the others are dense (d).
+    """Multiply A B for each head, where one of A, B and the product is block-sparse (s) and the others are dense (d).
 
-    "sdd": A (…, H, rows, K), B (…, H, K, columns) → values (…, number of blocks, block, block)
-    "dsd": values of A, and B (…, H, columns, C) → (…, H, rows, C)
-    "dds": A (…, H, N, rows), and values of B → (…, H, N, columns)
+    - "sdd": A (…, H, rows, K), B (…, H, K, columns) → values (…, number of blocks, block, block)
+    - "dsd": values of A, B (…, H, columns, C) → (…, H, rows, C)
+    - "dds": A (…, H, N, rows), values of B → (…, H, N, columns)
 
-    With transpose_a, a holds Aᵀ: a dense one with its last two dimensions exchanged, or values on the pattern of Aᵀ, so
-    that in "dsd" rows and columns change places above; so does transpose_b for b. Batches broadcast.
+    Computed in the promoted dtype of both factors, or in autocast's, as dense products are. Low precision is added up
+    in float32. Differentiable in a and b. Deterministic, also on a GPU.
 
-    Computed in the wider dtype of both, or in autocast's, as dense products are; low precision is added up in float32.
-    Differentiable, deterministic. Raises ValueError where shapes don't fit.
+    Args:
+        pattern: of the block-sparse matrix
+        a, b: the factors. Batches broadcast. At least one is floating point; integers and bools are promoted.
+        mode: which matrix is block-sparse, see above
+        transpose_a: whether a holds Aᵀ. The last two dimensions of a dense a are then exchanged. Values of a are on the
+            pattern of Aᵀ; rows and columns then change places above.
+        transpose_b: the same for b
+        backend: see `use_kernels`
+
+    Raises:
+        TypeError: for complex factors, and if neither factor is floating point.
+        ValueError: for an unknown mode, and if shapes or devices don't match.
+
+    >>> import torch
+    >>> pattern = BlockPattern.from_mask(torch.tensor([[True, False], [True, True]]), 16)
+    >>> x = torch.ones(1, 32, 4)
+    >>> values = block_matmul(pattern, x, x, "sdd", transpose_b=True)
+    >>> values.shape
+    torch.Size([3, 16, 16])
+    >>> block_matmul(pattern, values, x, "dsd")[0, [0, 31], 0]
+    tensor([ 64., 128.])
     """
     if mode not in get_args(MatmulMode):
         raise ValueError(f"mode should be one of {', '.join(get_args(MatmulMode))}, got {mode!r}")
+    for name, factor in (("a", a), ("b", b)):
+        check_operand(f"the factor {name}", factor, (), pattern.device)
+    if not (a.is_floating_point() or b.is_floating_point()):
+        raise TypeError(f"one factor at least should be floating point, got {a.dtype} and {b.dtype}")
     dtype = compute_dtype(a, b)
     a, b = a.to(dtype), b.to(dtype)
     if mode == "sdd":
@@ -53,50 +77,41 @@ def block_matmul(
 
 
 def _at_blocks(pattern: BlockPattern, a: Tensor, b: Tensor, backend: Backend) -> Tensor:
-    """A Bᵀ."""
+    """Multiply A Bᵀ at the blocks."""
     heads, rows, columns = pattern.shape
     for x, size in ((a, rows), (b, columns)):
         if x.ndim < 3 or x.shape[-3] != heads or x.shape[-2] != size or x.shape[-1] != a.shape[-1]:
             raise ValueError(
-                f"the dense factors should be (…, {heads}, {rows}, K) and (…, {heads}, K, {columns}), or these "
-                f"transposed; as used they are {tuple(a.shape)} and {tuple(b.mT.shape)}"
+                f"the dense factors should be (…, {heads}, {rows}, K) and (…, {heads}, K, {columns}) after the "
+                f"transposes asked for, they are {tuple(a.shape)} and {tuple(b.mT.shape)}"
             )
     batch = torch.broadcast_shapes(a.shape[:-3], b.shape[:-3])  # type: ignore[no-untyped-call]
     flat = [x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:]) for x in (a, b)]
-    out: Tensor = _sdd(_structure(pattern), *flat, pattern.block, rows, columns, use_kernels(backend, *flat))
+    sizes = pattern.block, rows, columns
+    out: Tensor = sdd_operator(block_arrays(pattern), *flat, *sizes, use_kernels(backend, *flat))
     return out.reshape(*batch, *pattern.values_shape)
 
 
 def _times_dense(pattern: BlockPattern, values: Tensor, x: Tensor, transpose: bool, backend: Backend) -> Tensor:
-    """S X or Sᵀ X."""
+    """Multiply S X or Sᵀ X."""
     pattern.expect_values(values)
     heads, rows, columns = pattern.shape
     result, size = (columns, rows) if transpose else (rows, columns)
     if x.ndim < 3 or x.shape[-3:-1] != (heads, size):
-        raise ValueError(f"the dense factor should multiply as (…, {heads}, {size}, C), as used it is {tuple(x.shape)}")
+        raise ValueError(
+            f"the dense factor should be (…, {heads}, {size}, C) after the transposes asked for, it is {tuple(x.shape)}"
+        )
     batch = torch.broadcast_shapes(values.shape[:-3], x.shape[:-3])  # type: ignore[no-untyped-call]
     flat = [t.expand(*batch, *t.shape[-3:]).reshape(math.prod(batch), *t.shape[-3:]) for t in (values, x)]
     triton = use_kernels(backend, *flat)
-    out: Tensor = _dsd(_structure(pattern), *flat, pattern.block, rows, columns, transpose, triton)
+    out: Tensor = dsd_operator(block_arrays(pattern), *flat, pattern.block, rows, columns, transpose, triton)
     return out.reshape(*batch, heads, result, x.shape[-1])
 
 
-def _structure(pattern: BlockPattern) -> list[Tensor]:
-    """What operators take of a pattern: indptr and indices, those of its transpose, and where blocks are in it."""
-    transposed, order = pattern.blocks.transpose
-    return [pattern.blocks.indptr, pattern.blocks.indices, transposed.indptr, transposed.indices, order]
-
-
-def _sdd_kernel(
-    structure: Sequence[Tensor],
-    a: Tensor,
-    b: Tensor,
-    block: int,
-    rows: int,
-    columns: int,
-    triton: bool,
+def _sdd(
+    structure: Sequence[Tensor], a: Tensor, b: Tensor, block: int, rows: int, columns: int, triton: bool
 ) -> Tensor:
-    """A Bᵀ at the blocks, a (Z, H, rows, K), b (Z, H, columns, K) → (Z, number of blocks, block, block)."""
+    """Multiply A Bᵀ at the blocks: a (Z, H, rows, K), b (Z, H, columns, K) → (Z, number of blocks, block, block)."""
     indptr, indices, *_ = structure
     if triton:
         from diffnet.ops.block_sparse import kernels
@@ -105,19 +120,11 @@ def _sdd_kernel(
     return reference.sdd(indptr, indices, a, b, block)
 
 
-def _sdd_fake(
-    structure: Sequence[Tensor],
-    a: Tensor,
-    b: Tensor,
-    block: int,
-    rows: int,
-    columns: int,
-    triton: bool,
-) -> Tensor:
+def _sdd_fake(structure: Sequence[Tensor], a: Tensor, b: Tensor, block: int, *_: Any) -> Tensor:
     return a.new_empty(len(a), len(structure[1]), block, block)
 
 
-def _dsd_kernel(
+def _dsd(
     structure: Sequence[Tensor],
     values: Tensor,
     x: Tensor,
@@ -127,17 +134,17 @@ def _dsd_kernel(
     transpose: bool,
     triton: bool,
 ) -> Tensor:
-    """S X or Sᵀ X, values (Z, number of blocks, block, block), x (Z, H, …, C) → (Z, H, …, C)."""
-    indptr, indices, t_indptr, t_indices, order = structure
+    """Multiply S X or Sᵀ X: values (Z, number of blocks, block, block), x (Z, H, …, C) → (Z, H, …, C)."""
+    arrays = BlockArrays(*structure)
     if triton:
         from diffnet.ops.block_sparse import kernels
 
         if transpose:
-            return kernels.dsd(t_indptr, t_indices, values, x, columns, order)
-        return kernels.dsd(indptr, indices, values, x, rows)
+            return kernels.dsd(arrays.t_indptr, arrays.t_indices, values, x, columns, arrays.order)
+        return kernels.dsd(arrays.indptr, arrays.indices, values, x, rows)
     if transpose:
-        return reference.dsd(t_indptr, t_indices, values[:, order].mT, x, columns)
-    return reference.dsd(indptr, indices, values, x, rows)
+        return reference.dsd(arrays.t_indptr, arrays.t_indices, values[:, arrays.order].mT, x, columns)
+    return reference.dsd(arrays.indptr, arrays.indices, values, x, rows)
 
 
 def _dsd_fake(
@@ -154,38 +161,36 @@ def _dsd_fake(
 
 
 def _save_sdd(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    structure, a, b, ctx.block, ctx.rows, ctx.columns, ctx.triton = inputs
+    structure, a, b, *ctx.sizes, ctx.triton = inputs
     ctx.save_for_backward(*structure, a, b)
 
 
 def _sdd_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, a, b = ctx.saved_tensors
-    sizes = ctx.block, ctx.rows, ctx.columns
     need_a, need_b = ctx.needs_input_grad[1:3]
     grad = grad.to(a.dtype)
-    grad_a = _dsd(structure, grad, b, *sizes, False, ctx.triton) if need_a else None
-    grad_b = _dsd(structure, grad, a, *sizes, True, ctx.triton) if need_b else None
+    grad_a = dsd_operator(structure, grad, b, *ctx.sizes, False, ctx.triton) if need_a else None
+    grad_b = dsd_operator(structure, grad, a, *ctx.sizes, True, ctx.triton) if need_b else None
     return [None] * len(structure), grad_a, grad_b, *[None] * 4
 
 
 def _save_dsd(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    structure, values, x, ctx.block, ctx.rows, ctx.columns, ctx.transpose, ctx.triton = inputs
+    structure, values, x, *ctx.sizes, ctx.transpose, ctx.triton = inputs
     ctx.save_for_backward(*structure, values, x)
 
 
 def _dsd_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, values, x = ctx.saved_tensors
-    sizes = ctx.block, ctx.rows, ctx.columns
     need_values, need_x = ctx.needs_input_grad[1:3]
     grad = grad.to(values.dtype)
     grad_values = grad_x = None
     if need_values:
         a, b = (x, grad) if ctx.transpose else (grad, x)
-        grad_values = _sdd(structure, a, b, *sizes, ctx.triton)
+        grad_values = sdd_operator(structure, a, b, *ctx.sizes, ctx.triton)
     if need_x:
-        grad_x = _dsd(structure, values, grad, *sizes, not ctx.transpose, ctx.triton)
+        grad_x = dsd_operator(structure, values, grad, *ctx.sizes, not ctx.transpose, ctx.triton)
     return [None] * len(structure), grad_values, grad_x, *[None] * 5
 
 
-_sdd = differentiable("diffnet::block_sdd", _sdd_kernel, _sdd_fake, _save_sdd, _sdd_backward)
-_dsd = differentiable("diffnet::block_dsd", _dsd_kernel, _dsd_fake, _save_dsd, _dsd_backward)
+sdd_operator = differentiable("diffnet::block_sdd", _sdd, _sdd_fake, _save_sdd, _sdd_backward)
+dsd_operator = differentiable("diffnet::block_dsd", _dsd, _dsd_fake, _save_dsd, _dsd_backward)

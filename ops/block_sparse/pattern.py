@@ -1,29 +1,39 @@
-"""`BlockPattern`: which blocks of a matrix, or of one matrix per head, are there."""
+"""`BlockPattern`: the positions of the blocks of a block-sparse matrix, or of one such matrix per head."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from diffnet.ops.sparse import Pattern, block_diagonal_pattern
+from diffnet.ops.sparse.checks import check_operand
 
 BLOCKS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True, eq=False)
 class BlockPattern:
-    """The structure of H matrices (rows, columns) made of square blocks; it carries no values.
+    """The structure of H matrices (rows, columns) made of square blocks. It holds no values.
 
-    blocks: a Pattern (H · block rows, H · block columns) of whole blocks, with the heads along its diagonal
-    block: edge length of a block, 16, 32, 64 or 128
-    rows, columns: of each head's matrix. The last blocks reach beyond where the block divides neither; what values hold
-        there, if only it is finite, is ignored in products, and it is 0 in results.
-    heads: H
+    Values have shape (…, number of blocks, block, block). They are ordered by head, block row and block column.
 
-    Values are (…, number of blocks, block, block), in the order of `blocks`: by head, block row and block column.
+    Args:
+        blocks: a Pattern (H · block rows, H · block columns) of whole blocks, with the heads along its diagonal
+        block: the edge length of a block, 16, 32, 64 or 128
+        rows, columns: the size of each head's matrix. If it is no multiple of the block, the last blocks extend beyond
+            the matrix. Products ignore the values there, which must be finite, and results have 0 there.
+        heads: H
+
+    Raises:
+        ValueError: for another block, a negative size, or a pattern of another shape.
+
+    >>> import torch
+    >>> pattern = BlockPattern.from_mask(torch.tensor([[True, False], [True, True]]), 16)
+    >>> pattern.shape, pattern.values_shape
+    ((1, 32, 32), (3, 16, 16))
     """
 
     blocks: Pattern
@@ -36,8 +46,8 @@ class BlockPattern:
         if self.block not in BLOCKS:
             raise ValueError(f"block should be one of {', '.join(map(str, BLOCKS))}, got {self.block}")
         if self.heads < 1 or self.rows < 0 or self.columns < 0:
-            raise ValueError(f"there should be a head at least and no negative size, got {self.shape}")
-        if not isinstance(self.blocks.indices, Tensor):  # see `Pattern`
+            raise ValueError(f"heads should be at least 1 and sizes at least 0, got {self.shape}")
+        if not isinstance(self.blocks.indices, Tensor):  # a stand-in of torch.compile, see `Pattern`
             return
         expected = (self.heads * self.block_rows, self.heads * self.block_columns)
         if self.blocks.shape != expected:
@@ -45,8 +55,13 @@ class BlockPattern:
 
     @classmethod
     def from_mask(cls, mask: Tensor, block: int, rows: int | None = None, columns: int | None = None) -> BlockPattern:
-        """From the layout: mask (block rows, block columns) or (H, block rows, block columns) bool, True where there
-        is a block. rows, columns: by default all of the blocks."""
+        """Make a pattern from the layout of its blocks.
+
+        Args:
+            mask: (block rows, block columns) or (H, block rows, block columns) bool, True where there is a block
+            block: the edge length of a block
+            rows, columns: the size of each head's matrix, by default that of whole blocks
+        """
         if mask.dtype != torch.bool or mask.ndim not in (2, 3):
             raise ValueError(f"the mask should be bool with 2 or 3 dimensions, got {mask.dtype} with {mask.ndim}")
         layout = mask if mask.ndim == 3 else mask[None]
@@ -60,7 +75,7 @@ class BlockPattern:
 
     @classmethod
     def covering(cls, pattern: Pattern, block: int) -> BlockPattern:
-        """The fewest blocks that hold all entries of a pattern, for one head."""
+        """Make the pattern with the fewest blocks that cover all entries of a pattern, for one head."""
         rows, columns = pattern.shape
         mask = torch.zeros(-(-rows // block), -(-columns // block), dtype=torch.bool, device=pattern.indices.device)
         mask[pattern.row_indices.long() // block, pattern.indices.long() // block] = True
@@ -72,22 +87,22 @@ class BlockPattern:
 
     @property
     def block_rows(self) -> int:
-        """Of one head."""
+        """The number of block rows of one head."""
         return -(-self.rows // self.block)
 
     @property
     def block_columns(self) -> int:
-        """Of one head."""
+        """The number of block columns of one head."""
         return -(-self.columns // self.block)
 
     @property
     def values_shape(self) -> tuple[int, int, int]:
-        """Of one set of values."""
+        """The shape of one set of values."""
         return self.blocks.nnz, self.block, self.block
 
     @property
     def mask(self) -> Tensor:
-        """(H, block rows, block columns) bool, the layout."""
+        """The layout, (H, block rows, block columns) bool."""
         mask = torch.zeros(self.heads, self.block_rows, self.block_columns, dtype=torch.bool, device=self.device)
         mask[self.head_indices, self.row_indices, self.column_indices] = True
         return mask
@@ -98,36 +113,37 @@ class BlockPattern:
 
     @property
     def head_indices(self) -> Tensor:
-        """(number of blocks,) the head of each block."""
+        """The head of each block, (number of blocks,)."""
         return self.blocks.row_indices // max(self.block_rows, 1)
 
     @property
     def row_indices(self) -> Tensor:
-        """(number of blocks,) the block row of each block in its head."""
+        """The block row of each block within its head, (number of blocks,)."""
         return self.blocks.row_indices % max(self.block_rows, 1)
 
     @property
     def column_indices(self) -> Tensor:
-        """(number of blocks,) the block column of each block in its head."""
+        """The block column of each block within its head, (number of blocks,)."""
         return self.blocks.indices % max(self.block_columns, 1)
 
     def expand_heads(self, heads: int) -> BlockPattern:
-        """The pattern of one head for several; do it once where the pattern is used again."""
+        """Repeat the pattern of one head for several. Keep the result if it is used again."""
         if self.heads != 1 or heads < 1:
-            raise ValueError(f"a pattern of 1 head can be made one of several, got {self.heads} and {heads}")
+            raise ValueError(f"only a pattern of 1 head can be expanded, to at least 1; got {self.heads} and {heads}")
         blocks = block_diagonal_pattern([self.blocks] * heads)
         return BlockPattern(blocks, self.block, self.rows, self.columns, heads)
 
     def to(self, device: torch.device | str | None) -> BlockPattern:
+        """Move the pattern to a device."""
         blocks = self.blocks.to(device)
         if blocks is self.blocks:
             return self
         return BlockPattern(blocks, self.block, self.rows, self.columns, self.heads)
 
     def sample(self, dense: Tensor) -> Tensor:
-        """The values of a dense (…, H or 1, rows, columns) → (…, number of blocks, block, block), 0 beyond its edge.
+        """Take the blocks from a dense tensor (…, H or 1, rows, columns) → (…, number of blocks, block, block).
 
-        Differentiable.
+        Values beyond the edge are 0. Differentiable.
         """
         if dense.ndim < 3 or dense.shape[-3] not in (1, self.heads) or dense.shape[-2:] != (self.rows, self.columns):
             raise ValueError(f"a dense tensor (…, {self._sizes}) expected, shape is {tuple(dense.shape)}")
@@ -139,7 +155,10 @@ class BlockPattern:
         return tiles[..., self.head_indices, self.row_indices, self.column_indices, :, :]
 
     def to_dense(self, values: Tensor) -> Tensor:
-        """(…, number of blocks, block, block) → (…, H, rows, columns), 0 where there is no block. Differentiable."""
+        """Convert values (…, number of blocks, block, block) → (…, H, rows, columns), 0 where there is no block.
+
+        Differentiable.
+        """
         self.expect_values(values)
         batch = values.shape[:-3]
         grid = (self.heads, self.block_rows, self.block_columns)
@@ -151,22 +170,22 @@ class BlockPattern:
 
     @classmethod
     def from_torch(cls, matrix: Tensor) -> tuple[BlockPattern, Tensor]:
-        """Of a torch.sparse_bsr tensor (rows, columns) of square blocks: the pattern and its values."""
+        """Convert a torch.sparse_bsr tensor (rows, columns) of square blocks to the pattern and its values."""
         if matrix.layout != torch.sparse_bsr or matrix.ndim != 2:
             raise ValueError(f"a 2-D torch.sparse_bsr tensor expected, got {matrix.ndim}-D of {matrix.layout}")
         return cls._from_bsr(matrix.crow_indices(), matrix.col_indices(), matrix.values(), tuple(matrix.shape))
 
     def to_torch(self, values: Tensor) -> Tensor:
-        """A torch.sparse_bsr tensor; for one head, one set of values and sizes that the block divides."""
+        """Convert one head with one set of values to a torch.sparse_bsr tensor. Sizes are multiples of the block."""
         self._expect_bsr(values)
         pattern = self.blocks
         return torch.sparse_bsr_tensor(
-            pattern.indptr, pattern.indices, values, (self.rows, self.columns), check_invariants=False
+            pattern.indptr, pattern.indices, values.contiguous(), (self.rows, self.columns), check_invariants=False
         )
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> tuple[BlockPattern, Tensor]:
-        """Of a scipy.sparse BSR matrix or array of square blocks: the pattern and its values."""
+        """Convert a scipy.sparse BSR matrix or array of square blocks to the pattern and its values."""
         if matrix.format != "bsr":
             raise ValueError(f"a BSR matrix expected, got {matrix.format}")
         arrays = (torch.from_numpy(a) for a in (matrix.indptr, matrix.indices, matrix.data))
@@ -174,7 +193,7 @@ class BlockPattern:
         return cls._from_bsr(indptr, indices, values, matrix.shape)
 
     def to_scipy(self, values: Tensor) -> Any:
-        """A scipy.sparse.bsr_array; for one head, one set of values and sizes that the block divides."""
+        """Convert one head with one set of values to a scipy.sparse.bsr_array. Sizes are multiples of the block."""
         from scipy.sparse import bsr_array
 
         self._expect_bsr(values)
@@ -191,22 +210,39 @@ class BlockPattern:
         rows, columns = shape
         return cls(Pattern(indptr, indices, columns // block), block, rows, columns), values
 
-    def expect_values(self, values: Tensor) -> None:
-        """Raises ValueError where values don't fit."""
-        if values.ndim < 3 or values.shape[-3:] != self.values_shape:
-            raise ValueError(
-                f"values should have shape (…, {', '.join(map(str, self.values_shape))}), "
-                f"shape is {tuple(values.shape)}"
-            )
+    def expect_values(self, values: Tensor, name: str = "values", *, floating: bool = False) -> None:
+        """Check the shape, dtype and device of values, see `check_operand`. Raises TypeError or ValueError."""
+        check_operand(name, values, self.values_shape, self.device, floating=floating)
 
     def _expect_bsr(self, values: Tensor) -> None:
         self.expect_values(values)
         if values.ndim != 3 or self.heads != 1 or self.rows % self.block or self.columns % self.block:
             raise ValueError(
-                "only one head and one set of values of whole blocks is a BSR matrix, "
-                f"got {self.shape} of blocks of {self.block} with values {tuple(values.shape)}"
+                "a BSR matrix has one head, one set of values and sizes that are multiples of the block, "
+                f"got {self.shape} with blocks of {self.block} and values {tuple(values.shape)}"
             )
 
     @property
     def _sizes(self) -> str:
         return f"{self.heads}, {self.rows}, {self.columns}"
+
+
+class BlockArrays(NamedTuple):
+    """The arrays of a pattern that operators take.
+
+    indptr, indices: of `BlockPattern.blocks`
+    t_indptr, t_indices: of the transposed pattern
+    order: the position in the pattern of each block of the transposed pattern
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    t_indptr: Tensor
+    t_indices: Tensor
+    order: Tensor
+
+
+def block_arrays(pattern: BlockPattern) -> list[Tensor]:
+    """Return the fields of `BlockArrays` for a pattern, as a list, which operators of torch.library take."""
+    blocks, (transposed, order) = pattern.blocks, pattern.blocks.transpose
+    return list(BlockArrays(blocks.indptr, blocks.indices, transposed.indptr, transposed.indices, order))

@@ -1,27 +1,52 @@
-"""Block-sparse products and softmax in plain PyTorch: gathered blocks, a batched product, and a sum by block row.
+"""Block-sparse products, softmax and attention in plain PyTorch: the CPU path, and the reference for the kernels.
 
-Shapes: Z batches, H heads, B the block's edge. Low precision is added up in float32.
+They gather blocks, multiply them as a batch, and add up each block row. Shapes: Z batches, H heads, B the edge of a
+block. Low precision is added up in float32.
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from diffnet.ops.sparse.pattern import row_of_each
+from diffnet.ops.block_sparse.pattern import BlockArrays
+from diffnet.ops.sparse.csr import row_of_each
+
+
+class AttentionInputs(NamedTuple):
+    """The inputs of attention at the blocks of a pattern.
+
+    query: (Z, H, rows, C)
+    key, value: (Z, H, columns, C)
+    key_mask: (Z, columns) bool, True for keys that are visible; or None
+    mask: (number of blocks, B, B) bool, True for visible pairs; or None
+    scale: multiplies the scores
+    block: B
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    key_mask: Tensor | None
+    mask: Tensor | None
+    scale: float
+    block: int
 
 
 def sdd(indptr: Tensor, indices: Tensor, a: Tensor, b: Tensor, block: int) -> Tensor:
-    """A Bᵀ at the blocks: a (Z, H, rows, K) and b (Z, H, columns, K) → (Z, number of blocks, B, B)."""
-    rows, columns = (_in_blocks(x, block) for x in (a, b))
+    """Multiply A Bᵀ at the blocks: a (Z, H, rows, K), b (Z, H, columns, K) → (Z, number of blocks, B, B)."""
+    rows, columns = (in_blocks(x, block) for x in (a, b))
     with torch.autocast(a.device.type, enabled=False):
         return (rows[:, row_of_each(indptr, indices)] @ columns[:, indices].mT).to(a.dtype)
 
 
 def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int) -> Tensor:
-    """S X: values (Z, number of blocks, B, B) and x (Z, H, columns, C) → (Z, H, rows, C)."""
+    """Multiply S X: values (Z, number of blocks, B, B), x (Z, H, columns, C) → (Z, H, rows, C)."""
     (batches, _, block, _), heads = values.shape, x.shape[1]
-    dense = _in_blocks(x, block)
+    dense = in_blocks(x, block)
     block_rows = -(-rows // block)
     with torch.autocast(x.device.type, enabled=False):
         products = values.to(dense.dtype) @ dense[:, indices]
@@ -32,32 +57,123 @@ def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int) -
 
 
 def softmax(indptr: Tensor, indices: Tensor, scores: Tensor, bias: Tensor | None, mask: Tensor, scale: float) -> Tensor:
-    """Softmax of scale · scores + bias over each row; scores (Z, number of blocks, B, B), bias (number of blocks, B, B)
-    or None, mask (Z or 1, number of blocks, B, B) bool. Where the mask is False, and in rows without a True, 0."""
+    """Compute the softmax of scale · scores + bias over each row.
+
+    Args:
+        indptr, indices: of the pattern
+        scores: (Z, number of blocks, B, B)
+        bias: (number of blocks, B, B) or None
+        mask: (Z or 1, number of blocks, B, B) bool. Entries with False, and rows without a True, get 0.
+        scale: multiplies the scores
+    """
     brows = row_of_each(indptr, indices).long()
-    wide = scores.to(torch.promote_types(scores.dtype, torch.float32)) * scale
+    wide = scores.to(_wide(scores)) * scale
     if bias is not None:
         wide = wide + bias
     wide = wide.masked_fill(~mask, -torch.inf)
-    top = wide.new_full((len(wide), len(indptr) - 1, wide.shape[2]), -torch.inf)
-    top = top.scatter_reduce(1, brows[:, None].expand_as(wide[..., 0]), wide.amax(-1), "amax")
-    top = top.masked_fill(top == -torch.inf, 0)
+    top = _row_maxima(indptr, brows, wide)
     weights = torch.exp(wide - top[:, brows, :, None])
     total = torch.zeros_like(top).index_add(1, brows, weights.sum(-1))
     return (weights / torch.where(total > 0, total, 1)[:, brows, :, None]).to(scores.dtype)
 
 
 def softmax_backward(indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float) -> Tensor:
-    """scale · p ∘ (g − Σ p ∘ g), sums over each row."""
+    """Return scale · p ∘ (g − Σ p ∘ g) with sums over each row."""
     brows = row_of_each(indptr, indices).long()
-    wide = torch.promote_types(out.dtype, torch.float32)
-    p, g = out.to(wide), grad.to(wide)
+    p, g = out.to(_wide(out)), grad.to(_wide(out))
     total = p.new_zeros(len(p), len(indptr) - 1, p.shape[2]).index_add(1, brows, (p * g).sum(-1))
     return (scale * p * (g - total[:, brows, :, None])).to(out.dtype)
 
 
-def _in_blocks(x: Tensor, block: int) -> Tensor:
-    """(Z, H, N, C) → (Z, H · block rows, B, C) in float32 or wider, padded with 0."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    padded = torch.nn.functional.pad(wide, (0, 0, 0, -x.shape[2] % block))
+def attention(arrays: BlockArrays, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    """Compute attention at the blocks.
+
+    Returns the result (Z, H, rows, C), and the logarithm to base 2 of each row's sum of exponentials, (Z, H, rows). The
+    logarithm of an empty row is 0.
+    """
+    query, key, value, key_mask, mask, scale, block = inputs
+    indptr, indices, *_ = arrays
+    batches, heads, rows, _ = query.shape
+    wide = _wide(query)
+    scores = sdd(indptr, indices, query.to(wide), key.to(wide), block) * scale
+    inside = mask_inside(indptr, indices, (rows, key.shape[2]), block, key_mask, mask)
+    weights = softmax(indptr, indices, scores, None, inside, 1.0)
+    out = dsd(indptr, indices, weights, value.to(wide), rows)
+    sums = _row_logarithms(indptr, indices, scores.masked_fill(~inside, -torch.inf))
+    sums = sums.reshape(batches, heads, sums.shape[1] // max(heads, 1) * block)[:, :, :rows]
+    return out.to(query.dtype), sums.contiguous()
+
+
+def attention_backward(
+    arrays: BlockArrays, inputs: AttentionInputs, out: Tensor, sums: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value. `out` and `sums` are the results of `attention`."""
+    query, key, value, key_mask, mask, scale, block = inputs
+    indptr, indices, t_indptr, t_indices, order = arrays
+    rows, columns, wide = query.shape[2], key.shape[2], sums.dtype
+    delta = (out.to(wide) * grad).sum(-1)
+    q, k, v, g = (t.to(wide) for t in (query, key, value, grad))
+    inside = mask_inside(indptr, indices, (rows, columns), block, key_mask, mask)
+    of_row = row_of_each(indptr, indices)
+    sums, delta = (in_blocks(t[..., None], block)[:, of_row] for t in (sums, delta))
+    scores = sdd(indptr, indices, q, k, block) * (scale * math.log2(math.e))
+    weights = torch.exp2((scores - sums).masked_fill(~inside, -torch.inf))
+    grad_scores = scale * weights * (sdd(indptr, indices, g, v, block) - delta)
+    grad_q = dsd(indptr, indices, grad_scores, k, rows)
+    grad_k = dsd(t_indptr, t_indices, grad_scores[:, order].mT, q, columns)
+    grad_v = dsd(t_indptr, t_indices, weights[:, order].mT, g, columns)
+    return grad_q.to(query.dtype), grad_k.to(key.dtype), grad_v.to(value.dtype)
+
+
+def mask_inside(
+    indptr: Tensor,
+    indices: Tensor,
+    size: tuple[int, int],
+    block: int,
+    key_mask: Tensor | None,
+    mask: Tensor | None,
+) -> Tensor:
+    """Return where values count, (Z or 1, number of blocks, B, B) bool: within the matrix, and where both masks allow.
+
+    size: the rows and columns of each head's matrix
+    key_mask, mask: see `AttentionInputs`
+    """
+    rows, columns = size
+    place = torch.arange(block, device=indices.device)
+    brows = row_of_each(indptr, indices) % max(-(-rows // block), 1)
+    column = (indices % max(-(-columns // block), 1))[:, None] * block + place
+    inside = (brows[:, None] * block + place < rows)[:, :, None] & (column < columns)[:, None, :]
+    if mask is not None:
+        inside = inside & mask
+    if key_mask is None:
+        return inside[None]
+    return inside & key_mask[:, column.clamp(max=columns - 1)][:, :, None, :]
+
+
+def in_blocks(x: Tensor, block: int) -> Tensor:
+    """Divide rows into blocks: (Z, H, N, C) → (Z, H · block rows, B, C) in float32 or wider, padded with 0."""
+    padded = torch.nn.functional.pad(x.to(_wide(x)), (0, 0, 0, -x.shape[2] % block))
     return padded.reshape(len(x), x.shape[1] * -(-x.shape[2] // block), block, x.shape[3])
+
+
+def _row_maxima(indptr: Tensor, brows: Tensor, scores: Tensor) -> Tensor:
+    """Return the largest score of each row: scores (Z, number of blocks, B, B) → (Z, all block rows, B).
+
+    It is 0 in rows where all scores are −∞.
+    """
+    by_block = scores.amax(-1)
+    top = scores.new_full((len(scores), len(indptr) - 1, scores.shape[2]), -torch.inf)
+    top = top.scatter_reduce(1, brows[:, None].expand_as(by_block), by_block, "amax")
+    return top.masked_fill(top == -torch.inf, 0)
+
+
+def _row_logarithms(indptr: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
+    """Return log₂ Σ exp of each row: scores (Z, number of blocks, B, B) → (Z, all block rows, B); 0 in empty rows."""
+    brows = row_of_each(indptr, indices).long()
+    top = _row_maxima(indptr, brows, scores)
+    total = torch.zeros_like(top).index_add(1, brows, torch.exp(scores - top[:, brows, :, None]).sum(-1))
+    return torch.where(total > 0, (top + torch.log(total)) * math.log2(math.e), 0)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""Softmax over the rows of block-sparse scores, with what attention adds to them."""
+"""Softmax over the rows of block-sparse scores, with the biases and masks of attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from diffnet.ops.block_sparse import reference
 from diffnet.ops.block_sparse.pattern import BlockPattern
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.sparse.pattern import row_of_each
+from diffnet.ops.sparse.checks import check_operand
 
 
 def block_softmax(
@@ -25,20 +25,35 @@ def block_softmax(
     attention_mask: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Softmax of scale · scores + bias over the entries of each row that are in a block.
+    """Compute the softmax of scale · scores + bias over the entries of each row that are in a block.
 
-    scores: (…, number of blocks, block, block)
-    relative_bias: (H or 1, rows + columns − 1), what is added by relative position: entry (i, j) gets the value at
-        j − i + rows − 1
-    key_padding_mask: (…, columns) bool, True where a key is there, one for each of the scores' batches
-    attention_mask: bool, True where row i may look at column j: dense (rows, columns) or (H or 1, rows, columns), or
-        values (number of blocks, block, block) of the pattern
-    → the shape of scores; 0 where a mask is False, beyond the matrix's edge, and in rows with nothing left.
+    Low precision is computed in float32. Differentiable in scores and relative_bias.
 
-    Low precision is computed in float32. Differentiable in scores and relative_bias. Raises ValueError where shapes
-    don't fit.
+    Args:
+        pattern: H heads of (rows, columns)
+        scores: (…, number of blocks, block, block) floating point
+        scale: multiplies the scores
+        relative_bias: (H or 1, rows + columns − 1) floating point, a bias by relative position. Entry (i, j) gets the
+            value at j − i + rows − 1.
+        key_padding_mask: (…, columns) bool with the batch of the scores, True for keys that exist
+        attention_mask: bool, True if row i may attend to column j. It is dense, (rows, columns) or (H or 1, rows,
+            columns), or given as values (number of blocks, block, block) of the pattern.
+        backend: see `use_kernels`
+
+    Returns:
+        The shape and dtype of the scores. It is 0 where a mask is False, beyond the matrix, and in rows without a
+        visible entry.
+
+    Raises:
+        TypeError: if scores or relative_bias are not floating point.
+        ValueError: if shapes or devices don't match, or if a mask isn't bool.
+
+    >>> import torch
+    >>> pattern = BlockPattern.from_mask(torch.tensor([[True, False], [True, True]]), 16)
+    >>> block_softmax(pattern, torch.zeros(pattern.values_shape))[:, 0, 0]
+    tensor([0.0625, 0.0312, 0.0312])
     """
-    pattern.expect_values(scores)
+    pattern.expect_values(scores, "scores", floating=True)
     batch = scores.shape[:-3]
     flat = scores.reshape(math.prod(batch), *pattern.values_shape)
     bias = None if relative_bias is None else _bias_at_blocks(pattern, relative_bias)
@@ -47,39 +62,30 @@ def block_softmax(
     if attention_mask is not None:
         attention_mask = mask_at_blocks(pattern, attention_mask)
     triton = use_kernels(backend, flat)
-    out: Tensor = _softmax(
-        pattern.blocks.indptr,
-        pattern.blocks.indices,
-        flat,
-        bias,
-        key_padding_mask,
-        attention_mask,
-        scale,
-        pattern.heads,
-        pattern.rows,
-        pattern.columns,
-        triton,
-    )
+    blocks, masks, size = pattern.blocks, (key_padding_mask, attention_mask), (pattern.rows, pattern.columns)
+    out: Tensor = _operator(blocks.indptr, blocks.indices, flat, bias, *masks, scale, *size, triton)
     return out.reshape(scores.shape)
 
 
 def _bias_at_blocks(pattern: BlockPattern, table: Tensor) -> Tensor:
-    """(number of blocks, block, block), float32 or wider."""
+    """Look up the bias of each entry, (number of blocks, block, block) in float32 or wider."""
     heads, rows, columns = pattern.shape
+    check_operand("relative_bias", table, (), pattern.device, floating=True)
     if table.ndim != 2 or table.shape[0] not in (1, heads) or table.shape[1] != rows + columns - 1:
         raise ValueError(
             f"relative_bias should have shape ({heads} or 1, {rows + columns - 1}), shape is {tuple(table.shape)}"
         )
     place = torch.arange(pattern.block, device=table.device)
     offset = (pattern.column_indices - pattern.row_indices) * pattern.block + rows - 1
-    # Places beyond the edge are masked, and only have to be in the table.
+    # Places beyond the matrix are masked later. They only have to be valid indices of the table.
     distance = (offset[:, None, None] + place - place[:, None]).clamp(0, rows + columns - 2)
     head = pattern.head_indices[:, None, None] if len(table) > 1 else torch.zeros_like(distance)
     return table.to(torch.promote_types(table.dtype, torch.float32))[head, distance]
 
 
 def flat_key_mask(pattern: BlockPattern, mask: Tensor, batch: torch.Size) -> Tensor:
-    """A key padding mask (…, columns) as (Z, columns). Raises ValueError where it doesn't fit the batch."""
+    """Return a key padding mask (…, columns) as (Z, columns). Raises ValueError if it doesn't match the batch."""
+    check_operand("key_padding_mask", mask, (), pattern.device)
     if mask.dtype != torch.bool or mask.shape != (*batch, pattern.columns):
         raise ValueError(
             f"key_padding_mask should be bool of shape {(*batch, pattern.columns)}, "
@@ -89,6 +95,8 @@ def flat_key_mask(pattern: BlockPattern, mask: Tensor, batch: torch.Size) -> Ten
 
 
 def mask_at_blocks(pattern: BlockPattern, mask: Tensor) -> Tensor:
+    """Return an attention mask, dense or as values, as values (number of blocks, block, block)."""
+    check_operand("attention_mask", mask, (), pattern.device)
     if mask.dtype != torch.bool:
         raise ValueError(f"attention_mask should be bool, got {mask.dtype}")
     if mask.shape == pattern.values_shape:
@@ -96,28 +104,7 @@ def mask_at_blocks(pattern: BlockPattern, mask: Tensor) -> Tensor:
     return pattern.sample(mask if mask.ndim == 3 else mask[None])
 
 
-def mask_inside(
-    indptr: Tensor,
-    indices: Tensor,
-    rows: int,
-    columns: int,
-    block: int,
-    key_mask: Tensor | None,
-    mask: Tensor | None,
-) -> Tensor:
-    """(Z or 1, number of blocks, B, B) bool: within the matrix's edge, and by both masks."""
-    place = torch.arange(block, device=indices.device)
-    brows = row_of_each(indptr, indices) % max(-(-rows // block), 1)
-    column = (indices % max(-(-columns // block), 1))[:, None] * block + place
-    inside = (brows[:, None] * block + place < rows)[:, :, None] & (column < columns)[:, None, :]
-    if mask is not None:
-        inside = inside & mask
-    if key_mask is None:
-        return inside[None]
-    return inside & key_mask[:, column.clamp(max=columns - 1)][:, :, None, :]
-
-
-def _softmax_kernel(
+def _softmax(
     indptr: Tensor,
     indices: Tensor,
     scores: Tensor,
@@ -125,40 +112,23 @@ def _softmax_kernel(
     key_mask: Tensor | None,
     mask: Tensor | None,
     scale: float,
-    heads: int,
     rows: int,
     columns: int,
     triton: bool,
 ) -> Tensor:
-    """scores (Z, number of blocks, B, B), bias and mask (number of blocks, B, B), key_mask (Z, columns)."""
-    block = scores.shape[3]
+    """Compute the softmax of scores (Z, number of blocks, B, B).
+
+    bias and mask are (number of blocks, B, B), key_mask is (Z, columns).
+    """
     if triton:
         from diffnet.ops.block_sparse import kernels
 
-        return kernels.softmax(indptr, indices, scores, bias, key_mask, mask, scale, heads, rows, columns)
-    inside = mask_inside(indptr, indices, rows, columns, block, key_mask, mask)
+        return kernels.softmax(indptr, indices, scores, bias, key_mask, mask, scale, rows, columns)
+    inside = reference.mask_inside(indptr, indices, (rows, columns), scores.shape[3], key_mask, mask)
     return reference.softmax(indptr, indices, scores, bias, inside, scale)
 
 
-def _softmax_fake(
-    indptr: Tensor,
-    indices: Tensor,
-    scores: Tensor,
-    bias: Tensor | None,
-    key_mask: Tensor | None,
-    mask: Tensor | None,
-    scale: float,
-    heads: int,
-    rows: int,
-    columns: int,
-    triton: bool,
-) -> Tensor:
-    return scores.new_empty(scores.shape)
-
-
-def _softmax_backward_kernel(
-    indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float, triton: bool
-) -> Tensor:
+def _softmax_backward(indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
     if triton:
         from diffnet.ops.block_sparse import kernels
 
@@ -166,17 +136,13 @@ def _softmax_backward_kernel(
     return reference.softmax_backward(indptr, indices, out, grad, scale)
 
 
-def _softmax_backward_fake(
-    indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float, triton: bool
-) -> Tensor:
-    return out.new_empty(out.shape)
-
-
-_softmax_backward = opaque("diffnet::block_softmax_backward", _softmax_backward_kernel, _softmax_backward_fake)
+def _fake(indptr: Tensor, indices: Tensor, scores: Tensor, *_: Any) -> Tensor:
+    """Return an empty result, of the forward or of the backward pass."""
+    return scores.new_empty(scores.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    indptr, indices, _, bias, _, _, ctx.scale, _, _, _, ctx.triton = inputs
+    indptr, indices, _, bias, _, _, ctx.scale, _, _, ctx.triton = inputs
     ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.save_for_backward(indptr, indices, output)
 
@@ -185,12 +151,13 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     indptr, indices, out = ctx.saved_tensors
     grad = grad.to(out.dtype)
     need_bias = ctx.needs_input_grad[3]
-    # Without the scale it is the bias's gradient too.
-    grad_scores = _softmax_backward(indptr, indices, out, grad, 1.0 if need_bias else ctx.scale, ctx.triton)
+    # Without the scale, the gradient of the scores is also the gradient of the bias.
+    grad_scores = _backward_operator(indptr, indices, out, grad, 1.0 if need_bias else ctx.scale, ctx.triton)
     if not need_bias:
-        return None, None, grad_scores, *[None] * 8
+        return None, None, grad_scores, *[None] * 7
     grad_bias = grad_scores.sum(0, dtype=ctx.bias_dtype)
-    return None, None, grad_scores * ctx.scale, grad_bias, *[None] * 7
+    return None, None, grad_scores * ctx.scale, grad_bias, *[None] * 6
 
 
-_softmax = differentiable("diffnet::block_softmax", _softmax_kernel, _softmax_fake, _save, _backward)
+_backward_operator = opaque("diffnet::block_softmax_backward", _softmax_backward, _fake)
+_operator = differentiable("diffnet::block_softmax", _softmax, _fake, _save, _backward)

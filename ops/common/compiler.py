@@ -1,4 +1,4 @@
-"""What torch.compile is told of functions. Its own decorators import the compiler, which takes a second, at once."""
+"""Marks for torch.compile. PyTorch's own decorators import the compiler at once, which takes a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def not_compiled(function: F) -> F:
-    """As `torch.compiler.disable`: the function runs as it is, and the graph breaks around it."""
+    """Like `torch.compiler.disable`: the function runs uncompiled, and the graph breaks around it."""
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
@@ -24,6 +24,9 @@ def not_compiled(function: F) -> F:
 
 
 def constant(function: F) -> F:
-    """As `torch.compiler.assume_constant_result`, of which this is the whole: the function is called while tracing."""
+    """Like `torch.compiler.assume_constant_result`: the function is called once, while torch.compile traces.
+
+    Setting this attribute is all that PyTorch's decorator does.
+    """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

@@ -1,33 +1,74 @@
-"""CUDA graphs of functions that are called again and again."""
+"""CUDA graphs of functions that are called many times."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
+
+
+@contextmanager
+def capturable_stream(device: torch.device | None = None) -> Iterator[None]:
+    """Run the block on a stream that a CUDA graph can be recorded on.
+
+    That is the current stream, or a side stream if the current stream is the default one, which can't be recorded.
+    """
+    current = torch.cuda.current_stream(device)
+    is_default = current == torch.cuda.default_stream(device)
+    stream = _side_stream(current.device) if is_default else current
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+    current.wait_stream(stream)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream per device. Graphs can share the memory of a pool only if they are recorded on the same stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def record(function: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, T]:
+    """Record the kernels that `function` launches as a CUDA graph. Recording runs none of them.
+
+    Call it inside `capturable_stream`, after calling `function` there once: the first call compiles kernels and sets
+    up libraries, which can't be recorded.
+
+    pool: `torch.cuda.graph_pool_handle()`, to share memory with other graphs
+
+    Returns the graph and the recorded result, which each replay writes anew. Other threads may use the GPU meanwhile.
+    """
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool, capture_error_mode="thread_local")
+    try:
+        result = function()
+    finally:
+        graph.capture_end()
+    return graph, result
+
 
 def replayed(function: Callable[[Tensor], Tensor], example: Tensor) -> Callable[[Tensor], Tensor]:
-    """A function of tensors of one shape, as a CUDA graph where they are on a GPU: Python takes longer to launch a
-    hundred small kernels than they take. Its result is overwritten by the next call.
+    """A function of tensors of one shape as a CUDA graph, if the example is on a GPU. Each call overwrites the result.
 
-    It stays as it is beside other threads: while one captures a graph, CUDA lets no other wait for the device.
+    Launching a hundred small kernels from Python takes longer than the kernels themselves. A graph launches them at
+    once.
+
+    The function is returned unchanged on the CPU, and while other threads run: during a recording, CUDA lets no other
+    thread wait for the device.
     """
     if not example.is_cuda or threading.active_count() > 1:
         return function
-    given, graph = example.clone(), torch.cuda.CUDAGraph()
-    current = torch.cuda.current_stream(example.device)
-    is_default = current == torch.cuda.default_stream(example.device)  # on which nothing can be captured
-    stream = torch.cuda.Stream(example.device) if is_default else current  # type: ignore[no-untyped-call]
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        function(given)  # libraries set up at a first call what can't be captured
-        graph.capture_begin(capture_error_mode="thread_local")
-        result = function(given)
-        graph.capture_end()
-    current.wait_stream(stream)
+    given = example.clone()
+    with capturable_stream(example.device):
+        function(given)
+        graph, result = record(lambda: function(given))
 
     def replay(new: Tensor) -> Tensor:
         given.copy_(new)

@@ -1,7 +1,7 @@
-"""How kernels cut their work into tiles.
+"""Tile sizes and launches of kernels.
 
-Sizes are chosen by data type, K and C, and hardly by V, so that meshes of other sizes compile nothing anew.
-`diffnet bench tune-…` measures others.
+Tile sizes depend on the dtype, K and C, and hardly on V, so meshes of other sizes compile nothing new.
+`diffnet bench tune-…` measures other tile sizes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tile sizes (rows V, eigenpairs K, channels C), warps and pipeline stages of a program, and how many programs a
-    multiprocessor is given."""
+    """Tile sizes of a program and how it is launched.
+
+    Attributes:
+        v: rows, BLOCK_V
+        k: eigenpairs or the inner size of a product, BLOCK_K
+        c: channels, BLOCK_C
+        warps: warps of a program
+        stages: stages of the software pipeline
+        programs: programs that are launched for each multiprocessor
+    """
 
     v: int
     k: int
@@ -29,39 +37,43 @@ class Tiling:
 
 
 def cdiv(size: int, block: int) -> int:
-    """How many blocks cover `size`. `triton.cdiv` does the same, and takes 5 µs for it."""
+    """Return how many blocks cover `size`. `triton.cdiv` does the same and takes 5 µs."""
     return -(-size // block)
 
 
 def power_of_2(size: int) -> int:
-    """The least that covers `size`; see `cdiv`."""
+    """Return the smallest power of two that is at least `size`. `triton.next_power_of_2` is slower, see `cdiv`."""
     return 1 << max(size - 1, 0).bit_length()
 
 
 def tile(size: int, largest: int) -> int:
-    """The power of two that covers `size`, within what matrix units take."""
+    """Return the power of two that covers `size`, at least 16, which matrix units need, and at most `largest`."""
     return max(16, min(largest, power_of_2(size)))
 
 
 def roomy(tensor: Tensor) -> bool:
-    """Whether a program may take the 227 KB of shared memory of Hopper's and Blackwell's data-centre GPUs; others have
-    99 KB or more."""
+    """Return whether a program may use 227 KB of shared memory: on data-center GPUs of Hopper and Blackwell.
+
+    Other GPUs have 99 KB or more.
+    """
     return _properties(tensor.device.index).major in (9, 10)
 
 
 def starts_early(tensor: Tensor) -> bool:
-    """Whether a kernel may be launched before the one ahead of it has ended, and wait for its results on the GPU
-    (programmatic dependent launch, from Hopper on): that hides the launch of a short kernel that sums up."""
+    """Return whether a kernel may be launched before the previous kernel ends and wait for it on the GPU.
+
+    This is programmatic dependent launch, available from Hopper on. It hides the launch of a short kernel.
+    """
     return tensor.is_cuda and torch.version.hip is None and _properties(tensor.device.index).major >= 9
 
 
 def processors(tensor: Tensor) -> int:
-    """Multiprocessors that programs are spread over; Triton's interpreter has one, and gets work for several."""
+    """Return the number of multiprocessors. In Triton's interpreter it is 3, so that small tests have several spans."""
     return int(_properties(tensor.device.index).multi_processor_count) if tensor.is_cuda else 3
 
 
 def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """As `torch.cuda.device_of`, and free where the tensor's device is the current one."""
+    """Like `torch.cuda.device_of`, but free of cost if the tensor's device is the current one."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return _NOTHING
     return torch.cuda.device(tensor.device)
@@ -76,10 +88,10 @@ def _properties(device: int) -> Any:
 
 
 def interpreted(tensor: Tensor) -> bool:
-    """Tiny tiles for Triton's interpreter, so that small tests have several of them in every direction."""
+    """Return whether Triton's interpreter runs the kernels. It gets tiny tiles, so that small tests have several."""
     return not tensor.is_cuda
 
 
 def row_major(x: Tensor) -> Tensor:
-    """Kernels take rows at any distance; within a row, elements must be neighbours."""
+    """Return x with neighboring elements in each row. Kernels accept any distance between rows."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()

@@ -1,14 +1,7 @@
-"""Matrix products. Those of float32, where tf32 is allowed, take each number as the sum of two of bfloat16:
+"""Matrix products in kernels. If tf32 is allowed, float32 numbers are split into two bfloat16 numbers (bf16x3).
 
-    x = hi + lo with hi = bfloat16(x), lo = bfloat16(x − hi),  a b ≈ a_hi b_hi + a_hi b_lo + a_lo b_hi
-
-They are added up in float32, so a b is wrong by about 2⁻¹⁷ of |a| |b|, where tf32 would be by 2⁻¹¹. And Hopper's matrix
-units take bfloat16 either way round, but tf32 only one: three products are faster than one with a transposition.
-
-PRECISION is "bf16x3" for that, else what `tl.dot` takes; an operand is then both of its parts, and only one is used.
-
-Small matrices that all programs read are split or rounded once, before the launch: what is loaded as it is needed goes
-straight to shared memory, where the right factor of a product is taken from; what is computed passes through registers.
+PRECISION is "bf16x3" or what `tl.dot` takes. An operand is always a pair (hi, lo); only bf16x3 uses lo.
+docs/kernels.md explains the split, its error, and why small matrices are split before the launch.
 """
 
 from __future__ import annotations
@@ -29,8 +22,8 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 @triton.jit
 def _bfloat16(x):
     if INTERPRETED:
-        # The interpreter multiplies no bfloat16 matrices, and cuts numbers off where a GPU rounds them: so they are
-        # rounded here, and stay float32.
+        # The interpreter multiplies no bfloat16 matrices, and it truncates where a GPU rounds. So the numbers are
+        # rounded here and stay float32.
         x = ((x.to(tl.int32, bitcast=True) + 0x8000) & -0x10000).to(tl.float32, bitcast=True)
     else:
         x = x.to(tl.bfloat16)
@@ -39,7 +32,7 @@ def _bfloat16(x):
 
 @triton.jit
 def split(x, PRECISION: tl.constexpr):
-    """An operand in the two parts that products take."""
+    """Split an operand into the pair that `product` takes."""
     hi = x
     lo = x
     if PRECISION == "bf16x3":
@@ -50,7 +43,7 @@ def split(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def load(at, apart, mask, PRECISION: tl.constexpr):
-    """An operand out of one that `operands` returns; apart: how many elements its parts are from each other"""
+    """Load an operand that `operands` has written. `apart` is the distance between hi and lo, in elements."""
     hi = tl.load(at, mask=mask, other=0.0)
     lo = hi
     if PRECISION == "bf16x3":
@@ -63,7 +56,7 @@ def load(at, apart, mask, PRECISION: tl.constexpr):
 
 @triton.jit
 def store(at, apart, x, mask):
-    """Both parts of bf16x3, for `load`."""
+    """Store x as hi and lo of bf16x3, for `load`."""
     hi, lo = split(x, "bf16x3")
     tl.store(at, hi.to(tl.bfloat16), mask=mask)
     tl.store(at + apart, lo.to(tl.bfloat16), mask=mask)
@@ -76,8 +69,11 @@ def transposed(a):
 
 @triton.jit
 def split_transpose(x, PRECISION: tl.constexpr):
-    """xᵀ as an operand, for x from a load. The instruction that does nothing keeps the compiler from loading x in the
-    order of the transpose: it would copy words of 4 bytes to few banks of shared memory."""
+    """Return xᵀ as an operand, for x from a load.
+
+    The move instruction changes nothing. It keeps the compiler from loading x in the order of the transpose, which
+    would copy words of 4 bytes to few banks of shared memory.
+    """
     if PRECISION == "bf16x3" and not INTERPRETED:
         x = tl.inline_asm_elementwise("mov.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1)
     return transposed(split(x, PRECISION))
@@ -90,7 +86,7 @@ def negated(a):
 
 @triton.jit
 def product(a, b, total, PRECISION: tl.constexpr):
-    """total + a b, in float32; total = None leaves it out. a, b: what `split` returns"""
+    """Return total + a b in float32. total may be None. a and b are pairs from `split` or `load`."""
     if PRECISION == "bf16x3":
         total = tl.dot(a[0], b[1], total, input_precision="ieee")
         total = tl.dot(a[1], b[0], total, input_precision="ieee")
@@ -102,7 +98,7 @@ def product(a, b, total, PRECISION: tl.constexpr):
 
 @triton.jit
 def less_product(a, b, total, PRECISION: tl.constexpr):
-    """total − a b. Subtracting afterwards keeps the compiler from running the products of parts without waiting."""
+    """Return total − a b. With bf16x3, a is negated: a later subtraction would keep the products from overlapping."""
     if PRECISION == "bf16x3":
         total = product(negated(a), b, total, PRECISION)
     else:
@@ -112,7 +108,7 @@ def less_product(a, b, total, PRECISION: tl.constexpr):
 
 @triton.jit
 def chosen(items, which):
-    """The one at a place that only the program knows, of a tuple of a kernel's arguments."""
+    """Return items[which] for a tuple of kernel arguments and an index that is known at run time only."""
     item = items[0]
     for i in tl.static_range(1, len(items)):
         item = tl.where(which == i, items[i], item)
@@ -120,7 +116,8 @@ def chosen(items, which):
 
 
 @triton.jit
-def _operands_kernel(matrices, outs, sizes, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
+def operands_forward_kernel(matrices, outs, sizes, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
+    """Convert one matrix of a tuple per program row: to `out`'s dtype, or to hi and lo (SPLIT)."""
     matrix = chosen(matrices, tl.program_id(1))
     out = chosen(outs, tl.program_id(1))
     size = chosen(sizes, tl.program_id(1))
@@ -133,7 +130,10 @@ def _operands_kernel(matrices, outs, sizes, SPLIT: tl.constexpr, BLOCK: tl.const
 
 
 def operands(matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> list[Tensor]:
-    """Small matrices as `load` takes them: contiguous in this dtype or, for bf16x3, (2, …) bfloat16. In one launch."""
+    """Convert small matrices to what `load` takes, in one launch.
+
+    They become contiguous tensors of this dtype or, for bf16x3, bfloat16 tensors (2, …) that hold hi and lo.
+    """
     matrices = [matrix.contiguous() for matrix in matrices]
     parts = precision == "bf16x3"
     if any(matrix.dtype != matrices[0].dtype for matrix in matrices):
@@ -146,7 +146,7 @@ def operands(matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> 
     sizes = [matrix.numel() for matrix in matrices]
     if max(sizes):
         with device_of(matrices[0]):
-            _operands_kernel[(cdiv(max(sizes), 1024), len(sizes))](
+            operands_forward_kernel[(cdiv(max(sizes), 1024), len(sizes))](
                 tuple(matrices), tuple(outs), tuple(sizes), SPLIT=parts, BLOCK=1024, num_warps=4
             )
     return outs

@@ -8,29 +8,55 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.checks import check_ptr, check_rank, check_tensor
+
 
 def row_lengths(ptr: Tensor, lengths: Sequence[int] | None = None) -> list[int]:
-    """Rows of each mesh as Python integers. Without `lengths` this reads `ptr` back, which waits for a GPU."""
+    """Return the rows of each mesh as Python integers. Without `lengths` this reads `ptr` back and waits for a GPU."""
     return list(lengths) if lengths is not None else torch.diff(ptr).tolist()
 
 
 def row_offsets(lengths: Sequence[int]) -> list[int]:
-    """The first row of each mesh: the sum of the lengths before it."""
+    """Return the first row of each mesh, which is the sum of the lengths before it.
+
+    >>> row_offsets([3, 0, 2])
+    [0, 3, 3]
+    """
     return list(accumulate(lengths, initial=0))[:-1]
 
 
 def segment_mean(x: Tensor, weights: Tensor, ptr: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
-    """Weighted mean of x over each mesh.
+    """Return the weighted mean of x over each mesh. It is differentiable in x and the weights.
 
-    x (V, C), weights (V,) ≥ 0, ptr (B+1,) int → (B, C). A mesh with no weight gives zeros.
+    Args:
+        x: (V, C) floating point
+        weights: (V,) floating point, at least 0
+        ptr: (B+1,) int32 or int64, the extents of the meshes, ascending from 0 to V
+        lengths: the rows of each mesh as Python integers; they save a read-back of `ptr` if B > 1
+
+    Returns:
+        (B, C) in the dtype of x. A mesh without weight gives zeros.
+
+    Raises:
+        TypeError: for arguments that are not tensors or have other dtypes.
+        ValueError: for other shapes, devices or extents.
+
+    >>> x = torch.tensor([[1.0], [3.0], [5.0]])
+    >>> segment_mean(x, torch.ones(3), torch.tensor([0, 2, 3]))
+    tensor([[2.],
+            [5.]])
     """
+    check_rank("x", x, "(V, C)", 2)
+    check_tensor("weights", weights, (len(x),), x.device)
+    ptr = check_ptr(ptr, len(x), lengths, x.device)
     weights = weights.to(x.dtype)
-    if len(ptr) == 2:
-        total, weight = (weights @ x)[None], weights.sum()[None]
+    if len(ptr) <= 2:
+        meshes = len(ptr) - 1
+        total, weight = (weights @ x)[None][:meshes], weights.sum()[None][:meshes]
     else:
         sizes = row_lengths(ptr, lengths)
         pieces = list(zip(torch.split(weights, sizes), torch.split(x, sizes), strict=True))
         total = torch.stack([w @ rows for w, rows in pieces])
         weight = torch.stack([w.sum() for w, _ in pieces])
-    # The untaken branch of a where still passes a gradient, so the division itself must be safe.
+    # `where` passes a gradient to both branches, so the division must be finite in both.
     return total / torch.where(weight > 0, weight, 1.0)[:, None]

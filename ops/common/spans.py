@@ -1,8 +1,8 @@
-"""How programs share out the rows of a packed ragged batch, with nothing read back to the host.
+"""Spans: how programs share the rows of a packed ragged batch without reading anything back to the host.
 
-A program serves one *span*: up to `span` consecutive rows of one mesh. Mesh b owns the spans ptr[b] // span + b up to
-ptr[b+1] // span + b + 1. That is one for every `span` rows begun, and now and then one too many, which is empty; so the
-rows // span + meshes spans of a batch are known to the host, and no table is needed to find a span's rows.
+A program serves one span, which is up to `span` consecutive rows of one mesh. Mesh b owns the spans from
+ptr[b] // span + b up to ptr[b+1] // span + b, both included. Some spans are empty. The number of spans,
+rows // span + meshes, depends on sizes that the host knows. docs/kernels.md derives this.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from diffnet.ops.common.launch import cdiv, device_of, starts_early
 
 
 def span_count(rows: int, meshes: int, span: int) -> int:
-    """How many spans the host has to launch."""
+    """Return how many spans the host launches."""
     return rows // span + meshes if meshes else 0
 
 
 def choose_span(rows: int, block: int, programs: int) -> int:
-    """Rows of a span, a multiple of `block`, such that about `programs` of them cover all rows."""
+    """Return the rows of a span, a multiple of `block`, so that about `programs` spans cover all rows."""
     return block * max(1, -(-rows // (block * max(programs, 1))))
 
 
 @triton.jit
 def span_rows(span_index, ptr, meshes, span, ONE_MESH: tl.constexpr):
-    """The mesh that a span belongs to, and its rows first:last (first ≥ last where it is empty)."""
+    """Return the mesh of a span and its rows first:last. An empty span has first ≥ last."""
     if ONE_MESH:
         mesh = span_index * 0
     else:
@@ -50,7 +50,7 @@ def sum_of_spans(
     partial, cell, size: tl.constexpr, plane, mesh, ptr, span, spans, WHOLE: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
 ):  # fmt: skip
-    """Σ partial[plane, s, cell] over the spans s of a mesh that hold rows, or all (WHOLE), always in the same order."""
+    """Sum partial[plane, s, cell] over the nonempty spans s of a mesh, or over all spans (WHOLE), in a fixed order."""
     if WHOLE:
         first = mesh
         count = spans
@@ -69,15 +69,15 @@ def sum_of_spans(
 
 
 @triton.jit
-def _sum_spans_kernel(
+def sum_spans_forward_kernel(
     partial, out, ptr, meshes, span, spans, factor, size: tl.constexpr, WHOLE: tl.constexpr, FACTOR: tl.constexpr,
     EARLY: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
 ):  # fmt: skip
-    """out[p, b] = factor Σ partial[p, s] over the spans s of mesh b. EARLY: see `tiling.starts_early`."""
+    """out[p, b] = factor Σ partial[p, s] over the spans s of mesh b. EARLY: see `launch.starts_early`."""
     if EARLY:
         gdc_wait()
     blocks = tl.cdiv(size, BLOCK)
-    mesh = tl.program_id(0) // blocks  # not on a grid's second axis, which ends at 65535
+    mesh = tl.program_id(0) // blocks  # not a second grid axis: that has at most 65535 programs
     cell = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     plane = tl.program_id(1)
     total = sum_of_spans(partial, cell, size, plane, mesh, ptr, span, spans, WHOLE, BLOCK, BLOCK_SPANS)
@@ -88,21 +88,29 @@ def _sum_spans_kernel(
 
 
 def sum_spans(partial: Tensor, ptr: Tensor | None, span: int, factor: Tensor | None = None) -> Tensor:
-    """Add up what the spans of each mesh wrote: partial (planes, spans, …) float32 → (planes, B, …), times `factor`.
+    """Add up the results of the spans of each mesh, times `factor`.
 
-    A mesh without rows gives zeros. ptr = None takes all spans for those of one mesh. The order of the sums is fixed,
-    so results are the same in every run.
+    The order of the sums is fixed, so results are the same in every run.
+
+    Args:
+        partial: (planes, spans, …) float32
+        ptr: (B+1,); None means that all spans belong to one mesh
+        span: rows of a span
+        factor: a tensor with one number, or None
+
+    Returns:
+        (planes, B, …) float32, zeros for a mesh without rows
     """
     planes, spans, *rest = partial.shape
     meshes = 1 if ptr is None else len(ptr) - 1
     out = torch.empty(planes, meshes, *rest, dtype=torch.float32, device=partial.device)
     if out.numel():
-        # Fewer cells and more of their spans at a time, where these are many: then nothing is waited for twice.
+        # If there are many spans, a program takes fewer cells and loads more spans at a time.
         block, block_spans = (64, 64) if spans <= 64 else (32, 128)
         size = out[0, 0].numel()
         early = starts_early(partial)
         with device_of(partial):
-            _sum_spans_kernel[(cdiv(size, block) * meshes, planes)](
+            sum_spans_forward_kernel[(cdiv(size, block) * meshes, planes)](
                 partial, out, partial if ptr is None else ptr, meshes, span, spans,
                 partial if factor is None else factor, size, WHOLE=ptr is None, FACTOR=factor is not None,
                 EARLY=early, BLOCK=block, BLOCK_SPANS=block_spans, num_warps=4, launch_pdl=early,

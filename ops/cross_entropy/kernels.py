@@ -1,4 +1,7 @@
-"""Cross-entropy of each row of logits, and its gradient, which takes the softmax again rather than keep it."""
+"""Cross-entropy of each row of logits, and its gradient, which computes the softmax again instead of keeping it.
+
+A program reads its rows two or three times, BLOCK_C classes at a time. Only the first read misses the nearest cache.
+"""
 
 from __future__ import annotations
 
@@ -13,75 +16,93 @@ TILE = 2048  # logits that a program holds at once
 
 
 @triton.jit
-def _cross_entropy_kernel(
-    logits, labels, grad, out, rows_size, ignored, classes: tl.constexpr,
-    BACKWARD: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_CLASSES: tl.constexpr,
-):  # fmt: skip
-    """out: losses (rows,), or the gradient of the logits for that of the losses, grad
-
-    Rows are read two or three times, some classes at a time, but only once from further away than the nearest cache.
-    """
-    rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    some = tl.arange(0, BLOCK_CLASSES)
-    there = rows < rows_size
-    at = rows[:, None] * classes + some[None, :]
-    label = tl.load(labels + rows, mask=there, other=ignored)
-    counts = label != ignored
-
-    largest = tl.full((BLOCK_ROWS, BLOCK_CLASSES), -float("inf"), tl.float32)
-    for c in range(0, classes, BLOCK_CLASSES):
-        largest = tl.maximum(largest, _load(logits, at, c, some, there, classes))
-    top = tl.where(there, tl.max(largest, axis=1), 0.0)
-    total = tl.zeros((BLOCK_ROWS, BLOCK_CLASSES), tl.float32)
-    for c in range(0, classes, BLOCK_CLASSES):
-        total += tl.exp(_load(logits, at, c, some, there, classes) - top[:, None])
-    totals = tl.where(there, tl.sum(total, axis=1), 1.0)
-
-    if BACKWARD:
-        g = tl.where(counts, tl.load(grad + rows, mask=there, other=0.0).to(tl.float32), 0.0)
-        for c in range(0, classes, BLOCK_CLASSES):
-            softmax = tl.exp(_load(logits, at, c, some, there, classes) - top[:, None]) / totals[:, None]
-            chosen = (c + some)[None, :] == label[:, None]
-            result = tl.where(counts[:, None], (softmax - chosen.to(tl.float32)) * g[:, None], 0.0)
-            inside = there[:, None] & (c + some < classes)[None, :]
-            tl.store(out + at + c, result.to(out.dtype.element_ty), mask=inside)
-    else:
-        # A label of no class has no loss.
-        known = (label >= 0) & (label < classes)
-        picked = tl.load(logits + rows * classes + label, mask=there & known, other=float("nan")).to(tl.float32)
-        loss = tl.log(totals) - (picked - top)
-        tl.store(out + rows, tl.where(counts, loss, 0.0), mask=there)
+def _load(logits, at, step, c, live, c_size: tl.constexpr):
+    inside = live[:, None] & (step + c < c_size)[None, :]
+    return tl.load(logits + at + step, mask=inside, other=-float("inf")).to(tl.float32)
 
 
 @triton.jit
-def _load(logits, at, c, some, there, classes: tl.constexpr):
-    inside = there[:, None] & (c + some < classes)[None, :]
-    return tl.load(logits + at + c, mask=inside, other=-float("inf")).to(tl.float32)
+def _softmax_parts(logits, at, c, live, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Return the largest logit m of each row and Σ exp(z − m)."""
+    largest = tl.full((BLOCK_V, BLOCK_C), -float("inf"), tl.float32)
+    for step in range(0, c_size, BLOCK_C):
+        largest = tl.maximum(largest, _load(logits, at, step, c, live, c_size))
+    top = tl.where(live, tl.max(largest, axis=1), 0.0)
+    total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    for step in range(0, c_size, BLOCK_C):
+        total += tl.exp(_load(logits, at, step, c, live, c_size) - top[:, None])
+    return top, tl.where(live, tl.sum(total, axis=1), 1.0)
 
 
-def _launch(logits: Tensor, labels: Tensor, grad: Tensor | None, out: Tensor, ignored: int) -> None:
-    rows, classes = logits.shape
+@triton.jit
+def cross_entropy_forward_kernel(
+    logits, labels, out, rows_size, ignored, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """The loss of each row: 0 for an ignored label, NaN for a label out of range."""
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_V + tl.arange(0, BLOCK_V)
+    c = tl.arange(0, BLOCK_C)
+    live = rows < rows_size
+    at = rows[:, None] * c_size + c[None, :]
+    label = tl.load(labels + rows, mask=live, other=ignored)
+    top, total = _softmax_parts(logits, at, c, live, c_size, BLOCK_V, BLOCK_C)
+    known = (label >= 0) & (label < c_size)
+    picked = tl.load(logits + rows * c_size + label, mask=live & known, other=float("nan")).to(tl.float32)
+    loss = tl.log(total) - (picked - top)
+    tl.store(out + rows, tl.where(label != ignored, loss, 0.0), mask=live)
+
+
+@triton.jit
+def cross_entropy_backward_kernel(
+    grad, logits, labels, out, rows_size, ignored, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """The gradient of the logits: 0 for an ignored label, NaN for a label out of range."""
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_V + tl.arange(0, BLOCK_V)
+    c = tl.arange(0, BLOCK_C)
+    live = rows < rows_size
+    at = rows[:, None] * c_size + c[None, :]
+    label = tl.load(labels + rows, mask=live, other=ignored)
+    top, total = _softmax_parts(logits, at, c, live, c_size, BLOCK_V, BLOCK_C)
+    counts = label != ignored
+    known = (label >= 0) & (label < c_size)
+    g = tl.where(counts, tl.load(grad + rows, mask=live, other=0.0).to(tl.float32), 0.0)
+    g = tl.where(counts & (known == 0), float("nan"), g)
+    for step in range(0, c_size, BLOCK_C):
+        softmax = tl.exp(_load(logits, at, step, c, live, c_size) - top[:, None]) / total[:, None]
+        chosen = (step + c)[None, :] == label[:, None]
+        result = tl.where(counts[:, None], (softmax - chosen.to(tl.float32)) * g[:, None], 0.0)
+        inside = live[:, None] & (step + c < c_size)[None, :]
+        tl.store(out + at + step, result.to(out.dtype.element_ty), mask=inside)
+
+
+def _blocks(logits: Tensor) -> tuple[int, int]:
+    """The rows and classes of a program's tile."""
     small = interpreted(logits)
-    block_classes = min(power_of_2(classes), 16 if small else 64)
-    block_rows = 4 if small else TILE // block_classes
-    if logits.numel():
-        with device_of(logits):
-            _cross_entropy_kernel[(cdiv(rows, block_rows),)](
-                logits, labels, logits if grad is None else grad, out, rows, ignored, classes,
-                BACKWARD=grad is not None, BLOCK_ROWS=block_rows, BLOCK_CLASSES=block_classes, num_warps=4,
-            )  # fmt: skip
+    block_c = min(power_of_2(logits.shape[1]), 16 if small else 64)
+    return 4 if small else TILE // block_c, block_c
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
     """logits (N, C), labels (N,) int → (N,) float32"""
-    out = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    _launch(logits.contiguous(), labels.contiguous(), None, out, ignored)
+    (rows, c), logits = logits.shape, logits.contiguous()
+    out = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    block_v, block_c = _blocks(logits)
+    if rows:
+        with device_of(logits):
+            cross_entropy_forward_kernel[(cdiv(rows, block_v),)](
+                logits, labels.contiguous(), out, rows, ignored, c, BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4
+            )
     return out
 
 
 def cross_entropy_backward(grad: Tensor, logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
     """grad (N,) → (N, C) in the logits' dtype"""
-    logits = logits.contiguous()
+    (rows, c), logits = logits.shape, logits.contiguous()
     out = torch.empty_like(logits)
-    _launch(logits, labels.contiguous(), grad.contiguous(), out, ignored)
+    block_v, block_c = _blocks(logits)
+    if logits.numel():
+        with device_of(logits):
+            cross_entropy_backward_kernel[(cdiv(rows, block_v),)](
+                grad.contiguous(), logits, labels.contiguous(), out, rows, ignored, c,
+                BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4,
+            )  # fmt: skip
     return out

@@ -5,29 +5,54 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
+from diffnet.ops.common.checks import check_index, check_rank, readable
 from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.cross_entropy import reference
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -1, backend: Backend = "auto") -> Tensor:
-    """−log softmax(z)[label] of each row, in float32 at least; 0, without a gradient, where the label is `ignored`.
+    """Compute −log softmax(z)[label] of each row.
 
-    logits (N, C) of any float dtype, labels (N,) int64 from 0 to C − 1 → (N,)
+    The kernel reads the logits once for the losses and once for their gradients, and keeps nothing in between.
 
-    Any other label is an error on the CPU, as with PyTorch's loss; with the kernel the loss is NaN there.
-    The kernel reads logits once for the losses and once for their gradients, and keeps nothing between.
+    Args:
+        logits: (N, C) floating point
+        labels: (N,) int64 or int32 from 0 to C − 1
+        ignored: a label whose rows have loss 0 and no gradient
+        backend: see `ops.common.backend.use_kernels`
+
+    Returns:
+        (N,) in float32, or in float64 for float64 logits
+
+    Raises:
+        TypeError: for arguments that are not tensors or have other dtypes.
+        ValueError: for other shapes or devices.
+        IndexError: for a label out of range, on the CPU or with DIFFNET_DEBUG=1. On a GPU its loss and its gradients
+            are NaN otherwise, because a check would wait for the GPU.
+
+    >>> cross_entropy(torch.zeros(2, 4), torch.tensor([3, -1]))
+    tensor([1.3863, 0.0000])
     """
+    check_rank("logits", logits, "(N, C)", 2)
+    check_index("labels", labels, logits.shape[:1], logits.device)
+    if readable(labels):
+        _check_labels(labels, logits.shape[1], ignored)
     if use_kernels(backend, logits):
         out: Tensor = _cross_entropy(logits, labels, ignored)
         return out
-    precise = torch.promote_types(logits.dtype, torch.float32)
-    return F.cross_entropy(logits.to(precise), labels, ignore_index=ignored, reduction="none")
+    return reference.cross_entropy(logits, labels, ignored)
 
 
-def _kernel(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
+def _check_labels(labels: Tensor, classes: int, ignored: int) -> None:
+    wrong = ((labels < 0) | (labels >= classes)) & (labels != ignored)
+    if wrong.any():
+        raise IndexError(f"labels should be from 0 to {classes - 1}, or {ignored}, got {labels[wrong][0].item()}")
+
+
+def _implementation(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
     from diffnet.ops.cross_entropy.kernels import cross_entropy
 
     return cross_entropy(logits, labels, ignored)
@@ -37,7 +62,7 @@ def _fake(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
     return logits.new_empty(len(logits), dtype=torch.float32)
 
 
-def _backward_kernel(grad: Tensor, logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
+def _backward_implementation(grad: Tensor, logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
     from diffnet.ops.cross_entropy.kernels import cross_entropy_backward
 
     return cross_entropy_backward(grad, logits, labels, ignored)
@@ -57,5 +82,5 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return _gradient(grad, logits, labels, ctx.ignored), None, None
 
 
-_gradient = opaque("diffnet::cross_entropy_backward", _backward_kernel, _backward_fake)
-_cross_entropy = differentiable("diffnet::cross_entropy", _kernel, _fake, _setup, _backward)
+_gradient = opaque("diffnet::cross_entropy_backward", _backward_implementation, _backward_fake)
+_cross_entropy = differentiable("diffnet::cross_entropy", _implementation, _fake, _setup, _backward)

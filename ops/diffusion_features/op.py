@@ -1,4 +1,4 @@
-"""The first half of a block, in which all is taken on the basis: learned diffusion, and gradient features of it."""
+"""The first half of a block in the eigenbasis: learned diffusion, and the gradient features of its result."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
+from diffnet.ops.common.checks import check_matrix, check_ptr, check_rank, check_tensor
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.ops.gradient_features.op import values_and_gradient_features
-from diffnet.ops.spectral.op import diffuse, to_spectral
+from diffnet.ops.diffusion_features import reference
+from diffnet.ops.gradient_features.op import check_matrices, features_operator
+from diffnet.ops.spectral.op import diffuse_operator, project_operator
 
 
 def diffusion_and_gradient_features(
@@ -28,27 +30,58 @@ def diffusion_and_gradient_features(
     lengths: Sequence[int] | None = None,
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`to_spectral`, `diffuse` and `values_and_gradient_features` one after the other, in as few kernels as may be.
+    """Compute `to_spectral`, `diffuse` and `values_and_gradient_features` one after the other, in few kernels.
 
-    x (V, C), mass (V,), evals (B, K), evecs (V, K), gradient_evecs (2, V, K), time (C,), of which less than 0 is 0,
-    a_re, a_im (C, C), ptr (B+1,) int → x, the diffused function and its gradient features, (V, C) each
+    To reuse x, use the returned x; both its gradients are then summed in one kernel.
 
-    Who needs x further on should take the one that is returned: its gradient is then added to the other in the kernel
-    that computes that one.
-    Only x, time and A have gradients in these kernels; operators that want one are taken step by step.
+    It is differentiable in all floating-point arguments. The fused kernels have gradients of x, time and A only; if an
+    operator needs a gradient, the three steps run one by one.
+
+    Args:
+        x: (V, C) floating point
+        mass, evals, evecs, gradient_evecs: (V,), (B, K), (V, K) and (2, V, K) floating point, the operators
+        time: (C,) floating point, in squared units of the positions. A negative time counts as 0 and has gradient 0.
+        a_re, a_im: see `gradient_features`
+        ptr: (B+1,) int32 or int64, the extents of the meshes, ascending from 0 to V
+        lengths: the rows of each mesh as Python integers, or None
+        backend: see `ops.common.backend.use_kernels`
+
+    Returns:
+        x, and the diffused function and its gradient features, (V, C) each. The latter two have the promoted dtype of x
+        and evecs, or autocast's dtype.
+
+    Raises:
+        TypeError: for arguments that are not tensors or have other dtypes.
+        ValueError: for other shapes, devices or extents.
     """
+    check_rank("x", x, "(V, C)", 2)
+    (rows, channels), device = x.shape, x.device
+    check_matrix("evecs", evecs, rows, "K", device)
+    k = evecs.shape[1]
+    check_tensor("mass", mass, (rows,), device)
+    check_tensor("gradient_evecs", gradient_evecs, (2, rows, k), device)
+    ptr = check_ptr(ptr, rows, lengths, device)
+    check_tensor("evals", evals, (len(ptr) - 1, k), device)
+    check_tensor("time", time, (channels,), device)
+    check_matrices(a_re, a_im, channels, device)
     operators = (mass, evals, evecs, gradient_evecs)
-    if use_kernels(backend, x, *operators, matrix=True) and not any(operator.requires_grad for operator in operators):
-        dtype = compute_dtype(x, evecs)
-        passed, diffused, features, *_ = _diffusion_features(
-            x.to(dtype), mass, evals, evecs.to(dtype), gradient_evecs.to(dtype), time, a_re, a_im, ptr
+    if not use_kernels(backend, x, *operators, matrix=True):
+        return reference.diffusion_and_gradient_features(
+            x, mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, lengths
         )
-        return passed if x.dtype == dtype else x, diffused, features
-    coefficients = diffuse(to_spectral(x, evecs, mass, ptr, lengths, backend), evals, time.clamp(min=0), backend)
-    return x, *values_and_gradient_features(coefficients, evecs, gradient_evecs, a_re, a_im, ptr, lengths, backend)
+    dtype = compute_dtype(x, evecs)
+    evecs, gradient_evecs = evecs.to(dtype), gradient_evecs.to(dtype)
+    if any(operator.requires_grad for operator in operators):
+        coefficients = diffuse_operator(project_operator(x.to(dtype), evecs, mass, ptr), evals, time.clamp(min=0))
+        diffused, features, _ = features_operator(coefficients, a_re, a_im, evecs, gradient_evecs, ptr)
+        return x, diffused, features
+    passed, diffused, features, *_ = _diffusion_features(
+        x.to(dtype), mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr
+    )
+    return passed if x.dtype == dtype else x, diffused, features
 
 
-def _diffusion_features_kernel(
+def _diffusion_features_implementation(
     x: Tensor,
     mass: Tensor,
     evals: Tensor,
@@ -59,8 +92,9 @@ def _diffusion_features_kernel(
     a_im: Tensor | None,
     ptr: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """x_d and f (V, C); for the backward S and D (B, K, C) float32, and their table, see `kernels.coefficients`."""
-    from diffnet.ops.gradient_features.coefficient_kernels import sum_and_diffuse, table
+    """x_d and f (V, C); for the backward S and D (B, K, C) float32 and their table, see `coefficient_kernels.table`"""
+    from diffnet.ops.diffusion_features.kernels import sum_and_diffuse
+    from diffnet.ops.gradient_features.coefficient_kernels import table
     from diffnet.ops.gradient_features.kernels import forward
     from diffnet.ops.spectral.kernels import project_spans
 
@@ -87,7 +121,7 @@ def _diffusion_features_fake(
     return diffused, torch.empty_like(diffused), spectrum, torch.empty_like(spectrum), coefficients
 
 
-def _gradients_kernel(
+def _backward_implementation(
     diffused_grad: Tensor,
     features_grad: Tensor,
     mass: Tensor,
@@ -103,8 +137,7 @@ def _gradients_kernel(
     table: Tensor,
     passed_grad: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dx (V, C), to which passed_grad is added, dt (C,), dA_re (C, C) and dA_im (empty without rotations); but for dx
-    float32"""
+    """dx (V, C) plus passed_grad; dt (C,), dA_re (C, C) and dA_im (empty without rotations) in float32"""
     from diffnet.ops.gradient_features.coefficient_kernels import backward as coefficients_backward
     from diffnet.ops.gradient_features.kernels import backward
     from diffnet.ops.spectral.kernels import evaluate, project
@@ -118,28 +151,14 @@ def _gradients_kernel(
     return x_grad, time_grad, re_grad, re_grad.new_empty(0, 0) if im_grad is None else im_grad
 
 
-def _gradients_fake(
-    diffused_grad: Tensor,
-    features_grad: Tensor,
-    mass: Tensor,
-    evals: Tensor,
-    evecs: Tensor,
-    gradient_evecs: Tensor,
-    time: Tensor,
-    a_re: Tensor,
-    a_im: Tensor | None,
-    ptr: Tensor,
-    spectrum: Tensor,
-    d: Tensor,
-    table: Tensor,
-    passed_grad: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _backward_fake(diffused_grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *_, a_im, _, _, d, _, _ = arguments
     c, rotations = d.shape[2], 0 if a_im is None else d.shape[2]
     x_grad = torch.empty_like(diffused_grad, memory_format=torch.contiguous_format)
     return x_grad, d.new_empty(c), d.new_empty(c, c), d.new_empty(rotations, rotations)
 
 
-_gradients = opaque("diffnet::diffusion_features_backward", _gradients_kernel, _gradients_fake)
+_gradients = opaque("diffnet::diffusion_features_backward", _backward_implementation, _backward_fake)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -162,5 +181,10 @@ def _backward(
 
 
 _diffusion_features = differentiable(
-    "diffnet::diffusion_features", _diffusion_features_kernel, _diffusion_features_fake, _setup, _backward, passes=True
+    "diffnet::diffusion_features",
+    _diffusion_features_implementation,
+    _diffusion_features_fake,
+    _setup,
+    _backward,
+    returns_input=True,
 )

@@ -1,7 +1,8 @@
-"""What a block computes of coefficients, between its passes over the vertices. Small: what counts is how few kernels.
+"""The work of a block on coefficients, between its passes over the vertices.
 
-Rows are those of all meshes' coefficients, (B K, C). Every vertex is computed from these, so they are float32 whatever
-the others are: three products of tf32's parts make one that is as good.
+There are few coefficients, so the number of kernels matters more than their speed. Rows are the rows of all meshes'
+coefficients, (B·K, C). Coefficients are float32 in every arithmetic, because every vertex is computed from them;
+"tf32x3" products are as accurate as float32.
 """
 
 from __future__ import annotations
@@ -12,57 +13,17 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import cdiv, device_of, interpreted, tile
-from diffnet.ops.common.spans import sum_of_spans, sum_spans
+from diffnet.ops.common.spans import sum_spans
 
-ROWS = 16  # of a program, the fewest that matrix units take: there are few rows, and many multiprocessors
-
-
-@triton.jit
-def _sum_and_diffuse_kernel(
-    partial, evals, time, ptr, factor, spectrum, diffused, span, spans, size: tl.constexpr, c_size: tl.constexpr,
-    FACTOR: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
-):  # fmt: skip
-    blocks = tl.cdiv(size, BLOCK)
-    mesh = tl.program_id(0) // blocks
-    cell = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
-    total = sum_of_spans(partial, cell, size, mesh * 0, mesh, ptr, span, spans, False, BLOCK, BLOCK_SPANS)
-    if FACTOR:
-        total *= tl.load(factor)
-    inside = cell < size
-    k_size = size // c_size
-    value = tl.load(evals + mesh.to(tl.int64) * k_size + cell // c_size, mask=inside, other=0.0).to(tl.float32)
-    t = tl.maximum(tl.load(time + cell % c_size, mask=inside, other=0.0).to(tl.float32), 0.0)
-    place = mesh.to(tl.int64) * size + cell
-    tl.store(spectrum + place, total, mask=inside)
-    tl.store(diffused + place, tl.exp(-value * t) * total, mask=inside)
-
-
-def sum_and_diffuse(
-    partial: Tensor, span: int, factor: Tensor | None, ptr: Tensor, evals: Tensor, time: Tensor
-) -> tuple[Tensor, Tensor]:
-    """S = factor Σ partial over the spans of each mesh, and D = exp(−λ tᵀ) ∘ S, t = max(time, 0): (B, K, C) float32
-
-    partial (1, spans, K, C), evals (B, K), time (C,)
-    """
-    meshes, k, c = len(ptr) - 1, *partial.shape[2:]
-    spectrum = torch.empty(meshes, k, c, dtype=torch.float32, device=partial.device)
-    diffused = torch.empty_like(spectrum)
-    if spectrum.numel():
-        block = 64
-        with device_of(partial):
-            _sum_and_diffuse_kernel[(cdiv(k * c, block) * meshes,)](
-                partial, evals.contiguous(), time.contiguous(), ptr, partial if factor is None else factor,
-                spectrum, diffused, span, partial.shape[1], k * c, c,
-                FACTOR=factor is not None, BLOCK=block, BLOCK_SPANS=64, num_warps=4,
-            )  # fmt: skip
-    return spectrum, diffused
+ROWS = 16  # rows of a program: the fewest that matrix units take, because there are few rows for many multiprocessors
 
 
 @triton.jit
-def _table_kernel(
+def spectral_gradient_features_forward_table_kernel(
     d, a_re, a_im, table, rows_size, c_size: tl.constexpr,
     ROTATION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
+    """D, P = D A_reᵀ and Q = D A_imᵀ, into the planes of `table`."""
     rows = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     in_rows = (rows < rows_size)[:, None]
@@ -92,7 +53,7 @@ def _table_kernel(
 def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, dtype: torch.dtype) -> Tensor:
     """D, P = D A_reᵀ and, with rotations, Q = D A_imᵀ: d (B, K, C) float32, a_re, a_im (C, C) → (2 or 3, B, K, C)
 
-    In the dtype that gradient features multiply in: every program of theirs reads all of its columns.
+    The dtype is the one that the kernels of gradient features multiply in. Each of their programs reads all columns.
     """
     meshes, k, c = d.shape
     d = d.contiguous()
@@ -100,7 +61,7 @@ def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, dtype: torch.dtype) -> T
     if out.numel():
         block_k, block_c = (16, 16) if interpreted(d) else (tile(c, 64), tile(c, 32))
         with device_of(d):
-            _table_kernel[(cdiv(meshes * k, ROWS), cdiv(c, block_c))](
+            spectral_gradient_features_forward_table_kernel[(cdiv(meshes * k, ROWS), cdiv(c, block_c))](
                 d, a_re.contiguous(), a_re if a_im is None else a_im.contiguous(), out, meshes * k, c,
                 ROTATION=a_im is not None, BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
             )  # fmt: skip
@@ -108,11 +69,12 @@ def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, dtype: torch.dtype) -> T
 
 
 @triton.jit
-def _spectrum_gradient_kernel(
+def spectral_gradient_features_backward_coefficients_kernel(
     projected, sums, spectrum, evals, time, a_re, a_im, out, time_partial, rows_size, c_size: tl.constexpr,
     PROJECTED: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
+    """dD' or, if DIFFUSED, dS and one row of partial sums of dt; see `backward`."""
     rows = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     in_rows = (rows < rows_size)[:, None]
@@ -138,7 +100,7 @@ def _spectrum_gradient_kernel(
     if DIFFUSED:
         value = tl.load(evals + rows, mask=rows < rows_size, other=0.0).to(tl.float32)[:, None]
         t = tl.load(time + c, mask=c < c_size, other=0.0).to(tl.float32)[None, :]
-        total *= tl.exp(-value * tl.maximum(t, 0.0))
+        total *= tl.exp(-value * tl.where(t < 0.0, 0.0, t))
         s = tl.load(spectrum + at + c[None, :], mask=inside, other=0.0)
         slope = tl.sum(tl.where(t < 0.0, 0.0, -value * total * s), axis=0)
         tl.store(time_partial + tl.program_id(0).to(tl.int64) * c_size + c, slope, mask=c < c_size)
@@ -146,13 +108,15 @@ def _spectrum_gradient_kernel(
 
 
 @triton.jit
-def _matrix_gradients_kernel(
+def spectral_gradient_features_backward_matrices_kernel(
     sums, d, time_partial, partial, rows_size, span, c_size: tl.constexpr, size: tl.constexpr,
     TIME_ROWS: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Over a span of rows dPᵀ D and dQᵀ D, a tile each; the first tiles of rows add up the gradient of time, of which
-    `time_partial` has one row for every TIME_ROWS."""
+    """Sum a tile of dPᵀ D and of dQᵀ D over a span of rows.
+
+    The programs of the first row of tiles also add up dt. `time_partial` has one row for every TIME_ROWS rows.
+    """
     columns = tl.cdiv(c_size, BLOCK_C)
     i = (tl.program_id(1) // columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     c = (tl.program_id(1) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -194,15 +158,19 @@ def backward(
     a_im: Tensor | None,
     diffused: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """The gradients of D or, where it was diffused, of S (B, K, C); of A_re and, with rotations, A_im (C, C); and of
-    the time (C,). All are float32, and the last is empty where nothing was diffused.
+    """Return the gradients of D or, if it was diffused, of S (B, K, C), of A_re and A_im (C, C), and of time (C,).
 
-    projected: Φᵀ dx_d (B, K, C), where x_d = Φ D was computed, too
-    sums: dD, dP, dQ of the gradient features, (2 or 3, B, K, C)
-    diffused: S (B, K, C), evals (B, K) and time (C,) that D came from. With these,
+    All are float32. The gradient of A_im is None without rotations; the gradient of time is empty if nothing diffused.
 
-        dD' = Φᵀ dx_d + dD + dP A_re + dQ A_im,   dA_re = dPᵀ D,   dA_im = dQᵀ D,
-        dS = exp(−λ tᵀ) ∘ dD',   dt = −Σ λ dS ∘ S.
+    Args:
+        projected: Φᵀ dx_d (B, K, C) if x_d = Φ D was computed, or None
+        sums: dD, dP and dQ of the gradient features, (2 or 3, B, K, C)
+        d: D (B, K, C)
+        a_re, a_im: (C, C)
+        diffused: S (B, K, C), evals (B, K) and time (C,), which D was computed from, or None
+
+    With dD' = Φᵀ dx_d + dD + dP A_re + dQ A_im, the results are dA_re = dPᵀ D, dA_im = dQᵀ D,
+    dS = exp(−λ tᵀ) ∘ dD' and dt = −Σ λ dS ∘ S. A negative time counts as 0 and has gradient 0.
     """
     meshes, k, c = d.shape
     rows, matrices, small = meshes * k, len(sums) - 1, interpreted(d)
@@ -211,7 +179,7 @@ def backward(
     blocks = cdiv(rows, ROWS)
     time_partial = torch.empty(blocks if diffused else 0, c, dtype=torch.float32, device=d.device)
     size = matrices * c * c + (c if diffused else 0)
-    span = 2 * ROWS if small else 64 * ROWS  # rows of all meshes that one program adds up
+    span = 2 * ROWS if small else 64 * ROWS  # rows that one program adds up
     partial = torch.empty(1, max(1, cdiv(rows, span)), size, dtype=torch.float32, device=d.device)
     spectrum, evals, time = (x.contiguous() for x in diffused) if diffused else (d, d, d)
     a_re, a_im = a_re.contiguous(), a_re if a_im is None else a_im.contiguous()
@@ -220,13 +188,13 @@ def backward(
     if c:
         with device_of(d):
             if rows:
-                _spectrum_gradient_kernel[(blocks, columns)](
+                spectral_gradient_features_backward_coefficients_kernel[(blocks, columns)](
                     sums if projected is None else projected, sums, spectrum, evals, time, a_re, a_im,
                     grad, time_partial, rows, c,
                     PROJECTED=projected is not None, DIFFUSED=diffused is not None, ROTATION=rotation,
                     BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
                 )  # fmt: skip
-            _matrix_gradients_kernel[(partial.shape[1], columns * columns)](
+            spectral_gradient_features_backward_matrices_kernel[(partial.shape[1], columns * columns)](
                 sums, d, time_partial, partial, rows, span, c, size,
                 TIME_ROWS=ROWS, DIFFUSED=diffused is not None, ROTATION=rotation,
                 BLOCK_V=16 if small else 64, BLOCK_C=block_c, num_warps=4,

@@ -1,4 +1,4 @@
-"""Gradient features of given gradients: tanh ∘ complex-linear in one kernel, with no intermediates."""
+"""Gradient features of given gradients: the complex product and tanh in one kernel, without intermediates in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.gradient_features.kernels import narrow, tanh
 
 
-def tiling(a: Tensor, c: int, precision: str) -> Tiling:
+def direct_tiling(a: Tensor, c: int, precision: str) -> Tiling:
     if interpreted(a):
         return Tiling(16, 16, 16, 4, 1, 1)
     if not roomy(a):
@@ -26,20 +26,12 @@ def tiling(a: Tensor, c: int, precision: str) -> Tiling:
 
 
 @triton.jit
-def _kernel(
-    gradients, a_re, a_im, grad, out, rows_size, gradients_plane, out_plane,
-    c_size: tl.constexpr, gradients_stride: tl.constexpr, grad_stride: tl.constexpr,
-    BACKWARD: tl.constexpr, ROTATION: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
+def _products(
+    x_at, y_at, a_re, a_im, c, live, c_size: tl.constexpr,
+    ROTATION: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Forward: out = f. Backward: out = ds∘b_x, ds∘b_y, ds∘g_x, ds∘g_y (4, V, C) with ds = df ∘ (1 − f²)."""
-    columns = tl.cdiv(c_size, BLOCK_C)
-    c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
-    rows = (tl.program_id(0) // columns) * BLOCK_V + tl.arange(0, BLOCK_V)
-    wide = rows.to(tl.int64)
-    live = rows < rows_size
-    x_at = gradients + wide[:, None] * gradients_stride
-    y_at = x_at + gradients_plane
+    """Return g_x, g_y, b_x and b_y of a tile, with b = A g."""
     dtype = a_re.dtype.element_ty
     bx = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     by = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
@@ -60,43 +52,91 @@ def _kernel(
     inside = live[:, None] & (c < c_size)[None, :]
     gx = tl.load(x_at + c[None, :], mask=inside, other=0.0).to(tl.float32)
     gy = tl.load(y_at + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    return gx, gy, bx, by
+
+
+@triton.jit
+def _tile_place(rows_size, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Return the rows and columns of this program's tile, and which rows exist."""
+    columns = tl.cdiv(c_size, BLOCK_C)
+    c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    rows = (tl.program_id(0) // columns) * BLOCK_V + tl.arange(0, BLOCK_V)
+    return rows.to(tl.int64), c, rows < rows_size
+
+
+@triton.jit
+def gradient_features_forward_kernel(
+    gradients, a_re, a_im, out, rows_size, gradients_plane, c_size: tl.constexpr, gradients_stride: tl.constexpr,
+    ROTATION: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    rows, c, live = _tile_place(rows_size, c_size, BLOCK_V, BLOCK_C)
+    x_at = gradients + rows[:, None] * gradients_stride
+    gx, gy, bx, by = _products(
+        x_at, x_at + gradients_plane, a_re, a_im, c, live, c_size, ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C
+    )
     f = tanh(gx * bx + gy * by, NARROW)
-    at = out + wide[:, None] * c_size + c[None, :]
-    if BACKWARD:
-        df = tl.load(grad + wide[:, None] * grad_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
-        ds = df * (1.0 - f * f)
-        tl.store(at, (ds * bx).to(dtype), mask=inside)
-        tl.store(at + out_plane, (ds * by).to(dtype), mask=inside)
-        at += 2 * (wide * 0 + out_plane)[:, None]
-        tl.store(at, (ds * gx).to(dtype), mask=inside)
-        tl.store(at + out_plane, (ds * gy).to(dtype), mask=inside)
-    else:
-        tl.store(at, f.to(dtype), mask=inside)
+    inside = live[:, None] & (c < c_size)[None, :]
+    tl.store(out + rows[:, None] * c_size + c[None, :], f.to(out.dtype.element_ty), mask=inside)
 
 
-def _launch(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, grad: Tensor | None, out: Tensor) -> Tensor:
+@triton.jit
+def gradient_features_backward_kernel(
+    grad, gradients, a_re, a_im, out, rows_size, gradients_plane, out_plane,
+    c_size: tl.constexpr, gradients_stride: tl.constexpr, grad_stride: tl.constexpr,
+    ROTATION: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """out = ds∘b_x, ds∘b_y, ds∘g_x, ds∘g_y (4, V, C) with ds = df ∘ (1 − f²)."""
+    rows, c, live = _tile_place(rows_size, c_size, BLOCK_V, BLOCK_C)
+    x_at = gradients + rows[:, None] * gradients_stride
+    gx, gy, bx, by = _products(
+        x_at, x_at + gradients_plane, a_re, a_im, c, live, c_size, ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C
+    )
+    f = tanh(gx * bx + gy * by, NARROW)
+    inside = live[:, None] & (c < c_size)[None, :]
+    df = tl.load(grad + rows[:, None] * grad_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    ds = df * (1.0 - f * f)
+    dtype = out.dtype.element_ty
+    at = out + rows[:, None] * c_size + c[None, :]
+    tl.store(at, (ds * bx).to(dtype), mask=inside)
+    tl.store(at + out_plane, (ds * by).to(dtype), mask=inside)
+    at += 2 * (rows * 0 + out_plane)[:, None]  # the offset may exceed 2³¹
+    tl.store(at, (ds * gx).to(dtype), mask=inside)
+    tl.store(at + out_plane, (ds * gy).to(dtype), mask=inside)
+
+
+def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+    """f (V, C) in A's dtype. The gradients (2, V, C) may have another dtype; only the products round them to A's."""
     _, rows, c = gradients.shape
     gradients, a_re = row_major(gradients), a_re.contiguous()
-    a_im = a_im if a_im is None else a_im.contiguous()
-    grad = out if grad is None else row_major(grad)
+    out = a_re.new_empty(rows, c)
     if out.numel():
         precision = dot_precision(a_re)
-        t = tiling(a_re, c, precision)
+        t = direct_tiling(a_re, c, precision)
         with device_of(gradients):
-            _kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
-                gradients, a_re, a_re if a_im is None else a_im, grad, out,
-                rows, gradients.stride(0), rows * c, c, gradients.stride(1), grad.stride(-2),
-                BACKWARD=grad is not out, ROTATION=a_im is not None, NARROW=narrow(a_re), PRECISION=precision,
+            gradient_features_forward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
+                gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
+                rows, gradients.stride(0), c, gradients.stride(1),
+                ROTATION=a_im is not None, NARROW=narrow(a_re), PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return out
 
 
-def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
-    """f (V, C) in A's dtype; gradients (2, V, C) may have another, and is rounded to A's only for the products."""
-    return _launch(gradients, a_re, a_im, None, a_re.new_empty(gradients.shape[1:]))
-
-
 def pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
-    """(4, V, C): ds∘b_x, ds∘b_y, ds∘g_x, ds∘g_y, from which products with A and gradients give the rest."""
-    return _launch(gradients, a_re, a_im, grad, a_re.new_empty(4, *gradients.shape[1:]))
+    """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y (4, V, C). Products of these with A and with the gradients give the rest."""
+    _, rows, c = gradients.shape
+    gradients, a_re, grad = row_major(gradients), a_re.contiguous(), row_major(grad)
+    out = a_re.new_empty(4, rows, c)
+    if out.numel():
+        precision = dot_precision(a_re)
+        t = direct_tiling(a_re, c, precision)
+        with device_of(gradients):
+            gradient_features_backward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
+                grad, gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
+                rows, gradients.stride(0), rows * c, c, gradients.stride(1), grad.stride(0),
+                ROTATION=a_im is not None, NARROW=narrow(a_re), PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    return out

@@ -1,10 +1,11 @@
-"""Gradient features on a basis, and the diffused function with them, from one pass over the rows.
+"""Gradient features in the eigenbasis, and the diffused function with them, from one pass over the rows.
 
-With D the coefficients of the diffused function, P = D A_reᵀ and Q = D A_imᵀ, all (K, C), and G̃ = GΦ (V, K):
+D (K, C) are the coefficients of the diffused function, P = D A_reᵀ, Q = D A_imᵀ, and G̃ = GΦ are the gradient_evecs.
+A program computes some columns of the features from the same columns of D, P and Q:
 
     g_x = G̃_X D,  g_y = G̃_Y D,  b_x = G̃_X P − G̃_Y Q,  b_y = G̃_Y P + G̃_X Q,  f = tanh(g_x ∘ b_x + g_y ∘ b_y)
 
-Every column is independent of the others, so a program needs no more than its own columns of D, P and Q.
+docs/kernels.md derives these formulas and their gradients.
 """
 
 from __future__ import annotations
@@ -21,45 +22,45 @@ from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spa
 from diffnet.ops.spectral.kernels import load_coefficients
 
 
-def forward_tiling(basis: Tensor, k: int, c: int, precision: str, diffused: bool) -> Tiling:
-    if interpreted(basis):
+def forward_tiling(evecs: Tensor, k: int, c: int, precision: str, diffused: bool) -> Tiling:
+    if interpreted(evecs):
         return Tiling(16, 16, 16, 4, 1, 1)
-    if not roomy(basis):
+    if not roomy(evecs):
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
-    if basis.dtype != torch.float32:
-        # Such that two programs share a multiprocessor's memory: one multiplies while the other waits.
+    if evecs.dtype != torch.float32:
+        # Two programs fit on one multiprocessor, so one can multiply while the other waits for memory.
         return Tiling(64, tile(k, 128), tile(c, 32 if diffused else 64), 4, 2, 2)
     if precision == "bf16x3":
-        # All of the table at once would spill.
+        # Registers would spill if a program held all of the table at once.
         return Tiling(64, tile(k, 32), tile(c, 64), 4, 3, 4)
     return Tiling(32, 16, tile(c, 64), 8, 1, 4)
 
 
-def backward_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
-    # Three K×C sums and four V×C products live in registers at once: more columns than these spill, and then the
-    # compiler runs matrix instructions one by one.
-    if interpreted(basis):
+def backward_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
+    # Registers hold three K×C sums and four V×C products at once. With more columns they spill, and the compiler then
+    # serializes the matrix instructions.
+    if interpreted(evecs):
         return Tiling(16, 16, 16, 4, 1, 1)
-    if not roomy(basis):
-        return Tiling(32, tile(k, 32 if basis.dtype == torch.float32 else 128), tile(c, 32), 4, 1, 2)
-    if basis.dtype != torch.float32:
+    if not roomy(evecs):
+        return Tiling(32, tile(k, 32 if evecs.dtype == torch.float32 else 128), tile(c, 32), 4, 1, 2)
+    if evecs.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 32), 4, 2, 2)
-    if precision == "bf16x3":  # of the sums alone
+    if precision == "bf16x3":  # for the kernel of the sums
         return Tiling(32, tile(k, 128), tile(c, 128), 8, 2, 1)
     return Tiling(16, tile(k, 32), tile(c, 32), 4, 1, 4)
 
 
 def narrow(x: Tensor) -> bool:
-    """Of 16 bits, on a GPU: see `tanh` and `in_registers`."""
+    """Return whether x has 16 bits and is on a GPU, see `tanh` and `in_registers`."""
     return x.dtype != torch.float32 and not interpreted(x)
 
 
 @triton.jit
 def tanh(z, NARROW: tl.constexpr):
-    """Finite for every finite z. Near 0, where 1 − e⁻²ᶻ cancels, by its series.
+    """tanh that is finite for every finite z. Near 0, where 1 − e⁻²ᶻ cancels, it is a series.
 
-    NARROW: the instruction of the GPU, accurate to 11 bits, for results that are rounded to 11 or fewer. The other
-    takes some forty, which is a quarter of the time of all.
+    NARROW takes the GPU's instruction instead. It is accurate to 11 bits, which is enough for results that are rounded
+    to 11 bits or fewer. The other way takes about 40 instructions, a quarter of the kernel's time.
     """
     if NARROW:
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [z], dtype=tl.float32, is_pure=True, pack=1)
@@ -72,26 +73,29 @@ def tanh(z, NARROW: tl.constexpr):
 
 @triton.jit
 def in_registers(x):
-    """An operand that is multiplied several times. Straight from a load, matrix units would fetch it from shared memory
-    each time, which is what they wait for; what has been through an instruction, they take from registers."""
+    """Keep an operand of several products in registers.
+
+    Matrix units would fetch an operand that comes straight from a load from shared memory in every product, and wait
+    for it. They take it from registers after any instruction, so this is a move that changes nothing.
+    """
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=2)
 
 
 @triton.jit
 def side_by_side(a, b):
-    """[a b]. Both keep the columns that they had in each thread, so nothing is exchanged between threads."""
+    """Return [a b]. Each thread keeps the columns of a and b that it had, so threads exchange nothing."""
     return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (a.shape[0], 2 * a.shape[1]))
 
 
 @triton.jit
 def halves(ab):
-    """a, b of [a b]"""
+    """Return a and b of [a b]."""
     return tl.split(tl.permute(tl.reshape(ab, (ab.shape[0], 2, ab.shape[1] // 2)), (0, 2, 1)))
 
 
 @triton.jit
 def _tables(coefficients, mesh, meshes, k_size: tl.constexpr, c_size: tl.constexpr):
-    """Where D, P and Q of a mesh begin."""
+    """Return the addresses of D, P and Q of a mesh."""
     plane = (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
     d_at = coefficients + mesh.to(tl.int64) * k_size * c_size
     return d_at, d_at + plane, d_at + plane + plane
@@ -109,7 +113,7 @@ def _products(
     ROTATION: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """g_x, g_y, b_x, b_y (V, C) of a block of rows, in several steps over K."""
+    """Return g_x, g_y, b_x and b_y (V, C) of a block of rows, in several steps over K."""
     gx = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     gy = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     bx = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
@@ -133,15 +137,18 @@ def _products(
 
 
 @triton.jit
-def _forward_kernel(
-    coefficients, basis, gradient, ptr, diffused, features,
+def spectral_gradient_features_forward_kernel(
+    coefficients, evecs, gradient_evecs, ptr, diffused, features,
     meshes, span, apart, gradient_plane,
-    k_size: tl.constexpr, c_size: tl.constexpr, basis_stride: tl.constexpr, gradient_stride: tl.constexpr,
+    k_size: tl.constexpr, c_size: tl.constexpr, evecs_stride: tl.constexpr, gradient_stride: tl.constexpr,
     DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """x = Φ D (if DIFFUSED) and f at the rows of one span. ONE_STEP: D, P, Q fit one tile each and are read once;
-    then PRECISION isn't bf16x3, whose parts would be too many."""
+    """x = Φ D (if DIFFUSED) and f at the rows of one span.
+
+    ONE_STEP: D, P and Q fit into one tile each and are read once. PRECISION isn't bf16x3 then, because twice as many
+    operands would not fit.
+    """
     columns = tl.cdiv(c_size, BLOCK_C)
     index = tl.program_id(0) // columns
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -158,8 +165,8 @@ def _forward_kernel(
     for row in range(first, last, BLOCK_V):
         live = row + v < last
         wide = tl.cast(row, tl.int64)
-        gx_at = gradient + wide * gradient_stride + v * gradient_stride
-        gy_at = gradient + gradient_plane + wide * gradient_stride + v * gradient_stride
+        gx_at = gradient_evecs + wide * gradient_stride + v * gradient_stride
+        gy_at = gradient_evecs + gradient_plane + wide * gradient_stride + v * gradient_stride
         out = v * c_size + c[None, :]
         if ONE_STEP:
             inside = live & (k < k_size)[None, :]
@@ -168,7 +175,7 @@ def _forward_kernel(
             if NARROW:
                 x = in_registers(x)
                 y = in_registers(y)
-            # One component after the other, so that few accumulators live at a time.
+            # One component after the other, so that few accumulators are live at a time.
             bx = tl.dot(x, p, input_precision=PRECISION)
             if ROTATION:
                 bx -= tl.dot(y, q, input_precision=PRECISION)
@@ -185,7 +192,7 @@ def _forward_kernel(
             z = gx * bx + gy * by
         tl.store(features + wide * c_size + out, tanh(z, NARROW).to(features.dtype.element_ty), mask=live & in_c)
         if DIFFUSED:
-            phi_at = basis + wide * basis_stride + v * basis_stride
+            phi_at = evecs + wide * evecs_stride + v * evecs_stride
             if ONE_STEP:
                 phi = tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0)
                 value = tl.dot(phi, d, input_precision=PRECISION)
@@ -200,30 +207,29 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
-    grad, coefficients, gradient, ptr, partial,
+def spectral_gradient_features_backward_kernel(
+    grad, coefficients, gradient_evecs, ptr, partial,
     meshes, spans, span, gradient_plane,
     k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
     ROTATION: tl.constexpr, PAIRED: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dD, dP, dQ (K, C) summed over the rows of one span, into the planes of `partial`; not for bf16x3, see `backward`.
+    """Sum dD, dP and dQ (K, C) over the rows of one span, into the planes of `partial`; not for bf16x3, see `backward`.
 
-    With ds = df ∘ (1 − f²): dD = G̃_Xᵀ(ds∘b_x) + G̃_Yᵀ(ds∘b_y), dP = G̃_Xᵀ(ds∘g_x) + G̃_Yᵀ(ds∘g_y),
-    dQ = G̃_Xᵀ(ds∘g_y) − G̃_Yᵀ(ds∘g_x). Only inputs are read; what the forward computed is computed again.
+    The kernel reads inputs only and computes the products of the forward again.
 
-    PAIRED: P and Q, and their gradients, side by side in one product. It takes as long as one of them where that is
-    narrow, since the other operand is fetched once rather than twice.
+    PAIRED: P and Q, and also their gradients, stand side by side in one product. If each is narrow, one product takes
+    as long as either of them, because the other operand is fetched once instead of twice.
     """
     columns = tl.cdiv(c_size, BLOCK_C)
     index = tl.program_id(0)
     which = tl.program_id(1)
     c = (which % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
-    own = (which // columns) * BLOCK_K + tl.arange(0, BLOCK_K)  # the rows of dD, dP, dQ that this program adds up
+    own = (which // columns) * BLOCK_K + tl.arange(0, BLOCK_K)  # the rows of dD, dP and dQ of this program
     k = tl.arange(0, BLOCK_K)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
     d_at, p_at, q_at = _tables(coefficients, mesh, meshes, k_size, c_size)
-    dtype = gradient.dtype.element_ty
+    dtype = gradient_evecs.dtype.element_ty
     if ONE_STEP:
         d = load_coefficients(d_at, k, c, k_size, c_size)
         p = load_coefficients(p_at, k, c, k_size, c_size)
@@ -240,8 +246,8 @@ def _backward_kernel(
     for row in range(first, last, BLOCK_V):
         live = row + v < last
         wide = tl.cast(row, tl.int64)
-        gx_at = gradient + wide * gradient_stride + v * gradient_stride
-        gy_at = gradient + gradient_plane + wide * gradient_stride + v * gradient_stride
+        gx_at = gradient_evecs + wide * gradient_stride + v * gradient_stride
+        gy_at = gradient_evecs + gradient_plane + wide * gradient_stride + v * gradient_stride
         own_inside = live & (own < k_size)[None, :]
         inside = live & (c < c_size)[None, :]
         x = tl.load(gx_at + own[None, :], mask=own_inside, other=0.0)
@@ -255,8 +261,8 @@ def _backward_kernel(
             gy = tl.dot(y, d, input_precision=PRECISION)
             z = gx * bx + gy * by
         elif ONE_STEP:
-            # One component after the other; each product is rounded, as the sums below take it, once z has it. That
-            # halves the registers that it waits in.
+            # One component after the other. Each product is rounded to the operands' dtype as soon as z contains it,
+            # which halves the registers that hold it until the sums below.
             bx = tl.dot(x, p, input_precision=PRECISION)
             if ROTATION:
                 bx = tl.dot(y, n, bx, input_precision=PRECISION)
@@ -301,14 +307,14 @@ def _backward_kernel(
 
 
 @triton.jit
-def _derivatives_kernel(
-    grad, coefficients, gradient, ptr, derivatives,
+def spectral_gradient_features_backward_derivatives_kernel(
+    grad, coefficients, gradient_evecs, ptr, derivatives,
     rows_size, meshes, span, apart, gradient_plane,
     k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
     ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """With ds = df ∘ (1 − f²) the planes ds∘b_x, ds∘b_y, ds∘g_x, ds∘g_y at the rows of one span, in two parts."""
+    """Store ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y with ds = df ∘ (1 − f²) at the rows of one span, as hi and lo."""
     columns = tl.cdiv(c_size, BLOCK_C)
     index = tl.program_id(0) // columns
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -321,8 +327,8 @@ def _derivatives_kernel(
         live = row + v < last
         inside = live & (c < c_size)[None, :]
         wide = tl.cast(row, tl.int64)
-        gx_at = gradient + wide * gradient_stride + v * gradient_stride
-        gy_at = gradient + gradient_plane + wide * gradient_stride + v * gradient_stride
+        gx_at = gradient_evecs + wide * gradient_stride + v * gradient_stride
+        gy_at = gradient_evecs + gradient_plane + wide * gradient_stride + v * gradient_stride
         gx, gy, bx, by = _products(
             gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
             ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
@@ -338,16 +344,16 @@ def _derivatives_kernel(
 
 
 @triton.jit
-def _sums_kernel(
-    derivatives, gradient, ptr, partial,
+def spectral_gradient_features_backward_sums_kernel(
+    derivatives, gradient_evecs, ptr, partial,
     rows_size, meshes, spans, span, gradient_plane,
     k_size: tl.constexpr, c_size: tl.constexpr, gradient_stride: tl.constexpr,
     ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dD, dP, dQ as `_backward_kernel` has them, from what `_derivatives_kernel` left.
+    """Sum dD, dP and dQ over the rows of one span, from the planes of the derivatives kernel.
 
-    Added up transposed: then no operand is kept in registers, which are for the three sums.
+    The sums are transposed, so that no operand has to be kept in registers; the three sums fill them.
     """
     columns = tl.cdiv(c_size, BLOCK_C)
     index = tl.program_id(0)
@@ -364,7 +370,7 @@ def _sums_kernel(
         in_k = live & (k < k_size)[None, :]
         in_c = live & (c < c_size)[None, :]
         wide = tl.cast(row, tl.int64)
-        g_at = gradient + wide * gradient_stride + (v * gradient_stride + k[None, :])
+        g_at = gradient_evecs + wide * gradient_stride + (v * gradient_stride + k[None, :])
         x = split(tl.load(g_at, mask=in_k, other=0.0), PRECISION)
         y = split(tl.load(g_at + gradient_plane, mask=in_k, other=0.0), PRECISION)
         at = derivatives + wide * c_size + (v * c_size + c[None, :])
@@ -398,87 +404,88 @@ def _store_sums(
 
 
 def forward(
-    table: Tensor, basis: Tensor | None, gradient_basis: Tensor, ptr: Tensor, tiling: Tiling | None = None
+    table: Tensor, evecs: Tensor | None, gradient_evecs: Tensor, ptr: Tensor, tiling: Tiling | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x = Φ D and f: basis (V, K), gradient_basis (2, V, K) → two (V, C).
+    """x = Φ D and f: two (V, C)
 
-    table: D, P and, with rotations, Q, (2 or 3, B, K, C) in the basis' dtype. basis = None leaves x out: it is empty
-    then.
+    table: D, P and, with rotations, Q, (2 or 3, B, K, C) in the dtype of gradient_evecs
+    evecs (V, K), or None to leave out x, which is then empty
+    gradient_evecs (2, V, K)
     """
-    (_, rows, k), (planes, meshes, _, c) = gradient_basis.shape, table.shape
-    gradient_basis = row_major(gradient_basis)
-    basis = basis if basis is None else row_major(basis)
-    features = gradient_basis.new_empty(rows, c)
-    diffused = features.new_empty(0 if basis is None else rows, c)
+    (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape
+    gradient_evecs = row_major(gradient_evecs)
+    evecs = evecs if evecs is None else row_major(evecs)
+    features = gradient_evecs.new_empty(rows, c)
+    diffused = features.new_empty(0 if evecs is None else rows, c)
     if features.numel():
-        precision = dot_precision(gradient_basis)
-        t = tiling or forward_tiling(gradient_basis, k, c, precision, basis is not None)
+        precision = dot_precision(gradient_evecs)
+        t = tiling or forward_tiling(gradient_evecs, k, c, precision, evecs is not None)
         columns = cdiv(c, t.c)
         span = choose_span(rows, t.v, processors(table) * t.programs // columns)
-        some_basis = gradient_basis[0] if basis is None else basis
-        with device_of(gradient_basis):
-            _forward_kernel[(span_count(rows, meshes, span) * columns,)](
-                *operands([table], table.dtype, precision), some_basis, gradient_basis, ptr, diffused, features,
-                meshes, span, table.numel(), gradient_basis.stride(0),
-                k, c, some_basis.stride(0), gradient_basis.stride(1),
-                DIFFUSED=basis is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1,
-                ONE_STEP=k <= t.k and precision != "bf16x3", NARROW=narrow(gradient_basis), PRECISION=precision,
+        some_evecs = gradient_evecs[0] if evecs is None else evecs
+        with device_of(gradient_evecs):
+            spectral_gradient_features_forward_kernel[(span_count(rows, meshes, span) * columns,)](
+                *operands([table], table.dtype, precision), some_evecs, gradient_evecs, ptr, diffused, features,
+                meshes, span, table.numel(), gradient_evecs.stride(0),
+                k, c, some_evecs.stride(0), gradient_evecs.stride(1),
+                DIFFUSED=evecs is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1,
+                ONE_STEP=k <= t.k and precision != "bf16x3", NARROW=narrow(gradient_evecs), PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return diffused, features
 
 
-def backward(grad: Tensor, table: Tensor, gradient_basis: Tensor, ptr: Tensor, tiling: Tiling | None = None) -> Tensor:
-    """dD, dP and, with rotations, dQ: as the table, but float32, from the gradient (V, C) of the features.
+def backward(grad: Tensor, table: Tensor, gradient_evecs: Tensor, ptr: Tensor, tiling: Tiling | None = None) -> Tensor:
+    """dD, dP and, with rotations, dQ, in the shape of the table and in float32, from the gradient (V, C) of f
 
-    Operands in two parts take too many registers for one kernel: so there are two then, with 16 bytes for each vertex
-    and channel between them.
+    With bf16x3, one kernel would need too many registers. Two kernels do it then, with 16 bytes for each vertex and
+    channel between them.
     """
-    (_, rows, k), (planes, meshes, _, c) = gradient_basis.shape, table.shape
-    gradient_basis, grad = row_major(gradient_basis), row_major(grad)
-    precision = dot_precision(gradient_basis)
-    t = tiling or backward_tiling(gradient_basis, k, c, precision)
+    (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape
+    gradient_evecs, grad = row_major(gradient_evecs), row_major(grad)
+    precision = dot_precision(gradient_evecs)
+    t = tiling or backward_tiling(gradient_evecs, k, c, precision)
     tiles = cdiv(k, t.k) * cdiv(c, t.c)
     span = choose_span(rows, t.v, processors(table) * t.programs // max(tiles, 1))
     spans = span_count(rows, meshes, span)
-    paired = planes == 3 and k <= t.k and precision == "ieee" and gradient_basis.dtype != torch.float32
+    paired = planes == 3 and k <= t.k and precision == "ieee" and gradient_evecs.dtype != torch.float32
     partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
     if partial.numel() and precision == "bf16x3":
-        products = derivatives(grad, table, gradient_basis, ptr)
-        with device_of(gradient_basis):
-            _sums_kernel[(spans, tiles)](
-                products, gradient_basis, ptr, partial,
-                rows, meshes, spans, span, gradient_basis.stride(0), k, c, gradient_basis.stride(1),
+        products = derivatives(grad, table, gradient_evecs, ptr)
+        with device_of(gradient_evecs):
+            spectral_gradient_features_backward_sums_kernel[(spans, tiles)](
+                products, gradient_evecs, ptr, partial,
+                rows, meshes, spans, span, gradient_evecs.stride(0), k, c, gradient_evecs.stride(1),
                 ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     elif partial.numel():
-        with device_of(gradient_basis):
-            _backward_kernel[(spans, tiles)](
-                grad, table, gradient_basis, ptr, partial,
-                meshes, spans, span, gradient_basis.stride(0), k, c, grad.stride(0), gradient_basis.stride(1),
+        with device_of(gradient_evecs):
+            spectral_gradient_features_backward_kernel[(spans, tiles)](
+                grad, table, gradient_evecs, ptr, partial,
+                meshes, spans, span, gradient_evecs.stride(0), k, c, grad.stride(0), gradient_evecs.stride(1),
                 ROTATION=planes == 3, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
-                NARROW=narrow(gradient_basis), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
+                NARROW=narrow(gradient_evecs), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
                 num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return sum_spans(partial, ptr, span)
 
 
 def derivatives(
-    grad: Tensor, table: Tensor, gradient_basis: Tensor, ptr: Tensor, tiling: Tiling | None = None
+    grad: Tensor, table: Tensor, gradient_evecs: Tensor, ptr: Tensor, tiling: Tiling | None = None
 ) -> Tensor:
-    """ds∘b_x, ds∘b_y, ds∘g_x, ds∘g_y with ds = df ∘ (1 − f²), as `load` takes them: (2, 4, V, C) bfloat16"""
-    (_, rows, k), (planes, meshes, _, c) = gradient_basis.shape, table.shape
+    """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y with ds = df ∘ (1 − f²), as `load` takes them: (2, 4, V, C) bfloat16"""
+    (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape
     out = torch.empty(2, 4, rows, c, dtype=torch.bfloat16, device=table.device)
     if out.numel():
-        t = tiling or forward_tiling(gradient_basis, k, c, "bf16x3", False)
+        t = tiling or forward_tiling(gradient_evecs, k, c, "bf16x3", False)
         columns = cdiv(c, t.c)
         span = choose_span(rows, t.v, processors(table) * t.programs // columns)
-        with device_of(gradient_basis):
-            _derivatives_kernel[(span_count(rows, meshes, span) * columns,)](
-                grad, *operands([table], table.dtype, "bf16x3"), gradient_basis, ptr, out,
-                rows, meshes, span, table.numel(), gradient_basis.stride(0),
-                k, c, grad.stride(0), gradient_basis.stride(1),
+        with device_of(gradient_evecs):
+            spectral_gradient_features_backward_derivatives_kernel[(span_count(rows, meshes, span) * columns,)](
+                grad, *operands([table], table.dtype, "bf16x3"), gradient_evecs, ptr, out,
+                rows, meshes, span, table.numel(), gradient_evecs.stride(0),
+                k, c, grad.stride(0), gradient_evecs.stride(1),
                 ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION="bf16x3",
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip

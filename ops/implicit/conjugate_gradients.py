@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from diffnet.ops.implicit.reference import inner_products, iterate, mesh_extents
 
 Iteration: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -27,54 +30,44 @@ def conjugate_gradients(
 ) -> Tensor:
     """Solve A u = b for each mesh and each of C channels, preconditioned by the diagonal of A (Saad 2003, alg. 9.1).
 
-    apply: u (V, C) → A u, where channel c of A is symmetric, positive definite and block-diagonal over the meshes
-    b, start, inverse_diagonal: (V, C) float32 or float64. Where the inverse diagonal is 0, u stays what it was in
-        `start`, and if that is 0 the row and the column take no part.
-    ptr: (B+1,) int, and lengths: mesh b owns the rows ptr[b]:ptr[b+1], which are lengths[b]
-    tolerance: of the residual against b, both in the norm of the inverse diagonal. Every mesh and channel stops by
-        itself, so that none depends on what it is packed or solved together with.
-    check_every: iterations between two looks at whether all have stopped. A look reads what the look before found, so
-        a GPU always has work queued, and it may do 2 · check_every iterations too many, which change nothing.
-        With 0 nothing is ever read back: all max_iterations are done and no warning is given, as capturing them in a
-        CUDA graph requires.
-    iteration: makes of u, r, p (V, C) and the bound (B, C) another way to do an iteration: in place, and of the inner
-        products of r with the preconditioned r (B, C) → the next ones
+    Every mesh and channel stops by itself, so its result doesn't depend on the rest of the batch.
 
-    Warns, naming the residual, where max_iterations weren't enough; what they have reached is returned.
+    Args:
+        apply: u (V, C) → A u. For each channel, A is symmetric, positive definite and block-diagonal over the meshes.
+        b: (V, C) float32 or float64
+        start: (V, C), where the iterations start
+        inverse_diagonal: (V, C). Where it is 0, u keeps the value of `start`. If that is 0 too, the row and the column
+            take no part.
+        ptr: (B+1,) int; mesh i owns the rows ptr[i]:ptr[i+1]
+        lengths: the number of rows of each mesh
+        tolerance: for the residual relative to b, both in the norm of the inverse diagonal
+        max_iterations: the most iterations to do
+        check_every: how many iterations to do between two checks of whether all have stopped. On a GPU, a check reads
+            the result of the check before, so the GPU always has work queued. It may then do up to 2 · check_every
+            iterations too many, which change nothing. With 0, nothing is read back: all max_iterations are done and
+            there is no warning, as capturing them in a CUDA graph requires.
+        iteration: another implementation of `reference.iterate`. It takes u, r, p and bound, and returns the function
+            that does an iteration.
+
+    Returns:
+        u (V, C)
+
+    Warns:
+        UserWarning: with the residual, if max_iterations didn't suffice. The last u is returned.
     """
-    sizes = list(lengths)
-    extents = torch.diff(ptr) if len(sizes) > 1 else None
-
-    def dots(x: Tensor, y: Tensor) -> Tensor:
-        """(B, C) the inner products of each mesh and channel."""
-        if extents is None:
-            return (x * y).sum(0, keepdim=True)
-        return torch.stack([part.sum(0) for part in torch.split(x * y, sizes)])
-
-    def spread(x: Tensor) -> Tensor:
-        """(B, C) → at every vertex of the mesh, as broadcasting sees it."""
-        return x if extents is None else torch.repeat_interleave(x, extents, dim=0, output_size=len(b))
-
-    def plain(remaining: Tensor) -> Tensor:
-        running = remaining > bound
-        q = apply(p)
-        alpha = spread(torch.where(running, remaining / dots(p, q), 0))
-        u.addcmul_(p, alpha)
-        r.addcmul_(q, alpha, value=-1)
-        z = inverse_diagonal * r
-        after = torch.where(running, dots(r, z), remaining)
-        torch.addcmul(z, p, spread(torch.where(running, after / remaining, 0)), out=p)
-        return after
-
+    meshes = mesh_extents(ptr, lengths)
     u = start.clone()
     r = b - apply(u)
     p = inverse_diagonal * r
-    remaining = dots(r, p)
-    bound = tolerance**2 * dots(b, inverse_diagonal * b)
-    step = iteration(u, r, p, bound) if iteration else plain
-    looks = _Looks()
+    remaining = inner_products(r, p, meshes)
+    bound = tolerance**2 * inner_products(b, inverse_diagonal * b, meshes)
+    if iteration is None:
+        step: Iteration = functools.partial(iterate, apply, inverse_diagonal, meshes, u, r, p, bound)
+    else:
+        step = iteration(u, r, p, bound)
+    flags = _DelayedFlags()
     for done in range(max_iterations):
-        if check_every > 0 and done % check_every == 0 and looks.all_stopped(remaining > bound):
+        if check_every > 0 and done % check_every == 0 and flags.all_stopped(remaining > bound):
             return u
         remaining = step(remaining)
     if check_every > 0 and (remaining > bound).any():
@@ -87,14 +80,14 @@ def conjugate_gradients(
     return u
 
 
-class _Looks:
-    """Reads flags back from a GPU one look late, so that neither waits for the other."""
+class _DelayedFlags:
+    """Reads flags back from a GPU one check late, so that neither side waits for the other."""
 
     def __init__(self) -> None:
         self.pending: tuple[Tensor, torch.cuda.Event] | None = None
 
     def all_stopped(self, running: Tensor) -> bool:
-        """Whether none was running, now on the CPU, or at the look before on a GPU."""
+        """Return whether all have stopped: now on the CPU, at the check before on a GPU."""
         if not running.is_cuda:
             return not running.any()
         before = self.pending

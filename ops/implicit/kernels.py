@@ -1,4 +1,4 @@
-"""An iteration of conjugate gradients on M + t_c L in three kernels: see `ops.conjugate_gradients`."""
+"""An iteration of conjugate gradients on M + t_c L in three kernels, see `conjugate_gradients`."""
 
 from __future__ import annotations
 
@@ -11,100 +11,102 @@ from torch import Tensor
 
 from diffnet.ops.common.launch import cdiv, device_of, interpreted, power_of_2, processors
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_of_spans
-from diffnet.ops.sparse.pattern import CsrArrays
+from diffnet.ops.implicit.reference import System
+from diffnet.ops.sparse.spmm_kernels import spmm
 
-# Channels of a program: so few that programs are many while spans, whose sums each of them reads, are few.
+# Channels of a program. With fewer channels there are more programs. Each program reads the sums of all spans of its
+# mesh, so there should not be too many spans.
 CHANNELS = 32
 ELEMENTS = 2048  # of a tile
 UNROLL = 4
 
 
-def iteration(
-    csr: CsrArrays,
-    values: Tensor,
-    mass: Tensor,
-    diagonal: Tensor,
-    time: Tensor,
-    ptr: Tensor,
-    u: Tensor,
-    r: Tensor,
-    p: Tensor,
-    bound: Tensor,
-) -> Callable[[Tensor], Tensor]:
-    """One iteration as a function, which changes u, r and p (V, C), all float32, in place: it takes the inner products
-    of r with the preconditioned r, (B, C), and returns the next ones.
+def laplacian_product(system: System) -> Callable[[Tensor], Tensor]:
+    """Return the function u (V, C) → L u."""
+    return lambda u: spmm(system.csr, system.values[None], u[None])[0]
 
-    values (nnz,) and diagonal (V,) of L, mass (V,), time (C,), bound (B, C): what has come below it stops. The
-    preconditioner is the diagonal; rows without mass take no part in it.
+
+def iteration(system: System, u: Tensor, r: Tensor, p: Tensor, bound: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a function that does an iteration as `reference.iterate` does.
+
+    It changes u, r and p (V, C) in place. It takes the inner products of r with the preconditioned r, (B, C), and
+    returns the next ones. Everything is float32.
+
+    The preconditioner is the diagonal. Vertices without mass take no part in it. A mesh and channel stops when its
+    inner product is at most `bound` (B, C).
     """
-    indptr, indices, _, row_order, _ = csr
+    csr, *dense, ptr = system
+    values, diagonal, mass, time = (x.contiguous() for x in dense)
     (rows, channels), meshes = u.shape, len(ptr) - 1
     block_c = min(power_of_2(channels), 16 if interpreted(u) else CHANNELS)
-    block_r = 16 if interpreted(u) else ELEMENTS // block_c
-    span = choose_span(rows, block_r, processors(u))
+    block_v = 16 if interpreted(u) else ELEMENTS // block_c
+    span = choose_span(rows, block_v, processors(u))
     spans = span_count(rows, meshes, span)
     q = torch.empty_like(u)
     sums = u.new_empty(2, spans, channels)
     remaining = [torch.empty_like(bound), torch.empty_like(bound)]
     shape = (ptr, meshes, span)
-    values, mass, diagonal, time = (x.contiguous() for x in (values, mass, diagonal, time))
-    system = (mass, diagonal, time)
-    flags = {"ONE_MESH": meshes == 1, "BLOCK_R": block_r, "BLOCK_C": block_c}
+    matrix = (mass, diagonal, time)
+    flags = {"ONE_MESH": meshes == 1, "BLOCK_V": block_v, "BLOCK_C": block_c}
     grid = (spans, cdiv(channels, block_c))
 
     def step(before: Tensor) -> Tensor:
-        after = remaining[before is remaining[0]]  # the one that isn't read
+        after = remaining[before is remaining[0]]  # the buffer that isn't `before`
         with device_of(u):
-            _multiply[grid](
-                indptr, indices, row_order, values, mass, time, p, q, sums, *shape, channels,
-                ORDERED=len(row_order) > 0, UNROLL=UNROLL, **flags,
+            implicit_solve_multiply_kernel[grid](
+                csr.indptr, csr.indices, csr.row_order, values, mass, time, p, q, sums, *shape, channels,
+                ORDERED=len(csr.row_order) > 0, UNROLL=UNROLL, **flags,
             )  # fmt: skip
-            _advance[grid](p, q, u, r, *system, before, bound, sums, *shape, spans, channels, **flags)
-            _turn[grid](p, r, *system, before, after, bound, sums, *shape, spans, channels, **flags)
+            implicit_solve_update_kernel[grid](
+                p, q, u, r, *matrix, before, bound, sums, *shape, spans, channels, **flags
+            )
+            implicit_solve_direction_kernel[grid](
+                p, r, *matrix, before, after, bound, sums, *shape, spans, channels, **flags
+            )
         return after
 
     return step
 
 
 @triton.jit
-def _channels(time, channels: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Those of a program, and their times."""
+def _times(time, channels: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Return the channels of a program and their times."""
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     return c, tl.load(time + c, mask=c < channels, other=0.0)
 
 
 @triton.jit
-def _tile(rows, live, c, channels: tl.constexpr):
-    """Where rows of (V, C) are, and which elements of the tile there are."""
+def _elements(rows, live, c, channels: tl.constexpr):
+    """Return the offsets of a tile of a (V, C) tensor, and the mask of the elements that exist."""
     return rows[:, None] * channels + c[None, :], live[:, None] & (c < channels)[None, :]
 
 
 @triton.jit
 def _remaining(before, bound, mesh, c, channels: tl.constexpr):
-    """The inner products r · z of a mesh's channels, and which channels haven't stopped."""
+    """Return the inner products r · z of a mesh, and the mask of the channels that haven't stopped."""
     known = tl.load(before + mesh * channels + c, mask=c < channels, other=0.0)
     return known, known > tl.load(bound + mesh * channels + c, mask=c < channels, other=0.0)
 
 
 @triton.jit
-def _multiply(
+def implicit_solve_multiply_kernel(
     indptr, indices, row_order, values, mass, time, p, q, sums, ptr, meshes, span, channels: tl.constexpr,
     ORDERED: tl.constexpr, UNROLL: tl.constexpr,
-    ONE_MESH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    ONE_MESH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """q = (M + t_c L) p at the rows of one span, and sums[0] = Σ p ∘ q over them."""
+    """q = (M + t_c L) p in the rows of one span, and sums[0] = Σ p ∘ q over them."""
     index = tl.program_id(0)
-    c, t = _channels(time, channels, BLOCK_C)
+    c, t = _times(time, channels, BLOCK_C)
     _, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
     dot = tl.zeros((BLOCK_C,), tl.float32)
-    for row in range(first, last, BLOCK_R):
-        i = row + tl.arange(0, BLOCK_R)
+    for row in range(first, last, BLOCK_V):
+        i = row + tl.arange(0, BLOCK_V)
         r = i.to(tl.int64)
         if ORDERED:
             r = tl.load(row_order + i, mask=i < last, other=0).to(tl.int64)
         start = tl.load(indptr + i, mask=i < last, other=0)
         length = tl.load(indptr + i + 1, mask=i < last, other=0) - start
-        total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+        total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
         for j0 in range(0, tl.max(length, 0), UNROLL):
             for k in tl.static_range(UNROLL):  # their loads run at the same time
                 here = j0 + k < length
@@ -112,7 +114,7 @@ def _multiply(
                 value = tl.load(values + start + j0 + k, mask=here, other=0.0)
                 inside = here[:, None] & (c < channels)[None, :]
                 total += value[:, None] * tl.load(p + column[:, None] * channels + c[None, :], mask=inside, other=0.0)
-        at, inside = _tile(r, i < last, c, channels)
+        at, inside = _elements(r, i < last, c, channels)
         own = tl.load(p + at, mask=inside, other=0.0)
         product = tl.load(mass + r, mask=i < last, other=0.0)[:, None] * own + t[None, :] * total
         tl.store(q + at, product, mask=inside)
@@ -122,28 +124,31 @@ def _multiply(
 
 @triton.jit
 def _preconditioned(r, mass, diagonal, t, i, last):
-    """z, the rows i of r over the diagonal of M + t_c L, 0 without mass. L is semi-definite up to rounding."""
+    """Return z, rows i of r divided by the diagonal of M + t_c L; 0 without mass.
+
+    L is positive semi-definite only up to rounding.
+    """
     m = tl.load(mass + i, mask=i < last, other=0.0)[:, None]
     d = tl.load(diagonal + i, mask=i < last, other=0.0)[:, None]
     return tl.where(m > 0, r / tl.where(m > 0, m + t[None, :] * tl.maximum(d, 0.0), 1.0), 0.0)
 
 
 @triton.jit
-def _advance(
+def implicit_solve_update_kernel(
     p, q, u, r, mass, diagonal, time, before, bound, sums, ptr, meshes, span, spans, channels: tl.constexpr,
-    ONE_MESH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    ONE_MESH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """u += α p and r −= α q at the rows of one span, with α = (r · z) / (p · q), and sums[1] = Σ r ∘ z over them."""
+    """u += α p and r −= α q in the rows of one span with α = (r · z) / (p · q), and sums[1] = Σ r ∘ z over them."""
     index = tl.program_id(0)
-    c, t = _channels(time, channels, BLOCK_C)
+    c, t = _times(time, channels, BLOCK_C)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
     curvature = sum_of_spans(sums, c, channels, index * 0, mesh, ptr, span, spans, False, BLOCK_C, 32)
     known, running = _remaining(before, bound, mesh, c, channels)
     alpha = tl.where(running, known / tl.where(running, curvature, 1.0), 0.0)[None, :]
     dot = tl.zeros((BLOCK_C,), tl.float32)
-    for row in range(first, last, BLOCK_R):
-        i = row + tl.arange(0, BLOCK_R).to(tl.int64)
-        at, inside = _tile(i, i < last, c, channels)
+    for row in range(first, last, BLOCK_V):
+        i = row + tl.arange(0, BLOCK_V).to(tl.int64)
+        at, inside = _elements(i, i < last, c, channels)
         direction = tl.load(p + at, mask=inside, other=0.0)
         tl.store(u + at, tl.load(u + at, mask=inside, other=0.0) + alpha * direction, mask=inside)
         rest = tl.load(r + at, mask=inside, other=0.0) - alpha * tl.load(q + at, mask=inside, other=0.0)
@@ -153,22 +158,22 @@ def _advance(
 
 
 @triton.jit
-def _turn(
+def implicit_solve_direction_kernel(
     p, r, mass, diagonal, time, before, after, bound, sums, ptr, meshes, span, spans, channels: tl.constexpr,
-    ONE_MESH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    ONE_MESH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """p = z + β p at the rows of one span, with β = (r · z) after / before; `after` is kept."""
+    """p = z + β p in the rows of one span, where β is the new r · z over the one before. The new one is stored."""
     index = tl.program_id(0)
-    c, t = _channels(time, channels, BLOCK_C)
+    c, t = _times(time, channels, BLOCK_C)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
     new = sum_of_spans(sums, c, channels, index * 0 + 1, mesh, ptr, span, spans, False, BLOCK_C, 32)
     known, running = _remaining(before, bound, mesh, c, channels)
     new = tl.where(running, new, known)
     beta = tl.where(running, new / tl.where(running, known, 1.0), 0.0)[None, :]
-    if first == tl.load(ptr + mesh):  # of the mesh's spans the first
+    if first == tl.load(ptr + mesh):  # the first span of the mesh
         tl.store(after + mesh * channels + c, new, mask=c < channels)
-    for row in range(first, last, BLOCK_R):
-        i = row + tl.arange(0, BLOCK_R).to(tl.int64)
-        at, inside = _tile(i, i < last, c, channels)
+    for row in range(first, last, BLOCK_V):
+        i = row + tl.arange(0, BLOCK_V).to(tl.int64)
+        at, inside = _elements(i, i < last, c, channels)
         z = _preconditioned(tl.load(r + at, mask=inside, other=0.0), mass, diagonal, t, i, last)
         tl.store(p + at, z + beta * tl.load(p + at, mask=inside, other=0.0), mask=inside)

@@ -1,4 +1,4 @@
-"""Diffusion by one implicit Euler step: (M + t L) u = M x, solved rather than expanded in a basis."""
+"""Diffusion by one implicit Euler step, (M + t L) u = M x, without an eigenbasis."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
+from diffnet.ops.common.checks import check_ptr, check_rank, check_tensor
 from diffnet.ops.common.dispatch import differentiable
 from diffnet.ops.common.ragged import row_lengths
+from diffnet.ops.implicit import reference
 from diffnet.ops.implicit.conjugate_gradients import conjugate_gradients
-from diffnet.ops.sparse import SparseMatrix, reference
-from diffnet.ops.sparse.op import _sddmm, _spmm, diagonal
-from diffnet.ops.sparse.pattern import CsrArrays, csr_arrays
+from diffnet.ops.sparse import SparseMatrix
+from diffnet.ops.sparse.csr import CsrArrays
+from diffnet.ops.sparse.op import diagonal, sddmm_operator, spmm_operator
+from diffnet.ops.sparse.pattern import csr_arrays
 
 TOLERANCE = 1e-6
 MAX_ITERATIONS = 1000
@@ -37,25 +40,58 @@ def implicit_diffusion(
 ) -> Tensor:
     """Diffuse each channel for its own time by one implicit Euler step, (M + t_c L) u_c = M x_c.
 
-    x (V, C), time (C,) ≥ 0, laplacian (V, V) symmetric positive semi-definite and block-diagonal over the meshes, mass
-    (V,), ptr (B+1,) int → (V, C) in the dtype of x. Low precision is computed in float32.
+    The error of u is about √κ times the tolerance. The condition number κ is about 1 + t λ, where λ ~ 1/(edge length)²
+    is the largest eigenvalue. The number of iterations grows as √κ.
 
-    Vertices without mass take no part, as in `geometry.eigenbasis`: they keep their x, and pass nothing on.
+    Vertices without mass take no part, as in `geometry.eigenbasis`: they keep their x and pass nothing on.
 
-    Differentiable in x, time, mass and the values of the Laplacian, whose gradient takes it as symmetric; the backward
-    is one more solve with the same matrix (the implicit function theorem), whatever the number of iterations.
+    Differentiable once in x, time, mass and the values of the Laplacian; the gradient of the values assumes that the
+    Laplacian is symmetric. The backward pass is one more solve with the same matrix (the implicit function theorem),
+    whatever the number of iterations. Low precision is computed in float32.
 
-    tolerance, max_iterations, check_every: see `conjugate_gradients`, which warns where they don't suffice. The error
-    of u is about √κ times the tolerance, where κ, the condition number, is about 1 + t λ with the largest eigenvalue
-    λ ~ 1/(edge length)²; iterations grow as √κ.
+    Args:
+        x: (V, C) floating point
+        time: (C,) floating point, at least 0
+        laplacian: (V, V), one set of values, symmetric positive semi-definite and block-diagonal over the meshes
+        mass: (V,) floating point
+        ptr: (B+1,) int32 or int64; mesh b owns the rows ptr[b]:ptr[b+1]
+        lengths: the number of rows of each mesh. Without it, `ptr` is read back, which waits for a GPU.
+        tolerance, max_iterations, check_every: see `conjugate_gradients`, which warns if the iterations don't suffice
+        backend: see `use_kernels`
+
+    Returns:
+        (V, C) in the dtype of x
+
+    Raises:
+        TypeError: if an argument is no tensor or has a wrong dtype.
+        ValueError: if shapes or devices don't match. Nothing is broadcast.
+
+    >>> import torch
+    >>> edge = SparseMatrix.from_torch(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).to_sparse_csr())
+    >>> x, time = torch.tensor([[3.0], [0.0]]), torch.tensor([1.0])
+    >>> implicit_diffusion(x, time, edge, torch.ones(2), torch.tensor([0, 2]))
+    tensor([[2.],
+            [1.]])
     """
+    check_rank("x", x, "(V, C)", 2)
+    (rows, channels), device = x.shape, x.device
+    check_tensor("time", time, (channels,), device)
+    check_tensor("mass", mass, (rows,), device)
+    if not isinstance(laplacian, SparseMatrix):
+        raise TypeError(f"laplacian should be a SparseMatrix, got {type(laplacian).__name__}")
+    pattern = laplacian.pattern
+    if pattern.shape != (rows, rows):
+        raise ValueError(f"laplacian should have shape {(rows, rows)}, shape is {tuple(pattern.shape)}")
+    if pattern.indices.device != device:
+        raise ValueError(f"laplacian should be on {device}, it is on {pattern.indices.device}")
+    check_tensor("the values of the laplacian", laplacian.values, (pattern.nnz,), device)
+    ptr = check_ptr(ptr, rows, lengths, device)
     dtype = torch.promote_types(torch.promote_types(x.dtype, laplacian.values.dtype), torch.float32)
     wide, mass = x.to(dtype), mass.to(dtype)
     live = mass[:, None] > 0
     values = laplacian.values.to(dtype)
     triton = use_kernels(backend, values, wide)
-    pattern = laplacian.pattern
-    solution: Tensor = _solve(
+    solution: Tensor = _solve_operator(
         list(csr_arrays(pattern, triton)),
         ptr,
         diagonal(pattern, values.detach()),
@@ -72,7 +108,7 @@ def implicit_diffusion(
     return torch.where(live, solution, wide).to(x.dtype)
 
 
-def _solve_kernel(
+def _solve(
     structure: Sequence[Tensor],
     ptr: Tensor,
     diagonal: Tensor,
@@ -86,34 +122,23 @@ def _solve_kernel(
     check_every: int,
     triton: bool,
 ) -> Tensor:
-    """(M + t_c L)⁻¹ b_c on the vertices that have mass, 0 on the others."""
-    csr = CsrArrays(*structure)
-    iteration = None
+    """Solve (M + t_c L) u_c = b_c on the vertices with mass. The others get 0."""
+    system = reference.System(CsrArrays(*structure), values, diagonal, mass, time, ptr)
     if triton:
-        from diffnet.ops.implicit.kernels import iteration as fused
-        from diffnet.ops.sparse import kernels
+        from diffnet.ops.implicit import kernels
 
-        iteration = functools.partial(fused, csr, values, mass, diagonal, time, ptr)
-
-        def multiply(u: Tensor) -> Tensor:
-            return kernels.spmm(csr, values[None], u[None])[0]
+        multiply, iteration = kernels.laplacian_product(system), functools.partial(kernels.iteration, system)
     else:
-        size = (len(mass), len(mass))
-        laplacian = torch.sparse_csr_tensor(csr.indptr, csr.indices, values, size, check_invariants=False)
-
-        def multiply(u: Tensor) -> Tensor:
-            with torch.autocast(u.device.type, enabled=False):
-                return reference.in_row_order(csr, (laplacian @ u)[None])[0]
-
+        multiply, iteration = reference.laplacian_product(system), None
     live, weights = mass > 0, mass[:, None]
 
     def apply(u: Tensor) -> Tensor:
         return torch.addcmul(weights * u, multiply(u), time)
 
-    # Both are 0 at vertices without mass, which keeps these out. L is semi-definite up to rounding.
+    # Both are 0 at vertices without mass, so these take no part. L is positive semi-definite only up to rounding.
     inverse_mass = torch.where(live, 1 / mass, 0)[:, None]
     inverse_diagonal = torch.where(live[:, None], 1 / (weights + time * diagonal[:, None].clamp(min=0)), 0)
-    b = (b * live[:, None]).contiguous()  # kernels take it row by row
+    b = (b * live[:, None]).contiguous()  # kernels read it row by row
     return conjugate_gradients(
         apply,
         b,
@@ -153,17 +178,17 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, ptr, diagonal, values, mass, time, u = ctx.saved_tensors
     *_, triton = ctx.settings
     need_values, need_mass, need_time, need_b = ctx.needs_input_grad[3:7]
-    w = _solve(structure, ptr, diagonal, values, mass, time, grad, *ctx.settings)
-    # No transpose is needed where nothing more is differentiated.
-    both = [*structure, *structure, ptr.new_empty(0)]
+    w = _solve_operator(structure, ptr, diagonal, values, mass, time, grad, *ctx.settings)
+    # Only derivatives of the operators below need the transpose. Nothing is differentiated here, so any arrays will do.
+    arrays = [*structure, *structure, ptr.new_empty(0)]
     grad_values = grad_mass = grad_time = None
     if need_values:
-        grad_values = -_sddmm(both, (w * time)[None], u[None], triton)[0]
+        grad_values = -sddmm_operator(arrays, (w * time)[None], u[None], triton)[0]
     if need_mass:
         grad_mass = -(w * u).sum(1)
     if need_time:
-        grad_time = -(w * _spmm(both, values[None], u[None], False, False, triton)[0]).sum(0)
+        grad_time = -(w * spmm_operator(arrays, values[None], u[None], False, False, triton)[0]).sum(0)
     return [None] * len(structure), None, None, grad_values, grad_mass, grad_time, w if need_b else None, *[None] * 5
 
 
-_solve = differentiable("diffnet::implicit_solve", _solve_kernel, _solve_fake, _save, _backward)
+_solve_operator = differentiable("diffnet::implicit_solve", _solve, _solve_fake, _save, _backward)

@@ -1,7 +1,7 @@
-"""A multilayer perceptron: a kernel for each layer or, for three layers as wide as each of the inputs, which is what
-blocks have, one kernel each way.
+"""A multilayer perceptron: one kernel for each layer, or one kernel for all three layers of a block's MLP.
 
-In that, a tile of rows stays in registers between the layers; hidden layers are written only for the backward.
+The latter needs three layers as wide as each of the inputs. A tile of rows stays in registers between the layers, and
+hidden layers are written for the backward only.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from diffnet.ops.mlp.linear_kernels import activated, inputs_backward, linear, l
 
 
 def forward_tiling(inputs: Sequence[Tensor], weights: Sequence[Tensor], dropout: bool) -> Tiling | None:
-    """Of one kernel, in which a tile has all channels of the hidden layers, k of the inputs. None where there are other
-    layers than these, or a kernel for each takes less time."""
+    """Return the tiling of one kernel for all layers, or None if the layers differ or one kernel each is faster.
+
+    A tile has all channels of the hidden layers, and k channels of the inputs.
+    """
     x, c = inputs[0], inputs[0].shape[1]
     if not _fits(inputs, weights, 128):
         return None
     if interpreted(x):
         return Tiling(16, 16, tile(c, 128), 4, 1, 1)
-    if c > 64 and dropout and x.dtype == torch.float32:  # too few programs to draw random numbers while others multiply
+    if c > 64 and dropout and x.dtype == torch.float32:  # too few programs fit to hide the random numbers
         return None
     return Tiling(64, tile(c, 64), tile(c, 128), 4, 2, 1)
 
 
 def backward_tiling(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tiling | None:
-    """The same for the backward. A program keeps all weights in shared memory, where they have to fit."""
+    """Return the tiling of the backward in one kernel, or None. A program keeps all weights in shared memory."""
     x, c = inputs[0], inputs[0].shape[1]
     block = tile(c, 128)
     if not _fits(inputs, weights, 64 if x.dtype == torch.float32 else 128):
@@ -54,7 +56,7 @@ def _fits(inputs: Sequence[Tensor], weights: Sequence[Tensor], widest: int) -> b
 
 @triton.jit
 def _load_weight(weight, part, parts: tl.constexpr, c_size: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
-    """The weights (C, C) of one of several inputs, an operand."""
+    """Load the weights (C, C) of one of several inputs as an operand."""
     c = tl.arange(0, BLOCK)
     inside = (c < c_size)[:, None] & (c < c_size)[None, :]
     at = weight + c[:, None] * (parts * c_size) + (part * c_size + c)[None, :]
@@ -62,15 +64,17 @@ def _load_weight(weight, part, parts: tl.constexpr, c_size: tl.constexpr, PRECIS
 
 
 @triton.jit
-def _layers_kernel(
+def mlp_forward_kernel(
     first, second, third, weight1, weight2, weight3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
     rows_size, threshold, keep_scale, c_size: tl.constexpr,
     first_stride: tl.constexpr, second_stride: tl.constexpr, third_stride: tl.constexpr, residual_stride: tl.constexpr,
     INPUTS: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """KEEP: the hidden layers are written. Each weight is read when it is needed, so that several programs share the
-    memory of a multiprocessor."""
+    """Compute all three layers of a tile of rows. KEEP: write the hidden layers.
+
+    Each weight is read when it is needed, so that several programs fit into the memory of a multiprocessor.
+    """
     rows = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     wide = rows.to(tl.int64)[:, None]
     live = (rows < rows_size)[:, None]
@@ -120,10 +124,10 @@ def forward(
     keep: bool,
     tiling: Tiling | None = None,
 ) -> list[Tensor]:
-    """residual + Wₙ a(… a(W₁ [x₁ … xₘ] + b₁) …) + bₙ with a = dropout ∘ ReLU; where they are kept, the hidden layers.
+    """residual + Wₙ a(… a(W₁ [x₁ … xₘ] + b₁) …) + bₙ with a = dropout ∘ ReLU, and the hidden layers if `keep`
 
-    inputs: one to three (V, C), weights: (H₁, m·C), (H₂, H₁), …, rounded to the inputs' dtype, biases: (H₁,), … or
-    none, residual (V, Hₙ), seeds (n − 1, 2) int64 where there is dropout → (V, Hₙ), then (V, H₁), …
+    inputs: one to three (V, C); weights: (H₁, m·C), (H₂, H₁), …, rounded to the inputs' dtype; biases: (H₁,), … or
+    none; residual (V, Hₙ); seeds (n − 1, 2) int64 with dropout → (V, Hₙ), then (V, H₁), …
     """
     t = tiling or forward_tiling(inputs, weights, dropout > 0)
     precision = dot_precision(inputs[0])
@@ -148,7 +152,7 @@ def forward(
         w1, w2, w3 = matrices
         b1, b2, b3 = (bias.contiguous() for bias in biases) if biases else (w1, w2, w3)
         with device_of(first):
-            _layers_kernel[(cdiv(rows, t.v),)](
+            mlp_forward_kernel[(cdiv(rows, t.v),)](
                 first, second, third, w1, w2, w3, b1, b2, b3, added, w1 if seeds is None else seeds.contiguous(),
                 outs[1 % len(outs)], outs[2 % len(outs)], outs[0],
                 rows, *threshold_and_scale(dropout), c,
@@ -161,12 +165,12 @@ def forward(
 
 
 @triton.jit
-def _layers_backward_kernel(
+def mlp_backward_kernel(
     grad, weight1, weight2, weight3, hidden1, hidden2, grad1, grad2, out,
     rows_size, keep_scale, c_size: tl.constexpr, grad_stride: tl.constexpr,
     PARTS: tl.constexpr, SKIP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of what the first two layers put out before their activations, and of the PARTS inputs."""
+    """Compute the gradients of the first two layers' outputs before their activations, and of the PARTS inputs."""
     c = tl.arange(0, BLOCK_C)
     w1 = _load_weight(weight1, 0, PARTS, c_size, PRECISION, BLOCK_C)
     if PARTS > 1:
@@ -213,8 +217,10 @@ def backward(
     need_inputs: bool,
     tiling: Tiling | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Gradients of the inputs (m, V, C), empty where they aren't needed, and of what each layer puts out before its
-    activation: grad (V, Hₙ), the others as in `forward`; skip: the residual is the first input"""
+    """Return the gradients of the inputs (m, V, C), empty if not needed, and of each layer's output before activation.
+
+    grad (V, Hₙ), the others as in `forward`; skip: the first input is the residual
+    """
     (rows, c), parts, precision = inputs[0].shape, len(inputs), dot_precision(grad)
     t = (tiling or backward_tiling(inputs, weights)) if need_inputs else None
     matrices = operands(weights if need_inputs else weights[1:], grad.dtype, precision)
@@ -231,7 +237,7 @@ def backward(
         w1, w2, w3 = matrices
         programs = min(processors(grad) * t.programs, cdiv(rows, t.v))
         with device_of(grad):
-            _layers_backward_kernel[(programs,)](
+            mlp_backward_kernel[(programs,)](
                 grad, w1, w2, w3, *(h.contiguous() for h in hidden), first, second, input_grads,
                 rows, threshold_and_scale(dropout)[1], c, grad.stride(0), PARTS=parts, SKIP=skip, PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,

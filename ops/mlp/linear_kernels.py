@@ -1,4 +1,4 @@
-"""A layer of an MLP on several inputs that are nowhere put side by side: products, bias, ReLU, dropout and residual."""
+"""A layer of an MLP on several inputs, without concatenating them: products, bias, ReLU, dropout and residual."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def linear_tiling(x: Tensor, k: int, c: int, precision: str) -> Tiling:
 
 @triton.jit
 def _mix(h):
-    """A bijection of 32 bits with a random upper half: a bit of the input flips each of its bits half of the time."""
+    """Map 32 bits to 32 bits, one to one. Each input bit flips each upper bit of the result half the time."""
     h ^= h >> 16
     h *= 0x7FEB352D
     h ^= h >> 15
@@ -38,18 +38,18 @@ def _mix(h):
 
 @triton.jit
 def _mix_all(h):
-    """The same with both halves random."""
+    """Do the same for both halves of the result."""
     h = _mix(h)
     return h ^ (h >> 16)
 
 
 @triton.jit
 def random_bits(seed, rows, c):
-    """32 bits for each place (rows, c), the upper half random, from a seed of two words: hashed by row, by column, and
-    together. Philox would take more time in integer arithmetic than the layer takes for the rest.
+    """Return 32 bits for each place (rows, c) from a seed of two words. The upper half is random.
 
-    Two columns share a word, of which each takes one half. A thread has both, and the compiler sees that it needs to
-    compute the word only once."""
+    Rows and columns are hashed apart and then together. Philox would take longer than the rest of the layer. Two
+    columns share a word and take one half each. One thread has both, and the compiler computes their word once.
+    """
     low = tl.load(seed).to(tl.uint32)
     high = tl.load(seed + 1).to(tl.uint32)
     by_row = _mix_all(_mix_all(rows.to(tl.uint32) ^ low) ^ high)
@@ -63,7 +63,7 @@ def activated(
     y, bias, seed, rows, c, threshold, keep_scale, size: tl.constexpr,
     BIAS: tl.constexpr, RELU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """dropout(relu(y + b)), of which each may be left out"""
+    """Return dropout(relu(y + b)); each of the three is optional."""
     if BIAS:
         y += tl.load(bias + c, mask=c < size, other=0.0).to(tl.float32)[None, :]
     if RELU:
@@ -74,7 +74,7 @@ def activated(
 
 
 @triton.jit
-def _linear_kernel(
+def mlp_forward_linear_kernel(
     first, second, third, weight, bias, residual, hidden, seed, out,
     rows_size, threshold, keep_scale, in_size: tl.constexpr, out_size: tl.constexpr, part_size: tl.constexpr,
     first_stride: tl.constexpr, second_stride: tl.constexpr, third_stride: tl.constexpr, residual_stride: tl.constexpr,
@@ -82,9 +82,11 @@ def _linear_kernel(
     MASKED: tl.constexpr, RESIDUAL: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """y = Σᵢ xᵢ Wᵢᵀ + b with W = [W₁ W₂ W₃] row by row, or x W (TRANSPOSED), and what follows it: ReLU, dropout, zeros
-    where `hidden` has them (MASKED), a residual. W is what `operands` returns. Every part_size columns are a matrix of
-    their own in `out`, of which the first gets the residual."""
+    """y = Σᵢ xᵢ Wᵢᵀ + b with W = [W₁ W₂ W₃], or x W (TRANSPOSED, which the backward launches).
+
+    ReLU, dropout, a mask and a residual follow, each optional. MASKED: y is 0 where `hidden` is. W is what `operands`
+    returns. Every part_size columns are a separate matrix in `out`, and the first of them gets the residual.
+    """
     columns = tl.cdiv(out_size, BLOCK_C)
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     rows = (tl.program_id(0) // columns) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -138,10 +140,10 @@ def linear(
     residual: Tensor | None = None,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """residual + dropout(relu([x₁ … xₙ] Wᵀ + b)), ReLU and dropout with `activation` only.
+    """residual + dropout(relu([x₁ … xₙ] Wᵀ + b)); ReLU and dropout with `activation` only
 
-    inputs: one to three (V, C), weight: (H, inputs·C) as `products.operands` returns it, bias (H,), residual (V, H),
-    seed (2,) int64, which dropout takes → (V, H) in the inputs' dtype
+    inputs: one to three (V, C); weight: (H, inputs·C) as `matmul.operands` returns it; bias (H,); residual (V, H);
+    seed (2,) int64 for dropout → (V, H) in the inputs' dtype
     """
     return _launch(inputs, weight, False, 1, bias, residual, None, activation, dropout, seed, tiling)[0]
 
@@ -154,10 +156,10 @@ def linear_backward(
     dropout: float = 0.0,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """dx = dy W, back through the ReLU and dropout that x came from: dy (V, H), weight (H, C) as `products.operands`
-    returns it, hidden (V, C) → (V, C)
+    """dx = dy W, back through the ReLU and the dropout that computed x
 
-    hidden: x. Where it is above 0, ReLU let through and dropout kept; so neither left a mask behind.
+    dy (V, H), weight (H, C) as `matmul.operands` returns it, hidden (V, C) → (V, C). `hidden` is x: a unit above 0 was
+    neither cut off by ReLU nor dropped, so no mask is needed.
     """
     return _launch([grad], weight, True, 1, None, None, hidden, False, dropout, None, tiling)[0]
 
@@ -165,8 +167,10 @@ def linear_backward(
 def inputs_backward(
     grad: Tensor, weight: Tensor, parts: int, residual: Tensor | None, tiling: Tiling | None = None
 ) -> Tensor:
-    """dx₁ … dxₙ (n, V, C), [dx₁ … dxₙ] = dy W: dy (V, H), weight (H, n·C) as `products.operands` returns it; residual
-    (V, C) is added to the first."""
+    """dx₁ … dxₙ (n, V, C) with [dx₁ … dxₙ] = dy W
+
+    dy (V, H), weight (H, n·C) as `matmul.operands` returns it; residual (V, C) is added to dx₁
+    """
     return _launch([grad], weight, True, parts, None, residual, None, False, 0.0, None, tiling)
 
 
@@ -193,7 +197,7 @@ def _launch(
         t = tiling or linear_tiling(first, c, out_size, precision)
         some_residual = first if residual is None else residual
         with device_of(out):
-            _linear_kernel[(cdiv(rows, t.v) * cdiv(out_size, t.c),)](
+            mlp_forward_linear_kernel[(cdiv(rows, t.v) * cdiv(out_size, t.c),)](
                 first, second, third, weight, weight if bias is None else bias.contiguous(), some_residual,
                 out if hidden is None else hidden.contiguous(), weight if seed is None else seed, out,
                 rows, *threshold_and_scale(dropout), c, out_size, out_size // parts,
@@ -207,6 +211,6 @@ def _launch(
 
 
 def threshold_and_scale(dropout: float) -> tuple[int, float]:
-    """Of 2¹⁶ equally likely draws so many are to be dropped, and what the others are multiplied by for that."""
+    """Return how many of 2¹⁶ equally likely draws are dropped, and the factor for the other units."""
     threshold = min(round(dropout * 2**16), 2**16 - 1)
     return threshold, 2**16 / (2**16 - threshold)

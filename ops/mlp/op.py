@@ -1,19 +1,20 @@
-"""A multilayer perceptron on several inputs side by side."""
+"""A multilayer perceptron on several inputs that are concatenated channel by channel."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from diffnet.ops.common.backend import Backend, use_kernels
+from diffnet.ops.common.checks import check_matrix, check_rank, check_tensor
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import compute_dtype
+from diffnet.ops.mlp import reference
 
-MOST_INPUTS = 3
+MOST_INPUTS = 3  # that the kernel of the first layer reads without concatenation
 
 
 def mlp(
@@ -25,44 +26,91 @@ def mlp(
     residual: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """residual + Wₙ a(… W₂ a(W₁ [x₁ … xₘ] + b₁) + b₂ …) + bₙ with a = dropout ∘ ReLU; one layer is a linear one.
+    """Compute residual + Wₙ a(… W₂ a(W₁ [x₁ … xₘ] + b₁) + b₂ …) + bₙ with a = dropout ∘ ReLU.
 
-    inputs: (V, Cᵢ) each, weights: (H₁, Σ Cᵢ), (H₂, H₁), …, biases: (H₁,), (H₂,), …, residual: (V, Hₙ) → (V, Hₙ)
-    dropout: the probability of a zero, from PyTorch's random numbers (the kernels draw a seed from them, and round
-        it to a multiple of 2⁻¹⁶)
+    One weight gives a linear layer. It is differentiable in all tensors. For the backward, the kernels keep the hidden
+    layers and no masks: a unit that is 0 was dropped or cut off by ReLU.
 
-    For the backward, the kernels keep the hidden layers, and no masks: what is 0 in these was dropped or cut off.
-    Raises ValueError for a dropout outside 0 ≤ p < 1, and where there are no weights, or not as many biases.
+    Args:
+        inputs: (V, C₁), (V, C₂), … floating point
+        weights: (H₁, Σ Cᵢ), (H₂, H₁), … floating point
+        biases: (H₁,), (H₂,), … floating point, or None
+        dropout: the probability that a hidden unit is set to 0, at least 0 and below 1. Random numbers come from
+            PyTorch's generators. The kernels draw a seed from these, and round the probability to a multiple of 2⁻¹⁶.
+        residual: (V, Hₙ) floating point, or None
+        backend: see `ops.common.backend.use_kernels`
+
+    Returns:
+        (V, Hₙ) in the promoted dtype of inputs and weights, or in autocast's dtype. In plain PyTorch under autocast, a
+        residual promotes it.
+
+    Raises:
+        TypeError: for tensors that are not floating point.
+        ValueError: for other shapes or devices, a dropout out of range, no inputs, no weights, or another number of
+            biases than of weights.
+
+    >>> x = torch.tensor([[1.0, -2.0]])
+    >>> mlp([x], [torch.eye(2), torch.ones(1, 2)], [torch.zeros(2), torch.ones(1)])
+    tensor([[2.]])
     """
+    _check(inputs, weights, biases, dropout, residual)
+    if not use_kernels(backend, *inputs, *weights, matrix=True):
+        return reference.mlp(inputs, weights, biases, dropout=dropout, residual=residual)
+    dtype = compute_dtype(*inputs, *weights)
+    alike = len(inputs) <= MOST_INPUTS and len({x.shape[-1] for x in inputs}) == 1
+    parts = [x.to(dtype) for x in (inputs if alike else [torch.cat(list(inputs), dim=-1)])]
+    hidden = len(weights) - 1
+    seeds = torch.randint(2**31, (hidden, 2), device=parts[0].device) if dropout > 0 and hidden else None
+    skip = residual is inputs[0] and alike
+    added = None if skip or residual is None else residual.to(dtype)
+    tensors = [*parts, *weights, *(biases or []), *([] if added is None else [added])]
+    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    out: Tensor = _mlp(parts, list(weights), list(biases or []), added, skip, dropout, seeds, keep)[0]
+    return out
+
+
+def _check(
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor] | None,
+    dropout: float,
+    residual: Tensor | None,
+) -> None:
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout should be at least 0 and below 1, got {dropout}")
     if not weights or (biases is not None and len(biases) != len(weights)):
         found = "none" if biases is None else len(biases)
         raise ValueError(f"weights should be one or more, biases as many or none, got {len(weights)} and {found}")
-    if use_kernels(backend, *inputs, *weights, matrix=True):
-        dtype = compute_dtype(*inputs)
-        # The first layer's kernel takes a few inputs of one width as they are.
-        alike = len(inputs) <= MOST_INPUTS and len({x.shape[-1] for x in inputs}) == 1
-        parts = [x.to(dtype) for x in (inputs if alike else [torch.cat(list(inputs), dim=-1)])]
-        hidden = len(weights) - 1
-        seeds = torch.randint(2**31, (hidden, 2), device=parts[0].device) if dropout > 0 and hidden else None
-        skip = residual is inputs[0] and alike
-        added = None if skip or residual is None else residual.to(dtype)
-        tensors = [*parts, *weights, *(biases or []), *([] if added is None else [added])]
-        keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        out: Tensor = _mlp(parts, list(weights), list(biases or []), added, skip, dropout, seeds, keep)[0]
-        return out
-    x = torch.cat(list(inputs), dim=-1) if len(inputs) > 1 else inputs[0]
+    if len(inputs) == 0:
+        raise ValueError("inputs should be one tensor or more, got none")
+    check_rank("inputs[0]", inputs[0], "(V, C)", 2)
+    (rows, width), device = inputs[0].shape, inputs[0].device
+    for i, x in enumerate(inputs[1:], 1):
+        check_matrix(f"inputs[{i}]", x, rows, "C", device)
+        width += x.shape[1]
     for i, weight in enumerate(weights):
-        if i > 0:
-            x = F.relu(x)
-            if dropout > 0:
-                x = F.dropout(x, dropout)
-        x = F.linear(x, weight, None if biases is None else biases[i])
-    return x if residual is None else residual + x
+        check_matrix(f"weights[{i}]", weight, "H", width, device)
+        width = weight.shape[0]
+        if biases is not None:
+            check_tensor(f"biases[{i}]", biases[i], (width,), device)
+    if residual is not None:
+        check_tensor("residual", residual, (rows, width), device)
 
 
-def _mlp_kernel(
+class _Call(NamedTuple):
+    """The arguments of the operator, see `_mlp_implementation`."""
+
+    inputs: Sequence[Tensor]
+    weights: Sequence[Tensor]
+    biases: Sequence[Tensor]
+    residual: Tensor | None
+    skip: bool
+    dropout: float
+    seeds: Tensor | None
+    keep: bool
+
+
+def _mlp_implementation(
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
@@ -72,30 +120,23 @@ def _mlp_kernel(
     seeds: Tensor | None,
     keep: bool,
 ) -> list[Tensor]:
-    """The output and, where they are to be kept, the hidden layers, in the inputs' dtype, which weights are rounded to.
+    """The output and, if `keep`, the hidden layers, in the inputs' dtype; weights are rounded to it.
 
-    skip: the residual is the first input; seeds: (n − 1, 2) where there is dropout
+    skip: the first input is the residual
+    seeds: (n − 1, 2) with dropout, else None
     """
     from diffnet.ops.mlp.kernels import forward
 
     return forward(inputs, weights, biases, inputs[0] if skip else residual, dropout, seeds, keep)
 
 
-def _mlp_fake(
-    inputs: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    residual: Tensor | None,
-    skip: bool,
-    dropout: float,
-    seeds: Tensor | None,
-    keep: bool,
-) -> list[Tensor]:
-    outs = [inputs[0].new_empty(inputs[0].shape[0], weight.shape[0]) for weight in weights]
-    return [outs[-1], *(outs[:-1] if keep else [])]
+def _mlp_fake(*arguments: Any) -> list[Tensor]:
+    call = _Call(*arguments)
+    outs = [call.inputs[0].new_empty(call.inputs[0].shape[0], weight.shape[0]) for weight in call.weights]
+    return [outs[-1], *(outs[:-1] if call.keep else [])]
 
 
-def _mlp_backward_kernel(
+def _mlp_backward_implementation(
     grad: Tensor,
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
@@ -104,7 +145,7 @@ def _mlp_backward_kernel(
     dropout: float,
     need_inputs: bool,
 ) -> list[Tensor]:
-    """The gradient of the inputs (n, V, C), empty where it isn't needed, then of weights, then of biases, float32."""
+    """The gradients of the inputs (n, V, C), empty if not needed, then of weights, then of biases in float32"""
     from diffnet.ops.mlp.kernels import backward
     from diffnet.ops.mlp.weight_gradient_kernels import weight_gradients
 
@@ -117,30 +158,25 @@ def _mlp_backward_kernel(
 
 
 def _mlp_backward_fake(
-    grad: Tensor,
-    inputs: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    hidden: Sequence[Tensor],
-    skip: bool,
-    dropout: float,
-    need_inputs: bool,
+    grad: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], *arguments: Any
 ) -> list[Tensor]:
+    *_, need_inputs = arguments
     rows, c = inputs[0].shape
     input_grads = grad.new_empty(len(inputs), rows if need_inputs else 0, c)
     weight_grads = [torch.empty_like(w, dtype=torch.float32, memory_format=torch.contiguous_format) for w in weights]
     return [input_grads, *weight_grads, *(w.new_empty(w.shape[0], dtype=torch.float32) for w in weights)]
 
 
-_mlp_gradients = opaque("diffnet::mlp_backward", _mlp_backward_kernel, _mlp_backward_fake)
+_mlp_gradients = opaque("diffnet::mlp_backward", _mlp_backward_implementation, _mlp_backward_fake)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
-    parts, weights, biases, residual, skip, dropout, *_ = inputs
-    ctx.save_for_backward(*parts, *weights, *output[1:])
-    ctx.counts = len(parts), len(weights)
-    ctx.need_inputs = any(x.requires_grad for x in parts)
-    ctx.bias_dtypes = [bias.dtype for bias in biases]
-    ctx.residual, ctx.skip, ctx.dropout = residual is not None, skip, dropout
+    call = _Call(*inputs)
+    ctx.save_for_backward(*call.inputs, *call.weights, *output[1:])
+    ctx.counts = len(call.inputs), len(call.weights)
+    ctx.need_inputs = any(x.requires_grad for x in call.inputs)
+    ctx.bias_dtypes = [bias.dtype for bias in call.biases]
+    ctx.residual, ctx.skip, ctx.dropout = call.residual is not None, call.skip, call.dropout
     ctx.set_materialize_grads(False)
 
 
@@ -149,7 +185,7 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     parts, layers = ctx.counts
     inputs, weights = ctx.saved_tensors[:parts], ctx.saved_tensors[parts : parts + layers]
     hidden = ctx.saved_tensors[parts + layers :]
-    assert grad is not None  # of all outputs, callers are given the first
+    assert grad is not None  # callers get the first output only
     input_grads, *sums = _mlp_gradients(
         grad.to(inputs[0].dtype), inputs, weights, hidden, ctx.skip, ctx.dropout, ctx.need_inputs
     )
@@ -159,4 +195,4 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     return by_input, weight_grads, bias_grads, grad if ctx.residual else None, None, None, None, None
 
 
-_mlp = differentiable("diffnet::mlp", _mlp_kernel, _mlp_fake, _setup, _backward, lists=True)
+_mlp = differentiable("diffnet::mlp", _mlp_implementation, _mlp_fake, _setup, _backward, tensor_lists=True)

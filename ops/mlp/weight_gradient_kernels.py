@@ -1,4 +1,4 @@
-"""Gradients of the weights and biases of linear layers: sums over all rows, of several layers at once."""
+"""Gradients of the weights and biases of linear layers: sums over all rows, for several layers at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from diffnet.ops.common.spans import choose_span, sum_spans
 
 
 def weight_tiling(grad: Tensor, h: int, c: int, precision: str) -> Tiling:
-    """k: of the layers' outputs"""
+    """Return the tiling. Its k is a tile of the layers' outputs."""
     if interpreted(grad):
         return Tiling(16, 16, 16, 4, 1, 1)
     if not roomy(grad):
@@ -24,18 +24,18 @@ def weight_tiling(grad: Tensor, h: int, c: int, precision: str) -> Tiling:
     if grad.dtype != torch.float32:
         return Tiling(64, tile(h, 128), tile(c, 128), 8, 4, 1)
     if precision == "bf16x3":
-        # A product of up to 64 rows is one of a single group of 4 warps; two groups take twice as long.
+        # One group of 4 warps multiplies up to 64 rows. Two groups would take twice as long for them.
         warps, programs = (4, 2) if h <= 64 else (8, 1)
         return Tiling(32, tile(h, 128), tile(c, 128), warps, 4, programs)
     return Tiling(16, tile(h, 64), tile(c, 64), 8, 2, 4)
 
 
 @triton.jit
-def _weight_kernel(
+def mlp_backward_weights_kernel(
     grads, inputs, partial, rows_size, span, spans, h_size: tl.constexpr, c_size: tl.constexpr, size: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dyᵀ x and Σ dy over one span of rows, of the pair (dy, x) that the program is for."""
+    """Sum dyᵀ x and dy over one span of rows, for this program's pair (dy, x)."""
     columns = tl.cdiv(c_size, BLOCK_C)
     tiles = tl.cdiv(h_size, BLOCK_K) * columns
     index = tl.program_id(0)
@@ -48,7 +48,9 @@ def _weight_kernel(
     first = index * span
     last = tl.minimum(first + span, rows_size)
     total = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
-    column_sum = tl.zeros((BLOCK_V, BLOCK_K), tl.float32)  # summed once all are there: that takes the warps together
+    column_sum = tl.zeros(
+        (BLOCK_V, BLOCK_K), tl.float32
+    )  # reduced after the loop: reductions synchronize
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
@@ -69,7 +71,7 @@ def _weight_kernel(
 def weight_gradients(
     pairs: Sequence[tuple[Tensor, Tensor]], tiling: Tiling | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """dyᵀ x (H, C) and Σ dy (H,), float32, for each pair dy (V, H), x (V, C). Pairs of one shape are one kernel."""
+    """dyᵀ x (H, C) and Σ dy (H,) in float32 for each pair dy (V, H), x (V, C); pairs of one shape share a kernel"""
     found: list[tuple[Tensor, Tensor]] = [pairs[0]] * len(pairs)
     shapes = [(grad.shape[1], x.shape[1]) for grad, x in pairs]
     for shape in dict.fromkeys(shapes):
@@ -94,7 +96,7 @@ def _of_one_shape(pairs: Sequence[tuple[Tensor, Tensor]], h: int, c: int, tiling
     partial = torch.empty(len(pairs), spans, size, dtype=torch.float32, device=grads[0].device)
     if partial.numel():
         with device_of(partial):
-            _weight_kernel[(spans, len(pairs) * tiles)](
+            mlp_backward_weights_kernel[(spans, len(pairs) * tiles)](
                 grads, inputs, partial, rows, span, spans, h, c, size,
                 PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip

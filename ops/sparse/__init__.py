@@ -1,4 +1,4 @@
-"""Sparse matrices whose structure and values live apart, and their products with dense ones."""
+"""Sparse matrices with separate structure and values: patterns, products and softmax."""
 
 from diffnet.ops.sparse.ell import EllPattern, HybridPattern
 from diffnet.ops.sparse.matrix import SparseMatrix, block_diagonal, split_diagonal

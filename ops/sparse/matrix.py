@@ -11,20 +11,27 @@ from torch import Tensor
 
 from diffnet.ops.sparse.op import spmm
 from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern, split_diagonal_pattern
+from diffnet.ops.sparse.reference import csr_tensor
 
 
 @dataclass(frozen=True, eq=False)
 class SparseMatrix:
-    """A pattern with one or several sets of values on it.
+    """A pattern with values (…, nnz). Several sets of values are several matrices of one structure.
 
-    values: (…, nnz), so that several matrices share one structure
+    >>> import torch
+    >>> matrix = SparseMatrix.from_torch(torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]).to_sparse_csr())
+    >>> matrix @ torch.ones(3, 1)
+    tensor([[3.],
+            [3.]])
+    >>> matrix.mT.values
+    tensor([1., 3., 2.])
     """
 
     pattern: Pattern
     values: Tensor
 
     def __post_init__(self) -> None:
-        if not isinstance(self.values, Tensor):  # see `Pattern`
+        if not isinstance(self.values, Tensor):  # a stand-in of torch.compile, see `Pattern`
             return
         if self.values.ndim == 0 or self.values.shape[-1] != self.pattern.nnz:
             raise ValueError(f"values should have shape (…, {self.pattern.nnz}), shape is {tuple(self.values.shape)}")
@@ -36,10 +43,11 @@ class SparseMatrix:
         return SparseMatrix(pattern, self.values[..., order])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> SparseMatrix:
+        """Move the pattern and the values to a device, and convert the values to a dtype."""
         return SparseMatrix(self.pattern.to(device), self.values.to(device=device, dtype=dtype))
 
     def with_row_order(self, order: Tensor | None) -> SparseMatrix:
-        """The same matrix with its rows stored in another order, or in their own; see `Pattern.with_row_order`."""
+        """Return the same matrix with its rows stored in another order; None for their own. See `Pattern`."""
         if order is None and self.pattern.row_order is None:
             return self
         pattern, entries = self.pattern.with_row_order(order)
@@ -50,25 +58,23 @@ class SparseMatrix:
 
     @classmethod
     def from_torch(cls, matrix: Tensor, *, check: bool = True) -> SparseMatrix:
-        """Of a torch.sparse_csr tensor (rows, columns), sharing its memory. See `Pattern` for check."""
+        """Convert a torch.sparse_csr tensor (rows, columns), sharing its memory. See `Pattern` for `check`."""
         if matrix.layout != torch.sparse_csr or matrix.ndim != 2:
             raise ValueError(f"a 2-D torch.sparse_csr tensor expected, got {matrix.ndim}-D of {matrix.layout}")
         pattern = Pattern(matrix.crow_indices(), matrix.col_indices(), matrix.shape[1], check=check)
         return cls(pattern, matrix.values())
 
     def to_torch(self) -> Tensor:
-        """A torch.sparse_csr tensor, sharing this one's memory where rows are stored in their own order; for one set
-        of values only."""
+        """Convert one set of values to a torch.sparse_csr tensor. It shares memory if rows have their own order."""
         self._expect_one_set()
         matrix = self.with_row_order(None)
-        arrays = (matrix.pattern.indptr, matrix.pattern.indices, matrix.values)
-        return torch.sparse_csr_tensor(*arrays, matrix.pattern.shape, check_invariants=False)
+        return csr_tensor(matrix.pattern.indptr, matrix.pattern.indices, matrix.values, matrix.pattern.shape)
 
     @classmethod
     def from_scipy(cls, matrix: Any, *, check: bool = True) -> SparseMatrix:
-        """Of a SciPy sparse matrix or array of any format, sharing the memory of a CSR one.
+        """Convert a SciPy sparse matrix or array of any format. The memory of a CSR one is shared.
 
-        Raises ValueError, see `Pattern`, where its sort_indices() or sum_duplicates() should be called first.
+        Raises ValueError, see `Pattern`, if its sort_indices() or sum_duplicates() has to be called first.
         """
         csr = matrix.tocsr()
         arrays = (torch.from_numpy(a) for a in (csr.indptr, csr.indices, csr.data))
@@ -76,7 +82,7 @@ class SparseMatrix:
         return cls(Pattern(indptr, indices, csr.shape[1], check=check), values)
 
     def to_scipy(self) -> Any:
-        """A scipy.sparse.csr_array; for one set of values only."""
+        """Convert one set of values to a scipy.sparse.csr_array."""
         from scipy.sparse import csr_array
 
         self._expect_one_set()
@@ -90,7 +96,7 @@ class SparseMatrix:
 
 
 def block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:
-    """One matrix with the given ones along its diagonal; all hold the same number of sets of values."""
+    """Put matrices along the diagonal of one matrix. All have the same number of sets of values."""
     if len(matrices) == 1:
         return matrices[0]
     pattern = block_diagonal_pattern([m.pattern for m in matrices])
@@ -98,6 +104,6 @@ def block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:
 
 
 def split_diagonal(matrix: SparseMatrix, lengths: Sequence[int]) -> list[SparseMatrix]:
-    """The inverse of `block_diagonal` for square blocks with the given numbers of rows."""
+    """Split a matrix into square diagonal blocks with these numbers of rows, the inverse of `block_diagonal`."""
     parts = split_diagonal_pattern(matrix.pattern, lengths)
     return [SparseMatrix(pattern, matrix.values[..., entries]) for pattern, entries in parts]

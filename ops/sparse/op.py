@@ -1,4 +1,4 @@
-"""`spmm` and `sddmm`: each is the other's derivative, so both can be differentiated any number of times."""
+"""`spmm` and `sddmm`. Each is the derivative of the other, so both can be differentiated any number of times."""
 
 from __future__ import annotations
 
@@ -12,99 +12,170 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable
 from diffnet.ops.sparse import reference
-from diffnet.ops.sparse.pattern import CsrArrays, Pattern, balanced_arrays
+from diffnet.ops.sparse.checks import check_operand
+from diffnet.ops.sparse.csr import CsrArrays
+from diffnet.ops.sparse.pattern import Pattern, balanced_arrays
 
 
 def spmm(pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False, backend: Backend = "auto") -> Tensor:
-    """Sparse times dense, for every set of values on the pattern, in one pass over its indices.
+    """Multiply sparse matrices by dense ones. All sets of values on the pattern share one pass over its indices.
 
-    values (…, nnz) and x (columns, C) for all sets, or (…, columns, C) with one for each → (…, rows, C)
-    transpose: multiply by the transposed matrices: x (…, rows, C) → (…, columns, C)
+    The product of floating-point operands has the dtype of the values, as sparse products have under autocast. Low
+    precision is added up in float32. If one operand is integer or bool, both are promoted as PyTorch does. If both are,
+    the product is computed in int64 and returned in the promoted dtype.
 
-    The result has the dtype of the values (as sparse products have under autocast); low precision is added up in
-    float32. Differentiable in values and x. Deterministic, on a GPU too.
+    Differentiable in values and x. Deterministic, also on a GPU.
 
-    Raises ValueError where the shapes don't fit.
+    Args:
+        pattern: (rows, columns)
+        values: (…, nnz)
+        x: (columns, C) for all sets, or (…, columns, C) with one factor for each set. Batches broadcast.
+        transpose: whether to multiply by the transposed matrices instead. x is (…, rows, C) then.
+        backend: see `use_kernels`
+
+    Returns:
+        (…, rows, C), or (…, columns, C) if transposed
+
+    Raises:
+        TypeError: for complex operands.
+        ValueError: if shapes or devices don't match.
+
+    >>> import torch
+    >>> pattern = Pattern(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), 3)
+    >>> spmm(pattern, torch.tensor([1.0, 2.0, 3.0]), torch.eye(3))
+    tensor([[1., 0., 2.],
+            [0., 3., 0.]])
     """
     rows, columns = reversed(pattern.shape) if transpose else pattern.shape
-    if values.ndim == 0 or values.shape[-1] != pattern.nnz:
-        raise ValueError(f"values should have shape (…, {pattern.nnz}), shape is {tuple(values.shape)}")
-    if x.ndim < 2 or x.shape[-2] != columns:
-        raise ValueError(f"the dense factor should have shape (…, {columns}, C), shape is {tuple(x.shape)}")
+    device = pattern.indices.device
+    check_operand("values", values, (pattern.nnz,), device)
+    check_operand("the dense factor", x, (columns, "C"), device)
+    dtype = values.dtype
+    if not (dtype.is_floating_point and x.is_floating_point()):
+        dtype = torch.promote_types(dtype, x.dtype)
+        if not dtype.is_floating_point:
+            use_kernels(backend)  # refuses an unknown backend
+            return reference.integer_spmm(pattern.row_indices, pattern.indices, rows, values, x, transpose).to(dtype)
     batch = torch.broadcast_shapes(values.shape[:-1], x.shape[:-2])  # type: ignore[no-untyped-call]
-    flat = values.expand(*batch, pattern.nnz).reshape(math.prod(batch), pattern.nnz)
-    dense = _flat_sets(x.to(values.dtype), batch)
+    flat = values.to(dtype).expand(*batch, pattern.nnz).reshape(math.prod(batch), pattern.nnz)
+    dense = _flat_sets(x.to(dtype), batch)
     triton = use_kernels(backend, flat, dense)
-    out: Tensor = _spmm(_structure(pattern, triton), flat, dense, transpose, False, triton)
+    out: Tensor = spmm_operator(product_arrays(pattern, triton), flat, dense, transpose, False, triton)
     return out.reshape(*batch, rows, x.shape[-1])
 
 
 def sddmm(pattern: Pattern, a: Tensor, b: Tensor, *, backend: Backend = "auto") -> Tensor:
-    """Dense times dense, A Bᵀ, computed at the entries of the pattern only, in one pass over its indices.
+    """Multiply dense matrices, A Bᵀ, at the entries of the pattern only, in one pass over its indices.
 
-    a (…, rows, C) and b (…, columns, C), batches as in broadcasting, in one dtype → (…, nnz)
+    Low precision is added up in float32. If one factor is integer or bool, both are promoted as PyTorch does. If both
+    are, the product is computed in int64 and returned in the promoted dtype.
 
-    Low precision is added up in float32. Differentiable in a and b. Raises ValueError where the shapes don't fit.
+    Differentiable in a and b. Deterministic, also on a GPU.
+
+    Args:
+        pattern: (rows, columns)
+        a: (…, rows, C)
+        b: (…, columns, C). Batches broadcast.
+        backend: see `use_kernels`
+
+    Returns:
+        (…, nnz)
+
+    Raises:
+        TypeError: for complex factors.
+        ValueError: if shapes or devices don't match, or if the factors have two floating-point dtypes.
+
+    >>> import torch
+    >>> pattern = Pattern(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), 3)
+    >>> sddmm(pattern, torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [4.0], [5.0]]))
+    tensor([3., 5., 8.])
     """
     rows, columns = pattern.shape
-    if a.ndim < 2 or b.ndim < 2 or (a.shape[-2], b.shape[-2]) != (rows, columns) or a.shape[-1] != b.shape[-1]:
-        raise ValueError(
-            f"the dense factors should have shapes (…, {rows}, C) and (…, {columns}, C), "
-            f"shapes are {tuple(a.shape)} and {tuple(b.shape)}"
-        )
-    if a.dtype != b.dtype:
-        raise ValueError(f"the dense factors should have one dtype, got {a.dtype} and {b.dtype}")
+    device = pattern.indices.device
+    check_operand("the dense factor a", a, (rows, "C"), device)
+    check_operand("the dense factor b", b, (columns, a.shape[-1]), device)
+    if a.dtype != b.dtype or not a.is_floating_point():
+        if a.is_floating_point() and b.is_floating_point():
+            raise ValueError(f"the dense factors should have one dtype, got {a.dtype} and {b.dtype}")
+        dtype = torch.promote_types(a.dtype, b.dtype)
+        if not dtype.is_floating_point:
+            use_kernels(backend)  # refuses an unknown backend
+            return reference.integer_sddmm(pattern.row_indices, pattern.indices, a, b).to(dtype)
+        a, b = a.to(dtype), b.to(dtype)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
     flat = [_flat_sets(t, batch) for t in (a, b)]
     triton = use_kernels(backend, *flat)
-    out: Tensor = _sddmm(_structure(pattern, triton), *flat, triton)
+    out: Tensor = sddmm_operator(product_arrays(pattern, triton), *flat, triton)
     return out.reshape(*batch, pattern.nnz)
 
 
 def row_sum(pattern: Pattern, values: Tensor, *, backend: Backend = "auto") -> Tensor:
-    """The sum of each row: values (…, nnz) → (…, rows). Differentiable."""
-    ones = torch.ones(pattern.columns, 1, dtype=values.dtype, device=values.device)
+    """Sum the entries of each row: values (…, nnz) → (…, rows). Differentiable.
+
+    Integers and bools are added up in int64, as `torch.sum` does.
+
+    >>> import torch
+    >>> pattern = Pattern(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), 3)
+    >>> row_sum(pattern, torch.tensor([1.0, 2.0, 3.0]))
+    tensor([3., 3.])
+    """
+    check_operand("values", values, (pattern.nnz,), pattern.indices.device)
+    dtype = values.dtype if values.is_floating_point() else torch.int64
+    ones = torch.ones(pattern.columns, 1, dtype=dtype, device=values.device)
     return spmm(pattern, values, ones, backend=backend)[..., 0]
 
 
 def diagonal(pattern: Pattern, values: Tensor) -> Tensor:
-    """The diagonal, 0 where there is no entry: values (…, nnz) → (…, min(rows, columns)). Differentiable."""
+    """Return the diagonal, 0 where there is no entry: values (…, nnz) → (…, min(rows, columns)). Differentiable.
+
+    >>> import torch
+    >>> pattern = Pattern(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), 3)
+    >>> diagonal(pattern, torch.tensor([1.0, 2.0, 3.0]))
+    tensor([1., 3.])
+    """
+    check_operand("values", values, (pattern.nnz,), pattern.indices.device)
     rows = pattern.row_indices
-    on_diagonal = torch.where(rows == pattern.indices, values, 0)
-    # Each row has one such entry at most, so that atomics add in no particular order nothing but zeros.
+    on_diagonal = values.masked_fill(rows != pattern.indices, 0)
+    # Each row has at most one diagonal entry. The order of the atomic additions doesn't matter: all others are zeros.
     sums = values.new_zeros(*values.shape[:-1], pattern.shape[0]).index_add(-1, rows, on_diagonal)
     return sums[..., : pattern.columns]
 
 
 def _flat_sets(x: Tensor, batch: torch.Size) -> Tensor:
-    """A dense factor (…, N, C) as (S, N, C) for the S sets of a batch, or (1, N, C) where it is the same for all."""
+    """Return a dense factor (…, N, C) as (S, N, C) for the S sets of a batch, or as (1, N, C) if all sets share it."""
     if math.prod(x.shape[:-2]) == 1:
         return x.reshape(1, *x.shape[-2:])
     return x.expand(*batch, *x.shape[-2:]).reshape(math.prod(batch), *x.shape[-2:])
 
 
-def _structure(pattern: Pattern, triton: bool) -> list[Tensor]:
-    """What the operators below take of a pattern: its arrays, those of its transpose, and where entries are in it."""
+def product_arrays(pattern: Pattern, triton: bool) -> list[Tensor]:
+    """Return the arrays that the operators below take.
+
+    They are the arrays of the pattern, the arrays of its transpose, and the position in the pattern of each entry of
+    the transpose.
+    """
     transposed, order = pattern.transpose
     return [*balanced_arrays(pattern, triton), *balanced_arrays(transposed, triton), order]
 
 
 def _pattern_and_transpose(structure: Sequence[Tensor]) -> tuple[CsrArrays, CsrArrays, Tensor]:
+    """Undo `product_arrays`."""
     return CsrArrays(*structure[:5]), CsrArrays(*structure[5:10]), structure[10]
 
 
-def _spmm_kernel(
+def _spmm(
     structure: Sequence[Tensor], values: Tensor, x: Tensor, transpose: bool, reduce: bool, triton: bool
 ) -> Tensor:
-    """Aₛ xₛ or Aₛᵀ xₛ for values (S, nnz) and x (S or 1, …, C) → (S, …, C), summed over the sets (1, …, C)."""
+    """Multiply Aₛ xₛ or Aₛᵀ xₛ: values (S, nnz), x (S or 1, …, C) → (S, …, C), or summed over the sets (1, …, C)."""
     own, transposed, order = _pattern_and_transpose(structure)
+    csr = transposed if transpose else own
+    if len(values) == 0:
+        return x.new_zeros(1 if reduce else 0, len(csr.indptr) - 1, x.shape[2])
     if triton:
-        from diffnet.ops.sparse import kernels
+        from diffnet.ops.sparse import spmm_kernels
 
-        return kernels.spmm(transposed, values, x, reduce, order) if transpose else kernels.spmm(own, values, x, reduce)
-    if transpose:
-        return reference.spmm(transposed, values[:, order], x, reduce)
-    return reference.spmm(own, values, x, reduce)
+        return spmm_kernels.spmm(csr, values, x, reduce, order if transpose else None)
+    return reference.spmm(csr, values[:, order] if transpose else values, x, reduce)
 
 
 def _spmm_fake(
@@ -115,18 +186,20 @@ def _spmm_fake(
     return x.new_empty(1 if reduce else len(values), rows, x.shape[2])
 
 
-def _sddmm_kernel(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
-    """Aₛ Bₛᵀ at the entries, for a (S or 1, rows, C) and b (S or 1, columns, C) → (S, nnz)."""
+def _sddmm(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
+    """Multiply Aₛ Bₛᵀ at the entries: a (S or 1, rows, C), b (S or 1, columns, C) → (S, nnz)."""
     own = _pattern_and_transpose(structure)[0]
+    if len(a) == 0 or len(b) == 0:
+        return a.new_empty(0, len(own.indices))
     if triton:
-        from diffnet.ops.sparse import kernels
+        from diffnet.ops.sparse import sddmm_kernels
 
-        return kernels.sddmm(own, a, b)
+        return sddmm_kernels.sddmm(own, a, b)
     return reference.sddmm(own, a, b)
 
 
 def _sddmm_fake(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
-    return a.new_empty(max(len(a), len(b)), len(structure[1]))
+    return a.new_empty(len(b) if len(a) == 1 else len(a), len(structure[1]))
 
 
 def _save_spmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -137,14 +210,14 @@ def _save_spmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, values, x = ctx.saved_tensors
     need_values, need_x = ctx.needs_input_grad[1:3]
-    grad = grad.to(values.dtype)  # autocast may hand back a narrower one
+    grad = grad.to(values.dtype)  # under autocast it may be narrower
     grad_values = grad_x = None
     if need_values:
         a, b = (x, grad) if ctx.transpose else (grad, x)
-        grad_values = _sddmm(structure, a, b, ctx.triton)
+        grad_values = sddmm_operator(structure, a, b, ctx.triton)
     if need_x:
-        # What all sets read, all sets give a gradient to.
-        grad_x = _spmm(structure, values, grad, not ctx.transpose, len(x) < len(values), ctx.triton)
+        # If all sets share x, its gradient is the sum over the sets.
+        grad_x = spmm_operator(structure, values, grad, not ctx.transpose, len(x) != len(values), ctx.triton)
     return [None] * len(structure), grad_values, grad_x, None, None, None
 
 
@@ -157,11 +230,11 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, a, b = ctx.saved_tensors
     need_a, need_b = ctx.needs_input_grad[1:3]
     grad = grad.to(a.dtype)
-    grad_a = _spmm(structure, grad, b, False, len(a) < len(grad), ctx.triton) if need_a else None
-    grad_b = _spmm(structure, grad, a, True, len(b) < len(grad), ctx.triton) if need_b else None
+    grad_a = spmm_operator(structure, grad, b, False, len(a) != len(grad), ctx.triton) if need_a else None
+    grad_b = spmm_operator(structure, grad, a, True, len(b) != len(grad), ctx.triton) if need_b else None
     return [None] * len(structure), grad_a, grad_b, None
 
 
-# Custom operators keep torch.compile from tracing into sparse tensors and kernels.
-_spmm = differentiable("diffnet::spmm", _spmm_kernel, _spmm_fake, _save_spmm, _spmm_backward)
-_sddmm = differentiable("diffnet::sddmm", _sddmm_kernel, _sddmm_fake, _save_sddmm, _sddmm_backward)
+# As custom operators, they keep torch.compile from tracing into sparse tensors and kernels.
+spmm_operator = differentiable("diffnet::spmm", _spmm, _spmm_fake, _save_spmm, _spmm_backward)
+sddmm_operator = differentiable("diffnet::sddmm", _sddmm, _sddmm_fake, _save_sddmm, _sddmm_backward)

@@ -1,28 +1,26 @@
-"""The products on CSR patterns in plain PyTorch: what runs on the CPU, and what the kernels are compared with.
+"""Products and softmax on CSR patterns in plain PyTorch: the CPU path, and the reference for the kernels.
 
 S sets of values share a pattern of `rows` × `columns` with `nnz` entries. Low precision is added up in float32.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
 import warnings
 
 import torch
 from torch import Tensor
 
-from diffnet.ops.sparse.pattern import CsrArrays, row_of_each
-
-# Said once a process at the first sparse tensor: nothing here depends on the parts that may change, and patterns are
-# checked where they are made.
-for _message in ("Sparse CSR tensor support is in beta state", "Sparse invariant checks are implicitly disabled"):
-    warnings.filterwarnings("ignore", message=_message)
+from diffnet.ops.sparse.csr import CsrArrays, row_of_each
 
 
 def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Tensor:
-    """Aₛ xₛ for values (S, nnz) and x (S, columns, C), or (1, columns, C) for all; → (S, rows, C).
+    """Multiply Aₛ xₛ: values (S, nnz), x (S, columns, C), or (1, columns, C) for all sets → (S, rows, C).
 
-    With reduce the sum over the sets, (1, rows, C). All sets are one product with a taller matrix, or one with the
-    matrices along the diagonal.
+    With `reduce`, return the sum over the sets, (1, rows, C).
+
+    All sets are computed by one product: with a taller matrix if they share x, with a block-diagonal matrix otherwise.
     """
     indptr, indices, *_ = csr
     sets, (rows, columns) = len(values), (len(indptr) - 1, x.shape[1])
@@ -30,15 +28,15 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Ten
     shape = sets * rows, columns * (sets if apart else 1)
     shifts = torch.arange(sets, device=x.device, dtype=indices.dtype)[:, None]
     all_indices = (indices + shifts * columns if apart else indices.expand(sets, -1)).reshape(-1)
-    # cuSPARSE reads values one after the other, whatever their stride is, which for gradients of sums is 0.
+    # cuSPARSE ignores the stride of values. The gradient of a sum has stride 0.
     flat, dense = values.to(wide).reshape(-1).contiguous(), x.to(wide).flatten(0, 1)
     if x.is_cuda:
         starts = (indptr[:-1] + shifts * len(indices)).reshape(-1)
         ends = torch.cat([starts, starts.new_tensor([sets * len(indices)])]) if sets > 1 else indptr
-        matrix = torch.sparse_csr_tensor(ends, all_indices, flat, shape, check_invariants=False)
+        matrix = csr_tensor(ends, all_indices, flat, shape)
     else:
-        # On the CPU the COO product adds up each row in order, as the original implementation does, so networks can
-        # be compared with it to the last bit: float32 gradients of a deep ReLU network move by 1e-3 with the order.
+        # On the CPU, the COO product adds up each row in order, as the original implementation does. Networks can then
+        # be compared with it to the last bit: float32 gradients of a deep ReLU network change by 1e-3 with the order.
         all_rows = (row_of_each(indptr, indices) + shifts * rows).reshape(-1)
         entries = torch.stack([all_rows, all_indices]).long()
         matrix = torch.sparse_coo_tensor(entries, flat, shape, check_invariants=False, is_coalesced=True)
@@ -47,14 +45,26 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Ten
     return (out.sum(0, keepdim=True) if reduce else out).to(x.dtype)
 
 
+def integer_spmm(rows: Tensor, columns: Tensor, size: int, values: Tensor, x: Tensor, transpose: bool) -> Tensor:
+    """Multiply integers or bools exactly, in int64: values (…, nnz), x (…, N, C) → (…, size, C).
+
+    rows, columns: (nnz,) of each entry. With `transpose` they change places.
+    """
+    if transpose:
+        rows, columns = columns, rows
+    products = values.long()[..., None] * x.long()[..., columns.long(), :]
+    out = products.new_zeros(*products.shape[:-2], size, products.shape[-1])
+    return out.index_add(-2, rows.long(), products)
+
+
 def in_row_order(csr: CsrArrays, stored: Tensor) -> Tensor:
-    """(S, rows, C) with its rows, which are in the order in which the pattern's are stored, in their own."""
+    """Return rows (S, rows, C) in their own order, given in the order in which the pattern stores them."""
     order = csr.row_order
     return stored if len(order) == 0 else torch.empty_like(stored).index_copy(1, order.long(), stored)
 
 
 def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
-    """(Aₛ Bₛᵀ) at the entries: a (S, rows, C) and b (S, columns, C), either (1, …) for all → (S, nnz)."""
+    """Multiply Aₛ Bₛᵀ at the entries: a (S, rows, C), b (S, columns, C), each (1, …) for all sets → (S, nnz)."""
     wide, rows = _wide(a.dtype), row_of_each(csr.indptr, csr.indices)
     if len(csr.row_order) > 0:
         rows = csr.row_order[rows]
@@ -62,26 +72,49 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     return products.sum(-1).to(a.dtype)
 
 
+def integer_sddmm(rows: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Multiply integers or bools exactly, in int64: a (…, rows, C), b (…, columns, C) → (…, nnz)."""
+    return (a.long()[..., rows.long(), :] * b.long()[..., columns.long(), :]).sum(-1)
+
+
 def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """exp(scale · scores) over its sum in each row; scores (S, nnz), mask (1 or S, nnz) bool → (S, nnz)."""
+    """Divide exp(scale · scores) by its sum over each row: scores (S, nnz), mask (1 or S, nnz) bool → (S, nnz)."""
     rows, count = row_of_each(csr.indptr, csr.indices).long(), len(csr.indptr) - 1
     wide = scores.to(_wide(scores.dtype)) * scale
     if mask is not None:
         wide = wide.masked_fill(~mask, -torch.inf)
     top = wide.new_full((len(scores), count), -torch.inf)
     top = top.scatter_reduce(1, rows.expand_as(wide), wide, "amax")
-    top = top.masked_fill(top == -torch.inf, 0)  # rows with nothing in them
+    top = top.masked_fill(top == -torch.inf, 0)  # in rows without a visible entry
     weights = torch.exp(wide - top[:, rows])
     total = torch.zeros_like(top).index_add(1, rows, weights)
     return (weights / torch.where(total > 0, total, 1)[:, rows]).to(scores.dtype)
 
 
 def softmax_backward(csr: CsrArrays, out: Tensor, grad: Tensor, scale: float) -> Tensor:
-    """scale · p ∘ (g − Σ p ∘ g), sums over each row; p, g (S, nnz) → (S, nnz)"""
+    """Return scale · p ∘ (g − Σ p ∘ g) with sums over each row: p, g (S, nnz) → (S, nnz)."""
     rows, count = row_of_each(csr.indptr, csr.indices).long(), len(csr.indptr) - 1
     p, g = out.to(_wide(out.dtype)), grad.to(_wide(out.dtype))
     total = p.new_zeros(len(p), count).index_add(1, rows, p * g)
     return (scale * p * (g - total[:, rows])).to(out.dtype)
+
+
+def csr_tensor(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Make a torch.sparse_csr tensor without PyTorch's warning about its beta state. Checks nothing."""
+    _use_up_warning()
+    return torch.sparse_csr_tensor(indptr, indices, values.contiguous(), shape, check_invariants=False)
+
+
+@functools.cache
+def _use_up_warning() -> None:
+    """Make a first CSR tensor with warnings ignored. PyTorch gives this warning only once per process."""
+    with _LOCK, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        zero = torch.zeros(1, dtype=torch.int64)
+        torch.sparse_csr_tensor(zero, zero[:0], torch.zeros(0), (0, 0), check_invariants=False)
+
+
+_LOCK = threading.Lock()  # catch_warnings isn't safe in several threads at once
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

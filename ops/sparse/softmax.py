@@ -12,7 +12,9 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.sparse import reference
-from diffnet.ops.sparse.pattern import CsrArrays, Pattern, csr_arrays
+from diffnet.ops.sparse.checks import check_operand
+from diffnet.ops.sparse.csr import CsrArrays
+from diffnet.ops.sparse.pattern import Pattern, csr_arrays
 
 
 def sparse_softmax(
@@ -23,61 +25,79 @@ def sparse_softmax(
     mask: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Softmax of scale · scores over the entries of each row, as attention needs it.
+    """Compute the softmax of scale · scores over the entries of each row, as attention does.
 
-    scores (…, nnz); mask (…, nnz) bool, or one that broadcasts to it: entries where it is False take no part and get 0
-    → (…, nnz). A row in which nothing takes part is 0. Low precision is computed in float32. Differentiable in scores.
+    Low precision is computed in float32. Differentiable in scores.
 
-    Raises ValueError where the shapes don't fit.
+    Args:
+        pattern: (rows, columns)
+        scores: (…, nnz) floating point
+        scale: multiplies the scores
+        mask: bool, of the shape of the scores or broadcastable to it. Entries with False are left out and get 0.
+        backend: see `use_kernels`
+
+    Returns:
+        The shape and dtype of the scores. A row without a visible entry is 0.
+
+    Raises:
+        TypeError: if the scores are not floating point.
+        ValueError: if shapes or devices don't match, or if the mask isn't bool.
+
+    >>> import torch
+    >>> pattern = Pattern(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), 3)
+    >>> sparse_softmax(pattern, torch.tensor([1.0, 1.0, 5.0]))
+    tensor([0.5000, 0.5000, 1.0000])
     """
-    if scores.ndim == 0 or scores.shape[-1] != pattern.nnz:
-        raise ValueError(f"scores should have shape (…, {pattern.nnz}), shape is {tuple(scores.shape)}")
+    device = pattern.indices.device
+    check_operand("scores", scores, (pattern.nnz,), device, floating=True)
     if mask is not None:
-        if mask.dtype != torch.bool:
-            raise ValueError(f"mask should be of dtype bool, got {mask.dtype}")
-        shape = (1, pattern.nnz) if math.prod(mask.shape[:-1]) == 1 else scores.shape
-        mask = mask.expand(shape).reshape(math.prod(shape[:-1]), pattern.nnz)
+        mask = _flat_mask(mask, scores)
     flat = scores.reshape(math.prod(scores.shape[:-1]), pattern.nnz)
     triton = use_kernels(backend, flat)
-    out: Tensor = _softmax(list(csr_arrays(pattern, triton)), flat, mask, scale, triton)
+    out: Tensor = _softmax_operator(list(csr_arrays(pattern, triton)), flat, mask, scale, triton)
     return out.reshape(scores.shape)
 
 
-def _softmax_kernel(
-    structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, scale: float, triton: bool
-) -> Tensor:
+def _flat_mask(mask: Tensor, scores: Tensor) -> Tensor:
+    """Return a mask for scores (…, nnz) as (S, nnz), or as (1, nnz) if all sets share it."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"mask should be a tensor of dtype bool, got {found}")
+    if mask.device != scores.device:
+        raise ValueError(f"mask should be on {scores.device}, where the scores are; it is on {mask.device}")
+    shared = math.prod(mask.shape[:-1]) == 1
+    shape = scores.shape[-1:] if shared else scores.shape
+    given = mask.shape[-1:] if shared else mask.shape
+    if (
+        mask.ndim == 0
+        or len(given) > len(shape)
+        or any(n not in (1, m) for n, m in zip(reversed(given), reversed(shape), strict=False))
+    ):
+        raise ValueError(f"mask should broadcast to {tuple(scores.shape)}, shape is {tuple(mask.shape)}")
+    return mask.reshape(given).expand(shape).reshape(math.prod(shape[:-1]), scores.shape[-1])
+
+
+def _softmax(structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, scale: float, triton: bool) -> Tensor:
     csr = CsrArrays(*structure)
     if triton:
-        from diffnet.ops.sparse import kernels
+        from diffnet.ops.sparse import softmax_kernels
 
-        return kernels.softmax(csr, scores, mask, scale)
+        return softmax_kernels.softmax(csr, scores, mask, scale)
     return reference.softmax(csr, scores, mask, scale)
 
 
-def _softmax_fake(
-    structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, scale: float, triton: bool
-) -> Tensor:
-    return scores.new_empty(scores.shape)
-
-
-def _softmax_backward_kernel(
-    structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: float, triton: bool
-) -> Tensor:
+def _softmax_backward(structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
     csr = CsrArrays(*structure)
     if triton:
-        from diffnet.ops.sparse import kernels
+        from diffnet.ops.sparse import softmax_kernels
 
-        return kernels.softmax_backward(csr, out, grad, scale)
+        return softmax_kernels.softmax_backward(csr, out, grad, scale)
     return reference.softmax_backward(csr, out, grad, scale)
 
 
-def _softmax_backward_fake(
-    structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: float, triton: bool
-) -> Tensor:
-    return out.new_empty(out.shape)
-
-
-_softmax_backward = opaque("diffnet::sparse_softmax_backward", _softmax_backward_kernel, _softmax_backward_fake)
+def _fake(structure: Sequence[Tensor], scores: Tensor, *_: Any) -> Tensor:
+    """Return an empty result, of the forward or of the backward pass."""
+    return scores.new_empty(scores.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -87,8 +107,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, out = ctx.saved_tensors
-    grad_scores = _softmax_backward(structure, out, grad.to(out.dtype), ctx.scale, ctx.triton)
+    grad_scores = _backward_operator(structure, out, grad.to(out.dtype), ctx.scale, ctx.triton)
     return [None] * len(structure), grad_scores, None, None, None
 
 
-_softmax = differentiable("diffnet::sparse_softmax", _softmax_kernel, _softmax_fake, _save, _backward)
+_backward_operator = opaque("diffnet::sparse_softmax_backward", _softmax_backward, _fake)
+_softmax_operator = differentiable("diffnet::sparse_softmax", _softmax, _fake, _save, _backward)

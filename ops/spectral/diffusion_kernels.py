@@ -1,4 +1,7 @@
-"""Heat diffusion of coefficients: D = exp(−λ tᵀ) ∘ S in one kernel, and its gradients in another."""
+"""Heat diffusion of coefficients: D = exp(−λ tᵀ) ∘ S in one kernel, and its gradients in another.
+
+The rows of the kernels are the rows of all meshes' spectra, (B·K, C).
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,10 @@ from diffnet.ops.common.launch import cdiv, device_of, interpreted
 
 
 @triton.jit
-def _diffuse_kernel(
-    spectrum, evals, time, grad, out, time_partial, rows_size, c_size: tl.constexpr,
-    BACKWARD: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
+def _load_tile(
+    spectrum, evals, time, rows_size, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """Rows are those of all meshes' spectra. Backward: out = dS, and Σ −λ ∘ dD ∘ D over the rows of this program."""
+    """Return λ, exp(−λ tᵀ) and S of a tile, its columns, the offsets of its elements, and which of them exist."""
     rows = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = (rows < rows_size)[:, None] & (c < c_size)[None, :]
@@ -23,39 +25,58 @@ def _diffuse_kernel(
     value = tl.load(evals + rows, mask=rows < rows_size, other=0.0).to(tl.float32)[:, None]
     t = tl.load(time + c, mask=c < c_size, other=0.0).to(tl.float32)[None, :]
     s = tl.load(spectrum + at, mask=inside, other=0.0)
-    decay = tl.exp(-value * t)
-    if BACKWARD:
-        g = tl.load(grad + at, mask=inside, other=0.0) * decay
-        tl.store(out + at, g, mask=inside)
-        total = tl.sum(-value * g * s, axis=0)
-        tl.store(time_partial + tl.program_id(0).to(tl.int64) * c_size + c, total, mask=c < c_size)
-    else:
-        tl.store(out + at, decay * s, mask=inside)
+    return value, tl.exp(-value * t), s, c, at, inside
 
 
-def _launch(spectrum: Tensor, evals: Tensor, time: Tensor, grad: Tensor | None) -> tuple[Tensor, Tensor]:
-    meshes, k, c = spectrum.shape
-    spectrum, evals, time = spectrum.contiguous(), evals.contiguous(), time.contiguous()
-    grad = grad if grad is None else grad.contiguous()
-    block_v, block_c = (16, 16) if interpreted(spectrum) else (32, 64)
-    out = torch.empty_like(spectrum)
-    blocks = cdiv(meshes * k, block_v)
-    time_partial = torch.empty(0 if grad is None else blocks, c, dtype=torch.float32, device=spectrum.device)
-    if out.numel():
-        with device_of(spectrum):
-            _diffuse_kernel[(blocks, cdiv(c, block_c))](
-                spectrum, evals, time, spectrum if grad is None else grad, out, time_partial, meshes * k, c,
-                BACKWARD=grad is not None, BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4,
-            )  # fmt: skip
-    return out, time_partial
+@triton.jit
+def diffuse_forward_kernel(
+    spectrum, evals, time, out, rows_size, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    _, decay, s, _, at, inside = _load_tile(spectrum, evals, time, rows_size, c_size, BLOCK_V, BLOCK_C)
+    tl.store(out + at, decay * s, mask=inside)
+
+
+@triton.jit
+def diffuse_backward_kernel(
+    grad, spectrum, evals, time, spectrum_grad, time_partial, rows_size, c_size: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """dS, and Σ −λ ∘ dS ∘ S over the rows of this program."""
+    value, decay, s, c, at, inside = _load_tile(spectrum, evals, time, rows_size, c_size, BLOCK_V, BLOCK_C)
+    g = tl.load(grad + at, mask=inside, other=0.0) * decay
+    tl.store(spectrum_grad + at, g, mask=inside)
+    total = tl.sum(-value * g * s, axis=0)
+    tl.store(time_partial + tl.program_id(0).to(tl.int64) * c_size + c, total, mask=c < c_size)
+
+
+def _blocks(spectrum: Tensor) -> tuple[int, int]:
+    return (16, 16) if interpreted(spectrum) else (32, 64)
 
 
 def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
     """D = exp(−λ tᵀ) ∘ S: spectrum (B, K, C) float32, evals (B, K), time (C,) → (B, K, C) float32"""
-    return _launch(spectrum, evals, time, None)[0]
+    meshes, k, c = spectrum.shape
+    spectrum, block_v, block_c = spectrum.contiguous(), *_blocks(spectrum)
+    out = torch.empty_like(spectrum)
+    if out.numel():
+        with device_of(spectrum):
+            diffuse_forward_kernel[(cdiv(meshes * k, block_v), cdiv(c, block_c))](
+                spectrum, evals.contiguous(), time.contiguous(), out, meshes * k, c,
+                BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4,
+            )  # fmt: skip
+    return out
 
 
 def diffuse_backward(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
     """dS (B, K, C) and dt (C,), float32"""
-    spectrum_grad, time_partial = _launch(spectrum, evals, time, grad)
+    meshes, k, c = spectrum.shape
+    spectrum, block_v, block_c = spectrum.contiguous(), *_blocks(spectrum)
+    spectrum_grad, blocks = torch.empty_like(spectrum), cdiv(meshes * k, block_v)
+    time_partial = torch.empty(blocks, c, dtype=torch.float32, device=spectrum.device)
+    if spectrum_grad.numel():
+        with device_of(spectrum):
+            diffuse_backward_kernel[(blocks, cdiv(c, block_c))](
+                grad.contiguous(), spectrum, evals.contiguous(), time.contiguous(), spectrum_grad, time_partial,
+                meshes * k, c, BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4,
+            )  # fmt: skip
     return spectrum_grad, time_partial.sum(0)

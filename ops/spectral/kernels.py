@@ -1,4 +1,4 @@
-"""Projecting onto a basis and evaluating in it, on packed ragged batches."""
+"""Projection onto an eigenbasis and evaluation in it, on packed ragged batches."""
 
 from __future__ import annotations
 
@@ -24,32 +24,34 @@ from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
 
 
-def project_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
-    """Of all sizes of meshes there are three kinds. Small ones, whose tiles are fewer than multiprocessors, get smaller
-    tiles. Middling ones get half the channels: that reads the basis twice, mostly from the cache, and halves the sums
-    that are written, which at that size weigh more."""
-    if interpreted(basis):
+def project_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
+    """Return the tiles of a projection, by the size of the meshes.
+
+    Small meshes have fewer tiles than there are multiprocessors, so they get smaller tiles. Medium meshes get half the
+    channels: this reads the evecs twice, mostly from the cache, but halves the partial sums, which cost more there.
+    """
+    if interpreted(evecs):
         return Tiling(16, 16, 16, 4, 1, 1)
-    if not roomy(basis):
+    if not roomy(evecs):
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
-    if basis.dtype != torch.float32:
-        if len(basis) < 128 * processors(basis):
+    if evecs.dtype != torch.float32:
+        if len(evecs) < 128 * processors(evecs):
             return Tiling(64, tile(k, 64), tile(c, 64), 4, 3, 1)
-        large = len(basis) >= 3072 * processors(basis)
+        large = len(evecs) >= 3072 * processors(evecs)
         if c <= 128:
             return Tiling(128, tile(k, 128), tile(c, 128 if large else 64), 8, 3, 1)
         return Tiling(64, tile(k, 128), 256, 8, 4, 1) if large else Tiling(128, tile(k, 128), 128, 8, 3, 1)
     if precision == "bf16x3":
-        return Tiling(32, tile(k, 128), tile(c, 128), 8, 3, 2)  # 128 registers: two programs share a multiprocessor
+        return Tiling(32, tile(k, 128), tile(c, 128), 8, 3, 2)  # 128 registers, so two programs fit
     return Tiling(16, tile(k, 64), tile(c, 64), 8, 2, 4)
 
 
-def evaluate_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
-    if interpreted(basis):
+def evaluate_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
+    if interpreted(evecs):
         return Tiling(16, 16, 16, 4, 1, 1)
-    if not roomy(basis):
+    if not roomy(evecs):
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
-    if basis.dtype != torch.float32:
+    if evecs.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 64), 4, 3, 8) if c <= 64 else Tiling(64, tile(k, 128), 128, 8, 3, 2)
     if precision == "bf16x3":
         return Tiling(64, tile(k, 128), tile(c, 64), 4, 2, 4)
@@ -58,18 +60,18 @@ def evaluate_tiling(basis: Tensor, k: int, c: int, precision: str) -> Tiling:
 
 @triton.jit
 def _load_scale(scale, row, v, last):
-    """Asked for a tile ahead: too narrow a load to be made early by the pipeline, so a program would wait for it."""
+    """Load the scale of a tile. Callers do this one tile ahead, because the pipeline starts no narrow load early."""
     return tl.load(scale + row + v, mask=row + v < last, other=0.0)
 
 
 @triton.jit
-def _project_kernel(
-    x, basis, scale, ptr, partial, meshes, span,
-    k_size: tl.constexpr, c_size: tl.constexpr, x_stride: tl.constexpr, basis_stride: tl.constexpr,
+def project_forward_kernel(
+    x, evecs, scale, ptr, partial, meshes, span,
+    k_size: tl.constexpr, c_size: tl.constexpr, x_stride: tl.constexpr, evecs_stride: tl.constexpr,
     SCALED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """partial[s] = Φᵀ(scale ∘ x) over the rows of span s; zeros where it has none. EARLY: what sums up may come now."""
+    """partial[s] = Φᵀ(scale ∘ x) over the rows of span s, zeros for an empty span. EARLY: see `launch.starts_early`."""
     if EARLY:
         gdc_launch_dependents()
     columns = tl.cdiv(c_size, BLOCK_C)
@@ -84,8 +86,8 @@ def _project_kernel(
         s = _load_scale(scale, first, v, last)
     for row in range(first, last, BLOCK_V):
         live = row + v < last
-        wide = tl.cast(row, tl.int64)  # rows times channels may pass 2³¹; within a tile they don't
-        phi_at = basis + wide * basis_stride + (v * basis_stride + k[None, :])
+        wide = tl.cast(row, tl.int64)  # rows times channels may exceed 2³¹; offsets in a tile don't
+        phi_at = evecs + wide * evecs_stride + (v * evecs_stride + k[None, :])
         phi = tl.load(phi_at, mask=live & (k < k_size)[None, :], other=0.0)
         x_at = x + wide * x_stride + (v * x_stride + c[None, :])
         value = tl.load(x_at, mask=live & (c < c_size)[None, :], other=0.0)
@@ -98,49 +100,54 @@ def _project_kernel(
 
 
 def project_spans(
-    x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None
+    x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None
 ) -> tuple[Tensor, int, Tensor | None]:
-    """Φᵀ(scale ∘ x) of each span of rows (1, spans, K, C) float32, rows of a span, and a factor of all of it."""
-    (rows, c), k, meshes = x.shape, basis.shape[1], len(ptr) - 1
-    x, basis = row_major(x), row_major(basis)
+    """Compute Φᵀ(scale ∘ x) of each span of rows.
+
+    Returns the sums (1, spans, K, C) in float32, the rows of a span, and a factor that all sums have to be multiplied
+    by, or None.
+    """
+    (rows, c), k, meshes = x.shape, evecs.shape[1], len(ptr) - 1
+    x, evecs = row_major(x), row_major(evecs)
     factor = None
-    if scale is not None and x.dtype == torch.float16:  # of a fine mesh, areas are below what float16 holds
-        factor = scale.mean(dtype=torch.float32).clamp(min=1e-30)
+    if scale is not None and rows and x.dtype == torch.float16:  # areas of a fine mesh are too small for float16
+        finite = scale.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)  # so NaN stays in its mesh
+        factor = finite.mean().clamp(min=1e-30)
         scale = scale / factor
-    precision = dot_precision(basis)
-    t = tiling or project_tiling(basis, k, c, precision)
+    precision = dot_precision(evecs)
+    t = tiling or project_tiling(evecs, k, c, precision)
     tiles = cdiv(k, t.k) * cdiv(c, t.c)
     span = choose_span(rows, t.v, processors(x) * t.programs // max(tiles, 1))
     spans = span_count(rows, meshes, span)
     partial = torch.empty(1, spans, k, c, dtype=torch.float32, device=x.device)
     if partial.numel():
-        with device_of(basis):
-            _project_kernel[(spans, tiles)](
-                x, basis, x if scale is None else scale.contiguous(), ptr, partial,
-                meshes, span, k, c, x.stride(0), basis.stride(0),
+        with device_of(evecs):
+            project_forward_kernel[(spans, tiles)](
+                x, evecs, x if scale is None else scale.contiguous(), ptr, partial,
+                meshes, span, k, c, x.stride(0), evecs.stride(0),
                 SCALED=scale is not None, ONE_MESH=meshes == 1, PRECISION=precision, EARLY=starts_early(x),
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return partial, span, factor
 
 
-def project(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None) -> Tensor:
-    """S = Φᵀ(scale ∘ x) for each mesh: x (V, C), basis (V, K), scale (V,) → (B, K, C) float32.
+def project(x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None) -> Tensor:
+    """S = Φᵀ(scale ∘ x) for each mesh: x (V, C), evecs (V, K), scale (V,) → (B, K, C) float32
 
-    Each program adds up one span of rows; a second kernel adds the spans' sums in a fixed order.
+    Each program adds up one span of rows. A second kernel adds the sums of the spans in a fixed order.
     """
-    partial, span, factor = project_spans(x, basis, scale, ptr, tiling)
+    partial, span, factor = project_spans(x, evecs, scale, ptr, tiling)
     return sum_spans(partial, ptr, span, factor)[0]
 
 
 @triton.jit
-def _evaluate_kernel(
-    coefficients, basis, scale, added, ptr, out, meshes, span,
-    k_size: tl.constexpr, c_size: tl.constexpr, basis_stride: tl.constexpr, added_stride: tl.constexpr,
+def evaluate_forward_kernel(
+    coefficients, evecs, scale, added, ptr, out, meshes, span,
+    k_size: tl.constexpr, c_size: tl.constexpr, evecs_stride: tl.constexpr, added_stride: tl.constexpr,
     SCALED: tl.constexpr, ADDED: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """out = scale ∘ (Φ D) + added at the rows of one span. ONE_STEP: all of D fits one tile and is read once."""
+    """out = scale ∘ (Φ D) + added at the rows of one span. ONE_STEP: D fits into one tile and is read once."""
     columns = tl.cdiv(c_size, BLOCK_C)
     index = tl.program_id(0) // columns
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -149,14 +156,14 @@ def _evaluate_kernel(
     coefficients += mesh.to(tl.int64) * k_size * c_size
     in_c = (c < c_size)[None, :]
     if ONE_STEP:
-        d = split(load_coefficients(coefficients, k, c, k_size, c_size).to(basis.dtype.element_ty), PRECISION)
+        d = split(load_coefficients(coefficients, k, c, k_size, c_size).to(evecs.dtype.element_ty), PRECISION)
     v = tl.arange(0, BLOCK_V)[:, None]
     if SCALED:
         s = _load_scale(scale, first, v, last)
     for row in range(first, last, BLOCK_V):
         live = row + v < last
         wide = tl.cast(row, tl.int64)
-        phi_at = basis + wide * basis_stride + v * basis_stride
+        phi_at = evecs + wide * evecs_stride + v * evecs_stride
         if ONE_STEP:
             phi = tl.load(phi_at + k[None, :], mask=live & (k < k_size)[None, :], other=0.0)
             value = product(split(phi, PRECISION), d, None, PRECISION)
@@ -185,28 +192,30 @@ def load_coefficients(coefficients, k, c, k_size: tl.constexpr, c_size: tl.const
 
 def evaluate(
     coefficients: Tensor,
-    basis: Tensor,
+    evecs: Tensor,
     scale: Tensor | None,
     ptr: Tensor,
     tiling: Tiling | None = None,
     *,
     added: Tensor | None = None,
 ) -> Tensor:
-    """scale ∘ (Φ D) + added for each mesh: coefficients (B, K, C), basis (V, K), scale (V,), added (V, C) → (V, C) in
-    the basis' dtype."""
-    (rows, k), c, meshes = basis.shape, coefficients.shape[2], len(ptr) - 1
-    coefficients, basis = coefficients.contiguous(), row_major(basis)
-    out = torch.empty(rows, c, dtype=basis.dtype, device=basis.device)
+    """scale ∘ (Φ D) + added for each mesh, in the dtype of the evecs
+
+    coefficients (B, K, C), evecs (V, K), scale (V,), added (V, C) → (V, C)
+    """
+    (rows, k), c, meshes = evecs.shape, coefficients.shape[2], len(ptr) - 1
+    coefficients, evecs = coefficients.contiguous(), row_major(evecs)
+    out = torch.empty(rows, c, dtype=evecs.dtype, device=evecs.device)
     if out.numel():
-        precision = dot_precision(basis)
-        t = tiling or evaluate_tiling(basis, k, c, precision)
+        precision = dot_precision(evecs)
+        t = tiling or evaluate_tiling(evecs, k, c, precision)
         columns = cdiv(c, t.c)
-        span = choose_span(rows, t.v, processors(basis) * t.programs // columns)
+        span = choose_span(rows, t.v, processors(evecs) * t.programs // columns)
         other = out if added is None else row_major(added)
-        with device_of(basis):
-            _evaluate_kernel[(span_count(rows, meshes, span) * columns,)](
-                coefficients, basis, basis if scale is None else scale.contiguous(), other, ptr, out,
-                meshes, span, k, c, basis.stride(0), other.stride(0),
+        with device_of(evecs):
+            evaluate_forward_kernel[(span_count(rows, meshes, span) * columns,)](
+                coefficients, evecs, evecs if scale is None else scale.contiguous(), other, ptr, out,
+                meshes, span, k, c, evecs.stride(0), other.stride(0),
                 SCALED=scale is not None, ADDED=added is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
                 PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip

@@ -1,7 +1,10 @@
-"""Spectral diffusion on packed ragged batches (Sharp et al. 2022, "Learned Diffusion", spectral acceleration).
+"""Spectral diffusion on packed ragged batches.
 
-Shapes: V packed vertices, B meshes, K eigenpairs, C channels; mesh b owns rows ptr[b]:ptr[b+1]. `lengths` are the
-same extents as Python integers; passing them saves a read-back of `ptr` where B > 1. The kernels don't need them.
+Source: Sharp et al. 2022, "DiffusionNet: Discretization Agnostic Learning on Surfaces", section "Learned Diffusion",
+spectral acceleration.
+
+Shapes: V packed vertices, B meshes, K eigenpairs, C channels; mesh b owns the rows ptr[b]:ptr[b+1]. `lengths` are the
+same extents as Python integers. They save a read-back of `ptr` in plain PyTorch if B > 1; the kernels don't need them.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
+from diffnet.ops.common.checks import check_matrix, check_ptr, check_rank, check_tensor
 from diffnet.ops.common.dispatch import differentiable, opaque, save_inputs
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.ops.common.ragged import row_lengths
+from diffnet.ops.spectral import reference
 
 
 def to_spectral(
@@ -26,19 +30,40 @@ def to_spectral(
     lengths: Sequence[int] | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Project onto the basis: S = Φᵀ (m ∘ x) for each mesh.
+    """Project functions onto the eigenbasis of each mesh: S = Φᵀ (m ∘ x).
 
-    x (V, C), evecs (V, K), mass (V,), ptr (B+1,) int → (B, K, C); float32 from the kernels, whatever goes in
+    It is differentiable any number of times in x, evecs and mass.
+
+    Args:
+        x: (V, C) floating point
+        evecs: (V, K) floating point, the eigenvectors Φ
+        mass: (V,) floating point, the areas of the vertices
+        ptr: (B+1,) int32 or int64, the extents of the meshes, ascending from 0 to V
+        lengths: the rows of each mesh as Python integers, or None
+        backend: see `ops.common.backend.use_kernels`
+
+    Returns:
+        (B, K, C), in float32 from the kernels and in the promoted dtype from plain PyTorch
+
+    Raises:
+        TypeError: for arguments that are not tensors or have other dtypes.
+        ValueError: for other shapes, devices or extents.
+
+    >>> to_spectral(torch.ones(3, 2), torch.eye(3), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 3]))
+    tensor([[[1., 1.],
+             [2., 2.],
+             [3., 3.]]])
     """
+    check_rank("x", x, "(V, C)", 2)
+    rows, device = len(x), x.device
+    check_matrix("evecs", evecs, rows, "K", device)
+    check_tensor("mass", mass, (rows,), device)
+    ptr = check_ptr(ptr, rows, lengths, device)
     if use_kernels(backend, x, evecs, mass, matrix=True):
         dtype = compute_dtype(x, evecs)
-        out: Tensor = _project(x.to(dtype), evecs.to(dtype), mass, ptr)
+        out: Tensor = project_operator(x.to(dtype), evecs.to(dtype), mass, ptr)
         return out
-    weighted = x * mass[:, None]
-    if len(ptr) == 2:
-        return (evecs.mT @ weighted)[None]
-    sizes = row_lengths(ptr, lengths)
-    return torch.stack([e.mT @ w for e, w in zip(torch.split(evecs, sizes), torch.split(weighted, sizes), strict=True)])
+    return reference.to_spectral(x, evecs, mass, ptr, lengths)
 
 
 def from_spectral(
@@ -50,73 +75,116 @@ def from_spectral(
 ) -> Tensor:
     """Evaluate coefficients at the vertices: Φ D for each mesh.
 
-    coefficients (B, K, C), evecs (V, K), ptr (B+1,) int → (V, C)
+    It is differentiable any number of times in the coefficients and the evecs.
+
+    Args:
+        coefficients: (B, K, C) floating point
+        evecs: (V, K) floating point, the eigenvectors Φ
+        ptr, lengths, backend: see `to_spectral`
+
+    Returns:
+        (V, C) in the dtype of the evecs, or in autocast's dtype
+
+    Raises:
+        TypeError, ValueError: see `to_spectral`.
+
+    >>> from_spectral(torch.ones(1, 2, 1), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0, 2]))
+    tensor([[3.],
+            [7.]])
     """
+    check_rank("evecs", evecs, "(V, K)", 2)
+    ptr = check_ptr(ptr, len(evecs), lengths, evecs.device)
+    check_coefficients(coefficients, evecs, ptr)
     if use_kernels(backend, coefficients, evecs, matrix=True):
-        out: Tensor = _evaluate(coefficients.float(), evecs.to(compute_dtype(evecs)), None, ptr)
+        out: Tensor = evaluate_operator(coefficients.float(), evecs.to(compute_dtype(evecs)), None, ptr)
         return out
-    if len(ptr) == 2:
-        return evecs @ coefficients[0]
-    sizes = row_lengths(ptr, lengths)
-    return torch.cat([e @ d for e, d in zip(torch.split(evecs, sizes), coefficients, strict=True)])
+    return reference.from_spectral(coefficients, evecs, ptr, lengths)
+
+
+def check_coefficients(coefficients: Tensor, evecs: Tensor, ptr: Tensor) -> None:
+    """Check the shape (B, K, C), dtype and device of coefficients, given evecs (…, K) and a checked ptr."""
+    check_rank("coefficients", coefficients, "(B, K, C)", 3)
+    shape = len(ptr) - 1, evecs.shape[-1], coefficients.shape[2]
+    check_tensor("coefficients", coefficients, shape, evecs.device)
 
 
 def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend = "auto") -> Tensor:
-    """Heat diffusion in the basis: D = exp(−λ tᵀ) ∘ S, one time per channel.
+    """Diffuse heat in the eigenbasis, with one time per channel: D = exp(−λ tᵀ) ∘ S.
 
-    spectrum (B, K, C), evals (B, K), time (C,) ≥ 0 → (B, K, C)
+    It is differentiable in all arguments.
+
+    Args:
+        spectrum: (B, K, C) floating point
+        evals: (B, K) floating point, the eigenvalues λ
+        time: (C,) floating point, at least 0, in squared units of the positions
+        backend: see `ops.common.backend.use_kernels`
+
+    Returns:
+        (B, K, C), in float32 from the kernels and in the promoted dtype from plain PyTorch
+
+    Raises:
+        TypeError: for arguments that are not tensors or not floating point.
+        ValueError: for other shapes or devices.
+
+    >>> diffuse(torch.ones(1, 2, 1), torch.tensor([[0.0, 1.0]]), torch.tensor([0.5]))
+    tensor([[[1.0000],
+             [0.6065]]])
     """
+    check_rank("spectrum", spectrum, "(B, K, C)", 3)
+    check_tensor("evals", evals, spectrum.shape[:2], spectrum.device)
+    check_tensor("time", time, spectrum.shape[2:], spectrum.device)
     if use_kernels(backend, spectrum, evals, time):
-        out: Tensor = _diffuse(spectrum.float(), evals, time)
+        out: Tensor = diffuse_operator(spectrum.float(), evals, time)
         return out
-    return torch.exp(-evals[..., None] * time) * spectrum
+    return reference.diffuse(spectrum, evals, time)
 
 
-# The two operations are each other's gradients, in every argument; so these can be differentiated any number of times.
+# `project` and `evaluate` are each other's gradients in every argument, so both can be differentiated any number of
+# times.
 
 
-def _project_kernel(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
-    """Φᵀ (scale ∘ x) → (B, K, C) float32."""
+def _project_implementation(x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
+    """Φᵀ (scale ∘ x) → (B, K, C) float32"""
     from diffnet.ops.spectral.kernels import project
 
-    return project(x, basis, scale, ptr)
+    return project(x, evecs, scale, ptr)
 
 
-def _project_fake(x: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
-    return x.new_empty(len(ptr) - 1, basis.shape[1], x.shape[1], dtype=torch.float32)
+def _project_fake(x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
+    return x.new_empty(len(ptr) - 1, evecs.shape[1], x.shape[1], dtype=torch.float32)
 
 
 def _project_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, basis, scale, ptr = ctx.saved_tensors
-    need_x, need_basis, need_scale, _ = ctx.needs_input_grad
+    x, evecs, scale, ptr = ctx.saved_tensors
+    need_x, need_evecs, need_scale, _ = ctx.needs_input_grad
     grad = grad.float()
     return (
-        _evaluate(grad, basis, scale, ptr) if need_x else None,
-        _evaluate(grad.mT.contiguous(), x, scale, ptr) if need_basis else None,
-        _row_dot(x, _evaluate(grad, basis, None, ptr), scale) if need_scale else None,
+        evaluate_operator(grad, evecs, scale, ptr) if need_x else None,
+        evaluate_operator(grad.mT.contiguous(), x, scale, ptr) if need_evecs else None,
+        _row_dot(x, evaluate_operator(grad, evecs, None, ptr), scale) if need_scale else None,
         None,
     )
 
 
-def _evaluate_kernel(coefficients: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
-    """scale ∘ (Φ D) → (V, C) in the basis' dtype; the coefficients are float32."""
+def _evaluate_implementation(coefficients: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
+    """scale ∘ (Φ D) → (V, C) in the dtype of the evecs; the coefficients are float32"""
     from diffnet.ops.spectral.kernels import evaluate
 
-    return evaluate(coefficients, basis, scale, ptr)
+    return evaluate(coefficients, evecs, scale, ptr)
 
 
-def _evaluate_fake(coefficients: Tensor, basis: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
-    return basis.new_empty(basis.shape[0], coefficients.shape[2])
+def _evaluate_fake(coefficients: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
+    return evecs.new_empty(evecs.shape[0], coefficients.shape[2])
 
 
 def _evaluate_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    coefficients, basis, scale, ptr = ctx.saved_tensors
-    need_coefficients, need_basis, need_scale, _ = ctx.needs_input_grad
-    grad = grad.to(basis.dtype)
+    coefficients, evecs, scale, ptr = ctx.saved_tensors
+    need_coefficients, need_evecs, need_scale, _ = ctx.needs_input_grad
+    grad = grad.to(evecs.dtype)
     return (
-        _project(grad, basis, scale, ptr) if need_coefficients else None,
-        _evaluate(coefficients.mT.contiguous(), grad, scale, ptr) if need_basis else None,
-        _row_dot(grad, _evaluate(coefficients, basis, None, ptr), scale) if need_scale else None,
+        project_operator(grad, evecs, scale, ptr) if need_coefficients else None,
+        evaluate_operator(coefficients.mT.contiguous(), grad, scale, ptr) if need_evecs else None,
+        _row_dot(grad, evaluate_operator(coefficients, evecs, None, ptr), scale) if need_scale else None,
         None,
     )
 
@@ -125,8 +193,8 @@ def _row_dot(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
     return (a.float() * b.float()).sum(1).to(like.dtype)
 
 
-def _diffuse_kernel(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
-    """exp(−λ tᵀ) ∘ S, float32."""
+def _diffuse_implementation(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
+    """exp(−λ tᵀ) ∘ S, float32"""
     from diffnet.ops.spectral.diffusion_kernels import diffuse
 
     return diffuse(spectrum, evals, time)
@@ -136,29 +204,35 @@ def _diffuse_fake(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
     return torch.empty_like(spectrum, memory_format=torch.contiguous_format)
 
 
-def _diffuse_gradients_kernel(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-    """dS (B, K, C) and dt (C,), float32."""
+def _diffuse_backward_implementation(
+    grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor
+) -> tuple[Tensor, Tensor]:
+    """dS (B, K, C) and dt (C,), float32"""
     from diffnet.ops.spectral.diffusion_kernels import diffuse_backward
 
     return diffuse_backward(grad, spectrum, evals, time)
 
 
-def _diffuse_gradients_fake(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+def _diffuse_backward_fake(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
     empty = torch.empty_like(spectrum, memory_format=torch.contiguous_format)
     return empty, empty.new_empty(len(time))
-
-
-_diffuse_gradients = opaque("diffnet::diffuse_backward", _diffuse_gradients_kernel, _diffuse_gradients_fake)
 
 
 def _diffuse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     spectrum, evals, time = ctx.saved_tensors
     need_evals = ctx.needs_input_grad[1]
     spectrum_grad, time_grad = _diffuse_gradients(grad, spectrum, evals, time)
-    evals_grad = -(spectrum_grad * spectrum * time).sum(-1) if need_evals else None
-    return spectrum_grad, evals_grad, time_grad
+    evals_grad = -(spectrum_grad * spectrum * time).sum(-1).to(evals.dtype) if need_evals else None
+    return spectrum_grad, evals_grad, time_grad.to(time.dtype)
 
 
-_project = differentiable("diffnet::project", _project_kernel, _project_fake, save_inputs, _project_backward)
-_diffuse = differentiable("diffnet::diffuse", _diffuse_kernel, _diffuse_fake, save_inputs, _diffuse_backward)
-_evaluate = differentiable("diffnet::evaluate", _evaluate_kernel, _evaluate_fake, save_inputs, _evaluate_backward)
+_diffuse_gradients = opaque("diffnet::diffuse_backward", _diffuse_backward_implementation, _diffuse_backward_fake)
+diffuse_operator = differentiable(
+    "diffnet::diffuse", _diffuse_implementation, _diffuse_fake, save_inputs, _diffuse_backward
+)
+project_operator = differentiable(
+    "diffnet::project", _project_implementation, _project_fake, save_inputs, _project_backward
+)
+evaluate_operator = differentiable(
+    "diffnet::evaluate", _evaluate_implementation, _evaluate_fake, save_inputs, _evaluate_backward
+)

@@ -1,6 +1,8 @@
-"""The generated figures: what they promise about labels, topology, orientation, poses and repeatability."""
+"""The generated figures: labels, topology, orientation, poses and repeatability."""
 
 from __future__ import annotations
+
+import inspect
 
 import numpy as np
 import pytest
@@ -15,11 +17,13 @@ NAMES = ["head", "torso", "upper arm", "forearm", "hand", "thigh", "shin", "foot
 
 
 @pytest.fixture(scope="module")
-def default_set() -> LabeledMeshes:
-    return figures()
+def data() -> LabeledMeshes:
+    """Two figures of seven kinds in each part."""
+    return figures(14, 14)
 
 
 def of_kind(data: LabeledMeshes, part: str) -> list[LabeledMesh]:
+    """The closed meshes, the meshes with holes, or the clouds of a set."""
     items = data.train + data.test
     closed = {id(i): bool((edge_uses(i)[1] == 2).all()) for i in items}
     return {
@@ -55,20 +59,20 @@ def same(one: LabeledMesh, other: LabeledMesh) -> bool:
 
 
 def height_over_feet(item: LabeledMesh) -> float:
-    """How far the head is above the feet along z, as a share of their distance."""
+    """The height of the head above the feet along z, as a share of their distance."""
     head, feet = (item.mesh.verts[item.labels == NAMES.index(n)].mean(axis=0) for n in ("head", "foot"))
     return float((head - feet)[2] / np.linalg.norm(head - feet))
 
 
-def test_set_has_the_splits_names_and_labels_it_promises(default_set: LabeledMeshes) -> None:
-    assert default_set.label_names == NAMES
-    assert default_set.labels_at == "vertices"
-    assert [i.name for i in default_set.train] == [f"figure_train_{n:03d}" for n in range(48)]
-    assert [i.name for i in default_set.test] == [f"figure_test_{n:03d}" for n in range(16)]
+def test_set_has_its_splits_names_and_labels(data: LabeledMeshes) -> None:
+    assert data.label_names == NAMES
+    assert data.labels_at == "vertices"
+    assert [i.name for i in data.train] == [f"figure_train_{n:03d}" for n in range(14)]
+    assert [i.name for i in data.test] == [f"figure_test_{n:03d}" for n in range(14)]
 
 
-def test_every_vertex_is_labelled_and_every_label_occurs(default_set: LabeledMeshes) -> None:
-    for item in default_set.train + default_set.test:
+def test_every_vertex_is_labeled_and_every_label_occurs(data: LabeledMeshes) -> None:
+    for item in data.train + data.test:
         assert item.labels.dtype == np.int64
         assert item.labels.shape == (len(item.mesh.verts),)
         counts = np.bincount(item.labels, minlength=8)
@@ -78,8 +82,8 @@ def test_every_vertex_is_labelled_and_every_label_occurs(default_set: LabeledMes
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_both_splits_mix_the_kinds(default_set: LabeledMeshes, split: str) -> None:
-    items = getattr(default_set, split)
+def test_both_splits_mix_the_kinds(data: LabeledMeshes, split: str) -> None:
+    items = getattr(data, split)
     part = LabeledMeshes(items, [], NAMES, "vertices")
     shares = {kind: len(of_kind(part, kind)) / len(items) for kind in ("mesh", "holes", "cloud")}
     assert 0.6 < shares["mesh"] < 0.8
@@ -87,37 +91,37 @@ def test_both_splits_mix_the_kinds(default_set: LabeledMeshes, split: str) -> No
     assert 0.1 < shares["cloud"] < 0.2
 
 
-def test_meshes_are_closed_connected_manifold_and_of_genus_zero(default_set: LabeledMeshes) -> None:
-    for item in of_kind(default_set, "mesh"):
+def test_meshes_are_closed_connected_manifold_and_of_genus_zero(data: LabeledMeshes) -> None:
+    for item in of_kind(data, "mesh"):
         edges, uses = edge_uses(item)
         vertices = np.arange(len(item.mesh.verts))
         assert (uses == 2).all(), item.name
         assert len(vertices) - len(edges) + len(item.mesh.faces) == 2, item.name
         assert components(edges, vertices) == 1, item.name
-        # At a manifold vertex the opposite edges of its triangles make one ring
-        for vertex in vertices[:: len(vertices) // 40]:
+        # At a manifold vertex, the opposite edges of its triangles form one ring.
+        for vertex in vertices[:: len(vertices) // 20]:
             around = item.mesh.faces[(item.mesh.faces == vertex).any(axis=1)]
             ring = around[around != vertex].reshape(-1, 2)
             assert components(ring, np.unique(ring)) == 1, item.name
 
 
-def test_meshes_are_oriented_outwards(default_set: LabeledMeshes) -> None:
-    for item in of_kind(default_set, "mesh"):
+def test_meshes_are_oriented_outwards(data: LabeledMeshes) -> None:
+    for item in of_kind(data, "mesh"):
         assert trimesh.Trimesh(item.mesh.verts, item.mesh.faces, process=False).is_winding_consistent, item.name
-        assert 0.02 < volume(item) < 0.2, item.name  # cubic metres
+        assert 0.02 < volume(item) < 0.2, item.name  # cubic meters
 
 
-def test_no_triangle_is_degenerate(default_set: LabeledMeshes) -> None:
-    for item in of_kind(default_set, "mesh") + of_kind(default_set, "holes"):
+def test_no_triangle_is_degenerate(data: LabeledMeshes) -> None:
+    for item in of_kind(data, "mesh") + of_kind(data, "holes"):
         corners = item.mesh.verts[item.mesh.faces]
         areas = np.linalg.norm(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]), axis=1) / 2
         longest = np.linalg.norm(corners - np.roll(corners, 1, axis=1), axis=2).max(axis=1)
         assert (areas / longest**2).min() > 1e-3, item.name
 
 
-def test_holes_are_one_or_two_separate_rings(default_set: LabeledMeshes) -> None:
+def test_holes_are_one_or_two_separate_rings(data: LabeledMeshes) -> None:
     rings = []
-    for item in of_kind(default_set, "holes"):
+    for item in of_kind(data, "holes"):
         edges, uses = edge_uses(item)
         assert uses.max() == 2, item.name
         border, times = np.unique(edges[uses == 1], return_counts=True)
@@ -129,61 +133,68 @@ def test_holes_are_one_or_two_separate_rings(default_set: LabeledMeshes) -> None
     assert set(rings) == {1, 2}
 
 
-def test_clouds_have_no_faces_and_no_repeated_points(default_set: LabeledMeshes) -> None:
-    clouds = of_kind(default_set, "cloud")
+def test_clouds_have_no_faces_and_no_repeated_points(data: LabeledMeshes) -> None:
+    clouds = of_kind(data, "cloud")
     assert clouds
     for item in clouds:
         assert item.mesh.faces.shape == (0, 3)
         assert len(np.unique(item.mesh.verts, axis=0)) == len(item.mesh.verts), item.name
 
 
-def test_train_stands_upright_and_test_is_turned_every_way(default_set: LabeledMeshes) -> None:
-    assert min(height_over_feet(i) for i in default_set.train) > 0.8
-    turned = np.array([height_over_feet(i) for i in default_set.test])
-    # The z component of a uniformly random direction is uniform on [-1, 1]
+def test_train_is_upright_and_test_is_rotated(data: LabeledMeshes) -> None:
+    assert min(height_over_feet(i) for i in data.train) > 0.8
+    turned = np.array([height_over_feet(i) for i in data.test])
+    # The z component of a uniformly random direction is uniform on [-1, 1].
     assert turned.min() < -0.5
     assert turned.max() > 0.5
     assert abs(turned.mean()) < 0.5
 
 
 def test_equal_seeds_give_equal_arrays() -> None:
-    first, second = figures(6, 1, seed=5), figures(6, 1, seed=5)
+    first, second = figures(3, 1, seed=5), figures(3, 1, seed=5)
     assert all(map(same, first.train + first.test, second.train + second.test))
+    assert same(figure(5, kind="cloud"), figure(5, kind="cloud"))
 
 
-def test_a_longer_set_begins_with_the_shorter_one(default_set: LabeledMeshes) -> None:
+def test_a_longer_set_begins_with_the_shorter_one(data: LabeledMeshes) -> None:
     short = figures(3, 2)
-    assert all(map(same, short.train, default_set.train[:3]))
-    assert all(map(same, short.test, default_set.test[:2]))
+    assert all(map(same, short.train, data.train[:3]))
+    assert all(map(same, short.test, data.test[:2]))
 
 
-def test_no_figure_occurs_twice_in_a_set_or_under_another_seed(default_set: LabeledMeshes) -> None:
-    other = figures(3, 2, seed=1)
-    items = default_set.train + default_set.test + other.train + other.test
-    # Distances from the centre don't change when a figure is turned
+def test_no_figure_occurs_twice_in_a_set_or_under_another_seed(data: LabeledMeshes) -> None:
+    other = figures(2, 1, seed=1)
+    items = data.train + data.test + other.train + other.test
+    # A rotation keeps the distances from the center.
     marks = {tuple(np.sort(np.linalg.norm(i.mesh.verts, axis=1))[[0, 100, -1]].round(6)) for i in items}
     assert len(marks) == len(items)
 
 
-def test_figure_makes_the_kind_it_is_asked_for() -> None:
+def test_figure_has_the_requested_kind() -> None:
     assert (edge_uses(figure(3))[1] == 2).all()
     assert (edge_uses(figure(3, kind="holes"))[1] == 1).any()
     assert figure(3, kind="cloud").mesh.is_point_cloud
-    assert same(figure(3), figure(3))
     assert height_over_feet(figure(3)) > 0.8
     assert height_over_feet(figure(3, upright=False)) < 0.8
 
 
-@pytest.mark.parametrize(("train", "test", "message"), [(0, 1, "train .* is 0"), (1, -2, "test .* is -2")])
+@pytest.mark.parametrize(
+    ("train", "test", "message"), [(0, 1, "train .* got 0"), (1, -2, "test .* got -2")], ids=["train", "test"]
+)
 def test_a_count_below_one_is_refused(train: int, test: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         figures(train, test)
 
 
+def test_default_size_of_the_set() -> None:
+    defaults = {name: parameter.default for name, parameter in inspect.signature(figures).parameters.items()}
+    assert defaults == {"train": 48, "test": 16, "seed": 0}
+
+
 def test_bad_seeds_and_kinds_are_refused() -> None:
-    with pytest.raises(ValueError, match="is -1"):
+    with pytest.raises(ValueError, match="got -1"):
         figures(1, 1, seed=-1)
-    with pytest.raises(ValueError, match="is -1"):
+    with pytest.raises(ValueError, match="got -1"):
         figure(-1)
     with pytest.raises(ValueError, match="'points'"):
         figure(0, kind="points")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Data sets on disk: every layout, every split, and one test for each way in which a set can be wrong."""
+"""Data sets on disk: every layout, every split, and one test for each kind of fault."""
 
 import os
 from pathlib import Path
@@ -44,7 +44,7 @@ def stl(mesh):
 
 
 def write(root, files):
-    """Files by their path below `root`: text, a mesh (as OFF or by its extension), a list of labels, or an array."""
+    """Write files, by path below `root`: text, a mesh (OFF, or by its extension), a list of labels, or an array."""
     for name, content in files.items():
         file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def test_rna_makes_minus_one_the_first_of_260_classes(tmp_path, layout):
     assert data.train[1].labels.dtype == np.int64
 
 
-def test_auto_takes_the_rna_folders_without_pdb_names_for_a_plain_folder(tmp_path):
+def test_auto_reads_rna_folders_without_pdb_names_as_folder(tmp_path):
     files = {
         "off/a.off": FAN,
         "off/b.off": FAN,
@@ -192,7 +192,11 @@ def test_meshcnn_mesh_without_labels(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["princeton", "auto"])
-@pytest.mark.parametrize(("meshes", "segs"), [("", ""), ("off/", "seg/"), ("", "seg/"), ("off/", "off/")])
+@pytest.mark.parametrize(
+    ("meshes", "segs"),
+    [("", ""), ("off/", "seg/"), ("", "seg/"), ("off/", "off/")],
+    ids=["flat", "off-and-seg", "flat-and-seg", "off-only"],
+)
 def test_princeton_labels_faces(tmp_path, layout, meshes, segs):
     files = {f"{meshes}{i}.off": FAN for i in (1, 2, 10)} | {f"{segs}{i}.seg": [0, i, 3] for i in (1, 2, 10)}
     data = load_dataset(write(tmp_path, files), layout, test_fraction=0.01)
@@ -203,12 +207,12 @@ def test_princeton_labels_faces(tmp_path, layout, meshes, segs):
     assert labels == {"1": [0, 1, 3], "2": [0, 2, 3], "10": [0, 4, 3]}
 
 
-def test_princeton_is_by_face_even_where_the_vertices_are_as_many(tmp_path):
+def test_princeton_labels_faces_even_if_the_counts_are_equal(tmp_path):
     files = {"1.off": TETRAHEDRON, "2.off": TETRAHEDRON, "1.seg": [0, 1, 2, 3], "2.seg": [0, 1, 2, 3]}
     assert load_dataset(write(tmp_path, files)).labels_at == "faces"
 
 
-def test_princeton_honours_lists_and_subfolders(tmp_path):
+def test_princeton_is_divided_by_lists_and_subfolders(tmp_path):
     labels = {f"{i}.seg": [i, i, i] for i in range(4)}
     listed = write(tmp_path / "listed", {f"{i}.off": FAN for i in range(4)} | labels)
     write(listed, {"train.txt": "3.off\n\n1.OFF\n", "test.txt": "0.off\r\n"})
@@ -253,19 +257,21 @@ def test_folder_spreads_polygon_labels_over_their_triangles(tmp_path):
     assert by_name(data) == {"a": [0, 0, 1, 2, 2], "b": [0, 0, 1, 2, 2]}
 
 
-@pytest.mark.parametrize(("others", "at"), [([0, 1, 1, 1, 1], "vertices"), ([0, 1, 1], "faces")])
-def test_folder_settles_an_ambiguous_count_by_the_other_files(tmp_path, others, at):
+@pytest.mark.parametrize(
+    ("others", "at"), [([0, 1, 1, 1, 1], "vertices"), ([0, 1, 1], "faces")], ids=["vertices", "faces"]
+)
+def test_folder_decides_an_ambiguous_count_by_the_other_files(tmp_path, others, at):
     files = pair((TETRAHEDRON, [0, 1, 1, 0]), (FAN, others))
     assert load_dataset(write(tmp_path, files)).labels_at == at
 
 
-def test_folder_with_nothing_but_ambiguous_counts(tmp_path):
+def test_folder_with_ambiguous_counts_only(tmp_path):
     write(tmp_path, pair((TETRAHEDRON, [0, 1, 1, 0]), (TETRAHEDRON, [0, 1, 1, 0])))
-    with pytest.raises(DataError, match=r"[ab]\.txt: 4 labels may be .* 4 vertices and 4 faces"):
+    with pytest.raises(DataError, match=r"[ab]\.txt: 4 labels fit .* 4 vertices and 4 faces"):
         load_dataset(tmp_path)
 
 
-def test_folder_with_a_count_that_fits_nothing(tmp_path):
+def test_folder_with_a_count_that_fits_neither(tmp_path):
     write(tmp_path, pair((FAN, [0, 0, 0, 0]), (FAN, [0, 0, 0])))
     with pytest.raises(DataError, match=r"a\.txt: 4 labels, but .*a\.off has 5 vertices and 3 faces"):
         load_dataset(tmp_path)
@@ -277,7 +283,7 @@ def test_folder_that_mixes_vertices_and_faces(tmp_path):
         load_dataset(tmp_path)
 
 
-def test_folder_with_nothing_labelled(tmp_path):
+def test_folder_without_labeled_elements(tmp_path):
     write(tmp_path, pair((FAN, [-1, -1, -1]), (FAN, [-1, -1, -1])))
     with pytest.raises(DataError, match=r"every label is negative"):
         load_dataset(tmp_path)
@@ -286,7 +292,7 @@ def test_folder_with_nothing_labelled(tmp_path):
 # ---------------------------------------------------------------- folder: which files
 
 
-def test_folder_reads_every_format_in_any_case_and_skips_what_is_no_data(tmp_path):
+def test_folder_reads_every_format_in_any_case_and_skips_other_files(tmp_path):
     files = {
         "a.OFF": FAN,
         "b.STL": FAN,
@@ -302,7 +308,9 @@ def test_folder_reads_every_format_in_any_case_and_skips_what_is_no_data(tmp_pat
     assert by_name(data) == {"a": [0, 0, 0], "b": [0, 1, 1], "c": [0, 1, 1]}
 
 
-@pytest.mark.parametrize("labels", ["train/{}.txt", "train/labels/{}.txt", "labels/{}.txt"])
+@pytest.mark.parametrize(
+    "labels", ["train/{}.txt", "train/labels/{}.txt", "labels/{}.txt"], ids=["beside", "below", "root"]
+)
 def test_folder_with_train_and_test_subfolders(tmp_path, labels):
     files = {"train/a2.off": FAN, "train/a10.off": FAN, "test/b.off": FAN, "labels/b.txt": [0, 0, 0]}
     files |= {labels.format(name): [1, 1, 1] for name in ("a2", "a10")}
@@ -310,7 +318,7 @@ def test_folder_with_train_and_test_subfolders(tmp_path, labels):
     assert (names(data.train), names(data.test)) == (["a2", "a10"], ["b"])
 
 
-def test_folder_with_lists_leaves_out_what_they_do_not_name(tmp_path):
+def test_folder_with_lists_leaves_out_other_meshes(tmp_path):
     files = {f"meshes/{i}.off": FAN for i in range(5)} | {f"labels/{i}.txt": [i, i, i] for i in range(5)}
     data = load_dataset(write(tmp_path, {**files, "train.txt": "4.off\n2.off", "test.txt": "3.off\n"}))
     assert (names(data.train), names(data.test)) == (["4", "2"], ["3"])
@@ -364,6 +372,23 @@ GOOD = pair((FAN, [0, 0, 1]), (FAN, [0, 1, 1]))
         ({"test/c.off": FAN, "train/c.txt": [0, 0, 0]}, r"no meshes in train"),
         ({"train/c.off": FAN, "test/c.off": FAN}, r"'c' occurs twice, .*c\.off in train .*c\.off in test"),
     ],
+    ids=[
+        "mesh-without-labels",
+        "labels-without-mesh",
+        "labels-without-mesh-in-subfolder",
+        "two-label-files",
+        "two-formats",
+        "listed-mesh-missing",
+        "in-both-lists",
+        "twice-in-one-list",
+        "empty-list",
+        "train-list-only",
+        "test-list-only",
+        "train-folder-only",
+        "empty-test-folder",
+        "empty-train-folder",
+        "in-both-folders",
+    ],
 )
 def test_files_that_do_not_match(tmp_path, files, message):
     assert len(load_dataset(write(tmp_path / "good", GOOD)).train) == 1
@@ -390,6 +415,7 @@ def test_a_bad_mesh_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [("1\n2\n\n-3", [1, 2, -3]), (" 1 2\t+3\r\n", [1, 2, 3]), ("1.000e+00 2. -0.0", [1, 2, 0]), ("\ufeff5", [5])],
+    ids=["lines", "blanks", "floats", "byte-order-mark"],
 )
 def test_text_labels(tmp_path, content, expected):
     (tmp_path / "a.txt").write_text(content, encoding="utf-8")
@@ -401,8 +427,10 @@ def test_text_labels(tmp_path, content, expected):
 TOO_LARGE = [str(2**63), "1e19", "9" * 400, "9" * 5000]
 
 
-@pytest.mark.parametrize("token", ["head", "1.5", "nan", "inf", "-inf", "1_0", "0x1", "1,", *TOO_LARGE])
-def test_text_that_is_no_label(tmp_path, token):
+@pytest.mark.parametrize(
+    "token", ["head", "1.5", "nan", "inf", "-inf", "1_0", "0x1", "1,", *TOO_LARGE], ids=lambda token: token[:8]
+)
+def test_text_that_is_not_a_label(tmp_path, token):
     (tmp_path / "a.txt").write_text(f"1\n\n2 {token}\n3")
     with pytest.raises(DataError, match=rf"a\.txt, line 3: '{token[:40]}' is not a whole number"):
         read_labels(tmp_path / "a.txt")
@@ -437,14 +465,27 @@ def test_npy_labels(tmp_path, dtype):
         (np.array([1, 2], object), r"not a NumPy array of numbers"),
         (np.zeros(0, np.int64), r"no labels in the file"),
     ],
+    ids=[
+        "fraction",
+        "nan",
+        "infinity",
+        "float-beyond-int64",
+        "uint64-beyond-int64",
+        "two-dimensional",
+        "zero-dimensional",
+        "bool",
+        "text",
+        "objects",
+        "empty",
+    ],
 )
-def test_arrays_that_are_no_labels(tmp_path, array, message):
+def test_arrays_that_are_not_labels(tmp_path, array, message):
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
     with pytest.raises(DataError, match=rf"a\.npy: .*{message}"):
         read_labels(tmp_path / "a.npy")
 
 
-def test_files_that_are_no_label_file(tmp_path):
+def test_files_that_are_not_label_files(tmp_path):
     (tmp_path / "words.npy").write_text("1\n2\n")
     (tmp_path / "cut.npy").write_bytes(b"")
     with (tmp_path / "archive.npy").open("wb") as file:
@@ -464,7 +505,7 @@ def test_missing_folder(tmp_path):
         load_dataset(tmp_path / "nowhere")
 
 
-def test_folder_without_a_data_set_says_what_was_looked_for(tmp_path):
+def test_folder_without_a_data_set_names_every_layout(tmp_path):
     write(tmp_path, {"notes.md": "words"})
     with pytest.raises(DataError, match=rf"{tmp_path.name}: no data set found") as caught:
         load_dataset(tmp_path)
@@ -472,7 +513,9 @@ def test_folder_without_a_data_set_says_what_was_looked_for(tmp_path):
 
 
 def test_unknown_layout(tmp_path):
-    with pytest.raises(DataError, match=r"unknown layout 'shapenet', expected auto, rna, meshcnn, princeton, folder"):
+    with pytest.raises(
+        DataError, match=r"layout should be one of auto, rna, meshcnn, princeton, folder, got 'shapenet'"
+    ):
         load_dataset(tmp_path, "shapenet")
 
 

@@ -1,8 +1,7 @@
-"""The disk cache: what is found again, what is never trusted, and what happens when writing goes wrong."""
+"""The disk cache: keys, damaged entries, concurrent processes, and failed writes."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import sys
@@ -15,9 +14,13 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from shapes import ellipsoid
 
 from diffnet.geometry import MeshError, Operators, cache, load_mesh, precompute
 from diffnet.geometry.discretize import vertex_order
+from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.worker import CacheJob, fill_entry
+from diffnet.geometry.processes import WorkerPool
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,15 +36,15 @@ def mesh() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture
 def compute(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by one with each mesh that is computed rather than found."""
-    module = sys.modules["diffnet.geometry.preprocessing.entry"]
-    original, calls = module._unsolved, []
+    """A list that grows by one with each mesh that is computed, not read from the cache."""
+    module = sys.modules["diffnet.geometry.preprocessing.one"]
+    original, calls = module.discretize, []
 
     def counted(*args: Any) -> Any:
         calls.append(1)
         return original(*args)
 
-    monkeypatch.setattr(module, "_unsolved", counted)
+    monkeypatch.setattr(module, "discretize", counted)
     return calls
 
 
@@ -69,9 +72,9 @@ def entry(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("near", [vertex_order.NEAR, 0], ids=["in-the-order-of-the-mesh", "rows-in-another"])
-@pytest.mark.parametrize("k", [K, 0])
-def test_hit_is_equal_and_not_computed(
+@pytest.mark.parametrize("near", [vertex_order.NEAR, 0], ids=["rows-in-mesh-order", "rows-reordered"])
+@pytest.mark.parametrize("k", [K, 0], ids=["with-eigenpairs", "without-eigenpairs"])
+def test_a_hit_is_equal_and_not_computed(
     mesh: Any, k: int, near: int, tmp_path: Path, compute: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vertex_order, "NEAR", near)
@@ -87,7 +90,7 @@ def test_hit_is_equal_and_not_computed(
     assert entry(tmp_path).read_bytes() == written
     assert_equal(fresh, first)
     assert_equal(fresh, again)
-    again.mass[0] = 5  # operators that were read are writable and their own
+    again.mass[0] = 5  # arrays that were read are writable, and the entry doesn't change
     assert_equal(fresh, precompute(mesh, k, cache_dir=tmp_path))
 
 
@@ -101,11 +104,11 @@ def test_types_of_arrays_and_options_share_an_entry(mesh: Any, tmp_path: Path, c
     ]
     for source in callers:
         precompute(source, np.int64(K), cache_dir=tmp_path)
-    precompute((mesh[0], faces), K, cache_dir=tmp_path)  # what single precision can't hold makes no difference
+    precompute((mesh[0], faces), K, cache_dir=tmp_path)  # positions are rounded to single precision first
     assert len(compute) == len(entries(tmp_path)) == 1
 
 
-def test_what_decides_the_result_decides_the_entry(mesh: Any, tmp_path: Path, compute: list[int]) -> None:
+def test_every_option_changes_the_entry(mesh: Any, tmp_path: Path, compute: list[int]) -> None:
     verts, faces = mesh
     moved = verts.copy()
     moved[3, 1] += 1e-3
@@ -123,7 +126,7 @@ def test_what_decides_the_result_decides_the_entry(mesh: Any, tmp_path: Path, co
     assert len(compute) == len(entries(tmp_path)) == len(variants)
 
 
-def test_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_depends_on_arrays_options_and_format(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = {"a": np.arange(6.0)}
     key = cache.cache_key(arrays, k=1)
     assert key == cache.cache_key({"a": np.arange(6.0)}, k=1)
@@ -142,7 +145,7 @@ def test_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Trap:
-    """Leaves a file where it is unpickled."""
+    """An object that makes a file when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -202,8 +205,8 @@ def test_damaged_entries_are_computed_again_and_repaired(
     assert len(compute) == 2
 
 
-def test_no_flipped_byte_passes_or_crashes(mesh: Any, tmp_path: Path) -> None:
-    """Reading gives what was written, or None."""
+def test_no_flipped_byte_passes_or_crashes(tmp_path: Path) -> None:
+    """Reading an entry with one flipped byte returns the original arrays or None."""
     path = tmp_path / "entry"
     arrays = {"a": np.arange(40, dtype=np.float32), "b": np.arange(5)}
     cache.write_entry(path, arrays)
@@ -240,29 +243,23 @@ def test_pickles_are_never_loaded(mesh: Any, tmp_path: Path) -> None:
         assert not mark.exists()
 
 
-def fill(folder: str, barrier: Any, results: Any) -> None:
-    sphere = trimesh.creation.icosphere(1)
-    barrier.wait(60)
-    operators = precompute((np.array(sphere.vertices), np.array(sphere.faces)), K, cache_dir=folder)
-    results.put(operators.evecs.numpy().tobytes())
-
-
-def test_two_processes_at_once(mesh: Any, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(2), context.Queue()
-    workers = [context.Process(target=fill, args=(str(tmp_path), barrier, results)) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    found = {results.get(timeout=60) for _ in workers}
-    for worker in workers:
-        worker.join(60)
-        assert worker.exitcode == 0
-    assert found == {precompute(mesh, K).evecs.numpy().tobytes()}
-    entry(tmp_path)  # one file, and no temporary one
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    """Two processes compute and write the same entries at the same time."""
+    meshes = [ellipsoid(seed) for seed in range(8)]
+    job = CacheJob(Options(K), tmp_path, normalize=False)
+    with WorkerPool(2, 1) as pool:
+        running = [pool.submit(fill_entry, mesh, job) for mesh in meshes for _ in range(2)]
+        assert [future.result() for future in running] == [None] * 16
+    assert len(entries(tmp_path)) == 8  # no temporary files
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for mesh in meshes:
+            assert_equal(precompute(mesh, K, cache_dir=tmp_path), precompute(mesh, K))
+    assert len(entries(tmp_path)) == 8
 
 
 def test_many_threads_at_once(tmp_path: Path) -> None:
-    """Readers see whole entries, whoever writes."""
+    """Readers see whole entries while other threads write."""
     path = tmp_path / "ab" / "entry"
     variants = [{"a": np.full(20000, float(i))} for i in range(4)]
     seen: list[bool] = []
@@ -338,10 +335,11 @@ def test_interrupted_write_keeps_the_old_entry(tmp_path: Path, monkeypatch: pyte
     np.testing.assert_array_equal(cache.read_entry(path)["a"], np.arange(3))
 
 
-@pytest.mark.parametrize(("basis", "digits"), [("float16", 11), ("bfloat16", 8)])
+@pytest.mark.parametrize(("basis", "digits"), [("float16", 11), ("bfloat16", 8)], ids=["float16", "bfloat16"])
 def test_half_precision(mesh: Any, tmp_path: Path, compute: list[int], basis: Any, digits: int) -> None:
-    """Rounded once, whether computed or read, relative to the largest entry of each vector."""
-    full = precompute((mesh[0] * 1e-6, mesh[1]), K, cache_dir=tmp_path)  # entries of 10⁶, beyond float16
+    """Eigenvectors are rounded once, computed or read. The error is relative to the largest entry of each vector."""
+    # Eigenvectors have entries of 10⁶, which float16 can't hold
+    full = precompute((mesh[0] * 1e-6, mesh[1]), K, cache_dir=tmp_path)
     fresh = precompute((mesh[0] * 1e-6, mesh[1]), K, basis=basis)
     first = precompute((mesh[0] * 1e-6, mesh[1]), K, cache_dir=tmp_path, basis=basis)
     again = precompute((mesh[0] * 1e-6, mesh[1]), K, cache_dir=tmp_path, basis=basis)
@@ -364,7 +362,7 @@ def test_half_precision_takes_less_space(tmp_path: Path) -> None:
 
 
 def test_parsed_files(tmp_path: Path) -> None:
-    """Found again by content, under the name of whoever asks; errors aren't kept."""
+    """The cache identifies files by content. A mesh has the name of the file that was asked for. Errors aren't kept."""
     quads = "4 1 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n4 0 1 2 3\n"
     for name in ("a.off", "b.off"):
         (tmp_path / name).write_text("OFF\n" + quads)
@@ -392,7 +390,7 @@ def test_bad_meshes_leave_no_entry(tmp_path: Path) -> None:
     assert entries(tmp_path) == []
 
 
-def test_entries_can_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
+def test_entries_have_the_mode_of_the_umask(tmp_path: Path) -> None:
     path = tmp_path / "entry"
     before = os.umask(0o022)
     try:

@@ -1,4 +1,4 @@
-"""The eigensolver: against full solves and SciPy's, on equal components and clusters, and where checks fail."""
+"""The eigensolver, against dense solves and SciPy, with multiple eigenvalues, and with faults that checks notice."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from diffnet.geometry import (
     precompute,
 )
 from diffnet.geometry.eigen import checks as eigenpair_checks
-from diffnet.geometry.eigen import cpu as component_pairs
-from diffnet.geometry.eigen import problem as component
+from diffnet.geometry.eigen import cpu
+from diffnet.geometry.eigen import problem as eigenproblem
 from diffnet.geometry.eigen.gpu import batches as eigenbases_on_gpu
-from diffnet.geometry.eigen.gpu.shift_invert import ShiftInverts
+from diffnet.geometry.eigen.gpu.shift_invert import BatchedShiftInvert
 from diffnet.geometry.eigen.lanczos import KrylovSpace
 from diffnet.geometry.eigen.problem import Pairs, Problem
 from diffnet.geometry.eigen.shift_invert import ShiftInvert
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def several() -> trimesh.Trimesh:
-    """Three components, two of them equal, so every eigenvalue but some appears at least twice."""
+    """Three components. Two are equal, so most eigenvalues appear at least twice."""
     sphere = trimesh.creation.icosphere(2)
     torus = trimesh.creation.torus(1, 0.4, major_sections=16, minor_sections=10)
     parts = [sphere, sphere.copy().apply_translation([9, 0, 0]), torus.apply_translation([0, 9, 0])]
@@ -41,7 +41,7 @@ def several() -> trimesh.Trimesh:
 
 
 def comb(teeth: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """A plane comb of unit squares: as many almost equal eigenvalues as there are teeth, again and again."""
+    """A plane comb of unit squares. Its eigenvalues form clusters of as many values as there are teeth."""
     cells = [(x, y) for x in range(4 * teeth + 1) for y in range(2)]
     cells += [(4 * i + 1 + x, 2 + y) for i in range(teeth) for x in range(3) for y in range(length)]
     corners = np.array([[(x, y), (x + 1, y), (x + 1, y + 1), (x, y + 1)] for x, y in cells])
@@ -62,18 +62,18 @@ def assert_pairs(laplacian: scipy.sparse.csr_matrix, mass: np.ndarray, evals: np
 
 
 def must_not_run(*args: Any) -> Any:
-    raise AssertionError("this solver was to have no part in it")
+    raise AssertionError("this solver must not be used here")
 
 
-@pytest.mark.parametrize("solver", ["_dense", "_sparse"])
+@pytest.mark.parametrize("solver", ["dense_pairs", "lanczos_pairs"])
 @pytest.mark.parametrize("source", ["sphere", "plane", "several", "cloud"])
 def test_against_a_full_solve(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, source: str, solver: str
 ) -> None:
-    monkeypatch.setattr(component, "DENSE_LIMIT", 10**6 if solver == "_dense" else 0)
-    for other in {"_dense", "_sparse", "_scipy"} - {solver}:
-        monkeypatch.setattr(component_pairs, other, must_not_run)
-    sphere = trimesh.creation.icosphere(2 if solver == "_dense" else 3)
+    monkeypatch.setattr(eigenproblem, "DENSE_LIMIT", 10**6 if solver == "dense_pairs" else 0)
+    for other in {"dense_pairs", "lanczos_pairs", "scipy_pairs"} - {solver}:
+        monkeypatch.setattr(cpu, other, must_not_run)
+    sphere = trimesh.creation.icosphere(2 if solver == "dense_pairs" else 3)
     mesh = {
         "sphere": lambda: sphere,
         "cloud": lambda: (sphere.vertices, None),
@@ -82,7 +82,7 @@ def test_against_a_full_solve(
     }[source]()
     laplacian, mass = laplacian_and_mass(load_mesh(mesh))
     full, vectors = scipy.linalg.eigh(laplacian.toarray(), np.diag(mass))
-    # Only where a gap follows is the span of the first k vectors defined.
+    # The span of the first k vectors is defined only if a gap follows.
     k = next(k for k in range(25, len(full)) if full[k] - full[k - 1] > 0.01 * full[k])
     evals, evecs = eigenbasis(laplacian, mass, k)
     assert evals.dtype == evecs.dtype == np.float64
@@ -95,7 +95,7 @@ def test_against_a_full_solve(
     np.testing.assert_array_equal(again[1], evecs)
 
 
-@pytest.mark.parametrize("k", [1, 2, 40, 128, 300])
+@pytest.mark.parametrize("k", [1, 2, 40, 128, pytest.param(300, marks=pytest.mark.slow)], ids=lambda k: f"k={k}")
 def test_against_scipy(k: int) -> None:
     laplacian, mass = problem(comb(40, 20))
     with warnings.catch_warnings():
@@ -103,12 +103,12 @@ def test_against_scipy(k: int) -> None:
         evals, evecs = eigenbasis(laplacian, mass, k)
     assert_pairs(laplacian, mass, evals, evecs)
     if k > 1:
-        expected, _ = component_pairs._scipy(laplacian, mass, k - 1)
+        expected, _ = cpu.scipy_pairs(laplacian, mass, k - 1)
         np.testing.assert_allclose(evals[1:], expected, atol=1e-7 * expected[-1])
     assert evals[0] == 0
 
 
-def test_what_was_lost_of_orthogonality_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_orthogonality_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     laplacian, mass = problem(trimesh.creation.icosphere(4))
     converge = KrylovSpace.converge
 
@@ -123,9 +123,9 @@ def test_what_was_lost_of_orthogonality_is_mended(monkeypatch: pytest.MonkeyPatc
     assert_pairs(laplacian, mass, evals, evecs)
 
 
-@pytest.mark.parametrize("k", [20, 31, 100, 200])
+@pytest.mark.parametrize("k", [20, 31, 100, 200], ids=lambda k: f"k={k}")
 def test_equal_components(k: int) -> None:
-    """30 equal spheres: every eigenvalue is there 30 times and more, and vectors stay on their components."""
+    """30 equal spheres: each eigenvalue appears at least 30 times, and each vector is supported on one component."""
     laplacian, mass = problem(trimesh.creation.icosphere(2))
     one, _ = eigenbasis(laplacian, mass, 10)
     laplacian, mass = scipy.sparse.block_diag([laplacian] * 30, format="csr"), np.tile(mass, 30)
@@ -137,7 +137,7 @@ def test_equal_components(k: int) -> None:
 
 
 def test_components_that_need_more_than_their_share() -> None:
-    """Long strips have lower eigenvalues than their area lets expect, so they are solved again for more."""
+    """Long strips have lower eigenvalues than Weyl's law predicts from their area, so more pairs are sought."""
     sphere = trimesh.creation.icosphere(3)
     strip = trimesh.creation.cylinder(0.02, 200, sections=4).subdivide_loop(3)
     strip.apply_translation([5, 0, 0])
@@ -159,7 +159,7 @@ def test_many_restarts(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch)
         space.capacity = space.wanted + 40
 
     monkeypatch.setattr(KrylovSpace, "__init__", narrow)
-    restart = KrylovSpace._restart
+    restart = KrylovSpace._restart  # a private name, to count the restarts
     monkeypatch.setattr(KrylovSpace, "_restart", lambda *args: restarts.append(1) or restart(*args))
     evals, evecs = eigenbasis(laplacian, mass, 64)
     assert len(restarts) > 2
@@ -167,12 +167,12 @@ def test_many_restarts(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch)
     assert_pairs(laplacian, mass, evals, evecs)
 
 
-def test_as_tensors_the_same(sphere: trimesh.Trimesh) -> None:
-    """What runs on a GPU, with tensors on the CPU."""
+def test_tensors_give_the_same_pairs(sphere: trimesh.Trimesh) -> None:
+    """The code for a GPU, with tensors on the CPU."""
     laplacian, mass = problem(sphere)
     sigma = 0.01
     values, _ = KrylovSpace(ShiftInvert(laplacian, mass, sigma), 40, 16).converge(1e-8)
-    operator = ShiftInverts([(laplacian, mass)] * 2, [sigma] * 2, torch.device("cpu"))
+    operator = BatchedShiftInvert([(laplacian, mass)] * 2, [sigma] * 2, torch.device("cpu"))
     same, tensors = KrylovSpace(operator, 40, 16).converge(1e-8)
     assert isinstance(tensors, torch.Tensor)
     for one in range(2):
@@ -182,7 +182,8 @@ def test_as_tensors_the_same(sphere: trimesh.Trimesh) -> None:
 
 @pytest.fixture
 def tensors_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU is given runs as well with tensors on the CPU."""
+    """Run the code for a GPU with tensors on the CPU, in batches of 3, for components of 300 vertices and more."""
+    # A private name, since the batch size depends on the free memory of a GPU.
     monkeypatch.setattr(eigenbases_on_gpu, "_batch_size", lambda *args: 3)
     monkeypatch.setattr(eigenbases_on_gpu, "WORTH_A_GPU", 300)
 
@@ -192,17 +193,17 @@ def together(problems: list[Problem], k: int) -> list[Pairs]:
 
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
-def test_several_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of different sizes, some of several components."""
+def test_a_batch_of_several_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The meshes have different sizes, and one has several components."""
     torus = trimesh.creation.torus(1, 0.4, major_sections=32, minor_sections=16)
     meshes = [several(), trimesh.creation.icosphere(3), torus, trimesh.creation.icosphere(4)]
     problems = [problem(mesh) for mesh in meshes]
-    solve, sizes = eigenbases_on_gpu.component_pairs, []
+    solve, sizes = eigenbases_on_gpu.pairs_on_cpu, []
     monkeypatch.setattr(
-        eigenbases_on_gpu, "component_pairs", lambda component: sizes.append(len(component.mass)) or solve(component)
+        eigenbases_on_gpu, "pairs_on_cpu", lambda component: sizes.append(len(component.mass)) or solve(component)
     )
     found = together(problems, 40)
-    assert sorted(set(sizes)) == [160, 162]  # the components of the first; no others came to the CPU
+    assert sorted(set(sizes)) == [160, 162]  # only the components of the first mesh were solved on the CPU
     for (laplacian, mass), (evals, evecs), (same, _) in zip(problems, found, together(problems, 40), strict=True):
         expected, _ = eigenbasis(laplacian, mass, 40)
         np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
@@ -212,7 +213,7 @@ def test_several_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
 @pytest.mark.filterwarnings("ignore:block Lanczos failed on 642")
-def test_one_of_several_that_is_indefinite(sphere: trimesh.Trimesh) -> None:
+def test_a_batch_with_an_indefinite_laplacian(sphere: trimesh.Trimesh) -> None:
     laplacian, mass = problem(sphere)
     pair = scipy.sparse.csr_matrix(([1.0, 1, -1, -1], ([0, 1, 0, 1], [0, 1, 1, 0])), shape=laplacian.shape)
     indefinite = (laplacian - 50 * pair).tocsr()
@@ -223,7 +224,7 @@ def test_one_of_several_that_is_indefinite(sphere: trimesh.Trimesh) -> None:
 
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
-def test_one_of_several_whose_check_fails(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_in_which_a_check_fails(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
     converge = KrylovSpace.converge
 
     def one_wrong(space: KrylovSpace, tolerance: float) -> Any:
@@ -234,8 +235,8 @@ def test_one_of_several_whose_check_fails(sphere: trimesh.Trimesh, monkeypatch: 
 
     monkeypatch.setattr(KrylovSpace, "converge", one_wrong)
     again = []
-    solve = eigenbases_on_gpu.component_pairs
-    monkeypatch.setattr(eigenbases_on_gpu, "component_pairs", lambda one: again.append(one) or solve(one))
+    solve = eigenbases_on_gpu.pairs_on_cpu
+    monkeypatch.setattr(eigenbases_on_gpu, "pairs_on_cpu", lambda one: again.append(one) or solve(one))
     problems = [problem(sphere), problem(trimesh.creation.torus(1, 0.4, 32, 16)), problem(sphere)]
     found = together(problems, 20)
     assert len(again) == 1
@@ -248,7 +249,7 @@ def test_one_of_several_whose_check_fails(sphere: trimesh.Trimesh, monkeypatch: 
 def test_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     laplacian, mass = problem(trimesh.creation.icosphere(5))
     expected, _ = eigenbasis(laplacian, mass, 128)
-    monkeypatch.setattr(eigenbases_on_gpu, "component_pairs", must_not_run)
+    monkeypatch.setattr(eigenbases_on_gpu, "pairs_on_cpu", must_not_run)
     evals, evecs = eigenbasis(laplacian, mass, 128, device="cuda")
     np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
     assert_pairs(laplacian, mass, evals, evecs)
@@ -274,7 +275,7 @@ def test_many_on_the_gpu() -> None:
         assert_pairs(laplacian, mass, evals, evecs)
 
 
-# Where something is wrong
+# Faults
 
 
 def no_convergence(*args: Any, **kwargs: Any) -> Any:
@@ -308,6 +309,7 @@ def shift_values(values: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, n
         (shift_values, "accurate only to"),
         (no_convergence, "haven't converged"),
     ],
+    ids=["not-orthogonal-to-the-constant", "mixed-vectors", "wrong-values", "no-convergence"],
 )
 def test_wrong_results_are_noticed(
     sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch, fault: Any, reason: str
@@ -325,8 +327,8 @@ def test_wrong_results_are_noticed(
 def test_missing_eigenvalues_are_noticed(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
     laplacian, mass = problem(sphere)
     expected, _ = eigenbasis(laplacian, mass, 40)
+    # A private name: with block=1, eigenvalues are counted as if any of them could be missing.
     converge, counts = KrylovSpace.converge, eigenpair_checks._counts
-    # As if any eigenvalue could be there more often than it was found.
     monkeypatch.setattr(eigenpair_checks, "_counts", lambda *problem: counts(*problem[:-1], block=1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -338,7 +340,7 @@ def test_missing_eigenvalues_are_noticed(sphere: trimesh.Trimesh, monkeypatch: p
 
     monkeypatch.setattr(KrylovSpace, "converge", skip)
     narrow = {4}
-    with warnings.catch_warnings():  # a wider block finds them
+    with warnings.catch_warnings():  # a wider block finds all
         warnings.simplefilter("error")
         evals, evecs = eigenbasis(laplacian, mass, 40)
     np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
@@ -349,8 +351,8 @@ def test_missing_eigenvalues_are_noticed(sphere: trimesh.Trimesh, monkeypatch: p
     np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
 
 
-def test_several_at_once() -> None:
-    """Whichever process has which, and in whatever order they end."""
+def test_several_processes() -> None:
+    """Results don't depend on the process, or on the order in which processes finish."""
     problems = [problem(trimesh.creation.icosphere(i)) for i in (4, 2, 3, 2)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -363,7 +365,7 @@ def test_several_at_once() -> None:
 
 
 def star(arms: int, length: int) -> scipy.sparse.csr_matrix:
-    """A graph's Laplacian: paths that meet at one end, so that eigenvalues are there once for each but one of them."""
+    """The Laplacian of a graph of paths that meet at one end. Its eigenvalues have a multiplicity of arms − 1."""
     inner = np.arange(arms * length).reshape(arms, length) + 1
     tails = np.concatenate([np.zeros(arms, int), inner[:, :-1].ravel()])
     heads = np.concatenate([inner[:, 0], inner[:, 1:].ravel()])
@@ -371,9 +373,13 @@ def star(arms: int, length: int) -> scipy.sparse.csr_matrix:
     return scipy.sparse.csr_matrix(scipy.sparse.csgraph.laplacian(edges + edges.T))
 
 
-@pytest.mark.parametrize(("arms", "length", "k"), [(12, 60, 60), (40, 50, 90), (60, 30, 100)])
+@pytest.mark.parametrize(
+    ("arms", "length", "k"),
+    [(12, 60, 60), pytest.param(40, 50, 90, marks=pytest.mark.slow), (60, 30, 100)],
+    ids=["12-arms", "40-arms", "60-arms"],
+)
 @pytest.mark.filterwarnings("ignore:block Lanczos failed")
-def test_eigenvalues_that_are_there_very_often(arms: int, length: int, k: int) -> None:
+def test_eigenvalues_of_high_multiplicity(arms: int, length: int, k: int) -> None:
     laplacian = star(arms, length)
     evals, evecs = eigenbasis(laplacian, np.ones(laplacian.shape[0]), k)
     expected = scipy.linalg.eigh(laplacian.toarray(), eigvals_only=True, subset_by_index=(0, k - 1))
@@ -382,7 +388,7 @@ def test_eigenvalues_that_are_there_very_often(arms: int, length: int, k: int) -
 
 
 def test_very_different_scales() -> None:
-    """A sheet squeezed to a ribbon: eigenvalues over many orders of magnitude, where orthogonality is soon lost."""
+    """A sheet squeezed to a ribbon. Its eigenvalues span many orders of magnitude, so orthogonality is lost quickly."""
     x, y = np.divmod(np.arange(3600.0), 60)
     corner = (np.arange(59)[:, None] * 60 + np.arange(59)).ravel()
     faces = np.concatenate([corner[:, None] + [0, 60, 61], corner[:, None] + [0, 61, 1]])
@@ -390,13 +396,13 @@ def test_very_different_scales() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         evals, evecs = eigenbasis(laplacian, mass, 100)
-    expected, _ = component_pairs._scipy(laplacian, mass, 99)
+    expected, _ = cpu.scipy_pairs(laplacian, mass, 99)
     np.testing.assert_allclose(evals[1:], expected, rtol=1e-5)
     np.testing.assert_allclose(evecs.T @ (mass[:, None] * evecs), np.eye(100), atol=1e-8)
 
 
 def test_indefinite_laplacian(sphere: trimesh.Trimesh) -> None:
-    """Badly rounded triangles can give negative eigenvalues, which no Cholesky factorisation takes."""
+    """Rounding of bad triangles can give negative eigenvalues, for which there is no Cholesky factorization."""
     laplacian, mass = problem(sphere)
     pair = scipy.sparse.csr_matrix(([1.0, 1, -1, -1], ([0, 1, 0, 1], [0, 1, 1, 0])), shape=laplacian.shape)
     with pytest.warns(UserWarning, match="block Lanczos failed on 642 vertices .*not positive definite"):

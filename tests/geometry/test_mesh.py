@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from operator_checks import relative
 
-from diffnet.geometry import MeshError, diagnose, load_mesh, make_mesh, mesh_edges
+from diffnet.geometry import MeshError, load_mesh, make_mesh, mesh_edges, normalize_positions
 
 CORNERS = [[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]]
 POLYGONS = [[1, 4, 2], [0, 1, 4, 2], [0, 1, 3]]  # a quadrilateral between two triangles
@@ -48,13 +49,13 @@ def ascii_stl(verts: list[list[Any]], triangles: list[list[int]]) -> str:
     return f"solid some name\n{facets}endsolid some name\n"
 
 
-def binary_stl(verts: np.ndarray, triangles: np.ndarray, header: bytes = b"solid, in spite of what this says") -> bytes:
+def binary_stl(verts: np.ndarray, triangles: np.ndarray, header: bytes = b"solid, as in an ASCII file") -> bytes:
     body = b"".join(struct.pack("<12fH", 0, 0, 0, *verts[t].ravel(), 0) for t in triangles)
     return header.ljust(80) + struct.pack("<I", len(triangles)) + body
 
 
 def binary_ply(polygons: list[list[int]], order: str = "<") -> bytes:
-    """Vertices with a colour, faces with a colour in front of and a list behind their corners."""
+    """Vertices have a color. Faces have a color before their corners and a list after them."""
     header = (
         f"ply\nformat binary_{'little' if order == '<' else 'big'}_endian 1.0\nelement vertex {len(CORNERS)}\n"
         "property double x\nproperty double y\nproperty uchar red\nproperty double z\n"
@@ -96,16 +97,16 @@ def test_mixed_polygons_become_fans_in_order(tmp_path: Path, suffix: str) -> Non
     check_polygons(load_mesh(str(tmp_path / f"a{suffix}")))
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("order", ["<", ">"], ids=["little-endian", "big-endian"])
 def test_binary_ply(tmp_path: Path, order: str) -> None:
     check_polygons(read(tmp_path, "a.ply", binary_ply(POLYGONS, order)))
-    many = POLYGONS * 300  # runs of equal rows are read together
+    many = POLYGONS * 300  # plyfile reads runs of equal rows together
     mesh = read(tmp_path, "b.ply", binary_ply(many, order))
     np.testing.assert_array_equal(mesh.faces, FAN * 300)
     np.testing.assert_array_equal(mesh.polygons, np.repeat(np.arange(900), [len(p) - 2 for p in many]))
 
 
-def test_binary_ply_of_another_writer(tmp_path: Path, sphere: trimesh.Trimesh) -> None:
+def test_binary_ply_written_by_trimesh(tmp_path: Path, sphere: trimesh.Trimesh) -> None:
     sphere.export(tmp_path / "a.ply")
     mesh = load_mesh(tmp_path / "a.ply")
     np.testing.assert_allclose(mesh.verts, sphere.vertices, atol=1e-7)
@@ -132,7 +133,7 @@ def test_obj_seams_materials_and_groups_leave_vertices_alone(tmp_path: Path) -> 
 
 
 def test_obj_negative_indices(tmp_path: Path) -> None:
-    """They count back from the vertex before the face, not from the last in the file."""
+    """They count back from the last vertex before the face, not from the last vertex of the file."""
     text = lines(CORNERS[:4], "v ") + "f -4 -3 -1\n" + lines(CORNERS[4:], "v ") + "f -4/-1 -1/-1 -3/-1\nf -5 -4 -1 -3\n"
     mesh = read(tmp_path, "a.obj", text)
     np.testing.assert_array_equal(mesh.verts, CORNERS)
@@ -152,6 +153,7 @@ def test_obj_vertices_may_carry_more_than_a_position(tmp_path: Path) -> None:
         ("0.0 0 0\n", "\t0.0 0 0   # a comment\n\n"),
         ("3 1 4 2\n", "3 1 4 2 255 0 0\n"),
     ],
+    ids=["one-line-header", "comments-in-the-header", "coff", "tab-and-comment", "face-color"],
 )
 def test_off_headers_and_comments(tmp_path: Path, old: str, new: str) -> None:
     text = off(CORNERS, POLYGONS)
@@ -184,6 +186,7 @@ def test_stl_corners_are_merged_by_first_appearance(tmp_path: Path) -> None:
         ("a.ply", ply(CORNERS, [])),
         ("b.ply", ply(CORNERS, None)),
     ],
+    ids=["obj", "off", "off-one-line-header", "ply", "ply-without-face-element"],
 )
 def test_point_cloud_files(tmp_path: Path, name: str, text: str) -> None:
     mesh = read(tmp_path, name, text)
@@ -194,7 +197,11 @@ def test_point_cloud_files(tmp_path: Path, name: str, text: str) -> None:
     assert mesh.polygon_count == 0
 
 
-@pytest.mark.parametrize("faces", [None, [], (), np.zeros((0, 3)), np.zeros((0, 3), int), torch.zeros(0, 3)])
+@pytest.mark.parametrize(
+    "faces",
+    [None, [], (), np.zeros((0, 3)), np.zeros((0, 3), int), torch.zeros(0, 3)],
+    ids=["none", "list", "tuple", "float-array", "int-array", "tensor"],
+)
 def test_point_cloud_arrays(faces: Any) -> None:
     mesh = load_mesh((CORNERS, faces))
     assert mesh.is_point_cloud
@@ -212,6 +219,7 @@ def test_point_cloud_arrays(faces: Any) -> None:
         lambda v, f: (torch.tensor(v, dtype=torch.float64), torch.tensor(f)),
         lambda v, f: (torch.tensor(v, requires_grad=True), torch.tensor(f, dtype=torch.int32)),
     ],
+    ids=["lists", "float32-int32", "float64-uint16", "strided", "tensors", "tensor-with-gradient"],
 )
 def test_arrays(convert: Any) -> None:
     mesh = load_mesh(convert(CORNERS, FAN))
@@ -262,19 +270,23 @@ def test_trimesh_objects(sphere: trimesh.Trimesh) -> None:
         (CORNERS, [[0, 1, 2**63]], "faces|face 0"),
     ],
 )
-def test_arrays_that_are_no_mesh(verts: Any, faces: Any, message: str) -> None:
+def test_bad_arrays(verts: Any, faces: Any, message: str) -> None:
     with pytest.raises(MeshError, match=message) as e:
         make_mesh(verts, faces, name="the name")
     assert str(e.value).startswith("the name: ")
 
 
-@pytest.mark.parametrize("source", [None, 3, [CORNERS, FAN], np.array(CORNERS), (CORNERS, FAN, 1), b"a.obj"])
+@pytest.mark.parametrize(
+    "source",
+    [None, 3, [CORNERS, FAN], np.array(CORNERS), (CORNERS, FAN, 1), b"a.obj"],
+    ids=["none", "number", "list", "array", "triple", "bytes"],
+)
 def test_wrong_arguments(source: Any) -> None:
     with pytest.raises(MeshError, match="expected a path, a trimesh object or"):
         load_mesh(source)
 
 
-def test_paths_that_are_no_mesh(tmp_path: Path) -> None:
+def test_bad_paths(tmp_path: Path) -> None:
     with pytest.raises(MeshError, match=r"gone\.obj: no such file"):
         load_mesh(tmp_path / "gone.obj")
     (tmp_path / "folder.ply").mkdir()
@@ -287,7 +299,7 @@ def test_paths_that_are_no_mesh(tmp_path: Path) -> None:
 
 
 def broken_files() -> dict[str, tuple[str | bytes, str]]:
-    """Contents by file name, and what the message should say."""
+    """Contents by file name, and a pattern of the expected message."""
     files: dict[str, tuple[str | bytes, str]] = {}
     for suffix in (".obj", ".off", ".ply", ".stl"):
         write = WRITERS.get(suffix, lambda v, _: ascii_stl(v, FAN))
@@ -307,7 +319,7 @@ def broken_files() -> dict[str, tuple[str | bytes, str]]:
             where = "row 1" if suffix == ".ply" else f"line .*{index}"
             files[f"index {index}{suffix}"] = (write(CORNERS, [[0, 1, 2], [0, 1, index]]), where)
     for suffix in (".off", ".ply"):
-        whole = WRITERS[suffix](CORNERS, [[0, 1, 2], [0, 12, 3]])  # so that no cut is a mesh
+        whole = WRITERS[suffix](CORNERS, [[0, 1, 2], [0, 12, 3]])  # so that no truncated file is a valid mesh
         start = whole.index("\n0.0 0 0") + 1
         for cut in range(start, len(whole) - 2):
             files[f"cut at {cut}{suffix}"] = (whole[:cut], ": ")
@@ -355,7 +367,7 @@ def test_broken_files(tmp_path: Path, name: str) -> None:
 
 
 def test_truncated_files(tmp_path: Path) -> None:
-    """Wherever a file that declares its length is cut, it isn't taken for a whole one."""
+    """A file that declares its length is refused wherever it is cut."""
     names = [name for name in BROKEN if "cut at" in name]
     assert len(names) > 100
     for name in names:
@@ -389,49 +401,14 @@ def test_edges_against_a_loop(sphere: trimesh.Trimesh) -> None:
     np.testing.assert_array_equal(mesh_edges(np.array(sphere.faces)), list(seen))
 
 
-def test_diagnosis_of_a_sphere(sphere: trimesh.Trimesh) -> None:
-    found = diagnose(load_mesh(sphere))
-    assert found.faults == []
-    assert (found.vertices, found.faces, found.edges) == (642, 1280, 1920)
-    assert (found.components, found.euler, found.boundary_edges) == (1, 2, 0)
-    assert found.area == pytest.approx(sphere.area)
-
-
-def test_diagnosis_of_an_open_surface(plane: tuple[np.ndarray, np.ndarray]) -> None:
-    found = diagnose(load_mesh(plane))
-    assert found.faults == []
-    assert (found.boundary_edges, found.euler) == (40, 1)
-
-
-TRIANGLES = [[0, 1, 2], [0, 2, 3]]
-SQUARE = [[0.0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]]
-
-
-@pytest.mark.parametrize(
-    ("verts", "faces", "field", "count"),
-    [
-        (SQUARE, [*TRIANGLES, [0, 2, 4], [3, 2, 5], [6, 2, 3]], "non_manifold_edges", 2),
-        (SQUARE, [[0, 1, 2], [0, 3, 2]], "misoriented_edges", 1),
-        (SQUARE, [*TRIANGLES, [1, 1, 2], [3, 3, 3]], "degenerate_faces", 2),
-        (SQUARE, [[0, 1, 2], [0, 2, 6], [3, 0, 7]], "zero_area_faces", 1),
-        (SQUARE, [*TRIANGLES, [2, 1, 0], [1, 2, 0], [3, 0, 2]], "duplicate_faces", 3),
-        (SQUARE, [[0, 1, 2]], "unreferenced_vertices", 1),
-        ([*SQUARE, SQUARE[1], SQUARE[1]], [*TRIANGLES, [4, 5, 3]], "coincident_vertices", 2),
-        ([*SQUARE, *np.array(SQUARE) + 5], [*TRIANGLES, [4, 5, 6]], "components", 2),
-    ],
-)
-def test_diagnosis_counts(verts: Any, faces: Any, field: str, count: int) -> None:
-    extra = [[0.5, 0.5, 1.0], [0.5, 0.5, -1], [0.5, 0.5, 0], [-1, 0.5, 0]]  # vertices 4 to 7
-    verts = [*verts, *extra][: max(len(verts), np.max(faces) + 1)]
-    found = diagnose(load_mesh((verts, faces)))
-    assert getattr(found, field) == count
-    clean = diagnose(load_mesh((SQUARE, TRIANGLES)))
-    assert getattr(clean, field) == (1 if field == "components" else 0)
-    if field != "components":
-        assert any(fault.endswith(f": {count}") for fault in found.faults)
-
-
-def test_diagnosis_of_a_point_cloud() -> None:
-    found = diagnose(load_mesh(([*CORNERS, CORNERS[0]], None)))
-    assert (found.vertices, found.faces, found.edges, found.components, found.euler, found.area) == (6, 0, 0, 0, 0, 0)
-    assert found.faults == ["vertices at the position of another: 1"]
+def test_normalized_positions(sphere: trimesh.Trimesh) -> None:
+    verts = np.array(sphere.vertices) * [3, 2, 1] + 7
+    unit = normalize_positions(verts)
+    np.testing.assert_allclose(unit.mean(0), 0, atol=1e-12)
+    assert np.linalg.norm(unit, axis=1).max() == pytest.approx(1)
+    assert relative(unit * (np.ptp(verts) / np.ptp(unit)), verts - verts.mean(0)) < 1e-12
+    tensor = normalize_positions(torch.tensor(verts, dtype=torch.float32))
+    assert tensor.dtype == torch.float32
+    np.testing.assert_allclose(tensor, unit, atol=1e-6)
+    np.testing.assert_array_equal(normalize_positions(verts[:1]), np.zeros((1, 3)))
+    np.testing.assert_array_equal(normalize_positions(torch.ones(3, 3)), np.zeros((3, 3)))

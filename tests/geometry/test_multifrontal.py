@@ -1,4 +1,4 @@
-"""Nested dissection and the factors that come of it, against dense solves."""
+"""Nested dissection, and the Cholesky factors built on it, against dense solves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def grid(width: int, height: int) -> np.ndarray:
-    """Edges."""
+    """The edges of a grid of vertices."""
     at = np.arange(width * height).reshape(height, width)
     across, along = (at[:, :-1], at[:, 1:]), (at[:-1], at[1:])
     return np.concatenate([np.stack([a.ravel(), b.ravel()], axis=1) for a, b in (across, along)])
@@ -43,12 +43,12 @@ GRAPHS = {
     "a grid": grid(37, 21),
     "a star": star(300),
     "complete": complete(50),
-    "a sphere": surface(4),
+    "a sphere": surface(3),
 }
 
 
 def put_together(names: list[str], device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Tails, heads, and the graph of each vertex, with a vertex of none between any two graphs."""
+    """Tails, heads and the graph of each vertex. A vertex of no graph follows each graph."""
     edges, graph, count = [], [], 0
     for i, name in enumerate(names):
         size = int(GRAPHS[name].max(initial=0)) + 1
@@ -61,14 +61,14 @@ def put_together(names: list[str], device: str) -> tuple[Tensor, Tensor, Tensor]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("names", [[name] for name in GRAPHS] + [[*GRAPHS]])
+@pytest.mark.parametrize("names", [[name] for name in GRAPHS] + [[*GRAPHS]], ids=[*GRAPHS, "all together"])
 def test_separators_separate(names: list[str], device: str) -> None:
     tails, heads, graph = put_together(names, device)
     level, region = nested_dissection(tails, heads, graph)
     assert torch.equal(level < 0, graph < 0)
     inside = graph >= 0
     assert torch.equal((region >> level.clamp(min=0))[inside], graph[inside])
-    # An edge leads from a region to itself or to a separator that it is behind.
+    # An edge joins vertices of one region, or a vertex of a region and one of a separator above it.
     deeper = level[tails] >= level[heads]
     upper = region[tails[deeper]] >> (level[tails[deeper]] - level[heads[deeper]])
     assert torch.equal(upper, region[heads[deeper]])
@@ -77,13 +77,13 @@ def test_separators_separate(names: list[str], device: str) -> None:
 def test_cuts_are_short_and_balanced() -> None:
     tails, heads, graph = put_together(["a grid"], "cpu")
     level, region = nested_dissection(tails, heads, graph)
-    assert (level == 0).sum() <= 2 * 21  # along the shorter side, or askew
+    assert (level == 0).sum() <= 2 * 21  # along the shorter side or diagonal
     halves = torch.bincount(region[level > 0] >> (level[level > 0] - 1))
     assert halves.max() <= 37 * 21 / 2
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("names", [[name] for name in GRAPHS] + [[*GRAPHS]])
+@pytest.mark.parametrize("names", [[name] for name in GRAPHS] + [[*GRAPHS]], ids=[*GRAPHS, "all together"])
 def test_against_a_dense_solve(names: list[str], device: str) -> None:
     tails, heads, graph = put_together(names, device)
     n = len(graph)
@@ -104,7 +104,7 @@ def test_against_a_dense_solve(names: list[str], device: str) -> None:
         assert torch.equal(factor.solve(right), solution)
 
 
-def test_the_ones_that_are_not_positive_definite() -> None:
+def test_indefinite_blocks_are_named() -> None:
     tails, heads, graph = put_together(["a grid", "a sphere", "two", "a path"], "cpu")
     diagonal = torch.full((len(graph),), 8.0, dtype=torch.float64)
     diagonal[(graph == 1).nonzero()[100]] = -1
@@ -118,7 +118,7 @@ def test_the_ones_that_are_not_positive_definite() -> None:
         torch.testing.assert_close(back[graph == good], right[graph == good])
 
 
-def test_nothing_but_vertices_of_no_graph() -> None:
+def test_vertices_without_a_graph() -> None:
     none = torch.zeros(0, dtype=torch.int64)
     empty, graph = torch.zeros(0, dtype=torch.float64), torch.full((3,), -1)
     factor = MultifrontalCholesky(none, none, empty, torch.ones(3, dtype=torch.float64), graph)
@@ -127,8 +127,8 @@ def test_nothing_but_vertices_of_no_graph() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_badly_conditioned_surface(device: str) -> None:
-    """A squeezed sphere, whose cotangents span many orders of magnitude."""
-    sphere = trimesh.creation.icosphere(4)
+    """The cotangents of a squeezed sphere span many orders of magnitude."""
+    sphere = trimesh.creation.icosphere(3)
     sphere.vertices *= [1, 1, 1e-3]
     laplacian, mass = laplacian_and_mass(load_mesh(sphere), "cotan")
     scale = scipy.sparse.diags(mass**-0.5)

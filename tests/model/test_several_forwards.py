@@ -14,7 +14,7 @@ from diffnet import DiffusionNet, Operators, collate, precompute
 
 @pytest.fixture(scope="module")
 def operators() -> Operators:
-    batch = collate([precompute(trimesh.creation.icosphere(n), 8) for n in (0, 1)])
+    batch = collate([precompute(trimesh.creation.icosphere(0), 8) for _ in range(2)])
     return batch.with_gradient_evecs().to(DEVICE)
 
 

@@ -1,50 +1,66 @@
-"""Block-sparse products and softmax against dense ones in float64, on plain PyTorch and in Triton kernels (through its
-interpreter where there is no GPU)."""
+"""Block-sparse products, softmax and attention against dense ones in float64, on plain PyTorch and on Triton kernels.
+
+Without a GPU, kernels run in Triton's interpreter at small sizes.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
 from float64 import DEVICE, check, random
+from sparse_cases import backends, name_of, strided
+from sparse_cases import poisoned as poisoned  # a fixture
 from torch import Tensor
 
-from diffnet.ops import BlockPattern, Pattern, block_attention, block_matmul, block_softmax
+from diffnet.ops import Backend, BlockPattern, Pattern, block_attention, block_matmul, block_softmax
+from diffnet.ops.block_sparse.op import MatmulMode
+from diffnet.ops.block_sparse.pattern import block_arrays
 
-KINDS = [
-    ("torch", torch.float64),
-    ("triton", torch.float32),
-    ("triton", torch.float16),
-    pytest.param("triton", torch.bfloat16, marks=pytest.mark.gpu),  # the interpreter multiplies none
-]
-kinds = pytest.mark.parametrize(("backend", "dtype"), KINDS)
-# (heads, rows, columns, block): sizes that the block divides and others, one block, and more than one step of 64.
+Shape = tuple[int, int, int, int]  # heads, rows, columns, block
+
+# Sizes that the block divides and others, a single block, and more than one step of 64.
 SHAPES = [(2, 37, 50, 16), (3, 20, 9, 32), (1, 64, 130, 64), (1, 128, 128, 128)]
-shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What kernels leave unwritten shows as NaN."""
-
-    def poison(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def allocated(*arguments: object, **options: object) -> Tensor:
-            out = allocate(*arguments, **options)
-            return out.fill_(torch.nan) if out.is_floating_point() else out
-
-        return allocated
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))
-    monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
+# (backend, dtype, the shapes that are fast enough for the interpreter, which doesn't multiply bfloat16)
+KINDS: list[tuple[str, torch.dtype, list[Shape]]] = [
+    ("torch", torch.float64, SHAPES),
+    ("torch", torch.bfloat16, [(2, 37, 50, 16)]),
+    ("triton", torch.float32, SHAPES),
+    ("triton", torch.float16, [(2, 37, 50, 16)]),
+    ("triton", torch.bfloat16, []),
+]
 
 
-def random_pattern(shape: tuple[int, int, int, int], seed: int = 0) -> BlockPattern:
-    """A layout per head, with an empty block row and an empty block column where there are several."""
+def shape_id(shape: Shape) -> str:
+    return "{} of {}x{} in {}".format(*shape)
+
+
+cases = pytest.mark.parametrize(
+    ("shape", "backend", "dtype"),
+    [
+        pytest.param(
+            shape,
+            backend,
+            dtype,
+            id=f"{backend}-{name_of(dtype)}-{shape_id(shape)}",
+            marks=() if shape in interpreted else pytest.mark.gpu,
+        )
+        for backend, dtype, interpreted in KINDS
+        for shape in SHAPES
+    ],
+)
+flags = pytest.mark.parametrize(
+    ("transpose_a", "transpose_b"),
+    [(False, False), (False, True), (True, False), (True, True)],
+    ids=["A B", "A Bt", "At B", "At Bt"],
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+
+
+def random_pattern(shape: Shape, seed: int = 0) -> BlockPattern:
+    """Return a layout per head, with an empty block row and an empty block column if there are at least 3."""
     heads, rows, columns, block = shape
     mask = random(heads, -(-rows // block), -(-columns // block), seed=seed) > -0.3
     mask[:, 0, 0] = True
@@ -59,12 +75,10 @@ def flipped(x: Tensor, transpose: bool) -> Tensor:
     return x.mT if transpose else x
 
 
-@kinds
-@shapes
-@pytest.mark.parametrize("transpose_a", [False, True])
-@pytest.mark.parametrize("transpose_b", [False, True])
+@cases
+@flags
 def test_dense_times_dense(
-    shape: tuple[int, int, int, int], backend: str, dtype: torch.dtype, transpose_a: bool, transpose_b: bool
+    shape: Shape, backend: Backend, dtype: torch.dtype, transpose_a: bool, transpose_b: bool
 ) -> None:
     heads, rows, columns, _ = shape
     pattern = random_pattern(shape)
@@ -82,23 +96,21 @@ def test_dense_times_dense(
     )
 
 
-@kinds
-@shapes
+@cases
 @pytest.mark.parametrize("mode", ["dsd", "dds"])
-@pytest.mark.parametrize("transpose_a", [False, True])
-@pytest.mark.parametrize("transpose_b", [False, True])
+@flags
 def test_sparse_and_dense(
-    shape: tuple[int, int, int, int],
-    backend: str,
+    shape: Shape,
+    backend: Backend,
     dtype: torch.dtype,
-    mode: str,
+    mode: MatmulMode,
     transpose_a: bool,
     transpose_b: bool,
 ) -> None:
     heads, rows, columns, _ = shape
     pattern = random_pattern(shape)
     moved = pattern.to(DEVICE)
-    # What lies beyond the edge of a matrix must not count.
+    # Values beyond the edge of a matrix are random, and must be ignored.
     values = random(2, *pattern.values_shape)
     if mode == "dsd":
         inner = rows if transpose_a else columns
@@ -119,10 +131,9 @@ def test_sparse_and_dense(
     )
 
 
-@kinds
-@shapes
+@cases
 @pytest.mark.parametrize("extras", ["none", "bias", "keys", "attention", "all"])
-def test_softmax(shape: tuple[int, int, int, int], backend: str, dtype: torch.dtype, extras: str) -> None:
+def test_softmax(shape: Shape, backend: Backend, dtype: torch.dtype, extras: str) -> None:
     heads, rows, columns, _ = shape
     pattern = random_pattern(shape)
     moved, scale = pattern.to(DEVICE), -0.6
@@ -130,7 +141,7 @@ def test_softmax(shape: tuple[int, int, int, int], backend: str, dtype: torch.dt
     keys = random(2, columns, seed=3) > -0.5 if extras in ("keys", "all") else None
     attention = random(heads, rows, columns, seed=4) > -0.5 if extras in ("attention", "all") else None
     if attention is not None:
-        attention[:, 2] = False  # a row that looks at nothing
+        attention[:, 2] = False  # a row without a visible entry
     there = pattern.to_dense(torch.ones(2, *pattern.values_shape)) > 0
     if keys is not None:
         there = there & keys[:, None, None, :]
@@ -161,10 +172,9 @@ def test_softmax(shape: tuple[int, int, int, int], backend: str, dtype: torch.dt
     check(ours, reference, inputs, dtype)
 
 
-@pytest.mark.parametrize(("backend", "dtype"), [*KINDS, ("torch", torch.bfloat16)])
-@shapes
-@pytest.mark.parametrize("masked", [False, True])
-def test_attention(shape: tuple[int, int, int, int], backend: str, dtype: torch.dtype, masked: bool) -> None:
+@cases
+@pytest.mark.parametrize("masked", [False, True], ids=["no mask", "masked"])
+def test_attention(shape: Shape, backend: Backend, dtype: torch.dtype, masked: bool) -> None:
     heads, rows, columns, _ = shape
     pattern = random_pattern(shape)
     moved, scale = pattern.to(DEVICE), 0.3
@@ -172,7 +182,7 @@ def test_attention(shape: tuple[int, int, int, int], backend: str, dtype: torch.
     attention = random(heads, rows, columns, seed=4) > -0.5 if masked else None
     there = pattern.to_dense(torch.ones(2, *pattern.values_shape)) > 0
     if keys is not None and attention is not None:
-        attention[:, 2] = False  # a row that looks at nothing
+        attention[:, 2] = False  # a row without a visible entry
         there = there & keys[:, None, None, :] & attention
 
     def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -215,11 +225,12 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(lambda q, k, v: block_attention(pattern, q, k, v), given, **options)
 
 
-@pytest.mark.parametrize("triton", [False, True])
-def test_operators_are_well_formed(triton: bool) -> None:
+@backends
+def test_well_formed_operators(backend: Backend) -> None:
+    """The fake implementation, autograd and aliasing are as torch.compile and torch.export rely on them."""
+    triton = backend == "triton"
     pattern = random_pattern((2, 20, 18, 16)).to(DEVICE)
-    transposed, order = pattern.blocks.transpose
-    structure = pattern.blocks.indptr, pattern.blocks.indices, transposed.indptr, transposed.indices, order
+    structure = block_arrays(pattern)
 
     def leaf(*shape: int) -> Tensor:
         return random(*shape).float().to(DEVICE).requires_grad_()
@@ -231,14 +242,14 @@ def test_operators_are_well_formed(triton: bool) -> None:
     torch.library.opcheck(ops.block_dsd.default, (structure, values, a, 16, 20, 18, True, triton))
     torch.library.opcheck(ops.block_attention.default, (structure, a, b, b, None, None, 0.5, 16, triton))
     bias = leaf(*pattern.values_shape)
-    arguments = (*structure[:2], values, bias, None, None, 0.5, 2, 20, 18, triton)
+    arguments = (*structure[:2], values, bias, None, None, 0.5, 20, 18, triton)
     torch.library.opcheck(ops.block_softmax.default, arguments)
     arguments = (*structure[:2], values.detach(), values.detach(), 0.5, triton)
     torch.library.opcheck(ops.block_softmax_backward.default, arguments)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_without_blocks(backend: str) -> None:
+@backends
+def test_without_blocks(backend: Backend) -> None:
     pattern = BlockPattern.from_mask(torch.zeros(2, 2, 3, dtype=torch.bool), 16, 20, 40).to(DEVICE)
     values = torch.zeros(0, 16, 16, device=DEVICE)
     x, y = torch.ones(2, 40, 5, device=DEVICE), torch.ones(2, 20, 5, device=DEVICE)
@@ -269,9 +280,6 @@ def test_autocast_and_low_precision() -> None:
     assert rounded.dtype == torch.bfloat16
     assert torch.linalg.norm(rounded.float() - exact) < 1e-2 * torch.linalg.norm(exact)
     assert block_matmul(pattern, values, x.double(), "dsd").dtype == torch.float64
-
-
-# Patterns
 
 
 def test_layouts() -> None:
@@ -326,7 +334,7 @@ def test_conversions() -> None:
         BlockPattern.from_scipy(scipy.sparse.csr_array(dense.numpy()))
 
 
-def test_what_does_not_fit() -> None:
+def test_wrong_arguments_are_refused() -> None:
     mask = torch.ones(2, 3, dtype=torch.bool)
     with pytest.raises(ValueError, match="block should be one of 16, 32, 64, 128, got 8"):
         BlockPattern.from_mask(mask, 8)
@@ -339,12 +347,12 @@ def test_what_does_not_fit() -> None:
     for a, b, mode, message in (
         (values, x, "ssd", "'ssd'"),
         (values[1:], x, "dsd", r"\(…, 6, 16, 16\), shape is \(5, 16, 16\)"),
-        (values, x[:, 1:], "dsd", r"\(…, 1, 40, C\), as used it is \(1, 39, 4\)"),
+        (values, x[:, 1:], "dsd", r"\(…, 1, 40, C\) after .* is \(1, 39, 4\)"),
         (x, x, "sdd", r"\(…, 1, 30, K\) and \(…, 1, K, 40\)"),
     ):
         with pytest.raises(ValueError, match=message):
             block_matmul(pattern, a, b, mode)
-    with pytest.raises(ValueError, match=r"\(…, 1, 30, C\) and twice \(…, 1, 40, C\), shapes are \(1, 40, 4\)"):
+    with pytest.raises(ValueError, match=r"\(…, 1, 30, C\), key and value \(…, 1, 40, C\), shapes are \(1, 40, 4\)"):
         block_attention(pattern, x, x, x)
     for options, message in (
         ({"relative_bias": torch.zeros(1, 70)}, r"\(1 or 1, 69\), shape is \(1, 70\)"),
@@ -356,10 +364,118 @@ def test_what_does_not_fit() -> None:
             block_softmax(pattern, values, **options)
 
 
+def operands(pattern: BlockPattern) -> dict[str, list[tuple[int, ...]]]:
+    """Return the shapes of the tensors of every operation for a pattern of one head of 20 × 37."""
+    values = pattern.values_shape
+    return {
+        "sdd": [(1, 20, 4), (1, 4, 37)],
+        "dsd": [values, (1, 37, 4)],
+        "dds": [(1, 4, 20), values],
+        "softmax": [values],
+        "attention": [(1, 20, 4), (1, 37, 4), (1, 37, 4)],
+    }
+
+
+def call(pattern: BlockPattern, name: str, tensors: list[Tensor], backend: Backend) -> Tensor:
+    if name == "softmax":
+        return block_softmax(pattern, *tensors, backend=backend)
+    if name == "attention":
+        return block_attention(pattern, *tensors, backend=backend)
+    return block_matmul(pattern, *tensors, name, backend=backend)  # type: ignore[arg-type]
+
+
+OPERATIONS = ["sdd", "dsd", "dds", "softmax", "attention"]
+operations = pytest.mark.parametrize("name", OPERATIONS)
+
+
+@backends
+@operations
+def test_operands_of_other_shapes_dtypes_and_devices_are_refused(name: str, backend: Backend) -> None:
+    pattern = random_pattern((1, 20, 37, 16)).to(DEVICE)
+    shapes = operands(pattern)[name]
+    for i, shape in enumerate(shapes):
+        tensors = [torch.zeros(s, device=DEVICE) for s in shapes]
+        call(pattern, name, tensors, backend)
+        for axis in range(len(shape)):
+            smaller = list(shape)
+            smaller[axis] -= 1
+            if (name, i, axis) in (("dsd", 1, 2), ("dds", 0, 1)):  # the number of channels is free
+                continue
+            with pytest.raises(ValueError, match="should"):
+                call(pattern, name, [*tensors[:i], torch.zeros(smaller, device=DEVICE), *tensors[i + 1 :]], backend)
+        with pytest.raises(TypeError, match=r"got torch\.complex64"):
+            call(pattern, name, [*tensors[:i], tensors[i].to(torch.complex64), *tensors[i + 1 :]], backend)
+        with pytest.raises(ValueError, match=f"should be on {DEVICE}.*meta"):
+            call(pattern, name, [*tensors[:i], tensors[i].to("meta"), *tensors[i + 1 :]], backend)
+
+
+@backends
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=name_of)
+def test_integers_are_promoted_or_refused(dtype: torch.dtype, backend: Backend) -> None:
+    pattern = random_pattern((1, 20, 37, 16)).to(DEVICE)
+    shapes = operands(pattern)
+    for name in ("sdd", "dsd", "dds"):
+        a, b = (random(*shape, seed=i).float().to(DEVICE) for i, shape in enumerate(shapes[name]))
+        whole = (a > 0).to(dtype)
+        expected = call(pattern, name, [whole.float(), b], backend)
+        out = call(pattern, name, [whole, b], backend)
+        assert out.dtype == torch.float32
+        assert torch.equal(out, expected)
+        with pytest.raises(TypeError, match=f"got torch.{name_of(dtype)} and torch.{name_of(dtype)}"):
+            call(pattern, name, [whole, (b > 0).to(dtype)], backend)
+    for name in ("softmax", "attention"):
+        for i, shape in enumerate(shapes[name]):
+            tensors = [torch.zeros(s, device=DEVICE) for s in shapes[name]]
+            tensors[i] = torch.zeros(shape, dtype=dtype, device=DEVICE)
+            with pytest.raises(TypeError, match=f"floating point, got torch.{name_of(dtype)}"):
+                call(pattern, name, tensors, backend)
+    scores = torch.zeros(pattern.values_shape, device=DEVICE)
+    table = torch.zeros(1, 56, dtype=dtype, device=DEVICE)
+    with pytest.raises(TypeError, match="relative_bias should be floating point"):
+        block_softmax(pattern, scores, relative_bias=table, backend=backend)
+
+
+@backends
+@operations
+def test_strided_operands_and_index_arrays(name: str, backend: Backend) -> None:
+    contiguous = random_pattern((1, 20, 37, 16))
+    results = []
+    for change in (lambda t: t, strided):
+        blocks = Pattern(change(contiguous.blocks.indptr), change(contiguous.blocks.indices), contiguous.blocks.columns)
+        pattern = BlockPattern(blocks, 16, 20, 37).to(DEVICE)
+        shapes = operands(pattern)[name]
+        leaves = [change(random(*s, seed=i).float().to(DEVICE)).requires_grad_() for i, s in enumerate(shapes)]
+        out = call(pattern, name, leaves, backend)
+        upstream = change(random(*out.shape, seed=9).float().to(DEVICE))
+        results.append([out, *torch.autograd.grad(out, leaves, upstream)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@backends
+def test_strided_masks_and_bias(backend: Backend) -> None:
+    pattern = random_pattern((1, 20, 37, 16)).to(DEVICE)
+    scores = random(2, *pattern.values_shape).float().to(DEVICE)
+    table = random(1, 56, seed=1).float().to(DEVICE)
+    keys, attention = (random(*s, seed=2).to(DEVICE) > -0.5 for s in ((2, 37), (20, 37)))
+    results = []
+    for change in (lambda t: t, strided):
+        masks = {"key_padding_mask": change(keys), "attention_mask": change(attention)}
+        q, k = (random(2, 1, n, 4, seed=n).float().to(DEVICE) for n in (20, 37))
+        results.append(
+            (
+                block_softmax(pattern, scores, relative_bias=change(table), backend=backend, **masks),
+                block_attention(pattern, q, k, k, backend=backend, **masks),
+            )
+        )
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_products_on_a_gpu(block: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=name_of)
+def test_large_products(block: int, dtype: torch.dtype) -> None:
     shape = (2, 700, 900, block)
     pattern = random_pattern(shape)
     moved = pattern.to("cuda")

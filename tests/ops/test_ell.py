@@ -1,4 +1,4 @@
-"""ELL and hybrid patterns against dense matrices."""
+"""ELL and hybrid patterns against dense matrices. test_sparse_operands.py tests wrong operands and dtypes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 import scipy.sparse
 import torch
 from float64 import DEVICE, random
+from sparse_cases import backends, strided
 from torch import Tensor
 
-from diffnet.ops import EllPattern, HybridPattern, Pattern
+from diffnet.ops import Backend, EllPattern, HybridPattern, Pattern
 from diffnet.ops.sparse import ell
 from diffnet.ops.sparse.ell import bucket_widths
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def random_pattern(rows: int, columns: int) -> Pattern:
-    """Rows of 0, 2, 3, 7 entries and one that is full."""
+    """Return a pattern with rows of 0, 2, 3 and 7 entries, and a full row."""
     rng = np.random.default_rng(rows)
     mask = np.zeros((rows, columns), dtype=bool)
     for i in range(rows):
@@ -37,9 +38,10 @@ def dense_of(pattern: Pattern, values: Tensor) -> Tensor:
 
 
 SHAPES = [(13, 20), (1, 9), (9, 1), (6, 0), (0, 5)]
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@shapes
 def test_ell(shape: tuple[int, int]) -> None:
     pattern = random_pattern(*shape)
     converted, entries = EllPattern.from_pattern(pattern)
@@ -47,7 +49,7 @@ def test_ell(shape: tuple[int, int]) -> None:
     assert torch.equal(again.indptr, pattern.indptr)
     assert torch.equal(again.indices, pattern.indices)
     values, x = random(2, pattern.nnz), random(shape[1], 3, seed=1)
-    places = torch.full((2, *entries.shape), torch.nan, dtype=torch.float64)  # left over: count for nothing
+    places = torch.full((2, *entries.shape), torch.nan, dtype=torch.float64)  # values at unused places are ignored
     places[:, there] = values
     assert torch.equal(entries[there], torch.arange(pattern.nnz))
     torch.testing.assert_close(converted.matmul(places, x), dense_of(pattern, values) @ x)
@@ -56,9 +58,9 @@ def test_ell(shape: tuple[int, int]) -> None:
     assert torch.equal(wider.to_pattern()[0].indices, pattern.indices)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_hybrid(shape: tuple[int, int], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@backends
+@shapes
+def test_hybrid(shape: tuple[int, int], backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ell, "BUCKET_COST", 1)
     monkeypatch.setattr(ell, "PIECE", 5)  # rows of 7 are long
     pattern = random_pattern(*shape)
@@ -80,7 +82,7 @@ def test_hybrid(shape: tuple[int, int], backend: str, monkeypatch: pytest.Monkey
 
 
 def cost(histogram: list[int], widths: tuple[int, ...]) -> float:
-    """As `bucket_widths` counts it."""
+    """Return the cost that `bucket_widths` minimizes."""
     total = 0.0
     rest = sum(n * count for n, count in enumerate(histogram) if n > max(widths, default=-1))
     for n, count in enumerate(histogram):
@@ -89,7 +91,7 @@ def cost(histogram: list[int], widths: tuple[int, ...]) -> float:
 
 
 def test_buckets_cost_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against trying all."""
+    """Compared with trying all widths."""
     rng = np.random.default_rng(0)
     for bucket in (1, 20, 200):
         monkeypatch.setattr(ell, "BUCKET_COST", bucket)
@@ -100,8 +102,8 @@ def test_buckets_cost_least(monkeypatch: pytest.MonkeyPatch) -> None:
             assert cost(histogram, found) == pytest.approx(min(cost(histogram, c) for c in every))
 
 
-def test_meshes_are_in_buckets() -> None:
-    """And a few rows of thousands are the rest."""
+def test_rows_of_meshes_are_in_buckets() -> None:
+    """A few rows of thousands of entries are the rest."""
     histogram = [0] * 5001
     histogram[5:9] = [20_000, 60_000, 18_000, 2_000]
     assert bucket_widths(histogram)[-1] == 8
@@ -110,12 +112,16 @@ def test_meshes_are_in_buckets() -> None:
     assert bucket_widths([]) == []
 
 
-def test_what_does_not_fit() -> None:
-    pattern = random_pattern(13, 20)
+def test_a_width_below_the_longest_row_is_refused() -> None:
     with pytest.raises(ValueError, match="20, got 4"):
-        EllPattern.from_pattern(pattern, 4)
-    converted, _ = EllPattern.from_pattern(pattern)
-    with pytest.raises(ValueError, match="13, 20"):
-        converted.matmul(torch.zeros(13, 4), torch.zeros(20, 2))
-    with pytest.raises(ValueError, match=rf"{pattern.nnz}\), shape is \(3,\)"):
-        HybridPattern.from_pattern(pattern).matmul(torch.zeros(3), torch.zeros(20, 2))
+        EllPattern.from_pattern(random_pattern(13, 20), 4)
+
+
+def test_strided_indices_become_contiguous() -> None:
+    ell, _ = EllPattern.from_pattern(random_pattern(13, 20))
+    for indices in (strided(ell.indices), ell.indices.T.contiguous().T):
+        made = EllPattern(indices, 20)
+        assert made.indices.is_contiguous()
+        assert torch.equal(made.filled.indices, ell.filled.indices)
+    assert EllPattern(ell.indices, 20).indices is ell.indices
+    assert ell.filled is ell.filled  # made once

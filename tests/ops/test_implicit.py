@@ -1,19 +1,21 @@
-"""Implicit diffusion against dense solves."""
+"""Implicit diffusion against dense solves, on plain PyTorch and on Triton kernels (interpreted without a GPU)."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import trimesh
 from float64 import DEVICE, random
+from sparse_cases import backends, name_of, strided
 from torch import Tensor
 
 from diffnet import DiffusionNet, DiffusionNetBlock, ImplicitDiffusion, Operators, collate, precompute
-from diffnet.ops import SparseMatrix, implicit_diffusion, spmm
+from diffnet.ops import Backend, Pattern, SparseMatrix, implicit_diffusion, spmm
 from diffnet.ops.sparse.pattern import csr_arrays
 
 C = 5
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def meshes() -> list[Operators]:
-    """A sphere, a torus and a point cloud; the torus has vertices that no face uses."""
+    """A sphere, a torus with two vertices that no face uses, and a point cloud."""
     torus = trimesh.creation.torus(1, 0.4, 6, 4)
     loose = np.concatenate([[[5.0, 0, 0]], torus.vertices, [[6.0, 0, 0]]]), torus.faces + 1
     cloud = trimesh.creation.icosphere(1).vertices * [1, 0.7, 0.5]
@@ -37,7 +39,7 @@ def times() -> Tensor:
 
 
 def dense_solution(x: Tensor, time: Tensor, values: Tensor, mass: Tensor, operators: Operators) -> Tensor:
-    """By dense factorisation of the part that has mass."""
+    """Solve by dense factorization of the part that has mass."""
     pattern, live = operators.laplacian.pattern, mass > 0
     laplacian = torch.zeros(len(x), len(x), dtype=x.dtype)
     laplacian = laplacian.index_put((pattern.row_indices.long(), pattern.indices.long()), values)[live][:, live]
@@ -63,7 +65,7 @@ def solve(x: Tensor, time: Tensor, values: Tensor, mass: Tensor, operators: Oper
 def test_agrees_with_dense_solves(
     meshes: list[Operators], backend: str, dtype: torch.dtype, tolerance: float, bound: float
 ) -> None:
-    """In values and in the gradients for features, times, masses and the Laplacian."""
+    """Values and the gradients of features, times, masses and the Laplacian."""
     for operators in (meshes[0], collate(meshes)):
         given = (random(operators.num_vertices, C), times(), operators.laplacian.values, operators.mass)
         weights = random(operators.num_vertices, C, seed=1)
@@ -82,8 +84,8 @@ def test_agrees_with_dense_solves(
             assert error.detach() <= bound, (name, error)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_any_layout_and_order_of_rows(meshes: list[Operators], backend: str) -> None:
+@backends
+def test_any_layout_and_order_of_rows(meshes: list[Operators], backend: Backend) -> None:
     operators = collate(meshes[:2])
     lengths = operators.lengths
     order = torch.cat([torch.arange(n).flip(0) + lo for n, lo in zip(lengths, operators.ptr.tolist(), strict=False)])
@@ -153,7 +155,7 @@ def test_conserves_the_mean_and_smooths(meshes: list[Operators]) -> None:
 
 
 def test_packed_meshes_do_not_touch_each_other(meshes: list[Operators]) -> None:
-    """Each stops at its own tolerance, also beside one of other size and units, and one whose features are 0."""
+    """Each stops at its own tolerance, also beside a mesh in other units and one whose features are 0."""
     scaled = precompute((meshes[0].frames[:, 2].numpy() * 100, meshes[0].faces.numpy()), k=0)
     each = [*meshes, scaled]
     packed = collate(each)
@@ -179,7 +181,7 @@ def test_an_empty_mesh_and_no_vertices(meshes: list[Operators]) -> None:
     assert out.shape == (0, C)
 
 
-def test_too_few_iterations_are_warned_of(meshes: list[Operators]) -> None:
+def test_too_few_iterations_give_a_warning(meshes: list[Operators]) -> None:
     operators = meshes[0]
     arguments = (random(operators.num_vertices, C).float(), times().float(), operators.laplacian.values, operators.mass)
     with pytest.warns(UserWarning, match=r"after 3 iterations at a relative residual of .*tolerance of 1e-06"):
@@ -200,7 +202,7 @@ def test_low_precision_features(meshes: list[Operators]) -> None:
         assert torch.equal(solve(x, times().float(), operators.laplacian.values, operators.mass, operators), out)
 
 
-def test_twice_is_refused(meshes: list[Operators]) -> None:
+def test_second_derivatives_are_refused(meshes: list[Operators]) -> None:
     operators = meshes[0]
     x, time = random(operators.num_vertices, C).float().requires_grad_(), times().float().requires_grad_()
     out = solve(x, time, operators.laplacian.values, operators.mass, operators)
@@ -209,7 +211,7 @@ def test_twice_is_refused(meshes: list[Operators]) -> None:
 
 
 def test_network(meshes: list[Operators]) -> None:
-    """On operators without eigenpairs; packed or one by one; and it learns."""
+    """A network works on operators without eigenpairs, packed or one by one, and learns."""
     torch.manual_seed(0)
     model = DiffusionNet(3, 5, width=8, blocks=2, diffusion="implicit", dropout=0.0)
     with torch.no_grad():
@@ -231,9 +233,9 @@ def test_network(meshes: list[Operators]) -> None:
     assert all(block.diffusion.time.grad.abs().min() > 0 for block in model.blocks)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_compiles_to_one_graph(meshes: list[Operators], backend: str) -> None:
-    """Forward and backward, with the operations opaque to the compiler."""
+@backends
+def test_compiles_to_one_graph(meshes: list[Operators], backend: Backend) -> None:
+    """Forward and backward, with operations that are opaque to the compiler."""
     torch._dynamo.reset()
     operators = meshes[0].to(DEVICE)
     x = random(operators.num_vertices, C).float().to(DEVICE).requires_grad_()
@@ -251,7 +253,7 @@ def test_compiles_to_one_graph(meshes: list[Operators], backend: str) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_bad_options(meshes: list[Operators]) -> None:
+def test_wrong_options_are_refused(meshes: list[Operators]) -> None:
     with pytest.raises(ValueError, match="heat"):
         DiffusionNetBlock(4, diffusion="heat")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="coefficients"):
@@ -260,15 +262,105 @@ def test_bad_options(meshes: list[Operators]) -> None:
         (name,) = options
         with pytest.raises(ValueError, match=name):
             ImplicitDiffusion(4, **options)  # type: ignore[arg-type]
-    # Gradients stay sparse where operators hold gradients of a basis.
+    # Gradients stay sparse if operators hold gradients of a basis.
     block = DiffusionNetBlock(3, diffusion="implicit").eval()
     x = random(meshes[0].num_vertices, 3).float()
     other = replace(meshes[0], gradient_evecs=torch.zeros(2, meshes[0].num_vertices, 0))
     torch.testing.assert_close(block(x, other), block(x, meshes[0]))
 
 
+def system() -> dict[str, Any]:
+    """Return the arguments for a path of 6 vertices and 3 channels."""
+    dense = 2 * torch.eye(6) - torch.eye(6).roll(1, 0).triu() - torch.eye(6).roll(-1, 0).tril()
+    return {
+        "x": random(6, 3).float().to(DEVICE),
+        "time": torch.tensor([0.1, 0.5, 2.0], device=DEVICE),
+        "laplacian": SparseMatrix.from_torch((dense + dense.T).to_sparse_csr()).to(DEVICE),
+        "mass": (1 + random(6, seed=1).abs()).float().to(DEVICE),
+        "ptr": torch.tensor([0, 2, 6], device=DEVICE),
+    }
+
+
+WRONG = {
+    "time of one value": ("time", lambda t: t[:1], r"time should have shape \(3,\), shape is \(1,\)"),
+    "time of 4 values": ("time", lambda t: t.repeat(2)[:4], r"time should have shape \(3,\)"),
+    "2-D time": ("time", lambda t: t[None], r"shape is \(1, 3\)"),
+    "mass of 4 rows": ("mass", lambda m: m[:4], r"mass should have shape \(6,\), shape is \(4,\)"),
+    "mass of one row": ("mass", lambda m: m[:1], r"mass should have shape \(6,\)"),
+    "2-D mass": ("mass", lambda m: m[:, None], r"shape is \(6, 1\)"),
+    "1-D x": ("x", lambda x: x[:, 0], r"x should have shape \(V, C\), shape is \(6,\)"),
+    "x of 5 rows": ("x", lambda x: x[:5], r"mass should have shape \(5,\)"),
+    "2-D ptr": ("ptr", lambda p: p[None], "ptr should have 1 dimension"),
+    "no ptr": ("ptr", lambda p: p[:0], "got none"),
+    "time on another device": ("time", lambda t: t.to("meta"), "time should be on"),
+    "mass on another device": ("mass", lambda m: m.to("meta"), "mass should be on"),
+    "laplacian on another device": ("laplacian", lambda m: m.to("meta"), "laplacian should be on"),
+    "ptr on another device": ("ptr", lambda p: p.to("meta"), "ptr should be on"),
+    "wide laplacian": (
+        "laplacian",
+        lambda m: SparseMatrix(Pattern(m.pattern.indptr, m.pattern.indices, 7), m.values),
+        r"laplacian should have shape \(6, 6\), shape is \(6, 7\)",
+    ),
+    "two laplacians": (
+        "laplacian",
+        lambda m: SparseMatrix(m.pattern, torch.stack([m.values] * 2)),
+        r"values of the laplacian should have shape \(16,\), shape is \(2, 16\)",
+    ),
+}
+
+
+@backends
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_shapes_and_devices_are_refused(name: str, backend: Backend) -> None:
+    argument, change, message = WRONG[name]
+    given = system()
+    given[argument] = change(given[argument])
+    with pytest.raises(ValueError, match=message):
+        implicit_diffusion(**given, backend=backend)
+
+
+@backends
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=name_of)
+def test_operands_must_be_floating_point(dtype: torch.dtype, backend: Backend) -> None:
+    for name in ("x", "time", "mass", "laplacian"):
+        given = system()
+        given[name] = given[name].to(dtype=dtype)
+        with pytest.raises(TypeError, match=f"should be floating point, got torch.{name_of(dtype)}"):
+            implicit_diffusion(**given, backend=backend)
+    with pytest.raises(TypeError, match=r"ptr should be int32 or int64, got torch\.float32"):
+        implicit_diffusion(**system() | {"ptr": torch.tensor([0.0, 6.0], device=DEVICE)}, backend=backend)
+    with pytest.raises(TypeError, match="laplacian should be a SparseMatrix, got Tensor"):
+        implicit_diffusion(**system() | {"laplacian": torch.eye(6, device=DEVICE)}, backend=backend)
+
+
+@backends
+@pytest.mark.skipif(DEVICE != "cpu", reason="values on a GPU are checked in debug mode only")
+@pytest.mark.parametrize("ptr", [[0, 2, 7], [1, 6], [0, 4, 2, 6], [0, 5]], ids=str)
+def test_wrong_extents_are_refused(ptr: list[int], backend: Backend) -> None:
+    with pytest.raises(ValueError, match="ptr should ascend from 0 to the number of rows, 6"):
+        implicit_diffusion(**system() | {"ptr": torch.tensor(ptr)}, backend=backend)
+
+
+@backends
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=name_of)
+def test_strided_operands_change_nothing(index: torch.dtype, backend: Backend) -> None:
+    results = []
+    for change in (lambda t: t, strided, lambda t: t.mT.contiguous().mT if t.ndim == 2 else strided(t)):
+        given = system()
+        laplacian, ptr = given["laplacian"], given["ptr"].to(index)
+        arrays = (change(laplacian.pattern.indptr), change(laplacian.pattern.indices))
+        leaves = [change(t).requires_grad_() for t in (given["x"], given["time"], laplacian.values, given["mass"])]
+        matrix = SparseMatrix(Pattern(*arrays, 6), leaves[2])
+        out = implicit_diffusion(leaves[0], leaves[1], matrix, leaves[3], change(ptr), backend=backend)
+        upstream = change(random(6, 3, seed=2).float().to(DEVICE))
+        results.append([out, *torch.autograd.grad(out, leaves, upstream)])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, b)
+
+
 @pytest.mark.gpu
-def test_no_look_back_can_be_captured(meshes: list[Operators]) -> None:
+def test_solve_without_checks_can_be_captured(meshes: list[Operators]) -> None:
     operators = collate(meshes).to("cuda")
     x, time = random(operators.num_vertices, C).float().cuda(), times().float().cuda()
 

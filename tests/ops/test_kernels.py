@@ -30,7 +30,7 @@ from diffnet.ops import (
 )
 from diffnet.ops.common.matmul import operands
 from diffnet.ops.mlp.kernels import backward_tiling, forward_tiling
-from diffnet.ops.mlp.op import MOST_INPUTS, _mlp_kernel
+from diffnet.ops.mlp.op import MOST_INPUTS, _mlp_implementation
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -413,7 +413,7 @@ def open_units(
 ) -> list[Tensor]:
     x, w, b = ([t.to(place.device, place.dtype) for t in group] for group in (inputs, weights, biases))
     x = x if len(x) <= MOST_INPUTS else [torch.cat(x, dim=-1)]  # as `mlp` gives them, for the order of the sums
-    return [h > 0 for h in _mlp_kernel(x, w, b, None, False, 0.0, None, True)[1:]]
+    return [h > 0 for h in _mlp_implementation(x, w, b, None, False, 0.0, None, True)[1:]]
 
 
 def test_hidden_layers_are_kept_for_gradients_only(roomy: Place) -> None:
@@ -423,9 +423,9 @@ def test_hidden_layers_are_kept_for_gradients_only(roomy: Place) -> None:
         x, *weights = (
             normal(*shape).to(roomy.device, roomy.dtype) for shape in [(63, 18), *map(reversed, pairwise(widths))]
         )
-        out, *kept = _mlp_kernel([x], weights, [], None, True, 0.0, None, True)
+        out, *kept = _mlp_implementation([x], weights, [], None, True, 0.0, None, True)
         assert [h.shape for h in kept] == [(63, width) for width in hidden]
-        assert [torch.equal(y, out) for y in _mlp_kernel([x], weights, [], None, True, 0.0, None, False)] == [True]
+        assert [torch.equal(y, out) for y in _mlp_implementation([x], weights, [], None, True, 0.0, None, False)] == [True]
         leaves = [weight.requires_grad_() for weight in weights]
         assert torch.equal(mlp([x], leaves, residual=x, backend="triton"), out)
         with torch.no_grad():
@@ -906,7 +906,7 @@ def test_gradients_that_cannot_be_differentiated_say_so() -> None:
 
 
 def test_the_cpu_computes_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffnet.ops.spectral.op._project", None)  # would fail if it were called
+    monkeypatch.setattr("diffnet.ops.spectral.op.project_operator", None)  # would fail if it were called
     x, evecs, mass, ptr = (t.float() if t.is_floating_point() else t for t in spectral_inputs((5,), 3, 2))
     torch.testing.assert_close(to_spectral(x, evecs, mass, ptr)[0], evecs.T @ (mass[:, None] * x))
 

@@ -9,7 +9,9 @@ import trimesh
 from diffnet.geometry import load_mesh, mesh_edges
 from diffnet.train.report.export import write_atomically, write_ply
 from diffnet.train.report.palette import UNLABELED_COLOR, colorize, label_colors
-from diffnet.train.report.render import BACKGROUND, corner_normals, default_view, face_elements, render
+from diffnet.train.report.render import BACKGROUND, render
+from diffnet.train.report.surface import corner_normals, face_elements
+from diffnet.train.report.view import default_view
 
 RED, BLUE = np.array([[220, 30, 30], [30, 60, 220]], np.uint8)
 COLORS = np.stack([RED, BLUE])
@@ -40,20 +42,20 @@ def test_a_sphere_fills_its_disk_and_nothing_else():
     assert image.shape == (160, 200, 3)
     assert image.dtype == np.uint8
     y, x = np.mgrid[:160, :200] + 0.5
-    away = np.hypot(x - 100, y - 80) / 72  # 5 % of the height are left free on either side
+    away = np.hypot(x - 100, y - 80) / 72  # the margin is 5 % of the height on each side
     assert covered(image)[away < 0.96].all()
     assert not covered(image)[away > 1.03].any()
 
 
-def test_the_form_is_shaded():
+def test_surfaces_are_shaded():
     verts, faces = sphere()
     brightness = render(verts, faces, np.zeros(len(verts), int), size=(100, 100)).sum(axis=-1)
-    assert brightness[30, 35] > 1.15 * brightness[75, 50]  # the light comes from above left
+    assert brightness[30, 35] > 1.15 * brightness[75, 50]  # the light comes from the upper left
     assert brightness[50, 50] > 1.15 * brightness[50, 7]  # darker toward the outline
 
 
-@pytest.mark.parametrize(("toward", "seen"), [(-1.5, False), (1.5, True)])
-@pytest.mark.parametrize("red_first", [True, False])
+@pytest.mark.parametrize(("toward", "seen"), [(-1.5, False), (1.5, True)], ids=["behind", "in-front"])
+@pytest.mark.parametrize("red_first", [True, False], ids=["red-first", "blue-first"])
 def test_hidden_surfaces_are_hidden(toward, seen, red_first):
     big, small = sphere(1.0), sphere(0.3, (toward, 0, 0))
     first, second = (small, big) if red_first else (big, small)
@@ -66,14 +68,14 @@ def test_hidden_surfaces_are_hidden(toward, seen, red_first):
 
 
 def test_labels_are_never_blended():
-    # Three corners, three labels, one triangle that fills much of the picture.
+    # One large triangle with a different label at each corner.
     verts = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]], float)
     image = render(verts, [[0, 1, 2]], [0, 1, 2], size=(90, 90), view=(0, 0))
     inner = image[covered(image)].astype(float)
     hues = inner / np.linalg.norm(inner, axis=1, keepdims=True)
     pure = label_colors(3) / np.linalg.norm(label_colors(3).astype(float), axis=1, keepdims=True)
     closest = np.abs(hues[:, None] - pure).max(-1).min(1)
-    assert (closest < 0.02).mean() > 0.9  # the rest are smoothed borders, a pixel wide
+    assert (closest < 0.02).mean() > 0.9  # the rest are antialiased borders, one pixel wide
     assert all((np.abs(hues - hue).max(-1) < 0.02).mean() > 0.2 for hue in pure)
     assert np.abs(image[70, 15] / np.linalg.norm(image[70, 15]) - pure[0]).max() < 0.02  # near corner 0
 
@@ -113,7 +115,7 @@ def test_point_cloud():
     assert covered(render([[5, 5, 5]], None, [0], size=(40, 40))).sum() > 3
 
 
-def test_degenerate_input_is_drawn_as_far_as_it_can():
+def test_degenerate_triangles_are_left_out():
     verts = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [np.nan, 0, 0], [9, 9, 9], [np.inf, 0, 0]])
     alone = render(verts[:3], [[0, 1, 2]], np.zeros(3, int), size=(50, 40))
     faces = [[0, 1, 2], [0, 1, 3], [0, 0, 0], [0, 0, 1], [1, 2, 5]]
@@ -124,7 +126,7 @@ def test_degenerate_input_is_drawn_as_far_as_it_can():
     render(verts, None, np.zeros(6, int), size=(50, 40))
 
 
-def test_both_sides_are_lit_and_winding_does_not_matter():
+def test_both_sides_are_lit_and_orientation_does_not_matter():
     verts, faces = sphere()
     flipped = faces[:, ::-1]
     labels = np.zeros(len(verts), int)
@@ -146,7 +148,7 @@ def test_the_widest_side_faces_the_viewer():
         assert np.ptp(rows) / np.ptp(columns) == pytest.approx(tall, rel=0.35)
 
 
-def test_view_turns_the_picture():
+def test_view_rotates_the_picture():
     verts = np.array([[0, 0, 0], [1, 0, 0], [0, 2, 0], [0, 0, 1]], float)
     faces = [[0, 1, 2], [0, 2, 3]]
     front = render(verts, faces, [0, 1], at="faces", size=(80, 80), view=(0, 0), colors=COLORS)
@@ -171,15 +173,16 @@ def test_smooth_and_sharp_normals():
         ([0, 0], "vertices", r"\(4,\)"),
         ([0] * 4, "faces", r"\(2,\)"),
         ([0] * 4, "edges", r"\(5,\)"),
-        ([0] * 4, "hands", "not at"),
+        ([0] * 4, "hands", "'hands'"),
     ],
+    ids=["vertices", "faces", "edges", "unknown-element"],
 )
-def test_misfits_are_named(labels, at, message):
+def test_labels_that_do_not_fit_are_named(labels, at, message):
     with pytest.raises(ValueError, match=message):
         render(np.eye(4, 3), [[0, 1, 2], [0, 2, 3]], labels, at=at)
 
 
-def test_other_misfits():
+def test_other_bad_input_is_named():
     with pytest.raises(ValueError, match="integers"):
         render(np.eye(3), [[0, 1, 2]], [0.0, 1.0, 2.0])
     with pytest.raises(ValueError, match="index 3 vertices"):
@@ -196,7 +199,7 @@ def test_colors_are_distinct_and_stable():
     assert label_colors(3000).shape == (3000, 3)
 
 
-def test_unlabeled_is_grey():
+def test_unlabeled_is_gray():
     np.testing.assert_array_equal(colorize([[-1, 2], [1, -5]])[[0, 1], [0, 1]], [UNLABELED_COLOR] * 2)
     np.testing.assert_array_equal(colorize([[-1, 2], [1, -5]])[0, 1], label_colors(3)[2])
     assert colorize([]).shape == (0, 3)
@@ -204,7 +207,7 @@ def test_unlabeled_is_grey():
 
 
 def ply_element(path, element):
-    """The columns of one element of a PLY file, parsed plainly."""
+    """The columns of one element of a PLY file, from a parser of its own."""
     head, body = Path(path).read_bytes().split(b"end_header\n", 1)
     types = {"double": "<f8", "int": "<i4", "uchar": "u1"}
     for block in head.decode("ascii").split("element ")[1:]:

@@ -1,4 +1,4 @@
-"""The charts and the page about a trained model."""
+"""The charts of a training run and the page about a trained model."""
 
 import base64
 import html
@@ -10,26 +10,25 @@ import pytest
 import trimesh
 from PIL import Image
 
+from diffnet.train.metrics import class_scores
+from diffnet.train.report.charts import confusion_png, curves_png
+from diffnet.train.report.export import png_bytes
 from diffnet.train.report.palette import label_colors
-from diffnet.train.report.report import (
-    Prediction,
-    class_scores,
-    confusion_matrix_picture,
-    curves_picture,
-    predictions_page,
-)
+from diffnet.train.report.report import Prediction, write_report
 
 MATRIX = np.array([[8, 2, 0, 0], [1, 3, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
 METRICS = "epoch,train_loss,train_accuracy,test_accuracy,learning_rate\n1,2.0,0.1,,0.001\n2,1.0,0.5,0.4,0.001\n"
 
 
-def picture(source):
-    return np.asarray(Image.open(source).convert("RGB"))
+def png(content):
+    """The picture (H, W, 3) in the content of a PNG file."""
+    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
 
 
 def pictures(page):
+    """The pictures of a page, by alternative text."""
     found = re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="([^"]+)"', page)
-    return {html.unescape(alt): picture(io.BytesIO(base64.b64decode(data))) for data, alt in found}
+    return {html.unescape(alt): png(base64.b64decode(data)) for data, alt in found}
 
 
 @pytest.fixture
@@ -54,67 +53,65 @@ def test_scores_by_class():
         class_scores(np.zeros((2, 3), int))
 
 
-def test_confusion_matrix_of_few_classes(tmp_path):
-    confusion_matrix_picture(tmp_path / "a.png", MATRIX, ["$a", "b_", "c^", "d"])
-    confusion_matrix_picture(tmp_path / "b.png", MATRIX[:2, :2], ["$a", "b_"])
-    few = picture(tmp_path / "a.png")
+def test_confusion_matrix_of_few_classes():
+    names = ["$a", "b_", "c^", "d"]
+    few = png(confusion_png(MATRIX, names))
     assert few.shape[0] > 400
     assert few.std() > 10
-    # Classes that don't occur leave no trace.
-    np.testing.assert_array_equal(few, picture(tmp_path / "b.png"))
-    confusion_matrix_picture(tmp_path / "c.png", MATRIX.T, ["$a", "b_", "c^", "d"])
-    assert (few != picture(tmp_path / "c.png")).any()
-    assert len(list(tmp_path.iterdir())) == 3
+    # Classes that do not occur are not drawn.
+    np.testing.assert_array_equal(few, png(confusion_png(MATRIX[:2, :2], names[:2])))
+    assert (few != png(confusion_png(MATRIX.T, names))).any()
 
 
-def test_confusion_matrix_of_many_classes(tmp_path):
-    confusion_matrix_picture(tmp_path / "a.png", np.eye(260, dtype=int) * 5, [str(i) for i in range(260)])
-    image = picture(tmp_path / "a.png")
+def test_confusion_matrix_of_many_classes():
+    image = png(confusion_png(np.eye(260, dtype=int) * 5, [str(i) for i in range(260)]))
     assert 800 < image.shape[0] < 2000
     blue = (image[..., 2].astype(int) - image[..., 0] > 60) & (np.arange(image.shape[1]) < 0.8 * image.shape[1])
     rows, columns = np.nonzero(blue)
     assert np.corrcoef(rows, columns)[0, 1] > 0.99
-    confusion_matrix_picture(tmp_path / "b.png", np.zeros((3, 3), int), ["a", "b", "c"])
+
+
+def test_confusion_matrix_without_elements():
+    assert png(confusion_png(np.zeros((3, 3), int), ["a", "b", "c"])).shape[0] > 400
 
 
 def test_curves(tmp_path):
     (tmp_path / "metrics.csv").write_text(METRICS, encoding="utf-8")
-    curves_picture(tmp_path / "a.png", tmp_path / "metrics.csv")
-    image = picture(tmp_path / "a.png")
+    image = png(curves_png(tmp_path / "metrics.csv"))
     assert min(image.shape[:2]) > 400
     blue, orange = label_colors(6)[[0, 5]]
     assert (image == blue).all(-1).sum() > 200
     assert (image == orange).all(-1).sum() > 20  # a single point is visible
     (tmp_path / "empty.csv").write_text("epoch,train_loss\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"empty\.csv"):
-        curves_picture(tmp_path / "b.png", tmp_path / "empty.csv")
-    assert not (tmp_path / "b.png").exists()
+        curves_png(tmp_path / "empty.csv")
 
 
 def test_page(tmp_path, ball):
-    (tmp_path / "metrics.csv").write_text(METRICS, encoding="utf-8")
-    predictions_page(
+    charts = [png_bytes(np.random.default_rng(i).integers(0, 256, (300, 300, 3), np.uint8)) for i in range(2)]
+    write_report(
         tmp_path / "page.html",
         [ball],
         {"Test accuracy": "78.6 %", "Date": "2025-03-01"},
         matrix=MATRIX,
         label_names=["left", "right"],
-        csv_path=tmp_path / "metrics.csv",
+        confusion=charts[0],
+        curves=charts[1],
     )
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<dt>Test accuracy</dt><dd>78.6 %</dd>" in page
     rows = re.findall(
         r'<tr><th scope="row"><i[^>]*></i>(.*?)</th><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>', page
     )
-    thin = "\u202f%"
-    assert rows == [("left", "10", f"80.0{thin}", f"72.7{thin}"), ("right", "4", f"75.0{thin}", f"50.0{thin}")]
+    assert rows == [("left", "10", "80.0 %", "72.7 %"), ("right", "4", "75.0 %", "50.0 %")]
     scored = ball.truth >= 0
     share = (ball.prediction == ball.truth)[scored].mean()
-    assert f"<h3>ball <small>{100 * share:.1f}{thin} correct</small></h3>" in page
+    assert f"<h3>ball <small>{100 * share:.1f} % correct</small></h3>" in page
     wrong = (ball.prediction != ball.truth)[scored].sum()
     assert f"<small>{wrong} of {scored.sum()}</small>" in page
 
     shown = pictures(page)
+    np.testing.assert_array_equal(shown["Confusion matrix"], png(charts[0]))
     names = ["Confusion matrix", "Losses and accuracies over the epochs"]
     assert list(shown) == [*names, "ball: prediction", "ball: truth", "ball: errors"]
     for image in shown.values():
@@ -130,16 +127,16 @@ def test_page(tmp_path, ball):
     assert (shown["ball: prediction"] != shown["ball: truth"]).any()
 
 
-def test_page_of_a_point_cloud_at_its_least(tmp_path, ball):
-    predictions_page(tmp_path / "page.html", [ball._replace(faces=None)], {}, matrix=MATRIX, label_names=[])
+def test_page_of_a_point_cloud_without_charts_and_names(tmp_path, ball):
+    write_report(tmp_path / "page.html", [ball._replace(faces=None)], {}, matrix=MATRIX, label_names=[])
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert len(pictures(page)) == 4
+    assert len(pictures(page)) == 3
     assert "</i>1</th>" in page  # a class without a name
 
 
-def test_nothing_outside_the_page_is_needed_and_text_is_escaped(tmp_path, ball):
-    nasty = '<script>alert("ü")</script>{body}\'" onload="x'
-    predictions_page(
+def test_page_is_self_contained_and_escapes_text(tmp_path, ball):
+    nasty = '<script>alert("ü")</script>{{body}}\'" onload="x'
+    write_report(
         tmp_path / "page.html",
         [ball._replace(name=nasty)],
         {nasty: nasty},
@@ -155,9 +152,7 @@ def test_nothing_outside_the_page_is_needed_and_text_is_escaped(tmp_path, ball):
     assert all(source.startswith("data:image/png;base64,") for source in re.findall(r'src="([^"]*)"', page))
 
 
-def test_misfits_are_named(tmp_path, ball):
+def test_shapes_that_do_not_fit_are_named(tmp_path, ball):
     with pytest.raises(ValueError, match="ball: "):
-        predictions_page(
-            tmp_path / "page.html", [ball._replace(prediction=[1])], {}, matrix=MATRIX, label_names=["a", "b"]
-        )
+        write_report(tmp_path / "page.html", [ball._replace(prediction=[1])], {}, matrix=MATRIX, label_names=["a", "b"])
     assert not list(tmp_path.iterdir())

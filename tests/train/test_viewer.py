@@ -1,4 +1,4 @@
-"""The page on which surfaces can be turned."""
+"""The interactive page of surfaces."""
 
 import base64
 import json
@@ -23,8 +23,10 @@ def ball():
 
 
 def data_of(path):
+    """The text of a page, and the data in it."""
     page = path.read_text(encoding="utf-8")
-    return page, json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
+    content = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1]
+    return page, json.loads(content, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
 def array(text, dtype):
@@ -71,7 +73,7 @@ def test_edges_come_with_the_sides_of_faces(tmp_path, ball):
     assert len(array(item["sets"][0]["labels"], "<i4")) == len(edges)
 
 
-def test_nothing_outside_the_page_is_needed(tmp_path, ball):
+def test_page_is_self_contained(tmp_path, ball):
     write_html(tmp_path / "page.html", [("ball", *ball, {"truth": np.zeros(42, int)}, "vertices")], ["a"])
     page, _ = data_of(tmp_path / "page.html")
     assert not re.findall(r"https?:|//[a-z]|@import|url\(|<link|<img|\bsrc=|\bhref=|import\(|fetch\(|XMLHttp", page)
@@ -79,7 +81,7 @@ def test_nothing_outside_the_page_is_needed(tmp_path, ball):
     assert "{{" not in page
 
 
-def test_text_can_not_break_out(tmp_path, ball):
+def test_text_is_escaped(tmp_path, ball):
     verts, faces = ball
     labels = {NASTY: np.zeros(len(verts), int)}
     write_html(tmp_path / "page.html", [(NASTY, verts, faces, labels, "vertices")], [NASTY], title=NASTY)
@@ -93,17 +95,17 @@ def test_text_can_not_break_out(tmp_path, ball):
     assert "innerHTML" not in page
 
 
-def test_the_template_says_what_is_missing():
+def test_the_page_names_missing_browser_features():
     template = resources.files("diffnet.train.report").joinpath("viewer.html").read_text(encoding="utf-8")
     assert "<noscript>" in template
     assert "needs WebGL 2" in template
 
 
-def test_broken_coordinates_stay_out_of_the_numbers(tmp_path):
+def test_broken_coordinates_are_left_out(tmp_path):
     verts = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [np.nan, 0, 0]])
     faces = [[0, 1, 2], [0, 1, 3], [2, 2, 2]]
     write_html(tmp_path / "page.html", [("bad", verts, faces, {"truth": np.arange(3)}, "faces")], [])
-    item = data_of(tmp_path / "page.html")[1]["items"][0]  # NaN isn't JSON, so this alone says much
+    item = data_of(tmp_path / "page.html")[1]["items"][0]  # strict JSON has no NaN
     assert item["radius"] == pytest.approx(np.sqrt(0.5))
     assert len(array(item["sets"][0]["labels"], "<i4")) == 3
     normals = array(item["normals"], np.int8).reshape(3, 3, 3)
@@ -111,7 +113,7 @@ def test_broken_coordinates_stay_out_of_the_numbers(tmp_path):
     np.testing.assert_array_equal(normals[1:], 0)
 
 
-def test_misfits_are_named(tmp_path, ball):
+def test_bad_input_is_named(tmp_path, ball):
     with pytest.raises(ValueError, match="at least one mesh"):
         write_html(tmp_path / "page.html", [], [])
     with pytest.raises(ValueError, match="ball: an item needs"):

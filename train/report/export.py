@@ -1,9 +1,11 @@
-"""Writing results to files."""
+"""Writing results to files, and filling the templates of pages."""
 
 from __future__ import annotations
 
 import io
 import os
+import re
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,13 @@ from PIL import Image
 from diffnet.data.labeled import UNLABELED, LabelsAt
 from diffnet.geometry import mesh_edges
 from diffnet.train.report.palette import colorize
-from diffnet.train.report.render import check_labeled
+from diffnet.train.report.surface import check_labeled
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Write a file, text as UTF-8, so that at no time a half-written one stands under its name."""
+    """Write a file, text as UTF-8. Under its name there is always a complete file: the old one or the new one."""
     path = Path(path)
-    # Written by hand rather than by tempfile, whose files nobody else may read.
+    # Files made by the module tempfile can be read by their owner only.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -29,23 +31,33 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
         temporary.unlink(missing_ok=True)
 
 
+def fill_template(name: str, **fields: str) -> str:
+    """The template `name` of this package, with each {{field}} replaced by its value. Values are inserted as they are.
+
+    Replaced text is not searched again, so a value may hold braces.
+    """
+    template = resources.files("diffnet.train.report").joinpath(name).read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: fields[found[1]], template)
+
+
 def png_bytes(image: NDArray[np.uint8]) -> bytes:
-    """A picture (H, W, 3) as a PNG file's content."""
+    """The content of a PNG file that holds a picture (H, W, 3)."""
     out = io.BytesIO()
     Image.fromarray(image).save(out, format="png", optimize=True)
     return out.getvalue()
 
 
 def write_ply(path: str | os.PathLike[str], verts: Any, faces: Any, labels: Any, at: LabelsAt = "vertices") -> None:
-    """Write a mesh or point cloud as a binary PLY file, colored by its labels and holding them as a property `label`.
+    """Write a labeled mesh or point cloud as a binary PLY file, with a color and a property `label` per element.
 
     verts: (V, 3); faces: (F, 3), None or empty for a point cloud
-    labels: (V,), (F,) or (E,) integers, according to `at`; edges are numbered as `mesh_edges` does
+    labels: (V,), (F,) or (E,) integers, according to `at`. Edges are in the order of `mesh_edges`.
 
-    Color and label stand on the vertices or, for labels at faces, on the faces. Few programs show edges, so labels at
-    edges are written to the vertices, each taking the most frequent label of its edges (the smallest such, where
-    several are; unlabeled edges count only where there is no other).
-    Raises ValueError where shapes don't fit.
+    Labels at faces are written to the faces, all others to the vertices. Few programs show edges, so each vertex takes
+    the most frequent label of its edges. The smallest label wins a tie. A vertex is unlabeled only if all its edges
+    are.
+
+    Raises ValueError for shapes that do not fit.
     """
     verts, faces, labels = check_labeled(verts, faces, labels, at)
     if at == "edges":
@@ -69,7 +81,7 @@ def write_ply(path: str | os.PathLike[str], verts: Any, faces: Any, labels: Any,
 
 
 def _rows(columns: list[tuple[str, NDArray[Any]]]) -> bytes:
-    """Columns of equal length, each of one or several values a row, written row by row without gaps."""
+    """The bytes of a table, row by row without gaps. Each column has one or several values per row."""
     table = np.empty(len(columns[0][1]), [(name, column.dtype, column.shape[1:]) for name, column in columns])
     for name, column in columns:
         table[name] = column
@@ -77,11 +89,11 @@ def _rows(columns: list[tuple[str, NDArray[Any]]]) -> bytes:
 
 
 def _most_frequent_at_vertices(edges: NDArray[np.int64], labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """For each of `count` vertices the most frequent label (count,) of its edges (E, 2); UNLABELED where none."""
+    """The most frequent label (count,) of the edges (E, 2) at each of `count` vertices. UNLABELED if there is none."""
     labeled = labels >= 0
     ends = edges[labeled].ravel()
     pairs, votes = np.unique(np.stack([ends, np.repeat(labels[labeled], 2)], axis=1), axis=0, return_counts=True)
-    # The last of a vertex's pairs wins below: the one with most votes and, among equals, the smallest label.
+    # The assignment below keeps the last pair of a vertex: most votes, then the smallest label.
     order = np.lexsort((-pairs[:, 1], votes))
     out = np.full(count, UNLABELED)
     out[pairs[order, 0]] = pairs[order, 1]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 UNLABELED_COLOR = (178, 180, 184)
 ERROR_COLORS = np.array([[214, 217, 221], [214, 40, 48]], np.uint8)  # correct, wrong
 
-# Okabe and Ito's colors without black, which would hide the shading, then Paul Tol's indigo and wine, and a
-# mint; all ten are told apart with protanopia, deuteranopia and tritanopia too.
+# Okabe and Ito's colors without black, which would hide the shading, then Paul Tol's indigo and wine, and a mint. All
+# ten are distinct under protanopia, deuteranopia and tritanopia too.
 _FIRST = ("0072B2", "E69F00", "009E73", "CC79A7", "56B4E9", "D55E00", "F0E442", "332288", "882255", "A5F0C8")
 _DISTINCT = 1024
 
@@ -20,16 +20,20 @@ _DISTINCT = 1024
 def label_colors(n: int) -> NDArray[np.uint8]:
     """Colors (n, 3) uint8 for the labels 0 … n - 1.
 
-    The color of a label doesn't depend on n. The first ten are safe for color-blind viewers, the first 1024 are all
-    different; from there they repeat.
+    The color of a label does not depend on n. The first ten are safe for color-blind viewers. The first 1024 are
+    distinct, and then they repeat.
+
+    >>> label_colors(2)
+    array([[  0, 114, 178],
+           [230, 159,   0]], dtype=uint8)
     """
     return _table()[np.arange(n) % _DISTINCT]
 
 
 def colorize(labels: Any, colors: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-    """The color (..., 3) uint8 of every label of an integer array (...); negative labels get `UNLABELED_COLOR`.
+    """The color (..., 3) uint8 of every label of an integer array (...). Negative labels get `UNLABELED_COLOR`.
 
-    colors: (n, 3) uint8, the colors of the labels 0 … n - 1 (default: `label_colors`)
+    colors: (n, 3) uint8, the colors of the labels 0 … n - 1. Default: `label_colors`.
     """
     labels = np.asarray(labels, np.int64)
     if colors is None:
@@ -43,11 +47,11 @@ def colorize(labels: Any, colors: NDArray[np.uint8] | None = None) -> NDArray[np
 
 @cache
 def _table() -> NDArray[np.uint8]:
-    """The chosen first colors, each next one the candidate farthest (in Oklab) from all before it."""
+    """The fixed first colors. Each next color is the candidate farthest in Oklab from all previous ones."""
     first = np.array([[int(c[i : i + 2], 16) for i in (0, 2, 4)] for c in _FIRST], np.uint8)
     candidates = _candidates()
     lab = _oklab(candidates)
-    # Keep clear of the grey of unlabeled elements as well.
+    # The gray of unlabeled elements is taken too.
     taken = _oklab(np.concatenate([first, np.array([UNLABELED_COLOR], np.uint8)]))
     distance = ((lab[:, None] - taken) ** 2).sum(-1).min(1)
     chosen = []
@@ -58,7 +62,7 @@ def _table() -> NDArray[np.uint8]:
 
 
 def _candidates() -> NDArray[np.uint8]:
-    """A grid of colors, less the glaring ones and those so dark or so pale that shading wouldn't show on them."""
+    """A grid of colors without glaring ones, and without dark and pale ones, on which shading would not show."""
     steps = np.linspace(0, 255, 20).round().astype(np.uint8)
     grid = np.stack(np.meshgrid(steps, steps, steps, indexing="ij"), -1).reshape(-1, 3)
     lightness, a, b = _oklab(grid).T
@@ -67,7 +71,7 @@ def _candidates() -> NDArray[np.uint8]:
 
 
 def _oklab(rgb: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """sRGB (n, 3) to Oklab (Ottosson 2020), where Euclidean distance is close to perceived difference."""
+    """sRGB (n, 3) to Oklab (Ottosson 2020), where Euclidean distance approximates perceived difference."""
     c = rgb / 255.0
     linear = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
     cone = np.cbrt(

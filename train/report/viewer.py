@@ -1,4 +1,4 @@
-"""One HTML page on which labeled surfaces can be turned and looked at, with no network and no libraries."""
+"""An interactive HTML page of labeled surfaces. It needs no network and no libraries."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import base64
 import html
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.labeled import LabelsAt
-from diffnet.train.report.export import write_atomically
+from diffnet.train.report.export import fill_template, write_atomically
 from diffnet.train.report.palette import ERROR_COLORS, UNLABELED_COLOR, label_colors
-from diffnet.train.report.render import check_labeled, corner_normals, default_view, face_elements, shown_points
+from diffnet.train.report.surface import check_labeled, corner_normals, face_elements, shown_points
+from diffnet.train.report.view import default_view
 
 
 class ViewerItem(NamedTuple):
     """One mesh or point cloud of a page, with one or several sets of labels.
 
     verts: (V, 3); faces: (F, 3), None or empty for a point cloud
-    labels: by name, each (V,), (F,) or (E,) integers, according to `at`, negative where unlabeled. Where there are a
-        "prediction" and a "truth", the page also shows where they differ.
+    labels: by name, each (V,), (F,) or (E,) integers, according to `at`, negative where unlabeled. If one set is called
+        "prediction" and another "truth", the page also shows the errors.
     """
 
     title: str
@@ -42,12 +41,12 @@ def write_html(
     *,
     title: str = "Labeled surfaces",
 ) -> None:
-    """Write a page that shows labeled meshes and point clouds in any browser with WebGL 2, also from a file.
+    """Write a page that shows labeled meshes and point clouds in any browser with WebGL 2, also from a local file.
 
-    label_names: the names of the labels 0, 1, …; a label without one is shown as its number
+    label_names: the names of the labels 0, 1, …; a label without a name is shown as its number
     title: the page's heading
 
-    Raises ValueError where there are no items, an item has no labels, or shapes don't fit.
+    Raises ValueError if there are no items, if an item has no labels, or if shapes do not fit.
     """
     packed = [_pack(ViewerItem(*item)) for item in items]
     if not packed:
@@ -60,13 +59,11 @@ def write_html(
         "errorColors": _base64(ERROR_COLORS),
         "items": packed,
     }
-    template = resources.files("diffnet.train.report").joinpath("viewer.html").read_text(encoding="utf-8")
-    fields = {"title": html.escape(title), "data": _json_in_html(data)}
-    write_atomically(path, re.sub(r"\{\{(title|data)\}\}", lambda found: fields[found[1]], template))
+    write_atomically(path, fill_template("viewer.html", title=html.escape(title), data=_json_in_html(data)))
 
 
 def _pack(item: ViewerItem) -> dict[str, Any]:
-    """An item as viewer.html reads it: numbers, text and typed arrays, little-endian in base 64."""
+    """An item as viewer.html reads it: numbers, text, and little-endian arrays in base 64."""
     if not item.labels:
         raise ValueError(f"{item.title}: an item needs at least one set of labels")
     sets = {}
@@ -105,6 +102,6 @@ def _base64(array: NDArray[Any]) -> str:
 
 
 def _json_in_html(data: Any) -> str:
-    """JSON that no HTML parser takes for markup, whatever the strings in it hold."""
+    """JSON that is safe inside HTML: no string in it can end the script element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,1 +1,1 @@
-"""Eigenpairs of many Laplacians at once on a GPU."""
+"""The eigensolver on a GPU."""

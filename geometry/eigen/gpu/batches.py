@@ -1,6 +1,7 @@
-"""Eigenbases of many Laplacians on a GPU, several at once.
+"""Eigenbases of many Laplacians on a GPU, in batches.
 
-One of 15,000 vertices keeps a GPU waiting for launches. So batches of them take the steps of the iteration together.
+The kernels for one mesh of 15,000 vertices are shorter than their launches. So all problems of a batch take each step
+of the iteration together.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from diffnet.geometry.eigen.by_component import search
+from diffnet.geometry.eigen.by_component import component_by_component
 from diffnet.geometry.eigen.checks import checked_pairs
-from diffnet.geometry.eigen.cpu import component_pairs
-from diffnet.geometry.eigen.gpu.shift_invert import ShiftInverts
+from diffnet.geometry.eigen.cpu import pairs_on_cpu
+from diffnet.geometry.eigen.gpu.shift_invert import BatchedShiftInvert
 from diffnet.geometry.eigen.lanczos import KrylovSpace
 from diffnet.geometry.eigen.problem import MODERATE, TOLERANCE, Component, Pairs, Problem
 
 Map: TypeAlias = Callable[..., Iterator[Any]]
 
-WORTH_A_GPU = 4096  # below this many vertices the CPU is done before a GPU has started its kernels
-MOST_TOGETHER = 64
-SIDE_BY_SIDE = 2  # batches: the cores work for one while the GPU does for the other
+WORTH_A_GPU = 4096  # vertices; the CPU solves smaller components before a GPU has launched its kernels
+MOST_TOGETHER = 64  # problems in a batch
+SIDE_BY_SIDE = 2  # batches; the cores work on one while the GPU works on the other
 
 
 def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device, jobs: int) -> list[Pairs]:
-    """See `eigenbases`. So many threads do what is left to the CPU, none but this one for a single problem."""
+    """See `eigenbases`. `jobs` threads do the work that is left to the CPU; a single problem needs only this thread."""
     if len(problems) == 1:
         return _batch(problems, k, device, map)
     by_size = sorted(range(len(problems)), key=lambda i: -len(problems[i][1]))
     size = _batch_size(problems, k, device)
     batches = [by_size[i : i + size] for i in range(0, len(problems), size)]
-    torch.linalg.cholesky(torch.eye(1, device=device))  # loads a library, which PyTorch can't do in two threads
-    # Small matrices are solved side by side, each by one thread.
+    torch.linalg.cholesky(torch.eye(1, device=device))  # loads a library, which two threads can't do at once
+    # Small matrices are solved in parallel, each by one thread.
     with (
         threadpool_limits(1),
         ThreadPoolExecutor(jobs) as helpers,
@@ -52,16 +53,18 @@ def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device,
 
 
 def _batch_size(problems: Sequence[Problem], k: int, device: torch.device) -> int:
-    """Such that there is a batch for each at a time, and memory for them: one takes up to 8 k numbers for a vertex for
-    the iteration, and about a thousand for its factor."""
+    """A size that gives SIDE_BY_SIDE batches, if they fit into memory.
+
+    For each vertex, the iteration needs up to 8 k numbers and the factor about a thousand.
+    """
     each = 8 * (8 * k + 1000) * max(len(mass) for _, mass in problems)
     fit = torch.cuda.mem_get_info(device)[0] // (SIDE_BY_SIDE * each)
     return max(1, min(MOST_TOGETHER, fit, -(-len(problems) // SIDE_BY_SIDE)))
 
 
 def _batch(problems: Sequence[Problem], k: int, device: torch.device, on_cores: Map) -> list[Pairs]:
-    """on_cores: `map`, or one that has several threads do it"""
-    searches = [search(laplacian, mass, k) for laplacian, mass in problems]
+    """Solve for a batch. `on_cores` is `map`, or the `map` of a thread pool."""
+    searches = [component_by_component(laplacian, mass, k) for laplacian, mass in problems]
     answers: dict[int, Pairs | None] = dict.fromkeys(range(len(searches)))
     found: dict[int, Pairs] = {}
     while answers:
@@ -80,7 +83,7 @@ def _batch(problems: Sequence[Problem], k: int, device: torch.device, on_cores: 
 
 @contextmanager
 def _stream(device: torch.device) -> Iterator[torch.cuda.Stream | None]:
-    """One that nobody else uses meanwhile."""
+    """A stream that no other thread uses in the meantime."""
     if device.type != "cuda":
         yield None
         return
@@ -94,7 +97,7 @@ def _stream(device: torch.device) -> Iterator[torch.cuda.Stream | None]:
 
 @functools.cache
 def _free_streams(device: torch.device) -> SimpleQueue[torch.cuda.Stream]:
-    """The same ones again and again, since PyTorch keeps memory for matrix products on each that there ever was."""
+    """A fixed set of streams. PyTorch never frees the memory for matrix products of a stream, so none is made anew."""
     free: SimpleQueue[torch.cuda.Stream] = SimpleQueue()
     for _ in range(SIDE_BY_SIDE):
         free.put(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
@@ -102,11 +105,11 @@ def _free_streams(device: torch.device) -> SimpleQueue[torch.cuda.Stream]:
 
 
 def _go_on(steps: Generator[Component, Pairs, Pairs], answer: Pairs | None) -> Component | Pairs:
-    """Until there is a component that is worth the GPU, or the result."""
+    """Continue a search up to the next component that is large enough for the GPU, or up to its result."""
     try:
         component = steps.send(answer)  # type: ignore[arg-type]
         while component.is_small or len(component.mass) < WORTH_A_GPU:
-            component = steps.send(component_pairs(component))
+            component = steps.send(pairs_on_cpu(component))
         return component
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
@@ -118,14 +121,14 @@ def pairs_on_gpu(
     stream: torch.cuda.Stream | None,
     on_cores: Map,
 ) -> list[Pairs]:
-    """`component_pairs` of each, found by the same steps. Those that fail are left to the CPU, which knows ways out."""
+    """`pairs_on_cpu` of each component, by the same steps on the GPU. Components that fail are solved on the CPU."""
     found: dict[int, Pairs] = {}
 
     def together(chosen: Sequence[int]) -> None:
         if not chosen:
             return
         own = [components[i] for i in chosen]
-        operator = ShiftInverts([c[:2] for c in own], [c.shift(MODERATE) for c in own], device)
+        operator = BatchedShiftInvert([c[:2] for c in own], [c.shift(MODERATE) for c in own], device)
         if operator.failed:
             together([i for place, i in enumerate(chosen) if place not in operator.failed])
             return
@@ -142,4 +145,4 @@ def pairs_on_gpu(
 
     with torch.cuda.stream(stream), suppress(ArithmeticError, np.linalg.LinAlgError):
         together(range(len(components)))
-    return [found.get(i) or component_pairs(component) for i, component in enumerate(components)]
+    return [found.get(i) or pairs_on_cpu(component) for i, component in enumerate(components)]

@@ -1,4 +1,4 @@
-"""Nested dissection of graphs, all of them at once, by operations on whole arrays, as a GPU does them well."""
+"""Nested dissection of many graphs at once, by operations on whole arrays, which suit a GPU."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from torch import Tensor
 
 from diffnet.ops.common.cuda_graph import replayed
 
-LANDMARKS = 6
-LEAF = 32  # vertices that aren't divided any more
+LANDMARKS = 6  # in each graph
+LEAF = 32  # vertices; regions up to this size aren't cut
 
 
 class Dissection(NamedTuple):
-    """Graphs cut in two by separators, the parts again, and so on (George 1973).
+    """Graphs that are cut in two by separators, recursively (George 1973).
 
-    level: (n,) int64, at which each vertex became part of a separator, or of a leaf; −1 where it is part of nothing
-    region: (n,) int64, which one of its level: those of level 0 are the graphs, region r is cut into 2r and 2r + 1
+    level: (n,) int64, the level at which each vertex became part of a separator or of a leaf; −1 for vertices of no
+        graph
+    region: (n,) int64, the region of that level that holds the vertex. The regions of level 0 are the graphs. Region r
+        is cut into the regions 2r and 2r + 1 of the next level.
     """
 
     level: Tensor
@@ -25,14 +27,14 @@ class Dissection(NamedTuple):
 
 
 def nested_dissection(tails: Tensor, heads: Tensor, graph: Tensor) -> Dissection:
-    """Of connected graphs; the same at every call.
+    """Dissect connected graphs. The result is the same at every call.
 
-    tails, heads: (E,) int64, all edges, in both directions, without loops
-    graph: (n,) int64, of which graph each vertex is; −1 for none
+    tails, heads: (E,) int64, all edges in both directions, without loops
+    graph: (n,) int64, the graph that each vertex belongs to; −1 for none
 
-    A region is cut where as many vertices lie on one side as on the other by distance from some landmark, or by how
-    much nearer one landmark is than another; of all such cuts, each region takes the one with the smallest separator.
-    Surfaces are cut along short curves so.
+    A candidate cut halves a region at the median of a function on its vertices. The functions are the distances from
+    landmarks and the differences of two such distances. Each region takes the cut with the smallest separator. This
+    cuts surfaces along short curves.
     """
     candidates = _candidates(_distances(tails, heads, graph))
     level = torch.full_like(graph, -1)
@@ -57,7 +59,7 @@ def nested_dissection(tails: Tensor, heads: Tensor, graph: Tensor) -> Dissection
         candidate, edge = crosses.nonzero(as_tuple=True)
         border[candidate, tails[edge]] = True
         border = border[:, live]
-        # The border of one side separates it from the other.
+        # The border of one side separates it from the other side.
         lengths = torch.stack([_count(border & ~later, index, len(size)), _count(border & later, index, len(size))])
         choice = lengths.reshape(-1, len(size)).argmin(0)
         of_side, cut = choice // len(candidates), choice % len(candidates)
@@ -72,19 +74,19 @@ def nested_dissection(tails: Tensor, heads: Tensor, graph: Tensor) -> Dissection
 
 
 def _distances(tails: Tensor, heads: Tensor, graph: Tensor) -> Tensor:
-    """Hops of each vertex from landmarks far from each other, (LANDMARKS, n)."""
+    """The number of edges (LANDMARKS, n) from each vertex to landmarks that are far from each other."""
     inside = graph >= 0
     count = int(graph.max()) + 1 if len(graph) else 0
     vertices = torch.arange(len(graph), device=graph.device)
 
     def farthest(distance: Tensor) -> Tensor:
-        """A vertex of each graph."""
+        """The vertex of each graph with the largest distance."""
         key = distance * len(graph) + vertices
         best = torch.full((count,), -1, device=graph.device).scatter_reduce_(0, graph[inside], key[inside], "amax")
         return best[best >= 0] % len(graph)
 
     def sixteen_hops(distance: Tensor) -> Tensor:
-        for _ in range(16):  # between looks at the result, for which a GPU has to stop
+        for _ in range(16):  # without looking at the result, which would make a GPU wait
             distance = distance.scatter_reduce(0, tails, distance[heads] + 1, "amin")
         return distance
 
@@ -107,13 +109,13 @@ def _distances(tails: Tensor, heads: Tensor, graph: Tensor) -> Tensor:
 
 
 def _candidates(distances: Tensor) -> Tensor:
-    """Functions on the vertices whose level sets may separate."""
+    """The functions on the vertices whose medians are candidate cuts."""
     first, second = torch.triu_indices(len(distances), len(distances), 1, device=distances.device)
     return torch.cat([distances, distances[first] - distances[second]])
 
 
 def _second_halves(values: Tensor, region: Tensor, size: Tensor) -> Tensor:
-    """Whether a vertex is of the half of its region with larger values (candidates, live)."""
+    """Whether each vertex lies in the half of its region with larger values, (candidates, live)."""
     lowest = values.min()
     key = region * (values.max() - lowest + 1) + (values - lowest)
     order = key.argsort(dim=1, stable=True)
@@ -125,12 +127,12 @@ def _second_halves(values: Tensor, region: Tensor, size: Tensor) -> Tensor:
 
 
 def _count(mask: Tensor, region: Tensor, regions: int) -> Tensor:
-    """How often the mask (candidates, live) holds in each region."""
+    """The number of True in the mask (candidates, live) for each candidate and region."""
     which, vertex = mask.nonzero(as_tuple=True)
     return torch.bincount(which * regions + region[vertex], minlength=len(mask) * regions).reshape(len(mask), regions)
 
 
 def _inside(tails: Tensor, heads: Tensor, level: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
-    """The edges within regions that are still to be cut."""
+    """The edges inside of regions that are still to be cut."""
     live = (level[tails] < 0) & (level[heads] < 0) & (region[tails] == region[heads])
     return tails[live], heads[live]

@@ -1,4 +1,4 @@
-"""Several inverses of L + σM at once, on a GPU."""
+"""The inverses of L + σM of several components as one operator, on a GPU."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from diffnet.geometry.eigen.problem import Array, Problem
 from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, random_rows, turned
 
 
-class ShiftInverts(ShiftInvert):
-    """Several of them with tensors on a GPU, for vectors (how many, count, V) that are 0 beyond the vertices of each.
+class BatchedShiftInvert(ShiftInvert):
+    """`ShiftInvert` for several components at once, with tensors on a GPU.
 
-    `failed` tells, by their places, those whose L + σM isn't positive definite.
+    Vectors are rows (components, count, V), padded with zeros to the V of the largest component. `failed` holds the
+    indices of the components whose L + σM isn't positive definite.
     """
 
-    block = 8  # more hardly take longer to solve for, but small matrices on the CPU are the larger
+    # Eight right-hand sides take hardly longer to solve for than four. More would make the small matrices on the CPU
+    # larger.
+    block = 8
 
     def __init__(self, problems: Sequence[Problem], shifts: Sequence[float], device: torch.device) -> None:
         self.device = device
@@ -40,7 +43,7 @@ class ShiftInverts(ShiftInvert):
         self.root = torch.where(inside, masses, 1).sqrt()[:, None]
         self.constant = (masses / masses.sum(1, keepdim=True)).sqrt()[:, None]
 
-        # All of them as one matrix, with `size` rows for each, scaled as above.
+        # One block-diagonal matrix with `size` rows for each component, scaled as in `ShiftInvert`.
         length = sum(block.nnz for block in blocks)
         numbers = torch.arange(count * size, device=device)
         rows = numbers.repeat_interleave(self.from_host(np.diff(indptr).ravel()), output_size=length)
@@ -66,9 +69,9 @@ class ShiftInverts(ShiftInvert):
         return self._as_one(lambda x: matrix @ x + self.diagonal[:, None] * x, rows)
 
     def _as_one(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-        """Of a function of vectors as columns (how many · V, count)."""
-        how_many, count, size = rows.shape
-        return function(turned(rows).reshape(-1, count)).view(how_many, size, count).mT.contiguous()
+        """Apply a function of columns (components · V, count) to rows."""
+        components, count, size = rows.shape
+        return function(turned(rows).reshape(-1, count)).view(components, size, count).mT.contiguous()
 
     def start(self, count: int) -> Rows:
         rows = self.from_host(random_rows(count, max(self.sizes)))
@@ -92,7 +95,7 @@ class ShiftInverts(ShiftInvert):
 
 
 def _without_repeats(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
-    """With the sum of the entries that it has for a place."""
+    """The matrix with repeated entries added up."""
     if matrix.has_canonical_format:
         return matrix
     matrix = matrix.copy()

@@ -1,0 +1,24 @@
+"""Errors that a user can fix. This module imports nothing, so every room above `ops` can use it.
+
+It is not in `ops`, because importing `diffnet.ops` loads PyTorch, and worker processes that preprocess meshes do
+without it.
+"""
+
+
+class DiffnetError(Exception):
+    """Base class of the errors that a user of this library can fix. The message says what to change.
+
+    The command line prints such an error as one line. Every other error is a bug, and shows its traceback.
+    """
+
+
+class OptionError(DiffnetError, ValueError):
+    """An option has a value that is not allowed. The message names the option and the value."""
+
+
+class ConvergenceError(DiffnetError, RuntimeError):
+    """An iterative solver did not converge."""
+
+
+class WorkerError(DiffnetError, RuntimeError):
+    """Worker processes can't start."""

@@ -1,0 +1,138 @@
+"""The computation of a mesh's operators as NumPy arrays, before and after the eigenbasis.
+
+This module doesn't import PyTorch, so worker processes start quickly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import NDArray
+
+from diffnet.geometry.cache import Arrays
+from diffnet.geometry.discretize.frames import tangent_frames
+from diffnet.geometry.discretize.gradient import gradient_values, one_ring
+from diffnet.geometry.discretize.laplacian import LaplacianKind, laplacian_and_mass, usable_faces
+from diffnet.geometry.discretize.vertex_order import order_unless_near
+from diffnet.geometry.eigen.problem import Array, Pairs
+from diffnet.geometry.eigen.solve import eigenbasis
+from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.preprocessing.options import BasisPrecision
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class Discretization:
+    """The operators of a mesh without their eigenpairs.
+
+    name: the mesh, for messages
+    arrays: everything that a cache entry holds except the eigenpairs, in single precision
+    laplacian, mass: in double precision, for the eigensolver
+    """
+
+    name: str
+    arrays: Arrays
+    laplacian: scipy.sparse.csr_matrix
+    mass: Array
+
+
+def round_positions(mesh: Mesh) -> Mesh:
+    """Round the positions to float32 and return them as float64. A mesh far from the origin is moved there first.
+
+    Raises MeshError for positions that float32 can't hold.
+    """
+    used = np.full(len(mesh.verts), mesh.is_point_cloud)
+    used[mesh.faces] = True
+    surface = mesh.verts[used]
+    low, high = surface.min(axis=0), surface.max(axis=0)
+    center = (low + high) / 2
+    verts = mesh.verts
+    if np.abs(center).max() > 64 * (high - low).max():  # float32 would lose 6 of its 24 bits to the offset
+        verts = verts - center
+    with np.errstate(over="ignore"):
+        verts = verts.astype(np.float32).astype(np.float64)
+    if not np.isfinite(verts).all():
+        raise MeshError(f"{mesh.name}: coordinates up to {np.abs(mesh.verts).max():.3g} are beyond single precision")
+    return replace(mesh, verts=verts)
+
+
+def discretize(mesh: Mesh, kind: LaplacianKind) -> Discretization:
+    """Laplacian, mass, frames and gradient of a mesh with rounded positions.
+
+    Raises MeshError for a mesh without a surface, and for values that single precision can't hold.
+    """
+    laplacian, mass = laplacian_and_mass(mesh, kind)
+    frames = tangent_frames(mesh)
+    pattern = _cloud_pattern(laplacian) if mesh.is_point_cloud else one_ring(usable_faces(mesh), len(mesh.verts))
+    gradient = gradient_values(mesh.verts, frames, pattern)
+
+    arrays = _in_single_precision(
+        mesh.name, {"mass": mass, "laplacian": laplacian.data, "gradient": gradient, "frames": frames}
+    )
+    order = order_unless_near(pattern)
+    arrays["row_order"] = np.zeros(0, np.int32) if order is None else order.astype(np.int32)
+    for name, matrix in (("laplacian", laplacian), ("gradient", pattern)):
+        if order is not None:
+            numbered = scipy.sparse.csr_matrix((np.arange(matrix.nnz), matrix.indices, matrix.indptr), matrix.shape)
+            matrix = numbered[order]
+            arrays[name] = np.ascontiguousarray(arrays[name][..., matrix.data])
+        arrays[f"{name}_indptr"] = matrix.indptr.astype(np.int32)
+        arrays[f"{name}_indices"] = matrix.indices.astype(np.int32)
+    return Discretization(mesh.name, arrays, laplacian, mass)
+
+
+def solve(discretization: Discretization, k: int, device: torch.device | str = "cpu") -> Pairs:
+    """The k smallest eigenpairs in double precision. Raises MeshError where the solver doesn't converge."""
+    try:
+        return eigenbasis(discretization.laplacian, discretization.mass, k, device)
+    except RuntimeError as e:
+        raise MeshError(f"{discretization.name}: {e}") from e
+
+
+def complete(discretization: Discretization, pairs: Pairs, basis: BasisPrecision) -> Arrays:
+    """All arrays of a cache entry. Eigenvectors are rounded to the given precision.
+
+    Raises MeshError for eigenpairs that single precision can't hold.
+    """
+    evals, evecs = pairs
+    arrays = discretization.arrays | _in_single_precision(discretization.name, {"evals": evals, "evecs": evecs})
+    # Eigenvectors of small components are large and would overflow in half precision without a scale.
+    scale = np.ones(len(evals), np.float32)
+    if basis != "float32":
+        largest = np.abs(arrays["evecs"]).max(0)
+        scale = np.where(largest > 0, largest, np.float32(1))
+        arrays["evecs"] = _in_half_precision(arrays["evecs"] / scale, basis)
+    return arrays | {"evecs_scale": scale}
+
+
+def _cloud_pattern(laplacian: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
+    """The pattern of a point cloud's Laplacian with its diagonal.
+
+    A cloud has no edges but its local triangulations'.
+    """
+    pattern = abs(laplacian) + scipy.sparse.eye(laplacian.shape[0], format="csr")
+    pattern.sort_indices()
+    return scipy.sparse.csr_matrix(pattern)
+
+
+def _in_single_precision(name: str, arrays: dict[str, Array]) -> Arrays:
+    with np.errstate(over="ignore"):
+        rounded = {which: np.ascontiguousarray(array, np.float32) for which, array in arrays.items()}
+    for which, array in rounded.items():
+        if not np.isfinite(array).all():
+            raise MeshError(f"{name}: {which} has entries that are not finite in single precision")
+    return rounded
+
+
+def _in_half_precision(values: NDArray[np.float32], precision: BasisPrecision) -> NDArray[Any]:
+    if precision == "float16":
+        return values.astype(np.float16)
+    # NumPy has no bfloat16: keep the upper half of the bits, rounded to nearest, ties to even.
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

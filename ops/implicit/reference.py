@@ -1,0 +1,106 @@
+"""Implicit diffusion in plain PyTorch: the matrix M + t_c L, and an iteration of conjugate gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffnet.ops.sparse.csr import CsrArrays
+from diffnet.ops.sparse.reference import csr_tensor, in_row_order
+
+
+class System(NamedTuple):
+    """The matrices M + t_c L of all channels c.
+
+    csr, values: the Laplacian L (V, V) with values (nnz,)
+    diagonal: (V,) of L
+    mass: (V,) of M. Vertices with mass 0 take no part.
+    time: (C,)
+    ptr: (B+1,) int
+    """
+
+    csr: CsrArrays
+    values: Tensor
+    diagonal: Tensor
+    mass: Tensor
+    time: Tensor
+    ptr: Tensor
+
+
+class Meshes(NamedTuple):
+    """The extents of the meshes of a packed batch.
+
+    lengths: the number of rows of each mesh
+    extents: (B,) the same as a tensor, or None for one mesh
+    """
+
+    lengths: list[int]
+    extents: Tensor | None
+
+
+def laplacian_product(system: System) -> Callable[[Tensor], Tensor]:
+    """Return the function u (V, C) → L u."""
+    csr, size = system.csr, len(system.mass)
+    laplacian = csr_tensor(csr.indptr, csr.indices, system.values, (size, size))
+
+    def multiply(u: Tensor) -> Tensor:
+        with torch.autocast(u.device.type, enabled=False):
+            return in_row_order(csr, (laplacian @ u)[None])[0]
+
+    return multiply
+
+
+def mesh_extents(ptr: Tensor, lengths: Sequence[int]) -> Meshes:
+    """Return the extents of meshes from `ptr` (B+1,) and the same lengths as Python integers."""
+    return Meshes(list(lengths), torch.diff(ptr) if len(lengths) > 1 else None)
+
+
+def inner_products(x: Tensor, y: Tensor, meshes: Meshes) -> Tensor:
+    """Return the inner products of x and y (V, C) for each mesh and channel, (B, C)."""
+    if meshes.extents is None:
+        return (x * y).sum(0, keepdim=True)
+    return torch.stack([part.sum(0) for part in torch.split(x * y, meshes.lengths)])
+
+
+def at_vertices(numbers: Tensor, rows: int, meshes: Meshes) -> Tensor:
+    """Repeat numbers (B, C) for each vertex, (V, C). For one mesh they are left (1, C), which broadcasts."""
+    if meshes.extents is None:
+        return numbers
+    return torch.repeat_interleave(numbers, meshes.extents, dim=0, output_size=rows)
+
+
+def iterate(
+    apply: Callable[[Tensor], Tensor],
+    inverse_diagonal: Tensor,
+    meshes: Meshes,
+    u: Tensor,
+    r: Tensor,
+    p: Tensor,
+    bound: Tensor,
+    remaining: Tensor,
+) -> Tensor:
+    """Do one iteration of preconditioned conjugate gradients (Saad 2003, algorithm 9.1).
+
+    Args:
+        apply: u (V, C) → A u
+        inverse_diagonal: (V, C), the preconditioner
+        meshes: the extents of the batch
+        u, r, p: (V, C) the solution, the residual and the direction. They are updated in place.
+        bound: (B, C). A mesh and channel whose inner product is at most this has stopped.
+        remaining: (B, C) the inner products of r with the preconditioned r
+
+    Returns:
+        The next inner products, (B, C).
+    """
+    running = remaining > bound
+    q = apply(p)
+    alpha = at_vertices(torch.where(running, remaining / inner_products(p, q, meshes), 0), len(p), meshes)
+    u.addcmul_(p, alpha)
+    r.addcmul_(q, alpha, value=-1)
+    z = inverse_diagonal * r
+    after = torch.where(running, inner_products(r, z, meshes), remaining)
+    torch.addcmul(z, p, at_vertices(torch.where(running, after / remaining, 0), len(p), meshes), out=p)
+    return after

@@ -1,0 +1,276 @@
+"""The Triton kernels of sparse times dense, see `row_tiles`. They are imported at first use, as Triton may be missing.
+
+On meshes, a program waits for memory three times in a row: for the extents of rows, for the columns of their entries,
+and for the rows of the dense factor. Programs therefore go from tile to tile and load the first two a tile ahead.
+
+A row of more than PIECE entries would keep one program busy after all others are done. Such rows are divided into
+pieces, each computed by its own program, see `Pattern.long_pieces`. Meshes have few or none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diffnet.ops.common.launch import cdiv, power_of_2, processors
+from diffnet.ops.sparse.csr import CsrArrays
+from diffnet.ops.sparse.pattern import PIECE
+from diffnet.ops.sparse.row_tiles import MAX_CHANNELS, PIECE_ENTRIES, order_flags, row_extent, stored_order
+
+# For more sets, the sum over the sets follows the product instead of being part of its unrolled loop.
+MAX_UNROLLED_SETS = 8
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How the programs of `spmm`, of one warp each, share a multiprocessor.
+
+    programs: the number of programs per multiprocessor
+    registers: the number of registers per thread
+    first, unroll: how many entries of a row are gathered at the same time, in the first step and in later ones
+    """
+
+    programs: int
+    registers: int
+    first: int = 7  # a vertex and its neighbors, on an average mesh
+    unroll: int = 2
+
+
+def spmm(
+    csr: CsrArrays,
+    values: Tensor,
+    x: Tensor,
+    reduce: bool = False,
+    order: Tensor | None = None,
+    walk: Walk | None = None,
+) -> Tensor:
+    """Compute `reference.spmm`.
+
+    order: (nnz,) for a transposed pattern, the position in `values` of each entry
+    """
+    indptr, indices, pieces, *_ = csr
+    sets, rows, channels = len(values), len(indptr) - 1, x.shape[2]
+    if reduce and sets > MAX_UNROLLED_SETS:
+        return spmm(csr, values, x, False, order, walk).sum(0, keepdim=True)
+    out = x.new_empty(1 if reduce else sets, rows, channels)
+    if out.numel() == 0:
+        return out
+    x = x if x.stride(2) == 1 else x.contiguous()
+    values = values if values.stride(1) == 1 else values.contiguous()
+    # A program applies two sets, such as gradX and gradY, to each row that it gathers.
+    together = sets if reduce else min(sets, 2) if len(x) == 1 else 1
+    groups = 1 if reduce else cdiv(sets, together)
+    walk = walk or _walk(x, together, reduce)
+    block_c = min(power_of_2(channels), MAX_CHANNELS) // 2 or 1
+    block_r = 32 // cdiv(block_c * x.element_size(), 16)  # a thread gathers 16 bytes at a time
+    multiprocessors = processors(x)
+    programs = min(walk.programs, cdiv(cdiv(rows, block_r), multiprocessors))
+    columns = cdiv(channels, 2 * block_c)
+    shape = values.stride(0), 0 if len(x) == 1 else x.stride(0)
+    flags = {
+        "channels": channels, "x_row_stride": x.stride(1),
+        "TOGETHER": together, "REDUCE": reduce, "PERMUTED": order is not None, "BLOCK_C": block_c,
+    }  # fmt: skip
+    entry_order = indices if order is None else order
+    spmm_rows_kernel[(groups * multiprocessors * programs, columns)](
+        indptr, indices, stored_order(csr), entry_order, values, x, out, rows, sets, *shape, multiprocessors, programs,
+        **order_flags(csr), LONG=PIECE, BLOCK_R=block_r, FIRST=walk.first, UNROLL=walk.unroll, **flags,
+        num_warps=1, maxnreg=walk.registers,
+    )  # fmt: skip
+    if len(pieces) > 0:
+        partial = x.new_empty(len(out), len(pieces), channels, dtype=torch.float32)
+        spmm_pieces_kernel[(groups * len(pieces), columns)](
+            pieces, indices, entry_order, values, x, partial, len(pieces), sets, *shape,
+            BLOCK_E=PIECE_ENTRIES, **flags,
+        )  # fmt: skip
+        spmm_add_pieces_kernel[(len(out) * len(pieces), columns)](
+            pieces, indptr, partial, out, len(pieces), rows, channels, PIECE=PIECE, BLOCK_C=2 * block_c
+        )
+    return out
+
+
+def _walk(x: Tensor, together: int, reduce: bool) -> Walk:
+    """Return the best found by `diffnet bench tune-spmm`.
+
+    Registers hold the loads in flight. With fewer registers, more programs wait for memory at the same time.
+    """
+    if reduce:
+        return Walk(20, 96, max(8 // together, 1), max(4 // together, 1))
+    if x.element_size() == 2:
+        return Walk(16, 128) if together == 2 else Walk(20, 96)
+    return Walk(24, 80) if together == 2 else Walk(28, 72)
+
+
+@triton.jit
+def _halves(mask, c, channels: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Extend a mask of rows to the two ranges of channels that a program computes: c, and c + BLOCK_C."""
+    low = mask
+    high = mask
+    if channels % (2 * BLOCK_C) != 0:
+        low = mask & (c < channels)[None, :]
+        high = mask & (c + BLOCK_C < channels)[None, :]
+    return low, high
+
+
+@triton.jit
+def _add_entries(
+    low0, high0, low1, high1, column, entry, here, c, order, values, x, value_stride, x_set_stride, second,
+    channels: tl.constexpr, x_row_stride: tl.constexpr,
+    TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Add the products of some entries to the sums for low and high channels, of the first and the second set.
+
+    Each product is the value of an entry times a row of x.
+
+    column: the rows of x
+    second: whether there is a second set
+    """
+    if PERMUTED:
+        entry = tl.load(order + entry, mask=here, other=0)
+    at = x + c[None, :] + (column.to(tl.int64) * x_row_stride)[:, None]
+    low, high = _halves(here[:, None], c, channels, BLOCK_C)
+    if REDUCE:
+        for s in tl.static_range(TOGETHER):
+            v = tl.load(values + s * value_stride + entry, mask=here, other=0).to(tl.float32)[:, None]
+            low0 += v * tl.load(at + s * x_set_stride, mask=low, other=0).to(tl.float32)
+            high0 += v * tl.load(at + s * x_set_stride + BLOCK_C, mask=high, other=0).to(tl.float32)
+    else:
+        gathered_low = tl.load(at, mask=low, other=0).to(tl.float32)
+        gathered_high = tl.load(at + BLOCK_C, mask=high, other=0).to(tl.float32)
+        v = tl.load(values + entry, mask=here, other=0).to(tl.float32)[:, None]
+        low0 += v * gathered_low
+        high0 += v * gathered_high
+        if TOGETHER == 2:
+            v = tl.load(values + value_stride + entry, mask=here & second, other=0).to(tl.float32)[:, None]
+            low1 += v * gathered_low
+            high1 += v * gathered_high
+    return low0, high0, low1, high1
+
+
+@triton.jit
+def _store_halves(at, low, high, mask, c, channels: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Store sums past the cache, which should keep the rows of the dense factor instead."""
+    below, above = _halves(mask, c, channels, BLOCK_C)
+    tl.store(at, low.to(at.dtype.element_ty), mask=below, cache_modifier=".cs")
+    tl.store(at + BLOCK_C, high.to(at.dtype.element_ty), mask=above, cache_modifier=".cs")
+
+
+@triton.jit
+def spmm_rows_kernel(
+    indptr, indices, row_order, order, values, x, out, rows, sets, value_stride, x_set_stride,
+    multiprocessors, programs, channels: tl.constexpr, x_row_stride: tl.constexpr,
+    TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr,
+    ORDERED: tl.constexpr, BY_LENGTH: tl.constexpr, LONG: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, FIRST: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """out[s, r] = Σ values[s, e] x[s, indices[e]] over the entries e of row r.
+
+    A program computes one set, two sets that share x (TOGETHER), or the sum of all sets (REDUCE).
+    """
+    stride = multiprocessors * programs
+    index = tl.program_id(0) % stride
+    first = (tl.program_id(0) // stride) * TOGETHER
+    # The GPU assigns programs to multiprocessors in turn. The programs of one multiprocessor take neighboring tiles,
+    # so that they share its cache.
+    tile = (index % multiprocessors) * programs + index // multiprocessors
+    c = tl.program_id(1) * (2 * BLOCK_C) + tl.arange(0, BLOCK_C)
+    value_stride = tl.cast(value_stride, tl.int64)
+    x_set_stride = tl.cast(x_set_stride, tl.int64)
+    values += first * value_stride
+    x += first * x_set_stride
+    out += first.to(tl.int64) * rows * channels
+    above = tl.cast(rows, tl.int64) * channels
+    second = first + 1 < sets
+    r, start, length, mine = row_extent(indptr, row_order, tile, rows, ORDERED, BY_LENGTH, LONG, BLOCK_R)
+    column = tl.load(indices + start, mask=length > 0, other=0)
+    r1, start1, length1, mine1 = row_extent(indptr, row_order, tile + stride, rows, ORDERED, BY_LENGTH, LONG, BLOCK_R)
+    for ahead in range(tile + 2 * stride, tl.cdiv(rows, BLOCK_R) + 2 * stride, stride):
+        # Load the first columns of the next tile, which brings in the cache line of its other columns, and the extent
+        # of the tile after that.
+        column1 = tl.load(indices + start1, mask=length1 > 0, other=0)
+        r2, start2, length2, mine2 = row_extent(indptr, row_order, ahead, rows, ORDERED, BY_LENGTH, LONG, BLOCK_R)
+        low0 = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+        high0, low1, high1 = low0, low0, low0
+        for j in tl.static_range(FIRST):  # their loads run at the same time
+            if j > 0:
+                column = tl.load(indices + start + j, mask=j < length, other=0)
+            low0, high0, low1, high1 = _add_entries(
+                low0, high0, low1, high1, column, start + j, j < length, c, order, values, x,
+                value_stride, x_set_stride, second, channels, x_row_stride, TOGETHER, REDUCE, PERMUTED, BLOCK_C,
+            )  # fmt: skip
+        # Read the lengths again, from the nearest cache: Triton 3.6 and 3.7 hoist the maximum of `length` out of the
+        # loop, where it is the maximum of the first tile.
+        _, _, same_length, _ = row_extent(
+            indptr, row_order, ahead - 2 * stride, rows, ORDERED, BY_LENGTH, LONG, BLOCK_R
+        )
+        for j0 in range(FIRST, tl.max(same_length, 0), UNROLL):
+            for u in tl.static_range(UNROLL):
+                here = j0 + u < length
+                column = tl.load(indices + start + j0 + u, mask=here, other=0)
+                low0, high0, low1, high1 = _add_entries(
+                    low0, high0, low1, high1, column, start + j0 + u, here, c, order, values, x,
+                    value_stride, x_set_stride, second, channels, x_row_stride, TOGETHER, REDUCE, PERMUTED, BLOCK_C,
+                )  # fmt: skip
+        at = out + (r.to(tl.int64) * channels)[:, None] + c[None, :]
+        _store_halves(at, low0, high0, mine[:, None], c, channels, BLOCK_C)
+        if TOGETHER == 2 and not REDUCE:
+            _store_halves(at + above, low1, high1, mine[:, None] & second, c, channels, BLOCK_C)
+        r, start, length, mine, column = r1, start1, length1, mine1, column1
+        r1, start1, length1, mine1 = r2, start2, length2, mine2
+
+
+@triton.jit
+def spmm_pieces_kernel(
+    pieces, indices, order, values, x, partial, count, sets, value_stride, x_set_stride,
+    channels: tl.constexpr, x_row_stride: tl.constexpr,
+    TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """partial[s, p] = the sum of `spmm_rows_kernel` over the entries of piece p only."""
+    first = (tl.program_id(0) // count) * TOGETHER
+    p = tl.program_id(0) % count
+    c = tl.program_id(1) * (2 * BLOCK_C) + tl.arange(0, BLOCK_C)
+    start = tl.load(pieces + 4 * p + 2)
+    end = tl.load(pieces + 4 * p + 3)
+    value_stride = tl.cast(value_stride, tl.int64)
+    x_set_stride = tl.cast(x_set_stride, tl.int64)
+    values += first * value_stride
+    x += first * x_set_stride
+    second = first + 1 < sets
+    low0 = tl.zeros((BLOCK_E, BLOCK_C), tl.float32)
+    high0, low1, high1 = low0, low0, low0
+    for j in range(0, tl.cdiv(end - start, BLOCK_E)):
+        entry = start + j * BLOCK_E + tl.arange(0, BLOCK_E)
+        column = tl.load(indices + entry, mask=entry < end, other=0)
+        low0, high0, low1, high1 = _add_entries(
+            low0, high0, low1, high1, column, entry, entry < end, c, order, values, x,
+            value_stride, x_set_stride, second, channels, x_row_stride, TOGETHER, REDUCE, PERMUTED, BLOCK_C,
+        )  # fmt: skip
+    at = partial + ((first.to(tl.int64) * count + p) * channels + c)[None, :]
+    there = tl.full((1, 1), 1, tl.int1)
+    _store_halves(at, tl.sum(low0, 0)[None, :], tl.sum(high0, 0)[None, :], there, c, channels, BLOCK_C)
+    if TOGETHER == 2 and not REDUCE:
+        at += tl.cast(count, tl.int64) * channels
+        _store_halves(at, tl.sum(low1, 0)[None, :], tl.sum(high1, 0)[None, :], there & second, c, channels, BLOCK_C)
+
+
+@triton.jit
+def spmm_add_pieces_kernel(
+    pieces, indptr, partial, out, count, rows, channels, PIECE: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """out[s, r] = the sum of the pieces of the long row r, in order. The program of its first piece computes it."""
+    s = (tl.program_id(0) // count).to(tl.int64)
+    p = tl.program_id(0) % count
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    row = tl.load(pieces + 4 * p)
+    at = tl.load(pieces + 4 * p + 1)
+    start = tl.load(indptr + at)
+    if tl.load(pieces + 4 * p + 2) == start:
+        total = tl.zeros((BLOCK_C,), tl.float32)
+        for q in range(p, p + tl.cdiv(tl.load(indptr + at + 1) - start, PIECE)):
+            total += tl.load(partial + (s * count + q) * channels + c, mask=c < channels, other=0)
+        tl.store(out + (s * rows + row) * channels + c, total.to(out.dtype.element_ty), mask=c < channels)

@@ -1,0 +1,83 @@
+"""The benchmarks themselves, at tiny sizes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from diffnet import DiffusionNet, collate
+from diffnet.benchmarks import BENCHMARKS, Options
+from diffnet.benchmarks.cases import preprocessing
+from diffnet.benchmarks.harness import run
+from diffnet.benchmarks.harness.results import read_csv
+from diffnet.benchmarks.harness.synthetic import synthetic_operators
+from diffnet.benchmarks.original.network import original_meshes, original_network
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+TINY = Options(CPU, vertices=(40,), widths=(5,), k=6, dtypes=("fp32",), seconds=0, compile=False)
+TUNED = [name for name in BENCHMARKS if name.startswith("tune-")]
+KERNELS = ["to-spectral", "gradient-features", "direct-gradient-features", "mlp", "train-step", "inference", *TUNED]
+
+no_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
+
+
+SLOW = ["data-set"]  # starts processes several times
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in sorted(BENCHMARKS)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a GPU, kernels run in Triton's interpreter."""
+    monkeypatch.setattr(preprocessing, "MESHES", 2)
+    monkeypatch.setattr(preprocessing, "TORUS", 40)
+    monkeypatch.setattr(preprocessing, "SET", 16)
+    # Plots take longer than these benchmarks. test_command.py looks at one.
+    monkeypatch.setattr(run, "plot", lambda *arguments: None)
+    options = replace(TINY, peers="table") if name in TUNED else TINY
+    assert run.run_benchmarks([name], options, tmp_path, Console(quiet=True)) == []
+    table = read_csv(tmp_path / f"{name}.csv")
+    assert any(row["median_ms"] for row in table)
+    if name in KERNELS:
+        assert {row["error"] for row in table} <= {"", "CUDA graphs need a GPU"}
+
+
+@no_compiler
+@pytest.mark.slow
+def test_compiled_peers(tmp_path: Path) -> None:
+    options = replace(TINY, compile=True, peers="eager,compiled")
+    assert run.run_benchmarks(["to-spectral"], options, tmp_path, Console(quiet=True)) == []
+    table = read_csv(tmp_path / "to-spectral.csv")
+    assert [(row["pass"], row["peer"], row["error"]) for row in table] == [
+        (step, peer, "") for step in ("forward", "backward") for peer in ("eager", "compiled")
+    ]
+
+
+def test_the_original_form_computes_the_same_outputs_as_the_network() -> None:
+    operators = collate([synthetic_operators(v, 6, CPU) for v in (30, 25)])
+    torch.manual_seed(0)
+    model = DiffusionNet(3, 5, width=8, blocks=2, backend="torch").eval()
+    for block in model.blocks:
+        torch.nn.init.uniform_(block.diffusion.time, 0.01, 0.1)
+    x = torch.randn(55, 3)
+    expected = model(x, operators)
+    out = original_network(model, x, original_meshes(operators), [30, 25])
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_kernels_are_measured_on_the_gpu(bench: Callable[..., int], tmp_path: Path) -> None:
+    sizes = ["--vertices", 300, "--widths", 32, "--k", 48, "--seconds", 0, "--no-compile"]
+    assert bench(*KERNELS, "--out", tmp_path, *sizes, device="cuda") == 0
+    for name in KERNELS:
+        table = read_csv(tmp_path / f"{name}.csv")
+        # Tiles for K = 128 may not fit the shared memory of a program at other sizes. Everything else should run.
+        assert all(not row["error"] or "OutOfResources" in row["error"] for row in table), name

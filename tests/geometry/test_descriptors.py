@@ -1,0 +1,84 @@
+"""Spectral descriptors, against loops over vertices and eigenpairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from operator_checks import relative, tiny_operators
+from shapes import TETRAHEDRON, arrays
+
+from diffnet.geometry import (
+    collate,
+    hks,
+    precompute,
+    wks,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_hks_against_a_loop() -> None:
+    (operators, *_) = tiny_operators()
+    scales = torch.tensor([0.1, 0.5, 2.0])
+    expected = np.zeros((42, 3))
+    for v in range(42):
+        for t in range(3):
+            for k in range(10):
+                weight = np.exp(-float(operators.evals[0, k]) * float(scales[t]))
+                expected[v, t] += weight * float(operators.evecs[v, k]) ** 2
+    assert relative(hks(operators, scales=scales), expected) < 1e-6
+    default = hks(operators, scales=torch.tensor([10 ** (-2 + 2 * i / 7) for i in range(8)]))
+    assert relative(hks(operators, 8), default) < 1e-6
+    assert hks(operators).shape == (42, 16)
+
+
+def test_wks_against_a_loop() -> None:
+    (operators, *_) = tiny_operators()
+    log = np.log(operators.evals[0, 1:].double().numpy())
+    sigma = (log[-1] - log[0]) * 7 / 128
+    energies = np.linspace(log[0] + 2 * sigma, log[-1] - 2 * sigma, 5)
+    expected = np.zeros((42, 5))
+    for t, energy in enumerate(energies):
+        weights = np.exp(-((energy - log) ** 2) / (2 * sigma**2))
+        for v in range(42):
+            for k in range(9):
+                expected[v, t] += weights[k] / weights.sum() * float(operators.evecs[v, k + 1]) ** 2
+    assert relative(wks(operators, 5), expected) < 1e-4
+
+
+def test_descriptors_of_a_batch_are_those_of_its_meshes() -> None:
+    each = tiny_operators()
+    packed = collate(each)
+    for descriptor in (hks, wks):
+        expected = torch.cat([descriptor(o) for o in each])
+        assert expected.isfinite().all()
+        torch.testing.assert_close(descriptor(packed), expected)
+        assert descriptor(packed.to(dtype=torch.float64)).dtype == torch.float64
+
+
+def test_missing_pairs_add_nothing_to_descriptors() -> None:
+    all_pairs, padded = precompute(TETRAHEDRON, 4), precompute(TETRAHEDRON, 9)
+    for descriptor in (hks, wks):
+        torch.testing.assert_close(descriptor(padded), descriptor(all_pairs))
+        assert (descriptor(padded) >= 0).all()
+
+
+def test_wks_does_not_depend_on_the_scale(sphere: trimesh.Trimesh) -> None:
+    verts, faces = arrays(sphere)
+    verts = verts * [1, 0.8, 0.6]
+    small = wks(precompute((verts, faces), 20))
+    large = wks(precompute((100 * verts, faces), 20))
+    assert relative(large * 1e4, small) < 1e-3  # φ² scales as 1/area
+
+
+def test_descriptors_without_eigenpairs(sphere: trimesh.Trimesh) -> None:
+    many = precompute((np.array(sphere.vertices)[sphere.faces[:9]].reshape(-1, 3), np.arange(27).reshape(-1, 3)), 5)
+    for k in (0, 1):
+        operators = precompute(sphere, k)
+        for descriptor in (hks, wks):
+            assert descriptor(operators).shape == (642, 16)
+            assert descriptor(operators).isfinite().all()
+    assert (wks(many) == 0).all()  # all eigenvectors are null vectors
+    assert hks(many).isfinite().all()

@@ -1,0 +1,61 @@
+"""The description of meshes and of their faults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import trimesh
+
+from diffnet.geometry import diagnose, load_mesh
+
+CORNERS = [[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]]
+
+
+def test_diagnosis_of_a_sphere(sphere: trimesh.Trimesh) -> None:
+    found = diagnose(load_mesh(sphere))
+    assert found.faults == []
+    assert (found.vertices, found.faces, found.edges) == (642, 1280, 1920)
+    assert (found.components, found.euler, found.boundary_edges) == (1, 2, 0)
+    assert found.area == pytest.approx(sphere.area)
+
+
+def test_diagnosis_of_an_open_surface(plane: tuple[np.ndarray, np.ndarray]) -> None:
+    found = diagnose(load_mesh(plane))
+    assert found.faults == []
+    assert (found.boundary_edges, found.euler) == (40, 1)
+
+
+TRIANGLES = [[0, 1, 2], [0, 2, 3]]
+SQUARE = [[0.0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("verts", "faces", "field", "count"),
+    [
+        (SQUARE, [*TRIANGLES, [0, 2, 4], [3, 2, 5], [6, 2, 3]], "non_manifold_edges", 2),
+        (SQUARE, [[0, 1, 2], [0, 3, 2]], "misoriented_edges", 1),
+        (SQUARE, [*TRIANGLES, [1, 1, 2], [3, 3, 3]], "degenerate_faces", 2),
+        (SQUARE, [[0, 1, 2], [0, 2, 6], [3, 0, 7]], "zero_area_faces", 1),
+        (SQUARE, [*TRIANGLES, [2, 1, 0], [1, 2, 0], [3, 0, 2]], "duplicate_faces", 3),
+        (SQUARE, [[0, 1, 2]], "unreferenced_vertices", 1),
+        ([*SQUARE, SQUARE[1], SQUARE[1]], [*TRIANGLES, [4, 5, 3]], "coincident_vertices", 2),
+        ([*SQUARE, *np.array(SQUARE) + 5], [*TRIANGLES, [4, 5, 6]], "components", 2),
+    ],
+)
+def test_diagnosis_counts(verts: Any, faces: Any, field: str, count: int) -> None:
+    extra = [[0.5, 0.5, 1.0], [0.5, 0.5, -1], [0.5, 0.5, 0], [-1, 0.5, 0]]  # vertices 4 to 7
+    verts = [*verts, *extra][: max(len(verts), np.max(faces) + 1)]
+    found = diagnose(load_mesh((verts, faces)))
+    assert getattr(found, field) == count
+    clean = diagnose(load_mesh((SQUARE, TRIANGLES)))
+    assert getattr(clean, field) == (1 if field == "components" else 0)
+    if field != "components":
+        assert any(fault.endswith(f": {count}") for fault in found.faults)
+
+
+def test_diagnosis_of_a_point_cloud() -> None:
+    found = diagnose(load_mesh(([*CORNERS, CORNERS[0]], None)))
+    assert (found.vertices, found.faces, found.edges, found.components, found.euler, found.area) == (6, 0, 0, 0, 0, 0)
+    assert found.faults == ["vertices at the position of another: 1"]

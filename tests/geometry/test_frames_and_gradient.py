@@ -1,0 +1,123 @@
+"""Tangent frames, and the gradient in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.sparse
+import trimesh
+from conftest import random_rotation
+from operator_checks import gradient, relative
+from shapes import arrays, cloud_of
+
+from diffnet.geometry import (
+    LAPLACIANS,
+    gradient_values,
+    load_mesh,
+    make_mesh,
+    one_ring,
+    precompute,
+    tangent_frames,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KINDS = pytest.mark.parametrize("kind", LAPLACIANS)
+SOURCES = pytest.mark.parametrize("source", ["mesh", "cloud"])
+
+
+@SOURCES
+def test_frames_of_a_sphere(sphere: trimesh.Trimesh, source: str) -> None:
+    mesh = load_mesh(sphere if source == "mesh" else cloud_of(sphere))
+    frames = tangent_frames(mesh)
+    np.testing.assert_allclose(frames @ frames.transpose(0, 2, 1), np.tile(np.eye(3), (642, 1, 1)), atol=1e-12)
+    np.testing.assert_allclose(np.linalg.det(frames), 1, atol=1e-12)
+    assert ((frames[:, 2] * mesh.verts).sum(1) > 0.99).all()  # outward
+
+
+def test_normals_of_a_cloud_agree_between_neighbors() -> None:
+    """The surface is neither closed nor convex, so "outward" doesn't determine the signs."""
+    rng = np.random.default_rng(0)
+    angle, height = rng.uniform(0, 3 * np.pi, 3000), rng.uniform(0, 6, 3000)
+    radius = 2 + angle / np.pi  # a scroll with a distance of 2 between its turns
+    points = np.stack([radius * np.cos(angle), radius * np.sin(angle), height], 1)
+    normals = tangent_frames(make_mesh(points, None))[:, 2]
+    tangent = np.stack([np.cos(angle) / np.pi - radius * np.sin(angle), np.sin(angle) / np.pi + radius * np.cos(angle)])
+    true = np.stack([tangent[1], -tangent[0], np.zeros(3000)], 1) / np.linalg.norm(tangent, axis=0)[:, None]
+    agreement = (normals * true).sum(1)
+    assert np.abs(agreement).min() > 0.9
+    assert len(set(np.sign(agreement))) == 1
+
+
+def test_normals_of_two_clouds_point_outward_each(sphere: trimesh.Trimesh) -> None:
+    points = np.array(sphere.vertices)
+    normals = tangent_frames(make_mesh(np.concatenate([points, points + np.array([9, 0, 0])]), None))[:, 2]
+    assert ((normals * np.concatenate([points, points])).sum(1) > 0.99).all()
+
+
+def test_frames_where_normals_cancel() -> None:
+    """A double-sided triangle takes the normal of its largest face; unused vertices take z."""
+    verts = np.array([[0.0, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0.9], [5, 5, 5]])
+    frames = tangent_frames(make_mesh(verts, [[0, 1, 2], [0, 2, 1]]))
+    np.testing.assert_allclose(np.abs(frames[:3, 2]), np.tile([1, 0, 0], (3, 1)), atol=1e-12)
+    np.testing.assert_allclose(frames[4, 2], [0, 0, 1])
+    assert tangent_frames(make_mesh([[1.0, 2, 3]], None)).shape == (1, 3, 3)
+
+
+@SOURCES
+def test_gradients_of_linear_functions_are_exact(plane: tuple[np.ndarray, np.ndarray], source: str) -> None:
+    verts, faces = plane
+    operators = precompute((verts, faces if source == "mesh" else None), 4)
+    normal = random_rotation(1)[:, 2]
+    for direction in np.random.default_rng(0).standard_normal((3, 3)):
+        expected = direction - (direction @ normal) * normal
+        found = gradient(operators, verts @ direction + 3)
+        assert np.abs(found - expected).max() < 1e-5 * np.linalg.norm(expected)
+
+
+@SOURCES
+def test_gradients_of_constants_are_zero(sphere: trimesh.Trimesh, source: str) -> None:
+    operators = precompute(sphere if source == "mesh" else cloud_of(sphere), 4)
+    largest = float(operators.gradient.values.abs().max())
+    assert np.abs(gradient(operators, np.ones(642))).max() < 1e-6 * largest
+
+
+@SOURCES
+@KINDS
+def test_gradient_turns_with_the_mesh(sphere: trimesh.Trimesh, source: str, kind: Any) -> None:
+    verts, faces = arrays(sphere)
+    # Noise makes the distances to neighbors differ.
+    verts = verts * [1, 0.7, 0.5] + np.random.default_rng(0).normal(0, 0.01, verts.shape)
+    faces = faces if source == "mesh" else None
+    turn = random_rotation(3)
+    f = np.sin(3 * verts[:, 0]) + verts[:, 1] * verts[:, 2]
+    still, turned = precompute((verts, faces), 8, kind), precompute((verts @ turn.T, faces), 8, kind)
+    before, after = gradient(still, f), gradient(turned, f)
+    assert relative(np.linalg.norm(after, axis=1), np.linalg.norm(before, axis=1)) < 1e-4
+    assert relative(after, before @ turn.T) < 1e-4
+    np.testing.assert_allclose(turned.evals, still.evals, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_against_a_loop(sphere: trimesh.Trimesh) -> None:
+    mesh = load_mesh(sphere)
+    frames, pattern = tangent_frames(mesh), one_ring(mesh.faces, 642)
+    values = gradient_values(mesh.verts, frames, pattern)
+    f = np.random.default_rng(0).standard_normal(642)
+    found = np.stack([scipy.sparse.csr_matrix((v, pattern.indices, pattern.indptr)) @ f for v in values], 1)
+    neighbors: list[set[int]] = [set() for _ in range(642)]
+    for face in mesh.faces.tolist():
+        for i in face:
+            neighbors[i] |= set(face) - {i}
+    for i, ring in enumerate(neighbors):
+        ids = sorted(ring)
+        edges = (mesh.verts[ids] - mesh.verts[i]) @ frames[i, :2].T
+        np.testing.assert_allclose(found[i], np.linalg.lstsq(edges, f[ids] - f[i])[0], atol=1e-8)
+
+
+def test_slivers_do_not_blow_gradients_up() -> None:
+    verts = np.array([[0.0, 0, 0], [1, 1e-5, 0], [2, 0, 0], [3, 1e-5, 0]])
+    operators = precompute((verts, [[0, 1, 2], [1, 3, 2]]), 2)
+    assert np.abs(gradient(operators, np.array([0, 1, 0, 1.0]))).max() < 5

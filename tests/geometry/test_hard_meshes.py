@@ -1,0 +1,241 @@
+"""`precompute` on broken and random meshes: the operators are sound, or the mesh is refused with a MeshError."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trimesh
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from operator_checks import assert_sound, gradient, matrix, relative
+from shapes import TETRAHEDRON, arrays, degraded_sphere, moebius, strip_on_a_line
+
+from diffnet.geometry import (
+    LAPLACIANS,
+    MeshError,
+    load_mesh,
+    precompute,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KINDS = pytest.mark.parametrize("kind", LAPLACIANS)
+HARD = (  # the files of shared/data/hard_meshes
+    "bunny_dupfaces.ply",
+    "busted.STL",
+    "capsule.obj",
+    "chair_model.obj",
+    "cycloidal.ply",
+    "fan3.obj",
+    "featuretype.ply",
+    "hourglass_ico.obj",
+    "joined_tetrahedra.obj",
+    "moebius.obj",
+    "rna_6CFJ_2B.off",
+    "triple_vierbein.obj",
+)
+
+
+@pytest.mark.parametrize("name", HARD)
+@KINDS
+def test_hard_meshes(shared: Path, name: str, kind: Any) -> None:
+    mesh = load_mesh(shared / "data" / "hard_meshes" / name)
+    operators = precompute(mesh, 16, kind)
+    assert_sound(operators, 16)
+    used = np.unique(mesh.faces[[len(set(f)) == 3 for f in mesh.faces.tolist()]])
+    assert (operators.mass > 0).sum() == len(used)
+
+
+def test_every_hard_mesh_is_tested(shared: Path) -> None:
+    assert sorted(HARD) == sorted(p.name for p in (shared / "data" / "hard_meshes").iterdir())
+
+
+def test_degenerate_faces_do_not_hide_the_spectrum(shared: Path) -> None:
+    """The capsule has 200 faces of zero area with cotangents above 10⁷. Both Laplacians still find its spectrum."""
+    path = shared / "data" / "hard_meshes" / "capsule.obj"
+    robust, cotan = precompute(path, 40, "robust"), precompute(path, 40, "cotan")
+    np.testing.assert_allclose(cotan.evals, robust.evals, rtol=1e-3, atol=1e-5)
+
+
+@KINDS
+def test_moebius_strip(kind: Any) -> None:
+    operators = precompute(moebius(), 10, kind)
+    assert_sound(operators, 10)
+    assert (operators.evals[0] < 1e-4).sum() == 1
+
+
+@KINDS
+def test_non_manifold_fan(kind: Any) -> None:
+    """Five half discs around one common diameter."""
+    verts = [[0.0, 0, 0], [0, 0, 1]] + [[np.cos(a), np.sin(a), 0.5] for a in range(5)]
+    operators = precompute((verts, [[0, 1, i] for i in range(2, 7)]), 7, kind)
+    assert_sound(operators, 7)
+    assert float(operators.mass.sum()) == pytest.approx(2.5, rel=1e-3)
+
+
+@KINDS
+def test_unreferenced_vertices_change_nothing(sphere: trimesh.Trimesh, kind: Any) -> None:
+    """The vertices may lie anywhere. Faces with a repeated corner change nothing either."""
+    verts, faces = arrays(sphere)
+    far = np.array([[100.0, -50, 3], [0, 0, 0], [1e5, 0, 0]])
+    more = np.concatenate([far[:1], verts, far[1:]])
+    more_faces = np.concatenate([faces + 1, [[0, 0, 5], [643, 643, 643]]])
+    clean, padded = precompute((verts, faces), 12, kind), precompute((more, more_faces), 12, kind)
+    assert_sound(padded, 12)
+    rest = slice(1, 643)
+    np.testing.assert_allclose(padded.mass[rest], clean.mass, rtol=1e-5)
+    np.testing.assert_allclose(padded.evals, clean.evals, atol=1e-4)
+    np.testing.assert_allclose(padded.frames[rest, 2], clean.frames[:, 2], atol=1e-5)
+    a, b = matrix(padded.laplacian), matrix(clean.laplacian)
+    assert abs(a[rest, rest] - b).max() < 1e-4
+    assert abs(a).sum() == pytest.approx(abs(b).sum())  # no other entries
+    np.testing.assert_allclose(padded.evecs[rest, :1], clean.evecs[:, :1], atol=1e-6)
+    f = np.concatenate([[7.0], verts[:, 0], [8.0, 9]])
+    assert relative(gradient(padded, f)[rest], gradient(clean, verts[:, 0])) < 1e-5
+    for unused in (0, 643, 644):
+        assert padded.mass[unused] == 0
+        assert (padded.evecs[unused] == 0).all()
+        assert (gradient(padded, f)[unused] == 0).all()
+
+
+@KINDS
+def test_faulty_faces(plane: tuple[np.ndarray, np.ndarray], kind: Any) -> None:
+    verts, faces = plane
+    repeated = [[0, 1, 0], [2, 2, 2]]  # faces without area
+    assert_sound(precompute((verts, np.concatenate([faces, repeated])), 8, kind), 8)
+    assert_sound(precompute((verts, np.concatenate([faces, faces[:20], faces[:5, ::-1]])), 8, kind), 8)
+    flat = np.concatenate([verts, (verts[:1] + verts[1:2]) / 2])  # a face of zero area on an edge
+    operators = precompute((flat, np.concatenate([faces, [[0, 1, 121]]])), 8, kind)
+    assert_sound(operators, 8)
+    assert operators.mass[121] > 0
+
+
+@KINDS
+def test_coincident_vertices(sphere: trimesh.Trimesh, kind: Any) -> None:
+    """A triangle soup, in which each corner is a separate vertex."""
+    verts, faces = arrays(sphere)
+    operators = precompute((verts[faces[:200]].reshape(-1, 3), np.arange(600).reshape(-1, 3)), 12, kind)
+    assert_sound(operators, 12)
+    assert (operators.evals == 0).all()  # 200 components
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("k", "zeros"), [(128, 128), (310, 300), (1210, 300)], ids=["fewer-pairs", "more-pairs", "too-few-vertices"]
+)
+def test_hundreds_of_components(kind: Any, k: int, zeros: int) -> None:
+    verts, faces = TETRAHEDRON
+    many = (
+        np.concatenate([verts + np.array([3 * i, 0, 0]) for i in range(300)]),
+        np.concatenate([faces + 4 * i for i in range(300)]),
+    )
+    operators = precompute(many, k, kind)
+    assert_sound(operators, k)
+    assert (operators.evals[0, :zeros] == 0).all()
+    assert (operators.evals[0, zeros:] > 0.1).all()
+    if k > 1200:
+        assert (operators.evecs[:, 1200:] == 0).all()
+        assert (operators.evals[0, 1200:] == operators.evals[0, 1199]).all()
+
+
+@KINDS
+def test_fewer_vertices_than_pairs(kind: Any) -> None:
+    operators = precompute(TETRAHEDRON, 9, kind)
+    assert_sound(operators, 9)
+    assert (operators.evecs[:, 4:] == 0).all()
+    assert (operators.evals[0, 3:] == operators.evals[0, 3]).all()
+    assert operators.evals[0, 3] > operators.evals[0, 0] == 0
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ((np.ones((5, 3)), [[0, 1, 2]]), "one point"),
+        ((np.ones((5, 3)), None), "one point"),
+        ((np.eye(3), [[0, 0, 1], [2, 2, 2]]), "none of the 2 faces"),
+        (strip_on_a_line((1, 0, 0)), "no area"),
+        (strip_on_a_line((1, 2, 3)), "no area"),
+        ((strip_on_a_line((1, 2, 3))[0], None), "no area"),
+        ((np.array([[0, 0, 0], [1, 0, 0], [2, 0, 0], [0, 1, 0.0]]), [[0, 1, 2]]), "no area"),
+        ((np.eye(3), None), "at least 4 points, this has 3"),
+        ((np.zeros((1, 3)), None), "at least 4 points, this has 1"),
+        ((1e39 * np.eye(4)[:, :3], [[0, 1, 2]]), "single precision"),
+        ((1e-30 * np.eye(4)[:, :3], [[0, 1, 2]]), "single precision"),
+    ],
+    ids=[
+        "triangle-in-one-point",
+        "cloud-in-one-point",
+        "repeated-corners",
+        "strip-along-x",
+        "strip-askew",
+        "cloud-on-a-line",
+        "triangle-on-a-line",
+        "three-points",
+        "one-point",
+        "too-large",
+        "too-small",
+    ],
+)
+def test_meshes_without_surface_are_refused(source: Any, message: str, kind: Any) -> None:
+    with pytest.raises(MeshError, match=message) as e:
+        precompute(source, 4, kind)
+    assert str(e.value).startswith("arrays: ")
+
+
+def test_exceptions_of_libraries_name_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["diffnet.geometry.discretize.laplacian"]
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("assertion in C++")
+
+    monkeypatch.setattr(module.robust_laplacian, "mesh_laplacian", fail)
+    monkeypatch.setattr(module.potpourri3d, "cotan_laplacian", fail)
+    for kind in LAPLACIANS:
+        with pytest.raises(MeshError, match=r"arrays: .*assertion in C\+\+"):
+            precompute((TETRAHEDRON[0], TETRAHEDRON[1][:3]), 4, kind)
+
+
+@st.composite
+def random_mesh(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    vertices = draw(st.integers(1, 10))
+    coordinate = st.integers(0, draw(st.integers(1, 3)))
+    verts = draw(st.lists(st.tuples(coordinate, coordinate, coordinate), min_size=vertices, max_size=vertices))
+    corner = st.integers(0, vertices - 1)
+    faces = draw(st.lists(st.tuples(corner, corner, corner), max_size=14))
+    faces += faces[: draw(st.integers(0, 3))]
+    return np.array(verts, np.float64), np.array(faces, np.int64).reshape(-1, 3)
+
+
+@KINDS
+@given(source=random_mesh(), k=st.integers(0, 12))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_meshes_are_sound_or_refused(kind: Any, source: tuple[np.ndarray, np.ndarray], k: int) -> None:
+    operators, message = None, "arrays: "
+    try:
+        operators = precompute(source, k, kind)
+    except MeshError as e:
+        message = str(e)
+    assert message.startswith("arrays: ")
+    if operators is not None:
+        assert_sound(operators, k)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "seeds", [range(40), pytest.param(range(40, 200), marks=pytest.mark.slow)], ids=["40-seeds", "160-more-seeds"]
+)
+@pytest.mark.filterwarnings("ignore:block Lanczos failed")
+def test_degraded_meshes_are_sound_or_refused(kind: Any, seeds: range) -> None:
+    """These meshes are large enough for the Lanczos iteration. At most 2 % may have too little surface left."""
+    refused = 0
+    for seed in seeds:
+        try:
+            assert_sound(precompute(degraded_sphere(seed), 40, kind), 40)
+        except MeshError:
+            refused += 1
+    assert refused <= 0.02 * len(seeds)

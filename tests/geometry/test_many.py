@@ -1,0 +1,185 @@
+"""`precompute_all` and `fill_cache`: many meshes in several processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from shapes import ellipsoid
+
+from diffnet.geometry import MeshError, precompute, precompute_all
+from diffnet.geometry.preprocessing.many import fill_cache
+from diffnet.geometry.preprocessing.options import Options
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+OPTIONS = Options(8)
+
+
+def operator_entries(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.operators.*"))
+
+
+def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python code as a script in another process."""
+    (folder / "script.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "script.py"]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, cwd=folder)
+
+
+class Deadly(str):
+    """A path. The process that unpickles it dies."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (3,)
+
+
+@pytest.mark.parametrize("jobs", [1, 2], ids=["one-process", "two-processes"])
+def test_a_bad_mesh_does_not_stop_the_others(tmp_path: Path, jobs: int) -> None:
+    sources = [ellipsoid(0), tmp_path / "missing.off", ellipsoid(1), ([[0, 0, 0]] * 3, [[0, 1, 2]]), ellipsoid(2)]
+    cache, seen = tmp_path / "cache", []
+    failed = fill_cache(sources, OPTIONS, cache, jobs, lambda: seen.append(1))
+    assert list(failed) == [1, 3]
+    assert "missing.off: no such file" in failed[1]
+    assert "one point" in failed[3]
+    assert len(seen) == 5
+    written = {path: path.stat().st_mtime_ns for path in operator_entries(cache)}
+    assert len(written) == 3
+    assert fill_cache([sources[0], sources[2]], OPTIONS, cache, jobs) == {}
+    for i in (0, 2, 4):
+        precompute(sources[i], 8, cache_dir=cache)
+    assert {path: path.stat().st_mtime_ns for path in operator_entries(cache)} == written
+    assert fill_cache([], OPTIONS, cache, jobs) == {}
+
+
+def test_normalize(tmp_path: Path) -> None:
+    """Meshes that differ only by their scale share an entry if positions are normalized."""
+    mesh = ellipsoid(0)
+    larger = replace(mesh, verts=4 * mesh.verts)  # a power of 2, so rounding doesn't differ
+    for normalize, count in ((True, 1), (False, 2)):
+        folder = tmp_path / str(normalize)
+        assert fill_cache([mesh, larger], OPTIONS, folder, 1, normalize=normalize) == {}
+        assert len(operator_entries(folder)) == count
+
+
+@pytest.mark.parametrize("jobs", [1, 2], ids=["one-process", "two-processes"])
+def test_precompute_all_is_precompute_for_each_mesh(tmp_path: Path, jobs: int) -> None:
+    """Positions aren't normalized."""
+    meshes = [ellipsoid(i) for i in range(3)]
+    meshes[1] = replace(meshes[1], verts=3 * meshes[1].verts)
+    expected = [precompute(mesh, 8, "cotan", basis="float16") for mesh in meshes]
+    for cache in (None, tmp_path):
+        found = precompute_all(meshes, 8, "cotan", cache, basis="float16", jobs=jobs)
+        for a, b in zip(found, expected, strict=True):
+            assert torch.equal(a.faces, b.faces)
+            torch.testing.assert_close(a.mass, b.mass)
+            torch.testing.assert_close(a.evals, b.evals, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(a.gradient.values, b.gradient.values)
+            torch.testing.assert_close(a.evecs.abs(), b.evecs.abs(), rtol=0, atol=2e-3)
+    assert len(operator_entries(tmp_path)) == 3
+    assert precompute_all([], 8) == []
+
+
+def test_precompute_all_names_meshes_that_cannot_be_used(tmp_path: Path) -> None:
+    meshes = [ellipsoid(0), tmp_path / "a.off", ellipsoid(1), *(tmp_path / f"{i}.off" for i in range(5))]
+    with pytest.raises(MeshError, match=r"6 of 8 meshes can't be used: .*a\.off: no such file.*3\.off.*; …"):
+        precompute_all(meshes, 4, cache_dir=tmp_path / "cache", jobs=1)
+    assert len(operator_entries(tmp_path)) == 2
+    with pytest.raises(ValueError, match="k should be at least 0, got -1"):
+        precompute_all(meshes, -1)
+
+
+def test_a_mesh_that_kills_its_process_is_the_only_one_lost(tmp_path: Path) -> None:
+    sources = [ellipsoid(0), Deadly("bad.off"), *(ellipsoid(i) for i in range(1, 4))]
+    seen: list[int] = []
+    failed = fill_cache(sources, OPTIONS, tmp_path, 2, lambda: seen.append(1))
+    assert list(failed) == [1]
+    assert "bad.off" in failed[1]
+    assert "killed" in failed[1]
+    assert len(seen) == 5
+    assert len(operator_entries(tmp_path)) == 4
+
+
+def test_workers_do_not_import_pytorch(tmp_path: Path) -> None:
+    """Importing PyTorch takes seconds, and as much memory as everything else in a worker."""
+    script = """
+import sys
+from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.worker import CacheJob, discretize_entry, fill_entry
+from diffnet.geometry.processes import WorkerPool
+
+ball = ([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], [[0, 2, 1], [0, 1, 3], [1, 2, 3], [0, 3, 2]])
+print(fill_entry(ball, CacheJob(Options(3, "robust", "bfloat16"), "cache", normalize=True)))
+print(type(discretize_entry(ball, CacheJob(Options(2, "cotan"), "cache", normalize=False))))
+print("torch" in sys.modules)
+if __name__ == "__main__":
+    with WorkerPool(1, 1) as pool:
+        print(pool.submit(eval, "'torch' in __import__('sys').modules").result())
+"""
+    ran = run_script(script, tmp_path)
+    assert ran.stdout.splitlines()[-4:] == ["None", "<class 'tuple'>", "False", "False"], ran.stderr
+
+
+WITH_PYTORCH = "import trimesh\nfrom diffnet import data, geometry\nball = trimesh.creation.icosphere(2)\n"
+UNGUARDED = {
+    "pool": "from diffnet.geometry.processes import WorkerPool\n"
+    "with WorkerPool(2, 1) as pool:\n"
+    "    for call in [pool.submit(abs, -1) for _ in range(50)]:\n"
+    "        call.result()\n",
+    "fill_cache": WITH_PYTORCH + "data.fill_cache([ball] * 50, data.Preprocessing(4), 'cache', 2)\n",
+    "eigenbases": WITH_PYTORCH
+    + "geometry.eigenbases([geometry.laplacian_and_mass(geometry.load_mesh(ball))] * 50, 4, jobs=2)\n",
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["pool", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fill_cache", "eigenbases"))]
+)
+def test_a_script_without_main_guard_gets_an_error(tmp_path: Path, name: str) -> None:
+    """Workers import the script. Without `if __name__ == "__main__":` each of them would run it."""
+    ran = run_script(UNGUARDED[name], tmp_path)
+    assert ran.returncode == 1
+    (message,) = (line for line in ran.stderr.splitlines() if "WorkerError: worker processes don't" in line)
+    assert "__main__" in message
+    assert ran.stderr.count("bootstrapping phase") <= 3  # from the workers that were started, not from 50
+
+
+def test_bugs_are_not_blamed_on_the_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any) -> Any:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr("diffnet.geometry.preprocessing.worker.discretize", broken)
+    with pytest.raises(TypeError, match="a bug"):
+        fill_cache([ellipsoid(0)], OPTIONS, tmp_path, 1)
+
+    def exhausted(*arguments: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("diffnet.geometry.preprocessing.worker.discretize", exhausted)
+    assert "ellipsoid 0: " in fill_cache([ellipsoid(0)], OPTIONS, tmp_path, 1)[0]
+
+
+def test_an_interrupt_stops_the_workers(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    slow = [ellipsoid(i, 6) for i in range(3)]  # each takes a second or more
+    started = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        fill_cache([ellipsoid(0), *slow], Options(128), tmp_path, 2, stop)
+    assert len(operator_entries(tmp_path)) == 1
+    assert time.perf_counter() - started < 60
+
+
+def test_the_cache_must_be_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        fill_cache([ellipsoid(0)], OPTIONS, tmp_path / "file", 1)

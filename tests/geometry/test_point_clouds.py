@@ -1,0 +1,53 @@
+"""`precompute` on point clouds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import trimesh
+from conftest import random_rotation
+from operator_checks import assert_sound, gradient, relative
+from shapes import cloud_of
+
+from diffnet.geometry import (
+    MeshError,
+    precompute,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_small_and_flat_point_clouds() -> None:
+    rng = np.random.default_rng(0)
+    for points in (rng.random((4, 3)), rng.random((5, 3)), rng.random((31, 3))):
+        assert_sound(precompute((points, None), 6), 6)
+    flat = np.c_[rng.random((300, 2)), np.zeros(300)] @ random_rotation(2).T
+    operators = precompute((flat, None), 6)
+    assert_sound(operators, 6)
+    assert float(operators.mass.sum()) == pytest.approx(1, abs=0.15)
+    normals = operators.frames[:, 2].double().numpy()
+    np.testing.assert_allclose(np.abs(normals @ random_rotation(2)[:, 2]), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("copies", [2, 3, 10, 40], ids=lambda copies: f"{copies}-copies")
+def test_coincident_points(sphere: trimesh.Trimesh, copies: int) -> None:
+    points = np.array(sphere.vertices)[:60]
+    assert_sound(precompute((np.concatenate([points, np.repeat(points[:1], copies, 0)]), None), 6), 6)
+    everywhere = np.repeat(points, copies, 0), None
+    if copies < 30:  # the number of neighbors that a local triangulation has
+        assert_sound(precompute(everywhere, 6), 6)
+    else:
+        with pytest.raises(MeshError, match=r"arrays: the robust Laplacian can't be computed"):
+            precompute(everywhere, 6)
+
+
+def test_point_cloud_operators_resemble_those_of_the_surface(sphere: trimesh.Trimesh) -> None:
+    mesh, cloud = precompute(sphere, 9), precompute(cloud_of(sphere), 9)
+    assert_sound(cloud, 9)
+    assert float(cloud.mass.sum()) == pytest.approx(4 * np.pi, rel=0.1)
+    np.testing.assert_allclose(cloud.evals, mesh.evals, rtol=0.1, atol=0.02)
+    f = np.array(sphere.vertices)[:, 0]
+    assert relative(gradient(cloud, f), gradient(mesh, f)) < 0.1
+    assert len(cloud.faces) == 0
+    assert cloud.face_ptr.tolist() == [0, 0]
+    assert cloud.edges.shape == (0, 2)

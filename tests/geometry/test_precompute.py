@@ -1,0 +1,163 @@
+"""Properties of `precompute` on clean meshes: eigenpairs, scaling laws, precision, options, order of rows and faces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.sparse
+import torch
+import trimesh
+from operator_checks import assert_sound, gradient, gram, matrix, relative
+from shapes import TETRAHEDRON, arrays, cloud_of
+
+from diffnet.geometry import (
+    LAPLACIANS,
+    eigenbasis,
+    patches,
+    precompute,
+    with_k_ring,
+)
+from diffnet.ops import SparseMatrix
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KINDS = pytest.mark.parametrize("kind", LAPLACIANS)
+SOURCES = pytest.mark.parametrize("source", ["mesh", "cloud"])
+
+
+@KINDS
+def test_sphere_eigenvalues(sphere: trimesh.Trimesh, kind: Any) -> None:
+    """The eigenvalues are l(l+1), each 2l+1 times."""
+    operators = precompute(sphere, 36, kind)
+    assert_sound(operators, 36)
+    expected = np.repeat([l * (l + 1) for l in range(6)], [2 * l + 1 for l in range(6)])  # noqa: E741
+    np.testing.assert_allclose(operators.evals[0], expected, rtol=0.06, atol=1e-6)
+    np.testing.assert_allclose(operators.evals[0, :9], expected[:9], rtol=0.01, atol=1e-6)
+
+
+@KINDS
+@pytest.mark.parametrize("source", ["sphere", "plane", "cloud"])
+def test_eigenpairs(request: pytest.FixtureRequest, source: str, kind: Any) -> None:
+    mesh = request.getfixturevalue("sphere" if source == "cloud" else source)
+    operators = precompute(cloud_of(mesh) if source == "cloud" else mesh, 40, kind)
+    assert_sound(operators, 40)
+    np.testing.assert_allclose(gram(operators), np.eye(40), atol=1e-6)
+    evecs, mass = operators.evecs.double().numpy(), operators.mass.double().numpy()
+    residual = matrix(operators.laplacian) @ evecs - mass[:, None] * evecs * operators.evals[0].double().numpy()
+    assert np.linalg.norm(residual / np.sqrt(mass)[:, None], axis=0).max() < 1e-4 * float(operators.evals[0, -1])
+
+
+@KINDS
+def test_no_eigenpairs(sphere: trimesh.Trimesh, kind: Any) -> None:
+    operators = precompute(sphere, 0, kind)
+    assert_sound(operators, 0)
+    assert operators.k == 0
+    assert operators.with_gradient_evecs().gradient_evecs.shape == (2, 642, 0)
+
+
+def test_bad_options(sphere: trimesh.Trimesh) -> None:
+    with pytest.raises(ValueError, match="k should be at least 0, got -1"):
+        precompute(sphere, -1)
+    with pytest.raises(ValueError, match="k should be at least 0, got -2"):
+        eigenbasis(scipy.sparse.eye(3, format="csr"), np.ones(3), -2)
+    with pytest.raises(ValueError, match="laplacian should be one of robust, cotan, got 'graph'"):
+        precompute(sphere, 4, "graph")
+    with pytest.raises(TypeError):
+        precompute(sphere, 4.5)
+
+
+@KINDS
+@SOURCES
+def test_same_at_every_call(sphere: trimesh.Trimesh, kind: Any, source: str) -> None:
+    mesh = sphere if source == "mesh" else cloud_of(sphere)
+    a, b = precompute(mesh, 20, kind), precompute(mesh, 20, kind)
+    for name in ("mass", "evals", "evecs", "frames"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+    assert torch.equal(a.laplacian.values, b.laplacian.values)
+    assert torch.equal(a.gradient.values, b.gradient.values)
+
+
+@SOURCES
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3, 1e6], ids=lambda scale: f"scale={scale:g}")
+@KINDS
+def test_scaling_laws(sphere: trimesh.Trimesh, scale: float, kind: Any, source: str) -> None:
+    verts, faces = arrays(sphere)
+    faces = faces if source == "mesh" else None
+    verts = verts * [1, 0.8, 0.6]  # no repeated eigenvalues
+    unit, scaled = precompute((verts, faces), 10, kind), precompute((scale * verts, faces), 10, kind)
+    assert relative(scaled.mass / scale**2, unit.mass) < 1e-5
+    np.testing.assert_allclose(scaled.evals * scale**2, unit.evals, rtol=1e-4, atol=1e-6)
+    assert abs(matrix(scaled.laplacian) - matrix(unit.laplacian)).max() < 1e-4
+    f = np.sin(verts[:, 0])
+    assert relative(gradient(scaled, f) * scale, gradient(unit, f)) < 1e-4
+    assert relative(scaled.evecs.abs() * scale, unit.evecs.abs()) < 1e-3
+    np.testing.assert_allclose(scaled.frames[:, 2], unit.frames[:, 2], atol=1e-4)
+
+
+@KINDS
+def test_far_from_the_origin(sphere: trimesh.Trimesh, kind: Any) -> None:
+    verts, faces = arrays(sphere)
+    stray = np.zeros((1, 3))  # a vertex that no face uses must not keep the mesh from being moved back
+    here = precompute((np.concatenate([verts, stray]), faces), 9, kind)
+    there = precompute((np.concatenate([verts + np.array([1e6, -1e6, 3e5]), stray]), faces), 9, kind)
+    assert relative(there.mass, here.mass) < 1e-5
+    np.testing.assert_allclose(there.evals, here.evals, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(there.frames, here.frames, atol=1e-4)
+    assert relative(gradient(there, np.append(verts[:, 0], 0)), gradient(here, np.append(verts[:, 0], 0))) < 1e-4
+
+
+def test_positions_are_taken_at_single_precision(sphere: trimesh.Trimesh) -> None:
+    """Positions in double and in single precision give the same operators."""
+    verts, faces = arrays(sphere)
+    a, b = precompute((verts, faces), 8), precompute((verts.astype(np.float32), faces), 8)
+    for name in ("mass", "evals", "evecs", "frames"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+    assert torch.equal(a.gradient.values, b.gradient.values)
+
+
+def test_faces_stay_those_of_the_mesh() -> None:
+    """Degenerate and duplicate faces stay, so outputs at faces keep their places."""
+    verts, faces = TETRAHEDRON
+    odd = np.concatenate([[[0, 0, 1]], faces, faces[:1]])
+    operators = precompute((verts, odd), 3)
+    np.testing.assert_array_equal(operators.faces, odd)
+    assert operators.face_ptr.tolist() == [0, 6]
+
+
+def test_rows_are_stored_along_the_surface() -> None:
+    """This happens only if the vertices are numbered at random. The operators don't change otherwise."""
+    side = 200
+    x, y = np.meshgrid(np.arange(side), np.arange(side))
+    verts = np.stack([x, y, np.sin(x / 9) * np.sin(y / 9)], axis=-1).reshape(-1, 3).astype(float)
+    number = np.arange(side * side).reshape(side, side)
+    a, b, c, d = number[:-1, :-1], number[:-1, 1:], number[1:, :-1], number[1:, 1:]
+    faces = np.concatenate([np.stack(t, axis=-1).reshape(-1, 3) for t in ((a, b, d), (a, d, c))])
+    place = np.random.default_rng(0).permutation(len(verts))
+    shuffled_verts = np.empty_like(verts)
+    shuffled_verts[place] = verts
+    tidy, shuffled = precompute((verts, faces), k=0), precompute((shuffled_verts, place[faces]), k=0)
+    assert tidy.gradient.pattern.row_order is None
+    order = shuffled.gradient.pattern.row_order
+    assert order is not None
+    assert shuffled.laplacian.pattern.row_order is order
+    pattern = shuffled.gradient.pattern
+    for ours, theirs in ((shuffled.laplacian, tidy.laplacian), (shuffled.gradient, tidy.gradient)):
+        for a, b in zip(
+            ours.values.reshape(-1, ours.pattern.nnz), theirs.values.reshape(-1, ours.pattern.nnz), strict=True
+        ):
+            x, y = (SparseMatrix(m.pattern, v).to_scipy() for m, v in ((ours, a), (theirs, b)))
+            assert abs(x[place][:, place] - y).max() < 1e-4 * abs(y).max()
+    taken = torch.empty(side * side, dtype=torch.int64)
+    taken[order.long()] = torch.arange(side * side)
+    apart = (taken[pattern.row_indices.long()] - taken[pattern.indices.long()]).abs().double().mean()
+    assert apart < 2 * side
+    rings = with_k_ring(shuffled, 2)
+    assert rings.neighborhood is not None
+    assert torch.equal(rings.neighborhood.row_order, order)
+    assert torch.equal(rings.neighborhood.row_lengths[place], with_k_ring(tidy, 2).neighborhood.row_lengths)
+    tidy_patches, found = patches(tidy), patches(shuffled)
+    assert sorted(found.order.tolist()) == list(range(side * side))
+    assert len(found.mask) < 1.5 * len(tidy_patches.mask)

@@ -1,0 +1,429 @@
+"""Checks of arguments: every dense operation × wrong shape, dtype, stride, device and value, on both backends.
+
+Both backends must raise the same error, or give the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from kernel_accuracy import LAYOUTS, Place, column, feature_inputs, normal, pointer, relative
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from diffnet import ops
+
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+
+LENGTHS, V, K, C = (5, 0, 3), 8, 3, 4
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation and its arguments; `run` calls it with them, changed or not."""
+
+    operation: Callable[..., Any]
+    arguments: dict[str, Any]
+    backends: tuple[str, ...] = ("torch", "triton")
+
+    def run(self, backend: str, **changed: Any) -> list[Tensor]:
+        given = self.arguments | changed
+        for name in ("inputs", "weights", "biases"):  # the lists of `mlp`, one name for each tensor
+            if f"{name}[0]" in given:
+                given[name] = [given.pop(f"{name}[{i}]") for i in range(2)]
+        out = self.operation(**given, **({"backend": backend} if len(self.backends) > 1 else {}))
+        return [out] if isinstance(out, Tensor) else list(out)
+
+    @property
+    def floating(self) -> list[str]:
+        return [n for n, x in self.arguments.items() if isinstance(x, Tensor) and x.is_floating_point()]
+
+    @property
+    def indices(self) -> list[str]:
+        return [n for n, x in self.arguments.items() if isinstance(x, Tensor) and not x.is_floating_point()]
+
+
+def cases(device: str = "cpu") -> dict[str, Case]:
+    """Valid calls of every dense operation in float32."""
+
+    def put(x: Tensor) -> Tensor:
+        return x.to(device, torch.float32 if x.is_floating_point() else None)
+
+    d, evecs, gradient_evecs, a_re, a_im, ptr = (put(x) for x in feature_inputs(LENGTHS, K, C))
+    x, mass, evals, time = (put(t) for t in (normal(V, C), normal(V).abs(), normal(3, K).abs(), normal(C).abs()))
+    matrices, extents = {"a_re": a_re, "a_im": a_im}, {"ptr": ptr, "lengths": None}
+    layers = {
+        "inputs[0]": x,
+        "inputs[1]": put(normal(V, 5)),
+        "weights[0]": put(normal(6, 9, scale=0.3)),
+        "weights[1]": put(normal(7, 6, scale=0.3)),
+        "biases[0]": put(normal(6)),
+        "biases[1]": put(normal(7)),
+        "residual": put(normal(V, 7)),
+    }
+    operators = {"mass": mass, "evals": evals, "evecs": evecs, "gradient_evecs": gradient_evecs}
+    labels = put(torch.tensor([0, 3, -1, 2, 1, 0, 2, 3]))
+    return {
+        "to_spectral": Case(ops.to_spectral, {"x": x, "evecs": evecs, "mass": mass, **extents}),
+        "from_spectral": Case(ops.from_spectral, {"coefficients": d, "evecs": evecs, **extents}),
+        "diffuse": Case(ops.diffuse, {"spectrum": d, "evals": evals, "time": time}),
+        "gradient_features": Case(
+            ops.gradient_features, {"gradients": put(normal(2, V, C, scale=0.5)), **matrices}
+        ),
+        "spectral_gradient_features": Case(
+            ops.spectral_gradient_features,
+            {"coefficients": d, "gradient_evecs": gradient_evecs, **matrices, **extents},
+        ),
+        "values_and_gradient_features": Case(
+            ops.values_and_gradient_features,
+            {"coefficients": d, "evecs": evecs, "gradient_evecs": gradient_evecs, **matrices, **extents},
+        ),
+        "diffusion_and_gradient_features": Case(
+            ops.diffusion_and_gradient_features, {"x": x, **operators, "time": time, **matrices, **extents}
+        ),
+        "mlp": Case(ops.mlp, layers),
+        "cross_entropy": Case(ops.cross_entropy, {"logits": x, "labels": labels}),
+        "segment_mean": Case(ops.segment_mean, {"x": x, "weights": mass, **extents}, backends=("torch",)),
+    }
+
+
+NAMES = list(cases())
+OPERATIONS = pytest.mark.parametrize("operation", NAMES)
+
+
+def error(case: Case, backend: str, changed: dict[str, Any]) -> tuple[type[Exception], str]:
+    with pytest.raises((TypeError, ValueError, IndexError)) as caught:
+        case.run(backend, **changed)
+    return caught.type, str(caught.value)
+
+
+def refused(case: Case, kind: type[Exception], words: str, **changed: Any) -> None:
+    """Every backend raises the same error of this kind, which contains these words."""
+    errors = [error(case, backend, changed) for backend in case.backends]
+    assert all(found == errors[0] for found in errors), errors
+    assert errors[0][0] is kind, (changed, errors[0])
+    assert words in errors[0][1], (words, errors[0][1])
+
+
+@OPERATIONS
+def test_valid_arguments_agree(operation: str) -> None:
+    case = cases()[operation]
+    for a, b in zip(*(case.run(backend) for backend in (case.backends * 2)[:2]), strict=True):
+        assert a.dtype == b.dtype
+        assert relative(a, b) < 1e-5
+
+
+def wrong_shapes(x: Tensor, rank_may_vary: bool = False) -> list[Tensor]:
+    """One more, one fewer, and a single one in each dimension, another dimension, and none."""
+    found = []
+    for d, size in enumerate(x.shape):
+        found += [torch.cat([x, x.narrow(d, 0, 1)], d), x.narrow(d, 0, size - 1), x.narrow(d, 0, 1)]
+    return [*found, x[None], x[..., None], x.flatten()[0]]
+
+
+# Sizes that nothing else determines: the first tensor with V, K or C sets it.
+FREE = {
+    "cross_entropy": {("logits", 1)},
+    "segment_mean": {("x", 1)},
+}
+
+
+@OPERATIONS
+@DEVICES
+def test_wrong_shapes_are_refused(operation: str, device: str) -> None:
+    """Nothing is broadcast. The message names an argument, the expected shape and the given one."""
+    case = cases(device)[operation]
+    free = FREE.get(operation, set())
+    for name in [*case.floating, *case.indices]:
+        x = case.arguments[name]
+        for wrong in wrong_shapes(x):
+            changed = [d for d in range(x.ndim) if wrong.ndim == x.ndim and wrong.shape[d] != x.shape[d]]
+            if any((name, d) in free for d in changed):
+                continue
+            if name == "ptr" and wrong.ndim == 1 and device == "cuda" and operation == "segment_mean":
+                continue  # plain PyTorch reads ptr back
+            if name == "ptr" and wrong.ndim == 1 and operation in ("to_spectral", "segment_mean") and device == "cuda":
+                continue  # another number of meshes, whose extents only the GPU knows
+            errors = [error(case, backend, {name: wrong}) for backend in case.backends]
+            assert errors[0] == errors[-1], (name, wrong.shape, errors)
+            assert errors[0][0] in (ValueError, IndexError)
+            assert "should " in errors[0][1], errors[0]
+
+
+@OPERATIONS
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=["int64", "bool", "complex64"])
+def test_dtypes_that_are_not_floating_point_are_refused(operation: str, dtype: torch.dtype) -> None:
+    case = cases()[operation]
+    for name in case.floating:
+        words = f"{name} should be floating point, got {dtype}"
+        refused(case, TypeError, words, **{name: case.arguments[name].to(dtype)})
+
+
+@OPERATIONS
+def test_indices_of_other_dtypes_are_refused(operation: str) -> None:
+    case = cases()[operation]
+    for name in case.indices:
+        for dtype in (torch.float32, torch.int16, torch.bool):
+            words = f"{name} should be int32 or int64, got {dtype}"
+            refused(case, TypeError, words, **{name: case.arguments[name].to(dtype)})
+
+
+@OPERATIONS
+def test_what_is_no_tensor_is_refused(operation: str) -> None:
+    case = cases()[operation]
+    for name in [*case.floating, *case.indices]:
+        x = case.arguments[name]
+        for wrong in (x.tolist(), x.numpy()):
+            refused(case, TypeError, f"{name} should be a tensor, got {type(wrong).__name__}", **{name: wrong})
+        if name not in ("a_im", "residual"):
+            refused(case, TypeError, f"{name} should be a tensor, got NoneType", **{name: None})
+
+
+@OPERATIONS
+def test_tensors_on_several_devices_are_refused(operation: str) -> None:
+    case = cases()[operation]
+    for name in [*case.floating, *case.indices]:
+        refused(case, ValueError, "should be on", **{name: case.arguments[name].to("meta")})
+
+
+@OPERATIONS
+def test_extents_that_do_not_fit_are_refused(operation: str) -> None:
+    case = cases()[operation]
+    if "ptr" not in case.arguments:
+        pytest.skip("takes no extents")
+    for wrong in ([0, 5, 5, 9], [0, 5, 5, 7], [1, 5, 5, 8], [0, 5, 4, 8], [0, 9, 5, 8], [0, -1, 5, 8]):
+        refused(case, ValueError, "ptr should ascend from 0 to the number of rows, 8", ptr=torch.tensor(wrong))
+    refused(case, ValueError, "ptr should have one value more", ptr=torch.zeros(0, dtype=torch.int64))
+    for lengths in ((5, 3), (5, 0, 4)):
+        refused(case, ValueError, "lengths should be 3 that add up to 8", lengths=lengths)
+    refused(case, ValueError, "lengths should be the differences of ptr, [5, 0, 3]", lengths=(5, 1, 2))
+    for backend in case.backends:
+        case.run(backend, lengths=LENGTHS)
+
+
+@pytest.mark.gpu
+@OPERATIONS
+def test_debug_mode_checks_extents_on_a_gpu(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = cases("cuda")[operation]
+    if "ptr" not in case.arguments:
+        pytest.skip("takes no extents")
+    monkeypatch.setattr("diffnet.ops.common.checks.DEBUG", True)
+    refused(case, ValueError, "ptr should ascend", ptr=torch.tensor([0, 5, 4, 8], device="cuda"))
+
+
+# ---- what is accepted gives the same numbers ----
+
+
+@OPERATIONS
+@DEVICES
+def test_any_stride(operation: str, device: str) -> None:
+    """One argument after the other, so that a stride taken from another argument shows."""
+    case = cases(device)[operation]
+    expected = [out.double() for out in case.run("torch")]
+    for name in [*case.floating, *case.indices]:
+        x = case.arguments[name]
+        if x.ndim == 1:
+            layouts = [column] if not x.is_floating_point() else [lambda x: torch.stack([x, 0 * x], 1)[:, 0]]
+        else:
+            layouts = LAYOUTS
+        for layout in layouts:
+            changed = layout(x)
+            assert not changed.is_contiguous()
+            assert torch.equal(changed, x)
+            for backend in case.backends:
+                for a, b in zip(case.run(backend, **{name: changed}), expected, strict=True):
+                    assert relative(a, b) < 1e-5, (name, backend)
+
+
+@OPERATIONS
+@DEVICES
+def test_mixed_floating_dtypes(operation: str, device: str) -> None:
+    """Both backends give the same dtype and about the same numbers, and gradients in the dtypes of the arguments."""
+    case = cases(device)[operation]
+    for name in case.floating:
+        mixed = {n: case.arguments[n].detach().to(torch.float16 if n == name else None) for n in case.floating}
+        exact = [out.detach() for out in case.run("torch", **{n: x.double() for n, x in mixed.items()})]
+        dtypes = []
+        for backend in case.backends:
+            leaves = {n: x.clone().requires_grad_() for n, x in mixed.items()}
+            outs = case.run(backend, **leaves)
+            dtypes.append([out.dtype for out in outs])
+            assert all(relative(a, b) < 1e-2 for a, b in zip(outs, exact, strict=True)), (name, backend)
+            grads = torch.autograd.grad(sum(out.double().sum() for out in outs), list(leaves.values()))
+            assert [g.dtype for g in grads] == [x.dtype for x in leaves.values()]
+        assert dtypes[0] == dtypes[-1], (name, dtypes)
+
+
+@OPERATIONS
+def test_float64_is_promoted_in_plain_pytorch(operation: str) -> None:
+    """The kernels don't compute in float64; plain PyTorch takes it beside float32."""
+    case = cases()[operation]
+    expected = case.run("torch")
+    for name in case.floating:
+        for a, b in zip(case.run("torch", **{name: case.arguments[name].double()}), expected, strict=True):
+            assert relative(a.float(), b) < 1e-5, name
+
+
+@pytest.mark.parametrize("lengths", [(), (0,), (0, 0)], ids=["no-mesh", "empty-mesh", "2-empty-meshes"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@DEVICES
+def test_no_vertices(lengths: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+    place = Place(device, dtype, 0.0)
+    d, evecs, gradient_evecs, a_re, a_im, ptr = (place.put(x) for x in feature_inputs(lengths, 3, 5))
+    empty = place.put(torch.ones(0))
+    for backend in ("torch", "triton"):
+        leaves = [x.clone().requires_grad_() for x in (d, evecs, gradient_evecs, a_re, a_im)]
+        d_, evecs_, gradient_evecs_, re, im = leaves
+        values, features = ops.values_and_gradient_features(*leaves, ptr, backend=backend)
+        assert values.shape == features.shape == (0, 5)
+        spectrum = ops.to_spectral(values, evecs_, empty, ptr, backend=backend)
+        assert spectrum.shape == (len(lengths), 3, 5)
+        assert (spectrum == 0).all()
+        weights = [values.new_ones(2, 10), values.new_ones(5, 2)]
+        hidden = ops.mlp([values, features], weights, residual=values, backend=backend)
+        direct = ops.gradient_features(torch.stack([values, features]), re, im, backend=backend)
+        fused = ops.diffusion_and_gradient_features(
+            values, empty, d[..., 0], evecs, gradient_evecs, a_re[0].abs(), re, im, ptr, backend=backend
+        )
+        outs = [hidden, direct, spectrum, features, *fused, ops.segment_mean(values, empty, ptr)]
+        for grad in torch.autograd.grad(sum(out.float().sum() for out in outs), leaves, allow_unused=True):
+            assert grad is None or (grad == 0).all()
+
+
+@DEVICES
+def test_no_eigenpairs(device: str) -> None:
+    """With K = 0, all that is left of a function is 0."""
+    place = Place(device, torch.float32, 0.0)
+    d, evecs, gradient_evecs, a_re, a_im, ptr = (place.put(x) for x in feature_inputs((5, 2), 1, 4))
+    for backend in ("torch", "triton"):
+        values, features = ops.values_and_gradient_features(
+            d[:, :0], evecs[:, :0], gradient_evecs[..., :0], a_re, a_im, ptr, backend=backend
+        )
+        assert (values == 0).all()
+        assert (features == 0).all()
+        assert ops.to_spectral(values, evecs[:, :0], evecs[:, 0], ptr, backend=backend).shape == (2, 0, 4)
+
+
+@DEVICES
+def test_gradients_of_any_stride(device: str) -> None:
+    """The gradients that reach an operation may have any layout, and may be expanded."""
+
+    def run(case: Case, layout: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        torch.manual_seed(0)
+        leaves = {n: case.arguments[n].clone().requires_grad_() for n in case.floating}
+        outs = [out for out in case.run("triton", **leaves) if out.ndim > 1]
+        grads = [layout(torch.randn_like(out)) for out in outs]
+        return list(torch.autograd.grad(outs, list(leaves.values()), grads))
+
+    for operation, case in cases(device).items():
+        if operation in ("segment_mean", "cross_entropy"):
+            continue  # plain PyTorch; a vector of losses
+        for layout in (*LAYOUTS, lambda x: x[..., :1, :1].expand_as(x)):
+
+            def contiguous(x: Tensor, layout: Callable[[Tensor], Tensor] = layout) -> Tensor:
+                return layout(x).contiguous()
+
+            for a, b in zip(run(case, layout), run(case, contiguous), strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=False)
+
+
+# ---- tracing ----
+
+
+@OPERATIONS
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_checks_compile_to_one_graph(operation: str, backend: str) -> None:
+    case = cases()[operation]
+    if backend not in case.backends:
+        pytest.skip("has no kernel")
+    torch._dynamo.reset()
+    lengths = {"lengths": LENGTHS} if "lengths" in case.arguments else {}
+    compiled = torch.compile(lambda: case.run(backend, **lengths), fullgraph=True, backend="eager")
+    for a, b in zip(compiled(), case.run(backend, **lengths), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_tensors_without_values_pass() -> None:
+    """Fake tensors have shapes only, and the meta device has no values either."""
+    case = cases()["to_spectral"]
+    with FakeTensorMode() as mode:
+        fake = {n: mode.from_tensor(x) for n, x in case.arguments.items() if x is not None}
+        assert case.run("torch", **fake, lengths=LENGTHS)[0].shape == (3, K, C)
+    meta = {n: x.to("meta") for n, x in case.arguments.items() if x is not None}
+    assert case.run("torch", **meta, lengths=LENGTHS)[0].shape == (3, K, C)
+
+
+# ---- the choice of a backend ----
+
+
+def test_the_cpu_computes_in_plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffnet.ops.spectral.op.project_operator", None)  # a call would fail
+    case = cases()["to_spectral"]
+    assert case.run("auto")[0].shape == (3, K, C)
+
+
+@OPERATIONS
+def test_float64_and_unknown_backends_are_refused(operation: str) -> None:
+    case = cases()[operation]
+    if len(case.backends) == 1:
+        pytest.skip("has no kernel")
+    wide = {n: case.arguments[n].double() for n in case.floating}
+    with pytest.raises(ValueError, match="float64"):
+        case.run("triton", **wide)
+    with pytest.raises(ValueError, match="'cuda'"):
+        case.run("cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
+def test_the_interpreter_has_no_bfloat16() -> None:
+    case = cases()["to_spectral"]
+    with pytest.raises(RuntimeError, match="bfloat16"):
+        case.run("triton", **{n: case.arguments[n].bfloat16() for n in case.floating})
+
+
+def test_autocast_rounds_operands_before_the_products() -> None:
+    """The result is the result of rounded inputs."""
+    d, evecs, gradient_evecs, a_re, a_im, ptr = (
+        x.float() if x.is_floating_point() else x for x in feature_inputs((9, 0, 3), 17, 5)
+    )
+    x, mass = normal(12, 5).float(), normal(12).abs().float()
+    w, out = normal(21, 5).float(), normal(5, 21).float()
+
+    def run(x: Tensor, evecs: Tensor, gradient_evecs: Tensor, w: Tensor, out: Tensor) -> list[Tensor]:
+        return [
+            ops.to_spectral(x, evecs, mass, ptr, backend="triton"),
+            ops.from_spectral(d, evecs, ptr, backend="triton"),
+            *ops.values_and_gradient_features(d, evecs, gradient_evecs, a_re, a_im, ptr, backend="triton"),
+            ops.mlp([x], [w, out], backend="triton"),
+        ]
+
+    with torch.autocast("cpu", torch.float16):
+        cast = run(x, evecs, gradient_evecs, w, out)
+    rounded = run(x.half(), evecs.half(), gradient_evecs.half(), w.half(), out.half())
+    for a, b in zip(cast, rounded, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert [t.dtype for t in cast] == [torch.float32, *[torch.float16] * 4]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_tf32_splits_each_number_in_two(device: str, request: pytest.FixtureRequest) -> None:
+    """(1 + e)(1 + e) = 1 + 2e + e² with bfloat16 parts 1 and e misses the last term for e = 2⁻¹⁰.
+
+    Rounded to bfloat16, which has 8 bits, the result would be 1. tf32 would have e² as well.
+    """
+    ptr, x = pointer((1,)).to(device), torch.full((1, 1), 1 + 2**-10, device=device)
+    results = {}
+    request.addfinalizer(lambda p=torch.get_float32_matmul_precision(): torch.set_float32_matmul_precision(p))
+    for precision in ("high", "highest"):
+        torch.set_float32_matmul_precision(precision)
+        results[precision] = [
+            ops.to_spectral(x, x, torch.ones(1, device=device), ptr, backend="triton").item(),
+            ops.from_spectral(x[None], x, ptr, backend="triton").item(),
+            ops.mlp([x], [x], backend="triton").item(),
+        ]
+    assert results == {"high": [1 + 2**-9] * 3, "highest": [1 + 2**-9 + 2**-20] * 3}

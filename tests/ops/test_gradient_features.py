@@ -1,0 +1,172 @@
+"""Gradient features: formulas in float64, and kernels against plain PyTorch."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from kernel_accuracy import (
+    Place,
+    check,
+    column,
+    feature_inputs,
+    normal,
+    pointer,
+    relative,
+    single_vertex_disturbance,
+    sizes,
+)
+from torch import Tensor
+
+from diffnet.ops import (
+    from_spectral,
+    gradient_features,
+    spectral_gradient_features,
+    values_and_gradient_features,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+
+ROTATION = pytest.mark.parametrize("rotation", [True, False], ids=["rotation", "no-rotation"])
+
+
+# ---- formulas ----
+
+
+@ROTATION
+def test_formula_in_complex_numbers(rotation: bool) -> None:
+    g, a_re, a_im = normal(2, 20, 3), normal(3, 3), normal(3, 3) if rotation else None
+    z = torch.complex(g[0], g[1])
+    a = torch.complex(a_re, a_im if a_im is not None else torch.zeros_like(a_re))
+    expected = torch.tanh((z.conj() * (z @ a.T)).real)
+    torch.testing.assert_close(gradient_features(g, a_re, a_im), expected)
+
+
+def test_gradients_in_the_eigenbasis_are_gradients_of_values() -> None:
+    """(GΦ) D is G (Φ D)."""
+    coefficients, evecs, gradient_evecs, a_re, a_im, ptr = feature_inputs((7, 0, 1, 12), 5, 3)
+    gradients = torch.stack([from_spectral(coefficients, g, ptr) for g in gradient_evecs])
+    expected = gradient_features(gradients, a_re, a_im)
+    torch.testing.assert_close(spectral_gradient_features(coefficients, gradient_evecs, a_re, a_im, ptr), expected)
+    values, features = values_and_gradient_features(coefficients, evecs, gradient_evecs, a_re, a_im, ptr)
+    torch.testing.assert_close(values, from_spectral(coefficients, evecs, ptr))
+    torch.testing.assert_close(features, expected)
+
+
+# ---- kernels ----
+
+
+@ROTATION
+def test_values_and_gradient_features(place: Place, rotation: bool) -> None:
+    for lengths, k, c in sizes(place):
+        draw = partial(feature_inputs, lengths, k, c, rotation)
+        disturbance = single_vertex_disturbance(lengths)
+        check(place, values_and_gradient_features, draw, [(sum(lengths), c)] * 2, disturbance=disturbance)
+
+
+@ROTATION
+def test_spectral_gradient_features(place: Place, rotation: bool) -> None:
+    for lengths, k, c in sizes(place)[-1:] if place.device == "cpu" else sizes(place)[:3]:
+
+        def draw() -> list[Tensor | None]:
+            coefficients, _, *rest = feature_inputs(lengths, k, c, rotation)  # noqa: B023
+            return [coefficients, *rest]
+
+        disturbance = single_vertex_disturbance(lengths)
+        check(place, spectral_gradient_features, draw, [(sum(lengths), c)], disturbance=disturbance)
+
+
+@ROTATION
+def test_gradient_features(place: Place, rotation: bool) -> None:
+    for lengths, _, c in sizes(place):
+        shape = sum(lengths), c
+
+        def draw() -> list[Tensor | None]:
+            c = shape[1]  # noqa: B023
+            gradients = normal(2, *shape, scale=c**-0.25)  # noqa: B023
+            return [gradients, normal(c, c), normal(c, c) if rotation else None]
+
+        check(place, gradient_features, draw, [shape])
+
+
+def test_ptr_of_any_stride(any_place: Place) -> None:
+    """A column of an (n, 2) tensor, for example, whose memory holds other numbers in between."""
+    *inputs, ptr = (any_place.put(t) for t in feature_inputs((9, 0, 20), 17, 5))
+    expected = values_and_gradient_features(*(t.double() for t in inputs), ptr)
+    for backend in ("torch", "triton"):
+        values, features = values_and_gradient_features(*inputs, column(ptr), backend=backend)
+        only_features = spectral_gradient_features(inputs[0], *inputs[2:], column(ptr), backend=backend)
+        for a, b in zip((values, features, only_features), (*expected, expected[1]), strict=True):
+            assert relative(a.cpu(), b.cpu()) < 2 * any_place.bound
+
+
+# ---- mistakes of published kernels for this ----
+
+
+def test_every_part_of_the_sum_is_there(place: Place) -> None:
+    """Sums of ones change if a kernel leaves out or repeats any part: spans, tiles of K, tiles of C.
+
+    With D constant, g = 1 and A = 0, the features are 0 and every entry of dA counts the vertices.
+    """
+    v, k, c = (60, 17, 17) if place.device == "cpu" else (50_000, 300, 200)
+    ptr, ones = pointer((v,)).to(place.device), place.put(torch.ones(v, k))
+    d = torch.full((1, k, c), 1 / k, device=place.device)
+    gradient_evecs = torch.stack([ones, torch.zeros_like(ones)])
+    a_re = torch.zeros(c, c, device=place.device, requires_grad=True)
+    spectral_gradient_features(d, gradient_evecs, a_re, None, ptr, backend="triton").sum().backward()
+    bound = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 2e-2}[place.dtype]
+    assert a_re.grad is not None
+    torch.testing.assert_close(a_re.grad, torch.full_like(a_re, v), rtol=max(bound, place.bound), atol=0)
+
+
+def test_weight_gradients_are_not_transposed(place: Place) -> None:
+    """A gradient of A with few nonzero entries shows where they stand."""
+    ptr = pointer((1,)).to(place.device)
+    d = torch.zeros(1, 1, 4)
+    d[0, 0, 1], d[0, 0, 2] = 0.5, 2.0  # the gradient is 0 in channels 0 and 3
+    gradient_evecs = torch.tensor([[[1.0]], [[0.0]]])
+    a_re = torch.zeros(4, 4, device=place.device, dtype=place.dtype, requires_grad=True)
+    f = spectral_gradient_features(place.put(d), place.put(gradient_evecs), a_re, None, ptr, backend="triton")
+    (grad,) = torch.autograd.grad(f[0, 1], a_re)  # f₁ = tanh(g₁ Σⱼ A₁ⱼ gⱼ), so dA₁ⱼ = g₁ gⱼ
+    expected = torch.zeros(4, 4)
+    expected[1, 1], expected[1, 2] = 0.25, 1.0
+    torch.testing.assert_close(grad.cpu().float(), expected, rtol=place.bound, atol=0)
+
+
+@pytest.mark.parametrize("size", [20.0, 45.0, 89.0, 1e4])
+def test_features_of_large_gradients_are_finite(place: Place, size: float) -> None:
+    """(e²ᶻ − 1)/(e²ᶻ + 1) is NaN from z ≈ 45. Here z = ± size."""
+    ptr = pointer((1,)).to(place.device)
+    a = place.put(torch.diag(torch.tensor([1.0, -1.0]))).requires_grad_()
+    gradient = place.put(torch.tensor([[[size**0.5]], [[0.0]]]))
+    d = place.put(torch.ones(1, 1, 2)).requires_grad_()
+    for backend in ("torch", "triton"):
+        in_basis = spectral_gradient_features(d, gradient, a, None, ptr, backend=backend)
+        direct = gradient_features(gradient.expand(2, 1, 2), a, None, backend=backend)
+        for f in (in_basis, direct):
+            torch.testing.assert_close(f.cpu().float(), torch.tensor([[1.0, -1.0]]))
+            grads = torch.autograd.grad(f.sum(), (d, a), allow_unused=True)
+            assert all(g is None or g.isfinite().all() for g in grads)
+
+
+def test_tanh_of_small_arguments_keeps_its_digits() -> None:
+    """1 − e⁻²ᶻ has lost all digits at z = 1e-7."""
+    z = torch.tensor([1e-12, 1e-7, 1e-4, 0.01, 0.2, 0.249, 0.251, 0.5, 3.0])
+    root = z.sqrt()
+    gradients = torch.stack([root, torch.zeros_like(root)])[:, :, None]
+    f = gradient_features(gradients, torch.ones(1, 1), None, backend="triton")
+    expected = torch.tanh(root.double() ** 2)
+    torch.testing.assert_close(f[:, 0].double() / expected, torch.ones_like(expected), rtol=0, atol=1e-6)
+
+
+def test_sums_are_the_same_in_every_run(any_place: Place) -> None:
+    lengths = (21, 0, 19) if any_place.device == "cpu" else (50_000, 0, 20_001)
+    *leaves, ptr = (any_place.put(t) for t in feature_inputs(lengths, 17, 3))
+    for leaf in leaves:
+        leaf.requires_grad_()
+    outs = values_and_gradient_features(*leaves, ptr, backend="triton")
+    grads = [normal(sum(lengths), 3).to(out) for out in outs]
+    first, second = (torch.autograd.grad(outs, leaves, grads, retain_graph=True) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)

@@ -1,0 +1,99 @@
+"""The operators of torch.library: schemas, fake implementations, aliasing, and second derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from kernel_accuracy import Place, feature_inputs, normal, pointer
+from torch import Tensor
+
+from diffnet.ops import diffusion_and_gradient_features, gradient_features, mlp, spectral_gradient_features
+
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+
+
+def operator_calls(place: Place) -> dict[str, list[tuple[Any, ...]]]:
+    """Arguments of each operator, at small sizes."""
+
+    def leaf(*shape: int, dtype: torch.dtype = place.dtype) -> Tensor:
+        return torch.randn(*shape, device=place.device, dtype=dtype, requires_grad=True)
+
+    ptr = pointer((4, 0, 3)).to(place.device)
+    x, evecs, mass, gradient_evecs = leaf(7, 5), leaf(7, 3), leaf(7), leaf(2, 7, 3)
+    d, evals, time = leaf(3, 3, 5, dtype=torch.float32), torch.rand(3, 3, device=place.device), leaf(5)
+    a, b = leaf(5, 5), leaf(5, 5)
+    fixed_evecs, fixed_mass, fixed_gradient_evecs, fixed_x, fixed_d, fixed_a, fixed_time = (
+        t.detach() for t in (evecs, mass, gradient_evecs, x, d, a, time)
+    )
+    operators = fixed_mass, evals, fixed_evecs, fixed_gradient_evecs
+    labels = torch.tensor([0, 4, -1, 2, 1, 3, 0], device=place.device)
+    seeds = torch.randint(2**31, (1, 2), device=place.device)
+    inputs, weights, biases = [x, leaf(7, 5)], [leaf(4, 10), leaf(6, 4)], [leaf(4), leaf(6)]
+    constants = [[t.detach() for t in group] for group in (inputs, weights)]
+    hidden = [leaf(7, 4).detach()]
+    features_saved, diffusion_saved = [], []
+    for turned in (None, fixed_a):
+        table = torch.zeros(2 if turned is None else 3, *d.shape, device=place.device, dtype=place.dtype)
+        features_saved.append((fixed_d, fixed_a, turned, fixed_evecs, fixed_gradient_evecs, ptr, table))
+        diffusion_saved.append((*operators, fixed_time, fixed_a, turned, ptr, fixed_d, fixed_d, table))
+    return {
+        "project": [(x, evecs, mass, ptr), (x, evecs, None, ptr)],
+        "evaluate": [(d, evecs, mass, ptr)],
+        "diffuse": [(leaf(3, 3, 5, dtype=torch.float32), leaf(3, 3), leaf(5))],
+        "diffuse_backward": [(fixed_d, fixed_d, evals, fixed_time)],
+        "spectral_gradient_features": [(d, a, b, evecs, gradient_evecs, ptr), (d, a, None, None, gradient_evecs, ptr)],
+        "spectral_gradient_features_backward": [
+            (values_grad, fixed_x, *saved) for saved in features_saved for values_grad in (None, fixed_x)
+        ],
+        "diffusion_features": [(x, *operators, time, a, b, ptr), (x, *operators, time, a, None, ptr)],
+        "diffusion_features_backward": [
+            (fixed_x, fixed_x, *saved, passed) for saved in diffusion_saved for passed in (None, fixed_x)
+        ],
+        "gradient_features": [(leaf(2, 7, 5), a, leaf(5, 5))],
+        "gradient_features_pointwise_backward": [(fixed_x, leaf(2, 7, 5).detach(), fixed_a, None)],
+        "cross_entropy": [(x, labels, -1)],
+        "cross_entropy_backward": [(fixed_mass, fixed_x, labels, -1)],
+        "mlp": [
+            (inputs, weights, biases, leaf(7, 6), False, 0.5, seeds, True),
+            ([x], [leaf(5, 5)], [], None, True, 0.0, None, True),
+            ([fixed_x], [leaf(4, 5)], [], None, False, 0.0, None, False),
+        ],
+        "mlp_backward": [
+            (leaf(7, 6).detach(), *constants, hidden, False, 0.5, need_inputs) for need_inputs in (True, False)
+        ],
+    }
+
+
+@pytest.mark.parametrize("name", operator_calls(Place("cpu", torch.float32, 0.0)))
+def test_operators_are_well_formed(any_place: Place, name: str) -> None:
+    """torch.compile and torch.export rely on fake implementations, autograd and aliasing."""
+    for arguments in operator_calls(any_place)[name]:
+        torch.library.opcheck(getattr(torch.ops.diffnet, name).default, arguments)
+
+
+def test_gradients_without_second_derivatives_raise() -> None:
+    """They must not pass for constants."""
+    d, evecs, gradient_evecs, a_re, a_im, ptr = (
+        t.float() if t.is_floating_point() else t for t in feature_inputs((9, 0, 8), 3, 5)
+    )
+    x, w, mass, evals = normal(17, 5).float(), normal(5, 5).float(), normal(17).abs().float(), normal(3, 3).float()
+    time = torch.ones(5)
+    cases: list[tuple[Callable[..., Any], Tensor]] = [
+        (lambda x: mlp([x], [w, w], backend="triton"), x),
+        (lambda d: spectral_gradient_features(d, gradient_evecs, a_re, a_im, ptr, backend="triton"), d),
+        (lambda a: gradient_features(gradient_evecs, a, None, backend="triton"), normal(3, 3).float()),
+        (
+            lambda x: diffusion_and_gradient_features(
+                x, mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, backend="triton"
+            )[2],
+            x,
+        ),
+    ]
+    for operation, leaf in cases:
+        leaf.requires_grad_()
+        (grad,) = torch.autograd.grad(operation(leaf).square().sum(), leaf, create_graph=True)
+        with pytest.raises(RuntimeError, match="autograd"):
+            torch.autograd.grad(grad.square().sum(), leaf)

@@ -1,0 +1,226 @@
+"""`mlp`: kernels against plain PyTorch, hidden layers, dropout, and the weight operands of the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from kernel_accuracy import PLACES, Place, check, normal, relative, sizes
+from torch import Tensor
+
+from diffnet.ops import mlp
+from diffnet.ops.common.matmul import operands
+from diffnet.ops.mlp import kernels
+
+# The implementation of the operator is private. It returns the hidden layers, which `mlp` hides.
+from diffnet.ops.mlp.op import MOST_INPUTS, _mlp_implementation
+
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+
+
+def test_plain_mlp() -> None:
+    x, layers = torch.randn(7, 5), [torch.nn.Linear(5, 4), torch.nn.Linear(4, 3)]
+    expected = layers[1](torch.relu(layers[0](x)))
+    assert torch.equal(mlp([x], [n.weight for n in layers], [n.bias for n in layers]), expected)
+
+
+# ---- kernels ----
+
+
+def mlp_with_given_units(
+    x: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], active: Sequence[Tensor]
+) -> Tensor:
+    """An MLP without dropout whose active hidden units are given.
+
+    A sum close to 0 may have another sign in float64, and then its unit has no gradient or all of it.
+    """
+    y = torch.cat(list(x), dim=-1)
+    for i, weight in enumerate(weights):
+        y = y if i == 0 else y * active[i - 1].to(y)
+        y = torch.nn.functional.linear(y, weight, biases[i] if biases else None)
+    return y
+
+
+def active_units(
+    place: Place, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor]
+) -> list[Tensor]:
+    """The hidden units that the kernels find active."""
+    x, w, b = ([place.put(t) for t in group] for group in (inputs, weights, biases))
+    x = x if len(x) <= MOST_INPUTS else [torch.cat(x, dim=-1)]  # as `mlp` does, so sums have the same order
+    return [h > 0 for h in _mlp_implementation(x, w, b, None, False, 0.0, None, True)[1:]]
+
+
+@pytest.mark.parametrize(
+    ("parts", "hidden", "residual"),
+    [
+        pytest.param(1, (), "none", id="linear"),
+        pytest.param(1, (1,), "first input", id="1-input-2-layers-skip"),
+        pytest.param(2, (1,), "other", id="2-inputs-2-layers-residual"),
+        pytest.param(3, (), "first input", id="3-inputs-linear-skip"),
+        pytest.param(3, (2, 1), "other", id="3-inputs-3-widths-residual"),
+        pytest.param(4, (2, 1), "none", id="4-inputs-3-widths"),
+        pytest.param(1, (0, 0), "none", id="1-input-one-kernel"),
+        pytest.param(2, (0, 0), "other", id="2-inputs-one-kernel-residual"),
+        pytest.param(3, (0, 0), "first input", id="3-inputs-one-kernel-skip"),
+    ],
+)
+def test_mlp(place: Place, parts: int, hidden: tuple[int, ...], residual: str) -> None:
+    """Layers of one width and of several. A hidden width of 0 stands for the width of an input.
+
+    Three layers of that width have a kernel of their own. A residual that is an input gets both gradients.
+    """
+    layers = len(hidden) + 1
+    active: list[Tensor] = []
+
+    def run(*tensors: Tensor, backend: str) -> Tensor:
+        x, weights, biases = tensors[:parts], tensors[parts : parts + layers], tensors[parts + layers :][:layers]
+        added = {"none": None, "first input": x[0], "other": tensors[-1]}[residual]
+        if backend == "triton":
+            return mlp(x, weights, biases, residual=added, backend=backend)
+        out = mlp_with_given_units(x, weights, biases, active)
+        return out if added is None else added + out
+
+    for lengths, c, h in sizes(place)[-2 if place.bound <= 1e-5 else -1 :] if place.device == "cpu" else sizes(place):
+        v, h = sum(lengths), c if residual == "first input" or hidden == (0, 0) else h
+        widths = [parts * c, *(16 + n * h if n else c for n in hidden), h]
+
+        def draw() -> list[Tensor]:
+            weights = [normal(b, a, scale=a**-0.5) for a, b in pairwise(widths)]  # noqa: B023
+            biases = [normal(b) for b in widths[1:]]  # noqa: B023
+            inputs = [normal(v, c) for _ in range(parts)]  # noqa: B023
+            active[:] = active_units(place, inputs, weights, biases)
+            return [*inputs, *weights, *biases, *([normal(v, h)] if residual == "other" else [])]  # noqa: B023
+
+        check(place, run, draw, [(v, h)])
+
+
+def test_without_biases(place: Place) -> None:
+    active: list[Tensor] = []
+
+    def run(x: Tensor, *weights: Tensor, backend: str) -> Tensor:
+        if backend == "triton":
+            return mlp([x], weights, backend=backend)
+        return mlp_with_given_units([x], weights, [], active)
+
+    def draw() -> list[Tensor]:
+        x, *weights = normal(40, 18), normal(21, 18), normal(5, 21, scale=0.2)
+        active[:] = active_units(place, [x], weights, [])
+        return [x, *weights]
+
+    check(place, run, draw, [(40, 5)])
+
+
+def test_hidden_layers_are_kept_for_gradients_only(any_place: Place) -> None:
+    """In one kernel, and in one for each layer."""
+    for hidden in ((18, 18), (21, 5)):
+        widths = [18, *hidden, 18]
+        x, *weights = (any_place.put(normal(*shape)) for shape in [(40, 18), *map(reversed, pairwise(widths))])
+        out, *kept = _mlp_implementation([x], weights, [], None, True, 0.0, None, True)
+        assert [h.shape for h in kept] == [(40, width) for width in hidden]
+        (only,) = _mlp_implementation([x], weights, [], None, True, 0.0, None, False)
+        assert torch.equal(only, out)
+        leaves = [weight.requires_grad_() for weight in weights]
+        assert torch.equal(mlp([x], leaves, residual=x, backend="triton"), out)
+        with torch.no_grad():
+            assert torch.equal(mlp([x], leaves, residual=x, backend="triton"), out)
+
+
+def test_inputs_without_gradients(any_place: Place) -> None:
+    x, weight = (any_place.put(normal(n, 5)) for n in (29, 4))
+    weight.requires_grad_()
+    out = mlp([x], [weight], residual=x[:, :4].clone().requires_grad_(), backend="triton")
+    (grad,) = torch.autograd.grad(out.sum(), weight)
+    assert relative(grad, x.detach().cpu().double().sum(0).expand(4, 5)) <= any_place.bound
+
+
+def test_operands(place: Place) -> None:
+    """Small matrices of any layout and dtype become contiguous in the products' dtype, or hi and lo parts."""
+    matrices = [normal(40, 70).mT, normal(1, 1), normal(0, 3), normal(5, 3)]
+    precision = "bf16x3" if place.tf32 else "ieee"
+    for dtypes in [(torch.float32,) * 4, (torch.float32, torch.float16, torch.float32, torch.float32)]:
+        given = [m.to(place.device, dtype) for m, dtype in zip(matrices, dtypes, strict=True)]
+        for found, m in zip(operands(given, place.dtype, precision), given, strict=True):
+            assert found.is_contiguous()
+            if place.tf32:
+                assert found.dtype == torch.bfloat16
+                torch.testing.assert_close(found[0].float(), m.float(), rtol=2**-8, atol=0)
+                torch.testing.assert_close(found.float().sum(0), m.float(), rtol=2**-15, atol=0)
+            else:
+                assert torch.equal(found, m.to(place.dtype))
+    assert operands([], place.dtype, precision) == []
+
+
+# ---- dropout ----
+
+
+def test_dropout(any_place: Place) -> None:
+    v, h, p = (96, 34, 0.3) if any_place.device == "cpu" else (20_000, 130, 0.3)
+    x = any_place.put(torch.ones(v, h)).requires_grad_()
+    weight = any_place.put(torch.eye(h))
+    torch.manual_seed(1)
+    out = mlp([x], [weight, weight], dropout=p, backend="triton")
+    kept = out.detach().float() > 0
+    torch.testing.assert_close(out[kept].float(), torch.full_like(out[kept], 1 / (1 - p)).float(), rtol=1e-2, atol=0)
+    # Shares of n independent draws are within 5 σ of p: of all units, of each row and of each column.
+    for shares, n in ((kept.float().mean()[None], v * h), (kept.float().mean(0), v), (kept.float().mean(1), h)):
+        assert (shares - (1 - p)).abs().max() < 5 * (p * (1 - p) / n) ** 0.5
+    # Neighbors in a row or a column, and columns far apart, are uncorrelated.
+    centered = kept.float() - (1 - p)
+    for a, b in (
+        (centered[1:], centered[:-1]),
+        (centered[:, 1:], centered[:, :-1]),
+        (centered[:, 16:], centered[:, :-16]),
+    ):
+        assert (a * b).mean().abs() < 5 * p * (1 - p) / a.numel() ** 0.5
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(grad.float(), out.detach().float(), rtol=1e-2, atol=0)
+    torch.manual_seed(1)
+    assert torch.equal(mlp([x], [weight, weight], dropout=p, backend="triton"), out)
+    assert not torch.equal(mlp([x], [weight, weight], dropout=p, backend="triton"), out)
+
+
+@pytest.mark.parametrize("place", [PLACES[i] for i in (0, 3, 4, 5, 6)], indirect=True)
+def test_dropout_in_one_kernel_and_in_several(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block's MLP drops the same units in both cases, and both have its gradients."""
+    v, c = (40, 18) if place.device == "cpu" else (50_000, 60)
+    shapes = [(v, c)] * 3 + [(c, 3 * c), (c, c), (c, c), (c,), (c,), (c,)]
+    leaves = [place.put(normal(*shape, scale=shape[-1] ** -0.5)) for shape in shapes]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    grad = place.put(normal(v, c))
+
+    def run() -> list[Tensor]:
+        torch.manual_seed(1)
+        out = mlp(leaves[:3], leaves[3:6], leaves[6:], dropout=0.3, residual=leaves[0], backend="triton")
+        return [out, *torch.autograd.grad(out, leaves, grad)]
+
+    # On a GPU, float32 without tf32 has a kernel for each layer.
+    in_one = place.device == "cpu" or place.dtype != torch.float32 or place.tf32
+    assert bool(kernels.forward_tiling(leaves[:3], leaves[3:6], True)) == in_one
+    assert bool(kernels.backward_tiling(leaves[:3], leaves[3:6])) == in_one
+    together = run()
+    for name in ("forward_tiling", "backward_tiling"):
+        monkeypatch.setattr(kernels, name, lambda *_: None)
+    for a, b in zip(together, run(), strict=True):
+        assert relative(a, b.detach().double().cpu()) <= place.bound
+
+
+# ---- arguments ----
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0])
+def test_dropout_out_of_range(dropout: float) -> None:
+    with pytest.raises(ValueError, match=str(dropout)):
+        mlp([torch.ones(2, 2)], [torch.ones(2, 2)], dropout=dropout)
+
+
+def test_numbers_of_inputs_weights_and_biases() -> None:
+    x = torch.ones(2, 2)
+    with pytest.raises(ValueError, match="got 0 and none"):
+        mlp([x], [])
+    with pytest.raises(ValueError, match="got 1 and 2"):
+        mlp([x], [x], [x[0], x[0]])
+    with pytest.raises(ValueError, match="inputs should be one tensor or more, got none"):
+        mlp([], [x])

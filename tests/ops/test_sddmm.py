@@ -1,0 +1,74 @@
+"""Dense times dense at the entries of a pattern, against dense products in float64. See test_spmm.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from float64 import DEVICE, check, random
+from sparse_cases import Shape, backends, cases, pattern_of, random_mask, random_pattern
+from sparse_cases import poisoned as poisoned  # a fixture
+from sparse_cases import small_pieces as small_pieces  # a fixture
+from torch import Tensor
+
+from diffnet.ops import Backend, sddmm
+from diffnet.ops.sparse.op import product_arrays
+
+pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces", "poisoned")
+
+
+@cases
+def test_sddmm(shape: Shape, backend: Backend, dtype: torch.dtype, index: torch.dtype) -> None:
+    mask, channels = random_mask(shape)
+    pattern = pattern_of(mask, index)
+    moved = pattern.to(DEVICE)
+    rows, columns = pattern.row_indices.long(), pattern.indices.long()
+    check(
+        lambda a, b: sddmm(moved, a, b, backend=backend),
+        lambda a, b: (a @ b.mT)[..., rows, columns],
+        [random(3, mask.shape[0], channels), random(mask.shape[1], channels, seed=1)],
+        dtype,
+    )
+
+
+@backends
+@pytest.mark.parametrize(
+    ("shape", "a", "b"),
+    [
+        pytest.param("skewed", (), (), id="one set"),
+        pytest.param("skewed", (), (3,), id="one a, 3 b"),
+        pytest.param((9, 6, 3), (3,), (3,), id="3 a, 3 b"),
+        pytest.param((9, 6, 3), (2, 3), (2, 3), id="2x3 sets"),
+        pytest.param((9, 6, 3), (2, 1), (3,), id="batches broadcast"),
+    ],
+)
+def test_sddmm_over_sets(shape: Shape, a: tuple[int, ...], b: tuple[int, ...], backend: Backend) -> None:
+    mask, channels = random_mask(shape)
+    pattern = pattern_of(mask)
+    moved = pattern.to(DEVICE)
+    check(
+        lambda a, b: sddmm(moved, a, b, backend=backend),
+        lambda a, b: (a @ b.mT)[..., pattern.row_indices, pattern.indices],
+        [random(*a, mask.shape[0], channels), random(*b, mask.shape[1], channels, seed=1)],
+        torch.float32,
+    )
+
+
+def test_gradcheck() -> None:
+    pattern = random_pattern()
+    a, b = random(2, 9, 3, seed=2).requires_grad_(), random(6, 3, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda a, b: sddmm(pattern, a, b), (a, b), fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda a, b: sddmm(pattern, a, b), (a, b), fast_mode=True)
+
+
+@backends
+def test_well_formed_operator(backend: Backend) -> None:
+    """The fake implementation, autograd and aliasing are as torch.compile and torch.export rely on them."""
+    triton = backend == "triton"
+    pattern = random_pattern("skewed").to(DEVICE)
+
+    def leaf(*shape: int) -> Tensor:
+        return random(*shape).float().to(DEVICE).requires_grad_()
+
+    rows, columns = pattern.shape
+    arguments = (product_arrays(pattern, triton), leaf(2, rows, 3), leaf(1, columns, 3), triton)
+    torch.library.opcheck(torch.ops.diffnet.sddmm.default, arguments)

@@ -1,0 +1,347 @@
+"""Operands of sparse operations: shapes, dtypes, devices and strides. Both backends accept and refuse the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from float64 import DEVICE, random
+from sparse_cases import backends, dense_of, ints, name_of, random_mask, random_pattern, strided
+from sparse_cases import poisoned as poisoned  # a fixture
+from sparse_cases import small_pieces as small_pieces  # a fixture
+from torch import Tensor
+
+from diffnet.ops import (
+    Backend,
+    EllPattern,
+    HybridPattern,
+    Pattern,
+    SparseMatrix,
+    diagonal,
+    row_sum,
+    sddmm,
+    sparse_softmax,
+    spmm,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces", "poisoned")
+
+INTEGERS = [torch.int64, torch.int32, torch.uint8, torch.bool]
+integers = pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
+PATTERN = random_pattern()  # (9, 6)
+NNZ = PATTERN.nnz
+ELL, ELL_ENTRIES = EllPattern.from_pattern(PATTERN)
+HYBRID = HybridPattern.from_pattern(PATTERN)
+WIDTH = ELL.indices.shape[1]
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32, device: str = DEVICE) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+# (operation, its operands, the error, its message)
+WRONG_SHAPES = {
+    "spmm-values": (spmm, [(NNZ + 1,), (6, 3)], rf"values.*\(…, {NNZ}\), shape is \({NNZ + 1},\)"),
+    "spmm-dense": (spmm, [(NNZ,), (9, 3)], r"\(…, 6, C\), shape is \(9, 3\)"),
+    "spmm-1-D": (spmm, [(NNZ,), (6,)], r"\(…, 6, C\), shape is \(6,\)"),
+    "spmm-scalar": (spmm, [(), (6, 3)], r"shape is \(\)"),
+    "sddmm-channels": (sddmm, [(9, 3), (6, 4)], r"\(…, 6, 3\), shape is \(6, 4\)"),
+    "sddmm-broadcast-channels": (sddmm, [(9, 3), (6, 1)], r"\(…, 6, 3\), shape is \(6, 1\)"),
+    "sddmm-rows": (sddmm, [(8, 3), (6, 3)], r"\(…, 9, C\), shape is \(8, 3\)"),
+    "sddmm-columns": (sddmm, [(9, 3), (7, 3)], r"\(…, 6, 3\), shape is \(7, 3\)"),
+    "softmax": (sparse_softmax, [(4,)], r"scores.*shape is \(4,\)"),
+    "row_sum": (row_sum, [(1,)], r"values.*shape is \(1,\)"),
+    "ell-values": (ELL, [(9, WIDTH - 1), (6, 2)], rf"\(…, 9, {WIDTH}\), shape is \(9, {WIDTH - 1}\)"),
+    "ell-dense": (ELL, [(9, WIDTH), (5, 2)], r"\(…, 6, C\), shape is \(5, 2\)"),
+    "hybrid-values": (HYBRID, [(3,), (6, 2)], rf"\(…, {NNZ}\), shape is \(3,\)"),
+    "hybrid-dense": (HYBRID, [(NNZ,), (9, 2)], r"\(…, 6, C\), shape is \(9, 2\)"),
+}
+RIGHT_SHAPES = {
+    "spmm": (spmm, [(NNZ,), (6, 3)]),
+    "sddmm": (sddmm, [(9, 3), (6, 3)]),
+    "softmax": (sparse_softmax, [(NNZ,)]),
+    "row_sum": (row_sum, [(NNZ,)]),
+    "ell": (ELL, [(9, WIDTH), (6, 2)]),
+    "hybrid": (HYBRID, [(NNZ,), (6, 2)]),
+}
+
+
+def call(operation: object, operands: list[object], backend: Backend) -> Tensor:
+    """Call a function with the pattern, or the matmul of an ELL or hybrid pattern."""
+    if isinstance(operation, (EllPattern, HybridPattern)):
+        on_device = EllPattern(ELL.indices.to(DEVICE), 6)
+        moved = on_device if operation is ELL else HybridPattern.from_pattern(PATTERN.to(DEVICE))
+        return moved.matmul(*operands, backend=backend)  # type: ignore[arg-type]
+    function: Callable[..., Tensor] = operation  # type: ignore[assignment]
+    return function(PATTERN.to(DEVICE), *operands, backend=backend)
+
+
+@backends
+@pytest.mark.parametrize("name", WRONG_SHAPES)
+def test_wrong_shapes_are_refused(name: str, backend: Backend) -> None:
+    operation, shapes, message = WRONG_SHAPES[name]
+    with pytest.raises(ValueError, match=message):
+        call(operation, [zeros(*shape) for shape in shapes], backend)
+
+
+@backends
+@pytest.mark.parametrize("name", RIGHT_SHAPES)
+def test_complex_and_non_tensors_are_refused(name: str, backend: Backend) -> None:
+    operation, shapes = RIGHT_SHAPES[name]
+    for i in range(len(shapes)):
+        operands: list[object] = [zeros(*shape) for shape in shapes]
+        call(operation, operands, backend)
+        operands[i] = zeros(*shapes[i], dtype=torch.complex64)
+        with pytest.raises(TypeError, match=r"got torch\.complex64"):
+            call(operation, operands, backend)
+        operands[i] = np.zeros(shapes[i], dtype=np.float32)
+        with pytest.raises(TypeError, match="should be a tensor, got ndarray"):
+            call(operation, operands, backend)
+
+
+@backends
+@pytest.mark.parametrize("name", RIGHT_SHAPES)
+def test_other_devices_are_refused(name: str, backend: Backend) -> None:
+    operation, shapes = RIGHT_SHAPES[name]
+    for i in range(len(shapes)):
+        operands: list[object] = [zeros(*shape) for shape in shapes]
+        operands[i] = zeros(*shapes[i], device="meta")
+        with pytest.raises(ValueError, match=f"should be on {DEVICE}.*meta"):
+            call(operation, operands, backend)
+
+
+@backends
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        pytest.param(torch.zeros(NNZ), r"bool, got torch\.float32", id="float"),
+        pytest.param(np.ones(NNZ, dtype=bool), "bool, got ndarray", id="array"),
+        pytest.param(torch.ones(NNZ + 1, dtype=torch.bool), r"broadcast to \(2,", id="too long"),
+        pytest.param(torch.ones(3, NNZ, dtype=torch.bool), r"broadcast to \(2,", id="too many sets"),
+        pytest.param(torch.tensor(True), r"shape is \(\)", id="scalar"),
+        pytest.param(torch.ones(NNZ, dtype=torch.bool, device="meta"), "it is on meta", id="device"),
+    ],
+)
+def test_wrong_masks_are_refused(mask: object, message: str, backend: Backend) -> None:
+    if isinstance(mask, Tensor) and mask.device.type == "cpu":
+        mask = mask.to(DEVICE)
+    with pytest.raises(ValueError, match=message):
+        sparse_softmax(PATTERN.to(DEVICE), zeros(2, NNZ), mask=mask, backend=backend)  # type: ignore[arg-type]
+
+
+def test_wrong_backends_and_dtypes_are_refused() -> None:
+    pattern = PATTERN.to(DEVICE)
+    with pytest.raises(ValueError, match=r"float16, got torch\.float64"):
+        spmm(pattern, zeros(NNZ, dtype=torch.float64), zeros(6, 3), backend="triton")
+    for dtype in (torch.float32, torch.int64):
+        with pytest.raises(ValueError, match="'cuda'"):
+            spmm(pattern, zeros(NNZ, dtype=dtype), zeros(6, 3, dtype=dtype), backend="cuda")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"float32 and torch\.float64"):
+        sddmm(pattern, zeros(9, 3), zeros(6, 3, dtype=torch.float64))
+
+
+@backends
+@integers
+def test_scores_must_be_floating_point(dtype: torch.dtype, backend: Backend) -> None:
+    with pytest.raises(TypeError, match=f"scores should be floating point, got torch.{name_of(dtype)}"):
+        sparse_softmax(PATTERN.to(DEVICE), zeros(NNZ, dtype=dtype), backend=backend)
+
+
+@backends
+@integers
+@pytest.mark.parametrize("transpose", [False, True], ids=["own", "transposed"])
+def test_integer_values_do_not_truncate_the_dense_factor(dtype: torch.dtype, transpose: bool, backend: Backend) -> None:
+    pattern = PATTERN.to(DEVICE)
+    values = (random(2, NNZ) > 0).to(dtype) * (1 if dtype == torch.bool else 3)
+    values = values.to(dtype)
+    x = (random(9 if transpose else 6, 3, seed=1)).float()
+    matrix = dense_of(PATTERN, values.double())
+    expected = (matrix.mT if transpose else matrix) @ x.double()
+    given = x.to(DEVICE).requires_grad_()
+    out = spmm(pattern, values.to(DEVICE), given, transpose=transpose, backend=backend)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    (grad,) = torch.autograd.grad(out.sum(), given)
+    back = (matrix if transpose else matrix.mT).sum(0).sum(-1, keepdim=True).expand(-1, 3)
+    torch.testing.assert_close(grad.cpu().double(), back, rtol=1e-5, atol=1e-5)
+
+
+@backends
+@integers
+def test_an_integer_dense_factor_is_promoted(dtype: torch.dtype, backend: Backend) -> None:
+    pattern, values, x = PATTERN.to(DEVICE), random(NNZ).float(), (random(6, 3) > 0).to(dtype)
+    out = spmm(pattern, values.to(DEVICE), x.to(DEVICE), backend=backend)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.cpu(), dense_of(PATTERN, values) @ x.float())
+    a = random(9, 3).float()
+    found = sddmm(pattern, a.to(DEVICE), x.to(DEVICE), backend=backend)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.cpu(), (a @ x.float().mT)[PATTERN.row_indices, PATTERN.indices])
+
+
+@backends
+@pytest.mark.parametrize("transpose", [False, True], ids=["own", "transposed"])
+def test_large_integers_are_exact(transpose: bool, backend: Backend) -> None:
+    """Also those above 2**24 and 2**53, which float32 and float64 round."""
+    values = torch.arange(2 * NNZ).reshape(2, NNZ) + 2**55 + 1
+    x = torch.arange(27 if transpose else 18).reshape(-1, 3) - 7
+    matrix = torch.zeros(2, 9, 6, dtype=torch.int64)
+    matrix[:, PATTERN.row_indices.long(), PATTERN.indices.long()] = values
+    out = spmm(PATTERN.to(DEVICE), values.to(DEVICE), x.to(DEVICE), transpose=transpose, backend=backend)
+    assert out.dtype == torch.int64
+    assert torch.equal(out.cpu(), (matrix.mT if transpose else matrix) @ x)
+    a = torch.arange(27).reshape(9, 3) + 2**55 + 1
+    b = torch.arange(18).reshape(6, 3) - 7
+    found = sddmm(PATTERN.to(DEVICE), a.to(DEVICE), b.to(DEVICE), backend=backend)
+    assert torch.equal(found.cpu(), (a @ b.mT)[PATTERN.row_indices, PATTERN.indices])
+
+
+@backends
+@pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
+def test_row_sums_and_diagonals_of_integers(dtype: torch.dtype, backend: Backend) -> None:
+    values = torch.ones(NNZ).to(dtype).to(DEVICE)
+    sums = row_sum(PATTERN.to(DEVICE), values, backend=backend)
+    assert sums.dtype == torch.int64
+    assert torch.equal(sums.cpu(), PATTERN.row_lengths.long())
+    found = diagonal(PATTERN.to(DEVICE), values)
+    assert found.dtype == dtype
+    assert torch.equal(found.cpu(), torch.diagonal(dense_of(PATTERN, torch.ones(NNZ))).to(dtype))
+
+
+@backends
+@pytest.mark.parametrize("wide", [torch.int64, torch.bool], ids=name_of)
+def test_two_integers_give_the_promoted_dtype(wide: torch.dtype, backend: Backend) -> None:
+    values, x = zeros(NNZ, dtype=torch.bool).logical_not(), zeros(6, 3, dtype=wide)
+    assert spmm(PATTERN.to(DEVICE), values, x, backend=backend).dtype == wide
+    assert sddmm(PATTERN.to(DEVICE), zeros(9, 3, dtype=torch.bool), x, backend=backend).dtype == wide
+
+
+@backends
+def test_a_bool_adjacency_of_scipy_keeps_features(backend: Backend) -> None:
+    mask, _ = random_mask((9, 6, 3))
+    matrix = SparseMatrix.from_scipy(scipy.sparse.csr_matrix(mask)).to(DEVICE)
+    assert matrix.values.dtype == torch.bool
+    x = torch.full((6, 2), 0.9, device=DEVICE)
+    out = spmm(matrix.pattern, matrix.values, x, backend=backend)
+    torch.testing.assert_close(out.cpu(), torch.from_numpy(mask).float() @ x.cpu())
+    torch.testing.assert_close(matrix @ x, out)
+
+
+@backends
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool], ids=name_of)
+def test_ell_and_hybrid_promote(dtype: torch.dtype, backend: Backend) -> None:
+    values, x = (random(NNZ) > 0).to(dtype), random(6, 2, seed=1).float()
+    expected = dense_of(PATTERN, values.float()) @ x
+    hybrid = HybridPattern.from_pattern(PATTERN.to(DEVICE))
+    torch.testing.assert_close(hybrid.matmul(values.to(DEVICE), x.to(DEVICE), backend=backend).cpu(), expected)
+    ell = EllPattern(ELL.indices.to(DEVICE), 6)
+    places = values[ELL_ENTRIES.clamp(min=0)].to(DEVICE)
+    torch.testing.assert_close(ell.matmul(places, x.to(DEVICE), backend=backend).cpu(), expected)
+
+
+@backends
+def test_floating_values_keep_their_dtype(backend: Backend) -> None:
+    """Autocast relies on it."""
+    pattern, x = PATTERN.to(DEVICE), zeros(6, 3)
+    assert spmm(pattern, zeros(NNZ, dtype=torch.float16), x, backend=backend).dtype == torch.float16
+    assert spmm(pattern, zeros(NNZ), x.half(), backend=backend).dtype == torch.float32
+
+
+@backends
+def test_strided_operands(backend: Backend) -> None:
+    """Values, dense factors, scores, masks and upstream gradients of any stride give the same results."""
+    pattern = PATTERN.to(DEVICE)
+    leaves = [random(2, NNZ).float(), random(2, 6, 5, seed=1).float(), random(2, 9, 5, seed=2).float()]
+    upstream = random(2, 9, 5, seed=3).float()
+    mask = random(2, NNZ, seed=4) > -0.5
+    results = []
+    for change in (lambda t: t, strided, lambda t: t.mT.contiguous().mT):
+        values, x, a, g, m = (change(t.to(DEVICE)) for t in (*leaves, upstream, mask))
+        given = [t.requires_grad_() for t in (values, x, a)]
+        out = spmm(pattern, values, x, backend=backend)
+        turned = spmm(pattern, values, a, transpose=True, backend=backend)
+        sampled = sddmm(pattern, a, x, backend=backend)
+        weights = sparse_softmax(pattern, values, mask=m, backend=backend)
+        outs = [out, turned, sampled, weights]
+        upstreams = [g, change(x.detach()), m.to(g.dtype), change(values.detach())]
+        results.append([*outs, *torch.autograd.grad(outs, given, upstreams)])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@backends
+def test_expanded_operands(backend: Backend) -> None:
+    """A stride of 0, as of the gradient of a sum."""
+    pattern = PATTERN.to(DEVICE)
+    values, x = torch.full((1,), 2.0, device=DEVICE).expand(2, NNZ), torch.ones(1, 1, device=DEVICE).expand(6, 3)
+    out = spmm(pattern, values, x, backend=backend)
+    expected = 2.0 * PATTERN.row_lengths[:, None].float().expand(2, 9, 3)
+    torch.testing.assert_close(out.cpu(), expected)
+    found = sddmm(pattern, torch.ones(1, 1, device=DEVICE).expand(9, 3), x, backend=backend)
+    torch.testing.assert_close(found.cpu(), torch.full((NNZ,), 3.0))
+
+
+@backends
+def test_strided_index_arrays(backend: Backend) -> None:
+    """All operations on a pattern whose arrays are columns of edge lists, also beside rows of several pieces."""
+    contiguous, _ = random_pattern("skewed").with_row_order(torch.arange(6).flip(0))
+    arrays = contiguous.indptr, contiguous.indices, contiguous.row_order
+    results = []
+    for change in (lambda t: t, strided):
+        indptr, indices, order = (change(t.to(DEVICE)) for t in arrays)
+        pattern = Pattern(indptr, indices, contiguous.columns, order)
+        values, x = (t.float().to(DEVICE) for t in (random(2, pattern.nnz), random(pattern.columns, 3, seed=1)))
+        out = spmm(pattern, values, x, backend=backend)
+        turned = spmm(pattern, values, out, transpose=True, backend=backend)
+        ell, places = EllPattern.from_pattern(pattern)
+        ell = EllPattern(change(ell.indices), ell.columns)
+        results.append(
+            [
+                out,
+                turned,
+                sddmm(pattern, out, x, backend=backend),
+                sparse_softmax(pattern, values, backend=backend),
+                row_sum(pattern, values, backend=backend),
+                diagonal(pattern, values),
+                ell.matmul(values[:, places.clamp(min=0)], x, backend=backend),
+                HybridPattern.from_pattern(pattern).matmul(values, x, backend=backend),
+            ]
+        )
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+    torch.testing.assert_close(
+        results[0][0].cpu(), dense_of(contiguous, random(2, contiguous.nnz).float()) @ random(44, 3, seed=1).float()
+    )
+
+
+@backends
+def test_views_of_heads(backend: Backend) -> None:
+    """Heads that are slices of one tensor, and transposed factors."""
+    pattern = PATTERN
+    values, x = random(NNZ, 2).float().T, random(6, 2, 5).float().transpose(0, 1)
+    q, k = random(5, 9).float().T, random(6, 10).float()[:, ::2]
+    moved = pattern.to(DEVICE)
+    out = spmm(moved, values.to(DEVICE), x.to(DEVICE), backend=backend)
+    torch.testing.assert_close(out.cpu(), dense_of(pattern, values) @ x)
+    out = sddmm(moved, q.to(DEVICE), k.to(DEVICE), backend=backend)
+    torch.testing.assert_close(out.cpu(), (q @ k.mT)[pattern.row_indices, pattern.indices])
+
+
+@backends
+@pytest.mark.parametrize(
+    ("rows", "columns", "channels"),
+    [(0, 4, 3), (4, 0, 3), (4, 4, 0), (0, 0, 0)],
+    ids=["no rows", "no columns", "no channels", "nothing"],
+)
+def test_empty_operands(rows: int, columns: int, channels: int, backend: Backend) -> None:
+    pattern = Pattern(torch.zeros(rows + 1, dtype=torch.int64), ints(), columns).to(DEVICE)
+    x, values = torch.ones(columns, channels, device=DEVICE), zeros(2, 0)
+    assert torch.equal(spmm(pattern, values, x, backend=backend), zeros(2, rows, channels))
+    assert sddmm(pattern, torch.ones(rows, channels, device=DEVICE), x, backend=backend).shape == (0,)
+    assert sparse_softmax(pattern, values, backend=backend).shape == (2, 0)
+    counts = spmm(pattern, values.long(), x.long(), backend=backend)
+    assert torch.equal(counts, zeros(2, rows, channels, dtype=torch.int64))

@@ -1,0 +1,50 @@
+"""Sparse operations under torch.compile: one graph, with patterns given and patterns made inside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from float64 import DEVICE, random
+from sparse_cases import backends, ints, random_pattern
+from torch import Tensor
+
+from diffnet.ops import Backend, Pattern, sddmm, sparse_softmax, spmm
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@backends
+def test_compiles_to_one_graph(backend: Backend) -> None:
+    """Checks and promoted dtypes don't break the graph."""
+    torch._dynamo.reset()
+    pattern = random_pattern().prepare().to(DEVICE)
+    adjacency = torch.ones(pattern.nnz, dtype=torch.bool, device=DEVICE)
+
+    def loss(pattern: Pattern, values: Tensor, x: Tensor) -> Tensor:
+        scores = sddmm(pattern, spmm(pattern, values, x, backend=backend), x, backend=backend)
+        weights = sparse_softmax(pattern, scores, mask=adjacency, backend=backend)
+        out = spmm(pattern, weights, x, backend=backend) + spmm(pattern, adjacency, x, backend=backend)
+        return out.square().sum()
+
+    results = []
+    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+        leaves = [random(2, pattern.nnz), random(6, 3, seed=1)]
+        leaves = [t.float().to(DEVICE).requires_grad_() for t in leaves]
+        out = function(pattern, *leaves)
+        results.append([out, *torch.autograd.grad(out, leaves)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_pattern_of_strided_arrays_is_made_inside() -> None:
+    torch._dynamo.reset()
+    edges = torch.stack([ints(0, 0, 1), ints(0, 2, 1)], dim=1)
+
+    def product(edges: Tensor, values: Tensor) -> Tensor:
+        pattern = Pattern(ints(0, 2, 3), edges[:, 1], 3, check=False)
+        assert pattern.indices.is_contiguous()
+        return values * pattern.indices
+
+    values = random(3)
+    compiled = torch.compile(product, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(edges, values), product(edges, values))

@@ -1,0 +1,252 @@
+"""Sparse times dense against dense products in float64, on plain PyTorch and on Triton kernels.
+
+Without a GPU, kernels run in Triton's interpreter at small sizes.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from float64 import DEVICE, TOLERANCE, check, random, relative
+from sparse_cases import PIECE, Shape, backends, cases, dense_of, name_of, pattern_of, random_mask, shape_id
+from sparse_cases import poisoned as poisoned  # a fixture
+from sparse_cases import small_pieces as small_pieces  # a fixture
+from torch import Tensor
+
+from diffnet.ops import Backend, Pattern, diagonal, row_sum, sddmm, sparse_softmax, spmm
+from diffnet.ops.sparse import pattern as pattern_module
+from diffnet.ops.sparse import sddmm_kernels, softmax_kernels, spmm_kernels
+from diffnet.ops.sparse.op import product_arrays
+
+pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces", "poisoned")
+
+
+@cases
+@pytest.mark.parametrize("transpose", [False, True], ids=["own", "transposed"])
+def test_spmm(shape: Shape, backend: Backend, dtype: torch.dtype, index: torch.dtype, transpose: bool) -> None:
+    mask, channels = random_mask(shape)
+    pattern = pattern_of(mask, index)
+    moved = pattern.to(DEVICE)
+
+    def expected(values: Tensor, x: Tensor) -> Tensor:
+        matrix = dense_of(pattern, values)
+        return (matrix.mT if transpose else matrix) @ x
+
+    check(
+        lambda v, x: spmm(moved, v, x, transpose=transpose, backend=backend),
+        expected,
+        [random(2, pattern.nnz), random(mask.shape[0 if transpose else 1], channels, seed=1)],
+        dtype,
+    )
+
+
+@backends
+@pytest.mark.parametrize(
+    ("shape", "values", "x"),
+    [
+        pytest.param("skewed", (), (), id="one set"),
+        pytest.param("skewed", (3,), (), id="3 sets, one factor"),
+        pytest.param((9, 6, 3), (9,), (), id="9 sets, one factor"),
+        pytest.param("skewed", (2,), (2,), id="2 sets, 2 factors"),
+        pytest.param((9, 6, 3), (2, 3), (2, 3), id="2x3 sets and factors"),
+        pytest.param((9, 6, 3), (), (3,), id="one set, 3 factors"),
+        pytest.param((9, 6, 3), (2, 1), (3,), id="batches broadcast"),
+        pytest.param((9, 6, 3), (1,), (1,), id="batch of one"),
+    ],
+)
+def test_spmm_over_sets(shape: Shape, values: tuple[int, ...], x: tuple[int, ...], backend: Backend) -> None:
+    mask, channels = random_mask(shape)
+    pattern = pattern_of(mask)
+    moved = pattern.to(DEVICE)
+    check(
+        lambda v, x: spmm(moved, v, x, backend=backend),
+        lambda v, x: dense_of(pattern, v) @ x,
+        [random(*values, pattern.nnz), random(*x, mask.shape[1], channels, seed=1)],
+        torch.float32,
+    )
+
+
+@backends
+@pytest.mark.parametrize("batch", [(0,), (0, 2)], ids=str)
+def test_zero_sets_have_empty_results_and_gradients(batch: tuple[int, ...], backend: Backend) -> None:
+    pattern = pattern_of(random_mask((9, 6, 3))[0]).to(DEVICE)
+    values = torch.zeros(*batch, pattern.nnz, device=DEVICE, requires_grad=True)
+    x, a = (torch.ones(n, 3, device=DEVICE, requires_grad=True) for n in (6, 9))
+    out = spmm(pattern, values, x, backend=backend)
+    assert out.shape == (*batch, 9, 3)
+    grads = torch.autograd.grad(out.sum(), [values, x])
+    assert grads[0].shape == values.shape
+    assert torch.equal(grads[1], torch.zeros_like(x))
+    many = torch.ones(*batch, 6, 3, device=DEVICE, requires_grad=True)
+    out = sddmm(pattern, a, many, backend=backend)
+    assert out.shape == (*batch, pattern.nnz)
+    grads = torch.autograd.grad(out.sum(), [a, many])
+    assert torch.equal(grads[0], torch.zeros_like(a))
+    assert grads[1].shape == many.shape
+
+
+@backends
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (9, 6, 3),
+        "skewed",
+        pytest.param((7, 96, 40), marks=pytest.mark.gpu),
+        pytest.param((12, 12, 130), marks=pytest.mark.gpu),
+        pytest.param((17, 1, 1), marks=pytest.mark.gpu),
+    ],
+    ids=shape_id,
+)
+def test_stored_row_order_changes_nothing(shape: Shape, backend: Backend) -> None:
+    """All operations and gradients are equal to the bit."""
+    mask, channels = random_mask(shape)
+    pattern = pattern_of(mask)
+    rows, columns = mask.shape
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
+    stored, entries = pattern.with_row_order(order)
+    assert torch.equal(stored.row_indices, pattern.row_indices[entries])
+    assert torch.equal(stored.row_lengths, pattern.row_lengths)
+    assert torch.equal(stored.indptr.diff(), pattern.indptr.diff()[order])
+    everything = torch.arange(pattern.nnz)
+    leaves = [random(2, pattern.nnz), random(columns, channels, seed=1), random(2, rows, channels, seed=2)]
+    results = []
+    for p, given, back in ((pattern, everything, everything), (stored, entries, torch.argsort(entries))):
+        values, x, a = (t.float().to(DEVICE).requires_grad_() for t in leaves)
+        p = p.prepare().to(DEVICE)
+        out = spmm(p, values[:, given], x, backend=backend)
+        turned = spmm(p, values[:, given], a, transpose=True, backend=backend)
+        sampled = sddmm(p, a, x, backend=backend)[:, back]
+        weights = sparse_softmax(p, values[:, given], backend=backend)[:, back]
+        sums = diagonal(p, values[:, given]), row_sum(p, values[:, given], backend=backend)
+        made = [out, turned, sampled, weights, *sums]
+        loss = sum(t.square().sum() for t in made)
+        results.append([*made, *torch.autograd.grad(loss, [values, x, a])])
+    for expected, found in zip(*results, strict=True):
+        assert torch.equal(expected, found)
+    own, back = stored.with_row_order(None)
+    assert own.row_order is None
+    for array, same in ((own.indptr, pattern.indptr), (own.indices, pattern.indices), (entries[back], everything)):
+        assert torch.equal(array, same)
+
+
+@pytest.mark.parametrize("transpose", [False, True], ids=["own", "transposed"])
+def test_uneven_rows(transpose: bool) -> None:
+    """Rows of 1 entry beside rows of 9 are taken in another order, which changes no result."""
+    lengths = torch.tensor([1, 9, 1, 1, 1, 1, 1, 1, 1] * 2)
+    pattern = Pattern.from_row_lengths(lengths, torch.cat([torch.arange(n) for n in lengths]).int(), 18)
+    assert len(pattern.rows_by_length) == 18
+    moved = pattern.to(DEVICE)
+    values, x = random(2, pattern.nnz).float(), random(18, 5).float()
+    dense = dense_of(pattern, values)
+    out = spmm(moved, values.to(DEVICE), x.to(DEVICE), transpose=transpose, backend="triton")
+    torch.testing.assert_close(out.cpu(), (dense.mT if transpose else dense) @ x)
+    found = sddmm(moved, x.to(DEVICE), x.to(DEVICE), backend="triton")
+    torch.testing.assert_close(found.cpu(), sddmm(pattern, x, x, backend="torch"))
+
+
+def test_gradcheck() -> None:
+    mask, _ = random_mask((9, 6, 3))
+    pattern = pattern_of(mask)
+    values, x = random(2, pattern.nnz).requires_grad_(), random(6, 3, seed=1).requires_grad_()
+    a = random(2, 9, 3, seed=2).requires_grad_()
+    for transpose, dense in ((False, x), (True, a)):
+        product = lambda v, d, transpose=transpose: spmm(pattern, v, d, transpose=transpose)  # noqa: E731
+        assert torch.autograd.gradcheck(product, (values, dense), fast_mode=True)
+        assert torch.autograd.gradgradcheck(product, (values, dense), fast_mode=True)
+    assert torch.autograd.gradcheck(lambda v: row_sum(pattern, v), (values,), fast_mode=True)
+    assert torch.autograd.gradcheck(lambda v: diagonal(pattern, v), (values,), fast_mode=True)
+
+
+@backends
+def test_well_formed_operator(backend: Backend) -> None:
+    """The fake implementation, autograd and aliasing are as torch.compile and torch.export rely on them."""
+    triton = backend == "triton"
+    mask, _ = random_mask("skewed")
+    pattern = pattern_of(mask).to(DEVICE)
+    structure = product_arrays(pattern, triton)
+
+    def leaf(*shape: int) -> Tensor:
+        return random(*shape).float().to(DEVICE).requires_grad_()
+
+    rows, columns = pattern.shape
+    values, x, a = leaf(2, pattern.nnz), leaf(1, columns, 3), leaf(2, rows, 3)
+    operator = torch.ops.diffnet.spmm.default
+    torch.library.opcheck(operator, (structure, values, x, False, False, triton))
+    torch.library.opcheck(operator, (structure, values, a, True, True, triton))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=name_of)
+@pytest.mark.parametrize("ordered", [False, True], ids=["own order", "other order"])
+def test_large_and_skewed(dtype: torch.dtype, ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results agree with float64 on the CPU, and are equal to the bit in a second run."""
+    for module in (pattern_module, spmm_kernels, sddmm_kernels, softmax_kernels):
+        monkeypatch.setattr(module, "PIECE", 128)  # as outside of tests
+    rows, columns = 20_000, 30_000
+    lengths = torch.randint(0, 12, (rows,), generator=torch.Generator().manual_seed(0))
+    lengths[7], lengths[100] = 10_000, 129
+    first = torch.randint(0, columns - 10_000, (rows,), generator=torch.Generator().manual_seed(1))
+    offsets = torch.cat([torch.arange(int(n)) for n in lengths])
+    pattern = Pattern.from_row_lengths(lengths, torch.repeat_interleave(first, lengths) + offsets, columns)
+    if ordered:
+        pattern, _ = pattern.with_row_order(torch.randperm(rows, generator=torch.Generator().manual_seed(2)))
+    values, x, a = random(2, pattern.nnz), random(columns, 130, seed=1), random(2, rows, 130, seed=2)
+    given = [t.to(dtype).cuda().requires_grad_() for t in (values, x, a)]
+    exact = [t.to(dtype).double().requires_grad_() for t in (values, x, a)]
+    results = []
+    for leaves, where, backend in ((given, "cuda", "triton"), (given, "cuda", "triton"), (exact, "cpu", "torch")):
+        moved = pattern.to(where)
+        product = spmm(moved, leaves[0], leaves[1], backend=backend)
+        scores = sddmm(moved, leaves[2], leaves[1], backend=backend)
+        weights = sparse_softmax(moved, scores, scale=0.1, backend=backend)
+        mixed = spmm(moved, weights, leaves[2], transpose=True, backend=backend)
+        loss = product.float().square().mean() + mixed.float().square().mean()
+        grads = torch.autograd.grad(1e4 * loss, leaves)  # float16 can hold gradients of this size
+        results.append([product, scores, weights, mixed, *grads])
+    for ours, again, reference in zip(*results, strict=True):
+        assert torch.equal(ours, again)
+        # Each step rounds the input of the next.
+        assert relative(ours.detach().cpu(), reference.detach()) <= 4 * TOLERANCE[dtype]
+
+
+@pytest.mark.gpu
+def test_products_can_be_captured() -> None:
+    mask, channels = random_mask("skewed")
+    pattern = pattern_of(mask).prepare().to("cuda")
+    values = random(2, pattern.nnz).float().cuda().requires_grad_()
+    x = random(mask.shape[1], channels, seed=1).float().cuda().requires_grad_()
+
+    def step() -> list[Tensor]:
+        scores = sddmm(pattern, spmm(pattern, values, x), x)
+        out = spmm(pattern, sparse_softmax(pattern, scores), x)
+        return [out, *torch.autograd.grad(out.square().sum(), [values, x])]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        expected = step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    for a, b in zip(captured, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_long_row_with_the_real_piece_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of 130 entries is divided at 128, as outside of tests."""
+    for module in (pattern_module, spmm_kernels, sddmm_kernels, softmax_kernels):
+        monkeypatch.setattr(module, "PIECE", 128)
+    assert PIECE < 128
+    pattern = Pattern.from_row_lengths(torch.tensor([2, 130]), torch.cat([torch.arange(2), torch.arange(130)]), 130)
+    assert len(pattern.long_pieces) == 2
+    values, x = random(pattern.nnz).float(), random(130, 3, seed=1).float()
+    moved = pattern.to(DEVICE)
+    out = spmm(moved, values.to(DEVICE), x.to(DEVICE), backend="triton")
+    torch.testing.assert_close(out.cpu(), dense_of(pattern, values) @ x)
+    a = x[:2].contiguous()
+    found = sddmm(moved, a.to(DEVICE), x.to(DEVICE), backend="triton")
+    torch.testing.assert_close(found.cpu(), (a @ x.mT)[pattern.row_indices, pattern.indices])
+    weights = sparse_softmax(moved, values.to(DEVICE), backend="triton").cpu()
+    torch.testing.assert_close(weights[2:], torch.softmax(values[2:], 0))

@@ -1,0 +1,125 @@
+"""Patterns, fixtures and test cases that the tests of sparse operations share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from diffnet.ops import Pattern
+from diffnet.ops.sparse import pattern as pattern_module
+
+Shape: TypeAlias = tuple[int, int, int] | str
+
+PIECE = 16  # in these tests, so that rows of several pieces are small enough for Triton's interpreter
+BACKENDS = ["torch", "triton"]
+# (rows, columns, channels). "skewed" has a row of several pieces and a full row.
+SHAPES: list[Shape] = [(9, 6, 3), (1, 17, 5), (17, 1, 1), (7, 96, 40), (11, 55, 8), (12, 12, 130), "skewed"]
+# (backend, dtype, index dtype, the shapes that are fast enough for the interpreter)
+_KINDS: list[tuple[str, torch.dtype, torch.dtype, list[Shape]]] = [
+    ("torch", torch.float64, torch.int64, SHAPES),
+    ("torch", torch.float32, torch.int32, SHAPES),
+    ("torch", torch.bfloat16, torch.int32, SHAPES),
+    ("triton", torch.float32, torch.int32, [(9, 6, 3), (17, 1, 1), (12, 12, 130), "skewed"]),
+    ("triton", torch.bfloat16, torch.int32, [(9, 6, 3)]),
+    ("triton", torch.float16, torch.int64, [(9, 6, 3)]),
+]
+
+
+def shape_id(shape: Shape) -> str:
+    return shape if isinstance(shape, str) else "x".join(map(str, shape))
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _cases() -> list[Any]:
+    return [
+        pytest.param(
+            shape,
+            backend,
+            dtype,
+            index,
+            id=f"{backend}-{name_of(dtype)}-{name_of(index)}-{shape_id(shape)}",
+            marks=() if shape in interpreted else pytest.mark.gpu,
+        )
+        for backend, dtype, index, interpreted in _KINDS
+        for shape in SHAPES
+    ]
+
+
+cases = pytest.mark.parametrize(("shape", "backend", "dtype", "index"), _cases())
+backends = pytest.mark.parametrize("backend", BACKENDS)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of more than 16 entries are long."""
+    from diffnet.ops.sparse import sddmm_kernels, softmax_kernels, spmm_kernels
+
+    for module in (pattern_module, spmm_kernels, sddmm_kernels, softmax_kernels):
+        monkeypatch.setattr(module, "PIECE", PIECE)
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that a kernel doesn't write holds NaN."""
+
+    def poison(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def allocated(*arguments: object, **options: object) -> Tensor:
+            out = allocate(*arguments, **options)
+            return out.fill_(torch.nan) if out.is_floating_point() else out
+
+        return allocated
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))
+    monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
+    monkeypatch.setattr(torch, "empty", poison(torch.empty))
+
+
+def random_mask(shape: Shape) -> tuple[np.ndarray, int]:
+    """Return a random mask with an empty row and an empty column, and the channels of the dense factors."""
+    rows, columns, channels = (6, 2 * PIECE + 12, 4) if isinstance(shape, str) else shape
+    mask = np.random.default_rng(rows).random((rows, columns)) < 0.3
+    mask[rows // 2] = False
+    mask[:, columns // 3] = False
+    if shape == "skewed":
+        mask[1] = True
+        mask[4, 5 : 5 + PIECE + 1] = True
+    if mask.size < 20:
+        mask[:] = True
+    return mask, channels
+
+
+def pattern_of(mask: np.ndarray, index: torch.dtype = torch.int32) -> Pattern:
+    found = scipy.sparse.csr_matrix(mask)
+    return Pattern(torch.tensor(found.indptr, dtype=index), torch.tensor(found.indices, dtype=index), mask.shape[1])
+
+
+def random_pattern(shape: Shape = (9, 6, 3), index: torch.dtype = torch.int32) -> Pattern:
+    return pattern_of(random_mask(shape)[0], index)
+
+
+def ints(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+def strided(x: Tensor) -> Tensor:
+    """Return the same tensor with a stride of 3 in its last dimension. The elements between hold other values."""
+    other = ~x if x.dtype == torch.bool else x + 1
+    out = torch.stack([x, other, other], dim=-1)[..., 0]
+    assert x.numel() < 2 or not out.is_contiguous()
+    return out
+
+
+def dense_of(pattern: Pattern, values: Tensor) -> Tensor:
+    """Convert values (…, nnz) to a dense (…, rows, columns), differentiably."""
+    place = pattern.row_indices.long() * pattern.columns + pattern.indices.long()
+    flat = values.new_zeros(*values.shape[:-1], pattern.shape[0] * pattern.columns)
+    return flat.index_add(-1, place, values).reshape(*values.shape[:-1], *pattern.shape)

@@ -1,0 +1,17 @@
+"""Fixtures that several tests of training share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def small_pictures() -> Iterator[None]:
+    """Reports with small pictures, which take a tenth of the time to draw."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("diffnet.train.report.report.PICTURE_SIZE", (84, 68))
+        patch.setattr("diffnet.train.report.charts.DPI", 40)
+        patch.setattr("diffnet.train.predict.PICTURE_SIZE", (90, 90))
+        yield

@@ -1,0 +1,48 @@
+"""The device that a run computes on, and the precision of its matrix products."""
+
+from __future__ import annotations
+
+import torch
+
+from diffnet.geometry.errors import OptionError
+from diffnet.train.options import Precision
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called `name`: "auto", "cpu", "cuda" or "cuda:N". "auto" is the GPU if there is one, else the CPU.
+
+    Raises OptionError for another name, and for a GPU that is not present.
+
+    >>> pick_device("cpu")
+    device(type='cpu')
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise OptionError(f"device should be auto, cpu, cuda or cuda:N, got {name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise OptionError(f"device {name!r} is not available: PyTorch finds no GPU")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise OptionError(f"device {name!r} is not available: the last GPU is cuda:{torch.cuda.device_count() - 1}")
+    return device
+
+
+def autocast(precision: Precision, device: torch.device) -> torch.autocast:
+    """The autocast context of a run: bf16 or disabled, see `matmul_dtype`."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=matmul_dtype(precision, device) == torch.bfloat16)
+
+
+def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """The dtype of matrix products under `autocast`. "auto" is bf16 on GPUs that compute it, else fp32.
+
+    >>> matmul_dtype("auto", torch.device("cpu"))
+    torch.float32
+    """
+    bf16 = precision == "bf16" or (
+        precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    )
+    return torch.bfloat16 if bf16 else torch.float32

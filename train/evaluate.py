@@ -1,0 +1,35 @@
+"""Predictions of a network on samples, and their confusion matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from diffnet import DiffusionNet
+from diffnet.data import Sample
+from diffnet.train.device import autocast
+from diffnet.train.metrics import confusion_matrix
+from diffnet.train.options import TrainOptions
+
+
+def evaluate(model: DiffusionNet, samples: Iterable[Sample], options: TrainOptions, device: torch.device) -> Tensor:
+    """The confusion matrix (C, C) int64 of a network on samples, on the CPU. See `confusion_matrix`."""
+    classes = model.last.out_features
+    matrix = torch.zeros(classes, classes, dtype=torch.int64, device=device)
+    for sample in samples:
+        sample = sample.to(device)
+        matrix += confusion_matrix(predict_classes(model, sample, options, device), sample.labels, classes)
+    return matrix.cpu()
+
+
+def predict_classes(model: DiffusionNet, sample: Sample, options: TrainOptions, device: torch.device) -> Tensor:
+    """The most likely class (N,) int64 of every vertex, face or edge of a sample, on the device."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), autocast(options.precision, device):
+        sample = sample.to(device)
+        prediction: Tensor = model(sample.features, sample.operators).argmax(-1)
+    model.train(was_training)
+    return prediction

@@ -1,0 +1,129 @@
+"""Charts of a training run as PNG files: its confusion matrix and its curves."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
+
+from diffnet.train.metrics import square_counts
+from diffnet.train.report.palette import label_colors
+
+DPI = 160
+_MOST_CLASSES_WITH_NUMBERS = 25
+_MOST_CLASSES_WITH_NAMES = 60
+
+
+def confusion_png(matrix: Any, label_names: Sequence[str]) -> bytes:
+    """Draw a confusion matrix. Returns the content of a PNG file.
+
+    matrix: (C, C) integers; rows are the truth, columns the prediction
+    label_names: the names of the classes; a class without a name is shown as its number
+
+    Only classes that occur are shown. Each row is drawn as shares of its sum, with percentages if there are few
+    classes. Raises ValueError if the matrix is not square.
+    """
+    counts = square_counts(matrix)
+    occur = np.flatnonzero(counts.sum(axis=0) + counts.sum(axis=1))
+    counts = counts[np.ix_(occur, occur)]
+    total = counts.sum(axis=1, keepdims=True)
+    shares = np.divide(counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
+    n = len(occur)
+    side = min(max(3.6, 1.8 + 0.52 * n), 8.0)
+    figure = Figure(figsize=(side + 0.7, side), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_facecolor("0.93")
+    image = axes.imshow(shares if n else np.full((1, 1), np.nan), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    bar = figure.colorbar(image, ax=axes, format=PercentFormatter(1), fraction=0.046, pad=0.03)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    axes.set_xlabel("Prediction")
+    axes.set_ylabel("Truth")
+    axes.spines[:].set_visible(False)
+    size = 9.0 if n <= 16 else 7.5 if n <= 30 else 5.0 if n <= _MOST_CLASSES_WITH_NAMES else 8.0
+    named = np.arange(0, n, 1 if n <= _MOST_CLASSES_WITH_NAMES else -(-n // 8))
+    _name_ticks(axes, named, [_short(class_name(label_names, int(c))) for c in occur[named]], size)
+    if len(named) < n:
+        axes.set_title(f"{n} classes, some of them named", fontsize=9, color="0.4")
+    axes.tick_params(length=0)
+    if n <= _MOST_CLASSES_WITH_NUMBERS:
+        _write_percentages(axes, shares, size)
+    return _png(figure)
+
+
+def curves_png(csv_path: str | os.PathLike[str]) -> bytes:
+    """Draw losses and accuracies over the epochs. Returns the content of a PNG file.
+
+    csv_path: a table with a column `epoch`. Every column whose name ends in "loss" or "accuracy" is drawn. Cells may be
+        empty. Accuracies are shares from 0 to 1.
+
+    Raises ValueError if the table has no such column or no row.
+    """
+    with Path(csv_path).open(newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    columns = [name for name in (table[0] if table else {}) if name and name.endswith(("loss", "accuracy"))]
+    if not columns or "epoch" not in table[0]:
+        raise ValueError(
+            f"{csv_path}: expected rows with a column 'epoch' and columns that end in 'loss' or 'accuracy'"
+        )
+    kinds = [kind for kind in ("loss", "accuracy") if any(name.endswith(kind) for name in columns)]
+    figure = Figure(figsize=(5.2, 2.5 * len(kinds)), layout="constrained")
+    colors = label_colors(10) / 255.0
+    for axes, kind in zip(np.ravel(figure.subplots(len(kinds), sharex=True)), kinds, strict=True):
+        for color, name in zip(colors[[0, 5, 2, 3, 7]], [c for c in columns if c.endswith(kind)], strict=False):
+            points = [(float(row["epoch"]), float(row[name])) for row in table if row["epoch"] and row[name]]
+            if not points:
+                continue
+            label = name.removesuffix(kind).rstrip("_").replace("_", " ") or kind
+            marker = "o" if len(points) <= 12 else ""  # without a marker, a single point is invisible
+            axes.plot(*np.array(points).reshape(-1, 2).T, color=color, lw=1.8, label=label, marker=marker)
+        axes.set_ylabel(kind.capitalize())
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="0.9")
+        axes.set_axisbelow(True)
+        axes.legend(frameon=False)
+        if kind == "accuracy":
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
+    figure.axes[-1].set_xlabel("Epoch")
+    return _png(figure)
+
+
+def class_name(label_names: Sequence[str], label: int) -> str:
+    """The name of a class, or its number if it has no name."""
+    return str(label_names[label]) if label < len(label_names) else str(label)
+
+
+def _png(figure: Figure) -> bytes:
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=DPI)
+    return out.getvalue()
+
+
+def _name_ticks(axes: Axes, positions: NDArray[np.int64], names: list[str], size: float) -> None:
+    slanted = max(map(len, names), default=0) > 3
+    axes.set_xticks(positions, names, rotation=45 if slanted else 0, ha="right" if slanted else "center")
+    axes.set_yticks(positions, names)
+    for text in axes.get_xticklabels():
+        text.set(fontsize=size, parse_math=False, rotation_mode="anchor" if slanted else "default")
+    for text in axes.get_yticklabels():
+        text.set(fontsize=size, parse_math=False)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 22 else name[:21] + "…"
+
+
+def _write_percentages(axes: Axes, shares: NDArray[np.float64], size: float) -> None:
+    for row, column in np.argwhere(shares >= 0.005):
+        share = shares[row, column]
+        color = "white" if share > 0.55 else "0.15"
+        axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=size, color=color)
