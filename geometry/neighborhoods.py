@@ -19,6 +19,12 @@ def with_k_ring(operators: Operators, k: int) -> Operators:
 
     The edges are those of the gradient's pattern: of the faces, or of a point cloud's local triangulations. Raises
     ValueError for k < 0.
+
+    >>> from diffnet.geometry import precompute
+    >>> square = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]]
+    >>> operators = precompute((square, [[0, 1, 2], [0, 2, 3]]), k=2)
+    >>> with_k_ring(operators, 1).neighborhood.row_lengths.tolist()
+    [4, 3, 4, 3]
     """
     if k < 0:
         raise ValueError(f"k should be at least 0, got {k}")
@@ -39,6 +45,12 @@ def with_nearest(operators: Operators, positions: Tensor, k: int) -> Operators:
 
     A vertex counts as its own neighbor. If a mesh has fewer than k vertices, all of them are neighbors. Raises
     ValueError for k < 1 and for positions of another shape.
+
+    >>> from diffnet.geometry import precompute
+    >>> square = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]]
+    >>> operators = precompute((square, [[0, 1, 2], [0, 2, 3]]), k=2)
+    >>> with_nearest(operators, torch.tensor(square), 3).neighborhood.row_lengths.tolist()
+    [3, 3, 3, 3]
     """
     if k < 1:
         raise ValueError(f"k should be at least 1, got {k}")

@@ -14,7 +14,11 @@ MIN_SPREAD = 5e-3
 
 
 def one_ring(faces: NDArray[np.int64], vertices: int) -> scipy.sparse.csr_matrix:
-    """A matrix (V, V) of ones: in each row, the vertex itself and the vertices joined to it by an edge of a face."""
+    """A matrix (V, V) with ones for each vertex itself and for the vertices joined to it by an edge of a face.
+
+    >>> one_ring(np.array([[0, 1, 2]]), vertices=4).toarray().tolist()
+    [[1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
+    """
     a, b, c = faces.T
     rows = np.concatenate([a, b, c, b, c, a, np.arange(vertices)])
     columns = np.concatenate([b, c, a, a, b, c, np.arange(vertices)])

@@ -18,7 +18,7 @@ from diffnet.geometry.eigen.problem import Array
 
 Indices: TypeAlias = NDArray[np.int64]
 
-MOLLIFIED = 1e-5  # times the mean edge length: two edges of a triangle are longer than the third by at least this
+MOLLIFIED = 1e-5  # times the mean edge length: two edges of a triangle exceed the third by at least this
 DELAUNAY = -1e-6  # edges with a smaller cotangent weight are flipped
 MOST_ROUNDS = 1000  # of flips
 
@@ -29,7 +29,8 @@ def delaunay_laplacian(verts: Array, faces: Indices) -> tuple[scipy.sparse.csr_m
     verts: (V, 3)
     faces: (F, 3), with three distinct corners each
 
-    None unless each edge has two faces that run along it in opposite directions. None if flips don't end.
+    Returns None if an edge doesn't have exactly two faces that run along it in opposite directions, or if flips don't
+    end.
     """
     halfedges = _glued(verts, faces)
     if halfedges is None or not _make_delaunay(halfedges):
@@ -45,8 +46,9 @@ def delaunay_laplacian(verts: Array, faces: Indices) -> tuple[scipy.sparse.csr_m
 
 @dataclass
 class _Halfedges:
-    """Triangles given by the lengths of their edges. Halfedge 3f + i runs from corner i of triangle f to the next
-    corner.
+    """Triangles given by the lengths of their edges.
+
+    Halfedge 3f + i runs from corner i of triangle f to the next corner.
 
     tail: the vertex where each halfedge starts
     twin: the halfedge along the same edge in the other direction

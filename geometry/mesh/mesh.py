@@ -71,7 +71,7 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
         return _read(Path(source), cache_dir)
     if isinstance(source, tuple) and len(source) == 2:
         return make_mesh(*source, name="arrays")
-    # otherwise the source is no trimesh object; importing trimesh takes a quarter of a second
+    # Importing trimesh takes a quarter of a second. If it isn't loaded yet, the source can't be a trimesh object.
     if "trimesh" in sys.modules:
         import trimesh
 
