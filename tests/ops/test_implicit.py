@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def meshes() -> list[Operators]:
     """A sphere, a torus with two vertices that no face uses, and a point cloud."""
-    torus = trimesh.creation.torus(1, 0.4, 6, 4)
+    torus = trimesh.creation.torus(1, 0.4, 4, 3)
     loose = np.concatenate([[[5.0, 0, 0]], torus.vertices, [[6.0, 0, 0]]]), torus.faces + 1
     cloud = trimesh.creation.icosphere(1).vertices * [1, 0.7, 0.5]
     operators = [precompute(m, k=0) for m in (trimesh.creation.icosphere(1), loose, (cloud, None))]
@@ -66,7 +66,8 @@ def test_agrees_with_dense_solves(
     meshes: list[Operators], backend: str, dtype: torch.dtype, tolerance: float, bound: float
 ) -> None:
     """Values and the gradients of features, times, masses and the Laplacian."""
-    for operators in (meshes[1], collate(meshes[1:])):
+    interpreted = backend == "triton" and DEVICE == "cpu"
+    for operators in (meshes[1], collate([meshes[1]] * 2 if interpreted else meshes)):
         given = (random(operators.num_vertices, C), times(), operators.laplacian.values, operators.mass)
         weights = random(operators.num_vertices, C, seed=1)
         results = []
