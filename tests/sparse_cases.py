@@ -118,6 +118,11 @@ def strided(x: Tensor) -> Tensor:
     return out
 
 
+def padded(x: Tensor) -> Tensor:
+    """Return the same tensor as the left half of a wider one, so that rows are twice as far apart."""
+    return torch.cat([x, x.flip(-1)], dim=-1)[..., : x.shape[-1]]
+
+
 def dense_of(pattern: Pattern, values: Tensor) -> Tensor:
     """Convert values (…, nnz) to a dense (…, rows, columns), differentiably."""
     place = pattern.row_indices.long() * pattern.columns + pattern.indices.long()

@@ -32,9 +32,9 @@ def block_attention(
 ) -> Tensor:
     """Compute softmax(scale · Q Kᵀ) V at the blocks of the pattern.
 
-    One kernel does what "sdd" of `block_matmul`, `block_softmax` and "dsd" of `block_matmul` do together. The backward
-    pass computes scores again (Dao et al. 2022, FlashAttention), so memory grows only with rows and columns. Low
-    precision is added up in float32. Differentiable in query, key and value.
+    One kernel replaces "sdd" of `block_matmul`, `block_softmax` and "dsd" of `block_matmul`. The backward pass computes
+    scores again (Dao et al. 2022, FlashAttention), so memory grows only with rows and columns. Low precision is added
+    up in float32. Differentiable in query, key and value.
 
     Args:
         pattern: H heads of (rows, columns)

@@ -67,8 +67,9 @@ def attention_backward(
 
 def _contiguous(inputs: AttentionInputs) -> AttentionInputs:
     """Return the inputs with contiguous tensors, as the kernels read them."""
-    tensors = (None if t is None else t.contiguous() for t in inputs[:5])
-    return AttentionInputs(*tensors, inputs.scale, inputs.block)  # type: ignore[arg-type]
+    key_mask, mask = (None if t is None else t.contiguous() for t in (inputs.key_mask, inputs.mask))
+    query, key, value = (t.contiguous() for t in inputs[:3])
+    return AttentionInputs(query, key, value, key_mask, mask, inputs.scale, inputs.block)
 
 
 def _tensors(inputs: AttentionInputs) -> tuple[Tensor, ...]:

@@ -108,7 +108,7 @@ def implicit_solve_multiply_kernel(
         length = tl.load(indptr + i + 1, mask=i < last, other=0) - start
         total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
         for j0 in range(0, tl.max(length, 0), UNROLL):
-            for k in tl.static_range(UNROLL):  # their loads run at the same time
+            for k in tl.static_range(UNROLL):  # unrolled, so that their loads overlap
                 here = j0 + k < length
                 column = tl.load(indices + start + j0 + k, mask=here, other=0).to(tl.int64)
                 value = tl.load(values + start + j0 + k, mask=here, other=0.0)

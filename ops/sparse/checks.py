@@ -32,9 +32,11 @@ def check_operand(
     if not operand.is_floating_point() and (floating or operand.is_complex()):
         raise TypeError(f"{name} should be {'floating point' if floating else 'real'}, got {operand.dtype}")
     found = operand.shape
-    if len(found) < len(shape) or any(
-        not isinstance(n, str) and n != m for n, m in zip(shape, found[len(found) - len(shape) :], strict=True)
-    ):
+    matches = len(found) >= len(shape)
+    for n, m in zip(reversed(shape), reversed(found), strict=False):  # a loop, as a generator costs a microsecond
+        if n != m and not isinstance(n, str):
+            matches = False
+    if not matches:
         raise ValueError(f"{name} should have shape (…, {', '.join(map(str, shape))}), shape is {tuple(found)}")
     if operand.device != device:
         raise ValueError(f"{name} should be on {device}, where the pattern is; it is on {operand.device}")

@@ -1,4 +1,4 @@
-"""What kernels for CSR patterns share: the rows of a program.
+"""Shared parts of the kernels for CSR patterns: the rows of a program.
 
 A program computes a few rows and a tile of channels. The entries of a row are contiguous. The program steps through
 them and gathers, for each entry, one row of the dense factor, which is contiguous as well. Sums are in float32 in the

@@ -195,7 +195,7 @@ def spmm_rows_kernel(
         r2, start2, length2, mine2 = row_extent(indptr, row_order, ahead, rows, ORDERED, BY_LENGTH, LONG, BLOCK_R)
         low0 = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
         high0, low1, high1 = low0, low0, low0
-        for j in tl.static_range(FIRST):  # their loads run at the same time
+        for j in tl.static_range(FIRST):  # unrolled, so that their loads overlap
             if j > 0:
                 column = tl.load(indices + start + j, mask=j < length, other=0)
             low0, high0, low1, high1 = _add_entries(

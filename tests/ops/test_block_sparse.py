@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 import torch
 from float64 import DEVICE, check, random
-from sparse_cases import backends, name_of, strided
+from sparse_cases import backends, name_of, padded, strided
 from sparse_cases import poisoned as poisoned  # a fixture
 from torch import Tensor
 
@@ -440,16 +440,18 @@ def test_integers_are_promoted_or_refused(dtype: torch.dtype, backend: Backend) 
 def test_strided_operands_and_index_arrays(name: str, backend: Backend) -> None:
     contiguous = random_pattern((1, 20, 37, 16))
     results = []
-    for change in (lambda t: t, strided):
-        blocks = Pattern(change(contiguous.blocks.indptr), change(contiguous.blocks.indices), contiguous.blocks.columns)
+    for change in (lambda t: t, strided, padded):
+        arrays = (change(t) for t in (contiguous.blocks.indptr, contiguous.blocks.indices))
+        blocks = Pattern(*arrays, contiguous.blocks.columns)
         pattern = BlockPattern(blocks, 16, 20, 37).to(DEVICE)
         shapes = operands(pattern)[name]
         leaves = [change(random(*s, seed=i).float().to(DEVICE)).requires_grad_() for i, s in enumerate(shapes)]
         out = call(pattern, name, leaves, backend)
         upstream = change(random(*out.shape, seed=9).float().to(DEVICE))
         results.append([out, *torch.autograd.grad(out, leaves, upstream)])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b)
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, b)
 
 
 @backends

@@ -11,7 +11,7 @@ import pytest
 import torch
 import trimesh
 from float64 import DEVICE, random
-from sparse_cases import backends, name_of, strided
+from sparse_cases import backends, name_of, padded, strided
 from torch import Tensor
 
 from diffnet import DiffusionNet, DiffusionNetBlock, ImplicitDiffusion, Operators, collate, precompute
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def meshes() -> list[Operators]:
     """A sphere, a torus with two vertices that no face uses, and a point cloud."""
-    torus = trimesh.creation.torus(1, 0.4, 6, 4)
+    torus = trimesh.creation.torus(1, 0.4, 4, 3)
     loose = np.concatenate([[[5.0, 0, 0]], torus.vertices, [[6.0, 0, 0]]]), torus.faces + 1
     cloud = trimesh.creation.icosphere(1).vertices * [1, 0.7, 0.5]
     operators = [precompute(m, k=0) for m in (trimesh.creation.icosphere(1), loose, (cloud, None))]
@@ -66,7 +66,8 @@ def test_agrees_with_dense_solves(
     meshes: list[Operators], backend: str, dtype: torch.dtype, tolerance: float, bound: float
 ) -> None:
     """Values and the gradients of features, times, masses and the Laplacian."""
-    for operators in (meshes[0], collate(meshes)):
+    interpreted = backend == "triton" and DEVICE == "cpu"
+    for operators in (meshes[1], collate([meshes[1]] * 2 if interpreted else meshes)):
         given = (random(operators.num_vertices, C), times(), operators.laplacian.values, operators.mass)
         weights = random(operators.num_vertices, C, seed=1)
         results = []
@@ -74,7 +75,7 @@ def test_agrees_with_dense_solves(
             leaves = [t.to(dtype).to(DEVICE if ours else "cpu") for t in given]
             leaves = [(t if ours else t.double()).requires_grad_() for t in leaves]
             if ours:
-                out = solve(*leaves, operators.to(DEVICE), tolerance=tolerance, backend=backend)
+                out = solve(*leaves, operators.to(DEVICE), tolerance=tolerance, check_every=2, backend=backend)
                 assert out.dtype == dtype
             else:
                 out = dense_solution(*leaves, operators)
@@ -86,7 +87,7 @@ def test_agrees_with_dense_solves(
 
 @backends
 def test_any_layout_and_order_of_rows(meshes: list[Operators], backend: Backend) -> None:
-    operators = collate(meshes[:2])
+    operators = collate([meshes[1]] * 2)
     lengths = operators.lengths
     order = torch.cat([torch.arange(n).flip(0) + lo for n, lo in zip(lengths, operators.ptr.tolist(), strict=False)])
     x, grad = random(operators.num_vertices, C).float(), random(operators.num_vertices, C, seed=1).float()
@@ -98,7 +99,8 @@ def test_any_layout_and_order_of_rows(meshes: list[Operators], backend: Backend)
         if other:
             features = features.mT.contiguous().mT
         features.requires_grad_()
-        out = solve(features, times().float().to(DEVICE), o.laplacian.values, o.mass, o, backend=backend)
+        time = times().float().to(DEVICE)
+        out = solve(features, time, o.laplacian.values, o.mass, o, check_every=2, backend=backend)
         upstream = grad.to(DEVICE).mT.contiguous().mT if other else grad.to(DEVICE)
         results.append((out, *torch.autograd.grad(out, features, upstream)))
     for a, b in zip(*results, strict=True):
@@ -237,12 +239,13 @@ def test_network(meshes: list[Operators]) -> None:
 def test_compiles_to_one_graph(meshes: list[Operators], backend: Backend) -> None:
     """Forward and backward, with operations that are opaque to the compiler."""
     torch._dynamo.reset()
-    operators = meshes[0].to(DEVICE)
+    operators = meshes[1].to(DEVICE)
     x = random(operators.num_vertices, C).float().to(DEVICE).requires_grad_()
     time = times().float().to(DEVICE).requires_grad_()
 
     def loss(x: Tensor, time: Tensor, operators: Operators) -> Tensor:
-        u = solve(x, time, operators.laplacian.values, operators.mass, operators, backend=backend)
+        values, mass = operators.laplacian.values, operators.mass
+        u = solve(x, time, values, mass, operators, check_every=2, backend=backend)
         gradients = spmm(operators.gradient.pattern, operators.gradient.values, u, backend=backend)
         return gradients.square().sum()
 
@@ -270,12 +273,13 @@ def test_wrong_options_are_refused(meshes: list[Operators]) -> None:
 
 
 def system() -> dict[str, Any]:
-    """Return the arguments for a path of 6 vertices and 3 channels."""
-    dense = 2 * torch.eye(6) - torch.eye(6).roll(1, 0).triu() - torch.eye(6).roll(-1, 0).tril()
+    """Return the arguments for two paths, of 2 and of 4 vertices, and 3 channels."""
+    ends = torch.tensor([[1.0, -1, 0, 0, 0, 0], [0, 0, 1, -1, 0, 0], [0, 0, 0, 1, -1, 0], [0, 0, 0, 0, 1, -1]])
+    dense = ends.T @ ends
     return {
         "x": random(6, 3).float().to(DEVICE),
         "time": torch.tensor([0.1, 0.5, 2.0], device=DEVICE),
-        "laplacian": SparseMatrix.from_torch((dense + dense.T).to_sparse_csr()).to(DEVICE),
+        "laplacian": SparseMatrix.from_torch(dense.to_sparse_csr()).to(DEVICE),
         "mass": (1 + random(6, seed=1).abs()).float().to(DEVICE),
         "ptr": torch.tensor([0, 2, 6], device=DEVICE),
     }
@@ -304,7 +308,7 @@ WRONG = {
     "two laplacians": (
         "laplacian",
         lambda m: SparseMatrix(m.pattern, torch.stack([m.values] * 2)),
-        r"values of the laplacian should have shape \(16,\), shape is \(2, 16\)",
+        r"values of the laplacian should have shape \(14,\), shape is \(2, 14\)",
     ),
 }
 
@@ -342,16 +346,15 @@ def test_wrong_extents_are_refused(ptr: list[int], backend: Backend) -> None:
 
 
 @backends
-@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=name_of)
-def test_strided_operands_change_nothing(index: torch.dtype, backend: Backend) -> None:
-    results = []
-    for change in (lambda t: t, strided, lambda t: t.mT.contiguous().mT if t.ndim == 2 else strided(t)):
+def test_strided_operands_change_nothing(backend: Backend) -> None:
+    results: list[list[Tensor]] = []
+    for change in (lambda t: t, strided, padded):
         given = system()
-        laplacian, ptr = given["laplacian"], given["ptr"].to(index)
+        laplacian, ptr = given["laplacian"], given["ptr"].int()
         arrays = (change(laplacian.pattern.indptr), change(laplacian.pattern.indices))
         leaves = [change(t).requires_grad_() for t in (given["x"], given["time"], laplacian.values, given["mass"])]
         matrix = SparseMatrix(Pattern(*arrays, 6), leaves[2])
-        out = implicit_diffusion(leaves[0], leaves[1], matrix, leaves[3], change(ptr), backend=backend)
+        out = implicit_diffusion(leaves[0], leaves[1], matrix, leaves[3], change(ptr), check_every=2, backend=backend)
         upstream = change(random(6, 3, seed=2).float().to(DEVICE))
         results.append([out, *torch.autograd.grad(out, leaves, upstream)])
     for other in results[1:]:

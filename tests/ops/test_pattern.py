@@ -21,7 +21,7 @@ from diffnet.ops import (
     split_diagonal_pattern,
 )
 
-# Some tests read private fields, to see what a pattern has found already. The public properties would find it.
+# Some tests read private fields to see whether a pattern has computed them already. The properties would compute them.
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces")
 
 

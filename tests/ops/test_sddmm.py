@@ -36,6 +36,7 @@ def test_sddmm(shape: Shape, backend: Backend, dtype: torch.dtype, index: torch.
     [
         pytest.param("skewed", (), (), id="one set"),
         pytest.param("skewed", (), (3,), id="one a, 3 b"),
+        pytest.param((9, 6, 3), (2,), (), id="2 a, one b"),
         pytest.param((9, 6, 3), (3,), (3,), id="3 a, 3 b"),
         pytest.param((9, 6, 3), (2, 3), (2, 3), id="2x3 sets"),
         pytest.param((9, 6, 3), (2, 1), (3,), id="batches broadcast"),

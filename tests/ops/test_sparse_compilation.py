@@ -38,6 +38,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="Triton's compiler for GPUs is not everywhere")
 def test_every_sparse_kernel_compiles(triton_cache: Path) -> None:
     """No kernel spills registers beyond its limit or uses more shared memory than there is."""

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse
 import torch
 from float64 import DEVICE, random
-from sparse_cases import backends, dense_of, ints, name_of, random_mask, random_pattern, strided
+from sparse_cases import backends, dense_of, ints, name_of, padded, random_mask, random_pattern, strided
 from sparse_cases import poisoned as poisoned  # a fixture
 from sparse_cases import small_pieces as small_pieces  # a fixture
 from torch import Tensor
@@ -258,7 +258,7 @@ def test_strided_operands(backend: Backend) -> None:
     upstream = random(2, 9, 5, seed=3).float()
     mask = random(2, NNZ, seed=4) > -0.5
     results = []
-    for change in (lambda t: t, strided, lambda t: t.mT.contiguous().mT):
+    for change in (lambda t: t, strided, padded, lambda t: t.mT.contiguous().mT):
         values, x, a, g, m = (change(t.to(DEVICE)) for t in (*leaves, upstream, mask))
         given = [t.requires_grad_() for t in (values, x, a)]
         out = spmm(pattern, values, x, backend=backend)
