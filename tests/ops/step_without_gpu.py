@@ -1,9 +1,8 @@
-"""Training steps of networks on a GPU that isn't there: on tensors without content, launching kernels that are compiled
-and not run. A step that reads a tensor back, which would wait for the GPU, fails; so does one that makes a tensor on
-the CPU, which would have to be copied there.
+"""Run training steps of networks on a GPU that isn't there: tensors have no values, and kernels are compiled only.
 
-Run by test_kernel_compilation.py in a process of its own, without the interpreter. Prints, for each network, its
-arithmetic, its options and the kernels that it launched.
+A step fails if it reads a tensor back, which would wait for the GPU, or makes a tensor on the CPU, which would have to
+be copied to the GPU. test_kernel_compilation.py runs this in a process of its own, without the interpreter. It prints,
+for each network, its arithmetic, its options and the kernels that it launched.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ NETWORKS: tuple[dict[str, Any], ...] = (
 
 
 class Autocast:
-    """What the meta device, on which tensors have no content, lacks."""
+    """Autocast for the meta device, which has none."""
 
     on = False
 
@@ -48,7 +47,7 @@ class Autocast:
 
 
 class OnlyThere(TorchDispatchMode):
-    """Runs our operators as a GPU would, rather than their fake implementations, and lets nothing touch the CPU."""
+    """Runs the real implementations of our operators instead of the fake ones, and lets nothing touch the CPU."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if op.namespace == "diffnet":
@@ -63,12 +62,12 @@ class OnlyThere(TorchDispatchMode):
 launched: list[str] = []
 compile_only(90, lambda name, options, compiled: launched.append(name))
 compile_one = JITFunction.run
-# The compiler asks of a tensor its dtype and whether its address is a multiple of 16.
+# The compiler asks a tensor for its dtype and whether its address is a multiple of 16.
 JITFunction.run = lambda self, *arguments, **options: compile_one(
     self, *(MockTensor(a.dtype) if isinstance(a, Tensor) else a for a in arguments), **options
 )
 torch.Tensor.is_cuda = property(lambda tensor: tensor.device.type == "meta")  # type: ignore[assignment]
-torch.cuda.current_device = lambda: None  # as a meta tensor has no index either
+torch.cuda.current_device = lambda: None  # a meta tensor has no index either
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132, major=9)
 torch.autocast = Autocast  # type: ignore[misc, assignment]
 torch.is_autocast_enabled = lambda device: Autocast.on
