@@ -108,6 +108,12 @@ def refused(case: Case, kind: type[Exception], words: str, **changed: Any) -> No
     assert words in errors[0][1], (words, errors[0][1])
 
 
+def test_empty_tensors_hold_nan() -> None:
+    """The fixture `poisoned` works, so a kernel that leaves elements unwritten fails in these tests."""
+    x = torch.ones(3)
+    assert all(t.isnan().all() for t in (torch.empty(3), torch.empty_like(x), x.new_empty(3)))
+
+
 @OPERATIONS
 def test_valid_arguments_agree(operation: str) -> None:
     case = cases()[operation]
