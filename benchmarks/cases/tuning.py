@@ -154,13 +154,13 @@ def tune_forward(options: Options) -> Iterator[Case]:
 
     def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
         table = _random(device, kind, 3, 1, k, c)
-        evecs, pushed = _random(device, kind, v, k), _random(device, kind, 2, v, k)
+        evecs, gradient_evecs = _random(device, kind, v, k), _random(device, kind, 2, v, k)
         ptr = torch.tensor([0, v], device=device)
 
         def run(tiling: object) -> object:
             from diffnet.ops.gradient_features.kernels import forward
 
-            return forward(table, evecs, pushed, ptr, tiling)  # type: ignore[arg-type]
+            return forward(table, evecs, gradient_evecs, ptr, tiling)  # type: ignore[arg-type]
 
         return run, 14.0 * v * k * c, float(kind.bytes * v * (3 * k + 2 * c))
 
@@ -192,13 +192,13 @@ def _backward(name: str, flops: float, columns: int) -> Make:
 
     def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
         table = _random(device, kind, 3, 1, k, c)
-        grad, pushed = _random(device, kind, v, c), _random(device, kind, 2, v, k)
+        grad, gradient_evecs = _random(device, kind, v, c), _random(device, kind, 2, v, k)
         ptr = torch.tensor([0, v], device=device)
 
         def run(tiling: object) -> object:
             from diffnet.ops.gradient_features import kernels as gradient_features
 
-            return getattr(gradient_features, name)(grad, table, pushed, ptr, tiling)
+            return getattr(gradient_features, name)(grad, table, gradient_evecs, ptr, tiling)
 
         return run, flops * v * k * c, float(kind.bytes * v * (2 * k + columns * c))
 

@@ -107,7 +107,8 @@ def check_ptr(ptr: Any, rows: int, lengths: Sequence[int] | None, device: torch.
         )
     if readable(ptr):
         _check_ptr_values(ptr, rows, lengths)
-    return ptr.contiguous()
+    contiguous: Tensor = ptr.contiguous()
+    return contiguous
 
 
 def readable(index: Tensor) -> bool:

@@ -48,9 +48,7 @@ def mlp_backward_weights_kernel(
     first = index * span
     last = tl.minimum(first + span, rows_size)
     total = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
-    column_sum = tl.zeros(
-        (BLOCK_V, BLOCK_K), tl.float32
-    )  # reduced after the loop: reductions synchronize
+    column_sum = tl.zeros((BLOCK_V, BLOCK_K), tl.float32)  # reduced after the loop: reductions synchronize
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last

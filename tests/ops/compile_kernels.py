@@ -1,8 +1,8 @@
-"""Compile every kernel for a GPU that need not be there: what Triton's interpreter takes may still fail to compile.
+"""Compile every dense kernel for a GPU that need not be there. Code that the interpreter runs may still not compile.
 
-The arguments are the GPU's compute capability, 90 for 9.0, and the arithmetic, bf16 or tf32. Run by
-test_kernel_compilation.py in a process of its own, without the interpreter. Prints, for each kernel that was launched,
-its name, the precision of its products and its shared memory in bytes.
+The arguments are the GPU's compute capability, 90 for 9.0, and the arithmetic, bf16 or tf32.
+test_kernel_compilation.py runs this in a process of its own, without the interpreter. It prints, for each launched
+kernel, its name, the precision of its products and its shared memory in bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from diffnet.ops.common.matmul import operands
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.cross_entropy import kernels as cross_entropy
+from diffnet.ops.diffusion_features import kernels as diffusion_features
 from diffnet.ops.gradient_features import coefficient_kernels as coefficients
 from diffnet.ops.gradient_features import direct_kernels as direct_gradient_features
 from diffnet.ops.gradient_features import kernels as gradient_features
@@ -35,16 +36,17 @@ def launch_all(dtype: torch.dtype) -> None:
         return torch.randn(*shape).to(dtype)
 
     ptr, mass, d = torch.tensor([0, 400, V]), torch.rand(V), torch.randn(2, K, C)
-    x, evecs, pushed, a = random(V, C), random(V, K), random(2, V, K), random(C, C)
+    x, evecs, gradient_evecs, a = random(V, C), random(V, K), random(2, V, K), random(C, C)
     spectral.project(x, evecs, mass, ptr)
+    diffusion.diffuse(d, torch.rand(2, K), torch.rand(C))
     diffusion.diffuse_backward(d, d, torch.rand(2, K), torch.rand(C))
     spectral.evaluate(d, evecs, mass, ptr)
     spectral.evaluate(d, evecs, mass, ptr, added=x)
     table = coefficients.table(d, torch.randn(C, C), torch.randn(C, C), dtype)
-    gradient_features.forward(table, evecs, pushed, ptr)
-    sums = gradient_features.backward(x, table, pushed, ptr)
+    gradient_features.forward(table, evecs, gradient_evecs, ptr)
+    sums = gradient_features.backward(x, table, gradient_evecs, ptr)
     matrix, evals, time = torch.randn(C, C), torch.rand(2, K), torch.rand(C)
-    coefficients.sum_and_diffuse(*spectral.project_spans(x, evecs, mass, ptr), ptr, evals, time)
+    diffusion_features.sum_and_diffuse(*spectral.project_spans(x, evecs, mass, ptr), ptr, evals, time)
     coefficients.backward(d, sums, d, matrix, matrix, (d, evals, time))
     direct_gradient_features.forward(random(2, V, C), a, a)
     direct_gradient_features.pointwise_backward(x, random(2, V, C), a, a)

@@ -1,4 +1,4 @@
-"""Triton's compiler for a GPU that need not be there, in a process of its own without the interpreter."""
+"""Triton's compiler for a GPU that need not be there. Use it in a process without the interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triton.runtime.jit import JITFunction
 
 
 class NoGPU:
-    """All that compiling asks of a driver."""
+    """The part of a driver that compilation needs."""
 
     def __init__(self, capability: int) -> None:
         self.target = GPUTarget("cuda", capability, 32)
@@ -27,9 +27,11 @@ class NoGPU:
 
 
 def compile_only(capability: int, report: Callable[[str, dict[str, Any], Any], None]) -> None:
-    """From here on launches compile for a GPU of this compute capability, 90 for 9.0, and run nothing.
+    """Make all later launches compile for a GPU and run nothing.
 
-    report: called with each kernel's name, the options it was launched with, and what it was compiled to
+    Args:
+        capability: the compute capability, 90 for 9.0
+        report: called with each kernel's name, the options of its launch, and the compiled kernel
     """
     run = JITFunction.run
 

@@ -3,7 +3,7 @@
 A step fails if it reads a tensor back, which would wait for the GPU. It also fails if it creates a tensor on the CPU,
 which would have to be copied to the GPU. A launch runs nothing; with the argument "compile" it compiles its kernel.
 
-Run by test_kernel_compilation.py in a process of its own, without the interpreter. Prints, for each network, its
+test_kernel_compilation.py runs this in a process of its own, without the interpreter. It prints, for each network, its
 arithmetic, its options and the kernels that it launched.
 """
 
@@ -35,7 +35,7 @@ NETWORKS: tuple[dict[str, Any], ...] = (
 
 
 class Autocast:
-    """What the meta device, on which tensors have no content, lacks."""
+    """Autocast for the meta device, which has none."""
 
     on = False
 
@@ -50,7 +50,7 @@ class Autocast:
 
 
 class OnlyThere(TorchDispatchMode):
-    """Runs our operators as a GPU would, rather than their fake implementations, and lets nothing touch the CPU."""
+    """Runs the real implementations of our operators instead of the fake ones, and lets nothing touch the CPU."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if op.namespace == "diffnet":
@@ -73,7 +73,7 @@ if sys.argv[1:] == ["compile"]:
 else:
     JITFunction.run = lambda self, *arguments, **options: launched.append(self.__name__)
 torch.Tensor.is_cuda = property(lambda tensor: tensor.device.type == "meta")  # type: ignore[assignment]
-torch.cuda.current_device = lambda: None  # as a meta tensor has no index either
+torch.cuda.current_device = lambda: None  # a meta tensor has no index either
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132, major=9)
 torch.autocast = Autocast  # type: ignore[misc, assignment]
 torch.is_autocast_enabled = lambda device: Autocast.on

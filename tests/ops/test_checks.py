@@ -72,9 +72,7 @@ def cases(device: str = "cpu") -> dict[str, Case]:
         "to_spectral": Case(ops.to_spectral, {"x": x, "evecs": evecs, "mass": mass, **extents}),
         "from_spectral": Case(ops.from_spectral, {"coefficients": d, "evecs": evecs, **extents}),
         "diffuse": Case(ops.diffuse, {"spectrum": d, "evals": evals, "time": time}),
-        "gradient_features": Case(
-            ops.gradient_features, {"gradients": put(normal(2, V, C, scale=0.5)), **matrices}
-        ),
+        "gradient_features": Case(ops.gradient_features, {"gradients": put(normal(2, V, C, scale=0.5)), **matrices}),
         "spectral_gradient_features": Case(
             ops.spectral_gradient_features,
             {"coefficients": d, "gradient_evecs": gradient_evecs, **matrices, **extents},
@@ -110,6 +108,12 @@ def refused(case: Case, kind: type[Exception], words: str, **changed: Any) -> No
     assert words in errors[0][1], (words, errors[0][1])
 
 
+def test_empty_tensors_hold_nan() -> None:
+    """The fixture `poisoned` works, so a kernel that leaves elements unwritten fails in these tests."""
+    x = torch.ones(3)
+    assert all(t.isnan().all() for t in (torch.empty(3), torch.empty_like(x), x.new_empty(3)))
+
+
 @OPERATIONS
 def test_valid_arguments_agree(operation: str) -> None:
     case = cases()[operation]
@@ -118,7 +122,7 @@ def test_valid_arguments_agree(operation: str) -> None:
         assert relative(a, b) < 1e-5
 
 
-def wrong_shapes(x: Tensor, rank_may_vary: bool = False) -> list[Tensor]:
+def wrong_shapes(x: Tensor) -> list[Tensor]:
     """One more, one fewer, and a single one in each dimension, another dimension, and none."""
     found = []
     for d, size in enumerate(x.shape):
@@ -126,10 +130,14 @@ def wrong_shapes(x: Tensor, rank_may_vary: bool = False) -> list[Tensor]:
     return [*found, x[None], x[..., None], x.flatten()[0]]
 
 
-# Sizes that nothing else determines: the first tensor with V, K or C sets it.
+# Dimensions whose size no other argument determines.
 FREE = {
-    "cross_entropy": {("logits", 1)},
-    "segment_mean": {("x", 1)},
+    ("to_spectral", "x", 1),
+    ("to_spectral", "evecs", 1),
+    ("from_spectral", "coefficients", 2),
+    ("gradient_features", "gradients", 1),
+    ("cross_entropy", "logits", 1),
+    ("segment_mean", "x", 1),
 }
 
 
@@ -138,17 +146,14 @@ FREE = {
 def test_wrong_shapes_are_refused(operation: str, device: str) -> None:
     """Nothing is broadcast. The message names an argument, the expected shape and the given one."""
     case = cases(device)[operation]
-    free = FREE.get(operation, set())
     for name in [*case.floating, *case.indices]:
         x = case.arguments[name]
         for wrong in wrong_shapes(x):
             changed = [d for d in range(x.ndim) if wrong.ndim == x.ndim and wrong.shape[d] != x.shape[d]]
-            if any((name, d) in free for d in changed):
+            if any((operation, name, d) in FREE for d in changed):
                 continue
-            if name == "ptr" and wrong.ndim == 1 and device == "cuda" and operation == "segment_mean":
-                continue  # plain PyTorch reads ptr back
-            if name == "ptr" and wrong.ndim == 1 and operation in ("to_spectral", "segment_mean") and device == "cuda":
-                continue  # another number of meshes, whose extents only the GPU knows
+            if name == "ptr" and wrong.ndim == 1 and device == "cuda":
+                continue  # only the GPU knows that these extents are wrong; debug mode checks them
             errors = [error(case, backend, {name: wrong}) for backend in case.backends]
             assert errors[0] == errors[-1], (name, wrong.shape, errors)
             assert errors[0][0] in (ValueError, IndexError)
@@ -278,7 +283,7 @@ def test_no_vertices(lengths: tuple[int, ...], dtype: torch.dtype, device: str) 
     empty = place.put(torch.ones(0))
     for backend in ("torch", "triton"):
         leaves = [x.clone().requires_grad_() for x in (d, evecs, gradient_evecs, a_re, a_im)]
-        d_, evecs_, gradient_evecs_, re, im = leaves
+        _, evecs_, _, re, im = leaves
         values, features = ops.values_and_gradient_features(*leaves, ptr, backend=backend)
         assert values.shape == features.shape == (0, 5)
         spectrum = ops.to_spectral(values, evecs_, empty, ptr, backend=backend)
@@ -323,7 +328,7 @@ def test_gradients_of_any_stride(device: str) -> None:
     for operation, case in cases(device).items():
         if operation in ("segment_mean", "cross_entropy"):
             continue  # plain PyTorch; a vector of losses
-        for layout in (*LAYOUTS, lambda x: x[..., :1, :1].expand_as(x)):
+        for layout in (*(LAYOUTS if device == "cuda" else LAYOUTS[1:2]), lambda x: x[..., :1, :1].expand_as(x)):
 
             def contiguous(x: Tensor, layout: Callable[[Tensor], Tensor] = layout) -> Tensor:
                 return layout(x).contiguous()
@@ -418,7 +423,8 @@ def test_tf32_splits_each_number_in_two(device: str, request: pytest.FixtureRequ
     """
     ptr, x = pointer((1,)).to(device), torch.full((1, 1), 1 + 2**-10, device=device)
     results = {}
-    request.addfinalizer(lambda p=torch.get_float32_matmul_precision(): torch.set_float32_matmul_precision(p))
+    before = torch.get_float32_matmul_precision()
+    request.addfinalizer(lambda: torch.set_float32_matmul_precision(before))
     for precision in ("high", "highest"):
         torch.set_float32_matmul_precision(precision)
         results[precision] = [

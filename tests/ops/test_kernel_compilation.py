@@ -1,9 +1,10 @@
-"""Kernels compile, and networks launch them, for a GPU that isn't there."""
+"""Kernels compile, and networks launch them, for a GPU that isn't there. Kernels have unique names."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,47 +12,67 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-KERNELS = {
-    "_cross_entropy_kernel",
-    "_diffuse_kernel",
-    "_project_kernel",
-    "_evaluate_kernel",
-    "_sum_spans_kernel",
-    "_forward_kernel",
-    "_backward_kernel",
-    "_kernel",
-    "_operands_kernel",
-    "_linear_kernel",
-    "_layers_kernel",
-    "_layers_backward_kernel",
-    "_weight_kernel",
-    "_sum_and_diffuse_kernel",
-    "_table_kernel",
-    "_spectrum_gradient_kernel",
-    "_matrix_gradients_kernel",
+DENSE_KERNELS = {
+    "cross_entropy_backward_kernel",
+    "cross_entropy_forward_kernel",
+    "diffuse_backward_kernel",
+    "diffuse_forward_kernel",
+    "diffusion_features_forward_spectrum_kernel",
+    "evaluate_forward_kernel",
+    "gradient_features_backward_kernel",
+    "gradient_features_forward_kernel",
+    "mlp_backward_kernel",
+    "mlp_backward_weights_kernel",
+    "mlp_forward_kernel",
+    "mlp_forward_linear_kernel",
+    "operands_forward_kernel",
+    "project_forward_kernel",
+    "spectral_gradient_features_backward_coefficients_kernel",
+    "spectral_gradient_features_backward_kernel",
+    "spectral_gradient_features_backward_matrices_kernel",
+    "spectral_gradient_features_forward_kernel",
+    "spectral_gradient_features_forward_table_kernel",
+    "sum_spans_forward_kernel",
 }
-ALWAYS = {
-    *("_project_kernel", "_evaluate_kernel", "_sum_spans_kernel"),
-    *("_operands_kernel", "_linear_kernel", "_weight_kernel"),
+# With bf16x3, two kernels replace one.
+BACKWARD = {"spectral_gradient_features_backward_kernel"}
+BACKWARD_IN_PARTS = {
+    "spectral_gradient_features_backward_derivatives_kernel",
+    "spectral_gradient_features_backward_sums_kernel",
 }
-ON_BASIS = {
-    *("_sum_and_diffuse_kernel", "_table_kernel", "_forward_kernel"),
-    *("_backward_kernel", "_spectrum_gradient_kernel", "_matrix_gradients_kernel"),
+ONE_WIDTH = {"mlp_forward_kernel", "mlp_backward_kernel"}  # an MLP in one kernel, on GPUs with much shared memory
+EVERY_STEP = {
+    "evaluate_forward_kernel",
+    "mlp_backward_weights_kernel",
+    "mlp_forward_linear_kernel",
+    "operands_forward_kernel",
+    "project_forward_kernel",
+    "sum_spans_forward_kernel",
 }
-ONE_WIDTH = {"_layers_kernel", "_layers_backward_kernel"}  # of up to three inputs of an MLP
-SPARSE = {"_diffuse_kernel", "_kernel", "_spmm_rows"}
-ATTENTION = {"_spmm_rows", "_sddmm_rows", "_softmax", "_softmax_backward"}
+SPECTRAL_GRADIENT = {
+    *BACKWARD,
+    "diffusion_features_forward_spectrum_kernel",
+    "spectral_gradient_features_backward_coefficients_kernel",
+    "spectral_gradient_features_backward_matrices_kernel",
+    "spectral_gradient_features_forward_kernel",
+    "spectral_gradient_features_forward_table_kernel",
+}
+SPARSE_GRADIENT = {
+    "diffuse_backward_kernel",
+    "diffuse_forward_kernel",
+    "gradient_features_backward_kernel",
+    "gradient_features_forward_kernel",
+}
 
 
-def in_parts(kernels: set[str]) -> set[str]:
-    """These where float32 is taken in two parts: one backward is two kernels."""
-    if "_backward_kernel" in kernels:
-        kernels = kernels - {"_backward_kernel"} | {"_derivatives_kernel", "_sums_kernel"}
-    return kernels
+def in_arithmetic(kernels: set[str], arithmetic: str) -> set[str]:
+    """The kernels that compute these results in bf16 or tf32."""
+    split = arithmetic == "tf32" and kernels >= BACKWARD
+    return kernels - BACKWARD | BACKWARD_IN_PARTS if split else kernels
 
 
 def run(script: str, cache: Path, *arguments: str) -> str:
-    """What a script of this folder prints, in a process without the interpreter."""
+    """The output of a script of this folder, in a process without the interpreter."""
     pytest.importorskip("triton")
     env = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
@@ -68,11 +89,10 @@ def run(script: str, cache: Path, *arguments: str) -> str:
 def test_kernels_compile(triton_cache: Path, arithmetic: str, capability: int, shared_kb: int) -> None:
     done = run("compile_kernels.py", triton_cache, str(capability), arithmetic)
     rows = [line.rsplit(maxsplit=1) for line in done.splitlines()]
-    kernels = KERNELS if shared_kb > 99 else KERNELS - ONE_WIDTH
-    expected = in_parts(kernels) if arithmetic == "tf32" else kernels
-    assert {name.split()[0] for name, _ in rows} == expected
+    kernels = DENSE_KERNELS if shared_kb > 99 else DENSE_KERNELS - ONE_WIDTH
+    assert {name.split()[0] for name, _ in rows} == in_arithmetic(kernels, arithmetic)
     if arithmetic == "tf32":
-        # Where tf32 is allowed, products take float32 in two bfloat16 parts. Other kernels contain no products.
+        # If tf32 is allowed, products take float32 in two bfloat16 parts. Other kernels contain no products.
         assert {name.partition(" ")[2] for name, _ in rows} == {"bf16x3", ""}
     assert all(int(shared) <= shared_kb * 1024 for _, shared in rows), done
 
@@ -84,7 +104,24 @@ def test_a_training_step_stays_on_the_gpu(triton_cache: Path, arguments: tuple[s
     """A step launches the expected kernels, reads nothing back and copies nothing to the GPU."""
     steps = [json.loads(line) for line in run("step_without_gpu.py", triton_cache, *arguments).splitlines()]
     assert [arithmetic for arithmetic, *_ in steps] == ["tf32"] * 4 + ["bf16"] * 4
+    dense = DENSE_KERNELS | BACKWARD_IN_PARTS
     for arithmetic, options, launched in steps:
-        gradients = SPARSE if "gradient" in options else ON_BASIS
-        expected = ALWAYS | gradients | (ATTENTION if "attention_heads" in options else ONE_WIDTH)
-        assert set(launched) == (in_parts(expected) if arithmetic == "tf32" else expected), options
+        sparse, attention = "gradient" in options, "attention_heads" in options
+        expected = EVERY_STEP | (SPARSE_GRADIENT if sparse else SPECTRAL_GRADIENT)
+        expected |= set() if attention else ONE_WIDTH
+        assert set(launched) & dense == in_arithmetic(expected, arithmetic), options
+        others = " ".join(set(launched) - dense)
+        for part in ("spmm", "sddmm", "softmax"):
+            assert (part in others) == (attention or (sparse and part == "spmm")), (part, options)
+
+
+def test_launched_kernels_have_unique_names() -> None:
+    """<op>_<forward|backward>[_part]_kernel, so that a profile is unambiguous; nothing else ends in _kernel."""
+    folders = ("common", "spectral", "gradient_features", "diffusion_features", "mlp", "cross_entropy")
+    texts = [path.read_text() for folder in folders for path in (ROOT / "ops" / folder).glob("*.py")]
+    functions = [name for text in texts for name in re.findall(r"^\s*def (\w+)\(", text, re.MULTILINE)]
+    launched = [name for text in texts for name in re.findall(r"^\s*(\w+)\[\(", text, re.MULTILINE)]
+    kernels = [name for name in functions if name.endswith("_kernel")]
+    assert set(launched) >= DENSE_KERNELS
+    assert sorted(kernels) == sorted(set(launched))
+    assert all(re.fullmatch(r"[a-z]\w*_(forward|backward)(_\w+)?_kernel", name) for name in kernels)

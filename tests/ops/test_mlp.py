@@ -135,6 +135,16 @@ def test_inputs_without_gradients(any_place: Place) -> None:
     assert relative(grad, x.detach().cpu().double().sum(0).expand(4, 5)) <= any_place.bound
 
 
+def test_weight_gradients_are_the_same_in_every_run(any_place: Place) -> None:
+    rows, c = (70, 18) if any_place.device == "cpu" else (50_000, 36)
+    shapes = [(rows, c), (rows, c), (c, 2 * c), (c, c), (c,), (c,)]
+    leaves = [any_place.put(normal(*shape, scale=shape[-1] ** -0.5)).requires_grad_() for shape in shapes]
+    out = mlp(leaves[:2], leaves[2:4], leaves[4:], residual=leaves[0], backend="triton")
+    grad = normal(rows, c).to(out)
+    first, second = (torch.autograd.grad(out, leaves, grad, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
 def test_operands(place: Place) -> None:
     """Small matrices of any layout and dtype become contiguous in the products' dtype, or hi and lo parts."""
     matrices = [normal(40, 70).mT, normal(1, 1), normal(0, 3), normal(5, 3)]
