@@ -1,4 +1,4 @@
-"""The Triton kernels of dense times dense at the entries of a pattern, see `row_tiles` and `spmm_kernels`."""
+"""The Triton kernels of dense times dense at the entries of a pattern, see `row_kernels` and `spmm_kernels`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from diffnet.ops.common.launch import cdiv, power_of_2
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import PIECE
-from diffnet.ops.sparse.row_tiles import MAX_CHANNELS, PIECE_ENTRIES, order_flags, row_extent, stored_order
+from diffnet.ops.sparse.row_kernels import MAX_CHANNELS, PIECE_ENTRIES, order_flags, row_extent, stored_order
 
 MAX_ROWS = 256
 

@@ -1,4 +1,4 @@
-"""The Triton kernels of sparse times dense, see `row_tiles`. They are imported at first use, as Triton may be missing.
+"""The Triton kernels of sparse times dense, see `row_kernels`. They are imported at first use, as Triton may be missing.
 
 On meshes, a program waits for memory three times in a row: for the extents of rows, for the columns of their entries,
 and for the rows of the dense factor. Programs therefore go from tile to tile and load the first two a tile ahead.
@@ -19,7 +19,7 @@ from torch import Tensor
 from diffnet.ops.common.launch import cdiv, power_of_2, processors
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import PIECE
-from diffnet.ops.sparse.row_tiles import MAX_CHANNELS, PIECE_ENTRIES, order_flags, row_extent, stored_order
+from diffnet.ops.sparse.row_kernels import MAX_CHANNELS, PIECE_ENTRIES, order_flags, row_extent, stored_order
 
 # For more sets, the sum over the sets follows the product instead of being part of its unrolled loop.
 MAX_UNROLLED_SETS = 8
