@@ -1,4 +1,4 @@
-"""Differentiable functions on tensors; nothing here knows of meshes or modules."""
+"""Differentiable functions on tensors. They know nothing of meshes or modules."""
 
 from diffnet.ops.block_sparse import BlockPattern, block_attention, block_matmul, block_softmax
 from diffnet.ops.common.backend import Backend

@@ -1,1 +1,1 @@
-"""What all operations share: backends, dispatch, launching, matrix products, spans of rows."""
+"""Code that all operations share: backends, checks, dispatch, launching, matrix products, spans of rows."""
