@@ -1,4 +1,4 @@
-"""The Triton kernels of sparse times dense, see `row_kernels`. Triton may be missing, so they are imported at first use.
+"""The Triton kernels of sparse times dense, see `row_kernels`. They are imported at first use; Triton may be missing.
 
 On meshes, a program waits for memory three times in a row: for the extents of rows, for the columns of their entries,
 and for the rows of the dense factor. Programs therefore go from tile to tile and load the first two a tile ahead.

@@ -149,9 +149,10 @@ def test_rows_by_length() -> None:
     assert sorted(order.tolist()) == list(range(32))
     assert uneven.row_lengths[order.long()].tolist() == sorted(uneven.row_lengths.tolist())
     square = [pattern_of(np.eye(5, dtype=bool)).prepare(), pattern_of(np.eye(3, dtype=bool)).prepare()]
+    # The private field, since no pattern this small is sorted: packing has to keep the order of each part.
     object.__setattr__(square[1], "_by_length", torch.tensor([2, 0, 1], dtype=torch.int32))
     packed = block_diagonal([SparseMatrix(p, torch.ones(p.nnz)) for p in square]).pattern
-    assert packed._by_length is not None
+    assert packed._by_length is not None  # see above
     assert packed._by_length.tolist() == [0, 1, 2, 3, 4, 7, 5, 6]
     alike = block_diagonal([SparseMatrix(square[0], torch.ones(5))] * 2).pattern
     assert alike._by_length is not None
@@ -187,6 +188,7 @@ def test_block_diagonal_and_back() -> None:
         mask = np.random.default_rng(n).random((n, n)) < 0.3
         mask[n // 2] = n > PIECE
         parts.append(SparseMatrix(pattern_of(mask), random(2, int(mask.sum()))))
+    # The private field shows whether the result was computed already. The property would compute it.
     assert block_diagonal(parts).pattern._transpose is None
     for part in parts:
         part.pattern.prepare()
@@ -198,6 +200,7 @@ def test_block_diagonal_and_back() -> None:
     # The combined results of the parts must equal the results found for the whole.
     fresh, kept = Pattern(packed.pattern.indptr, packed.pattern.indices, packed.pattern.columns), packed.pattern
     assert kept._transpose is not None
+    # The private field shows whether the result was computed already. The property would compute it.
     assert kept._long_pieces is not None
     assert kept._transpose[0]._long_pieces is not None
     assert len(kept.long_pieces) == 2

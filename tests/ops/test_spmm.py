@@ -98,7 +98,7 @@ def test_zero_sets_have_empty_results_and_gradients(batch: tuple[int, ...], back
     ids=shape_id,
 )
 def test_stored_row_order_changes_nothing(shape: Shape, backend: Backend) -> None:
-    """All operations and gradients are equal to the bit."""
+    """All results are equal to the bit. With cuSPARSE they are close: its order of sums depends on the storage."""
     mask, channels = random_mask(shape)
     pattern = pattern_of(mask)
     rows, columns = mask.shape
@@ -122,7 +122,10 @@ def test_stored_row_order_changes_nothing(shape: Shape, backend: Backend) -> Non
         loss = sum(t.square().sum() for t in made)
         results.append([*made, *torch.autograd.grad(loss, [values, x, a])])
     for expected, found in zip(*results, strict=True):
-        assert torch.equal(expected, found)
+        if backend == "torch" and DEVICE == "cuda":
+            torch.testing.assert_close(expected, found, rtol=1e-5, atol=1e-4)
+        else:
+            assert torch.equal(expected, found)
     own, back = stored.with_row_order(None)
     assert own.row_order is None
     for array, same in ((own.indptr, pattern.indptr), (own.indices, pattern.indices), (entries[back], everything)):
