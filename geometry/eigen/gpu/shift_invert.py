@@ -14,6 +14,7 @@ from torch import Tensor
 from diffnet.geometry.eigen.gpu.multifrontal import MultifrontalCholesky
 from diffnet.geometry.eigen.problem import Array, Problem
 from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, random_rows, turned
+from diffnet.ops.sparse.reference import csr_tensor
 
 
 class BatchedShiftInvert(ShiftInvert):
@@ -65,7 +66,7 @@ class BatchedShiftInvert(ShiftInvert):
         row, column, values = self.entries
         starts = torch.searchsorted(row, torch.arange(len(self.diagonal) + 1, device=self.device))
         shape = len(self.diagonal), len(self.diagonal)
-        matrix = torch.sparse_csr_tensor(starts, column, values, shape, check_invariants=False)
+        matrix = csr_tensor(starts, column, values, shape)
         return self._as_one(lambda x: matrix @ x + self.diagonal[:, None] * x, rows)
 
     def _as_one(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
