@@ -1,4 +1,8 @@
-"""A thread that solves for eigenbases on a GPU while worker processes do the rest of the preprocessing."""
+"""A thread that solves for eigenbases on a GPU while worker processes do the rest of the preprocessing.
+
+On an H200, 100 meshes of 15,000 vertices and 128 eigenpairs take 8.8 s on 4 cores, and 16.6 s without the GPU. On 16
+cores they take 8.3 s, and 9.1 s without it.
+"""
 
 from __future__ import annotations
 

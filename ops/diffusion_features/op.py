@@ -103,17 +103,8 @@ def _diffusion_features_implementation(
     return *forward(coefficients, evecs, gradient_evecs, ptr), spectrum, d, coefficients
 
 
-def _diffusion_features_fake(
-    x: Tensor,
-    mass: Tensor,
-    evals: Tensor,
-    evecs: Tensor,
-    gradient_evecs: Tensor,
-    time: Tensor,
-    a_re: Tensor,
-    a_im: Tensor | None,
-    ptr: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _diffusion_features_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x, _, _, evecs, _, _, _, a_im, ptr = arguments
     shape = len(ptr) - 1, evecs.shape[1], x.shape[1]
     diffused = evecs.new_empty(x.shape)
     spectrum = x.new_empty(shape, dtype=torch.float32)
