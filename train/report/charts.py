@@ -104,7 +104,8 @@ def class_name(label_names: Sequence[str], label: int) -> str:
 
 def _png(figure: Figure) -> bytes:
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=DPI)
+    # The constrained layout can leave the label of a square plot outside of the figure; "tight" includes it.
+    figure.savefig(out, format="png", dpi=DPI, bbox_inches="tight")
     return out.getvalue()
 
 
