@@ -17,7 +17,7 @@ from diffnet.ops.block_sparse.softmax import block_softmax, check_head_scale, fl
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.ops.common.scores import check_number
+from diffnet.ops.common.scores import checked_number
 from diffnet.ops.sparse.checks import check_operand
 
 
@@ -90,7 +90,7 @@ def block_attention(
         wide = torch.promote_types(dtype, torch.float32)
         query, scale = query.to(wide) * scale.to(wide).reshape(-1, 1, 1), 1.0
     else:
-        check_number("scale", scale)
+        scale = checked_number("scale", scale)
     flat = [t.to(dtype).reshape(math.prod(batch), *t.shape[-3:]) for t in (query, key, value)]
     if key_padding_mask is not None:
         key_padding_mask = flat_key_mask(pattern, key_padding_mask, batch)

@@ -202,7 +202,7 @@ def _scores(
     indices, scores, bias, key_mask, mask, z, e, r, row, count, rows, columns, block_columns, scale,
     HAS_BIAS: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return scale · scores + bias of some rows of block e, −∞ where hidden, what is visible, and offsets within a set."""
+    """Return scale · scores + bias of some rows of block e, −∞ where hidden, which are visible, and their offsets."""
     place = tl.arange(0, BLOCK)
     c = (tl.load(indices + e) % block_columns) * BLOCK + place
     here = (r < rows)[:, None] & (c < columns)[None, :]

@@ -12,7 +12,7 @@ from diffnet.ops.block_sparse import reference
 from diffnet.ops.block_sparse.pattern import BlockPattern
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.scores import check_broadcast, check_number, scaled_and_biased
+from diffnet.ops.common.scores import check_broadcast, checked_number, scaled_and_biased
 from diffnet.ops.sparse.checks import check_operand
 
 
@@ -73,10 +73,7 @@ def block_softmax(
         if bias.ndim == 3:
             at_blocks = bias.expand(pattern.values_shape) if at_blocks is None else at_blocks + bias
             bias = None
-    if isinstance(scale, Tensor):
-        scale = scale_at_blocks(pattern, scale)
-    else:
-        check_number("scale", scale)
+    scale = scale_at_blocks(pattern, scale) if isinstance(scale, Tensor) else checked_number("scale", scale)
     triton = use_kernels(backend, scores)
     dtype, shape = scores.dtype, scores.shape
     if isinstance(scale, Tensor) or bias is not None:

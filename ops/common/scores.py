@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_NUMBERS = (float, int, Real, torch.SymFloat)
 
-
-def check_number(name: str, number: object) -> None:
-    """Check that an argument that isn't a tensor is a real number. Raises TypeError."""
-    if not isinstance(number, _NUMBERS):
+def checked_number(name: str, number: Any) -> float:
+    """Return an argument that isn't a tensor if it is a real number, such as a NumPy scalar. Raises TypeError."""
+    if isinstance(number, (float, int, torch.SymFloat)):
+        return number  # type: ignore[return-value]
+    if not isinstance(number, Real):
         raise TypeError(f"{name} should be a number or a tensor, got {type(number).__name__}")
+    return float(number)
 
 
 def check_broadcast(name: str, given: Sequence[int], shape: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.scores import check_broadcast, check_number, scaled_and_biased
+from diffnet.ops.common.scores import check_broadcast, checked_number, scaled_and_biased
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.checks import check_operand
 from diffnet.ops.sparse.csr import CsrArrays
@@ -68,7 +68,7 @@ def sparse_softmax(
         scores = _scaled_and_biased(scores, scale, bias)
         scale = 1.0
     else:
-        check_number("scale", scale)
+        scale = checked_number("scale", scale)
     flat = scores.reshape(math.prod(shape[:-1]), pattern.nnz)
     out: Tensor = _softmax_operator(list(csr_arrays(pattern, triton)), flat, mask, scale, triton)
     return out.to(dtype).reshape(shape)
@@ -81,7 +81,7 @@ def _scaled_and_biased(scores: Tensor, scale: float | Tensor, bias: Tensor | Non
         check_broadcast("scale", scale.shape, scores.shape[:-1])
         scale = scale[..., None]
     else:
-        check_number("scale", scale)
+        scale = checked_number("scale", scale)
     if bias is not None:
         check_operand("bias", bias, scores.shape[-1:], scores.device, floating=True)
         check_broadcast("bias", bias.shape, scores.shape)
