@@ -384,8 +384,8 @@ def test_wrong_values_that_are_not_checked_give_nan(
     given = with_value(argument, place, value)
     if name == "infinite mass":
         given["mass"][place] = torch.inf
-    out = implicit_diffusion(**given, backend=backend)
-    expected = implicit_diffusion(**system(), backend=backend)
+    out = implicit_diffusion(**given, check_every=2, backend=backend)
+    expected = implicit_diffusion(**system(), check_every=2, backend=backend)
     if argument == "time":
         expected[:, place] = torch.nan
     else:
@@ -402,7 +402,7 @@ def test_nan_in_x_stays_in_its_mesh_and_channel(value: float, backend: Backend) 
     for given in (spoiled, sound):
         given["mass"][5] = 0
         given["x"].requires_grad_()
-        out = implicit_diffusion(**given, backend=backend)
+        out = implicit_diffusion(**given, check_every=2, backend=backend)
         # The gradient of a sum over the other mesh and the other channels.
         (grad,) = torch.autograd.grad(out[:2].sum() + out[:, 0].sum(), given["x"])
         results.append((out.detach(), grad))
