@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from diffnet.ops.implicit.reference import inner_products, iterate, mesh_extents
+from diffnet.ops.implicit.reference import at_vertices, inner_products, iterate, mesh_extents
 
 Iteration: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -50,7 +50,7 @@ def conjugate_gradients(
             that does an iteration.
 
     Returns:
-        u (V, C)
+        u (V, C). If the inner products of a mesh and channel overflow or are NaN, there is no solution, and u is NaN.
 
     Warns:
         UserWarning: with the residual, if max_iterations didn't suffice. The last u is returned.
@@ -68,16 +68,18 @@ def conjugate_gradients(
     flags = _DelayedFlags()
     for done in range(max_iterations):
         if check_every > 0 and done % check_every == 0 and flags.all_stopped(remaining > bound):
-            return u
+            break
         remaining = step(remaining)
-    if check_every > 0 and (remaining > bound).any():
-        share = torch.where(bound > 0, remaining / bound, 0).max().sqrt().item() * tolerance
-        warnings.warn(
-            f"conjugate gradients stopped after {max_iterations} iterations at a relative residual of {share:.2g}, "
-            f"above the tolerance of {tolerance:.2g}",
-            stacklevel=2,
-        )
-    return u
+    else:
+        if check_every > 0 and (remaining > bound).any():
+            share = torch.where(bound > 0, remaining / bound, 0).nan_to_num(0).max().sqrt().item() * tolerance
+            warnings.warn(
+                f"conjugate gradients stopped after {max_iterations} iterations at a relative residual of {share:.2g}, "
+                f"above the tolerance of {tolerance:.2g}",
+                stacklevel=2,
+            )
+    lost = torch.where((remaining + bound).isfinite(), 0.0, torch.nan).to(u.dtype)
+    return u.add_(at_vertices(lost, len(u), meshes))
 
 
 class _DelayedFlags:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_ptr, check_rank, check_tensor
+from diffnet.ops.common.checks import check_ptr, check_rank, check_tensor, readable
 from diffnet.ops.common.dispatch import differentiable
 from diffnet.ops.common.ragged import row_lengths
 from diffnet.ops.implicit import reference
@@ -49,11 +49,15 @@ def implicit_diffusion(
     Laplacian is symmetric. The backward pass is one more solve with the same matrix (the implicit function theorem),
     whatever the number of iterations. Low precision is computed in float32.
 
+    A mesh with a value in x that is NaN, infinite or too large to be squared is NaN in this channel, at all vertices
+    with mass. Other meshes and channels are not affected. On a GPU, a negative or NaN time gives NaN in its channel,
+    and a NaN mass gives NaN in its mesh, because values there are checked in debug mode only (`DIFFNET_DEBUG=1`).
+
     Args:
         x: (V, C) floating point
-        time: (C,) floating point, at least 0
+        time: (C,) floating point, finite and at least 0
         laplacian: (V, V), one set of values, symmetric positive semi-definite and block-diagonal over the meshes
-        mass: (V,) floating point
+        mass: (V,) floating point, finite
         ptr: (B+1,) int32 or int64; mesh b owns the rows ptr[b]:ptr[b+1]
         lengths: the number of rows of each mesh. Without it, `ptr` is read back, which waits for a GPU.
         tolerance, max_iterations, check_every: see `conjugate_gradients`, which warns if the iterations don't suffice
@@ -64,7 +68,8 @@ def implicit_diffusion(
 
     Raises:
         TypeError: if an argument is no tensor or has a wrong dtype.
-        ValueError: if shapes or devices don't match. Nothing is broadcast.
+        ValueError: if shapes or devices don't match; nothing is broadcast. On the CPU and in debug mode also for a time
+            that is negative or not finite, and for a mass that is not finite.
 
     >>> import torch
     >>> edge = SparseMatrix.from_torch(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).to_sparse_csr())
@@ -86,9 +91,10 @@ def implicit_diffusion(
         raise ValueError(f"laplacian should be on {device}, it is on {pattern.indices.device}")
     check_tensor("the values of the laplacian", laplacian.values, (pattern.nnz,), device)
     ptr = check_ptr(ptr, rows, lengths, device)
+    _check_values(time, mass)
     dtype = torch.promote_types(torch.promote_types(x.dtype, laplacian.values.dtype), torch.float32)
     wide, mass = x.to(dtype), mass.to(dtype)
-    live = mass[:, None] > 0
+    live = ~(mass[:, None] <= 0)  # also where the mass is NaN, so that it shows in the result
     values = laplacian.values.to(dtype)
     triton = use_kernels(backend, values, wide)
     solution: Tensor = _solve_operator(
@@ -97,7 +103,7 @@ def implicit_diffusion(
         diagonal(pattern, values.detach()),
         values,
         torch.where(live[:, 0], mass, 0),
-        time.to(dtype),
+        torch.where(time >= 0, time, torch.nan).to(dtype),
         torch.where(live, mass[:, None] * wide, 0),
         row_lengths(ptr, lengths),
         tolerance,
@@ -106,6 +112,16 @@ def implicit_diffusion(
         triton,
     )
     return torch.where(live, solution, wide).to(x.dtype)
+
+
+def _check_values(time: Tensor, mass: Tensor) -> None:
+    """Check times and masses on the CPU, and on a GPU in debug mode. Raises ValueError that names the value."""
+    if readable(time) and not ((time >= 0) & time.isfinite()).all():
+        channel = int((~((time >= 0) & time.isfinite())).nonzero()[0])
+        raise ValueError(f"time should be finite and at least 0, got {time[channel].item():g} at channel {channel}")
+    if readable(mass) and not mass.isfinite().all():
+        row = int((~mass.isfinite()).nonzero()[0])
+        raise ValueError(f"mass should be finite, got {mass[row].item():g} at row {row}")
 
 
 def _solve(

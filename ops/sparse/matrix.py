@@ -58,11 +58,16 @@ class SparseMatrix:
 
     @classmethod
     def from_torch(cls, matrix: Tensor, *, check: bool = True) -> SparseMatrix:
-        """Convert a torch.sparse_csr tensor (rows, columns), sharing its memory. See `Pattern` for `check`."""
+        """Convert a torch.sparse_csr tensor (rows, columns). See `Pattern` for `check`.
+
+        The result shares its memory, but copies values that require a gradient. Gradients reach the tensor.
+        """
         if matrix.layout != torch.sparse_csr or matrix.ndim != 2:
             raise ValueError(f"a 2-D torch.sparse_csr tensor expected, got {matrix.ndim}-D of {matrix.layout}")
         pattern = Pattern(matrix.crow_indices(), matrix.col_indices(), matrix.shape[1], check=check)
-        return cls(pattern, matrix.values())
+        # torch.compile can't take a view of a sparse tensor.
+        values = matrix.values()
+        return cls(pattern, values.clone() if values.requires_grad else values.detach())
 
     def to_torch(self) -> Tensor:
         """Convert one set of values to a torch.sparse_csr tensor. It shares memory if rows have their own order."""

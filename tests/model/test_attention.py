@@ -58,6 +58,25 @@ def test_agrees_with_dense_attention(meshes: list[Operators]) -> None:
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("heads", [(), (HEADS,)], ids=["shared", "per head"])
+def test_bias(heads: tuple[int, ...], meshes: list[Operators]) -> None:
+    """Values and gradients, also for the bias."""
+    torch.manual_seed(0)
+    module = MeshAttention(C, HEADS).double()
+    pattern = meshes[0].gradient.pattern
+    x = random(meshes[0].num_vertices, C)
+    bias = random(*heads, pattern.nnz, seed=1).requires_grad_()
+    dense = torch.full((*heads, *pattern.shape), -torch.inf, dtype=torch.float64)
+    dense[..., pattern.row_indices.long(), pattern.indices.long()] = bias
+    leaves = [bias, *module.parameters()]
+    weights = random(*x.shape, seed=2)
+    results = []
+    for out in (module(x, pattern, bias=bias), dense_attention(module, x, dense)):
+        results.append([out, *torch.autograd.grad((out * weights).sum(), leaves)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
 def test_kernels_agree(meshes: list[Operators]) -> None:
     torch.manual_seed(0)
     pattern, x = meshes[0].gradient.pattern.to(DEVICE), torch.randn(meshes[0].num_vertices, C, device=DEVICE)

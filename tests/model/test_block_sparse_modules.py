@@ -123,6 +123,30 @@ def test_attention(mask_per_head: bool, extras: bool) -> None:
         assert_same(module, ours, expected, x)
 
 
+@pytest.mark.parametrize("length", [None, 37], ids=["no table", "relative bias"])
+@pytest.mark.parametrize("heads", [1, 2], ids=["shared mask", "mask per head"])
+def test_attention_bias(heads: int, length: int | None) -> None:
+    """Dense or as values of the pattern, with gradients, beside a relative bias."""
+    torch.manual_seed(0)
+    n = 37
+    mask = (random(heads, 3, 3) > 0) | torch.eye(3, dtype=torch.bool)
+    pattern = BlockPattern.from_mask(mask, 16, n, n)
+    module = BlockSparseAttention(8, 2, length=length).double()
+    x = random(3, n, 8)
+    there = pattern.to_dense(torch.ones(pattern.values_shape)) > 0
+    whole = pattern if heads == 2 else pattern.expand_heads(2)
+    for bias in (random(n, n, seed=2), random(2, n, n, seed=2), random(*pattern.values_shape, seed=2)):
+        bias.requires_grad_()
+        dense = bias if bias.shape[-1] == n else pattern.to_dense(bias)
+        table = 0 if length is None else module.relative_bias[:, torch.arange(n) - torch.arange(n)[:, None] + n - 1]
+        expected = dense_attention(module, x, there, dense + table)
+        assert_same(module, module(x, pattern, bias=bias), expected, bias)
+    bias = random(*whole.values_shape, seed=3).requires_grad_()
+    if length is None:
+        expected = dense_attention(module, x, there, whole.to_dense(bias))
+        assert_same(module, module(x, whole, bias=bias), expected, bias)
+
+
 def test_kernels_agree() -> None:
     pattern = BlockPattern.from_mask(torch.ones(2, 2, dtype=torch.bool), 16, 20, 20).to(DEVICE)
     for build, x, more in (

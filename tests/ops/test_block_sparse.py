@@ -5,6 +5,9 @@ Without a GPU, kernels run in Triton's interpreter at small sizes.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -472,6 +475,176 @@ def test_strided_masks_and_bias(backend: Backend) -> None:
         )
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
+
+
+def dense_weights(pattern: BlockPattern, scores: Tensor) -> Tensor:
+    """Return the softmax over the rows of dense scores (…, H, rows, columns), 0 where there is no block."""
+    there = pattern.to_dense(torch.ones(pattern.values_shape)) > 0
+    weights = torch.softmax(scores.masked_fill(~there, -1e300), -1)
+    return weights.masked_fill(~there, 0)
+
+
+@backends
+@pytest.mark.parametrize(
+    ("scale", "bias"),
+    [((), None), ((2,), None), ((2,), "values"), (None, "values"), (None, "dense"), (None, "dense per head"),
+     (None, "values per set"), ((1,), "dense per set")],
+    ids=str,
+)  # fmt: skip
+def test_tensor_scales_and_biases(scale: tuple[int, ...] | None, bias: str | None, backend: Backend) -> None:
+    """Values of softmax and attention, and the gradients for all tensors. A relative bias adds to the other bias."""
+    heads, rows, columns, _ = shape = (2, 20, 37, 16)
+    pattern = random_pattern(shape)
+    moved = pattern.to(DEVICE)
+    sizes = {
+        "values": pattern.values_shape,
+        "dense": (rows, columns),
+        "dense per head": (heads, rows, columns),
+        "values per set": (3, *pattern.values_shape),
+        "dense per set": (3, 1, rows, columns),
+    }
+    more = [] if scale is None else [random(2, seed=5)[: math.prod(scale)].reshape(scale)]
+    more += [] if bias is None else [random(*sizes[bias], seed=6)]
+    place = torch.arange(columns) - torch.arange(rows)[:, None] + rows - 1
+
+    def options(rest: tuple[Tensor, ...]) -> dict[str, Any]:
+        return {
+            "scale": -0.3 if scale is None else rest[0],
+            "bias": None if bias is None else rest[len(more) - 1],
+            "backend": backend,
+        }
+
+    def dense(scores: Tensor, *rest: Tensor) -> Tensor:
+        scores = scores * (-0.3 if scale is None else rest[0].expand(heads)[:, None, None])
+        if bias is None:
+            return scores
+        added = rest[len(more) - 1]
+        return scores + (pattern.to_dense(added) if "values" in bias else added)
+
+    dtype = torch.float64 if backend == "torch" else torch.float32
+    check(
+        lambda s, *rest: moved.to_dense(
+            block_softmax(moved, s, relative_bias=rest[-1] if bias else None, **options(rest))
+        ),
+        lambda s, *rest: dense_weights(
+            pattern, dense(pattern.to_dense(s), *rest) + (rest[-1][:, place] if bias else 0)
+        ),
+        [random(3, *pattern.values_shape), *more, *([random(heads, rows + columns - 1, seed=7)] if bias else [])],
+        dtype,
+    )
+    check(
+        lambda q, k, v, *rest: block_attention(moved, q, k, v, **options(rest)),
+        lambda q, k, v, *rest: dense_weights(pattern, dense(q @ k.mT, *rest)) @ v,
+        [*(random(3, heads, n, 4, seed=i) for i, n in enumerate((rows, columns, columns))), *more],
+        dtype,
+    )
+
+
+@backends
+def test_wrong_scales_and_biases_are_refused(backend: Backend) -> None:
+    pattern = random_pattern((2, 20, 37, 16)).to(DEVICE)
+    x = {name: torch.zeros(3, 2, n, 4, device=DEVICE) for name, n in (("query", 20), ("key", 37), ("value", 37))}
+    scores = torch.zeros(3, *pattern.values_shape, device=DEVICE)
+    one = torch.ones(1, device=DEVICE)
+    count = pattern.values_shape[0]
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"scale": one.expand(3)}, ValueError, r"scale should have shape \(\) or \(2,\), shape is \(3,\)"),
+        ({"scale": one.expand(2, 1)}, ValueError, r"shape is \(2, 1\)"),
+        ({"scale": one.long()}, TypeError, r"scale should be floating point, got torch\.int64"),
+        ({"scale": one.to("meta")}, ValueError, "scale should be on"),
+        ({"scale": "1"}, TypeError, "scale should be a number or a tensor, got str"),
+        ({"bias": [0.5]}, TypeError, "bias should be a tensor, got list"),
+        ({"bias": one.long().expand(20, 37)}, TypeError, r"bias should be floating point, got torch\.int64"),
+        (
+            {"bias": one.expand(20, 36)},
+            ValueError,
+            rf"bias should have shape \(…, 2 or 1, 20, 37\) or \(…, {count}, 16, 16\), shape is \(20, 36\)",
+        ),
+        ({"bias": one.expand(3, 20, 37)}, ValueError, r"shape is \(3, 20, 37\)"),
+        ({"bias": one.expand(4, 1, 20, 37)}, ValueError, rf"should broadcast to \(3, {count}, 16, 16\)"),
+        ({"bias": one.to("meta").expand(20, 37)}, ValueError, "bias should be on"),
+    ]
+    for options, error, message in wrong:
+        with pytest.raises(error, match=message):
+            block_softmax(pattern, scores, backend=backend, **options)
+        with pytest.raises(error, match=message):
+            block_attention(pattern, **x, backend=backend, **options)
+
+
+@backends
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_nan_fills_its_row(value: float, backend: Backend) -> None:
+    """Visible entries of the row are NaN. Hidden ones, those beyond the matrix and other rows are as without it."""
+    pattern = random_pattern((1, 20, 37, 16)).to(DEVICE)
+    keys = (torch.arange(37) % 5 != 0).to(DEVICE)
+    dense = random(2, 1, 20, 37).float().to(DEVICE)
+    seen = (pattern.to_dense(torch.ones(pattern.values_shape, device=DEVICE)) > 0) & keys
+    column = int(seen[0, 3].nonzero()[-1])
+    spoiled = dense.clone()
+    spoiled[0, 0, 3, column] = value
+    spoiled[..., 0] = torch.nan  # hidden
+    results = []
+    for given in (spoiled, dense):
+        leaf = pattern.sample(given).requires_grad_()
+        out = block_softmax(pattern, leaf, key_padding_mask=keys.expand(2, 37), backend=backend)
+        (grad,) = torch.autograd.grad(out, leaf, torch.ones_like(out))
+        beyond = out.detach().clone()
+        beyond[:, pattern.sample(torch.ones_like(dense))[0].bool()] = 0
+        assert not beyond.any()
+        results.append([pattern.to_dense(t.detach()) for t in (out, grad)])
+    (out, grad), (expected, expected_grad) = results
+    row = (0, 0, 3)
+    assert out[row][seen[0, 3]].isnan().all()
+    assert (out[row][~seen[0, 3]] == 0).all()
+    assert grad[row][seen[0, 3]].isnan().all()
+    expected[row], expected_grad[row] = out[row], grad[row]
+    torch.testing.assert_close(out, expected, equal_nan=True)
+    torch.testing.assert_close(grad, expected_grad, equal_nan=True)
+
+
+def test_attention_of_nan_agrees_on_both_backends() -> None:
+    """A NaN query spoils its own row, and the gradients of the keys and values that it reads, but no others."""
+    mask = torch.tensor([[True, False, True], [False, True, True]])
+    pattern = BlockPattern.from_mask(mask, 16, 30, 40).to(DEVICE)
+    results = []
+    for backend in ("torch", "triton"):
+        leaves = [random(1, n, 4, seed=i).float() for i, n in enumerate((30, 40, 40))]
+        leaves[0][0, 18, 1] = torch.nan  # reads the columns from 16 on
+        leaves = [t.to(DEVICE).requires_grad_() for t in leaves]
+        out = block_attention(pattern, *leaves, backend=backend)  # type: ignore[arg-type]
+        grads = torch.autograd.grad(out.sum(), leaves)
+        assert out[0, 18].isnan().all()
+        assert out.isnan().sum() == 4
+        assert grads[0][0, 18].isnan().all()
+        for t in grads[1:]:
+            assert t[0, :16].isfinite().all()
+            assert t[0, 16:].isnan().all()
+        results.append([out, *grads])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+def test_batches_too_large_for_a_launch_are_refused() -> None:
+    layout = torch.zeros(64, 1, dtype=torch.bool)
+    layout[0] = True
+    pattern = BlockPattern.from_mask(layout, 16, 1024, 16).to(DEVICE)
+    sets, programs = 2**26, 2**32
+    scores, q, k = (  # these take no memory
+        torch.zeros(1, device=DEVICE).expand(sets, 1, *size) for size in ((16, 16), (1024, 1), (16, 1))
+    )
+    with pytest.raises(ValueError, match=f"block_softmax of these sizes takes {programs} programs"):
+        block_softmax(pattern, scores, backend="triton")
+    with pytest.raises(ValueError, match=f"block_attention of these sizes takes {programs} programs"):
+        block_attention(pattern, q, k, k, backend="triton")
+    with pytest.raises(ValueError, match=f"block_matmul of these sizes takes {programs} programs"):
+        block_matmul(pattern, scores, k, "dsd", backend="triton")
+    more = torch.zeros(1, device=DEVICE)
+    with pytest.raises(ValueError, match=f"block_matmul of these sizes takes {2**32} programs"):
+        block_matmul(pattern, more.expand(2**32, 1, 1024, 1), more.expand(2**32, 1, 1, 16), "sdd", backend="triton")
+    tall = BlockPattern(pattern.blocks, 16, 1024, 16)
+    object.__setattr__(tall, "rows", 2**31)  # such a pattern would take 1 GB
+    with pytest.raises(ValueError, match=f"block_softmax take at most {2**31 - 1} rows and columns, got {2**31}"):
+        block_softmax(tall, scores[:1], backend="triton")
 
 
 @pytest.mark.gpu

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from diffnet import DiffusionNet, DiffusionNetBlock, ImplicitDiffusion, Operators, collate, precompute
 from diffnet.ops import Backend, Pattern, SparseMatrix, implicit_diffusion, spmm
+from diffnet.ops.common import checks
+from diffnet.ops.implicit import op
 from diffnet.ops.sparse.pattern import csr_arrays
 
 C = 5
@@ -343,6 +345,84 @@ def test_operands_must_be_floating_point(dtype: torch.dtype, backend: Backend) -
 def test_wrong_extents_are_refused(ptr: list[int], backend: Backend) -> None:
     with pytest.raises(ValueError, match="ptr should ascend from 0 to the number of rows, 6"):
         implicit_diffusion(**system() | {"ptr": torch.tensor(ptr)}, backend=backend)
+
+
+WRONG_VALUES = {
+    "negative time": ("time", 1, -0.5, "time should be finite and at least 0, got -0.5 at channel 1"),
+    "NaN time": ("time", 2, torch.nan, "time should be finite and at least 0, got nan at channel 2"),
+    "infinite time": ("time", 0, torch.inf, "time should be finite and at least 0, got inf at channel 0"),
+    "NaN mass": ("mass", 3, torch.nan, "mass should be finite, got nan at row 3"),
+    "infinite mass": ("mass", 0, -torch.inf, "mass should be finite, got -inf at row 0"),
+}
+
+
+def with_value(name: str, place: int | tuple[int, int], value: float) -> dict[str, Any]:
+    given = system()
+    given[name] = given[name].clone()
+    given[name][place] = value
+    return given
+
+
+@backends
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_wrong_values_are_refused(name: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU in debug mode."""
+    monkeypatch.setattr(checks, "DEBUG", True)
+    argument, place, value, message = WRONG_VALUES[name]
+    with pytest.raises(ValueError, match=message):
+        implicit_diffusion(**with_value(argument, place, value), backend=backend)
+
+
+@backends
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_wrong_values_that_are_not_checked_give_nan(
+    name: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU without debug mode."""
+    monkeypatch.setattr(op, "readable", lambda _: False)
+    argument, place, value, _ = WRONG_VALUES[name]
+    given = with_value(argument, place, value)
+    if name == "infinite mass":
+        given["mass"][place] = torch.inf
+    out = implicit_diffusion(**given, check_every=2, backend=backend)
+    expected = implicit_diffusion(**system(), check_every=2, backend=backend)
+    if argument == "time":
+        expected[:, place] = torch.nan
+    else:
+        expected[slice(2, 6) if place >= 2 else slice(0, 2)] = torch.nan
+    torch.testing.assert_close(out, expected, equal_nan=True)
+
+
+@backends
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
+def test_nan_in_x_stays_in_its_mesh_and_channel(value: float, backend: Backend) -> None:
+    """There is no solution with it. A vertex without mass keeps its x, and other gradients are finite."""
+    spoiled, sound = with_value("x", (3, 1), value), system()
+    results = []
+    for given in (spoiled, sound):
+        given["mass"][5] = 0
+        given["x"].requires_grad_()
+        out = implicit_diffusion(**given, check_every=2, backend=backend)
+        # The gradient of a sum over the other mesh and the other channels.
+        (grad,) = torch.autograd.grad(out[:2].sum() + out[:, 0].sum(), given["x"])
+        results.append((out.detach(), grad))
+    (out, grad), (expected, expected_grad) = results
+    expected[2:5, 1] = torch.nan
+    torch.testing.assert_close(out, expected, equal_nan=True)
+    torch.testing.assert_close(grad, expected_grad)
+
+
+def test_nan_in_x_gives_no_warning(meshes: list[Operators]) -> None:
+    """Also if the iterations don't suffice for another mesh, whose residual is then reported."""
+    packed = collate([meshes[0], meshes[1]])
+    x = random(packed.num_vertices, C).float()
+    x[-2] = torch.nan
+    given = x, times().float(), packed.laplacian.values, packed.mass, packed
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert solve(*given)[: meshes[0].num_vertices].isfinite().all()
+    with pytest.warns(UserWarning, match=r"after 3 iterations at a relative residual of \d"):
+        solve(*given, max_iterations=3)
 
 
 @backends

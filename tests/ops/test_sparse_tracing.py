@@ -8,7 +8,7 @@ from float64 import DEVICE, random
 from sparse_cases import backends, ints, random_pattern
 from torch import Tensor
 
-from diffnet.ops import Backend, Pattern, sddmm, sparse_softmax, spmm
+from diffnet.ops import Backend, Pattern, SparseMatrix, sddmm, sparse_softmax, spmm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,3 +48,41 @@ def test_a_pattern_of_strided_arrays_is_made_inside() -> None:
     values = random(3)
     compiled = torch.compile(product, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(edges, values), product(edges, values))
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["converted inside", "converted before"])
+def test_matrices_of_sparse_tensors(inside: bool) -> None:
+    """The graph breaks at the sparse tensor. Gradients reach it."""
+    torch._dynamo.reset()
+    x = random(3, 2)
+
+    def product(matrix: Tensor | SparseMatrix, x: Tensor) -> Tensor:
+        return (SparseMatrix.from_torch(matrix) if isinstance(matrix, Tensor) else matrix) @ x
+
+    for needed in (False, True):
+        results = []
+        for function in (torch.compile(product, backend="eager"), product):
+            matrix = random(4, 3, seed=1).to_sparse_csr().requires_grad_(needed)
+            out = function(matrix if inside else SparseMatrix.from_torch(matrix), x)
+            results.append([out, *(torch.autograd.grad(out.square().sum(), matrix) if needed else ())])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
+    matrix = random(4, 3, seed=1).to_sparse_csr()
+    assert SparseMatrix.from_torch(matrix).values.data_ptr() == matrix.values().data_ptr()
+
+
+def test_scales_and_biases_compile_to_one_graph() -> None:
+    torch._dynamo.reset()
+    pattern = random_pattern().prepare().to(DEVICE)
+
+    def loss(scores: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        return sparse_softmax(pattern, scores, scale=scale, bias=bias).square().sum()
+
+    results = []
+    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+        leaves = [random(2, pattern.nnz), random(2, seed=1), random(pattern.nnz, seed=2)]
+        leaves = [t.float().to(DEVICE).requires_grad_() for t in leaves]
+        out = function(*leaves)
+        results.append([out, *torch.autograd.grad(out, leaves)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
