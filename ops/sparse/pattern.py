@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -168,6 +169,16 @@ class Pattern:
         stored, entries = rows_of(self, rows)
         return replace(stored, row_order=order, check=False), entries
 
+    def with_rows_taken_in(self, order: Tensor) -> Pattern:
+        """Return the same pattern, whose products take rows in this order instead of `rows_by_length`.
+
+        Unlike `with_row_order`, entries stay where they are. A pattern with a row order takes rows in that order.
+
+        Args:
+            order: (rows,) of the dtype of the indices, a permutation of the rows; (0,) for the rows' own order
+        """
+        return replace(self, _by_length=order, check=False)
+
     def to(self, device: torch.device | str | None) -> Pattern:
         """Move the pattern to a device, along with everything that it has already found."""
         indices = self.indices.to(device=device)
@@ -180,6 +191,12 @@ class Pattern:
         found = (self.row_order, self._long_pieces, self._by_length)
         row_order, pieces, by_length = (None if x is None else x.to(device) for x in found)
         return Pattern(self.indptr.to(device), indices, self.columns, row_order, moved, pieces, by_length, check=False)
+
+
+def check_is_pattern(pattern: Any) -> None:
+    """Raise TypeError if the argument is no pattern."""
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"pattern should be a Pattern, got {type(pattern).__name__}")
 
 
 def csr_arrays(pattern: Pattern, triton: bool) -> CsrArrays:
