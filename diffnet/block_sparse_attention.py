@@ -11,7 +11,7 @@ from diffnet.ops import Backend, BlockPattern, block_attention, block_matmul, bl
 class BlockSparseAttention(nn.Module):
     """Multi-head attention computed only at the blocks of a layout.
 
-    Without a relative bias and without dropout, scores are never stored (see `ops.block_attention`).
+    Without a bias and without dropout, scores are never stored (see `ops.block_attention`).
     `geometry.patches` orders the vertices of meshes along the surface and gives the layout.
 
     Source: Child et al. 2019, section 5.
@@ -49,11 +49,15 @@ class BlockSparseAttention(nn.Module):
         x: Tensor,
         pattern: BlockPattern,
         *,
+        bias: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
     ) -> Tensor:
         """x (…, N, C), pattern (1 or H, N, N) → (…, N, C)
 
+        bias: floating point, added to the scores: dense (N, N) or (H or 1, N, N), or values of the pattern, see
+            `ops.block_softmax`. Values of a pattern of one head are shared by all heads. For values of each head, pass
+            `pattern.expand_heads(H)`. Gradients reach it.
         key_padding_mask: (…, N) bool, True at the keys that exist
         attention_mask: bool, True where row i may attend to column j: dense (N, N) or (H or 1, N, N), or values of the
             pattern
@@ -69,6 +73,8 @@ class BlockSparseAttention(nn.Module):
         if pattern.heads < self.heads:
             if attention_mask is not None and attention_mask.shape == pattern.values_shape:
                 attention_mask = attention_mask.repeat(self.heads, 1, 1)
+            if bias is not None and bias.shape[-3:] == pattern.values_shape:
+                bias = torch.cat([bias] * self.heads, dim=-3)
             pattern = pattern.expand_heads(self.heads)
         width = channels // self.heads
         projected = self.query_key_value(x).unflatten(-1, (3, self.heads, width))
@@ -79,6 +85,7 @@ class BlockSparseAttention(nn.Module):
                 query,
                 key,
                 value,
+                bias=bias,
                 key_padding_mask=key_padding_mask,
                 attention_mask=attention_mask,
                 backend=self.backend,
@@ -89,6 +96,7 @@ class BlockSparseAttention(nn.Module):
             pattern,
             scores,
             scale=width**-0.5,
+            bias=bias,
             relative_bias=self.relative_bias,
             key_padding_mask=key_padding_mask,
             attention_mask=attention_mask,

@@ -33,8 +33,11 @@ class MeshAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(channels, channels)
 
-    def forward(self, x: Tensor, pattern: Pattern) -> Tensor:
+    def forward(self, x: Tensor, pattern: Pattern, *, bias: Tensor | None = None) -> Tensor:
         """x (V, C), pattern (V, V) → (V, C)
+
+        bias: (nnz,) for all heads or (H, nnz), added to the scores at the entries of the pattern, such as a function of
+            the distance along the surface. Gradients reach it. See `ops.sparse_softmax`.
 
         Vertex i attends to the columns of row i. A vertex with an empty row gets the bias of the output layer.
         """
@@ -44,7 +47,7 @@ class MeshAttention(nn.Module):
         # These are strided views (H, V, C/H). The products read them without a copy.
         query, key, value = self.query_key_value(x).unflatten(-1, (3, self.heads, width)).permute(1, 2, 0, 3)
         scores = sddmm(pattern, query, key, backend=self.backend)
-        weights = sparse_softmax(pattern, scores, scale=width**-0.5, backend=self.backend)
+        weights = sparse_softmax(pattern, scores, scale=width**-0.5, bias=bias, backend=self.backend)
         mixed = spmm(pattern, self.dropout(weights), value, backend=self.backend)
         out: Tensor = self.out(mixed.transpose(0, 1).flatten(1))
         return out

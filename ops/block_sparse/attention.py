@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.block_sparse import reference
+from diffnet.ops.block_sparse.op import block_matmul
 from diffnet.ops.block_sparse.pattern import BlockArrays, BlockPattern, block_arrays
 from diffnet.ops.block_sparse.reference import AttentionInputs
-from diffnet.ops.block_sparse.softmax import flat_key_mask, mask_at_blocks
+from diffnet.ops.block_sparse.softmax import block_softmax, check_head_scale, flat_key_mask, mask_at_blocks
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import compute_dtype
+from diffnet.ops.common.scores import check_number
 from diffnet.ops.sparse.checks import check_operand
 
 
@@ -25,22 +27,29 @@ def block_attention(
     key: Tensor,
     value: Tensor,
     *,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
+    bias: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
     attention_mask: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Compute softmax(scale · Q Kᵀ) V at the blocks of the pattern.
+    """Compute softmax(scale · Q Kᵀ + bias) V at the blocks of the pattern.
 
     One kernel replaces "sdd" of `block_matmul`, `block_softmax` and "dsd" of `block_matmul`. The backward pass computes
     scores again (Dao et al. 2022, FlashAttention), so memory grows only with rows and columns. Low precision is added
-    up in float32. Differentiable in query, key and value.
+    up in float32. Differentiable in query, key, value, bias, and scale if it is a tensor.
+
+    A tensor as scale multiplies the query before the kernel, rounded to the dtype of the result. With a bias, the three
+    operations above are used instead of the one kernel, so scores are stored.
+
+    A visible score that is NaN or +∞ makes its row of the result NaN, and gradients of all that this row reads.
 
     Args:
         pattern: H heads of (rows, columns)
         query: (…, H, rows, C) floating point
         key, value: (…, H, columns, C) floating point, with the same batch
-        scale: by default 1/√C
+        scale: by default 1/√C; a number, or a floating-point tensor, () or (H,)
+        bias: see `block_softmax`
         key_padding_mask, attention_mask: see `block_softmax`
         backend: see `use_kernels`
 
@@ -48,7 +57,7 @@ def block_attention(
         (…, H, rows, C) in the promoted dtype, or in autocast's
 
     Raises:
-        TypeError: if query, key or value is not floating point.
+        TypeError: if query, key, value, bias or a tensor as scale is not floating point, or if scale is no number.
         ValueError: if shapes or devices don't match, or if a mask isn't bool.
 
     >>> import torch
@@ -69,11 +78,23 @@ def block_attention(
             f"shapes are {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
         )
     dtype = compute_dtype(query, key, value)
+    scale = channels**-0.5 if scale is None else scale
+    if bias is not None:
+        query, key, value = (t.to(dtype) for t in (query, key, value))
+        scores = block_matmul(pattern, query, key, "sdd", transpose_b=True, backend=backend)
+        masks = {"key_padding_mask": key_padding_mask, "attention_mask": attention_mask}
+        weights = block_softmax(pattern, scores, scale=scale, bias=bias, backend=backend, **masks)
+        return block_matmul(pattern, weights, value, "dsd", backend=backend)
+    if isinstance(scale, Tensor):
+        check_head_scale(pattern, scale)
+        wide = torch.promote_types(dtype, torch.float32)
+        query, scale = query.to(wide) * scale.to(wide).reshape(-1, 1, 1), 1.0
+    else:
+        check_number("scale", scale)
     flat = [t.to(dtype).reshape(math.prod(batch), *t.shape[-3:]) for t in (query, key, value)]
     if key_padding_mask is not None:
         key_padding_mask = flat_key_mask(pattern, key_padding_mask, batch)
     mask = None if attention_mask is None else mask_at_blocks(pattern, attention_mask)
-    scale = channels**-0.5 if scale is None else scale
     triton = use_kernels(backend, *flat)
     out: Tensor = _operator(block_arrays(pattern), *flat, key_padding_mask, mask, scale, pattern.block, triton)[0]
     return out.reshape(*batch, heads, rows, channels)

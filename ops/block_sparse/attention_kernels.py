@@ -16,6 +16,7 @@ from torch import Tensor
 from diffnet.ops.block_sparse.pattern import BlockArrays
 from diffnet.ops.block_sparse.reference import AttentionInputs
 from diffnet.ops.common.launch import cdiv, power_of_2
+from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.precision import tf32_precision
 
 # The keys of a step, and the queries of a step for the gradients of keys and values. Registers hold no more.
@@ -25,6 +26,10 @@ KEY_BACKWARD_STEP = 32
 
 def attention(arrays: BlockArrays, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Compute `reference.attention`."""
+    batches, heads, rows, _ = inputs.query.shape
+    columns = inputs.key.shape[2]
+    check_rows("block_attention", rows, columns)
+    check_programs("block_attention", batches * heads * max(cdiv(rows, inputs.block), cdiv(columns, inputs.block)))
     inputs = _contiguous(inputs)
     query, key, scale = inputs.query, inputs.key, inputs.scale * math.log2(math.e)
     out, sums = query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=torch.float32)
@@ -163,12 +168,12 @@ def block_attention_forward_kernel(
         result = result * shrink[:, None]
         result = tl.dot(p.to(v.dtype), v, result, input_precision=PRECISION)
         top = new_top
-    there = total > 0
-    result = result / tl.where(there, total, 1.0)[:, None]
+    empty = total == 0
+    result = result / tl.where(empty, 1.0, total)[:, None]
     c = tl.arange(0, BLOCK_C)
     at = (head * rows + r)[:, None] * channels + c[None, :]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=(r < rows)[:, None] & (c < channels)[None, :])
-    logarithm = tl.where(there, top + tl.log2(tl.where(there, total, 1.0)), 0.0)
+    logarithm = tl.where(empty, 0.0, top + tl.log2(tl.where(empty, 1.0, total)))
     tl.store(sums + head * rows + r, logarithm, mask=r < rows)
 
 

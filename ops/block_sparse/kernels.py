@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import cdiv, power_of_2
+from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.precision import tf32_precision
 from diffnet.ops.sparse.csr import row_of_each
 
@@ -24,6 +25,8 @@ SOFTMAX_TILE = 2048  # elements
 def sdd(indptr: Tensor, indices: Tensor, a: Tensor, b: Tensor, block: int) -> Tensor:
     """Compute `reference.sdd`. a and b may have any strides."""
     (batches, _, rows, inner), columns = a.shape, b.shape[2]
+    check_rows("block_matmul", rows, columns)
+    check_programs("block_matmul", batches * len(indices))
     out = a.new_empty(batches, len(indices), block, block)
     if out.numel() == 0:
         return out
@@ -43,6 +46,8 @@ def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int, o
         applied transposed.
     """
     (batches, heads, columns, channels), block = x.shape, values.shape[3]
+    check_rows("block_matmul", rows, columns)
+    check_programs("block_matmul", batches * (len(indptr) - 1))
     out = x.new_empty(batches, heads, rows, channels)
     if out.numel() == 0:
         return out
@@ -70,12 +75,14 @@ def softmax(
     columns: int,
 ) -> Tensor:
     """Compute `reference.softmax` within the matrix and where both masks allow, see `reference.mask_inside`."""
+    batches, count, block, _ = scores.shape
+    group = min(block, SOFTMAX_TILE // block)
+    check_rows("block_softmax", rows, columns)
+    check_programs("block_softmax", batches * (len(indptr) - 1) * (block // group))
     scores = scores.contiguous()
     out = torch.empty_like(scores)
     if out.numel() == 0:
         return out
-    batches, count, block, _ = scores.shape
-    group = min(block, SOFTMAX_TILE // block)
     given = [scores if t is None else t.contiguous() for t in (bias, key_mask, mask)]
     block_softmax_forward_kernel[(batches * (len(indptr) - 1) * (block // group),)](
         indptr, indices, scores, *given, out, len(indptr) - 1, count, rows, columns,
@@ -195,7 +202,7 @@ def _scores(
     indices, scores, bias, key_mask, mask, z, e, r, row, count, rows, columns, block_columns, scale,
     HAS_BIAS: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return scale · scores + bias of some rows of block e, −∞ where masked, and their offsets within a batch."""
+    """Return scale · scores + bias of some rows of block e, −∞ where hidden, what is visible, and offsets within a set."""
     place = tl.arange(0, BLOCK)
     c = (tl.load(indices + e) % block_columns) * BLOCK + place
     here = (r < rows)[:, None] & (c < columns)[None, :]
@@ -208,7 +215,7 @@ def _scores(
     s = tl.load(scores + z * count * (BLOCK * BLOCK) + inside).to(tl.float32) * scale
     if HAS_BIAS:
         s += tl.load(bias + inside).to(tl.float32)
-    return tl.where(here, s, float("-inf")), inside
+    return tl.where(here, s, float("-inf")), here, inside
 
 
 @triton.jit
@@ -229,7 +236,7 @@ def block_softmax_forward_kernel(
     base = tl.zeros((BLOCK_R,), tl.float32)  # the largest score, or 0 if there is none yet
     total = tl.zeros((BLOCK_R,), tl.float32)
     for e in range(first, last):
-        s, _ = _scores(
+        s, _, _ = _scores(
             indices, scores, bias, key_mask, mask, z, e, r, row, count, rows, columns, block_columns, scale,
             HAS_BIAS, HAS_KEY_MASK, HAS_MASK, BLOCK,
         )  # fmt: skip
@@ -237,13 +244,13 @@ def block_softmax_forward_kernel(
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         total = total * tl.exp(top - base) + tl.sum(tl.exp(s - base[:, None]), 1)
         top = new_top
-    inverse = 1 / tl.where(total > 0, total, 1.0)
+    inverse = 1 / tl.where(total == 0, 1.0, total)  # NaN if a visible score is NaN or +∞
     for e in range(first, last):
-        s, inside = _scores(
+        s, here, inside = _scores(
             indices, scores, bias, key_mask, mask, z, e, r, row, count, rows, columns, block_columns, scale,
             HAS_BIAS, HAS_KEY_MASK, HAS_MASK, BLOCK,
         )  # fmt: skip
-        p = tl.exp(s - base[:, None]) * inverse[:, None]
+        p = tl.where(here, tl.exp(s - base[:, None]) * inverse[:, None], 0.0)
         tl.store(out + z * count * (BLOCK * BLOCK) + inside, p.to(out.dtype.element_ty))
 
 

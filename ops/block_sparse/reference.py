@@ -65,6 +65,8 @@ def softmax(indptr: Tensor, indices: Tensor, scores: Tensor, bias: Tensor | None
         bias: (number of blocks, B, B) or None
         mask: (Z or 1, number of blocks, B, B) bool. Entries with False, and rows without a True, get 0.
         scale: multiplies the scores
+
+    If the sum of a row is NaN, all of its entries with True are NaN.
     """
     brows = row_of_each(indptr, indices).long()
     wide = scores.to(_wide(scores)) * scale
@@ -74,7 +76,8 @@ def softmax(indptr: Tensor, indices: Tensor, scores: Tensor, bias: Tensor | None
     top = _row_maxima(indptr, brows, wide)
     weights = torch.exp(wide - top[:, brows, :, None])
     total = torch.zeros_like(top).index_add(1, brows, weights.sum(-1))
-    return (weights / torch.where(total > 0, total, 1)[:, brows, :, None]).to(scores.dtype)
+    weights = weights / torch.where(total == 0, 1, total)[:, brows, :, None]
+    return weights.masked_fill(~mask, 0).to(scores.dtype)
 
 
 def softmax_backward(indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float) -> Tensor:
@@ -89,7 +92,7 @@ def attention(arrays: BlockArrays, inputs: AttentionInputs) -> tuple[Tensor, Ten
     """Compute attention at the blocks.
 
     Returns the result (Z, H, rows, C), and the logarithm to base 2 of each row's sum of exponentials, (Z, H, rows). The
-    logarithm of an empty row is 0.
+    logarithm of an empty row is 0, that of a row with NaN is NaN.
     """
     query, key, value, key_mask, mask, scale, block = inputs
     indptr, indices, *_ = arrays
@@ -117,7 +120,7 @@ def attention_backward(
     of_row = row_of_each(indptr, indices)
     sums, delta = (in_blocks(t[..., None], block)[:, of_row] for t in (sums, delta))
     scores = sdd(indptr, indices, q, k, block) * (scale * math.log2(math.e))
-    weights = torch.exp2((scores - sums).masked_fill(~inside, -torch.inf))
+    weights = torch.exp2(scores.masked_fill(~inside, -torch.inf) - sums)  # all NaN in a row whose sum is NaN
     grad_scores = scale * weights * (sdd(indptr, indices, g, v, block) - delta)
     grad_q = dsd(indptr, indices, grad_scores, k, rows)
     grad_k = dsd(t_indptr, t_indices, grad_scores[:, order].mT, q, columns)
@@ -172,7 +175,7 @@ def _row_logarithms(indptr: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
     brows = row_of_each(indptr, indices).long()
     top = _row_maxima(indptr, brows, scores)
     total = torch.zeros_like(top).index_add(1, brows, torch.exp(scores - top[:, brows, :, None]).sum(-1))
-    return torch.where(total > 0, (top + torch.log(total)) * math.log2(math.e), 0)
+    return torch.where(total == 0, 0, (top + torch.log(total)) * math.log2(math.e))
 
 
 def _wide(x: Tensor) -> torch.dtype:

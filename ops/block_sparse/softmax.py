@@ -12,6 +12,7 @@ from diffnet.ops.block_sparse import reference
 from diffnet.ops.block_sparse.pattern import BlockPattern
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.scores import check_broadcast, check_number, scaled_and_biased
 from diffnet.ops.sparse.checks import check_operand
 
 
@@ -19,7 +20,8 @@ def block_softmax(
     pattern: BlockPattern,
     scores: Tensor,
     *,
-    scale: float = 1.0,
+    scale: float | Tensor = 1.0,
+    bias: Tensor | None = None,
     relative_bias: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
     attention_mask: Tensor | None = None,
@@ -27,12 +29,21 @@ def block_softmax(
 ) -> Tensor:
     """Compute the softmax of scale · scores + bias over the entries of each row that are in a block.
 
-    Low precision is computed in float32. Differentiable in scores and relative_bias.
+    Low precision is computed in float32. Differentiable in scores, bias, relative_bias, and scale if it is a tensor.
+
+    The kernel multiplies by a number and adds a bias that all sets share. A tensor as scale, or a bias with sets of its
+    own, is applied by PyTorch operations before the kernel, which write one or two float32 tensors of the shape of the
+    scores.
+
+    A visible score that is NaN or +∞ makes all visible entries of its row NaN. The gradients of this row are NaN.
 
     Args:
         pattern: H heads of (rows, columns)
         scores: (…, number of blocks, block, block) floating point
-        scale: multiplies the scores
+        scale: multiplies the scores: a number, or a floating-point tensor, () or (H,)
+        bias: floating point, added to the scaled scores. It is dense, (…, H or 1, rows, columns) or (rows, columns), or
+            given as values (…, number of blocks, block, block) of the pattern. Its sets broadcast to those of the
+            scores. −∞ leaves an entry out.
         relative_bias: (H or 1, rows + columns − 1) floating point, a bias by relative position. Entry (i, j) gets the
             value at j − i + rows − 1.
         key_padding_mask: (…, columns) bool with the batch of the scores, True for keys that exist
@@ -45,7 +56,7 @@ def block_softmax(
         visible entry.
 
     Raises:
-        TypeError: if scores or relative_bias are not floating point.
+        TypeError: if scores, bias, relative_bias or a tensor as scale are not floating point, or if scale is no number.
         ValueError: if shapes or devices don't match, or if a mask isn't bool.
 
     >>> import torch
@@ -55,19 +66,59 @@ def block_softmax(
     """
     pattern.expect_values(scores, "scores", floating=True)
     batch = scores.shape[:-3]
+    at_blocks = None if relative_bias is None else _relative_bias_at_blocks(pattern, relative_bias)
+    if bias is not None:
+        bias = bias_at_blocks(pattern, bias)
+        check_broadcast("bias", bias.shape, scores.shape)
+        if bias.ndim == 3:
+            at_blocks = bias.expand(pattern.values_shape) if at_blocks is None else at_blocks + bias
+            bias = None
+    if isinstance(scale, Tensor):
+        scale = scale_at_blocks(pattern, scale)
+    else:
+        check_number("scale", scale)
+    triton = use_kernels(backend, scores)
+    dtype, shape = scores.dtype, scores.shape
+    if isinstance(scale, Tensor) or bias is not None:
+        scores, scale = scaled_and_biased(scores, scale, bias), 1.0
     flat = scores.reshape(math.prod(batch), *pattern.values_shape)
-    bias = None if relative_bias is None else _bias_at_blocks(pattern, relative_bias)
     if key_padding_mask is not None:
         key_padding_mask = flat_key_mask(pattern, key_padding_mask, batch)
     if attention_mask is not None:
         attention_mask = mask_at_blocks(pattern, attention_mask)
-    triton = use_kernels(backend, flat)
     blocks, masks, size = pattern.blocks, (key_padding_mask, attention_mask), (pattern.rows, pattern.columns)
-    out: Tensor = _operator(blocks.indptr, blocks.indices, flat, bias, *masks, scale, *size, triton)
-    return out.reshape(scores.shape)
+    out: Tensor = _operator(blocks.indptr, blocks.indices, flat, at_blocks, *masks, scale, *size, triton)
+    return out.to(dtype).reshape(shape)
 
 
-def _bias_at_blocks(pattern: BlockPattern, table: Tensor) -> Tensor:
+def scale_at_blocks(pattern: BlockPattern, scale: Tensor) -> Tensor:
+    """Return a scale () or (H,) as a tensor that broadcasts to values (…, number of blocks, block, block)."""
+    check_head_scale(pattern, scale)
+    return scale if scale.ndim == 0 else scale.expand(pattern.heads)[pattern.head_indices, None, None]
+
+
+def check_head_scale(pattern: BlockPattern, scale: Tensor) -> None:
+    """Check a scale () or (H,), one value for each head. Raises TypeError or ValueError."""
+    check_operand("scale", scale, (), pattern.device, floating=True)
+    if scale.shape not in ((), (1,), (pattern.heads,)):
+        raise ValueError(f"scale should have shape () or ({pattern.heads},), shape is {tuple(scale.shape)}")
+
+
+def bias_at_blocks(pattern: BlockPattern, bias: Tensor) -> Tensor:
+    """Return a bias, dense or as values, as values (…, number of blocks, block, block) in float32 or wider."""
+    check_operand("bias", bias, (), pattern.device, floating=True)
+    if bias.shape[-3:] != pattern.values_shape:
+        heads, rows, columns = pattern.shape
+        if bias.ndim < 2 or bias.shape[-2:] != (rows, columns) or (bias.ndim > 2 and bias.shape[-3] not in (1, heads)):
+            raise ValueError(
+                f"bias should have shape (…, {heads} or 1, {rows}, {columns}) or (…, "
+                f"{', '.join(map(str, pattern.values_shape))}), shape is {tuple(bias.shape)}"
+            )
+        bias = pattern.sample(bias if bias.ndim > 2 else bias[None])
+    return bias.to(torch.promote_types(bias.dtype, torch.float32))
+
+
+def _relative_bias_at_blocks(pattern: BlockPattern, table: Tensor) -> Tensor:
     """Look up the bias of each entry, (number of blocks, block, block) in float32 or wider."""
     heads, rows, columns = pattern.shape
     check_operand("relative_bias", table, (), pattern.device, floating=True)

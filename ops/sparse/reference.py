@@ -78,7 +78,10 @@ def integer_sddmm(rows: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor
 
 
 def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Divide exp(scale · scores) by its sum over each row: scores (S, nnz), mask (1 or S, nnz) bool → (S, nnz)."""
+    """Divide exp(scale · scores) by its sum over each row: scores (S, nnz), mask (1 or S, nnz) bool → (S, nnz).
+
+    If the sum is NaN, all visible entries of the row are NaN.
+    """
     rows, count = row_of_each(csr.indptr, csr.indices).long(), len(csr.indptr) - 1
     wide = scores.to(_wide(scores.dtype)) * scale
     if mask is not None:
@@ -88,7 +91,8 @@ def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -
     top = top.masked_fill(top == -torch.inf, 0)  # in rows without a visible entry
     weights = torch.exp(wide - top[:, rows])
     total = torch.zeros_like(top).index_add(1, rows, weights)
-    return (weights / torch.where(total > 0, total, 1)[:, rows]).to(scores.dtype)
+    out = weights / torch.where(total == 0, 1, total)[:, rows]
+    return (out if mask is None else out.masked_fill(~mask, 0)).to(scores.dtype)
 
 
 def softmax_backward(csr: CsrArrays, out: Tensor, grad: Tensor, scale: float) -> Tensor:

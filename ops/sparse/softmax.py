@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.scores import check_broadcast, check_number, scaled_and_biased
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.checks import check_operand
 from diffnet.ops.sparse.csr import CsrArrays
@@ -21,18 +22,27 @@ def sparse_softmax(
     pattern: Pattern,
     scores: Tensor,
     *,
-    scale: float = 1.0,
+    scale: float | Tensor = 1.0,
+    bias: Tensor | None = None,
     mask: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Compute the softmax of scale · scores over the entries of each row, as attention does.
+    """Compute the softmax of scale · scores + bias over the entries of each row, as attention does.
 
-    Low precision is computed in float32. Differentiable in scores.
+    Low precision is computed in float32. Differentiable in scores, bias, and scale if it is a tensor.
+
+    The kernel multiplies by a number. A tensor as scale, or a bias, is applied by PyTorch operations before the kernel,
+    which write one or two float32 tensors of the shape of the scores.
+
+    A visible score that is NaN or +∞ makes all visible entries of its row NaN. The gradients of this row are NaN.
 
     Args:
         pattern: (rows, columns)
         scores: (…, nnz) floating point
-        scale: multiplies the scores
+        scale: multiplies the scores: a number, or a floating-point tensor that broadcasts to the sets (…), such as
+            (H,) for scores (…, H, nnz)
+        bias: (…, nnz) floating point, of the shape of the scores or broadcastable to it, such as (H, 1, nnz) or (nnz,).
+            −∞ leaves an entry out.
         mask: bool, of the shape of the scores or broadcastable to it. Entries with False are left out and get 0.
         backend: see `use_kernels`
 
@@ -40,7 +50,7 @@ def sparse_softmax(
         The shape and dtype of the scores. A row without a visible entry is 0.
 
     Raises:
-        TypeError: if the scores are not floating point.
+        TypeError: if scores, bias or a tensor as scale are not floating point, or if scale is no number.
         ValueError: if shapes or devices don't match, or if the mask isn't bool.
 
     >>> import torch
@@ -52,10 +62,30 @@ def sparse_softmax(
     check_operand("scores", scores, (pattern.nnz,), device, floating=True)
     if mask is not None:
         mask = _flat_mask(mask, scores)
-    flat = scores.reshape(math.prod(scores.shape[:-1]), pattern.nnz)
-    triton = use_kernels(backend, flat)
+    triton = use_kernels(backend, scores)
+    shape, dtype = scores.shape, scores.dtype
+    if isinstance(scale, Tensor) or bias is not None:
+        scores = _scaled_and_biased(scores, scale, bias)
+        scale = 1.0
+    else:
+        check_number("scale", scale)
+    flat = scores.reshape(math.prod(shape[:-1]), pattern.nnz)
     out: Tensor = _softmax_operator(list(csr_arrays(pattern, triton)), flat, mask, scale, triton)
-    return out.reshape(scores.shape)
+    return out.to(dtype).reshape(shape)
+
+
+def _scaled_and_biased(scores: Tensor, scale: float | Tensor, bias: Tensor | None) -> Tensor:
+    """Check scale and bias, and return scale · scores + bias in float32 or wider."""
+    if isinstance(scale, Tensor):
+        check_operand("scale", scale, (), scores.device, floating=True)
+        check_broadcast("scale", scale.shape, scores.shape[:-1])
+        scale = scale[..., None]
+    else:
+        check_number("scale", scale)
+    if bias is not None:
+        check_operand("bias", bias, scores.shape[-1:], scores.device, floating=True)
+        check_broadcast("bias", bias.shape, scores.shape)
+    return scaled_and_biased(scores, scale, bias)
 
 
 def _flat_mask(mask: Tensor, scores: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import cdiv
+from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import PIECE
 
@@ -19,12 +20,13 @@ LONG_WINDOW = 512  # the same for a long row
 def softmax(csr: CsrArrays, scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Compute `reference.softmax`."""
     indptr, _, pieces, *_ = csr
+    (sets, entries), rows, block_r = scores.shape, len(indptr) - 1, ROWS
+    check_rows("sparse_softmax", rows)
+    check_programs("sparse_softmax", sets * max(cdiv(rows, block_r), len(pieces)))
     scores = scores.contiguous()
-    sets, entries = scores.shape
     out = torch.empty_like(scores)
     if out.numel() == 0:
         return out
-    rows, block_r = len(indptr) - 1, ROWS
     mask = None if mask is None else mask.contiguous()
     taken = scores if mask is None else mask
     shape = (rows, entries, 0 if mask is None or len(mask) == 1 else entries, scale)
@@ -111,7 +113,7 @@ def sparse_softmax_forward_kernel(
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         total = total * tl.exp(top - base) + tl.sum(tl.exp(x - base[:, None]), 1)
         top = new_top
-    inverse = 1 / tl.where(total > 0, total, 1.0)
+    inverse = 1 / tl.where(total == 0, 1.0, total)  # NaN if a visible score is NaN or +∞
     for j in range(0, tl.cdiv(longest, BLOCK_E)):
         offset = j * BLOCK_E + tl.arange(0, BLOCK_E)
         mine = offset[None, :] < length[:, None]
@@ -121,6 +123,7 @@ def sparse_softmax_forward_kernel(
             here = here & (tl.load(mask + s * mask_stride + entry, mask=here, other=0) != 0)
         x = tl.load(scores + s * entries + entry, mask=here, other=0).to(tl.float32) * scale
         p = tl.exp(tl.where(here, x - base[:, None], float("-inf"))) * inverse[:, None]
+        p = tl.where(here, p, 0.0)  # hidden entries of a row with NaN
         tl.store(out + s * entries + entry, p.to(out.dtype.element_ty), mask=mine)
 
 

@@ -1,0 +1,30 @@
+"""The scale and the bias of attention scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+_NUMBERS = (float, int, Real, torch.SymFloat)
+
+
+def check_number(name: str, number: object) -> None:
+    """Check that an argument that isn't a tensor is a real number. Raises TypeError."""
+    if not isinstance(number, _NUMBERS):
+        raise TypeError(f"{name} should be a number or a tensor, got {type(number).__name__}")
+
+
+def check_broadcast(name: str, given: Sequence[int], shape: Sequence[int]) -> None:
+    """Check that a tensor of the given shape broadcasts to this shape. Raises ValueError."""
+    if len(given) > len(shape) or any(n not in (1, m) for n, m in zip(reversed(given), reversed(shape), strict=False)):
+        raise ValueError(f"{name} should broadcast to {tuple(shape)}, shape is {tuple(given)}")
+
+
+def scaled_and_biased(scores: Tensor, scale: float | Tensor, bias: Tensor | None) -> Tensor:
+    """Return scale · scores + bias in float32 or wider, by PyTorch operations, which differentiate for all three."""
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    scores = scores.to(wide) * (scale.to(wide) if isinstance(scale, Tensor) else scale)
+    return scores if bias is None else scores + bias.to(wide)
