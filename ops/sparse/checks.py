@@ -81,26 +81,31 @@ def check_csr(indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor |
         raise ValueError(f"indices should ascend within a row, got {found} in row {row}")
 
 
+def check_integer(name: str, value: Any) -> None:
+    """Check that an argument is an integer, of Python or NumPy. Raises TypeError."""
+    if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} should be an integer, got {value!r} of type {type(value).__name__}")
+
+
 def check_ell(indices: Any, columns: Any) -> None:
     """Check the arguments of an ELL pattern, see `EllPattern`.
 
     Reads the values of the indices, so it waits for a GPU. While something is traced, there are no values to read.
 
     Raises:
-        TypeError: if `indices` is no tensor or `columns` is no int.
+        TypeError: if `indices` is no tensor or `columns` is no integer.
         ValueError: that names the wrong value.
     """
-    if isinstance(columns, bool) or not isinstance(columns, (int, torch.SymInt)):
-        raise TypeError(f"columns should be an int, got {columns!r}")
-    if isinstance(indices, (torch.fx.Node, torch.fx.Proxy)):  # the stand-ins of torch.compile
+    if isinstance(indices, torch.fx.Proxy):  # the stand-in of torch.compile
         return
-    if not isinstance(indices, Tensor):
-        raise TypeError(f"indices should be a tensor, got {type(indices).__name__}")
+    if not isinstance(indices, Tensor) or isinstance(indices, torch.nn.Parameter):
+        raise TypeError(f"indices should be a plain tensor, got {type(indices).__name__}")
+    check_integer("columns", columns)
     if indices.ndim != 2 or indices.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"indices should be 2-D int32 or int64, got {indices.dtype} of shape {tuple(indices.shape)}")
     if columns < 0:
         raise ValueError(f"columns should be at least 0, got {columns}")
-    if type(indices) is not Tensor:
+    if type(indices) is not Tensor or indices.is_meta:
         return
     outside = (indices < -1) | (indices >= columns)
     if outside.any():
@@ -118,18 +123,6 @@ def check_ell(indices: Any, columns: Any) -> None:
             raise ValueError(f"unused places should come last in a row, got −1 before {b} in row {row}")
         found = f"column {a} twice" if a == b else f"{a} before {b}"
         raise ValueError(f"indices should ascend within a row, got {found} in row {row}")
-
-
-def check_mask(mask: Any, shape: Sequence[int], device: torch.device) -> None:
-    """Check that a mask is a bool tensor on this device that broadcasts to this shape. Raises ValueError."""
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(f"mask should be a tensor of dtype bool, got {found}")
-    if mask.device != device:
-        raise ValueError(f"mask should be on {device}, where the scores are; it is on {mask.device}")
-    sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
-    if not 0 < mask.ndim <= len(shape) or any(n not in (1, m) for n, m in sizes):
-        raise ValueError(f"mask should broadcast to {tuple(shape)}, shape is {tuple(mask.shape)}")
 
 
 def check_row_order(order: Tensor, indptr: Tensor) -> None:

@@ -7,6 +7,7 @@ of the dense factor that they might point to, so an inf or NaN there has no effe
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +15,10 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend
 from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.memo import memoized
-from diffnet.ops.sparse.checks import check_ell, check_mask, check_operand
+from diffnet.ops.common.scores import check_broadcast
+from diffnet.ops.sparse.checks import check_ell, check_integer, check_operand
 from diffnet.ops.sparse.op import sddmm, spmm
-from diffnet.ops.sparse.pattern import Pattern, check_is_pattern
+from diffnet.ops.sparse.pattern import Pattern
 from diffnet.ops.sparse.softmax import sparse_softmax
 
 
@@ -34,7 +36,7 @@ class EllPattern:
             that are known to be right.
 
     Raises:
-        TypeError: if `indices` is no tensor or `columns` is no int.
+        TypeError: if `indices` is no tensor or `columns` is no integer.
         ValueError: that names the wrong value.
 
     >>> import torch
@@ -72,12 +74,12 @@ class EllPattern:
             pattern, −1 at unused places.
 
         Raises:
-            TypeError: if `pattern` is no `Pattern` or `width` is no int.
+            TypeError: if `pattern` is no `Pattern` or `width` is no integer.
             ValueError: if a row is longer than the width.
         """
         check_is_pattern(pattern)
-        if width is not None and (isinstance(width, bool) or not isinstance(width, int)):
-            raise TypeError(f"width should be an int, got {width!r}")
+        if width is not None:
+            check_integer("width", width)
         lengths = pattern.row_lengths
         longest = int(lengths.max()) if len(lengths) else 0
         if width is None:
@@ -148,14 +150,25 @@ class EllPattern:
         return self._placed(sddmm(self.csr[0], a, b, backend=backend))
 
     def softmax(
-        self, scores: Tensor, *, scale: float = 1.0, mask: Tensor | None = None, backend: Backend = "auto"
+        self,
+        scores: Tensor,
+        *,
+        scale: float | Tensor = 1.0,
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        backend: Backend = "auto",
     ) -> Tensor:
-        """Compute the softmax of scale · scores over the entries of each row, see `sparse_softmax`.
+        """Compute the softmax of scale · scores + bias over the entries of each row, see `sparse_softmax`.
 
-        scores: (…, rows, width) floating point
-        mask: bool, of the shape of the scores or broadcastable to it. Entries with False are left out and get 0.
+        Args:
+            scores: (…, rows, width) floating point
+            scale: a number, or a floating-point tensor that broadcasts to the sets (…)
+            bias: floating point, of the shape of the scores or broadcastable to it
+            mask: bool, of the shape of the scores or broadcastable to it. Entries with False are left out and get 0.
+            backend: see `use_kernels`
 
-        Returns the shape and dtype of the scores. Unused places are 0.
+        Returns:
+            The shape and dtype of the scores. Unused places are 0.
 
         >>> import torch
         >>> pattern = EllPattern(torch.tensor([[0, 2], [1, -1]]), 3)
@@ -164,11 +177,27 @@ class EllPattern:
                 [1.0000, 0.0000]])
         """
         check_operand("scores", scores, tuple(self.indices.shape), self.indices.device, floating=True)
-        if mask is not None:
-            check_mask(mask, scores.shape, scores.device)
-            mask = self._used(mask.expand(*mask.shape[:-2], *self.indices.shape))
-        weights = sparse_softmax(self.csr[0], self._used(scores), scale=scale, mask=mask, backend=backend)
+        weights = sparse_softmax(
+            self.csr[0],
+            self._used(scores),
+            scale=scale,
+            bias=self._spread("bias", bias, scores),
+            mask=self._spread("mask", mask, scores),
+            backend=backend,
+        )
         return self._placed(weights)
+
+    def _spread(self, name: str, given: Tensor | None, scores: Tensor) -> Tensor | None:
+        """Return a bias or mask that broadcasts to the scores at the used places, (…, nnz).
+
+        `sparse_softmax` refuses one that is no tensor, or of a wrong dtype or device.
+        """
+        if not isinstance(given, Tensor) or given.device != scores.device:
+            return given
+        if given.ndim == 0:
+            raise ValueError(f"{name} should broadcast to {tuple(scores.shape)}, shape is ()")
+        check_broadcast(name, given.shape, scores.shape)
+        return self._used(given.expand(*given.shape[:-2], *self.indices.shape))
 
     def _used(self, values: Tensor) -> Tensor:
         """Return values (…, rows, width) at the used places, (…, nnz)."""
@@ -183,6 +212,12 @@ class EllPattern:
             flat = values.new_zeros(*values.shape[:-1], self.indices.numel())
             values = flat.index_copy(-1, places, values)
         return values.unflatten(-1, self.indices.shape)
+
+
+def check_is_pattern(pattern: Any) -> None:
+    """Check that an argument is a CSR pattern. Raises TypeError."""
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"pattern should be a Pattern, got {type(pattern).__name__}")
 
 
 @not_compiled

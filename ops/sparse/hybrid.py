@@ -15,9 +15,10 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend
 from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.memo import memoized
-from diffnet.ops.sparse.ell import EllPattern
+from diffnet.ops.sparse.checks import check_integer
+from diffnet.ops.sparse.ell import EllPattern, check_is_pattern
 from diffnet.ops.sparse.op import sddmm, spmm
-from diffnet.ops.sparse.pattern import PIECE, Pattern, check_is_pattern, rows_of
+from diffnet.ops.sparse.pattern import PIECE, Pattern, rows_of
 from diffnet.ops.sparse.softmax import sparse_softmax
 
 # The costs of one more bucket and of one entry of the CSR rest, in places of an ELL bucket.
@@ -38,7 +39,7 @@ class HybridPattern:
             and at most as long as its own. Rows longer than the last width are the rest.
 
     Raises:
-        TypeError: if `pattern` is no `Pattern` or a width is no int.
+        TypeError: if `pattern` is no `Pattern` or a width is no integer.
         ValueError: if the widths don't ascend from 0 on.
 
     >>> import torch
@@ -55,8 +56,8 @@ class HybridPattern:
 
     def __post_init__(self) -> None:
         check_is_pattern(self.pattern)
-        if any(isinstance(width, bool) or not isinstance(width, int) for width in self.widths):
-            raise TypeError(f"widths should be ints, got {self.widths}")
+        for width in self.widths:
+            check_integer("each width", width)
         if any(a >= b for a, b in pairwise((-1, *self.widths))):
             raise ValueError(f"widths should ascend and be at least 0, got {self.widths}")
 
@@ -132,10 +133,16 @@ class HybridPattern:
         return sddmm(self.grouped, a, b, backend=backend)
 
     def softmax(
-        self, scores: Tensor, *, scale: float = 1.0, mask: Tensor | None = None, backend: Backend = "auto"
+        self,
+        scores: Tensor,
+        *,
+        scale: float | Tensor = 1.0,
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        backend: Backend = "auto",
     ) -> Tensor:
-        """Compute the softmax of scale · scores over the entries of each row, (…, nnz); see `sparse_softmax`."""
-        return sparse_softmax(self.pattern, scores, scale=scale, mask=mask, backend=backend)
+        """Compute the softmax of scale · scores + bias over the entries of each row, (…, nnz); see `sparse_softmax`."""
+        return sparse_softmax(self.pattern, scores, scale=scale, bias=bias, mask=mask, backend=backend)
 
 
 @not_compiled

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -191,12 +190,6 @@ class Pattern:
         found = (self.row_order, self._long_pieces, self._by_length)
         row_order, pieces, by_length = (None if x is None else x.to(device) for x in found)
         return Pattern(self.indptr.to(device), indices, self.columns, row_order, moved, pieces, by_length, check=False)
-
-
-def check_is_pattern(pattern: Any) -> None:
-    """Raise TypeError if the argument is no pattern."""
-    if not isinstance(pattern, Pattern):
-        raise TypeError(f"pattern should be a Pattern, got {type(pattern).__name__}")
 
 
 def csr_arrays(pattern: Pattern, triton: bool) -> CsrArrays:

@@ -181,6 +181,13 @@ def test_operations(
             [],
             True,
         ),
+        (
+            lambda s, b, t, **options: made.softmax(s, scale=t, bias=b, **options),
+            lambda s, b, t: dense_softmax(pattern, t[..., None] * s + b, 1.0, None),
+            [random(*sets, nnz), random(nnz, seed=1)],
+            [random(*sets, 1)[..., 0]],
+            True,
+        ),
     ]
     for operation, dense, sparse_inputs, dense_inputs, sparse_output in cases:
         expected = [x.float().double().requires_grad_() for x in (*sparse_inputs, *dense_inputs)]
