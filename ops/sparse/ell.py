@@ -211,7 +211,7 @@ class EllPattern:
         if places is not None:
             flat = values.new_zeros(*values.shape[:-1], self.indices.numel())
             values = flat.index_copy(-1, places, values)
-        return values.unflatten(-1, self.indices.shape)
+        return values.reshape(*values.shape[:-1], *self.indices.shape)
 
 
 def check_is_pattern(pattern: Any) -> None:
