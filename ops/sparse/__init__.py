@@ -1,6 +1,7 @@
 """Sparse matrices with separate structure and values: patterns, products and softmax."""
 
-from diffnet.ops.sparse.ell import EllPattern, HybridPattern
+from diffnet.ops.sparse.ell import EllPattern
+from diffnet.ops.sparse.hybrid import HybridPattern
 from diffnet.ops.sparse.matrix import SparseMatrix, block_diagonal, split_diagonal
 from diffnet.ops.sparse.op import diagonal, row_sum, sddmm, spmm
 from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern, split_diagonal_pattern

@@ -81,6 +81,50 @@ def check_csr(indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor |
         raise ValueError(f"indices should ascend within a row, got {found} in row {row}")
 
 
+def check_integer(name: str, value: Any) -> None:
+    """Check that an argument is an integer, of Python or NumPy. Raises TypeError."""
+    if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} should be an integer, got {value!r} of type {type(value).__name__}")
+
+
+def check_ell(indices: Any, columns: Any) -> None:
+    """Check the arguments of an ELL pattern, see `EllPattern`.
+
+    Reads the values of the indices, so it waits for a GPU. While something is traced, there are no values to read.
+
+    Raises:
+        TypeError: if `indices` is no tensor or `columns` is no integer.
+        ValueError: that names the wrong value.
+    """
+    if isinstance(indices, torch.fx.Proxy):  # the stand-in of torch.compile
+        return
+    if not isinstance(indices, Tensor) or isinstance(indices, torch.nn.Parameter):
+        raise TypeError(f"indices should be a plain tensor, got {type(indices).__name__}")
+    check_integer("columns", columns)
+    if indices.ndim != 2 or indices.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"indices should be 2-D int32 or int64, got {indices.dtype} of shape {tuple(indices.shape)}")
+    if columns < 0:
+        raise ValueError(f"columns should be at least 0, got {columns}")
+    if type(indices) is not Tensor or indices.is_meta:
+        return
+    outside = (indices < -1) | (indices >= columns)
+    if outside.any():
+        row, place = outside.nonzero()[0].tolist()
+        raise ValueError(
+            f"indices should be below columns, {columns}, and −1 at unused places, "
+            f"got {indices[row, place]} at place {place} of row {row}"
+        )
+    before, after = indices[:, :-1], indices[:, 1:]
+    wrong = (after >= 0) & (after <= before) | (after >= 0) & (before < 0)
+    if wrong.any():
+        row, place = wrong.nonzero()[0].tolist()
+        a, b = indices[row, place : place + 2].tolist()
+        if a < 0:
+            raise ValueError(f"unused places should come last in a row, got −1 before {b} in row {row}")
+        found = f"column {a} twice" if a == b else f"{a} before {b}"
+        raise ValueError(f"indices should ascend within a row, got {found} in row {row}")
+
+
 def check_row_order(order: Tensor, indptr: Tensor) -> None:
     """Check that `order` is a permutation of the rows of a pattern. Raises ValueError that names the row."""
     rows = len(indptr) - 1

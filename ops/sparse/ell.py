@@ -1,34 +1,43 @@
-"""ELL patterns, with a fixed number of places in every row, and hybrids of ELL and CSR for rows of uneven length."""
+"""`EllPattern`: the structure of a sparse matrix with a fixed number of places in every row.
+
+Operations run on the CSR pattern of the used places. Unused places are never read, neither their values nor the rows
+of the dense factor that they might point to, so an inf or NaN there has no effect.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import InitVar, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.memo import memoized
-from diffnet.ops.sparse.checks import check_operand
-from diffnet.ops.sparse.op import spmm
-from diffnet.ops.sparse.pattern import PIECE, Pattern, rows_of
-
-# The costs of one more bucket and of one entry of the CSR rest, in places of an ELL bucket.
-BUCKET_COST = 16_384
-REST_COST = 1.5
+from diffnet.ops.common.scores import check_broadcast
+from diffnet.ops.sparse.checks import check_ell, check_integer, check_operand
+from diffnet.ops.sparse.op import sddmm, spmm
+from diffnet.ops.sparse.pattern import Pattern
+from diffnet.ops.sparse.softmax import sparse_softmax
 
 
 @dataclass(frozen=True, eq=False)
 class EllPattern:
     """The structure of a sparse matrix with the same number of places in every row.
 
-    Values have shape (…, rows, width). Values at unused places are ignored.
+    Values have shape (…, rows, width). Values at unused places are ignored, and their gradients are 0.
 
     Args:
-        indices: (rows, width) int32 or int64, the column of each entry in ascending order. Unused places come last and
-            hold −1.
+        indices: (rows, width) int32 or int64, the column of each entry. Columns ascend within a row and occur at most
+            once. Unused places come last and hold −1. A non-contiguous array is copied.
         columns: the number of columns
+        check: whether to check all of this. The check reads the indices, so it waits for a GPU. Pass False for indices
+            that are known to be right.
+
+    Raises:
+        TypeError: if `indices` is no tensor or `columns` is no integer.
+        ValueError: that names the wrong value.
 
     >>> import torch
     >>> pattern = EllPattern(torch.tensor([[0, 2], [1, -1]]), 3)
@@ -39,9 +48,13 @@ class EllPattern:
 
     indices: Tensor
     columns: int
-    _filled: Pattern | None = field(default=None, repr=False)
+    _csr: tuple[Pattern, Tensor | None] | None = field(default=None, repr=False)
+    _transpose: tuple[EllPattern, Tensor] | None = field(default=None, repr=False)
+    check: InitVar[bool] = field(default=True, kw_only=True)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, check: bool) -> None:
+        if check:
+            check_ell(self.indices, self.columns)
         if isinstance(self.indices, Tensor) and not self.indices.is_contiguous():
             # The only way to set a field of a frozen dataclass.
             object.__setattr__(self, "indices", self.indices.contiguous())
@@ -61,8 +74,12 @@ class EllPattern:
             pattern, −1 at unused places.
 
         Raises:
+            TypeError: if `pattern` is no `Pattern` or `width` is no integer.
             ValueError: if a row is longer than the width.
         """
+        check_is_pattern(pattern)
+        if width is not None:
+            check_integer("width", width)
         lengths = pattern.row_lengths
         longest = int(lengths.max()) if len(lengths) else 0
         if width is None:
@@ -73,16 +90,20 @@ class EllPattern:
         there = place < lengths[:, None]
         entries = torch.where(there, pattern.row_starts[:, None] + place, -1)
         if pattern.nnz == 0:
-            return cls(entries.to(pattern.indices.dtype), pattern.columns), entries
-        return cls(torch.where(there, pattern.indices[entries.clamp(min=0)], -1), pattern.columns), entries
+            return cls(entries.to(pattern.indices.dtype), pattern.columns, check=False), entries
+        indices = torch.where(there, pattern.indices[entries.clamp(min=0)], -1)
+        return cls(indices, pattern.columns, check=False), entries
 
     def to_pattern(self) -> tuple[Pattern, Tensor]:
-        """Convert to a CSR pattern. Waits for a GPU.
+        """Convert to a CSR pattern. The first call waits for a GPU.
 
         Returns the CSR pattern and `there` (rows, width) bool; values[…, there] are the values on the CSR pattern.
         """
-        there = self.there
-        return Pattern.from_row_lengths(there.sum(1), self.indices[there], self.columns), there
+        return self.csr[0], self.there
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.indices), self.columns
 
     @property
     def there(self) -> Tensor:
@@ -90,115 +111,130 @@ class EllPattern:
         return self.indices >= 0
 
     @property
-    def filled(self) -> Pattern:
-        """A CSR pattern of rows · width entries, in which unused places are entries of column 0. Made once."""
-        return memoized(self, "_filled", _fill)
+    def csr(self) -> tuple[Pattern, Tensor | None]:
+        """The CSR pattern of the used places, and where they are, made once.
 
-    def matmul(self, values: Tensor, x: Tensor, *, backend: Backend = "auto") -> Tensor:
-        """Multiply sparse by dense: values (…, rows, width), x (…, columns, C) → (…, rows, C); see `spmm`."""
-        device = self.indices.device
-        check_operand("values", values, tuple(self.indices.shape), device)
-        check_operand("the dense factor", x, (self.columns, "C"), device)
-        used = values.masked_fill(~self.there, 0)
-        if self.columns == 0:
-            empty = Pattern(self.indices.new_zeros(len(self.indices) + 1), self.indices.new_empty(0), 0, check=False)
-            return spmm(empty, used.flatten(-2)[..., :0], x, backend=backend)
-        return spmm(self.filled, used.flatten(-2), x, backend=backend)
+        The second is the position of each entry in the flattened places, (nnz,) int64; None if all places are used.
+        """
+        return memoized(self, "_csr", _find_used)
+
+    @property
+    def transpose(self) -> tuple[EllPattern, Tensor]:
+        """The transposed pattern, and where its entries come from, made once. The first use waits for a GPU.
+
+        The second is the position of each entry in the flattened places of this pattern, (columns, width of the
+        transposed pattern) int64, −1 at unused places. Values move along as
+        values.flatten(-2)[…, entries.clamp(min=0)].
+        """
+        return memoized(self, "_transpose", _transpose)
+
+    def matmul(self, values: Tensor, x: Tensor, *, transpose: bool = False, backend: Backend = "auto") -> Tensor:
+        """Multiply sparse by dense: values (…, rows, width), x (…, columns, C) → (…, rows, C); see `spmm`.
+
+        With `transpose`, multiply by the transposed matrix: x (…, rows, C) → (…, columns, C).
+        """
+        check_operand("values", values, tuple(self.indices.shape), self.indices.device)
+        return spmm(self.csr[0], self._used(values), x, transpose=transpose, backend=backend)
+
+    def sddmm(self, a: Tensor, b: Tensor, *, backend: Backend = "auto") -> Tensor:
+        """Multiply A Bᵀ at the entries: a (…, rows, C), b (…, columns, C) → (…, rows, width); see `sddmm`.
+
+        Unused places are 0.
+
+        >>> import torch
+        >>> pattern = EllPattern(torch.tensor([[0, 2], [1, -1]]), 3)
+        >>> pattern.sddmm(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [4.0], [5.0]]))
+        tensor([[3., 5.],
+                [8., 0.]])
+        """
+        return self._placed(sddmm(self.csr[0], a, b, backend=backend))
+
+    def softmax(
+        self,
+        scores: Tensor,
+        *,
+        scale: float | Tensor = 1.0,
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        backend: Backend = "auto",
+    ) -> Tensor:
+        """Compute the softmax of scale · scores + bias over the entries of each row, see `sparse_softmax`.
+
+        Args:
+            scores: (…, rows, width) floating point
+            scale: a number, or a floating-point tensor that broadcasts to the sets (…)
+            bias: floating point, of the shape of the scores or broadcastable to it
+            mask: bool, of the shape of the scores or broadcastable to it. Entries with False are left out and get 0.
+            backend: see `use_kernels`
+
+        Returns:
+            The shape and dtype of the scores. Unused places are 0.
+
+        >>> import torch
+        >>> pattern = EllPattern(torch.tensor([[0, 2], [1, -1]]), 3)
+        >>> pattern.softmax(torch.tensor([[1.0, 1.0], [5.0, 7.0]]))
+        tensor([[0.5000, 0.5000],
+                [1.0000, 0.0000]])
+        """
+        check_operand("scores", scores, tuple(self.indices.shape), self.indices.device, floating=True)
+        weights = sparse_softmax(
+            self.csr[0],
+            self._used(scores),
+            scale=scale,
+            bias=self._spread("bias", bias, scores),
+            mask=self._spread("mask", mask, scores),
+            backend=backend,
+        )
+        return self._placed(weights)
+
+    def _spread(self, name: str, given: Tensor | None, scores: Tensor) -> Tensor | None:
+        """Return a bias or mask that broadcasts to the scores at the used places, (…, nnz).
+
+        `sparse_softmax` refuses one that is no tensor, or of a wrong dtype or device.
+        """
+        if not isinstance(given, Tensor) or given.device != scores.device:
+            return given
+        if given.ndim == 0:
+            raise ValueError(f"{name} should broadcast to {tuple(scores.shape)}, shape is ()")
+        check_broadcast(name, given.shape, scores.shape)
+        return self._used(given.expand(*given.shape[:-2], *self.indices.shape))
+
+    def _used(self, values: Tensor) -> Tensor:
+        """Return values (…, rows, width) at the used places, (…, nnz)."""
+        places = self.csr[1]
+        flat = values.flatten(-2)
+        return flat if places is None else flat.index_select(-1, places)
+
+    def _placed(self, values: Tensor) -> Tensor:
+        """Return values (…, nnz) in their places, (…, rows, width), with 0 at unused ones."""
+        places = self.csr[1]
+        if places is not None:
+            flat = values.new_zeros(*values.shape[:-1], self.indices.numel())
+            values = flat.index_copy(-1, places, values)
+        return values.reshape(*values.shape[:-1], *self.indices.shape)
 
 
-def _fill(ell: EllPattern) -> Pattern:
-    rows, width = ell.indices.shape
-    indices = ell.indices.clamp(min=0).reshape(-1)
-    indptr = torch.arange(rows + 1, device=indices.device, dtype=indices.dtype) * width
-    return Pattern(indptr, indices, ell.columns, check=False)
+def check_is_pattern(pattern: Any) -> None:
+    """Check that an argument is a CSR pattern. Raises TypeError."""
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"pattern should be a Pattern, got {type(pattern).__name__}")
 
 
-@dataclass(frozen=True, eq=False)
-class HybridPattern:
-    """A CSR pattern whose rows are divided by length into ELL buckets and a CSR rest.
-
-    Args:
-        pattern: the whole pattern. Values are given in its order.
-        buckets: for each bucket its rows (n,), their ELL pattern, and the positions (n, width) of their entries in
-            `pattern`, as from `EllPattern.from_pattern`
-        rest: the other rows (n,), their CSR pattern, and the positions (nnz,) of their entries in `pattern`
-
-    >>> import torch
-    >>> pattern = Pattern(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), 3)
-    >>> HybridPattern.from_pattern(pattern).matmul(torch.tensor([1.0, 2.0, 3.0]), torch.eye(3))
-    tensor([[1., 0., 2.],
-            [0., 3., 0.]])
-    """
-
-    pattern: Pattern
-    buckets: tuple[tuple[Tensor, EllPattern, Tensor], ...]
-    rest: tuple[Tensor, Pattern, Tensor]
-
-    @classmethod
-    def from_pattern(cls, pattern: Pattern) -> HybridPattern:
-        """Divide a pattern so that unused places, buckets and the rest cost least, see `bucket_widths`."""
-        lengths = pattern.row_lengths
-        histogram = torch.bincount(lengths.long()).tolist()
-        widths = bucket_widths(histogram)
-        buckets = []
-        for below, width in pairwise([-1, *widths]):
-            rows = torch.nonzero((lengths > below) & (lengths <= width))[:, 0]
-            part, entries = rows_of(pattern, rows)
-            ell, places = EllPattern.from_pattern(part, width)
-            at = torch.where(places >= 0, entries[places.clamp(min=0)], -1) if len(entries) else places
-            buckets.append((rows, ell, at))
-        rows = torch.nonzero(lengths > (widths[-1] if widths else -1))[:, 0]
-        return cls(pattern, tuple(buckets), (rows, *rows_of(pattern, rows)))
-
-    def matmul(self, values: Tensor, x: Tensor, *, backend: Backend = "auto") -> Tensor:
-        """Multiply sparse by dense: values (…, nnz) in the order of `pattern`, x (…, columns, C) → (…, rows, C)."""
-        device = self.pattern.indices.device
-        check_operand("values", values, (self.pattern.nnz,), device)
-        check_operand("the dense factor", x, (self.pattern.columns, "C"), device)
-        parts, rows = [], []
-        for at, ell, entries in self.buckets:
-            if values.shape[-1] == 0:
-                given = values.new_zeros(*values.shape[:-1], *entries.shape)
-            else:
-                given = values[..., entries.clamp(min=0)]  # values at unused places are ignored
-            parts.append(ell.matmul(given, x, backend=backend))
-            rows.append(at)
-        at, rest, entries = self.rest
-        parts.append(spmm(rest, values[..., entries], x, backend=backend))
-        rows.append(at)
-        # Each row is in one part. Sorting the concatenated row numbers brings the rows back in order.
-        return torch.cat(parts, dim=-2)[..., torch.argsort(torch.cat(rows)), :]
+@not_compiled
+def _find_used(ell: EllPattern) -> tuple[Pattern, Tensor | None]:
+    there = ell.there
+    places = there.flatten().nonzero()[:, 0]
+    indices = ell.indices.flatten()[places]
+    pattern = Pattern.from_row_lengths(there.sum(1), indices, ell.columns, check=False)
+    return pattern, None if len(places) == there.numel() else places
 
 
-def bucket_widths(histogram: list[int]) -> list[int]:
-    """Choose the widths of the ELL buckets with the least cost. Rows longer than the last width are the rest.
-
-    A bucket costs BUCKET_COST and its places: every row has as many as the longest row in the bucket. The rest costs
-    BUCKET_COST and REST_COST for each entry. The widths are found by dynamic programming over the lengths up to PIECE.
-
-    Args:
-        histogram: the number of rows of each length, from 0 on
-
-    >>> bucket_widths([0, 0, 0, 0, 0, 20_000, 60_000, 18_000, 2_000])
-    [5, 6, 7, 8]
-    """
-    lengths = [n for n in range(min(len(histogram), PIECE + 1)) if histogram[n] > 0]
-    best = [0.0]  # the cost of the rows of the first i lengths, if all are in buckets
-    cut = [0]
-    for i, width in enumerate(lengths, start=1):
-        rows = 0
-        costs = []
-        for j in range(i, 0, -1):
-            rows += histogram[lengths[j - 1]]
-            costs.append((best[j - 1] + rows * width + BUCKET_COST, j - 1))
-        cost, start = min(costs)
-        best.append(cost)
-        cut.append(start)
-    rest = [REST_COST * sum(n * histogram[n] for n in range(first, len(histogram))) for first in (*lengths, PIECE + 1)]
-    totals = [b + r + (BUCKET_COST if r > 0 else 0) for b, r in zip(best, rest, strict=True)]
-    end = min(range(len(totals)), key=lambda i: (totals[i], -i)) if totals else 0
-    widths: list[int] = []
-    while end > 0:
-        widths.append(lengths[end - 1])
-        end = cut[end]
-    return widths[::-1]
+@not_compiled
+def _transpose(ell: EllPattern) -> tuple[EllPattern, Tensor]:
+    pattern, places = ell.csr
+    transposed, order = pattern.transpose
+    made, entries = EllPattern.from_pattern(transposed)
+    if len(order) == 0:
+        return made, entries
+    sources = order if places is None else places[order]
+    return made, torch.where(entries >= 0, sources[entries.clamp(min=0)], -1)

@@ -168,6 +168,16 @@ class Pattern:
         stored, entries = rows_of(self, rows)
         return replace(stored, row_order=order, check=False), entries
 
+    def with_rows_taken_in(self, order: Tensor) -> Pattern:
+        """Return the same pattern, whose products take rows in this order instead of `rows_by_length`.
+
+        Unlike `with_row_order`, entries stay where they are. A pattern with a row order takes rows in that order.
+
+        Args:
+            order: (rows,) of the dtype of the indices, a permutation of the rows; (0,) for the rows' own order
+        """
+        return replace(self, _by_length=order, check=False)
+
     def to(self, device: torch.device | str | None) -> Pattern:
         """Move the pattern to a device, along with everything that it has already found."""
         indices = self.indices.to(device=device)

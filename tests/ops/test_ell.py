@@ -1,20 +1,24 @@
-"""ELL and hybrid patterns against dense matrices. test_sparse_operands.py tests wrong operands and dtypes."""
+"""ELL and hybrid patterns against dense matrices. test_ell_operands.py tests wrong arguments."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
 from float64 import DEVICE, random
-from sparse_cases import backends, strided
+from sparse_cases import backends, dense_of, ints, strided
 from torch import Tensor
 
-from diffnet.ops import Backend, EllPattern, HybridPattern, Pattern
-from diffnet.ops.sparse import ell
-from diffnet.ops.sparse.ell import bucket_widths
+from diffnet.ops import Backend, EllPattern, HybridPattern, Pattern, spmm
+from diffnet.ops.sparse import hybrid as hybrid_module
+from diffnet.ops.sparse.hybrid import bucket_widths
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,13 +32,6 @@ def random_pattern(rows: int, columns: int) -> Pattern:
     mask[rows - 1 :] = True
     found = scipy.sparse.csr_matrix(mask)
     return Pattern(torch.from_numpy(found.indptr), torch.from_numpy(found.indices), columns)
-
-
-def dense_of(pattern: Pattern, values: Tensor) -> Tensor:
-    out = values.new_zeros(*values.shape[:-1], *pattern.shape)
-    index = (..., pattern.row_indices.long(), pattern.indices.long())
-    out[index] = values
-    return out
 
 
 SHAPES = [(13, 20), (1, 9), (9, 1), (6, 0), (0, 5)]
@@ -56,29 +53,261 @@ def test_ell(shape: tuple[int, int]) -> None:
     wider, _ = EllPattern.from_pattern(pattern, 25)
     assert wider.indices.shape == (shape[0], 25)
     assert torch.equal(wider.to_pattern()[0].indices, pattern.indices)
+    turned, sources = converted.transpose
+    assert turned.shape == pattern.transpose[0].shape
+    flipped = places.flatten(-2)[..., sources.clamp(min=0)]
+    torch.testing.assert_close(
+        turned.matmul(flipped, random(shape[0], 3)), dense_of(pattern, values).mT @ random(shape[0], 3)
+    )
+    assert torch.equal(sources >= 0, turned.there)
+    assert converted.transpose is converted.transpose  # made once
+
+
+@pytest.fixture
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets cost nearly nothing, and rows of 7 are long."""
+    monkeypatch.setattr(hybrid_module, "BUCKET_COST", 1)
+    monkeypatch.setattr(hybrid_module, "PIECE", 5)
+
+
+@shapes
+def test_hybrid(shape: tuple[int, int], small_buckets: None) -> None:
+    """Buckets and rest together are the pattern."""
+    pattern = random_pattern(*shape)
+    hybrid = HybridPattern.from_pattern(pattern)
+    if shape == (13, 20):
+        assert hybrid.widths == (0, 2, 3)
+        assert [bucket.indices.shape[1] for _, bucket, _ in hybrid.buckets] == [0, 2, 3]
+        assert hybrid.rest[1].row_lengths.tolist() == [7, 7, 7, 20]
+    assert hybrid.shape == pattern.shape
+    values, x = random(2, pattern.nnz), random(shape[1], 3, seed=1)
+    out = torch.full((2, shape[0], 3), torch.nan, dtype=torch.float64)
+    for rows, bucket, entries in hybrid.buckets:
+        given = values[:, entries.clamp(min=0)] if pattern.nnz else values.new_zeros(2, *entries.shape)
+        out[:, rows] = bucket.matmul(given, x)
+    rows, rest, entries = hybrid.rest
+    out[:, rows] = spmm(rest, values[:, entries], x)
+    torch.testing.assert_close(out, dense_of(pattern, values) @ x)
+    turned, order = hybrid.transpose
+    assert turned.shape == pattern.shape[::-1]
+    assert torch.equal(dense_of(turned.pattern, values[:, order]), dense_of(pattern, values).mT)
+    assert hybrid.transpose is hybrid.transpose  # made once
+
+
+@dataclass(frozen=True)
+class Format:
+    """An ELL or hybrid pattern, and the conversion of values from and to a CSR pattern."""
+
+    made: EllPattern | HybridPattern
+    there: Tensor | None
+
+    @classmethod
+    def of(cls, name: str, pattern: Pattern) -> Format:
+        if name == "hybrid":
+            return cls(HybridPattern.from_pattern(pattern.to(DEVICE)), None)
+        made, entries = EllPattern.from_pattern(pattern.to(DEVICE), {"wide": 22}.get(name))
+        return cls(made, entries.cpu() >= 0)
+
+    def places(self, values: Tensor, unused: float = torch.nan) -> Tensor:
+        if self.there is None:
+            return values
+        out = values.new_full((*values.shape[:-1], *self.there.shape), unused)
+        out[..., self.there] = values
+        return out
+
+    def entries(self, values: Tensor) -> Tensor:
+        """Undo `places`, and check that unused places hold 0."""
+        if self.there is None:
+            return values
+        assert torch.equal(values[..., ~self.there], torch.zeros_like(values[..., ~self.there]))
+        return values[..., self.there]
+
+
+FORMATS = ["ell", "wide", "hybrid"]
+formats = pytest.mark.parametrize("name", FORMATS)
+
+
+def dense_softmax(pattern: Pattern, scores: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+    """Softmax over the rows of a dense matrix. Returns the entries, (…, nnz)."""
+    visible = torch.ones_like(scores) if mask is None else mask.to(scores).expand_as(scores)
+    weights = dense_of(pattern, torch.exp(scale * scores) * visible)
+    total = weights.sum(-1, keepdim=True)
+    weights = weights / torch.where(total > 0, total, 1)
+    return weights[..., pattern.row_indices.long(), pattern.indices.long()]
+
+
+def dense_sddmm(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
+    return (a @ b.mT)[..., pattern.row_indices.long(), pattern.indices.long()]
 
 
 @backends
+@formats
+@pytest.mark.parametrize("sets", [(), (3,)], ids=["one", "three"])
 @shapes
-def test_hybrid(shape: tuple[int, int], backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ell, "BUCKET_COST", 1)
-    monkeypatch.setattr(ell, "PIECE", 5)  # rows of 7 are long
+def test_operations(
+    shape: tuple[int, int], sets: tuple[int, ...], name: str, backend: Backend, small_buckets: None
+) -> None:
+    """Values and gradients, compared with dense float64. Values and gradients at unused places are NaN."""
     pattern = random_pattern(*shape)
-    hybrid = HybridPattern.from_pattern(pattern.to(DEVICE))
-    if shape == (13, 20):
-        assert [bucket.indices.shape[1] for _, bucket, _ in hybrid.buckets] == [0, 2, 3]
-        assert hybrid.rest[1].row_lengths.tolist() == [7, 7, 7, 20]
-    values, x = random(2, pattern.nnz).float(), random(shape[1], 3, seed=1).float()
-    leaves = [values.to(DEVICE).requires_grad_(), x.to(DEVICE).requires_grad_()]
-    expected = [values.double().requires_grad_(), x.double().requires_grad_()]
-    outs = [hybrid.matmul(*leaves, backend=backend), dense_of(pattern, expected[0]) @ expected[1]]
-    weights = random(2, shape[0], 3, seed=2)
-    results = [
-        [out, *torch.autograd.grad((out * weights.to(out)).sum(), given)]
-        for out, given in zip(outs, (leaves, expected), strict=True)
+    rows, columns = shape
+    form = Format.of(name, pattern)
+    made, nnz = form.made, pattern.nnz
+    mask = random(*sets, nnz, seed=7) > -0.3
+    shared = random(nnz, seed=8) > -0.3
+    moved = {m: form.places(m, unused=True).to(DEVICE) for m in (mask, shared)}
+    # (operation, the same on dense matrices, sparse inputs, dense inputs, whether the output is sparse)
+    cases: list[tuple[Callable[..., Tensor], Callable[..., Tensor], list[Tensor], list[Tensor], bool]] = [
+        (made.matmul, lambda v, x: dense_of(pattern, v) @ x, [random(*sets, nnz)], [random(columns, 3)], False),
+        (
+            partial(made.matmul, transpose=True),
+            lambda v, x: dense_of(pattern, v).mT @ x,
+            [random(*sets, nnz)],
+            [random(*sets, rows, 3)],
+            False,
+        ),
+        (made.sddmm, partial(dense_sddmm, pattern), [], [random(*sets, rows, 3), random(columns, 3, seed=1)], True),
+        (made.softmax, lambda s: dense_softmax(pattern, s, 1.0, None), [random(*sets, nnz)], [], True),
+        (
+            partial(made.softmax, scale=0.3, mask=moved[mask]),
+            lambda s: dense_softmax(pattern, s, 0.3, mask),
+            [random(*sets, nnz)],
+            [],
+            True,
+        ),
+        (
+            partial(made.softmax, mask=moved[shared]),
+            lambda s: dense_softmax(pattern, s, 1.0, shared),
+            [random(*sets, nnz)],
+            [],
+            True,
+        ),
+        (
+            lambda s, b, t, **options: made.softmax(s, scale=t, bias=b, **options),
+            lambda s, b, t: dense_softmax(pattern, t[..., None] * s + b, 1.0, None),
+            [random(*sets, nnz), random(nnz, seed=1)],
+            [random(*sets, 1)[..., 0]],
+            True,
+        ),
     ]
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a.cpu().double(), b, rtol=1e-5, atol=1e-5)
+    for operation, dense, sparse_inputs, dense_inputs, sparse_output in cases:
+        expected = [x.float().double().requires_grad_() for x in (*sparse_inputs, *dense_inputs)]
+        given = [form.places(x.float()).to(DEVICE).requires_grad_() for x in sparse_inputs]
+        given += [x.float().to(DEVICE).requires_grad_() for x in dense_inputs]
+        reference = dense(*expected)
+        upstream = random(*reference.shape, seed=2).float()
+        references = [reference, *torch.autograd.grad(reference, expected, upstream.double())]
+        out = operation(*given, backend=backend)
+        upstream = form.places(upstream) if sparse_output else upstream
+        outs = [x.cpu().double() for x in (out, *torch.autograd.grad(out, given, upstream.to(DEVICE)))]
+        sparse = [sparse_output, *(True for _ in sparse_inputs), *(False for _ in dense_inputs)]
+        for found, wanted, is_sparse in zip(outs, references, sparse, strict=True):
+            found = form.entries(found) if is_sparse else found
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_second_derivatives(name: str, small_buckets: None) -> None:
+    pattern = random_pattern(4, 8)
+    form = Format.of(name, pattern)
+    values = form.places(random(pattern.nnz), unused=0).to(DEVICE).requires_grad_()
+    x = random(8, 2, seed=1).to(DEVICE).requires_grad_()
+    a = random(4, 2, seed=2).to(DEVICE).requires_grad_()
+    assert torch.autograd.gradgradcheck(form.made.matmul, (values, x))
+    assert torch.autograd.gradgradcheck(form.made.sddmm, (a, x))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # of the interpreter, for lanes that are masked out
+@backends
+@formats
+@pytest.mark.parametrize("poison", [torch.inf, torch.nan])
+def test_infinities_do_not_spread(poison: float, name: str, backend: Backend, small_buckets: None) -> None:
+    """No row has an entry in the first or last column, the first row is empty, and rows have unused places."""
+    indptr, indices = ints(0, 0, 2, 3, 3, 6), ints(1, 3, 2, 1, 2, 4)
+    pattern = Pattern(indptr, indices, 6)
+    form = Format.of(name, pattern)
+    values = form.places(random(2, 6).float()).to(DEVICE).requires_grad_()
+    x = random(6, 3, seed=1).float().to(DEVICE)
+    x[[0, 5]] = poison
+    y = random(5, 3, seed=2).float().to(DEVICE)
+    y[[0, 3]] = poison
+    x.requires_grad_()
+    y.requires_grad_()
+    product = form.made.matmul(values, x, backend=backend)
+    turned = form.made.matmul(values, y, transpose=True, backend=backend)
+    sampled = form.made.sddmm(y, x, backend=backend)
+    for out in (product, turned, sampled):
+        assert out.isfinite().all()
+    assert torch.equal(product[:, [0, 3]], torch.zeros_like(product[:, [0, 3]]))
+    # Gradients of empty rows may be infinite, too.
+    upstream = torch.ones_like(product)
+    upstream[:, [0, 3]] = poison
+    for out, grad in ((product, upstream), (turned, torch.ones_like(turned)), (sampled, torch.ones_like(sampled))):
+        for given in torch.autograd.grad(out, (values, x, y), grad, retain_graph=True, allow_unused=True):
+            assert given is None or given.isfinite().all()
+
+
+def test_a_hybrid_product_is_one_launch(small_buckets: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward, with several buckets, and one launch for a sampled product."""
+    from diffnet.ops.sparse import sddmm_kernels, spmm_kernels
+
+    launches: list[str] = []
+
+    class Counted:
+        def __init__(self, name: str, kernel: Any) -> None:
+            self.name, self.kernel = name, kernel
+
+        def __getitem__(self, grid: Any) -> Any:
+            launches.append(self.name)
+            return self.kernel[grid]
+
+    for module, names in (
+        (spmm_kernels, ("spmm_rows_kernel", "spmm_pieces_kernel", "spmm_add_pieces_kernel")),
+        (sddmm_kernels, ("sddmm_rows_kernel", "sddmm_pieces_kernel")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, Counted(name, getattr(module, name)))
+    pattern = random_pattern(13, 20)
+    hybrid = HybridPattern.from_pattern(pattern.to(DEVICE))
+    assert len(hybrid.widths) == 3
+    values = random(2, pattern.nnz).float().to(DEVICE).requires_grad_()
+    x = random(20, 3).float().to(DEVICE).requires_grad_()
+    out = hybrid.matmul(values, x, backend="triton")
+    assert launches == ["spmm_rows_kernel"]
+    out.sum().backward()  # type: ignore[no-untyped-call]
+    assert sorted(launches[1:]) == ["sddmm_rows_kernel", "spmm_rows_kernel"]
+    launches.clear()
+    hybrid.matmul(values, out, transpose=True, backend="triton")
+    hybrid.sddmm(out, x, backend="triton")
+    assert launches == ["spmm_rows_kernel", "sddmm_rows_kernel"]
+
+
+def test_rows_are_taken_by_bucket(small_buckets: None) -> None:
+    """Rows keep their order within a bucket. The rest is taken by length."""
+    pattern = random_pattern(13, 20)
+    hybrid = HybridPattern.from_pattern(pattern)
+    assert hybrid.grouped.rows_by_length.tolist() == [0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11, 12]
+    assert hybrid.grouped is hybrid.grouped  # made once
+    assert hybrid.grouped.transpose is pattern.transpose
+    two = HybridPattern(pattern, (3, 7))
+    assert two.grouped.rows_by_length.tolist() == [0, 1, 2, 4, 5, 6, 8, 9, 10, 3, 7, 11, 12]
+    assert len(HybridPattern(pattern, (20,)).grouped.rows_by_length) == 0  # the rows' own order
+    stored, _ = pattern.with_row_order(torch.arange(13).flip(0))
+    assert HybridPattern(stored, (3, 7)).grouped is stored
+
+
+@pytest.mark.parametrize("name", ["ell", "hybrid"])
+def test_operations_are_compiled(name: str, small_buckets: None) -> None:
+    pattern = random_pattern(13, 20)
+    form = Format.of(name, pattern)
+    values = form.places(random(2, pattern.nnz).float()).to(DEVICE)
+    x = random(20, 3, seed=1).float().to(DEVICE)
+
+    def step(made: EllPattern | HybridPattern, values: Tensor, x: Tensor) -> Tensor:
+        return made.softmax(made.sddmm(made.matmul(values, x), x))
+
+    expected = step(form.made, values, x)
+    compiled = torch.compile(step, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(form.made, values, x), expected)
 
 
 def cost(histogram: list[int], widths: tuple[int, ...]) -> float:
@@ -87,14 +316,16 @@ def cost(histogram: list[int], widths: tuple[int, ...]) -> float:
     rest = sum(n * count for n, count in enumerate(histogram) if n > max(widths, default=-1))
     for n, count in enumerate(histogram):
         total += count * min((w for w in widths if w >= n), default=0)
-    return total + len(widths) * ell.BUCKET_COST + (rest * ell.REST_COST + ell.BUCKET_COST if rest else 0)
+    if rest:
+        total += rest * hybrid_module.REST_COST + hybrid_module.BUCKET_COST
+    return total + len(widths) * hybrid_module.BUCKET_COST
 
 
 def test_buckets_cost_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compared with trying all widths."""
     rng = np.random.default_rng(0)
     for bucket in (1, 20, 200):
-        monkeypatch.setattr(ell, "BUCKET_COST", bucket)
+        monkeypatch.setattr(hybrid_module, "BUCKET_COST", bucket)
         for _ in range(10):
             histogram = (rng.integers(0, 40, 9) * (rng.random(9) < 0.7)).tolist()
             found = tuple(bucket_widths(histogram))
@@ -122,6 +353,6 @@ def test_strided_indices_become_contiguous() -> None:
     for indices in (strided(ell.indices), ell.indices.T.contiguous().T):
         made = EllPattern(indices, 20)
         assert made.indices.is_contiguous()
-        assert torch.equal(made.filled.indices, ell.filled.indices)
+        assert torch.equal(made.csr[0].indices, ell.csr[0].indices)
     assert EllPattern(ell.indices, 20).indices is ell.indices
-    assert ell.filled is ell.filled  # made once
+    assert ell.csr is ell.csr  # made once
