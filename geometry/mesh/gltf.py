@@ -21,6 +21,7 @@ from diffnet.geometry.mesh.objects import scene_arrays
 Json: TypeAlias = dict[str, Any]
 
 _MODES = {0: "points", 4: "triangles", 5: "a triangle strip"}
+_DAMAGED = "not a glTF file, or a damaged one"
 _COMPRESSED = ("draco", "meshopt")
 
 
@@ -33,15 +34,17 @@ def read_gltf(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     import trimesh  # imported here because it takes a quarter of a second
 
     binary = data.startswith(b"glTF")
+    header = _header_of_glb(data) if binary else _json(data)
     try:
-        _check(_header_of_glb(data) if binary else _json(data))
+        _check(header)
+    except (LookupError, TypeError, AttributeError) as e:
+        raise ValueError(f"{_DAMAGED} ({type(e).__name__}: {e})") from e
+    try:
         scene = trimesh.load_scene(
             io.BytesIO(data), file_type="glb" if binary else "gltf", process=False, skip_materials=True
         )
-    except ValueError:
-        raise
     except Exception as e:  # trimesh doesn't check what it reads, so damage can cause any error
-        raise ValueError(f"not a glTF file, or a damaged one ({type(e).__name__}: {e})") from e
+        raise ValueError(f"{_DAMAGED} ({type(e).__name__}: {e})") from e
     return scene_arrays(scene)
 
 
@@ -81,7 +84,7 @@ def _json(data: bytes) -> Json:
     try:
         header = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as e:
-        raise ValueError(f"not a glTF file, or a damaged one ({e})") from e
+        raise ValueError(f"{_DAMAGED} ({e})") from e
     if not isinstance(header, dict) or "asset" not in header:
         raise ValueError("not a glTF file: it has no 'asset'")
     return header

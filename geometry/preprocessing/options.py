@@ -30,13 +30,13 @@ class Options:
     basis: BasisPrecision = "float32"
 
     def __post_init__(self) -> None:
+        self.k = _checked_k(self.k)
         for name, value, known in (
             ("laplacian", self.laplacian, LAPLACIANS),
             ("basis", self.basis, BASIS_PRECISIONS),
         ):
             if not isinstance(value, str) or value not in known:
                 raise OptionError(f"{name} should be one of {', '.join(known)}, got {_shown(value)}")
-        self.k = _checked_k(self.k)
 
 
 def _checked_k(k: Any) -> int:
