@@ -44,6 +44,8 @@ def default_cache() -> Path:
 
 DEFAULT_CACHE = default_cache()
 
+MESH_FILES = f"{', '.join(suffix[1:] for suffix in FORMATS[:-1])} or {FORMATS[-1][1:]}, also with .gz"
+
 CacheOption = Annotated[Path, typer.Option("--cache", help="Folder that keeps preprocessed meshes between runs.")]
 JobsOption = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Meshes to preprocess at once. By default, one per core.")
@@ -191,7 +193,7 @@ def _print_results(results: dict[str, Any], out: Path) -> None:
 
 @app.command()
 def predict(
-    meshes: Annotated[list[Path], typer.Argument(metavar="MESH…", help="obj, off, ply or stl files.")],
+    meshes: Annotated[list[Path], typer.Argument(metavar="MESH…", help=f"{MESH_FILES} files.")],
     checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run.")],
     out: Annotated[
         Path, typer.Option(help="Colored mesh to write (.ply). For several meshes, a folder to write them to.")
@@ -259,12 +261,12 @@ def precompute(
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found = (p for p in path.rglob("*") if p.suffix.lower() in FORMATS and p.is_file())
+            found = (p for p in path.rglob("*") if _is_mesh(p.name) and p.is_file())
             files += sorted(p for p in found if not p.name.startswith("."))
         else:
             files.append(path)
     if not files:
-        raise OptionError(f"no meshes ({', '.join(FORMATS)}) in {', '.join(map(str, paths))}")
+        raise OptionError(f"no meshes ({', '.join(FORMATS)}, also with .gz) in {', '.join(map(str, paths))}")
     files = list(dict.fromkeys(files))
     failed = fill_cache_with_bar(
         files, Preprocessing(k, laplacian, basis=basis), cache, jobs, console, pick_device(device)
@@ -276,8 +278,12 @@ def precompute(
         raise typer.Exit(1)
 
 
+def _is_mesh(name: str) -> bool:
+    return name.lower().removesuffix(".gz").endswith(FORMATS)
+
+
 @app.command()
-def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help="An obj, off, ply or stl file.")]) -> None:
+def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {MESH_FILES}.")]) -> None:
     """Show the size of a mesh and list its faults."""
     loaded = load_mesh(mesh)
     found = diagnose(loaded)

@@ -61,7 +61,7 @@ def load_dataset(
         princeton, if a `.seg` file is in the folder or in its `seg/`, `off/`, `meshes/`, `train/` or `test/`;
         folder, if a mesh is in the folder or in its `off/`, `meshes/`, `train/` or `test/`.
 
-    In "princeton" and "folder", meshes are obj, off, ply or stl files. The subfolders `train/` and `test/` divide them.
+    In "princeton" and "folder", meshes are files in `FORMATS`. The subfolders `train/` and `test/` divide them.
     Without these, the meshes are in the folder itself, else in `off/`, else in `meshes/`. Then `train.txt` and
     `test.txt` divide them, with one file name per line, and a mesh that is not listed is left out. Without these, a
     random share of `test_fraction`, drawn with `seed`, is the test part. It has at least one mesh.

@@ -1,9 +1,10 @@
-"""Strict readers of obj, off, ply and stl files.
+"""Strict readers of obj, off, ply, stl, glb and gltf files.
 
 Vertices and polygons must keep their order, because labels are stored beside a file in that order. A damaged file must
-be refused. plyfile does this for ply, trimesh for stl. No library does it for obj and off, which are simple text
-formats and are parsed here: trimesh splits vertices along texture seams, reorders polygons of mixed sizes and accepts
-truncated off files; potpourri3d reads words as 0 and refuses negative indices and one-line headers.
+be refused. plyfile does this for ply. trimesh reads stl and glTF, after checks. No library does it for obj and off,
+which are simple text formats and are parsed here: trimesh splits vertices along texture seams, reorders polygons of
+mixed sizes and accepts truncated off files; potpourri3d reads words as 0 and refuses negative indices and one-line
+headers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from plyfile import PlyData, PlyParseError
+
+from diffnet.geometry.mesh.content import is_binary_stl, stl_count
+from diffnet.geometry.mesh.gltf import read_gltf
 
 T = TypeVar("T")
 Line: TypeAlias = "tuple[int, str]"
@@ -54,20 +58,32 @@ def _read_obj(data: bytes) -> Content:
         return index - 1 if index > 0 else len(verts) + index
 
     _read_lines(_lines(_text(data).replace("\\\n", " ")), read)
+    if not verts:
+        raise ValueError("the mesh is empty: no line begins with 'v', as the vertices of an OBJ file do")
     return _content(verts, polygons)
+
+
+_OFF_HEADER = re.compile(r"((?:ST)?C?N?OFF|c?off|Off)(\d.*)?")
 
 
 def _read_off(data: bytes) -> Content:
     lines = _lines(_text(data))
     words = lines.pop(0)[1].split("#", 1)[0].split() if lines else [""]
-    if not re.fullmatch("(ST)?C?N?OFF", words[0]):
+    header = _OFF_HEADER.fullmatch(words[0])
+    if header is None:
         raise ValueError(f"the header should be OFF, got {words[0][:20]!r}")
+    if header[2]:
+        words[:1] = header[1], header[2]  # OFF3514 3546 0: many files of ModelNet begin like this
     if len(words) == 1:
         if not lines:
             raise ValueError("the file ends after its header")
         words += lines.pop(0)[1].split()
+    if words[1].upper() == "BINARY":
+        raise ValueError("binary OFF is not supported. Save the mesh as text")
     if len(words) < 3 or not (words[1].isdecimal() and words[2].isdecimal()):
         raise ValueError(f"the header should give the numbers of vertices and faces, got {' '.join(words[1:])[:60]!r}")
+    if max(len(words[1]), len(words[2])) > 18:
+        raise ValueError(f"the header declares more than 10^18 vertices or faces, but {len(lines)} lines follow")
     vertices, faces = int(words[1]), int(words[2])
     if len(lines) < vertices + faces:
         raise ValueError(f"{vertices} vertices and {faces} faces are declared, but {len(lines)} lines follow")
@@ -77,13 +93,51 @@ def _read_off(data: bytes) -> Content:
     if points is not None and triangles is not None and (triangles[:, 0] == 3).all():
         return points, triangles[:, 0], triangles[:, 1:].reshape(-1)
     # Parse line by line, because polygons have other sizes or a line is wrong and the message must name it.
-    return _content(_read_lines(verts, _point), _read_lines(polygons, _polygon))
+    return _content(_read_lines(verts, _point), _read_polygons(lines[vertices:], faces))
+
+
+def _read_polygons(lines: list[Line], count: int) -> list[list[int]]:
+    """The first `count` polygons. A polygon may span several lines. It then ends at the end of a line.
+
+    A polygon on one line may have a color after its corners.
+    """
+    polygons: list[list[int]] = []
+    ahead = iter(lines)
+
+    def read(words: list[str]) -> list[int]:
+        size = int(words[0])
+        if 0 < len(words) - 1 < size or (size > 0 and len(words) == 1):
+            numbers = list(map(int, words))  # names a wrong word before the next lines are read
+            while len(numbers) - 1 < size and (line := next(ahead, None)) is not None:
+                more = [int(word) for word in line[1].split("#", 1)[0].split()]
+                if len(numbers) - 1 + len(more) > size:
+                    break
+                numbers += more
+            return _polygon(list(map(str, numbers)))
+        return _polygon(words)
+
+    while len(polygons) < count:
+        line = next(ahead, None)
+        if line is None:
+            raise ValueError(f"{count} faces are declared, but the file ends after {len(polygons)}")
+        polygons += _read_lines([line], read)
+    return polygons
 
 
 PLY_CORNERS = ("vertex_indices", "vertex_index")
 
 
+_PLY_ELEMENT = re.compile(rb"(?:^|[\r\n])element[ \t]+(\S+)[ \t]+(\d+)")
+
+
 def _read_ply(data: bytes) -> Content:
+    for what, count in _PLY_ELEMENT.findall(data[: max(data.find(b"end_header"), 0)]):
+        # plyfile allocates the rows before it reads them.
+        if len(count) > 18 or int(count) > len(data):
+            raise ValueError(
+                f"its header declares {count.decode()[:30]} rows of element {what.decode(errors='replace')[:30]!r}, "
+                f"more than {len(data)} bytes can hold; the header is damaged, or the file is cut off"
+            )
     try:
         elements = {element.name: element.data for element in PlyData.read(io.BytesIO(data)).elements}
     except PlyParseError as e:
@@ -107,12 +161,49 @@ def _read_stl(data: bytes) -> Content:
     """STL has three vertices for each triangle. Triangles share none."""
     import trimesh  # imported here because it takes a quarter of a second
 
+    binary = is_binary_stl(data)
+    content, count = (data, stl_count(data)) if binary else _check_ascii_stl(data)
+    if count == 0:
+        return np.zeros((0, 3)), np.zeros(0, np.int64), np.zeros(0, np.int64)
     try:
-        triangles = trimesh.load_mesh(io.BytesIO(data), file_type="stl", process=False).triangles
-    except Exception as e:  # trimesh raises struct.error, IndexError, its own HeaderError and others
-        raise ValueError(f"not an STL file, or a damaged one ({type(e).__name__}: {e})") from e
+        triangles = trimesh.load_mesh(io.BytesIO(content), file_type="stl", process=False).triangles
+    except Exception as e:  # trimesh doesn't check what it reads, so damage can cause any error
+        raise ValueError(f"{_DAMAGED_STL} ({type(e).__name__}: {e})") from e
+    if len(triangles) != count:
+        raise ValueError(f"{_DAMAGED_STL}: only {len(triangles)} of {count} triangles can be read")
     verts = np.array(triangles, np.float64).reshape(-1, 3)
     return verts, np.full(len(triangles), 3), np.arange(len(verts))
+
+
+_DAMAGED_STL = "not an STL file, or a damaged one"
+
+
+def _check_ascii_stl(data: bytes) -> tuple[bytes, int]:
+    """The text of an ASCII STL file in UTF-8, and its number of triangles. Raises ValueError for another file."""
+    text = _text(data)
+    facets, corners, ends, solids = (
+        len(re.findall(rf"^[ \t]*{word}\b", text, re.MULTILINE | re.IGNORECASE))
+        for word in ("facet", "vertex", "endfacet", "endsolid")
+    )
+    if text.lstrip()[:5].lower() != "solid" or facets + ends + solids == 0:
+        if len(data) < 84:
+            raise ValueError(f"{_DAMAGED_STL}: {len(data)} bytes that don't begin with 'solid'")
+        expected = 84 + 50 * stl_count(data)
+        raise ValueError(
+            f"{_DAMAGED_STL}: its binary header declares {stl_count(data)} triangles in {expected} bytes, but the file "
+            f"has {len(data)} bytes. Save or download it again"
+        )
+    if facets != ends or corners != 3 * facets or solids == 0:
+        raise ValueError(
+            f"{_DAMAGED_STL}: {facets} facets begin, {ends} end, they have {corners} vertices, and {solids} lines say "
+            "endsolid. Save or download it again"
+        )
+    return text.encode(), facets
+
+
+def _read_gltf(data: bytes) -> Content:
+    verts, faces = read_gltf(data)
+    return verts, np.full(len(faces), 3), faces.reshape(-1)
 
 
 READERS: dict[str, Callable[[bytes], Content]] = {
@@ -120,6 +211,8 @@ READERS: dict[str, Callable[[bytes], Content]] = {
     ".off": _read_off,
     ".ply": _read_ply,
     ".stl": _read_stl,
+    ".glb": _read_gltf,
+    ".gltf": _read_gltf,
 }
 
 

@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import os
+import reprlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.formats import READERS, parse
+from diffnet.geometry.mesh.gltf import embed_buffers
+from diffnet.geometry.mesh.objects import source_of
 
 if TYPE_CHECKING:
     import trimesh
 
-FORMATS = tuple(READERS)
+FORMATS = tuple(READERS)  # each may be followed by .gz
 
-MeshLike: TypeAlias = "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh.PointCloud | tuple[Any, Any]"
+
+class Points(Protocol):
+    """An object with positions (V, 3) and faces (3, F) or None, such as `Data` of PyTorch Geometric."""
+
+    pos: Any
+    face: Any
+
+
+class Polyhedron(Protocol):
+    """An object with vertices (V, 3) and faces (F, 3)."""
+
+    vertices: Any
+    faces: Any
+
+
+MeshLike: TypeAlias = (
+    "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh.PointCloud | trimesh.Scene | tuple[Any, Any] | Points"
+    " | Polyhedron"
+)
 
 
 @dataclass(frozen=True)
@@ -49,8 +71,13 @@ class Mesh:
 def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None) -> Mesh:
     """Read and check a mesh or a point cloud.
 
-    source: a path to an obj, off, ply or stl file; a trimesh object; or arrays (verts (V, 3), faces (F, 3)). For a
-        point cloud, faces is None or empty. Arrays may be NumPy arrays, tensors or lists.
+    source: one of
+        a path to an obj, off, ply, stl, glb or gltf file, which may be compressed by gzip (.obj.gz);
+        arrays (verts (V, 3), faces (F, 3) or quadrilaterals (F, 4)): NumPy arrays, tensors or lists. For a point
+        cloud, faces is None or empty;
+        a trimesh object. The geometries of a scene become one mesh, in the scene's coordinates;
+        an object with `vertices` (V, 3) and `faces` (F, 3), or with `pos` (V, 3) and `face` (3, F), as PyTorch
+        Geometric's `Data` has them
     cache_dir: a folder for parsed files, identified by their content, so that a file is parsed only once; see
         `precompute`
 
@@ -58,28 +85,41 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
     fans of triangles. STL files have no shared vertices, so corners with identical coordinates become one vertex,
     numbered by first appearance.
 
-    Raises MeshError for a file that is missing or doesn't parse, an empty mesh, NaN or infinite coordinates, and an
-    index out of range.
+    Raises MeshError for a file that is missing or doesn't parse, an empty mesh, NaN or infinite coordinates,
+    coordinates beyond single precision, and an index out of range.
 
     >>> mesh = load_mesh(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
     >>> mesh.verts.shape, mesh.faces.tolist(), mesh.is_point_cloud
     ((3, 3), [[0, 1, 2]], False)
     """
+    if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
+        raise MeshError(
+            f"cache_dir should be a folder or None, got {type(cache_dir).__name__}. Pass vertices and faces as one "
+            "tuple: load_mesh((verts, faces))"
+        )
     if isinstance(source, Mesh):
         return source
     if isinstance(source, (str, os.PathLike)):
         return _read(Path(source), cache_dir)
     if isinstance(source, tuple) and len(source) == 2:
         return make_mesh(*source, name="arrays")
-    # Importing trimesh takes a quarter of a second. If it isn't loaded yet, the source can't be a trimesh object.
-    if "trimesh" in sys.modules:
-        import trimesh
+    try:
+        found = source_of(source)
+    except ValueError as e:
+        raise MeshError(f"{type(source).__name__} object: {e}") from e
+    if found is not None:
+        return make_mesh(found.verts, found.faces, name=found.name)
+    raise MeshError(f"expected a path, a trimesh object or (verts, faces), got {_described(source)}")
 
-        if isinstance(source, trimesh.Trimesh):
-            return make_mesh(source.vertices, source.faces, name="trimesh object")
-        if isinstance(source, trimesh.PointCloud):
-            return make_mesh(source.vertices, None, name="trimesh object")
-    raise MeshError(f"expected a path, a trimesh object or (verts, faces), got {type(source).__name__}")
+
+def _described(source: Any) -> str:
+    """What was given instead of a mesh, with a hint."""
+    shape = getattr(source, "shape", None)
+    if shape is not None:
+        return f"{type(source).__name__} of shape {tuple(shape)}. For a point cloud, write (points, None)"
+    if isinstance(source, list):
+        return f"a list of {len(source)} items. Vertices and faces should be a tuple; precompute_all takes many meshes"
+    return f"{type(source).__name__} {reprlib.repr(source)}"
 
 
 def make_mesh(
@@ -88,7 +128,7 @@ def make_mesh(
     """A `Mesh` of checked arrays. `load_mesh` says what is accepted and raised.
 
     name: for messages
-    polygons, polygon_count: see `Mesh`; by default each face is a polygon
+    polygons, polygon_count: see `Mesh`; by default each face is a polygon. Quadrilaterals (F, 4) have no `polygons`.
     """
     try:
         v = np.array(_on_host(verts), dtype=np.float64)
@@ -98,10 +138,17 @@ def make_mesh(
         raise MeshError(f"{name}: vertices should have shape (V, 3), shape is {v.shape}")
     if len(v) == 0:
         raise MeshError(f"{name}: the mesh is empty (0 vertices)")
-    bad = np.flatnonzero(~np.isfinite(v).all(axis=1))
-    if len(bad):
+    # Norms and areas of larger coordinates overflow, and operators are single precision.
+    if not (np.abs(v) <= _LARGEST).all():
+        bad = np.flatnonzero(~np.isfinite(v).all(axis=1))
+        if len(bad):
+            raise MeshError(
+                f"{name}: {len(bad)} vertices with NaN or infinite coordinates, the first is {bad[0]}: {v[bad[0]]}"
+            )
+        worst = int(np.abs(v).max(axis=1).argmax())
         raise MeshError(
-            f"{name}: {len(bad)} vertices with NaN or infinite coordinates, the first is {bad[0]}: {v[bad[0]]}"
+            f"{name}: coordinates up to {np.abs(v).max():.3g} are beyond single precision ({_LARGEST:.3g}), the "
+            f"largest is at vertex {worst}. Scale the mesh down, or correct this vertex"
         )
     try:
         f = np.asarray([] if faces is None else _on_host(faces))
@@ -109,8 +156,11 @@ def make_mesh(
         raise MeshError(f"{name}: faces are not an array of numbers ({e})") from e
     if f.ndim > 0 and len(f) == 0:
         return Mesh(v, np.zeros((0, 3), np.int64), np.zeros(0, np.int64), polygon_count or 0, name)
-    if f.ndim != 2 or f.shape[1] != 3:
-        raise MeshError(f"{name}: faces should have shape (F, 3), shape is {f.shape}")
+    if f.ndim != 2 or f.shape[1] not in ((3, 4) if polygons is None else (3,)):
+        hint = ". Pass its transpose" if f.ndim == 2 and f.shape[0] in (3, 4) else ""
+        raise MeshError(
+            f"{name}: faces should have shape (F, 3), or (F, 4) for quadrilaterals, shape is {f.shape}{hint}"
+        )
     if not np.issubdtype(f.dtype, np.integer):
         raise MeshError(f"{name}: faces should be integers, dtype is {f.dtype}")
     f = f.astype(np.int64)
@@ -120,8 +170,16 @@ def make_mesh(
             f"{name}: face {bad[0]} is {f[bad[0]].tolist()}, but vertex indices run from 0 to {len(v) - 1} "
             f"({len(bad)} faces out of range)"
         )
-    p = np.arange(len(f)) if polygons is None else np.asarray(polygons, np.int64)
-    return Mesh(v, f, p, len(f) if polygon_count is None else polygon_count, name)
+    if polygon_count is None:
+        polygon_count = len(f)
+    if f.shape[1] == 4:
+        f, p = _triangulate(np.full(len(f), 4), f.reshape(-1))
+    else:
+        p = np.arange(len(f)) if polygons is None else np.asarray(polygons, np.int64)
+    return Mesh(v, f, p, polygon_count, name)
+
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def _on_host(values: Any) -> Any:
@@ -145,15 +203,7 @@ def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _read(path: Path, cache_dir: str | os.PathLike[str] | None) -> Mesh:
-    suffix = path.suffix.lower()
-    if suffix not in FORMATS:
-        raise MeshError(f"{path}: unknown format {suffix!r}, expected one of {', '.join(FORMATS)}")
-    if not path.is_file():
-        raise MeshError(f"{path}: no such file")
-    try:
-        data = path.read_bytes()
-    except OSError as e:
-        raise MeshError(f"{path}: the file can't be read: {e}") from e
+    suffix, data = _content(path)
     if cache_dir is None:
         return _parse(data, suffix, str(path))
     entry = entry_path(cache_dir, cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix), "mesh")
@@ -163,6 +213,39 @@ def _read(path: Path, cache_dir: str | os.PathLike[str] | None) -> Mesh:
     mesh = _parse(data, suffix, str(path))
     write_entry(entry, _as_arrays(mesh))
     return mesh
+
+
+def _content(path: Path) -> tuple[str, bytes]:
+    """The format of a file, a key of READERS, and its content: decompressed, complete, with the usual line ends."""
+    suffix = Path(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
+    try:
+        if path.is_dir():
+            raise MeshError(f"{path}: this is a folder, expected a file")
+        if suffix not in FORMATS:
+            raise MeshError(f"{path}: {_unknown(suffix)}")
+        if not path.exists():
+            raise MeshError(f"{path}: no such file")
+        if not path.is_file():
+            raise MeshError(
+                f"{path}: this is a pipe, a socket or a device, expected a file. Copy its content to a file"
+            )
+        data = path.read_bytes()
+        if path.suffix.lower() == ".gz":
+            data = decompress(data)
+        check_content(data, suffix)
+        data = with_line_feeds(data, suffix)
+        return suffix, embed_buffers(data, path.parent) if suffix == ".gltf" and data.strip() else data
+    except MeshError:
+        raise
+    except (OSError, ValueError) as e:
+        raise MeshError(f"{path}: the file can't be read: {e}") from e
+
+
+def _unknown(suffix: str) -> str:
+    known = f"expected one of {', '.join(FORMATS)}, also with .gz"
+    if suffix in (".vtk", ".vtp", ".vtu"):
+        return f"VTK files are not supported, {known}. Convert it, for example with PyVista or ParaView"
+    return f"unknown format {suffix!r}, {known}"
 
 
 def _parse(data: bytes, suffix: str, name: str) -> Mesh:

@@ -19,6 +19,7 @@ from diffnet.geometry.discretize.laplacian import LaplacianKind
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import MeshLike
 from diffnet.geometry.operators import Operators
+from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.gpu_queue import gpu_solver
 from diffnet.geometry.preprocessing.one import precompute
 from diffnet.geometry.preprocessing.options import BasisPrecision, Options
@@ -60,9 +61,10 @@ def precompute_all(
     script; otherwise it raises WorkerError. Workers start fastest if the script imports PyTorch there, too.
 
     Raises MeshError if meshes can't be used. The others are computed first, and the cache keeps them. Raises
-    OptionError for a bad option.
+    OptionError for a bad option or a device that is not available.
     """
     options = Options(k, laplacian, basis)
+    device = usable_device(device)
     with TemporaryDirectory() if cache_dir is None else nullcontext(cache_dir) as folder:
         failed, loaded = load_meanwhile(
             lambda i: precompute(meshes[i], k, laplacian, folder, basis=basis, device=device),

@@ -12,6 +12,7 @@ from diffnet.geometry.cache import Arrays, write_entry
 from diffnet.geometry.discretize.laplacian import LaplacianKind
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.operators import Operators
+from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.entry import operators_path, read_operators
 from diffnet.geometry.preprocessing.options import BasisPrecision, Options
 from diffnet.geometry.preprocessing.recipe import complete, discretize, round_positions, solve
@@ -29,21 +30,21 @@ def precompute(
 ) -> Operators:
     """Operators of one mesh or point cloud: mass, Laplacian, gradient, frames and k eigenpairs, all on the CPU.
 
-    mesh: a path, a trimesh object, or (verts (V, 3), faces (F, 3)); see `load_mesh`
+    mesh: a path, a trimesh object, (verts (V, 3), faces (F, 3)), or an object that has them; see `load_mesh`
     k: number of eigenpairs, at least 0. See `eigenbasis` for meshes that have fewer.
     laplacian: "robust" or "cotan"; see `laplacian_and_mass`
     cache_dir: a folder for results. The content of the mesh and the options identify an entry, so data sets and
         processes can share the folder. It can be deleted at any time.
     basis: the precision in which eigenvectors are stored. "float16" and "bfloat16" save a third of the cache at
         k = 128. The returned eigenvectors are float32, rounded to that precision with or without a cache.
-    device: the device that computes the eigenbasis; see `eigenbasis`
+    device: the device that computes the eigenbasis, "cpu", "cuda" or "cuda:N"; see `eigenbasis`
 
     Positions are first rounded to float32, so float32 and float64 inputs share an entry. Everything else is computed in
     float64 and rounded once, to float32. The units are those of the positions: `mass` has length², eigenvalues have
     1/length², gradients have 1/length. Vertices keep their numbers. Where neighbors have distant numbers, the sparse
     matrices store their rows in an order along the surface; see `Pattern.with_row_order`.
 
-    Raises MeshError for a mesh that can't be used, and OptionError for a bad option.
+    Raises MeshError for a mesh that can't be used, and OptionError for a bad option or a device that is not available.
 
     >>> verts = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
     >>> faces = [[0, 2, 1], [0, 1, 3], [1, 2, 3], [0, 3, 2]]
@@ -54,6 +55,7 @@ def precompute(
     2.366
     """
     options = Options(k, laplacian, basis)
+    device = usable_device(device)
     checked = round_positions(load_mesh(mesh))
     path = None if cache_dir is None else operators_path(checked, options, cache_dir)
     arrays = None if path is None else read_operators(path, checked, options)

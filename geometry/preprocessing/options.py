@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+import reprlib
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from diffnet.geometry.discretize.laplacian import LAPLACIANS, LaplacianKind
 from diffnet.geometry.errors import OptionError
@@ -17,7 +18,7 @@ BASIS_PRECISIONS: tuple[BasisPrecision, ...] = get_args(BasisPrecision)
 class Options:
     """Checked options. Together with the mesh they decide the operators and the key of their cache entry.
 
-    Raises OptionError for k < 0 and for an unknown Laplacian or precision, TypeError for a k that is not an integer.
+    Raises OptionError for a k that is not an integer or is negative, and for an unknown Laplacian or precision.
 
     k: number of eigenpairs
     laplacian: see `laplacian_and_mass`
@@ -29,12 +30,31 @@ class Options:
     basis: BasisPrecision = "float32"
 
     def __post_init__(self) -> None:
+        self.k = _checked_k(self.k)
         for name, value, known in (
             ("laplacian", self.laplacian, LAPLACIANS),
             ("basis", self.basis, BASIS_PRECISIONS),
         ):
-            if value not in known:
-                raise OptionError(f"{name} should be one of {', '.join(known)}, got {value!r}")
-        if self.k < 0:
-            raise OptionError(f"k should be at least 0, got {self.k}")
-        self.k = operator.index(self.k)
+            if not isinstance(value, str) or value not in known:
+                raise OptionError(f"{name} should be one of {', '.join(known)}, got {_shown(value)}")
+
+
+def _checked_k(k: Any) -> int:
+    try:
+        if isinstance(k, bool):
+            raise TypeError
+        number = operator.index(k)
+    except TypeError as e:
+        hint = ""
+        if k is None or not isinstance(k, (str, bytes, int, float, complex)):
+            hint = ". Pass vertices and faces as one tuple: precompute((verts, faces)); faces is None for a point cloud"
+        raise OptionError(f"k should be an integer, got {_shown(k)}{hint}") from e
+    if number < 0:
+        raise OptionError(f"k should be at least 0, got {number}")
+    return number
+
+
+def _shown(value: Any) -> str:
+    """A short text of any value, with the shape of an array."""
+    shape = getattr(value, "shape", None)
+    return reprlib.repr(value) if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,14 @@ from shapes import TETRAHEDRON, arrays, cloud_of
 
 from diffnet.geometry import (
     LAPLACIANS,
+    MeshError,
     eigenbasis,
     patches,
     precompute,
+    precompute_all,
     with_k_ring,
 )
+from diffnet.geometry.errors import OptionError
 from diffnet.ops import SparseMatrix
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -65,8 +69,47 @@ def test_bad_options(sphere: trimesh.Trimesh) -> None:
         eigenbasis(scipy.sparse.eye(3, format="csr"), np.ones(3), -2)
     with pytest.raises(ValueError, match="laplacian should be one of robust, cotan, got 'graph'"):
         precompute(sphere, 4, "graph")
-    with pytest.raises(TypeError):
-        precompute(sphere, 4.5)
+    for wrong in (4.5, "128", True):
+        with pytest.raises(OptionError, match=f"k should be an integer, got {wrong!r}$"):
+            precompute(sphere, wrong)
+
+
+def test_vertices_and_faces_as_two_arguments(sphere: trimesh.Trimesh) -> None:
+    verts, faces = arrays(sphere)
+    for second in (faces, torch.tensor(faces), faces.tolist(), None):
+        for further in ((), (128,), (128, "robust")):
+            with pytest.raises(OptionError, match=r"k should be an integer, got .*: precompute\(\(verts, faces\)\)"):
+                precompute(verts, second, *further)
+    with pytest.raises(MeshError, match=r"ndarray of shape \(642, 3\)\. For a point cloud, write \(points, None\)"):
+        precompute(verts)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("gpu", "device should be cpu, cuda or cuda:N, got 'gpu'"),
+        ("meta", "device should be cpu, cuda or cuda:N, got 'meta'"),
+        (None, "device should be cpu, cuda or cuda:N, got 'None'"),
+        ("cpu:7", "device 'cpu:7' is not available: the only CPU device is cpu"),
+        ("cuda:99", "device 'cuda:99' is not available"),
+    ],
+)
+def test_unusable_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Any, message: str) -> None:
+    def load(*_: Any) -> None:
+        pytest.fail("the mesh was read before the device was checked")
+
+    monkeypatch.setattr("diffnet.geometry.preprocessing.one.load_mesh", load)
+    with pytest.raises(OptionError, match=message):
+        precompute("a.off", 4, cache_dir=tmp_path, device=device)
+    with pytest.raises(OptionError, match=message):
+        precompute_all(["a.off"], 4, cache_dir=tmp_path, device=device, jobs=1)
+
+
+def test_no_gpu(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(OptionError, match=r"device 'cuda' is not available: PyTorch finds no GPU"):
+        precompute(sphere, 4, device=torch.device("cuda"))
+    assert precompute(sphere, 4, device="cpu:0").k == 4
 
 
 @KINDS

@@ -1,0 +1,71 @@
+"""The content of a mesh file before it is parsed: decompression, content that is no mesh, and line ends."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import zlib
+
+MOST_UNCOMPRESSED = 2**31  # bytes; a small .gz file can expand to more than the memory holds
+
+_SIGNATURES = (
+    (b"\x1f\x8b", "is compressed by gzip. Add .gz to the file's name, or decompress it"),
+    (b"PK\x03\x04", "is a zip archive. Unpack it"),
+    (b"BZh", "is compressed by bzip2. Decompress it"),
+    (b"\xfd7zXZ\x00", "is compressed by xz. Decompress it"),
+    (b"\x28\xb5\x2f\xfd", "is compressed by zstd. Decompress it"),
+    (b"7z\xbc\xaf\x27\x1c", "is a 7z archive. Unpack it"),
+    (b"\xff\xfe", "is UTF-16 or UTF-32 text. Save it as UTF-8"),
+    (b"\xfe\xff", "is UTF-16 text. Save it as UTF-8"),
+    (b"\x00\x00\xfe\xff", "is UTF-32 text. Save it as UTF-8"),
+    (b"version https://git-lfs", "is a pointer of Git LFS. Run `git lfs pull` to get the file"),
+)
+_MARKUP = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype|html|head|body|!--|\?xml)", re.IGNORECASE)
+_TEXT_FORMATS = (".obj", ".off", ".gltf")
+_LONE_CR = re.compile(rb"\r(?!\n)")
+
+
+def decompress(data: bytes) -> bytes:
+    """The content of a gzip file. Raises ValueError if it is damaged or too large."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            content = file.read(MOST_UNCOMPRESSED + 1)
+    except (OSError, EOFError, zlib.error) as e:
+        raise ValueError(f"not a gzip file, or a damaged one ({e})") from e
+    if len(content) > MOST_UNCOMPRESSED:
+        raise ValueError(f"more than {MOST_UNCOMPRESSED} bytes when decompressed. Decompress the file with gunzip")
+    return content
+
+
+def check_content(data: bytes, suffix: str) -> None:
+    """Raise ValueError for content that is not of this format, such as an archive, UTF-16 text or a web page."""
+    if suffix == ".stl" and is_binary_stl(data):
+        return  # its first 80 bytes can be anything
+    for signature, what in _SIGNATURES:
+        if data.startswith(signature):
+            raise ValueError(f"the content is not {suffix[1:]}: it {what}")
+    if _MARKUP.match(data):
+        raise ValueError(
+            f"the content is not {suffix[1:]}: it is a web page or other markup. The download may have failed"
+        )
+    if suffix in _TEXT_FORMATS and b"\0" in data[:1024] and not data.startswith(b"OFF BINARY"):
+        raise ValueError(
+            f"the content is not {suffix[1:]}: it is binary, or text in another encoding than UTF-8. Save it as UTF-8"
+        )
+
+
+def with_line_feeds(data: bytes, suffix: str) -> bytes:
+    """The data with line ends that a reader of this format knows. A carriage return alone ends a line on old Macs."""
+    text = suffix in (".obj", ".off") or (suffix == ".stl" and not is_binary_stl(data))
+    return _LONE_CR.sub(b"\n", data) if text and data.count(b"\r") != data.count(b"\r\n") else data
+
+
+def is_binary_stl(data: bytes) -> bool:
+    """Whether the size is the one that the header of a binary STL file declares."""
+    return len(data) >= 84 and len(data) == 84 + 50 * stl_count(data)
+
+
+def stl_count(data: bytes) -> int:
+    """The number of triangles that the header of a binary STL file declares."""
+    return int.from_bytes(data[80:84], "little")

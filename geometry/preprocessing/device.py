@@ -1,0 +1,31 @@
+"""The check of the device that computes eigenbases."""
+
+from __future__ import annotations
+
+import torch
+
+from diffnet.geometry.errors import OptionError
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """The device that solves for eigenbases, the CPU or a GPU. Raises OptionError if it is not available.
+
+    >>> usable_device("cpu")
+    device(type='cpu')
+    """
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda"):
+        raise OptionError(f"device should be cpu, cuda or cuda:N, got {str(device)!r}")
+    if chosen.type == "cpu":
+        if chosen.index:
+            raise OptionError(f"device {str(device)!r} is not available: the only CPU device is cpu")
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise OptionError(f"device {str(device)!r} is not available: PyTorch finds no GPU. Use device='cpu'")
+    if chosen.index is not None and chosen.index >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise OptionError(f"device {str(device)!r} is not available: the last GPU is cuda:{last}")
+    return chosen

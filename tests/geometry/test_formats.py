@@ -1,0 +1,433 @@
+"""Files of unusual form, glTF, objects of other libraries, and messages for wrong content."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import struct
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+
+from diffnet.geometry import FORMATS, MeshError, load_mesh, normalize_positions, precompute
+from diffnet.geometry.mesh import content
+
+VERTS = [[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]]
+FAN = [[1, 4, 2], [0, 1, 4], [0, 4, 2], [0, 1, 3]]  # a triangle, a quadrilateral and a triangle
+SOURCE = [0, 1, 1, 2]
+
+OBJ = "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\nv 1 1 0\nf 2 5 3\nf 1 2 5 3\nf 1 2 4\n"
+OFF = "OFF\n5 3 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n1 1 0\n3 1 4 2\n4 0 1 4 2\n3 0 1 3\n"
+PLY = (
+    "ply\nformat ascii 1.0\nelement vertex 5\nproperty float x\nproperty float y\nproperty float z\n"
+    "element face 3\nproperty list uchar int vertex_indices\nend_header\n" + OFF.split("\n", 2)[2]
+)
+TEXTS = {".obj": OBJ, ".off": OFF, ".ply": PLY}
+
+
+def read(path: Path, data: str | bytes, cache: Path | None = None) -> Any:
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return load_mesh(path, cache)
+
+
+def check(mesh: Any) -> None:
+    np.testing.assert_array_equal(mesh.verts, VERTS)
+    np.testing.assert_array_equal(mesh.faces, FAN)
+    np.testing.assert_array_equal(mesh.polygons, SOURCE)
+    assert mesh.polygon_count == 3
+
+
+def refused(path: Path, data: str | bytes, message: str) -> None:
+    """The file is refused with one line that begins with its path."""
+    with pytest.raises(MeshError, match=message) as e:
+        read(path, data)
+    assert str(e.value).startswith(f"{path}: ")
+    assert "\n" not in str(e.value)
+    assert "install" not in str(e.value)
+
+
+def stl(triangles: Any, header: bytes = b"solid of a binary file") -> bytes:
+    body = b"".join(struct.pack("<12fH", 0, 0, 0, *np.ravel(t), 0) for t in triangles)
+    return header.ljust(80) + struct.pack("<I", len(triangles)) + body
+
+
+def ascii_stl(triangles: Any) -> str:
+    facets = (
+        "facet normal 0 0 1\nouter loop\n" + "".join(f"vertex {x} {y} {z}\n" for x, y, z in t) + "endloop\nendfacet\n"
+        for t in triangles
+    )
+    return f"solid name\n{''.join(facets)}endsolid name\n"
+
+
+CORNERS = np.array(VERTS)[np.array(FAN)]
+
+
+@pytest.mark.parametrize(
+    "header", ["OFF5 3 0\n", "off\n5 3 0\n", "off5 3 0\n", "off 5 3 0\n", "COFF5 3\n", "Off\n5 3\n"]
+)
+def test_off_headers(tmp_path: Path, header: str) -> None:
+    check(read(tmp_path / "a.off", OFF.replace("OFF\n5 3 0\n", header)))
+
+
+@pytest.mark.parametrize(
+    "faces",
+    ["3 1 4\n2\n4\n0 1\n4 2\n3 0 1 3\n", "3\n1\n4\n2\n4 0 1 4 2 255 0 0\n# comment\n3 0 # comment\n\n1 3\n"],
+    ids=["split", "with-colors-and-comments"],
+)
+def test_off_faces_over_several_lines(tmp_path: Path, faces: str) -> None:
+    check(read(tmp_path / "a.off", OFF[: OFF.index("3 1 4 2")] + faces))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("3 1 4 2\n", "3 1 4\n", r"line 8: a list of 3 with 2 items"),  # the next line must not complete it
+        ("4 0 1 4 2\n", "4 0 1\n", r"line 9: a list of 4 with 2 items"),
+        ("3 0 1 3\n", "3 0 1\n", r"line 10: a list of 3 with 2 items"),
+        ("3 0 1 3\n", "3 0\nx\n", r"line 10: .*'x'"),
+        ("3 0 1 3\n", "", r"5 vertices and 3 faces are declared, but 7 lines follow"),
+        ("4 0 1 4 2\n3 0 1 3\n", "4 0 1\n4 2\n", r"3 faces are declared, but the file ends after 2"),
+        ("OFF\n5", "OFF\nBINARY 5", "binary OFF is not supported"),
+        ("OFF\n5", "OFF " + "9" * 5000, r"more than 10\^18 vertices or faces"),
+        ("OFF\n5", "nOFF\n5", "header should be OFF, got 'nOFF'"),
+        ("OFF\n5", "OFFx5", "header should be OFF, got 'OFFx5'"),
+    ],
+)
+def test_off_damage(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in OFF
+    refused(tmp_path / "a.off", OFF.replace(old, new, 1), message)
+
+
+@pytest.mark.parametrize("suffix", TEXTS)
+def test_carriage_returns_end_lines(tmp_path: Path, suffix: str) -> None:
+    check(read(tmp_path / f"a{suffix}", TEXTS[suffix].replace("\n", "\r")))
+
+
+def test_carriage_returns_of_ascii_stl(tmp_path: Path) -> None:
+    expected = read(tmp_path / "a.stl", ascii_stl(CORNERS))
+    found = read(tmp_path / "b.stl", ascii_stl(CORNERS).replace("\n", "\r"))
+    np.testing.assert_array_equal(found.verts, expected.verts)
+    np.testing.assert_array_equal(found.faces, expected.faces)
+
+
+def test_an_entry_of_misread_line_ends_is_not_used(tmp_path: Path) -> None:
+    """Earlier versions stored a file with CR line ends as a cloud of one vertex, under the hash of its content."""
+    check(read(tmp_path / "a.obj", OBJ, tmp_path / "cache"))
+    entries = list((tmp_path / "cache").rglob("*.safetensors"))
+    check(read(tmp_path / "b.obj", OBJ.replace("\n", "\r"), tmp_path / "cache"))
+    assert list((tmp_path / "cache").rglob("*.safetensors")) == entries  # the entry of the same file with LF
+
+
+def test_keys_of_entries_stay(tmp_path: Path) -> None:
+    """Caches of earlier versions stay valid. These names were made before glTF and .gz were read."""
+    names = {
+        "a.obj": (OBJ, "20d4fd56a8cefe7b"),
+        "b.obj": (OBJ.replace("\n", "\r\n"), "a7ffc08f072dbfa3"),
+        "a.off": (OFF, "bf2a8d9ba0bcf87c"),
+        "a.ply": (PLY, "abd1e402c188bc79"),
+        "a.stl": (stl(CORNERS), "a269229221fa1ba4"),
+    }
+    for name, (data, key) in names.items():
+        read(tmp_path / name, data, tmp_path / name[::-1])
+        assert [path.name.split(".")[0][:16] for path in (tmp_path / name[::-1]).rglob("*.safetensors")] == [key], name
+
+
+@pytest.mark.parametrize("suffix", TEXTS)
+def test_gzip(tmp_path: Path, suffix: str) -> None:
+    data = gzip.compress(TEXTS[suffix].encode())
+    check(read(tmp_path / f"a{suffix}.gz", data))
+    check(read(tmp_path / f"b{suffix.upper()}.GZ", data, tmp_path / "cache"))
+    check(read(tmp_path / f"c{suffix}", TEXTS[suffix], tmp_path / "cache"))
+    assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 1
+    for cut in (1, 5, 20, len(data) - 1):
+        refused(tmp_path / f"d{suffix}.gz", data[:cut], "not a gzip file, or a damaged one")
+    refused(tmp_path / f"e{suffix}.gz", TEXTS[suffix], "not a gzip file")
+    refused(tmp_path / f"f{suffix}.gz", gzip.compress(b""), "the file is empty")
+
+
+def test_gzip_of_more_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "MOST_UNCOMPRESSED", 1000)
+    bomb = gzip.compress(b"v 0 0 0\n" * 10**5)
+    refused(tmp_path / "a.obj.gz", bomb, r"more than 1000 bytes when decompressed\. Decompress the file with gunzip")
+
+
+WRONG_CONTENT = {
+    "gzip": (gzip.compress(OBJ.encode()), r"compressed by gzip\. Add \.gz to the file's name"),
+    "zip": (b"PK\x03\x04" + bytes(90), "a zip archive"),
+    "bzip2": (b"BZh91AY&SY" + bytes(90), "compressed by bzip2"),
+    "xz": (b"\xfd7zXZ\x00" + bytes(90), "compressed by xz"),
+    "zstd": (b"\x28\xb5\x2f\xfd" + bytes(90), "compressed by zstd"),
+    "utf-16": (OBJ.encode("utf-16"), r"UTF-16 .*text\. Save it as UTF-8"),
+    "utf-16-be": (b"\xfe\xff" + OBJ.encode("utf-16-be"), r"UTF-16 text\. Save it as UTF-8"),
+    "utf-32": (OBJ.encode("utf-32"), r"UTF-32 text\. Save it as UTF-8"),
+    "html": (b"\n <!DOCTYPE html>\n<html><body><pre>\nv 0 0 0\n</pre></body></html>\n", "a web page"),
+    "html in capitals": (b"<HTML><HEAD>", "a web page"),
+    "xml": (b"\xef\xbb\xbf<?xml version='1.0'?><Error>AccessDenied</Error>", "a web page or other markup"),
+    "git lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "git lfs pull"),
+}
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("kind", WRONG_CONTENT)
+def test_wrong_content(tmp_path: Path, suffix: str, kind: str) -> None:
+    data, message = WRONG_CONTENT[kind]
+    refused(tmp_path / f"a{suffix}", data, f"the content is not {suffix[1:]}: it is .*{message}")
+
+
+def test_text_without_a_mark_of_its_encoding(tmp_path: Path) -> None:
+    for suffix in (".obj", ".off"):
+        for encoding in ("utf-16-le", "utf-16-be"):
+            refused(tmp_path / f"a{suffix}", TEXTS[suffix].encode(encoding), "another encoding than UTF-8")
+    refused(tmp_path / "b.off", b"OFF BINARY\n" + bytes(100), "binary OFF is not supported")
+    refused(tmp_path / "b.obj", "once upon a time\n", "empty: no line begins with 'v'")
+
+
+def test_the_header_of_binary_stl_may_hold_anything(tmp_path: Path) -> None:
+    for header in (b"\x1f\x8b", b"<html>", b"\xff\xfe", b"\r\r", b"solid facet\nendsolid"):
+        assert len(read(tmp_path / "a.stl", stl(CORNERS, header)).faces) == 4
+
+
+def test_damaged_stl(tmp_path: Path) -> None:
+    whole, text = stl(CORNERS), ascii_stl(CORNERS)
+    for cut in range(0, len(whole) - 1, 7):
+        refused(tmp_path / "a.stl", whole[: cut + 1], "damaged one|is empty")
+    refused(tmp_path / "a.stl", whole + b"\0", "declares 4 triangles in 284 bytes, but the file has 285 bytes")
+    huge = whole[:80] + b"\xff" * 4 + whole[84:]
+    refused(tmp_path / "a.stl", huge, "declares 4294967295 triangles in 214748364834 bytes, but the file has 284")
+    for cut in range(20, len(text) - len("endsolid name\n"), 5):
+        refused(tmp_path / "b.stl", text[:cut], "not an STL file, or a damaged one")
+    refused(tmp_path / "b.stl", text.replace("vertex", "x", 1), "4 facets begin, 4 end, they have 11 vertices")
+    refused(
+        tmp_path / "b.stl",
+        text.replace("vertex 1", "vertex \xff", 1).encode("latin-1"),
+        "not an STL file, or a damaged one",
+    )
+
+
+@pytest.mark.parametrize("element", ["vertex 5", "face 3"])
+@pytest.mark.parametrize("count", ["99999999999", "9" * 40])
+def test_huge_counts_in_ply(tmp_path: Path, element: str, count: str) -> None:
+    name = element.split()[0]
+    message = f"declares {count[:30]} rows of element '{name}', more than .* bytes can hold"
+    for end in ("\n", "\r", "\r\n"):
+        refused(tmp_path / "a.ply", PLY.replace(element, f"{name} {count}").replace("\n", end), message)
+    binary = PLY.replace("ascii", "binary_little_endian").replace(element, f"{name} {count}")
+    refused(tmp_path / "b.ply", binary.encode() + bytes(100), message)
+
+
+@pytest.mark.parametrize("suffix", [".obj", ".off"])
+def test_coordinates_beyond_single_precision(tmp_path: Path, suffix: str) -> None:
+    text = TEXTS[suffix].replace("0 0 1\n", "0 -1e300 1\n")
+    refused(tmp_path / f"a{suffix}", text, r"coordinates up to 1e\+300 are beyond single precision .* at vertex 3")
+    large = read(tmp_path / f"b{suffix}", text.replace("1e300", "3e38"))
+    assert np.isfinite(normalize_positions(large.verts)).all()
+
+
+def test_paths_that_are_no_files(tmp_path: Path) -> None:
+    (tmp_path / "folder.ply").mkdir()
+    os.mkfifo(tmp_path / "pipe.obj")
+    (tmp_path / "link.off").symlink_to(tmp_path / "gone")
+    for name, message in {
+        "folder.ply": "this is a folder, expected a file",
+        ".": "this is a folder, expected a file",
+        "pipe.obj": "this is a pipe, a socket or a device",
+        "link.off": "no such file",
+        "folder.ply/a.off": "no such file",
+        "a.vtk": r"VTK files are not supported, expected one of \.obj, .*\.gltf, also with \.gz\. Convert it",
+        "a.vtp.gz": "VTK files are not supported",
+        "a.gz": "unknown format '', expected one of",
+        "a" * 300 + ".obj": "the file can't be read: .*name too long",
+    }.items():
+        with pytest.raises(MeshError, match=message) as e:
+            load_mesh(tmp_path / name)
+        assert str(e.value).startswith(f"{tmp_path / name}: ")
+
+
+@pytest.fixture
+def scene() -> trimesh.Scene:
+    """Two tetrahedra, one of them shown twice: moved, and mirrored."""
+    verts, faces = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], [[0, 2, 1], [0, 1, 3], [1, 2, 3], [0, 3, 2]]
+    one = trimesh.Trimesh(verts, faces, process=False)
+    two = trimesh.Trimesh(2 * np.array(verts), faces, process=False)
+    scene = trimesh.Scene()
+    scene.add_geometry(one, geom_name="one", node_name="a")
+    scene.add_geometry(two, geom_name="two", transform=trimesh.transformations.translation_matrix([9, 0, 0]))
+    scene.graph.update(frame_from="world", frame_to="b", geometry="one", matrix=np.diag([-1.0, 1, 1, 1]))
+    return scene
+
+
+def volume(mesh: Any) -> float:
+    return float(np.linalg.det(mesh.verts[mesh.faces]).sum() / 6)
+
+
+def test_scenes_become_one_mesh(scene: trimesh.Scene) -> None:
+    mesh = load_mesh(scene)
+    assert mesh.verts.shape == (12, 3)
+    assert mesh.faces.shape == (12, 3)
+    np.testing.assert_array_equal(mesh.verts[4:8] * [-1, 1, 1], mesh.verts[:4])  # "one", at its two nodes
+    np.testing.assert_array_equal(mesh.verts[8:], 2 * mesh.verts[:4] + [9, 0, 0])  # "two"
+    np.testing.assert_array_equal(np.sort(mesh.faces.reshape(3, 4, 3)[1] - 4), np.sort(mesh.faces[:4]))
+    assert volume(mesh) == pytest.approx((1 + 1 + 8) / 6)  # a mirrored mesh still has its normals outside
+    assert precompute(scene, 3).num_vertices == 12
+
+
+def test_scenes_that_are_no_mesh(scene: trimesh.Scene) -> None:
+    with pytest.raises(MeshError, match="the scene is empty"):
+        load_mesh(trimesh.Scene())
+    scene.add_geometry(trimesh.load_path([[0, 0, 0], [1, 1, 1]]))
+    with pytest.raises(MeshError, match=r"a Path3D\. Remove all but meshes from it"):
+        load_mesh(scene)
+
+
+def test_gltf(tmp_path: Path, scene: trimesh.Scene) -> None:
+    expected = load_mesh(scene)
+    glb = scene.export(file_type="glb")
+    files = scene.export(file_type="gltf")
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    for mesh in (
+        read(tmp_path / "a.glb", glb),
+        read(tmp_path / "a.glb.gz", gzip.compress(glb)),
+        load_mesh(tmp_path / "model.gltf"),
+        load_mesh(tmp_path / "model.gltf", tmp_path / "cache"),
+        load_mesh(tmp_path / "model.gltf", tmp_path / "cache"),
+    ):
+        assert volume(mesh) == pytest.approx(volume(expected))
+        for part in (slice(0, 8), slice(8, 12)):  # the two nodes of one mesh may be exchanged
+            np.testing.assert_array_equal(np.unique(mesh.verts[part], axis=0), np.unique(expected.verts[part], axis=0))
+        assert mesh.polygon_count == 12
+    # The entry depends on the buffers beside the file.
+    header = json.loads(files["model.gltf"])
+    accessor = header["accessors"][header["meshes"][0]["primitives"][0]["attributes"]["POSITION"]]
+    buffer = tmp_path / header["buffers"][header["bufferViews"][accessor["bufferView"]]["buffer"]]["uri"]
+    moved = np.frombuffer(buffer.read_bytes(), np.float32) + 1
+    buffer.write_bytes(moved.tobytes())
+    assert not np.array_equal(load_mesh(tmp_path / "model.gltf", tmp_path / "cache").verts, mesh.verts)
+    buffer.unlink()
+    with pytest.raises(MeshError, match=rf"its buffer .*{re.escape(buffer.name)} is missing"):
+        load_mesh(tmp_path / "model.gltf", tmp_path / "cache")
+    for uri in ("https://example.org/a.bin", "/etc/hostname"):
+        data = json.dumps({"asset": {"version": "2.0"}, "buffers": [{"uri": uri, "byteLength": 9}]})
+        refused(tmp_path / "b.gltf", data, "should be a file beside it")
+
+
+def test_gltf_points(tmp_path: Path) -> None:
+    cloud = trimesh.Scene(trimesh.PointCloud(VERTS))
+    mesh = read(tmp_path / "a.glb", cloud.export(file_type="glb"))
+    assert mesh.is_point_cloud
+    np.testing.assert_array_equal(mesh.verts, VERTS)
+
+
+def glb_with(glb: bytes, change: Any) -> bytes:
+    """The file with a changed header."""
+    size = int.from_bytes(glb[12:16], "little")
+    header = json.loads(glb[20 : 20 + size])
+    change(header)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 4)
+    rest = glb[20 + size :]
+    return struct.pack("<4s4I", b"glTF", 2, 20 + len(text) + len(rest), len(text), 0x4E4F534A) + text + rest
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda h: h.update(extensionsRequired=["KHR_draco_mesh_compression"]), "compressed .KHR_draco"),
+        (
+            lambda h: h["accessors"][h["meshes"][0]["primitives"][0]["attributes"]["POSITION"]].update(sparse={}),
+            "sparse",
+        ),
+        (
+            lambda h: h["accessors"][h["meshes"][0]["primitives"][0]["attributes"]["POSITION"]].update(normalized=True),
+            "quantized positions",
+        ),
+        (lambda h: h["meshes"][0]["primitives"][0].update(mode=6), "mode 6, supported are"),
+        (lambda h: h["asset"].update(version="1.0"), "version 1.0 is not supported"),
+        (lambda h: h.pop("asset"), "it has no 'asset'"),
+        (lambda h: h.update(scenes=[{"nodes": []}]), "no node shows a mesh"),
+        (lambda h: [a.update(count=10**13) for a in h["accessors"]], "damaged one"),
+        (lambda h: h["bufferViews"][0].update(byteLength=10**13), "damaged one"),
+        (lambda h: h.update(meshes=5), "damaged one"),
+    ],
+)
+def test_gltf_that_would_be_misread(tmp_path: Path, scene: trimesh.Scene, change: Any, message: str) -> None:
+    glb = scene.export(file_type="glb")
+    read(tmp_path / "a.glb", glb_with(glb, lambda header: None))
+    refused(tmp_path / "a.glb", glb_with(glb, change), message)
+
+
+def test_damaged_gltf(tmp_path: Path, scene: trimesh.Scene) -> None:
+    glb = scene.export(file_type="glb")
+    for cut in range(1, len(glb) - 1, 97):
+        refused(tmp_path / "a.glb", glb[:cut], "cut off|declares|damaged|not a glTF file")
+    rng = np.random.default_rng(0)
+    for _ in range(60):  # each is read or refused, and no other error gets through
+        data = bytearray(glb)
+        data[rng.integers(len(data))] = rng.integers(256)
+        (tmp_path / "a.glb").write_bytes(data)
+        with suppress(MeshError):
+            load_mesh(tmp_path / "a.glb")
+
+
+QUADS = [[0, 1, 4, 2], [0, 1, 3, 2]]
+
+
+@pytest.mark.parametrize("convert", [np.array, torch.tensor, list], ids=["array", "tensor", "list"])
+def test_quadrilaterals(convert: Any) -> None:
+    mesh = load_mesh((convert(VERTS), convert(QUADS)))
+    np.testing.assert_array_equal(mesh.faces, [[0, 1, 4], [0, 4, 2], [0, 1, 3], [0, 3, 2]])
+    np.testing.assert_array_equal(mesh.polygons, [0, 0, 1, 1])
+    assert mesh.polygon_count == 2
+
+
+@pytest.mark.parametrize("convert", [np.array, torch.tensor], ids=["array", "tensor"])
+def test_objects_with_vertices_and_faces(convert: Any) -> None:
+    verts, faces = convert(VERTS), convert(FAN)
+    for source in (
+        SimpleNamespace(vertices=verts, faces=faces),
+        SimpleNamespace(pos=verts, face=faces.T),
+        SimpleNamespace(pos=verts, face=faces.T, edge_index=faces.T[:2], num_graphs=1),
+    ):
+        mesh = load_mesh(source)
+        np.testing.assert_array_equal(mesh.verts, VERTS)
+        np.testing.assert_array_equal(mesh.faces, FAN)
+        assert mesh.name == "SimpleNamespace object"
+        assert precompute(source, 2).num_vertices == 5
+    assert load_mesh(SimpleNamespace(pos=verts, face=None)).is_point_cloud
+    assert load_mesh(SimpleNamespace(vertices=verts, faces=None)).is_point_cloud
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"face": np.zeros((7, 3), int)}, r"`face` should have shape \(3, F\), shape is \(7, 3\)"),
+        ({"face": None, "edge_index": np.zeros((2, 9), int)}, r"edges but no faces .*\(data\.pos, None\)"),
+        ({"face": np.array(FAN).T, "num_graphs": 2}, r"a batch of 2 meshes\. .*precompute_all\(batch\.to_data_list"),
+        ({"face": np.array(FAN).T + 9}, "vertex indices run from 0 to 4"),
+        ({"face": None, "pos": None}, "vertices"),
+    ],
+)
+def test_objects_that_are_no_mesh(attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(MeshError, match=message) as e:
+        load_mesh(SimpleNamespace(**{"pos": np.array(VERTS), **attributes}))
+    assert str(e.value).startswith("SimpleNamespace object: ")
+
+
+def test_wrong_arguments_name_the_fix() -> None:
+    for source, message in (
+        (np.array(VERTS), r"ndarray of shape \(5, 3\)\. For a point cloud, write \(points, None\)"),
+        (torch.tensor(VERTS), r"Tensor of shape \(5, 3\)\. For a point cloud, write \(points, None\)"),
+        ([VERTS, FAN], r"a list of 2 items\. Vertices and faces should be a tuple; precompute_all takes many meshes"),
+    ):
+        with pytest.raises(MeshError, match=rf"expected a path, a trimesh object or \(verts, faces\), got {message}"):
+            load_mesh(source)
+    with pytest.raises(MeshError, match=r"cache_dir should be a folder .*: load_mesh\(\(verts, faces\)\)"):
+        load_mesh(VERTS, FAN)
