@@ -429,10 +429,10 @@ def test_no_convergence_names_the_mesh(sphere: trimesh.Trimesh, monkeypatch: pyt
 # Rounding and wrong input
 
 
-def plates(count: int, side: int, slivers: int) -> tuple[np.ndarray, np.ndarray]:
+def plates(count: int, side: int, slivers: int, spacing: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
     """Square plates. Faces of zero area join two vertices of a plate with a new vertex on the line between them.
 
-    Such a face has cotangents of 10⁷ and more. Its new vertex has no area.
+    Such a face has cotangents of 10⁷ and more. The closer the plates, the larger. Its new vertex has no area.
     """
     rng = np.random.default_rng(0)
     x, y = np.divmod(np.arange(side * side), side)
@@ -446,7 +446,7 @@ def plates(count: int, side: int, slivers: int) -> tuple[np.ndarray, np.ndarray]
         middle = grid[ends[:, 0]] * (1 - along) + grid[ends[:, 1]] * along
         flat = np.column_stack([ends, side * side + np.arange(slivers)])
         turn, _ = np.linalg.qr(rng.normal(size=(3, 3)))
-        verts.append(30 * (np.concatenate([grid, middle]) @ turn + 0.1 * plate))
+        verts.append(30 * (np.concatenate([grid, middle]) @ turn + spacing * plate))
         faces.append(np.concatenate([squares, flat]) + plate * (side * side + slivers))
     return np.concatenate(verts), np.concatenate(faces)
 
@@ -492,16 +492,17 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def test_eigenvalues_that_rounding_spoils_are_reported() -> None:
-    """So many slivers that the stored Laplacian is indefinite. The robust Laplacian of the mesh has no such problem."""
-    mesh = plates(1, 10, 30)
-    laplacian, mass = problem(mesh)
-    with pytest.warns(UserWarning, match=r"doesn't resolve .* 1 of 1 components.* 1 should be.*laplacian=\"robust\""):
-        evals, _ = eigenbasis(laplacian, mass, 128)
-    assert (evals == 0).sum() > 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        evals, _ = eigenbasis(*laplacian_and_mass(load_mesh(mesh), "robust"), 128)
-    assert (evals == 0).sum() == 1
+    """The stored cotangent Laplacian is indefinite. The robust Laplacian of the same mesh is not."""
+    for mesh, components, spoiled in ((plates(1, 10, 30), 1, "1"), (plates(35, 5, 3, spacing=0.1), 35, r"\d+")):
+        laplacian, mass = problem(mesh)
+        message = rf"resolve .* {spoiled} of {components} comp.* {components} should be.*laplacian=\"robust\""
+        with pytest.warns(UserWarning, match=message):
+            evals, _ = eigenbasis(laplacian, mass, 128)
+        assert (evals == 0).sum() > components
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            evals, _ = eigenbasis(*laplacian_and_mass(load_mesh(mesh), "robust"), 128)
+        assert (evals == 0).sum() == components
 
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
