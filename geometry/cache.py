@@ -1,6 +1,7 @@
 """A disk cache. Each entry is a safetensors file, named by a hash of everything that its content depends on.
 
-Entries hold NumPy arrays, so processes that fill the cache don't need PyTorch.
+Entries hold NumPy arrays, so processes that fill the cache don't need PyTorch. Reading an entry runs no code from it.
+The checksum finds damage, not forgery: a user who can write to a shared cache decides the numbers that others read.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import uuid
 import warnings
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-FORMAT = 5  # increase when the meaning or the layout of entries changes
+FORMAT = 6  # increase when the meaning or the layout of entries changes
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
@@ -39,15 +41,23 @@ def entry_path(folder: str | os.PathLike[str], key: str, kind: str) -> Path:
     return Path(folder) / key[:2] / f"{key}.{kind}.safetensors"
 
 
-def read_entry(path: Path) -> Arrays | None:
+def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None) -> Arrays | None:
     """The arrays of an entry, mapped into memory. Writing to them doesn't change the file.
 
-    None if there is no entry and, with a warning, if it is damaged.
+    check: raises ValueError for arrays that can't be used, such as indices out of range
+
+    None if there is no entry. None with a warning if it is damaged, has another format, was written under another name,
+    or fails the check.
     """
     try:
         arrays, metadata = _map(path)
+        if metadata["format"] != str(FORMAT):
+            raise ValueError(f"it has format {metadata['format']}, not {FORMAT}")
+        if metadata["key"] != path.name:
+            raise ValueError(f"it was written as {metadata['key']}")
         if metadata["crc32"] != str(_checksum(arrays)):
             raise ValueError("the checksum differs")
+        check(arrays)
     except (FileNotFoundError, NotADirectoryError):
         return None
     # Damage can cause any of these.
@@ -91,7 +101,8 @@ def write_entry(path: Path, arrays: Arrays) -> None:
             # safetensors makes files that only their owner may read. Users share caches, so take the umask's mode.
             temporary.touch(exist_ok=False)
             mode = temporary.stat().st_mode
-            save_file(arrays, temporary, metadata={"crc32": str(_checksum(arrays))})
+            metadata = {"format": str(FORMAT), "key": path.name, "crc32": str(_checksum(arrays))}
+            save_file(arrays, temporary, metadata=metadata)
             temporary.chmod(mode)
             temporary.replace(path)
         finally:

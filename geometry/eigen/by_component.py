@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator
 
 import numpy as np
 import scipy.sparse
 
 from diffnet.geometry.eigen.problem import Array, Component, Pairs
+from diffnet.geometry.eigen.resolution import unresolved
 
 
 def component_by_component(
@@ -15,7 +17,8 @@ def component_by_component(
 ) -> Generator[Component, Pairs, Pairs]:
     """`eigenbasis` as a generator: yields the components it needs pairs of, receives the pairs, and returns the result.
 
-    The caller chooses the solver. Raises ValueError for k < 0.
+    The caller chooses the solver. Warns if double precision doesn't resolve the eigenvalues. Raises ValueError for
+    k < 0. `checked_problem` makes the arguments.
     """
     if k < 0:
         raise ValueError(f"k should be at least 0, got {k}")
@@ -24,9 +27,7 @@ def component_by_component(
     pairs = min(k, len(live))
     if pairs == 0:
         return evals, evecs
-    stiffness = scipy.sparse.csr_matrix(laplacian)
-    if len(live) < len(mass):
-        stiffness = stiffness[live][:, live]
+    stiffness = laplacian if len(live) == len(mass) else laplacian[live][:, live]
     found, vectors = yield from _smallest_pairs(stiffness, mass[live], pairs)
     evals[:pairs], evals[pairs:] = found, found[-1]
     if vectors.shape == evecs.shape:
@@ -52,12 +53,14 @@ def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> 
     # number is requested first. A component whose largest value is below the last one needed is solved again for more
     # pairs.
     pairs: dict[int, Pairs] = {}
+    faults: dict[int, str | None] = {}
     wanted = {c: rest if 2 * area[c] > area.sum() else int(1.1 * rest * area[c] / area.sum()) + 4 for c in by_area}
     while wanted:
         for c, number in wanted.items():
             inside = members[c]
             block = laplacian if count == 1 else laplacian[inside][:, inside]
             pairs[c] = yield Component(block, mass[inside], min(number, rest, len(inside) - 1))
+            faults[c] = unresolved(block, *pairs[c])
         found = np.sort(np.concatenate([values for values, _ in pairs.values()]))
         last = found[rest - 1] if len(found) >= rest else np.inf
         wanted = {
@@ -76,4 +79,14 @@ def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> 
         else:
             for column, vector in zip(columns, vectors.T, strict=True):
                 evecs[members[c], column] = vector
+    spoiled = [fault for fault in faults.values() if fault is not None]
+    if spoiled:
+        zeros, right = int((evals == 0).sum()), min(k, count)
+        surplus = f"; {zeros} eigenvalues are 0, {right} should be" if zeros != right else ""
+        warnings.warn(
+            f"double precision doesn't resolve the eigenvalues of {len(spoiled)} of {count} components; in the first, "
+            f"{spoiled[0]}{surplus}. Faces of almost zero area cause this; use the robust Laplacian "
+            '(laplacian="robust")',
+            stacklevel=2,
+        )
     return evals, evecs

@@ -16,6 +16,7 @@ import scipy.sparse.linalg
 from diffnet.geometry.eigen.checks import MissedError, checked_pairs, signs
 from diffnet.geometry.eigen.lanczos import KrylovSpace
 from diffnet.geometry.eigen.problem import LARGE, MODERATE, SMALL, TOLERANCE, Array, Component, Pairs
+from diffnet.geometry.eigen.resolution import unresolved
 from diffnet.geometry.eigen.shift_invert import ShiftInvert
 from diffnet.geometry.eigen.superlu import shuffled, superlu
 from diffnet.geometry.errors import ConvergenceError
@@ -29,7 +30,42 @@ def pairs_on_cpu(component: Component) -> Pairs:
 
 
 def dense_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
-    """All eigenpairs of the dense matrix M^−½ L M^−½, cut down to k."""
+    """All eigenpairs of a dense matrix, cut down to k.
+
+    The matrix is M^−½ L M^−½ or, if rounding spoils its small eigenvalues, the inverse of L + σM.
+    """
+    component = Component(laplacian, mass, k)
+    pairs = _pairs_of_dense(component)
+    if unresolved(laplacian, *pairs) is not None:
+        with suppress(np.linalg.LinAlgError):  # rounding has made L + σM indefinite
+            inverse = _pairs_of_dense_inverse(component)
+            if unresolved(laplacian, *inverse) is None:
+                return inverse
+    return pairs
+
+
+def _pairs_of_dense_inverse(component: Component) -> Pairs:
+    """The pairs from M^½ (L + σM)⁻¹ M^½, whose largest eigenvalues are those wanted.
+
+    Cholesky's rounding doesn't depend on the scale of rows, so small masses don't matter. Raises LinAlgError if L + σM
+    isn't positive definite.
+    """
+    laplacian, mass, k = component
+    sigma = component.shift(MODERATE)
+    root = np.sqrt(mass)
+    constant = root / np.sqrt(mass.sum())
+    lower = np.linalg.cholesky(laplacian.toarray() + sigma * np.diag(mass))
+    half = np.linalg.solve(lower, np.diag(root))
+    half -= np.outer(half @ constant, constant)  # the constant gets the eigenvalue 0
+    values, vectors = np.linalg.eigh(half.T @ half)
+    largest = slice(-1, -1 - k, -1)
+    with np.errstate(divide="ignore"):
+        evals = 1 / values[largest] - sigma
+    return _signed(evals, (vectors[:, largest] / root[:, None]).T)
+
+
+def _pairs_of_dense(component: Component) -> Pairs:
+    laplacian, mass, k = component
     root = np.sqrt(mass)
     matrix = laplacian.toarray() / root[:, None] / root[None, :]
     constant = root / np.sqrt(mass.sum())

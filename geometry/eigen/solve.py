@@ -9,7 +9,7 @@ import scipy.sparse
 
 from diffnet.geometry.eigen.by_component import component_by_component
 from diffnet.geometry.eigen.cpu import pairs_on_cpu
-from diffnet.geometry.eigen.problem import Array, Pairs, Problem
+from diffnet.geometry.eigen.problem import Array, Pairs, Problem, checked_problem
 from diffnet.geometry.processes import WorkerPool, available_cores
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def eigenbasis(
 ) -> tuple[Array, Array]:
     """The k smallest eigenpairs of L φ = λ M φ: evals (k,), ascending and ≥ 0, and evecs (V, k) with ΦᵀMΦ = I, float64.
 
-    laplacian: (V, V) positive semi-definite
+    laplacian: (V, V) positive semi-definite. libigl's `cotmatrix` has the other sign: negate it.
     mass: (V,) ≥ 0. Vertices of zero mass take no part; their entries in the eigenvectors are 0.
     device: "cpu" or a GPU. A GPU solves for large components, the CPU for small ones.
 
@@ -32,9 +32,12 @@ def eigenbasis(
 
     Each component is solved by a block Lanczos iteration on the inverse of L + σM (Grimes, Lewis & Simon 1994). Its
     result is checked: residuals, orthonormality, and by the inertia of L − μM that no eigenvalue is missing. If a check
-    fails, SciPy's single-vector iteration is used instead, with a warning that gives the reason.
+    fails, SciPy's single-vector iteration is used instead, with a warning that gives the reason. Small components are
+    solved as dense matrices. If rounding spoils the eigenvalues, as it can with faces of almost zero area, this warns
+    and recommends the robust Laplacian.
 
-    Raises ValueError for k < 0, and ConvergenceError if nothing converges.
+    Raises ValueError for k < 0, shapes that don't fit, entries that are not finite, negative masses and a negative
+    semi-definite Laplacian, and ConvergenceError if nothing converges.
 
     >>> import numpy as np
     >>> path = scipy.sparse.csr_matrix([[1.0, -1, 0], [-1, 2, -1], [0, -1, 1]])
@@ -44,7 +47,7 @@ def eigenbasis(
     """
     if str(device) != "cpu":
         return _on_gpu([(laplacian, mass)], k, device, 1)[0]
-    steps = component_by_component(laplacian, mass, k)
+    steps = component_by_component(*checked_problem(laplacian, mass), k)
     pairs = None
     try:
         while True:

@@ -207,7 +207,7 @@ def _read(path: Path, cache_dir: str | os.PathLike[str] | None) -> Mesh:
     if cache_dir is None:
         return _parse(data, suffix, str(path))
     entry = entry_path(cache_dir, cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix), "mesh")
-    stored = read_entry(entry)
+    stored = read_entry(entry, _check_stored)
     if stored is not None:
         return _from_arrays(stored, str(path))
     mesh = _parse(data, suffix, str(path))
@@ -272,6 +272,24 @@ def _from_arrays(arrays: Arrays, name: str) -> Mesh:
 
 
 _STORED = ("verts", "faces", "polygons", "polygon_count")
+
+
+def _check_stored(arrays: Arrays) -> None:
+    """Raises ValueError for arrays of a cache entry that can't be a mesh."""
+    verts, faces, polygons, count = (arrays[name] for name in _STORED)
+    expected = {
+        "verts": ("float64", (len(verts), 3)),
+        "faces": ("int64", (len(faces), 3)),
+        "polygons": ("int64", (len(faces),)),
+        "polygon_count": ("int64", (1,)),
+    }
+    if {name: (array.dtype.name, array.shape) for name, array in arrays.items()} != expected or len(verts) == 0:
+        raise ValueError("it holds other arrays than it should")
+    for what, indices, limit in (("faces", faces, len(verts)), ("polygons", polygons, int(count[0]))):
+        if indices.size and not (indices.min() >= 0 and indices.max() < limit):
+            raise ValueError(f"{what} has indices that are not from 0 to {limit - 1}")
+    if not np.isfinite(verts).all():
+        raise ValueError("verts has entries that are not finite")
 
 
 def _triangulate(sizes: NDArray[np.int64], corners: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry
 from diffnet.geometry.mesh.mesh import Mesh
@@ -29,17 +29,20 @@ def operators_path(mesh: Mesh, options: Options, cache_dir: str | os.PathLike[st
 def read_operators(path: Path, mesh: Mesh, options: Options) -> Arrays | None:
     """The arrays of an entry.
 
-    None where there is no entry and, with a warning, where names, dtypes or shapes differ.
+    None where there is no entry and, with a warning, where `read_entry` refuses it, where names, dtypes or shapes
+    differ, or where indices are out of range.
     """
-    arrays = read_entry(path)
-    if arrays is None:
-        return None
-    vertices, k = len(mesh.verts), options.k
+    return read_entry(path, lambda arrays: _check(arrays, len(mesh.verts), options))
+
+
+def _check(arrays: Arrays, vertices: int, options: Options) -> None:
+    """Raises ValueError for arrays that can't be the operators of a mesh with this number of vertices."""
 
     def count(name: str) -> int:
         return arrays[name].size if name in arrays else 0
 
     entries = [count(f"{name}_indices") for name in ("laplacian", "gradient")]
+    k = options.k
     expected = {
         "mass": ("float32", (vertices,)),
         "evals": ("float32", (k,)),
@@ -54,7 +57,19 @@ def read_operators(path: Path, mesh: Mesh, options: Options) -> Arrays | None:
         "gradient_indices": ("int32", (entries[1],)),
         "row_order": ("int32", (vertices if count("row_order") else 0,)),
     }
-    if {name: (array.dtype.name, array.shape) for name, array in arrays.items()} == expected:
-        return arrays
-    warnings.warn(f"cache entry {path} holds other arrays than it should and is computed again", stacklevel=3)
-    return None
+    if {name: (array.dtype.name, array.shape) for name, array in arrays.items()} != expected:
+        raise ValueError("it holds other arrays than it should")
+    for name in ("laplacian", "gradient"):
+        indptr, indices = arrays[f"{name}_indptr"], arrays[f"{name}_indices"]
+        if indptr[0] != 0 or indptr[-1] != len(indices) or (indptr[1:] < indptr[:-1]).any():
+            raise ValueError(f"{name}_indptr doesn't ascend from 0 to {len(indices)}")
+        if not _in_range(indices, vertices):
+            raise ValueError(f"{name}_indices are not all from 0 to {vertices - 1}")
+    order = arrays["row_order"]
+    if not _in_range(order, vertices) or np.bincount(order).max(initial=0) > 1:
+        raise ValueError(f"row_order is not a permutation of 0 to {vertices - 1}")
+
+
+def _in_range(indices: NDArray[np.int32], count: int) -> bool:
+    # As unsigned numbers, negative ones are larger than any index.
+    return int(indices.view(np.uint32).max(initial=0)) < count

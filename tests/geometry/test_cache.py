@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import sys
 import threading
 import warnings
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from safetensors.numpy import save_file
 from shapes import ellipsoid
 
 from diffnet.geometry import MeshError, Operators, cache, load_mesh, precompute
@@ -159,6 +161,37 @@ def with_arrays(path: Path, **changes: Any) -> None:
     cache.write_entry(path, {name: array for name, array in arrays.items() if array is not None})
 
 
+def with_entry(path: Path, name: str, at: int, value: int) -> None:
+    """An entry with a valid checksum in which one number of an array differs."""
+    array = cache.read_entry(path)[name].copy()
+    array[at] = value
+    with_arrays(path, **{name: array})
+
+
+def other_entry(path: Path, kind: str = "operators") -> Path:
+    """A valid entry of a mesh of the same size, in another folder, or of another kind."""
+    folder = path.parents[2] / "other"
+    if kind == "operators":
+        precompute(ellipsoid(0), K, cache_dir=folder)
+        return entry(folder)
+    other = folder / path.name.replace("operators", kind)
+    cache.write_entry(other, cache.read_entry(path))
+    return other
+
+
+def as_format_5(path: Path, arrays: cache.Arrays) -> None:
+    """An entry as format 5 had it, which stored a checksum only."""
+    # A private name: the checksum is the same in both formats.
+    save_file(arrays, path, metadata={"crc32": str(cache._checksum(arrays))})
+
+
+def with_format(path: Path, number: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        arrays = dict(cache.read_entry(path))
+        patch.setattr(cache, "FORMAT", number)
+        cache.write_entry(path, arrays)
+
+
 def flipped(path: Path, where: float) -> None:
     content = bytearray(path.read_bytes())
     content[int(where * len(content))] ^= 0xFF
@@ -185,6 +218,19 @@ DAMAGES: dict[str, Any] = {
     "other type": lambda path: with_arrays(path, mass=np.zeros(42)),
     "scalar": lambda path: with_arrays(path, laplacian_indices=np.int32(3)),
     "other length": lambda path: with_arrays(path, gradient=np.zeros((2, 5), np.float32)),
+    "index too large": lambda path: with_entry(path, "laplacian_indices", 7, 42),
+    "index negative": lambda path: with_entry(path, "laplacian_indices", 7, -1),
+    "index far out of memory": lambda path: with_entry(path, "gradient_indices", 0, 2**31 - 1),
+    "first offset": lambda path: with_entry(path, "laplacian_indptr", 0, 1),
+    "last offset": lambda path: with_entry(path, "gradient_indptr", -1, 10**9),
+    "offsets that descend": lambda path: with_entry(path, "gradient_indptr", 5, 10**6),
+    "row order out of range": lambda path: with_arrays(path, row_order=np.arange(1, 43, dtype=np.int32)),
+    "row order negative": lambda path: with_arrays(path, row_order=np.arange(-1, 41, dtype=np.int32)),
+    "row order with a row twice": lambda path: with_arrays(path, row_order=np.zeros(42, np.int32)),
+    "another mesh": lambda path: shutil.copy(other_entry(path), path),
+    "another kind": lambda path: shutil.copy(other_entry(path, kind="mesh"), path),
+    "format 5": lambda path: as_format_5(path, dict(cache.read_entry(path))),
+    "a newer format": lambda path: with_format(path, cache.FORMAT + 1),
 }
 
 
@@ -192,17 +238,60 @@ DAMAGES: dict[str, Any] = {
 def test_damaged_entries_are_computed_again_and_repaired(
     mesh: Any, tmp_path: Path, compute: list[int], damage: str
 ) -> None:
-    fresh = precompute(mesh, K, cache_dir=tmp_path)
-    path = entry(tmp_path)
+    folder = tmp_path / "cache"
+    fresh = precompute(mesh, K, cache_dir=folder)
+    path = entry(folder)
     DAMAGES[damage](path)
+    compute.clear()
     with pytest.warns(UserWarning, match=f"cache entry .*{path.name}.* computed again"):
-        assert_equal(fresh, precompute(mesh, K, cache_dir=tmp_path))
-    assert len(compute) == 2
-    assert entry(tmp_path) == path
+        assert_equal(fresh, precompute(mesh, K, cache_dir=folder))
+    assert len(compute) == 1
+    assert entry(folder) == path
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert_equal(fresh, precompute(mesh, K, cache_dir=tmp_path))
+        assert_equal(fresh, precompute(mesh, K, cache_dir=folder))
+    assert len(compute) == 1
+
+
+def test_entries_of_format_5_have_other_names(
+    mesh: Any, tmp_path: Path, compute: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are neither read nor changed."""
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "FORMAT", 5)
+        fresh = precompute(mesh, K, cache_dir=tmp_path)
+        old = entry(tmp_path)
+        as_format_5(old, dict(cache.read_entry(old)))
+    before = old.read_bytes()
+    assert_equal(fresh, precompute(mesh, K, cache_dir=tmp_path))
     assert len(compute) == 2
+    assert old.read_bytes() == before
+    assert len(entries(tmp_path)) == 2
+
+
+MESH_DAMAGES: dict[str, Any] = {
+    "corner too large": {"faces": [[0, 1, 3]]},
+    "corner negative": {"faces": [[0, 1, -1]]},
+    "polygon out of range": {"polygons": [1]},
+    "polygon count": {"polygon_count": [0]},
+    "other shape": {"faces": [[0, 1]]},
+    "other type": {"verts": np.zeros((3, 3), np.float32)},
+    "not finite": {"verts": np.full((3, 3), np.nan)},
+    "no vertices": {"verts": np.zeros((0, 3))},
+    "missing": {"polygons": None},
+}
+
+
+@pytest.mark.parametrize("damage", MESH_DAMAGES)
+def test_damaged_entries_of_files_are_parsed_again(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "a.off").write_text("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n")
+    folder = tmp_path / "cache"
+    fresh = load_mesh(tmp_path / "a.off", folder)
+    with_arrays(entry(folder), **MESH_DAMAGES[damage])
+    with pytest.warns(UserWarning, match=r"cache entry .* computed again"):
+        found = load_mesh(tmp_path / "a.off", folder)
+    for field in ("verts", "faces", "polygons", "polygon_count"):
+        np.testing.assert_array_equal(getattr(found, field), getattr(fresh, field))
 
 
 def test_no_flipped_byte_passes_or_crashes(tmp_path: Path) -> None:

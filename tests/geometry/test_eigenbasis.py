@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import scipy.linalg
@@ -423,3 +424,151 @@ def test_no_convergence_names_the_mesh(sphere: trimesh.Trimesh, monkeypatch: pyt
         pytest.raises(MeshError, match="trimesh object: the eigenbasis didn't converge for 4 pairs on 642 vertices"),
     ):
         precompute(sphere, 5)
+
+
+# Rounding and wrong input
+
+
+def plates(count: int, side: int, slivers: int, spacing: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
+    """Square plates. Faces of zero area join two vertices of a plate with a new vertex on the line between them.
+
+    Such a face has cotangents of 10⁷ and more. The closer the plates, the larger. Its new vertex has no area.
+    """
+    rng = np.random.default_rng(0)
+    x, y = np.divmod(np.arange(side * side), side)
+    grid = np.stack([x, y, 0 * x], axis=1) / (side - 1)
+    corner = (np.arange(side - 1)[:, None] * side + np.arange(side - 1)).ravel()[:, None]
+    squares = (corner + np.array([0, side, side + 1, 0, side + 1, 1])).reshape(-1, 3)
+    verts, faces = [], []
+    for plate in range(count):
+        ends = np.array([rng.choice(side * side, 2, replace=False) for _ in range(slivers)])
+        along = rng.uniform(0.1, 0.9, (slivers, 1))
+        middle = grid[ends[:, 0]] * (1 - along) + grid[ends[:, 1]] * along
+        flat = np.column_stack([ends, side * side + np.arange(slivers)])
+        turn, _ = np.linalg.qr(rng.normal(size=(3, 3)))
+        verts.append(30 * (np.concatenate([grid, middle]) @ turn + spacing * plate))
+        faces.append(np.concatenate([squares, flat]) + plate * (side * side + slivers))
+    return np.concatenate(verts), np.concatenate(faces)
+
+
+def exact(laplacian: scipy.sparse.csr_matrix, mass: np.ndarray) -> np.ndarray:
+    """All eigenvalues, computed with 60 digits."""
+    with mpmath.workdps(60):
+        root = [1 / mpmath.sqrt(m) for m in mass.tolist()]
+        dense = laplacian.toarray().tolist()
+        scaled = [
+            [entry * a * b for entry, b in zip(row, root, strict=True)] for row, a in zip(dense, root, strict=True)
+        ]
+        return np.array([float(value) for value in mpmath.eigsy(mpmath.matrix(scaled), eigvals_only=True)])
+
+
+def test_faces_of_zero_area_give_no_surplus_zeros() -> None:
+    """35 components with 105 such faces. A dense solve of M^−½ L M^−½ finds up to 38 zeros too many."""
+    for side in (5, 12):
+        laplacian, mass = problem(plates(35, side, 3))
+        assert abs(laplacian).max() > 1e7
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            evals, evecs = eigenbasis(laplacian, mass, 128)
+        assert (evals == 0).sum() == 35
+        quotients = ((laplacian @ evecs) * evecs).sum(0)
+        np.testing.assert_allclose(quotients, evals, rtol=1e-5, atol=1e-8 * evals[-1])
+        np.testing.assert_allclose(evecs.T @ (mass[:, None] * evecs), np.eye(128), atol=1e-8)
+
+
+def test_small_eigenvalues_of_stiff_problems_are_exact() -> None:
+    laplacian, mass = problem(plates(1, 4, 2))
+    expected = exact(laplacian, mass)[:8]
+    assert abs(expected[0]) < 1e-6 * expected[1]
+    evals, _ = eigenbasis(laplacian, mass, 8)
+    np.testing.assert_allclose(evals[1:], expected[1:], rtol=1e-6)
+    # A private name, for the solve that rounding spoils.
+    spoiled, _ = cpu._pairs_of_dense(eigenproblem.Component(laplacian, mass, 7))
+    assert relative(spoiled, expected[1:]) > 1e-3
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def test_eigenvalues_that_rounding_spoils_are_reported() -> None:
+    """The stored cotangent Laplacian is indefinite. The robust Laplacian of the same mesh is not."""
+    for mesh, components, spoiled in ((plates(1, 10, 30), 1, "1"), (plates(35, 5, 3, spacing=0.1), 35, r"\d+")):
+        laplacian, mass = problem(mesh)
+        message = rf"resolve .* {spoiled} of {components} comp.* {components} should be.*laplacian=\"robust\""
+        with pytest.warns(UserWarning, match=message):
+            evals, _ = eigenbasis(laplacian, mass, 128)
+        assert (evals == 0).sum() > components
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            evals, _ = eigenbasis(*laplacian_and_mass(load_mesh(mesh), "robust"), 128)
+        assert (evals == 0).sum() == components
+
+
+@pytest.mark.usefixtures("tensors_on_the_cpu")
+@pytest.mark.parametrize("fault", ["zeros", "values"])
+def test_wrong_eigenvalues_of_any_solver_are_reported(
+    sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Also with the code for a GPU. The faults are added after the solvers' own checks."""
+    laplacian, mass = problem(sphere)
+
+    def spoiled(checked: Any) -> Any:
+        def check(*args: Any) -> Any:
+            evals, rows, faults = checked(*args)
+            if fault == "zeros":
+                evals[..., :2] = 0
+            else:
+                evals[..., 1] *= 1 + 1e-4
+            return evals, rows, faults
+
+        return check
+
+    reason = "2 nonconstant vectors have eigenvalue 0" if fault == "zeros" else "has the Rayleigh quotient"
+    monkeypatch.setattr(cpu, "checked_pairs", spoiled(cpu.checked_pairs))
+    monkeypatch.setattr(eigenbases_on_gpu, "checked_pairs", spoiled(eigenbases_on_gpu.checked_pairs))
+    with pytest.warns(UserWarning, match=reason):
+        eigenbasis(laplacian, mass, 20)
+    with pytest.warns(UserWarning, match=reason):
+        together([(laplacian, mass)] * 2, 20)
+
+
+def both(laplacian: Any, mass: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        eigenbasis(laplacian, mass, 4)
+    with pytest.raises(ValueError, match=message):
+        eigenbases([(laplacian, mass)], 4, jobs=1)
+    with pytest.raises(ValueError, match=message):
+        together([(laplacian, mass)] * 2, 4)
+
+
+@pytest.mark.usefixtures("tensors_on_the_cpu")
+def test_a_laplacian_of_the_other_sign_is_refused(sphere: trimesh.Trimesh) -> None:
+    """The sign convention of libigl."""
+    for mesh in (sphere, several(), trimesh.creation.icosphere(1)):
+        laplacian, mass = problem(mesh)
+        both(-laplacian, mass, r"positive semi-definite.*negate .*eigenbasis\(-laplacian")
+        eigenbasis(laplacian, mass, 4)
+
+
+@pytest.mark.usefixtures("tensors_on_the_cpu")
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [(np.nan, r"mass\[3\] = nan"), (-1.0, r"1 are not; .* mass\[3\] = -1"), (np.inf, r"mass\[3\] = inf")],
+    ids=["nan", "negative", "infinite"],
+)
+def test_wrong_masses_are_refused(sphere: trimesh.Trimesh, entry: float, message: str) -> None:
+    laplacian, mass = problem(sphere)
+    both(laplacian, np.where(np.arange(len(mass)) == 3, entry, mass), message)
+
+
+@pytest.mark.usefixtures("tensors_on_the_cpu")
+def test_wrong_shapes_are_refused(sphere: trimesh.Trimesh) -> None:
+    laplacian, mass = problem(sphere)
+    both(laplacian, mass[:-1], r"should have shape \(641, 641\), shape is \(642, 642\)")
+    both(laplacian[:-1], mass, r"should have shape \(642, 642\), shape is \(641, 642\)")
+    both(laplacian, mass[:, None], r"vector \(V,\), shape is \(642, 1\)")
+    both(laplacian, scipy.sparse.diags(mass), r"pass the diagonal of a mass matrix")
+    broken = laplacian.copy()
+    broken.data[5] = np.nan
+    both(broken, mass, "not finite")

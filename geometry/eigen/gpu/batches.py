@@ -22,7 +22,7 @@ from diffnet.geometry.eigen.checks import checked_pairs
 from diffnet.geometry.eigen.cpu import pairs_on_cpu
 from diffnet.geometry.eigen.gpu.shift_invert import BatchedShiftInvert
 from diffnet.geometry.eigen.lanczos import KrylovSpace
-from diffnet.geometry.eigen.problem import MODERATE, TOLERANCE, Component, Pairs, Problem
+from diffnet.geometry.eigen.problem import MODERATE, TOLERANCE, Component, Pairs, Problem, checked_problem
 
 Map: TypeAlias = Callable[..., Iterator[Any]]
 
@@ -33,6 +33,7 @@ SIDE_BY_SIDE = 2  # batches; the cores work on one while the GPU works on the ot
 
 def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device, jobs: int) -> list[Pairs]:
     """See `eigenbases`. `jobs` threads do the work that is left to the CPU; a single problem needs only this thread."""
+    problems = [checked_problem(*problem) for problem in problems]
     if len(problems) == 1:
         return _batch(problems, k, device, map)
     by_size = sorted(range(len(problems)), key=lambda i: -len(problems[i][1]))
