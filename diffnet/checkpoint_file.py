@@ -55,7 +55,7 @@ def check_named_tensors(path: str | os.PathLike[str], found: Any) -> dict[str, T
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             entry = f"{name!s:.80}: {type(tensor).__name__}"
             raise CheckpointError(f"{path}: weights should be a dictionary of tensors by name, got {entry}")
-        if tensor.layout != torch.strided or tensor.is_meta or not tensor.is_floating_point():
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_nested or not tensor.is_floating_point():
             raise CheckpointError(f"{path}: {name:.80} should be a dense tensor of real numbers")
         size += tensor.numel() * tensor.element_size()
     if size > Path(path).stat().st_size:

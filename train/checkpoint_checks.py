@@ -38,15 +38,15 @@ def checked_values(path: Path, checkpoint: Any) -> Checkpoint:
             f"{FORMAT}. Update diffnet"
         )
     if not _fits(found, int) or found != FORMAT:
-        raise CheckpointError(f"{path}: checkpoint format {found!r:.80}, this version reads {FORMAT}")
+        raise CheckpointError(f"{path}: checkpoint format {_shown(found)}, this version reads {FORMAT}")
     if not checkpoint.keys() >= CONTENT:
         raise CheckpointError(f"{path}: the checkpoint lacks {', '.join(sorted(CONTENT - checkpoint.keys()))}")
     names = checkpoint["label_names"]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"{path}: label_names should be a list of names, got {names!r:.80}")
+        raise CheckpointError(f"{path}: label_names should be a list of names, got {_shown(names)}")
     for name, hint in (("labels_at", LabelsAt), ("best", float), ("data", str)):
         if not _fits(checkpoint[name], hint):
-            raise CheckpointError(f"{path}: {name} has the value {checkpoint[name]!r:.80}, which is not allowed")
+            raise CheckpointError(f"{path}: {name} has the value {_shown(checkpoint[name])}, which is not allowed")
     history = checkpoint["history"]
     if not isinstance(history, list) or not all(_is_row(row, epoch) for epoch, row in enumerate(history, 1)):
         raise CheckpointError(f"{path}: history should be a list with one row of numbers per epoch")
@@ -62,10 +62,10 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
     for name, value in options.items():
         if name not in hints:
             raise CheckpointError(
-                f"{path}: unknown option {name!r:.80}; a newer version of diffnet may have written it"
+                f"{path}: unknown option {_shown(name)}; a newer version of diffnet may have written it"
             )
         if not _fits(value, hints[name]) or (_fits(value, int) and name != "seed" and abs(value) >= LARGEST):
-            raise CheckpointError(f"{path}: option {name} has the value {value!r:.80}, which is not allowed")
+            raise CheckpointError(f"{path}: option {name} has the value {_shown(value)}, which is not allowed")
     try:
         return TrainOptions(**options)
     except OptionError as e:
@@ -102,8 +102,8 @@ def _is_row(row: Any, epoch: int) -> bool:
     return (
         isinstance(row, dict)
         and row.keys() == set(COLUMNS)
-        and row["epoch"] == epoch
         and all(_fits(value, float | None) for value in row.values())
+        and row["epoch"] == epoch
     )
 
 
@@ -114,3 +114,12 @@ def _fits(value: Any, hint: Any) -> bool:
     choices = get_args(hint) or (hint,)
     types = {*choices, *((int,) if float in choices else ())}
     return type(value) in types or (value is None and NoneType in types)
+
+
+def _shown(value: Any) -> str:
+    """A short text for a message. The repr of a list may be endless, and that of a huge integer is an error."""
+    if isinstance(value, str):
+        return repr(value[:80])
+    if isinstance(value, (float, NoneType)) or (isinstance(value, int) and abs(value) < 2**64):
+        return repr(value)
+    return f"of type {type(value).__name__}"
