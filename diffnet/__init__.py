@@ -1,8 +1,12 @@
 """Learning on surfaces with DiffusionNet (Sharp et al. 2022, https://arxiv.org/abs/2012.00888)."""
 
-from pathlib import Path as _Path
+from diffnet.interrupts import ExitAtCtrlC as _ExitAtCtrlC
+from diffnet.interrupts import is_command as _is_command
 
-import lazy_loader as _lazy_loader
+with _ExitAtCtrlC(_is_command()):
+    from pathlib import Path as _Path
+
+    import lazy_loader as _lazy_loader
 
 # In a wheel the rooms (ops, geometry, data, train) lie inside this folder. In a checkout they stand beside it, and
 # then, and only then, the checkout's root joins the places where subpackages are looked for.

@@ -8,10 +8,14 @@ inside a function.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from diffnet.interrupts import INTERRUPTED, ExitAtCtrlC, exit_at_ctrl_c, is_command
 
-import typer
+with ExitAtCtrlC():
+    import sys
+    from pathlib import Path
+    from typing import Annotated
+
+    import typer
 
 __all__ = ["main"]
 
@@ -38,11 +42,12 @@ def bench(
     Each benchmark has default sizes. The exit code is 1 if a peer gives an error. A peer that is not available here,
     or needs too much memory, gets a row that says so.
     """
-    from diffnet.benchmarks import BENCHMARKS, Options
-    from diffnet.benchmarks.harness.run import list_benchmarks, run_benchmarks
-    from diffnet.geometry.errors import OptionError
-    from diffnet.train.cli import console
-    from diffnet.train.device import pick_device
+    with ExitAtCtrlC():
+        from diffnet.benchmarks import BENCHMARKS, Options
+        from diffnet.benchmarks.harness.run import list_benchmarks, run_benchmarks
+        from diffnet.geometry.errors import OptionError
+        from diffnet.train.cli import console
+        from diffnet.train.device import pick_device
 
     if show or not names:
         list_benchmarks(console)
@@ -80,11 +85,18 @@ def _integers(option: str, given: str | None) -> tuple[int, ...] | None:
 
 
 def main() -> None:
-    """Run the command line. See `diffnet.train.cli.main`."""
-    from diffnet.train import cli
+    """Run the command line. See `diffnet.train.cli.main`. After Ctrl-C, the exit code is 130."""
+    with ExitAtCtrlC():
+        from diffnet.train import cli
 
-    cli.app.command()(bench)
-    cli.main()
+        cli.app.command()(bench)
+    try:
+        cli.main()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    finally:
+        if is_command():
+            exit_at_ctrl_c()  # only the end of the interpreter is left
 
 
 if __name__ == "__main__":

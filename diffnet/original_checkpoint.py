@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from diffnet.checkpoint_file import CheckpointError, check_named_tensors, check_names_and_shapes, read_checkpoint_file
+from diffnet.model import DiffusionNet
+
 _RENAMED = (
     (r"^first_lin\.", "first."),
     (r"^last_lin\.", "last."),
-    (r"^block_(\d+)\.", r"blocks.\1."),
+    (r"^block_(\d{1,9})\.", r"blocks.\1."),
     (r"\.diffusion\.diffusion_time$", ".diffusion.time"),
     (r"\.gradient_features\.A_re\.weight$", ".gradient_features.a_re"),
     (r"\.gradient_features\.A_im\.weight$", ".gradient_features.a_im"),
@@ -29,7 +31,7 @@ def our_names(names: list[str]) -> dict[str, str]:
         for pattern, replacement in _RENAMED:
             new = re.sub(pattern, replacement, new)
         # The original numbers linear layers. Here a layer's number also counts the ReLU and the dropout before it.
-        new = re.sub(r"miniMLP_mlp_layer_(\d+)\.", lambda m: f"{3 * int(m[1])}.", new)
+        new = re.sub(r"miniMLP_mlp_layer_(\d{1,9})\.", lambda m: f"{3 * int(m[1])}.", new)
         renamed[name] = new
     return renamed
 
@@ -37,27 +39,38 @@ def our_names(names: list[str]) -> dict[str, str]:
 def read_original_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a checkpoint of the original implementation.
 
-    Returns the state dict of a `DiffusionNet` and the arguments that build it. Raises ValueError for any other file.
+    Returns the state dict of a `DiffusionNet` and the arguments that build it. Raises CheckpointError, a ValueError,
+    for any other file, and for weights that no such network has.
     """
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as e:
-        raise ValueError(f"{path}: not a checkpoint that can be read safely ({e})") from e
+    loaded = read_checkpoint_file(path)
     required = ("first_lin.weight", "last_lin.weight", "block_0.diffusion.diffusion_time")
-    missing = [name for name in required if name not in loaded]
+    missing = [name for name in required if not isinstance(loaded, dict) or name not in loaded]
     if missing:
-        raise ValueError(f"{path}: not a checkpoint of the original implementation, it has no {missing[0]}")
+        raise CheckpointError(f"{path}: not a checkpoint of the original implementation, it has no {missing[0]}")
+    loaded = check_named_tensors(path, loaded)
     names = our_names(list(loaded))
     state = {names[name]: tensor for name, tensor in loaded.items()}
+    layers = sorted(
+        int(m[1]) for m in (re.fullmatch(r"blocks\.0\.mlp\.(\d{1,9})\.weight", name) for name in state) if m
+    )
+    for name in ("first.weight", "last.weight", *(f"blocks.0.mlp.{i}.weight" for i in layers)):
+        if state[name].ndim != 2 or 0 in state[name].shape:
+            shape = tuple(state[name].shape)
+            raise CheckpointError(f"{path}: {name} should be a matrix, its shape is {shape}")
+    blocks = 1 + max(int(m[1]) for m in (re.match(r"blocks\.(\d{1,9})\.", name) for name in state) if m)
+    if blocks > len(state):
+        raise CheckpointError(f"{path}: the checkpoint names block {blocks - 1} and has {len(state)} weights")
     width, in_channels = state["first.weight"].shape
-    layers = sorted(int(m[1]) for m in (re.match(r"blocks\.0\.mlp\.(\d+)\.weight", name) for name in state) if m)
     arguments = {
         "in_channels": in_channels,
         "out_channels": len(state["last.weight"]),
         "width": width,
-        "blocks": 1 + max(int(m[1]) for m in (re.match(r"blocks\.(\d+)\.", name) for name in state) if m),
+        "blocks": blocks,
         "mlp_hidden": [len(state[f"blocks.0.mlp.{i}.weight"]) for i in layers[:-1]],
         "gradient_features": "blocks.0.gradient_features.a_re" in state,
         "gradient_rotation": "blocks.0.gradient_features.a_im" in state,
     }
+    with torch.device("meta"):
+        expected = DiffusionNet(**arguments).state_dict()
+    check_names_and_shapes(path, state, expected)
     return state, arguments

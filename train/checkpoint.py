@@ -4,49 +4,47 @@ from __future__ import annotations
 
 import io
 import os
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from diffnet import DiffusionNet
+from diffnet import DiffusionNet, __version__
+from diffnet.checkpoint_file import CheckpointError, check_named_tensors, check_names_and_shapes, read_checkpoint_file
 from diffnet.data import FEATURE_CHANNELS, LabelsAt
-from diffnet.geometry.errors import DiffnetError
+from diffnet.train.checkpoint_checks import (
+    FORMAT,
+    Checkpoint,
+    check_optimizer,
+    check_sizes,
+    checked_options,
+    checked_values,
+)
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.export import write_atomically
 
-FORMAT = 1
-CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
-
-Checkpoint = dict[str, Any]
-
-
-class CheckpointError(DiffnetError, ValueError):
-    """A file is not a usable checkpoint. The message names the file and gives the reason."""
+__all__ = ["Checkpoint", "CheckpointError", "build_model", "load_checkpoint", "restore_model", "save_checkpoint"]
 
 
 def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
     """Write a checkpoint. The file is complete at any time: the old one stays until the new one is written."""
     buffer = io.BytesIO()
-    torch.save({"format": FORMAT, **checkpoint}, buffer)
+    torch.save({**checkpoint, "format": FORMAT, "version": __version__}, buffer)
     write_atomically(path, buffer.getvalue())
 
 
 def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Checkpoint:
-    """Read a checkpoint. It can hold only tensors and plain values, never code. Raises CheckpointError."""
-    if not Path(path).is_file():
-        raise CheckpointError(f"{path}: no such checkpoint")
-    try:
-        checkpoint = torch.load(path, map_location=device, weights_only=True)
-    except Exception as e:  # unpickling a damaged file can raise any error: KeyError, IndexError, struct.error …
-        reason = e.strerror if isinstance(e, OSError) else type(e).__name__
-        raise CheckpointError(f"{path}: not a checkpoint, or a damaged one ({reason})") from e
-    if not isinstance(checkpoint, dict) or "format" not in checkpoint:
-        raise CheckpointError(f"{path}: not a checkpoint of `diffnet train`")
-    if checkpoint["format"] != FORMAT:
-        raise CheckpointError(f"{path}: checkpoint format {checkpoint['format']}, this version reads {FORMAT}")
-    if not checkpoint.keys() >= CONTENT:
-        raise CheckpointError(f"{path}: the checkpoint lacks {', '.join(sorted(CONTENT - checkpoint.keys()))}")
+    """Read a checkpoint, and check everything in it before a network is built.
+
+    A checkpoint can hold only tensors and plain values, never code. Raises CheckpointError for any other file, and for
+    a checkpoint of a newer version.
+    """
+    checkpoint = checked_values(path, read_checkpoint_file(path, device))
+    options = checked_options(path, checkpoint)
+    weights = check_named_tensors(path, checkpoint["model"])
+    check_sizes(path, options, weights)
+    with torch.device("meta"):  # a network without memory
+        network = build_model(options, checkpoint["label_names"], checkpoint["labels_at"])
+    check_names_and_shapes(path, weights, network.state_dict())
+    check_optimizer(path, checkpoint["optimizer"], list(network.parameters()))
     return checkpoint
 
 

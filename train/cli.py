@@ -17,6 +17,7 @@ from diffnet.block import DiffusionMode
 from diffnet.data import FeatureKind, Layout, Preprocessing, figures, load_dataset
 from diffnet.geometry import FORMATS, BasisPrecision, LaplacianKind, diagnose, load_mesh
 from diffnet.geometry.errors import DiffnetError, OptionError
+from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.device import pick_device
 from diffnet.train.metrics import percent
 from diffnet.train.options import Precision, Schedule, TrainBackend, TrainOptions
@@ -119,7 +120,8 @@ def train_segmentation(
 
     Ctrl-C stops the run. The same command with --resume continues after the last complete epoch.
     """
-    from diffnet.train.run import check_folder, run_segmentation
+    with ExitAtCtrlC():
+        from diffnet.train.run import check_folder, run_segmentation
 
     if batch_meshes is None and batch_vertices is None:
         batch_meshes = 1
@@ -206,8 +208,9 @@ def predict(
     ] = None,
 ) -> None:
     """Predict the labels of meshes with a trained network."""
-    from diffnet.train.checkpoint import load_checkpoint
-    from diffnet.train.predict import predict_labels, write_predictions
+    with ExitAtCtrlC():
+        from diffnet.train.checkpoint import load_checkpoint
+        from diffnet.train.predict import predict_labels, write_predictions
 
     plys = _plys(meshes, out)
     written = [path for path in (*plys, html, png) if path is not None]
@@ -256,7 +259,8 @@ def precompute(
     Positions are normalized first, as in training. A mesh that can't be used does not stop the others. It is listed at
     the end, and the exit code is 1.
     """
-    from diffnet.train.run import fill_cache_with_bar
+    with ExitAtCtrlC():
+        from diffnet.train.run import fill_cache_with_bar
 
     files: list[Path] = []
     for path in paths:

@@ -24,6 +24,8 @@ def pick_device(name: str) -> torch.device:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
         raise OptionError(f"device should be auto, cpu, cuda or cuda:N, got {name!r}")
+    if device.type == "cpu" and device.index not in (None, 0):
+        raise OptionError(f"device {name!r} is not available: the CPU is one device, called cpu")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise OptionError(f"device {name!r} is not available: PyTorch finds no GPU")
     if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torch.utils.tensorboard import SummaryWriter
 
 from diffnet import DiffusionNet
 from diffnet.data import LabeledMeshes, MeshBatches, Sample, collate_samples, epoch_seed
@@ -23,22 +20,12 @@ from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.train.batches import moved_ahead, rotate
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.evaluate import evaluate
+from diffnet.train.event_file import EventFile
+from diffnet.train.history import COLUMNS, Row, as_csv
 from diffnet.train.metrics import accuracy, confusion_matrix
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.export import write_atomically
 from diffnet.train.step import TrainingStep, make_optimizer, restore_optimizer, set_learning_rate
-
-COLUMNS = (
-    "epoch",
-    "learning_rate",
-    "train_loss",
-    "train_accuracy",
-    "validation_accuracy",
-    "test_accuracy",
-    "seconds",
-)
-
-Row = dict[str, float | int | None]
 
 
 class TrainingError(DiffnetError, RuntimeError):
@@ -102,7 +89,7 @@ def train(
         restore_optimizer(optimizer, stored["optimizer"])
         history, best = stored["history"], stored["best"]
         # The run may have stopped after it wrote last.pt and before it wrote the table.
-        write_atomically(out / "metrics.csv", _as_csv(history))
+        write_atomically(out / "metrics.csv", as_csv(history))
     else:
         save_checkpoint(out / "last.pt", checkpoint())
     batches = MeshBatches(
@@ -115,7 +102,7 @@ def train(
     loader: Iterable[Sample] = DataLoader(fitted, batch_sampler=batches, collate_fn=collate_samples)  # type: ignore[arg-type]
 
     # TensorBoard's steps are epochs from 1. purge_step hides later epochs that an interrupted run may have written.
-    with SummaryWriter(str(out / "tensorboard"), purge_step=len(history) + 1) as board:
+    with EventFile(out / "tensorboard", purge_step=len(history) + 1) as board:
         for epoch in range(len(history), options.epochs):
             started = time.perf_counter()
             batches.set_epoch(epoch)
@@ -142,10 +129,8 @@ def train(
             if improved:
                 save_checkpoint(out / "best.pt", checkpoint())
             save_checkpoint(out / "last.pt", checkpoint())
-            write_atomically(out / "metrics.csv", _as_csv(history))
-            for name in COLUMNS[1:]:
-                if row[name] is not None:
-                    board.add_scalar(name, row[name], epoch + 1)
+            write_atomically(out / "metrics.csv", as_csv(history))
+            board.add({name: value for name in COLUMNS[1:] if (value := row[name]) is not None}, epoch + 1)
             after_epoch(row)
     return load_checkpoint(out / ("best.pt" if held_out else "last.pt"), device)
 
@@ -236,11 +221,3 @@ def _fingerprint(data: LabeledMeshes) -> str:
             for array in (item.mesh.verts, item.mesh.faces, item.labels):
                 digest.update(f"{array.shape}".encode() + array.tobytes())
     return digest.hexdigest()
-
-
-def _as_csv(history: Sequence[Row]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(history)
-    return text.getvalue()

@@ -42,7 +42,9 @@ from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import restore_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import evaluate, predict_classes
-from diffnet.train.loop import Row, check_capture, train
+from diffnet.train.history import Row
+from diffnet.train.lock import check_unlocked, locked
+from diffnet.train.loop import check_capture, train
 from diffnet.train.metrics import accuracy, class_scores, percent
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.charts import confusion_png, curves_png
@@ -71,68 +73,78 @@ def run_segmentation(
 
     Returns the content of results.json. Numbers in it are null if no test element is labeled.
 
+    The folder is locked until the run ends. See `locked` for what holds on network file systems.
+
     Raises OptionError, see `check_folder` and `check_capture`; DataError for a mesh that can't be used; and the errors
     of `train`.
     """
     check_folder(out, resume)
     check_capture(capture, options, device)
     out.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        _check_content(out, resume)  # a run may have ended since
+        started = time.perf_counter()
+        items = [*data.train, *data.test]
+        samples = preprocess(items, options, cache_dir, jobs, console)
+        samples = keep_on_device(samples, device, matmul_dtype(options.precision, device))
+        train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
+        preprocessing_seconds = time.perf_counter() - started
 
-    started = time.perf_counter()
-    items = [*data.train, *data.test]
-    samples = preprocess(items, options, cache_dir, jobs, console)
-    samples = keep_on_device(samples, device, matmul_dtype(options.precision, device))
-    train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
-    preprocessing_seconds = time.perf_counter() - started
+        with progress_bar(console) as bar:
+            task = bar.add_task("training", total=options.epochs)
 
-    with progress_bar(console) as bar:
-        task = bar.add_task("training", total=options.epochs)
+            def after_epoch(row: Row) -> None:
+                bar.update(task, completed=row["epoch"], description=f"training, loss {row['train_loss']:.3f}")
+                if row["test_accuracy"] is not None:
+                    console.print(_line(row), highlight=False)
 
-        def after_epoch(row: Row) -> None:
-            bar.update(task, completed=row["epoch"], description=f"training, loss {row['train_loss']:.3f}")
-            if row["test_accuracy"] is not None:
-                console.print(_line(row), highlight=False)
+            judged = train(
+                data,
+                train_samples,
+                test_samples,
+                options,
+                out,
+                device=device,
+                resume=resume,
+                capture=capture,
+                after_epoch=after_epoch,
+            )
+            bar.update(task, completed=options.epochs)
 
-        judged = train(
-            data,
-            train_samples,
-            test_samples,
-            options,
-            out,
-            device=device,
-            resume=resume,
-            capture=capture,
-            after_epoch=after_epoch,
+        model = restore_model(judged)[0].to(device)
+        matrix = evaluate(model, test_samples, options, device).numpy()
+        iou = class_scores(matrix).iou
+        results = {
+            "test_accuracy": accuracy(torch.from_numpy(matrix)) if matrix.any() else None,
+            "mean_iou": float(np.nanmean(iou)) if matrix.any() else None,
+            "judged_epoch": len(judged["history"]),
+            "train_meshes": len(train_samples),
+            "test_meshes": len(test_samples),
+            "preprocessing_seconds": round(preprocessing_seconds, 2),
+            "training_seconds": round(sum(row["seconds"] for row in judged["history"]), 2),
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+            "cores": available_cores(),
+            "versions": {"diffnet": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "options": options.as_dict(),
+            "classes": _classes(matrix, data.label_names),
+        }
+        write_atomically(
+            out / "results.json", json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         )
-        bar.update(task, completed=options.epochs)
-
-    model = restore_model(judged)[0].to(device)
-    matrix = evaluate(model, test_samples, options, device).numpy()
-    iou = class_scores(matrix).iou
-    results = {
-        "test_accuracy": accuracy(torch.from_numpy(matrix)) if matrix.any() else None,
-        "mean_iou": float(np.nanmean(iou)) if matrix.any() else None,
-        "judged_epoch": len(judged["history"]),
-        "train_meshes": len(train_samples),
-        "test_meshes": len(test_samples),
-        "preprocessing_seconds": round(preprocessing_seconds, 2),
-        "training_seconds": round(sum(row["seconds"] for row in judged["history"]), 2),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
-        "cores": available_cores(),
-        "versions": {"diffnet": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "options": options.as_dict(),
-        "classes": _classes(matrix, data.label_names),
-    }
-    write_atomically(out / "results.json", json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    _write_report(out, data, test_samples, model, options, device, matrix, results)
-    return results
+        _write_report(out, data, test_samples, model, options, device, matrix, results)
+        return results
 
 
 def check_folder(out: Path, resume: bool) -> None:
-    """Raises OptionError if `out` is a file, holds another run, or holds no run to resume."""
+    """Raises OptionError if `out` is a file, is in use by a run, holds another run, or holds no run to resume."""
     if out.exists() and not out.is_dir():
         raise OptionError(f"{out}: the results of a run need a folder, and this is a file")
+    check_unlocked(out)
+    _check_content(out, resume)
+
+
+def _check_content(out: Path, resume: bool) -> None:
     present = [name for name in WRITTEN if (out / name).exists()]
     if present and not resume:
         hint = "add --resume to continue it, or choose another folder" if "last.pt" in present else "choose another one"

@@ -76,12 +76,8 @@ def make_optimizer(model: DiffusionNet, options: TrainOptions, device: torch.dev
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the state of an optimizer, but keep the settings that `make_optimizer` chose for its device."""
-    kept = [
-        {name: group[name] for name in ("lr", "fused", "capturable", "foreach")} for group in optimizer.param_groups
-    ]
-    groups = [{**group, **own} for group, own in zip(state["param_groups"], kept, strict=True)]
-    optimizer.load_state_dict({**state, "param_groups": groups})
+    """Load the moments of a stored optimizer. All settings stay those that `make_optimizer` chose for its device."""
+    optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -1,0 +1,81 @@
+"""Reading the file of a checkpoint, whoever wrote it."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffnet.geometry.errors import DiffnetError
+
+
+class CheckpointError(DiffnetError, ValueError):
+    """A file is not a usable checkpoint. The message names the file and gives the reason."""
+
+
+def read_checkpoint_file(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Any:
+    """Read what `torch.save` wrote: tensors and plain values, never code.
+
+    Raises CheckpointError for any other file. A file never expands: one that claims to hold more than its own size is
+    refused.
+    """
+    if not Path(path).is_file():
+        raise CheckpointError(f"{path}: no such checkpoint")
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if sum(entry.file_size for entry in archive.infolist()) > Path(path).stat().st_size:
+                    raise CheckpointError(f"{path}: not a checkpoint: it holds more than its size")
+                damaged = archive.testzip()
+                if damaged is not None:
+                    raise CheckpointError(f"{path}: damaged, the checksum of {damaged} differs")
+        return torch.load(path, map_location=device, weights_only=True)
+    except CheckpointError:
+        raise
+    except Exception as e:  # unpickling a damaged file can raise any error: KeyError, IndexError, struct.error …
+        reason = e.strerror if isinstance(e, OSError) else type(e).__name__
+        raise CheckpointError(f"{path}: not a checkpoint, or a damaged one ({reason})") from e
+
+
+def check_named_tensors(path: str | os.PathLike[str], found: Any) -> dict[str, Tensor]:
+    """Return a state dict whose tensors are dense, real and finite, and no larger than the file.
+
+    Raises CheckpointError for anything else. Nothing is allocated before the sizes are known to be real: a tensor can
+    claim to be larger than its memory, which then holds one value for many elements.
+    """
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: weights should be a dictionary of tensors, got {type(found).__name__}")
+    size = 0
+    for name, tensor in found.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            entry = f"{name!s:.80}: {type(tensor).__name__}"
+            raise CheckpointError(f"{path}: weights should be a dictionary of tensors by name, got {entry}")
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_nested or not tensor.is_floating_point():
+            raise CheckpointError(f"{path}: {name:.80} should be a dense tensor of real numbers")
+        size += tensor.numel() * tensor.element_size()
+    if size > Path(path).stat().st_size:
+        raise CheckpointError(f"{path}: the weights claim {size} bytes, more than the file has")
+    for name, tensor in found.items():
+        if not tensor.float().isfinite().all():
+            raise CheckpointError(f"{path}: {name:.80} has values that are not finite in single precision")
+    return found
+
+
+def check_names_and_shapes(
+    path: str | os.PathLike[str], found: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> None:
+    """Raises CheckpointError unless the names and shapes are those of a network, which may be on the meta device."""
+    for what, names in (("lacks", expected.keys() - found.keys()), ("has unknown", found.keys() - expected.keys())):
+        if names:
+            first = ", ".join(f"{name:.80}" for name in sorted(names)[:3])
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise CheckpointError(f"{path}: the checkpoint {what} weights: {first}{more}")
+    for name, weight in expected.items():
+        shape = tuple(found[name].shape)
+        if shape != tuple(weight.shape):
+            raise CheckpointError(f"{path}: {name} should have shape {tuple(weight.shape)}, its shape is {shape}")

@@ -1,0 +1,254 @@
+"""Damaged, foreign and crafted checkpoints. Each gives one line, and nothing large is allocated."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from diffnet import DiffnetError, DiffusionNet
+from diffnet.checkpoint_file import CheckpointError
+from diffnet.train.checkpoint import build_model, load_checkpoint, restore_model, save_checkpoint
+from diffnet.train.history import COLUMNS
+from diffnet.train.options import TrainOptions
+from diffnet.train.step import make_optimizer, restore_optimizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+OPTIONS = TrainOptions(features="xyz", k=8, width=8, blocks=2, attention_heads=2)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """The content of a checkpoint after one step, as a dictionary."""
+    model = build_model(OPTIONS, ["a", "b"], "vertices")
+    optimizer = make_optimizer(model, OPTIONS, torch.device("cpu"))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    path = tmp_path_factory.mktemp("stored") / "a.pt"
+    checkpoint = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "history": [{**dict.fromkeys(COLUMNS, 0.5), "epoch": 1, "test_accuracy": None}],
+        "best": -math.inf,
+        "options": OPTIONS.as_dict(),
+        "label_names": ["a", "b"],
+        "labels_at": "vertices",
+        "data": "0",
+    }
+    save_checkpoint(path, checkpoint)
+    return load_checkpoint(path)
+
+
+def message(read, path):
+    """The line of the error of `read(path)`."""
+    with pytest.raises(CheckpointError) as caught:
+        read(path)
+    line = str(caught.value)
+    assert line.startswith(str(path))
+    assert "\n" not in line
+    assert len(line) < 600
+    assert isinstance(caught.value, (DiffnetError, ValueError))
+    return line
+
+
+@pytest.fixture
+def refused(stored, tmp_path):
+    """The message about a checkpoint with changed content."""
+
+    def refuse(**changes):
+        torch.save({**stored, **changes}, tmp_path / "a.pt")
+        return message(load_checkpoint, tmp_path / "a.pt")
+
+    return refuse
+
+
+def test_a_checkpoint_is_read_back(stored, tmp_path):
+    model, options = restore_model(stored)
+    assert options == OPTIONS
+    optimizer = make_optimizer(model, options, torch.device("cpu"))
+    restore_optimizer(optimizer, stored["optimizer"])
+    assert all(state["step"] == 1 for state in optimizer.state.values())
+    older = {name: value for name, value in stored.items() if name != "version"}
+    older["options"] = {name: value for name, value in stored["options"].items() if name != "basis"}
+    torch.save(older, tmp_path / "older.pt")
+    assert load_checkpoint(tmp_path / "older.pt").keys() == older.keys()
+
+
+def test_a_newer_version_says_so(stored, refused):
+    assert stored["version"]
+    line = refused(format=stored["format"] + 1, version="9.8", model=None)
+    assert "newer version (diffnet 9.8, checkpoint format 2)" in line
+    assert "Update diffnet" in line
+    assert "newer version" in refused(options={**stored["options"], "curvature": 1})
+    assert "format 0" in refused(format=0)
+    assert "format True" in refused(format=True)
+    assert "format of type list" in refused(format=[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"width": 10**9}, "width is 1000000000"),
+        ({"blocks": 10**9}, "blocks is 1000000000"),
+        ({"blocks": 3}, "lacks weights: blocks.2"),
+        ({"blocks": 1}, "unknown weights: blocks.1"),
+        ({"width": 16}, "width is 16"),
+        ({"width": 2**31}, "option width"),
+        ({"width": 8.0}, "option width"),
+        ({"width": True}, "option width"),
+        ({"width": "8"}, "option width"),
+        ({"k": 10**5000}, "option k has the value of type int"),
+        ({"features": "colors"}, "option features"),
+        ({"features": "hks"}, "first.weight should have shape (8, 16)"),
+        ({"dropout": math.nan}, "dropout"),
+        ({"rotate": 1}, "option rotate"),
+        ({"diffusion": ["spectral"]}, "option diffusion"),
+        ({"attention_heads": 3}, "attention_heads"),
+        ({7: 7}, "unknown option 7"),
+    ],
+)
+def test_options_are_checked(stored, refused, changes, named):
+    tracemalloc.start()
+    assert named in refused(options={**stored["options"], **changes})
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"options": []}, "options"),
+        ({"model": [torch.zeros(3)]}, "weights should be a dictionary"),
+        ({"model": {"first.weight": 1}}, "first.weight: int"),
+        ({"model": {1: torch.zeros(3)}}, "1: Tensor"),
+        ({"model": {}}, "width"),
+        ({"label_names": []}, "label_names"),
+        ({"label_names": "ab"}, "label_names"),
+        ({"label_names": ["a", 2]}, "label_names"),
+        ({"label_names": ["a", "b", "c"]}, "last.weight should have shape (3, 8)"),
+        ({"labels_at": "corners"}, "labels_at"),
+        ({"labels_at": None}, "labels_at"),
+        ({"best": "good"}, "best"),
+        ({"data": None}, "data"),
+        ({"history": {}}, "history"),
+        ({"history": [1]}, "history"),
+        ({"history": [dict.fromkeys(COLUMNS, 3)]}, "history"),
+        ({"history": [{**dict.fromkeys(COLUMNS, 1), "seconds": "1"}]}, "history"),
+        ({"history": [dict.fromkeys(COLUMNS, torch.zeros(2))]}, "history"),
+        ({"optimizer": []}, "optimizer"),
+        ({"optimizer": {"state": {99: {}}}}, "optimizer"),
+        ({"optimizer": {"state": {0: {}}}}, "optimizer.0.exp_avg"),
+        ({"optimizer": {"state": {"0": {}}}}, "optimizer"),
+    ],
+)
+def test_values_are_checked(refused, changes, named):
+    assert named in refused(**changes)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "named"),
+    [
+        (torch.zeros(8, 4), "should have shape"),
+        (torch.zeros(1).expand(8, 10**9), "claim"),
+        (torch.zeros(8, 3, dtype=torch.int64), "real numbers"),
+        (torch.zeros(8, 3, dtype=torch.complex64), "real numbers"),
+        (torch.zeros(8, 3).to_sparse(), "dense"),
+        (torch.zeros(8, 3, device="meta"), "dense"),
+        (torch.full((8, 3), math.inf), "not finite"),
+        (torch.full((8, 3), math.nan), "not finite"),
+        (torch.full((8, 3), 1e300, dtype=torch.float64), "not finite"),
+        (torch.zeros(()), "width"),
+    ],
+    ids=["shape", "expanded", "integer", "complex", "sparse", "meta", "inf", "nan", "double", "scalar"],
+)
+def test_weights_are_checked(stored, refused, tensor, named):
+    assert named in refused(model={**stored["model"], "first.weight": tensor})
+    optimizer = copy.deepcopy(stored["optimizer"])
+    optimizer["state"][0]["exp_avg"] = tensor
+    if tensor.ndim == 2:
+        assert named in refused(optimizer=optimizer)
+
+
+def as_original(seed=0):
+    """A state dict with the original's names: width 8, two blocks, 3 → 5 channels."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"first_lin.weight": (8, 3), "first_lin.bias": (8,), "last_lin.weight": (5, 8), "last_lin.bias": (5,)}
+    for b in range(2):
+        shapes[f"block_{b}.diffusion.diffusion_time"] = (8,)
+        shapes[f"block_{b}.gradient_features.A_re.weight"] = (8, 8)
+        shapes[f"block_{b}.gradient_features.A_im.weight"] = (8, 8)
+        for i, inputs in enumerate((24, 8, 8)):
+            shapes[f"block_{b}.mlp.miniMLP_mlp_layer_{i:03}.weight"] = (8, inputs)
+            shapes[f"block_{b}.mlp.miniMLP_mlp_layer_{i:03}.bias"] = (8,)
+    return {name: torch.rand(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def test_networks_that_are_not_the_originals(tmp_path):
+    path, state = tmp_path / "a.pth", as_original()
+    torch.save(state, path)
+    assert len(DiffusionNet.from_reference(path).blocks) == 2
+
+    def line(content):
+        torch.save(content, path)
+        return message(DiffusionNet.from_reference, path)
+
+    for foreign in ([], "text", 3, None, torch.zeros(3), {}, torch.nn.Linear(2, 2).state_dict(), {1: 2}):
+        assert "not a checkpoint of the original implementation" in line(foreign)
+    assert "dictionary of tensors" in line({**state, "first_lin.bias": 3})
+    assert "not finite" in line({**state, "first_lin.bias": torch.full((8,), math.nan)})
+    assert "unknown weights" in line({**state, "other": torch.zeros(3)})
+    assert "first.weight" in line({**state, "first_lin.weight": torch.zeros(8)})
+    assert "claim" in line({**state, "first_lin.weight": torch.zeros(1).expand(10**9, 3)})
+    assert "should have shape" in line({**state, "block_1.diffusion.diffusion_time": torch.zeros(9)})
+    assert "lacks" in line({name: w for name, w in state.items() if "block_1.mlp" not in name})
+    assert "block 999999999" in line({**state, "block_999999999.x": torch.zeros(1)})
+    assert "unknown weights" in line({**state, f"block_{'9' * 5000}.x": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("kind", ["own", "original", "old file format"])
+def test_damaged_files(stored, tmp_path, kind):
+    """Files that were cut or have flipped bits are read or give one line. Nothing else happens."""
+    path = tmp_path / "a.pt"
+    read = load_checkpoint if kind == "own" else DiffusionNet.from_reference
+    buffer = io.BytesIO()
+    content = stored if kind == "own" else as_original()
+    torch.save(content, buffer, _use_new_zipfile_serialization=kind != "old file format")
+    whole = buffer.getvalue()
+    rng = np.random.default_rng(0)
+    for length in [0, 1, 2, 10, *rng.integers(0, len(whole), 25), len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        message(read, path)
+    unread = 0
+    for _ in range(60):
+        damaged = bytearray(whole)
+        # Half of the bits are near the start, where the pickle is.
+        places = rng.integers(0, len(whole) if rng.random() < 0.5 else 3000, 1 + rng.integers(4))
+        for place in places:
+            damaged[place] ^= 1 << rng.integers(8)
+        path.write_bytes(damaged)
+        try:
+            read(path)
+        except CheckpointError:
+            unread += 1
+            message(read, path)
+    assert unread > 20
+    path.unlink()
+    assert "no such" in message(read, path)
+    path.mkdir()
+    assert "no such" in message(read, path)
+
+
+def test_a_file_that_expands_is_refused(stored, tmp_path):
+    path = tmp_path / "bomb.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\0" * 10**6)
+    for read in (load_checkpoint, DiffusionNet.from_reference):
+        assert "more than its size" in message(read, path)

@@ -1,0 +1,178 @@
+"""The lock of a run's folder, full disks, and Ctrl-C while a command starts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from diffnet.geometry.errors import OptionError
+from diffnet.train import lock
+from diffnet.train.event_file import EventFile
+from diffnet.train.lock import check_unlocked, locked
+from diffnet.train.report.export import write_atomically
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from diffnet.train.lock import locked
+with locked(Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def environment():
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+
+
+def test_a_lock_names_its_process_and_ends_with_it(tmp_path, environment):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        try:
+            assert process.stdout.readline() == "locked\n"
+            for attempt in (lambda: check_unlocked(tmp_path), locked(tmp_path).__enter__):
+                with pytest.raises(OptionError) as caught:
+                    attempt()
+                assert str(tmp_path) in str(caught.value)
+                assert f"process {process.pid} on {socket.gethostname()}" in str(caught.value)
+        finally:
+            process.kill()
+    assert (tmp_path / "run.lock").exists()
+    check_unlocked(tmp_path)
+    with locked(tmp_path):
+        assert (tmp_path / "run.lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
+        with pytest.raises(OptionError, match=f"process {os.getpid()}"):
+            locked(tmp_path).__enter__()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_one_of_many_holds_the_lock(tmp_path):
+    """Each attempt creates and deletes the file, which other attempts may have open."""
+    holders, most, broken = [], [], []
+
+    def work():
+        try:
+            for _ in range(30):
+                try:
+                    with locked(tmp_path):
+                        holders.append(1)
+                        most.append(len(holders))
+                        time.sleep(0.0002)
+                        holders.pop()
+                except OptionError:
+                    pass
+        except BaseException as e:
+            broken.append(e)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not broken
+    assert len(most) >= 30
+    assert set(most) == {1}
+
+
+def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch):
+    def refuse(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    check_unlocked(tmp_path)
+    with pytest.warns(UserWarning, match="No locks available"), locked(tmp_path):
+        pass
+
+
+# ---- full disks ----
+
+
+def full(*arguments):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("name", ["last.pt", "metrics.csv", "predictions.html"])
+def test_a_full_disk_names_the_file_and_keeps_the_former(tmp_path, monkeypatch, name):
+    path = tmp_path / name
+    path.write_text("former")
+    write = Path.write_bytes
+
+    def half(self, content):
+        write(self, content[: len(content) // 2])
+        full()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", half)
+        with pytest.raises(OSError, match="No space left") as caught:
+            write_atomically(path, "newer")
+    assert caught.value.filename == str(path)
+    assert caught.value.errno == errno.ENOSPC
+    assert path.read_text() == "former"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_event_files_name_themselves_on_a_full_disk(tmp_path, monkeypatch):
+    with pytest.raises(OSError, match="No space left") as caught, EventFile(tmp_path / "board", 1) as board:
+        monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.write", full)
+        board.add({"loss": 1.0}, 1)
+    assert Path(caught.value.filename).parent == tmp_path / "board"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_event_files_fail_once_only(tmp_path, monkeypatch):
+    """The disk is full when the file is closed, too."""
+    real = Path.open
+    monkeypatch.setattr(Path, "open", lambda self, mode: real(Path("/dev/full"), "wb"))
+    with pytest.raises(OSError, match="No space left") as caught:
+        EventFile(tmp_path / "board", 1)
+    assert Path(caught.value.filename).parent == tmp_path / "board"
+
+
+# ---- Ctrl-C ----
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize("how", ["script", "module"])
+def test_ctrl_c_while_a_command_starts(tmp_path, environment, how):
+    """From the first line of `diffnet` on, no traceback is printed and the exit code is 130."""
+    script = tmp_path / "diffnet"
+    script.write_text("from diffnet.__main__ import main\nif __name__ == '__main__':\n    main()\n")
+    start = [str(script)] if how == "script" else ["-m", "diffnet"]
+    command = [sys.executable, *start, "train", "segmentation", "--data", "figures", "--out", str(tmp_path / "run")]
+    command += ["--cache", str(tmp_path / "cache"), "--device", "cpu", "--jobs", "1"]
+    # Python's own start is not the command's: it ends when the package's first module is opened.
+    delays = [0.05, 0.1, 0.2, 0.35, 0.6] if how == "script" else [0.05, 0.15]
+    for delay in delays:
+        process = subprocess.Popen(
+            [command[0], "-v", *command[1:]],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            for line in process.stderr:
+                if "import 'diffnet.interrupts'" in line:
+                    break
+            reader = threading.Thread(target=lambda p=process, lines=(lines := []): lines.extend(p.stderr))
+            reader.start()
+            time.sleep(delay)
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(timeout=60) == 130, delay
+            reader.join()
+        finally:
+            process.kill()
+        printed = "".join(lines)
+        assert not re.search(r"Traceback|KeyboardInterrupt\b(?!')|Exception ignored", printed), (delay, printed[-2000:])
