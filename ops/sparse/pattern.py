@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.checks import check_count, not_a_tensor
-from diffnet.ops.common.compiler import not_compiled
+from diffnet.ops.common.compiler import is_stand_in, not_compiled
 from diffnet.ops.common.memo import memoized
 from diffnet.ops.common.ragged import row_offsets
 from diffnet.ops.sparse.checks import check_csr, check_row_order
@@ -72,7 +72,8 @@ class Pattern:
             arrays += [] if self.row_order is None else [("row_order", self.row_order)]
             for name, array in arrays:
                 check_plain(name, array)
-            check_count("columns", self.columns, 0)
+            if not is_stand_in(self.columns):
+                check_count("columns", self.columns, 0)
             # While something is traced, tensors are instances of subclasses, which have no values to check.
             if all(type(array) is Tensor and not array.is_meta for _, array in arrays):
                 check_csr(self.indptr, self.indices, self.columns, self.row_order)
@@ -211,7 +212,7 @@ def check_plain(name: str, array: Any) -> None:
     """Check that an index array is a tensor and no parameter. Raises TypeError that says what to write instead."""
     if isinstance(array, torch.nn.Parameter):
         raise TypeError(f"{name} should be a plain tensor, got Parameter; write {name}.data")
-    if not isinstance(array, Tensor):
+    if not isinstance(array, Tensor) and not is_stand_in(array):
         raise not_a_tensor(name, array)
 
 
