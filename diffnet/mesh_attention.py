@@ -43,9 +43,8 @@ class MeshAttention(nn.Module):
         Vertex i attends to the columns of row i. A vertex with an empty row gets the bias of the output layer.
         """
         if not isinstance(pattern, Pattern):
-            raise TypeError(
-                f"pattern should be a Pattern, got {type(pattern).__name__}; write for example operators.gradient.pattern"
-            )
+            found = type(pattern).__name__
+            raise TypeError(f"pattern should be a Pattern, got {found}; write for example operators.gradient.pattern")
         check_matrix("x", x, "V", self.out.in_features, pattern.indices.device)
         if pattern.shape != (len(x), len(x)):
             raise ValueError(f"the pattern should have shape {(len(x), len(x))}, shape is {pattern.shape}")

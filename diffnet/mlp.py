@@ -22,8 +22,8 @@ class MLP(nn.Module):
         dropout: probability of a zero, 0 ≤ p < 1. `self.dropout` is the module that holds it.
         backend: "torch", "triton" or "auto", see `ops.Backend`.
 
-    Raises ValueError for fewer than two widths, for a width below 1 and for a dropout out of range, TypeError for a bool
-    as dropout.
+    Raises ValueError for fewer than two widths, a width below 1 and a dropout out of range, TypeError for a bool as
+    dropout.
     """
 
     def __init__(self, widths: Sequence[int], dropout: float = 0.0, backend: Backend = "auto") -> None:

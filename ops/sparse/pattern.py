@@ -357,7 +357,10 @@ def _pack_orders(orders: Sequence[Tensor | None], starts: Sequence[Tensor], offs
 @not_compiled
 def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
     (rows, columns), row_order = pattern.shape, pattern.row_order
-    counts = torch.bincount(pattern.indices, minlength=columns)
+    if pattern.indices.is_meta:
+        counts = torch.zeros(columns, dtype=torch.int64, device="meta")  # bincount is not implemented there
+    else:
+        counts = torch.bincount(pattern.indices, minlength=columns)
     if row_order is None:
         order = torch.sort(pattern.indices, stable=True).indices
     else:
@@ -375,7 +378,7 @@ def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
 def _find_long_pieces(pattern: Pattern) -> Tensor:
     indptr = pattern.indptr.long()
     lengths = torch.diff(indptr)
-    if lengths.numel() == 0 or lengths.max() <= PIECE:
+    if lengths.numel() == 0 or lengths.is_meta or lengths.max() <= PIECE:
         return lengths.new_empty(0, 4)
     long = torch.nonzero(lengths > PIECE)[:, 0]
     counts = (lengths[long] + PIECE - 1) // PIECE
@@ -391,6 +394,6 @@ def _find_rows_by_length(pattern: Pattern) -> Tensor:
     lengths = torch.diff(pattern.indptr)
     short = torch.where(lengths > PIECE, 0, lengths)  # long rows are computed in pieces
     groups = torch.nn.functional.pad(short, (0, -len(short) % ROWS_TOGETHER)).reshape(-1, ROWS_TOGETHER)
-    if groups.numel() == 0 or ROWS_TOGETHER * groups.amax(1).sum() <= TOO_UNEVEN * short.sum():
+    if groups.numel() == 0 or groups.is_meta or ROWS_TOGETHER * groups.amax(1).sum() <= TOO_UNEVEN * short.sum():
         return pattern.indices.new_empty(0)
     return torch.sort(lengths, stable=True).indices.to(pattern.indptr)
