@@ -51,9 +51,6 @@ class Preprocessing:
     basis: BasisPrecision = "float32"
 
     def __post_init__(self) -> None:
-        fewest = 0 if self.features == "xyz" else 1  # descriptors are computed from eigenpairs
-        if self.k < fewest:
-            raise OptionError(f"k should be at least {fewest}, got {self.k}")
         for name, known in (
             ("laplacian", LAPLACIANS),
             ("features", get_args(FeatureKind)),
@@ -61,6 +58,11 @@ class Preprocessing:
         ):
             if getattr(self, name) not in known:
                 raise OptionError(f"{name} should be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        if isinstance(self.k, bool) or not hasattr(self.k, "__index__"):
+            raise OptionError(f"k should be an integer, got {self.k!r} of type {type(self.k).__name__}")
+        fewest = 0 if self.features == "xyz" else 1  # descriptors are computed from eigenpairs
+        if self.k < fewest:
+            raise OptionError(f"k should be at least {fewest}, got {self.k}")
 
 
 def prepare(
@@ -110,7 +112,17 @@ def input_features(mesh: Mesh, operators: Operators, kind: FeatureKind) -> Tenso
 
     kind: "hks" and "wks" are the descriptors, and "xyz" the positions. "log-hks" is log(hks) / 3. On small components
         and tips, the heat kernel is a thousand times larger than elsewhere, and its logarithm is easier to learn from.
+
+    Raises OptionError for an unknown kind, ValueError for descriptors of operators without eigenpairs, and for a mesh
+    and operators that differ in the number of vertices.
     """
+    if kind not in FEATURE_CHANNELS:
+        raise OptionError(f"the kind of features should be one of {', '.join(FEATURE_CHANNELS)}, got {kind!r}")
+    if len(mesh.verts) != operators.num_vertices:
+        raise ValueError(
+            f"the mesh has {len(mesh.verts)} vertices and the operators {operators.num_vertices}; "
+            "pass the operators of this mesh"
+        )
     if kind == "xyz":
         return torch.from_numpy(mesh.verts).float()
     if kind == "wks":

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import Tensor, nn
 
+from diffnet.arguments import check_eigenpairs, refuses
 from diffnet.diffusion import LearnedTimeDiffusion
 from diffnet.geometry import Operators
 from diffnet.gradient_features import SpatialGradientFeatures
@@ -14,6 +15,7 @@ from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP
 from diffnet.ops import Backend, diffusion_and_gradient_features, spmm
+from diffnet.ops.common.checks import check_count
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
@@ -40,9 +42,16 @@ class DiffusionNetBlock(nn.Module):
         attention_heads: heads of a `MeshAttention` over the operators' neighborhood, 0 for no attention.
         backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
 
-    Raises ValueError for an unknown option.
+    Raises ValueError for an unknown option, TypeError for the names that the original implementation gives arguments.
     """
 
+    @refuses(
+        C_width="channels",
+        mlp_hidden_dims="mlp_hidden",
+        with_gradient_features="gradient_features",
+        with_gradient_rotations="gradient_rotation",
+        diffusion_method='diffusion="spectral" or diffusion="implicit"',
+    )
     def __init__(
         self,
         channels: int,
@@ -57,6 +66,8 @@ class DiffusionNetBlock(nn.Module):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
+        check_count("channels", channels, 1)
+        check_count("attention_heads", attention_heads, 0)
         if gradient not in get_args(GradientMode):
             raise ValueError(f"gradient should be one of {', '.join(get_args(GradientMode))}, got {gradient!r}")
         if diffusion not in get_args(DiffusionMode):
@@ -94,6 +105,7 @@ class DiffusionNetBlock(nn.Module):
         """
         o, features = operators, self.gradient_features
         if features is not None and isinstance(self.diffusion, LearnedTimeDiffusion) and self._on_basis(o):
+            check_eigenpairs(o)
             gradient_evecs = o.with_gradient_evecs().gradient_evecs
             assert gradient_evecs is not None
             return diffusion_and_gradient_features(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from diffnet.ops import Backend, BlockPattern, block_attention, block_matmul, block_softmax
+from diffnet.ops.common.checks import check_count, check_dropout
 
 
 class BlockSparseAttention(nn.Module):
@@ -35,7 +36,12 @@ class BlockSparseAttention(nn.Module):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        if heads < 1 or channels % heads != 0:
+        check_count("channels", channels, 1)
+        check_count("heads", heads, 1)
+        check_dropout(dropout)
+        if length is not None:
+            check_count("length", length, 1)
+        if channels % heads != 0:
             raise ValueError(f"heads should divide the {channels} channels, got {heads}")
         self.heads = heads
         self.backend: Backend = backend

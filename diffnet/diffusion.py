@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from diffnet.arguments import check_eigenpairs, refuses
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, diffuse, from_spectral, to_spectral
+from diffnet.ops.common.checks import check_count
 
 
 class LearnedTimeDiffusion(nn.Module):
@@ -17,10 +19,14 @@ class LearnedTimeDiffusion(nn.Module):
     Args:
         channels: C. Times start at 0; their unit is the squared unit of the positions.
         backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
+
+    Raises ValueError for fewer than 1 channel.
     """
 
+    @refuses(C_inout="channels", method='ImplicitDiffusion(channels) for method="implicit_dense"')
     def __init__(self, channels: int, backend: Backend = "auto") -> None:
         super().__init__()
+        check_count("channels", channels, 1)
         self.backend: Backend = backend
         self.time = nn.Parameter(torch.zeros(channels))
 
@@ -31,7 +37,11 @@ class LearnedTimeDiffusion(nn.Module):
         return self.time
 
     def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
-        """Diffuse x (V, C) and return its coefficients in the eigenbasis, (B, K, C)."""
+        """Diffuse x (V, C) and return its coefficients in the eigenbasis, (B, K, C).
+
+        Raises ValueError for operators with k = 0.
+        """
+        check_eigenpairs(operators)
         o, time = operators, self.learned_time()
         spectrum = to_spectral(x, o.evecs, o.mass, o.ptr, o.lengths, self.backend)
         return diffuse(spectrum, o.evals, time.clamp(min=0), self.backend)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from diffnet.arguments import refuses
 from diffnet.ops import Backend, gradient_features
+from diffnet.ops.common.checks import check_count
 
 
 class SpatialGradientFeatures(nn.Module):
@@ -23,8 +25,10 @@ class SpatialGradientFeatures(nn.Module):
 
     a_im: nn.Parameter | None
 
+    @refuses(C_inout="channels", with_gradient_rotations="rotation")
     def __init__(self, channels: int, rotation: bool = True, backend: Backend = "auto") -> None:
         super().__init__()
+        check_count("channels", channels, 1)
         self.backend: Backend = backend
         self.a_re = nn.Parameter(_linear_weight(channels))
         if rotation:

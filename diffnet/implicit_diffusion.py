@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from diffnet.diffusion import keep_nonnegative
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, implicit_diffusion
+from diffnet.ops.common.checks import check_count
 
 
 class ImplicitDiffusion(nn.Module):
@@ -38,10 +39,9 @@ class ImplicitDiffusion(nn.Module):
         super().__init__()
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance should be above 0 and below 1, got {tolerance}")
-        if max_iterations < 1:
-            raise ValueError(f"max_iterations should be at least 1, got {max_iterations}")
-        if check_every < 0:
-            raise ValueError(f"check_every should be at least 0, got {check_every}")
+        check_count("channels", channels, 1)
+        check_count("max_iterations", max_iterations, 1)
+        check_count("check_every", check_every, 0)
         self.time = nn.Parameter(torch.zeros(channels))
         self.backend: Backend = backend
         self.tolerance, self.max_iterations, self.check_every = tolerance, max_iterations, check_every

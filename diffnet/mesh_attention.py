@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from diffnet.ops import Backend, Pattern, sddmm, sparse_softmax, spmm
+from diffnet.ops.common.checks import check_count, check_dropout, check_matrix
 
 
 class MeshAttention(nn.Module):
@@ -25,7 +26,10 @@ class MeshAttention(nn.Module):
 
     def __init__(self, channels: int, heads: int = 4, dropout: float = 0.0, backend: Backend = "auto") -> None:
         super().__init__()
-        if heads < 1 or channels % heads != 0:
+        check_count("channels", channels, 1)
+        check_count("heads", heads, 1)
+        check_dropout(dropout)
+        if channels % heads != 0:
             raise ValueError(f"heads should divide the {channels} channels, got {heads}")
         self.heads = heads
         self.backend: Backend = backend
@@ -41,6 +45,10 @@ class MeshAttention(nn.Module):
 
         Vertex i attends to the columns of row i. A vertex with an empty row gets the bias of the output layer.
         """
+        if not isinstance(pattern, Pattern):
+            found = type(pattern).__name__
+            raise TypeError(f"pattern should be a Pattern, got {found}; write for example operators.gradient.pattern")
+        check_matrix("x", x, "V", self.out.in_features, pattern.indices.device)
         if pattern.shape != (len(x), len(x)):
             raise ValueError(f"the pattern should have shape {(len(x), len(x))}, shape is {pattern.shape}")
         width = x.shape[-1] // self.heads

@@ -8,6 +8,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from diffnet.ops import Backend, mlp
+from diffnet.ops.common.checks import check_count, check_dropout
 
 
 class MLP(nn.Module):
@@ -20,10 +21,18 @@ class MLP(nn.Module):
         widths: the width of the input, of each hidden layer and of the output.
         dropout: probability of a zero, 0 ≤ p < 1. `self.dropout` is the module that holds it.
         backend: "torch", "triton" or "auto", see `ops.Backend`.
+
+    Raises ValueError for fewer than two widths, a width below 1 and a dropout out of range, TypeError for a bool as
+    dropout.
     """
 
     def __init__(self, widths: Sequence[int], dropout: float = 0.0, backend: Backend = "auto") -> None:
         super().__init__()
+        if len(widths) < 2:
+            raise ValueError(f"widths should be those of the input and the output at least, got {list(widths)}")
+        for i, width in enumerate(widths):
+            check_count(f"widths[{i}]", width, 1)
+        check_dropout(dropout)
         self.backend: Backend = backend
         # Names of the layers are their places in a sequence with ReLU and dropout modules, as checkpoints have them.
         step = 3 if dropout > 0 else 2

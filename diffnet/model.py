@@ -9,9 +9,11 @@ from typing import Literal, TypeAlias, get_args
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from diffnet.arguments import check_features, check_operators, refuses
 from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, mlp, segment_mean
+from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
@@ -35,7 +37,7 @@ class DiffusionNet(nn.Module):
         mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, attention_heads, backend: see
             `DiffusionNetBlock`.
 
-    Raises ValueError for an unknown option.
+    Raises ValueError for an unknown option, TypeError for the names that the original implementation gives arguments.
 
     >>> import torch, trimesh
     >>> from diffnet import DiffusionNet, precompute
@@ -46,6 +48,16 @@ class DiffusionNet(nn.Module):
     torch.Size([80, 5])
     """
 
+    @refuses(
+        C_in="in_channels",
+        C_out="out_channels",
+        C_width="width",
+        N_block="blocks",
+        mlp_hidden_dims="mlp_hidden",
+        with_gradient_features="gradient_features",
+        with_gradient_rotations="gradient_rotation",
+        diffusion_method='diffusion="spectral" or diffusion="implicit"',
+    )
     def __init__(
         self,
         in_channels: int,
@@ -67,6 +79,18 @@ class DiffusionNet(nn.Module):
         super().__init__()
         if outputs_at not in get_args(OutputsAt):
             raise ValueError(f"outputs_at should be one of {', '.join(get_args(OutputsAt))}, got {outputs_at!r}")
+        for name, value in (
+            ("in_channels", in_channels),
+            ("out_channels", out_channels),
+            ("width", width),
+            ("blocks", blocks),
+        ):
+            check_count(name, value, 1)
+        if last_activation is not None and not callable(last_activation):
+            raise TypeError(
+                f"last_activation should be a function of a tensor, got {last_activation!r}; "
+                "write for example torch.sigmoid"
+            )
         self.outputs_at = outputs_at
         self.last_activation = last_activation
         self.gradient = gradient
@@ -91,11 +115,16 @@ class DiffusionNet(nn.Module):
     def forward(self, features: Tensor, operators: Operators) -> Tensor:
         """features (V, C_in), packed like the operators → (V, C_out), (F, C_out), (E, C_out) or (B, C_out)
 
-        Raises ValueError if the features don't fit the operators or the network.
+        Raises TypeError if the features are no floating-point tensor. Raises ValueError if they don't fit the operators
+        or the network, for spectral diffusion without eigenpairs, and for outputs at faces or edges without faces.
         """
-        expected = (operators.num_vertices, self.first.in_features)
-        if features.shape != expected:
-            raise ValueError(f"features should have shape {expected}, shape is {tuple(features.shape)}")
+        check_operators(operators)
+        check_features(features, operators, self.first)
+        if self.outputs_at in ("faces", "edges") and operators.faces.shape[0] == 0:
+            raise ValueError(
+                f'outputs_at="{self.outputs_at}" needs faces, but the operators are of point clouds; '
+                'write outputs_at="vertices" or outputs_at="global_mean"'
+            )
         x = self._linear(self.first, features)
         # All blocks share these. Under autocast the basis is rounded here, once, not in every block.
         shared = operators.with_gradient_evecs() if self.gradient == "spectral" else operators

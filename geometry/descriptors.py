@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffnet.geometry.operators import Operators
 from diffnet.ops import from_spectral
+from diffnet.ops.common.checks import check_count, check_rank
 
 
 def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) -> Tensor:
@@ -18,11 +20,16 @@ def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) 
     scales: (T,) times. By default they are spaced logarithmically from 0.01 to 1, which suits shapes of unit size (see
         `normalize_positions`).
 
+    Raises ValueError for operators without eigenpairs and for a count below 1.
+
     >>> from diffnet.geometry import precompute
     >>> operators = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
     >>> hks(operators, 4).shape
     torch.Size([3, 4])
     """
+    _check("hks", operators, count)
+    if scales is not None:
+        check_rank("scales", scales, "(T,)", 1)
     if scales is None:
         scales = torch.logspace(-2, 0, count)
     scales = scales.to(operators.evals)
@@ -36,10 +43,11 @@ def wks(operators: Operators, count: int = 16) -> Tensor:
     the mesh only by a factor. Energies range from 2σ above the first log λ to 2σ below the last, with σ = 7/128 of the
     range of log λ. These are the paper's values for 100 energies, used here for every count. Null vectors and missing
     vectors are left out.
+
+    Raises ValueError for operators without eigenpairs and for a count below 1.
     """
+    _check("wks", operators, count)
     evals = operators.evals
-    if operators.k == 0:
-        return evals.new_zeros(operators.num_vertices, count)
     # If a mesh has fewer than K pairs, the missing pairs have zero vectors. They must not count in the sum of weights.
     present = torch.stack([(v != 0).any(0) for v in torch.split(operators.evecs, list(operators.lengths))])
     live = present & (evals > 1e-6 * evals[:, -1:])
@@ -54,6 +62,14 @@ def wks(operators: Operators, count: int = 16) -> Tensor:
     weights = torch.where(live[:, :, None], weights, 0.0)
     total = weights.sum(1, keepdim=True)
     return _weighted_squares(operators, weights / torch.where(total > 0, total, 1.0))
+
+
+def _check(name: str, operators: Any, count: Any) -> None:
+    if not isinstance(operators, Operators):
+        raise TypeError(f"operators should be Operators, got {type(operators).__name__}; write precompute(mesh)")
+    check_count("count", count, 1)
+    if operators.k == 0:
+        raise ValueError(f"{name} needs eigenpairs, but the operators have k = 0; write precompute(mesh, k=128)")
 
 
 def _weighted_squares(operators: Operators, weights: Tensor) -> Tensor:

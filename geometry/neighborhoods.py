@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diffnet.geometry.operators import Operators
 from diffnet.ops import Pattern, block_diagonal_pattern
+from diffnet.ops.common.checks import check_count, not_a_tensor
 
 
 def with_k_ring(operators: Operators, k: int) -> Operators:
@@ -26,8 +27,7 @@ def with_k_ring(operators: Operators, k: int) -> Operators:
     >>> with_k_ring(operators, 1).neighborhood.row_lengths.tolist()
     [4, 3, 4, 3]
     """
-    if k < 0:
-        raise ValueError(f"k should be at least 0, got {k}")
+    check_count("k", k, 0)
     ring, _ = operators.gradient.pattern.to("cpu").with_row_order(None)
     entries = np.ones(ring.nnz, dtype=bool), ring.indices.numpy(), ring.indptr.numpy()
     one_ring = scipy.sparse.csr_array(entries, shape=ring.shape)
@@ -52,8 +52,9 @@ def with_nearest(operators: Operators, positions: Tensor, k: int) -> Operators:
     >>> with_nearest(operators, torch.tensor(square), 3).neighborhood.row_lengths.tolist()
     [3, 3, 3, 3]
     """
-    if k < 1:
-        raise ValueError(f"k should be at least 1, got {k}")
+    check_count("k", k, 1)
+    if not isinstance(positions, Tensor):
+        raise not_a_tensor("positions", positions)
     if positions.shape != (operators.num_vertices, 3):
         raise ValueError(
             f"positions should have shape {(operators.num_vertices, 3)}, shape is {tuple(positions.shape)}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from diffnet.ops import (
     split_diagonal_pattern,
     spmm,
 )
+from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.memo import memoized
 
@@ -26,6 +29,9 @@ from diffnet.ops.common.memo import memoized
 @dataclass(frozen=True, eq=False)
 class Operators:
     """Discrete operators of a batch of B meshes packed as one larger, disconnected mesh of V vertices.
+
+    It is a container of meshes: `len(operators)` is B, `operators[i]` is one mesh, `operators[i:j]` is a packed batch,
+    and a loop runs over the meshes.
 
     ptr: (B+1,) int64; mesh b owns the vertices ptr[b]:ptr[b+1]
     mass: (V,) lumped vertex areas; 0 at vertices that no face uses
@@ -38,6 +44,11 @@ class Operators:
     gradient_evecs: (2, V, K) or None; the gradients of the eigenvectors, [G_X Φ, G_Y Φ]
     neighborhood: (V, V) or None; row i holds the vertices that vertex i attends to, see `with_k_ring` and
         `with_nearest`. None means the pattern of the gradient: the vertices joined to i by an edge, and i itself.
+
+    >>> from diffnet.geometry import precompute
+    >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
+    >>> collate([triangle, triangle, triangle])[1:]
+    Operators(meshes=2, vertices=6, faces=2, k=2, dtype=torch.float32, device=cpu)
     """
 
     ptr: Tensor
@@ -52,12 +63,43 @@ class Operators:
     gradient_evecs: Tensor | None = None
     neighborhood: Pattern | None = None
     # Caches of `lengths` and `edges`, see `memoized`.
-    _lengths: tuple[int, ...] | None = field(default=None, repr=False)
-    _edges: Tensor | None = field(default=None, repr=False)
+    _lengths: tuple[int, ...] | None = None
+    _edges: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Operators(meshes={len(self)}, vertices={self.num_vertices}, faces={self.faces.shape[0]}, k={self.k}, "
+            f"dtype={self.mass.dtype}, device={self.device})"
+        )
 
     def __len__(self) -> int:
         """The number of meshes."""
         return len(self.ptr) - 1
+
+    def __getitem__(self, index: int | slice) -> Operators:
+        """The operators of one mesh, or of several, packed.
+
+        Negative numbers count from the end. Raises IndexError for a number out of range, TypeError for other indices.
+        To loop over all meshes, use `for mesh in operators` or `split`, which split once.
+        """
+        meshes = len(self)
+        if isinstance(index, slice):
+            numbers = range(meshes)[index]
+            if numbers.step == 1 or len(numbers) == 0:
+                return self._consecutive(numbers.start, len(numbers))
+            each = self.split()
+            return collate([each[i] for i in numbers])
+        number = check_count("the number of a mesh", index, -sys.maxsize)
+        if not -meshes <= number < meshes:
+            raise IndexError(f"the batch has {meshes} meshes, there is no mesh {number}")
+        return self._consecutive(number % meshes, 1)
+
+    def _consecutive(self, first: int, count: int) -> Operators:
+        rest = len(self) - first - count
+        return self if first == rest == 0 else self._groups([first, count, rest])[1]
+
+    def __iter__(self) -> Iterator[Operators]:
+        return iter(self.split())
 
     @property
     def num_vertices(self) -> int:
@@ -75,7 +117,7 @@ class Operators:
     @property
     def lengths(self) -> tuple[int, ...]:
         """The number of vertices of each mesh. They are kept on the host, so reading them doesn't wait for a GPU."""
-        return memoized(self, "_lengths", lambda operators: tuple(torch.diff(operators.ptr).tolist()))
+        return memoized(self, "_lengths", _find_lengths)
 
     @property
     def edges(self) -> Tensor:
@@ -108,29 +150,59 @@ class Operators:
         real = (self.mass, self.evals, self.evecs, self.frames, self.laplacian.values, self.gradient.values)
         if all(move(x) is x for x in real):
             return self
+        return self._moved(move, lambda matrix: matrix.to(device, dtype), lambda pattern: pattern.to(device))
+
+    def cuda(self, device: torch.device | int | None = None) -> Operators:
+        """Move to a GPU, by default the current one."""
+        return self.to(torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
+
+    def cpu(self) -> Operators:
+        """Move to the CPU."""
+        return self.to("cpu")
+
+    def pin_memory(self) -> Operators:
+        """Copy to pinned memory, from which a GPU copies faster. A `DataLoader` with `pin_memory=True` calls this.
+
+        Raises RuntimeError if PyTorch finds no GPU.
+        """
+        return self._moved(Tensor.pin_memory, SparseMatrix.pin_memory, Pattern.pin_memory)
+
+    def _moved(
+        self,
+        move: Callable[[Tensor], Tensor],
+        move_matrix: Callable[[SparseMatrix], SparseMatrix],
+        move_pattern: Callable[[Pattern], Pattern],
+    ) -> Operators:
         return Operators(
             ptr=move(self.ptr),
             mass=move(self.mass),
             evals=move(self.evals),
             evecs=move(self.evecs),
-            laplacian=self.laplacian.to(device, dtype),
-            gradient=self.gradient.to(device, dtype),
+            laplacian=move_matrix(self.laplacian),
+            gradient=move_matrix(self.gradient),
             frames=move(self.frames),
             faces=move(self.faces),
             face_ptr=move(self.face_ptr),
             gradient_evecs=None if self.gradient_evecs is None else move(self.gradient_evecs),
-            neighborhood=None if self.neighborhood is None else self.neighborhood.to(device),
+            neighborhood=None if self.neighborhood is None else move_pattern(self.neighborhood),
             _lengths=self.lengths,
             _edges=None if self._edges is None else move(self._edges),
         )
 
     def split(self) -> list[Operators]:
         """The meshes of the batch as separate operators. The inverse of `collate`."""
-        if len(self) == 1:
-            return [self]
-        sizes = list(self.lengths)
-        face_sizes = torch.diff(self.face_ptr).tolist()
-        offsets = self.ptr.tolist()
+        return [self] if len(self) == 1 else self._groups([1] * len(self))
+
+    def _groups(self, counts: Sequence[int]) -> list[Operators]:
+        """Split into batches of these numbers of consecutive meshes."""
+        if self.ptr.is_meta:
+            raise ValueError("operators on the meta device hold no extents; split them before .to('meta')")
+        bounds = list(accumulate(counts, initial=0))
+        lengths = [self.lengths[a:b] for a, b in pairwise(bounds)]
+        sizes = [sum(each) for each in lengths]
+        offsets = row_offsets(sizes)
+        face_bounds = self.face_ptr[bounds].tolist()
+        face_sizes = [b - a for a, b in pairwise(face_bounds)]
         laplacians = split_diagonal(self.laplacian, sizes)
         gradients = split_diagonal(self.gradient, sizes)
         mass, evecs, frames = (torch.split(x, sizes) for x in (self.mass, self.evecs, self.frames))
@@ -139,20 +211,20 @@ class Operators:
         neighborhoods = None if self.neighborhood is None else split_diagonal_pattern(self.neighborhood, sizes)
         return [
             Operators(
-                ptr=self.ptr.new_tensor([0, n]),
+                ptr=self.ptr[bounds[b] : bounds[b + 1] + 1] - offsets[b],
                 mass=mass[b],
-                evals=self.evals[b : b + 1],
+                evals=self.evals[bounds[b] : bounds[b + 1]],
                 evecs=evecs[b],
                 laplacian=laplacians[b],
                 gradient=gradients[b],
                 frames=frames[b],
                 faces=faces[b] - offsets[b],
-                face_ptr=self.face_ptr.new_tensor([0, face_sizes[b]]),
+                face_ptr=self.face_ptr[bounds[b] : bounds[b + 1] + 1] - face_bounds[b],
                 gradient_evecs=None if gradient_evecs is None else gradient_evecs[b],
                 neighborhood=None if neighborhoods is None else neighborhoods[b][0],
-                _lengths=(n,),
+                _lengths=lengths[b],
             )
-            for b, n in enumerate(sizes)
+            for b in range(len(counts))
         ]
 
 
@@ -201,6 +273,14 @@ def collate(batch: Sequence[Operators]) -> Operators:
     )
 
 
+def _find_lengths(operators: Operators) -> tuple[int, ...]:
+    if operators.ptr.is_meta:
+        raise ValueError("operators on the meta device hold no extents; read .lengths before .to('meta')")
+    return tuple(torch.diff(operators.ptr).tolist())
+
+
 @not_compiled
 def _find_edges(faces: Tensor) -> Tensor:
+    if faces.is_meta:
+        raise ValueError("operators on the meta device hold no faces to find edges of; read .edges before .to('meta')")
     return torch.from_numpy(mesh_edges(faces.cpu().numpy())).to(faces.device)

@@ -6,6 +6,7 @@ mode, with `DIFFNET_DEBUG=1` in the environment when the package is imported. Va
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -18,6 +19,47 @@ DEBUG = os.environ.get("DIFFNET_DEBUG", "") not in ("", "0")
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 _WITH_VALUES = (Tensor, torch.nn.Parameter)  # subclasses stand in for tensors while a tracer runs, without values
+
+
+def check_count(name: str, value: Any, least: int) -> int:
+    """Check that an argument is an integer of at least `least`, and return it as a Python integer.
+
+    Raises TypeError if it is no integer (a bool is none), ValueError if it is too small.
+    """
+    count = _integer(value)
+    if count is None:
+        raise TypeError(f"{name} should be an integer, got {value!r} of type {type(value).__name__}")
+    if count < least:
+        raise ValueError(f"{name} should be at least {least}, got {count}")
+    return count
+
+
+def _integer(value: Any) -> int | None:
+    if isinstance(value, (bool, Tensor)):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def check_dropout(value: Any) -> None:
+    """Check that an argument is a probability below 1. Raises TypeError for a bool or no number, else ValueError."""
+    if isinstance(value, bool):
+        hint = "dropout=0.5" if value else "dropout=0.0"
+        raise TypeError(f"dropout should be the probability of a zero, got {value}; write {hint}")
+    if not isinstance(value, (int, float)) and not hasattr(value, "__float__"):
+        raise TypeError(f"dropout should be a number, got {value!r} of type {type(value).__name__}")
+    if not 0 <= value < 1:
+        raise ValueError(f"dropout should be at least 0 and below 1, got {value}")
+
+
+def not_a_tensor(name: str, value: Any) -> TypeError:
+    """Return the error for an argument that is no tensor. It says how to convert a list or an array."""
+    converter = {"list": "torch.tensor", "tuple": "torch.tensor", "ndarray": "torch.from_numpy"}
+    found = type(value).__name__
+    hint = f"; convert it with {converter[found]}" if found in converter else ""
+    return TypeError(f"{name} should be a tensor, got {found}{hint}")
 
 
 def check_tensor(name: str, tensor: Any, shape: Sequence[int], device: torch.device | None = None) -> None:
@@ -62,7 +104,7 @@ def check_matrix(name: str, tensor: Any, rows: int | str, columns: int | str, de
 
 def _check_floating(name: str, tensor: Any) -> None:
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} should be a tensor, got {type(tensor).__name__}")
+        raise not_a_tensor(name, tensor)
     if not tensor.is_floating_point():
         raise TypeError(f"{name} should be floating point, got {tensor.dtype}")
 
@@ -78,7 +120,7 @@ def check_index(name: str, index: Any, shape: tuple[int, ...] | None, device: to
     Raises TypeError or ValueError as `check_tensor` does.
     """
     if not isinstance(index, Tensor):
-        raise TypeError(f"{name} should be a tensor, got {type(index).__name__}")
+        raise not_a_tensor(name, index)
     if index.dtype not in _INDEX_DTYPES:
         raise TypeError(f"{name} should be int32 or int64, got {index.dtype}")
     if index.ndim != 1 if shape is None else index.shape != shape:

@@ -23,6 +23,14 @@ def not_compiled(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
+def is_stand_in(value: object) -> bool:
+    """Return whether the value stands for a tensor in an object that torch.compile makes while it traces.
+
+    torch.compile constructs dataclasses from such values to rebuild its results.
+    """
+    return isinstance(value, torch.fx.Proxy)
+
+
 def constant(function: F) -> F:
     """Like `torch.compiler.assume_constant_result`: the function is called once, while torch.compile traces.
 

@@ -68,6 +68,7 @@ def differentiable(
 
     def call(*arguments: Any) -> Any:
         if not _traced(arguments):
+            _refuse_transforms(name)
             return eager.apply(*arguments)
         return (arguments[0], *operator(*arguments)) if returns_input else operator(*arguments)
 
@@ -75,6 +76,7 @@ def differentiable(
         flat = _flattened(arguments)
         if _traced(flat):
             return operator(*arguments)
+        _refuse_transforms(name)
         return eager.apply(tuple(len(a) if isinstance(a, list) else None for a in arguments), *flat)
 
     return call_with_lists if tensor_lists else call
@@ -122,6 +124,15 @@ def _flattened(arguments: Sequence[Any]) -> list[Any]:
 
 
 def _traced(arguments: Sequence[Any]) -> bool:
+    """Return whether the registered operator has to be called. On the meta device it calls `fake`."""
     return torch.compiler.is_compiling() or any(
-        isinstance(a, Tensor) and type(a) not in _PLAIN_TYPES for a in arguments
+        isinstance(a, Tensor) and (type(a) not in _PLAIN_TYPES or a.is_meta) for a in arguments
     )
+
+
+def _refuse_transforms(name: str) -> None:
+    if torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            f"{name} doesn't work under vmap and other transforms of torch.func. Spectral networks do without it: "
+            'pass backend="torch" to the network and operators.with_gradient_evecs() to its calls'
+        )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_matrix, check_rank, check_tensor
+from diffnet.ops.common.checks import check_dropout, check_matrix, check_rank, check_tensor
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.mlp import reference
@@ -45,7 +45,8 @@ def mlp(
         residual promotes it.
 
     Raises:
-        TypeError: for tensors that are not floating point.
+        TypeError: for tensors that are not floating point, for a tensor in place of a list of tensors, and for a bool
+            as dropout.
         ValueError: for other shapes or devices, a dropout out of range, no inputs, no weights, or another number of
             biases than of weights.
 
@@ -76,8 +77,10 @@ def _check(
     dropout: float,
     residual: Tensor | None,
 ) -> None:
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout should be at least 0 and below 1, got {dropout}")
+    check_dropout(dropout)
+    for name, tensors in (("inputs", inputs), ("weights", weights), ("biases", biases)):
+        if isinstance(tensors, Tensor):
+            raise TypeError(f"{name} should be a list of tensors, got a tensor; write [{name}]")
     if not weights or (biases is not None and len(biases) != len(weights)):
         found = "none" if biases is None else len(biases)
         raise ValueError(f"weights should be one or more, biases as many or none, got {len(weights)} and {found}")

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.checks import not_a_tensor
+from diffnet.ops.common.compiler import is_stand_in
 from diffnet.ops.sparse.op import spmm
 from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern, split_diagonal_pattern
 from diffnet.ops.sparse.reference import csr_tensor
@@ -31,8 +33,12 @@ class SparseMatrix:
     values: Tensor
 
     def __post_init__(self) -> None:
-        if not isinstance(self.values, Tensor):  # a stand-in of torch.compile, see `Pattern`
+        if is_stand_in(self.values):
             return
+        if not isinstance(self.pattern, Pattern):
+            raise TypeError(f"pattern should be a Pattern, got {type(self.pattern).__name__}")
+        if not isinstance(self.values, Tensor):
+            raise not_a_tensor("values", self.values)
         if self.values.ndim == 0 or self.values.shape[-1] != self.pattern.nnz:
             raise ValueError(f"values should have shape (…, {self.pattern.nnz}), shape is {tuple(self.values.shape)}")
 
@@ -45,6 +51,10 @@ class SparseMatrix:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> SparseMatrix:
         """Move the pattern and the values to a device, and convert the values to a dtype."""
         return SparseMatrix(self.pattern.to(device), self.values.to(device=device, dtype=dtype))
+
+    def pin_memory(self) -> SparseMatrix:
+        """Copy the pattern and the values to pinned memory."""
+        return SparseMatrix(self.pattern.pin_memory(), self.values.pin_memory())
 
     def with_row_order(self, order: Tensor | None) -> SparseMatrix:
         """Return the same matrix with its rows stored in another order; None for their own. See `Pattern`."""
@@ -62,6 +72,8 @@ class SparseMatrix:
 
         The result shares its memory, but copies values that require a gradient. Gradients reach the tensor.
         """
+        if not isinstance(matrix, Tensor):
+            raise TypeError(f"a torch.sparse_csr tensor expected, got {type(matrix).__name__}")
         if matrix.layout != torch.sparse_csr or matrix.ndim != 2:
             raise ValueError(f"a 2-D torch.sparse_csr tensor expected, got {matrix.ndim}-D of {matrix.layout}")
         pattern = Pattern(matrix.crow_indices(), matrix.col_indices(), matrix.shape[1], check=check)
@@ -79,8 +91,12 @@ class SparseMatrix:
     def from_scipy(cls, matrix: Any, *, check: bool = True) -> SparseMatrix:
         """Convert a SciPy sparse matrix or array of any format. The memory of a CSR one is shared.
 
-        Raises ValueError, see `Pattern`, if its sort_indices() or sum_duplicates() has to be called first.
+        Raises ValueError, see `Pattern`, if its sort_indices() or sum_duplicates() has to be called first. Raises
+        TypeError for other objects.
         """
+        if not hasattr(matrix, "tocsr"):
+            found = type(matrix).__name__
+            raise TypeError(f"a SciPy sparse matrix expected, got {found}; write scipy.sparse.csr_array(matrix)")
         csr = matrix.tocsr()
         arrays = (torch.from_numpy(a) for a in (csr.indptr, csr.indices, csr.data))
         indptr, indices, values = arrays
@@ -101,14 +117,24 @@ class SparseMatrix:
 
 
 def block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:
-    """Put matrices along the diagonal of one matrix. All have the same number of sets of values."""
+    """Put matrices along the diagonal of one matrix.
+
+    Raises ValueError for no matrices, and for matrices that differ in the number of sets of values, dtype or device.
+    """
     if len(matrices) == 1:
         return matrices[0]
+    kinds = {(tuple(m.values.shape[:-1]), str(m.values.dtype)) for m in matrices}
+    if len(kinds) > 1:
+        found = ", ".join(f"{sets} of {dtype}" for sets, dtype in sorted(kinds))
+        raise ValueError(f"matrices should have the same sets of values and dtype, got {found}")
     pattern = block_diagonal_pattern([m.pattern for m in matrices])
     return SparseMatrix(pattern, torch.cat([m.values for m in matrices], dim=-1))
 
 
 def split_diagonal(matrix: SparseMatrix, lengths: Sequence[int]) -> list[SparseMatrix]:
-    """Split a matrix into square diagonal blocks with these numbers of rows, the inverse of `block_diagonal`."""
+    """Split a matrix into square diagonal blocks with these numbers of rows, the inverse of `block_diagonal`.
+
+    Raises ValueError if an entry lies outside of the blocks, or if the lengths don't add up to the rows.
+    """
     parts = split_diagonal_pattern(matrix.pattern, lengths)
     return [SparseMatrix(pattern, matrix.values[..., entries]) for pattern, entries in parts]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.compiler import not_compiled
+from diffnet.ops.common.checks import check_count, not_a_tensor
+from diffnet.ops.common.compiler import is_stand_in, not_compiled
 from diffnet.ops.common.memo import memoized
 from diffnet.ops.common.ragged import row_offsets
 from diffnet.ops.sparse.checks import check_csr, check_row_order
@@ -42,7 +44,10 @@ class Pattern:
             that are known to be right.
 
     Raises:
-        ValueError: that names the wrong value, if `check` is True.
+        TypeError: for index arrays that are not plain tensors, and for a number of columns that is no integer.
+        ValueError: that names the wrong value.
+
+    These errors are raised if `check` is True. On the meta device there are no values to check.
 
     >>> import torch
     >>> pattern = Pattern(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), 3)
@@ -62,9 +67,16 @@ class Pattern:
     check: InitVar[bool] = field(default=True, kw_only=True)
 
     def __post_init__(self, check: bool) -> None:
-        # torch.compile constructs patterns from stand-ins for tensors, which have no values to check.
-        if check and type(self.indptr) is Tensor:
-            check_csr(self.indptr, self.indices, self.columns, self.row_order)
+        if check:
+            arrays = [("indptr", self.indptr), ("indices", self.indices)]
+            arrays += [] if self.row_order is None else [("row_order", self.row_order)]
+            for name, array in arrays:
+                check_plain(name, array)
+            if not is_stand_in(self.columns):
+                check_count("columns", self.columns, 0)
+            # While something is traced, tensors are instances of subclasses, which have no values to check.
+            if all(type(array) is Tensor and not array.is_meta for _, array in arrays):
+                check_csr(self.indptr, self.indices, self.columns, self.row_order)
         for name in ("indptr", "indices", "row_order"):
             array = getattr(self, name)
             if isinstance(array, Tensor) and not array.is_contiguous():
@@ -78,6 +90,9 @@ class Pattern:
         >>> Pattern.from_row_lengths(torch.tensor([2, 1]), torch.tensor([0, 2, 1]), 3).indptr
         tensor([0, 2, 3])
         """
+        if check:
+            check_plain("lengths", lengths)
+            check_plain("indices", indices)
         if lengths.ndim != 1 or lengths.is_floating_point():
             raise ValueError(f"row lengths should be 1-D integers, got {lengths.dtype} of {tuple(lengths.shape)}")
         zero = indices.new_zeros(1)
@@ -86,6 +101,8 @@ class Pattern:
     @classmethod
     def vector(cls, indices: Tensor, size: int, *, check: bool = True) -> Pattern:
         """Make the pattern of a sparse vector of this size: a matrix of one row."""
+        if check:
+            check_plain("indices", indices)
         return cls(indices.new_tensor([0, len(indices)]), indices, size, check=check)
 
     @property
@@ -161,6 +178,8 @@ class Pattern:
             The pattern, and the previous position of each entry, (nnz,). Values move along as values[..., entries].
         """
         if order is not None:
+            if check:
+                check_plain("order", order)
             order = order.to(self.indptr)
             if check:
                 check_row_order(order, self.indptr)
@@ -180,16 +199,31 @@ class Pattern:
 
     def to(self, device: torch.device | str | None) -> Pattern:
         """Move the pattern to a device, along with everything that it has already found."""
-        indices = self.indices.to(device=device)
+        return self._moved(lambda x: x.to(device=device))
+
+    def pin_memory(self) -> Pattern:
+        """Copy the pattern to pinned memory, along with everything that it has already found."""
+        return self._moved(Tensor.pin_memory)
+
+    def _moved(self, move: Callable[[Tensor], Tensor]) -> Pattern:
+        indices = move(self.indices)
         if indices is self.indices:
             return self
         moved = None
         if self._transpose is not None:
             pattern, order = self._transpose
-            moved = pattern.to(device), order.to(device)
+            moved = pattern._moved(move), move(order)
         found = (self.row_order, self._long_pieces, self._by_length)
-        row_order, pieces, by_length = (None if x is None else x.to(device) for x in found)
-        return Pattern(self.indptr.to(device), indices, self.columns, row_order, moved, pieces, by_length, check=False)
+        row_order, pieces, by_length = (None if x is None else move(x) for x in found)
+        return Pattern(move(self.indptr), indices, self.columns, row_order, moved, pieces, by_length, check=False)
+
+
+def check_plain(name: str, array: Any) -> None:
+    """Check that an index array is a tensor and no parameter. Raises TypeError that says what to write instead."""
+    if isinstance(array, torch.nn.Parameter):
+        raise TypeError(f"{name} should be a plain tensor, got Parameter; write {name}.data")
+    if not isinstance(array, Tensor) and not is_stand_in(array):
+        raise not_a_tensor(name, array)
 
 
 def csr_arrays(pattern: Pattern, triton: bool) -> CsrArrays:
@@ -214,7 +248,16 @@ def rows_of(pattern: Pattern, rows: Tensor) -> tuple[Pattern, Tensor]:
 
 
 def block_diagonal_pattern(patterns: Sequence[Pattern]) -> Pattern:
-    """Put patterns along the diagonal of one pattern. Whatever all of them have already found is combined, too."""
+    """Put patterns along the diagonal of one pattern. Whatever all of them have already found is combined, too.
+
+    Raises ValueError for no patterns, and for patterns that differ in dtype or device.
+    """
+    if len(patterns) == 0:
+        raise ValueError("block_diagonal needs one block or more, got none")
+    kinds = {(str(p.indices.dtype), str(p.indices.device)) for p in patterns}
+    if len(kinds) > 1:
+        found = ", ".join(f"{dtype} on {device}" for dtype, device in sorted(kinds))
+        raise ValueError(f"blocks should have indices of one dtype on one device, got {found}")
     if len(patterns) == 1:
         return patterns[0]
     packed = _pack(patterns)
@@ -232,19 +275,55 @@ def split_diagonal_pattern(pattern: Pattern, lengths: Sequence[int]) -> list[tup
 
     Returns the pattern of each block and the slice of its entries.
 
-    Raises ValueError if rows aren't stored block by block.
+    Raises ValueError if an entry lies outside of the blocks, the lengths don't add up to the rows, or rows aren't
+    stored block by block.
     """
+    rows, columns = pattern.shape
+    if rows != columns or sum(lengths) != rows or any(n < 0 for n in lengths):
+        raise ValueError(
+            f"lengths should be at least 0 and add up to both the rows and the columns of the pattern, "
+            f"{rows} and {columns}, got {list(lengths)}"
+        )
     bounds = list(accumulate(lengths, initial=0))
     entries = pattern.indptr[bounds].tolist()
     order = pattern.row_order
+    _check_blocks(pattern, bounds, entries)
     parts = []
     for lo, hi, first, last in zip(bounds, bounds[1:], entries, entries[1:], strict=False):
         own = None if order is None else order[lo:hi] - lo
-        if own is not None and bool(((own < 0) | (own >= hi - lo)).any()):
-            raise ValueError(f"rows {lo} to {hi - 1} form a block, but rows of other blocks are stored among them")
         indptr, indices = pattern.indptr[lo : hi + 1] - first, pattern.indices[first:last] - lo
         parts.append((Pattern(indptr, indices, hi - lo, own, check=False), slice(first, last)))
     return parts
+
+
+def _check_blocks(pattern: Pattern, bounds: Sequence[int], entries: Sequence[int]) -> None:
+    """Check that the rows of each block, and all of their entries, lie within the block.
+
+    bounds, entries: the first row and the first entry of each block, and the ends
+    """
+    arrays = [(pattern.indices, entries)]
+    if pattern.row_order is not None:
+        arrays.append((pattern.row_order, bounds))
+    outside = []
+    for array, ends in arrays:
+        limits = torch.tensor([bounds[:-1], bounds[1:], _differences(ends)]).to(array.device)
+        lo, hi = torch.repeat_interleave(limits[:2], limits[2], dim=1, output_size=len(array))
+        outside.append((array < lo) | (array >= hi))
+    if not torch.stack([each.any() for each in outside]).any():  # one read-back for both
+        return
+    if len(outside) == 2 and outside[1].any():
+        at = int(outside[1].nonzero()[0])
+        b = next(b for b, end in enumerate(bounds[1:]) if at < end)
+        raise ValueError(
+            f"rows {bounds[b]} to {bounds[b + 1] - 1} form a block, but rows of other blocks are stored among them"
+        )
+    entry = int(outside[0].nonzero()[0])
+    row, column = int(pattern.row_indices[entry]), int(pattern.indices[entry])
+    raise ValueError(f"lengths should cut no entry, got {_differences(bounds)}, which cut entry ({row}, {column})")
+
+
+def _differences(bounds: Sequence[int]) -> list[int]:
+    return [b - a for a, b in pairwise(bounds)]
 
 
 def _pack(patterns: Sequence[Pattern]) -> Pattern:
@@ -288,7 +367,10 @@ def _pack_orders(orders: Sequence[Tensor | None], starts: Sequence[Tensor], offs
 @not_compiled
 def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
     (rows, columns), row_order = pattern.shape, pattern.row_order
-    counts = torch.bincount(pattern.indices, minlength=columns)
+    if pattern.indices.is_meta:
+        counts = torch.zeros(columns, dtype=torch.int64, device="meta")  # bincount is not implemented there
+    else:
+        counts = torch.bincount(pattern.indices, minlength=columns)
     if row_order is None:
         order = torch.sort(pattern.indices, stable=True).indices
     else:
@@ -306,7 +388,7 @@ def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
 def _find_long_pieces(pattern: Pattern) -> Tensor:
     indptr = pattern.indptr.long()
     lengths = torch.diff(indptr)
-    if lengths.numel() == 0 or lengths.max() <= PIECE:
+    if lengths.numel() == 0 or lengths.is_meta or lengths.max() <= PIECE:
         return lengths.new_empty(0, 4)
     long = torch.nonzero(lengths > PIECE)[:, 0]
     counts = (lengths[long] + PIECE - 1) // PIECE
@@ -322,6 +404,6 @@ def _find_rows_by_length(pattern: Pattern) -> Tensor:
     lengths = torch.diff(pattern.indptr)
     short = torch.where(lengths > PIECE, 0, lengths)  # long rows are computed in pieces
     groups = torch.nn.functional.pad(short, (0, -len(short) % ROWS_TOGETHER)).reshape(-1, ROWS_TOGETHER)
-    if groups.numel() == 0 or ROWS_TOGETHER * groups.amax(1).sum() <= TOO_UNEVEN * short.sum():
+    if groups.numel() == 0 or groups.is_meta or ROWS_TOGETHER * groups.amax(1).sum() <= TOO_UNEVEN * short.sum():
         return pattern.indices.new_empty(0)
     return torch.sort(lengths, stable=True).indices.to(pattern.indptr)

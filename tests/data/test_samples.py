@@ -185,11 +185,30 @@ def test_features_are_finite(kind, source):
 def test_preprocessing_names_bad_options():
     for options, message in (
         ({"k": 0}, "k .*0"),
+        ({"k": "128"}, "k should be an integer, got '128' of type str"),
+        ({"k": 128.0}, "k should be an integer, got 128.0 of type float"),
+        ({"k": True}, "k should be an integer, got True of type bool"),
+        ({"k": -1, "features": "xyz"}, "k should be at least 0, got -1"),
         ({"laplacian": "graph"}, "laplacian .*'graph'"),
         ({"features": "shot"}, "features .*'shot'"),
     ):
         with pytest.raises(ValueError, match=message):
             Preprocessing(**options)
+
+
+def test_features_of_wrong_arguments():
+    mesh = ellipsoid(0)
+    operators = geometry.precompute(mesh, 0)
+    with pytest.raises(ValueError, match=r"one of hks, log-hks, xyz, wks, got 'HKS'"):
+        input_features(mesh, operators, "HKS")
+    for kind in ("hks", "log-hks", "wks"):
+        with pytest.raises(ValueError, match="needs eigenpairs, but the operators have k = 0"):
+            input_features(mesh, operators, kind)
+    for kind in ("xyz", "hks"):
+        with pytest.raises(
+            ValueError, match="the mesh has 162 vertices and the operators 42; pass the operators of this"
+        ):
+            input_features(ellipsoid(0, 2), operators, kind)
 
 
 # ---- the cache ----

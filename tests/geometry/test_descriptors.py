@@ -75,10 +75,28 @@ def test_wks_does_not_depend_on_the_scale(sphere: trimesh.Trimesh) -> None:
 
 def test_descriptors_without_eigenpairs(sphere: trimesh.Trimesh) -> None:
     many = precompute((np.array(sphere.vertices)[sphere.faces[:9]].reshape(-1, 3), np.arange(27).reshape(-1, 3)), 5)
-    for k in (0, 1):
-        operators = precompute(sphere, k)
-        for descriptor in (hks, wks):
-            assert descriptor(operators).shape == (642, 16)
-            assert descriptor(operators).isfinite().all()
+    operators, none = precompute(sphere, 1), precompute(sphere, 0)
+    for descriptor in (hks, wks):
+        assert descriptor(operators).shape == (642, 16)
+        assert descriptor(operators).isfinite().all()
+        with pytest.raises(ValueError, match=r"needs eigenpairs, .* k = 0; write precompute\(mesh, k=128\)"):
+            descriptor(none)
     assert (wks(many) == 0).all()  # all eigenvectors are null vectors
     assert hks(many).isfinite().all()
+
+
+def test_wrong_arguments_are_refused() -> None:
+    operators, *_ = tiny_operators()
+    for descriptor in (hks, wks):
+        for count in (0, -3):
+            with pytest.raises(ValueError, match=f"count should be at least 1, got {count}"):
+                descriptor(operators, count)
+        for count in (16.0, True):
+            with pytest.raises(TypeError, match=f"count should be an integer, got {count}"):
+                descriptor(operators, count)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"operators should be Operators, got Trimesh; write precompute\(mesh\)"):
+            descriptor(trimesh.creation.box())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"scales should be a tensor, got list; convert it with torch\.tensor"):
+        hks(operators, scales=[0.1, 0.2])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"scales should have shape \(T,\), shape is \(1, 2\)"):
+        hks(operators, scales=torch.ones(1, 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -15,8 +15,9 @@ from diffnet.geometry import (
     collate,
     mesh_edges,
     precompute,
+    with_k_ring,
 )
-from diffnet.ops import SparseMatrix
+from diffnet.ops import SparseMatrix, split_diagonal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -130,3 +131,108 @@ def test_edges_of_a_batch() -> None:
     expected = np.concatenate([mesh_edges(o.faces.numpy()) + offsets[b] for b, o in enumerate(each)])
     assert packed.edges.dtype == torch.int64
     np.testing.assert_array_equal(packed.edges, expected)
+
+
+def test_indices_and_slices() -> None:
+    each = tiny_operators()
+    packed = collate(each).with_gradient_evecs()
+    alone = packed.split()
+    for i in (0, 1, 3, -1, -4, np.int64(2)):
+        assert_same(packed[i], alone[i])
+    for s in (slice(0, 2), slice(1, None), slice(-3, -1), slice(None, None, 2), slice(None, None, -1)):
+        assert_same(packed[s], collate(alone[s]))
+        assert packed[s].lengths == collate(alone[s]).lengths
+    assert packed[:] is packed
+    assert each[0][0] is each[0]
+    empty = packed[2:2]
+    assert len(empty) == empty.num_vertices == len(empty.faces) == 0
+    assert empty.ptr.tolist() == [0]
+    assert empty.k == 10
+
+
+def test_loops() -> None:
+    packed = collate(tiny_operators())
+    for operators, expected in zip(packed, packed.split(), strict=True):
+        assert_same(operators, expected)
+    (alone,) = packed[0]
+    assert len(alone) == 1
+
+
+def test_neighborhoods_move_along() -> None:
+    packed = collate([with_k_ring(o, 2) for o in tiny_operators()])
+    for i, expected in enumerate(tiny_operators()):
+        pattern, ring = packed[i].neighborhood, with_k_ring(expected, 2).neighborhood
+        assert pattern is not None
+        assert ring is not None
+        assert torch.equal(pattern.indptr, ring.indptr)
+        assert torch.equal(pattern.indices, ring.indices)
+
+
+def test_wrong_indices_are_refused() -> None:
+    packed = collate(tiny_operators())
+    for number in (4, -5):
+        with pytest.raises(IndexError, match=f"4 meshes, there is no mesh {number}"):
+            packed[number]
+    for index in (1.0, "0", True, None, (0, 1)):
+        with pytest.raises(TypeError, match="the number of a mesh should be an integer, got"):
+            packed[index]  # type: ignore[index]
+
+
+def test_representation() -> None:
+    packed = collate(tiny_operators())
+    assert repr(packed) == "Operators(meshes=4, vertices=84, faces=96, k=10, dtype=torch.float32, device=cpu)"
+    assert "device=meta" in repr(packed.to("meta"))
+
+
+def test_cpu_cuda_and_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = collate(tiny_operators())
+    packed.edges  # noqa: B018, found before, so that it moves along
+    assert packed.cpu() is packed
+    devices = []
+    monkeypatch.setattr(Operators, "to", lambda self, device: devices.append(device))
+    packed.cuda()
+    packed.cuda(1)
+    packed.cuda("cuda:2")
+    packed.cuda(torch.device("cuda", 3))
+    assert [str(d) for d in devices] == ["cuda", "cuda:1", "cuda:2", "cuda:3"]
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)  # without a GPU, PyTorch pins nothing
+    pinned = packed.pin_memory()
+    assert_same(replace(pinned, _edges=None), replace(packed, _edges=None))
+    assert torch.equal(pinned.edges, packed.edges)
+    tensors = ("ptr", "mass", "evals", "evecs", "frames", "faces", "face_ptr", "edges")
+    assert all(getattr(pinned, name).data_ptr() != getattr(packed, name).data_ptr() for name in tensors)
+    for name in ("laplacian", "gradient"):
+        new, old = getattr(pinned, name), getattr(packed, name)
+        assert new.values.data_ptr() != old.values.data_ptr()
+        assert new.pattern.indices.data_ptr() != old.pattern.indices.data_ptr()
+        assert torch.equal(new.pattern.transpose[1], old.pattern.transpose[1])
+
+
+@pytest.mark.gpu
+def test_pinned_operators_on_a_gpu() -> None:
+    packed = collate(tiny_operators())
+    pinned = packed.pin_memory()
+    assert pinned.mass.is_pinned()
+    assert pinned.gradient.pattern.indices.is_pinned()
+    assert_same(pinned.cuda().cpu(), packed)
+
+
+def test_meta_operators_say_what_they_cannot_do() -> None:
+    meta = collate(tiny_operators()).to("meta")
+    assert len(meta) == 4
+    with pytest.raises(ValueError, match="meta device hold no extents; split them before"):
+        meta[0]
+    with pytest.raises(ValueError, match="meta device hold no faces"):
+        meta.edges  # noqa: B018
+    with pytest.raises(ValueError, match=r"read \.lengths before"):
+        replace(meta, _lengths=None).lengths  # noqa: B018, the cache is emptied as in operators made on the device
+
+
+def test_splits_cut_no_entry() -> None:
+    """The wrong extents of a batch are found where it is split."""
+    packed = collate(tiny_operators())
+    with pytest.raises(ValueError, match=r"cut no entry, got \[41, 5, 8, 30\], which cut entry \(\d+, 41\)"):
+        split_diagonal(packed.laplacian, [41, 5, 8, 30])
+    for lengths in ([42, 4, 8], [42, 4, 8, 31], [84, -1, 1]):
+        with pytest.raises(ValueError, match="add up to both the rows and the columns of the pattern, 84 and 84"):
+            split_diagonal(packed.laplacian, lengths)

@@ -118,9 +118,19 @@ def test_low_precision(meshes: list[Operators]) -> None:
 
 
 def test_bad_arguments(meshes: list[Operators]) -> None:
-    for heads in (0, 3, -2):
-        with pytest.raises(ValueError, match=rf"8 channels, got {heads}"):
+    for heads, message in ((0, "at least 1, got 0"), (3, "8 channels, got 3"), (-2, "at least 1, got -2")):
+        with pytest.raises(ValueError, match=message):
             MeshAttention(C, heads)
+    with pytest.raises(TypeError, match=r"got Tensor; write for example operators\.gradient\.pattern"):
+        MeshAttention(C)(torch.zeros(42, C), torch.ones(42, 42))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"x should be a tensor, got list; convert it with torch\.tensor"):
+        MeshAttention(C)([[0.0] * C] * 42, meshes[0].gradient.pattern)  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"positions should be a tensor, got ndarray; convert it with torch\.from_numpy"
+    ):
+        with_nearest(meshes[0], torch.zeros(42, 3).numpy(), 2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"k should be an integer, got 2\.0"):
+        with_k_ring(meshes[0], 2.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"\(5, 5\), shape is \(42, 42\)"):
         MeshAttention(C)(torch.zeros(5, C), meshes[0].gradient.pattern)
     with pytest.raises(ValueError, match="got -1"):

@@ -58,7 +58,11 @@ def test_packed_batch_is_its_meshes_one_by_one(meshes: list[Operators], outputs_
     model = network(outputs_at=outputs_at, gradient=mode).eval()
     x = [features(o, seed=i) for i, o in enumerate(meshes)]
     together = model(torch.cat(x), collate(meshes))
-    apart = torch.cat([model(f, o) for f, o in zip(x, meshes, strict=True)])
+    # A cloud has no faces and edges. Networks with outputs there refuse it, and it adds no rows to a batch.
+    single = [
+        (f, o) for f, o in zip(x, meshes, strict=True) if len(o.faces) > 0 or outputs_at not in ("faces", "edges")
+    ]
+    apart = torch.cat([model(f, o) for f, o in single])
     torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
 
 
@@ -95,14 +99,6 @@ def test_auto_uses_the_basis_if_present(meshes: list[Operators], monkeypatch: py
     assert not used
     model(features(meshes[0]), meshes[0].with_gradient_evecs())
     assert len(used) == 2
-
-
-def test_operators_without_eigenpairs() -> None:
-    """With K = 0 the diffused features are 0, and the network still runs and trains."""
-    operators = precompute(trimesh.creation.icosphere(1), k=0)
-    model = network()
-    model(features(operators), operators).sum().backward()
-    assert torch.isfinite(model.first.weight.grad).all()
 
 
 def test_without_rotation_orientation_does_not_matter(meshes: list[Operators]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -224,6 +225,20 @@ def test_dropout_in_one_kernel_and_in_several(place: Place, monkeypatch: pytest.
 def test_dropout_out_of_range(dropout: float) -> None:
     with pytest.raises(ValueError, match=str(dropout)):
         mlp([torch.ones(2, 2)], [torch.ones(2, 2)], dropout=dropout)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_wrong_types(backend: Any) -> None:
+    x = torch.ones(2, 2)
+    with pytest.raises(TypeError, match=r"probability of a zero, got True; write dropout=0\.5"):
+        mlp([x], [x], dropout=True, backend=backend)
+    with pytest.raises(TypeError, match="dropout should be a number, got None"):
+        mlp([x], [x], dropout=None, backend=backend)  # type: ignore[arg-type]
+    for name, arguments in (("inputs", (x, [x])), ("weights", ([x], x)), ("biases", ([x], [x], x))):
+        with pytest.raises(TypeError, match=rf"{name} should be a list of tensors, got a tensor; write \[{name}\]"):
+            mlp(*arguments, backend=backend)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"inputs\[0\] should be a tensor, got ndarray; convert it with torch\.from_nu"):
+        mlp([x.numpy()], [x], backend=backend)  # type: ignore[list-item]
 
 
 def test_numbers_of_inputs_weights_and_biases() -> None:

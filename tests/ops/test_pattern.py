@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -226,3 +228,135 @@ def test_moving_a_pattern_moves_its_findings() -> None:
     assert moved._transpose is not None
     assert moved._transpose[0]._long_pieces is not None
     assert pattern.to("cpu") is pattern
+
+
+# ---- wrong arguments ----
+
+INDPTR, INDICES = torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1])
+PARAMETER = torch.nn.Parameter(INDICES, requires_grad=False)
+WRONG_ARRAYS: dict[str, tuple[Callable[[], object], str]] = {
+    "indptr-list": (
+        lambda: Pattern([0, 2, 3], INDICES, 3),  # type: ignore[arg-type]
+        "indptr should be a tensor, got list; convert it with torch.tensor",
+    ),
+    "indptr-array": (
+        lambda: Pattern(INDPTR.numpy(), INDICES, 3),  # type: ignore[arg-type]
+        "indptr should be a tensor, got ndarray; convert it with torch.from_numpy",
+    ),
+    "indptr-parameter": (
+        lambda: Pattern(torch.nn.Parameter(INDPTR, requires_grad=False), INDICES, 3),
+        "indptr should be a plain tensor, got Parameter; write indptr.data",
+    ),
+    "indices-tuple": (
+        lambda: Pattern(INDPTR, (0, 2, 1), 3),  # type: ignore[arg-type]
+        "indices should be a tensor, got tuple; convert it with torch.tensor",
+    ),
+    "indices-parameter": (lambda: Pattern(INDPTR, PARAMETER, 3), "got Parameter; write indices.data"),
+    "indices-none": (
+        lambda: Pattern(INDPTR, None, 3),  # type: ignore[arg-type]
+        "indices should be a tensor, got NoneType",
+    ),
+    "row-order-list": (
+        lambda: Pattern(INDPTR, INDICES, 3, [0, 1]),  # type: ignore[arg-type]
+        "row_order should be a tensor, got list",
+    ),
+    "new-row-order-list": (
+        lambda: Pattern(INDPTR, INDICES, 3).with_row_order([1, 0]),  # type: ignore[arg-type]
+        "order should be a tensor, got list",
+    ),
+    "lengths-list": (
+        lambda: Pattern.from_row_lengths([2, 1], INDICES, 3),  # type: ignore[arg-type]
+        "lengths should be a tensor, got list",
+    ),
+    "lengths-indices-array": (
+        lambda: Pattern.from_row_lengths(torch.tensor([2, 1]), INDICES.numpy(), 3),  # type: ignore[arg-type]
+        "indices should be a tensor, got ndarray",
+    ),
+    "vector-list": (lambda: Pattern.vector([0, 2], 3), "indices should be a tensor, got list"),  # type: ignore[arg-type]
+    "vector-parameter": (lambda: Pattern.vector(PARAMETER, 3), "indices should be a plain tensor, got Parameter"),
+    "columns-float": (
+        lambda: Pattern(INDPTR, INDICES, 5.0),  # type: ignore[arg-type]
+        "columns should be an integer, got 5.0 of type float",
+    ),
+    "columns-bool": (lambda: Pattern(INDPTR, INDICES, True), "columns should be an integer, got True of type bool"),
+    "columns-tensor": (
+        lambda: Pattern(INDPTR, INDICES, torch.tensor(3)),  # type: ignore[arg-type]
+        "columns should be an integer, got tensor(3) of type Tensor",
+    ),
+    "columns-string": (
+        lambda: Pattern.vector(INDICES[:2], "3"),  # type: ignore[arg-type]
+        "columns should be an integer, got '3' of type str",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ARRAYS)
+def test_wrong_types_are_refused(name: str) -> None:
+    make, message = WRONG_ARRAYS[name]
+    with pytest.raises(TypeError, match=re.escape(message)):
+        make()
+
+
+def test_columns_are_counts() -> None:
+    with pytest.raises(ValueError, match="columns should be at least 0, got -1"):
+        Pattern(INDPTR, INDICES, -1)
+
+
+def test_patterns_on_the_meta_device() -> None:
+    pattern = Pattern(INDPTR.to("meta"), INDICES.to("meta"), 3).prepare()
+    assert pattern.shape == (2, 3)
+    assert pattern.transpose[0].shape == (3, 2)
+    with pytest.raises(TypeError, match="columns should be an integer"):
+        Pattern(INDPTR.to("meta"), INDICES.to("meta"), 3.0)  # type: ignore[arg-type]
+
+
+def square() -> Pattern:
+    """Blocks of 2, 0 and 3 rows, the last stored backwards."""
+    rows = [[0, 1], [1], [2, 4], [3], [2, 4]]
+    lengths = torch.tensor([len(row) for row in rows])
+    pattern = Pattern.from_row_lengths(lengths, torch.tensor(sum(rows, [])), 5)
+    return pattern.with_row_order(torch.tensor([0, 1, 4, 3, 2]))[0]
+
+
+def test_splits_follow_blocks() -> None:
+    for lengths in ([2, 0, 3], [2, 3], [5], [0, 2, 3, 0]):
+        parts = split_diagonal_pattern(square(), lengths)
+        assert [p.shape for p, _ in parts] == [(n, n) for n in lengths]
+        together = block_diagonal_pattern([p for p, _ in parts])
+        assert torch.equal(together.row_indices, square().row_indices)
+        assert torch.equal(together.indices, square().indices)
+
+
+def test_splits_cut_no_entry() -> None:
+    for lengths in ([1, 1, 3], [3, 2], [2, 1, 1, 1]):
+        plain = square().with_row_order(None)[0]
+        first = min(
+            (int(e), int(r), int(c))
+            for e, (r, c) in enumerate(zip(plain.row_indices, plain.indices, strict=True))
+            if block_of(int(r), lengths) != block_of(int(c), lengths)
+        )[1:]
+        message = f"lengths should cut no entry, got {lengths}, which cut entry {first}"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            split_diagonal_pattern(plain, lengths)
+
+
+def block_of(row: int, lengths: list[int]) -> int:
+    return next(b for b in range(len(lengths)) if row < sum(lengths[: b + 1]))
+
+
+def test_lengths_of_a_split() -> None:
+    for lengths in ([2, 2], [5, 1], [6, -1], []):
+        with pytest.raises(ValueError, match=re.escape(f"pattern, 5 and 5, got {lengths}")):
+            split_diagonal_pattern(square(), lengths)
+    with pytest.raises(ValueError, match="2 and 3, got"):
+        split_diagonal_pattern(Pattern(INDPTR, INDICES, 3), [2])
+
+
+def test_blocks_that_cannot_be_packed() -> None:
+    pattern = Pattern(INDPTR, INDICES, 3)
+    with pytest.raises(ValueError, match="one block or more, got none"):
+        block_diagonal_pattern([])
+    with pytest.raises(ValueError, match=r"one dtype on one device, got torch\.int32 on cpu, torch\.int64 on cpu"):
+        block_diagonal_pattern([pattern, Pattern(INDPTR.int(), INDICES.int(), 3)])
+    with pytest.raises(ValueError, match=r"one device, got torch\.int64 on cpu, torch\.int64 on meta"):
+        block_diagonal_pattern([pattern, pattern.to("meta")])

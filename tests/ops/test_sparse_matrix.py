@@ -13,7 +13,7 @@ from conftest import ROOT
 from float64 import random
 from sparse_cases import SHAPES, dense_of, pattern_of, random_mask, random_pattern, shape_id, strided
 
-from diffnet.ops import EllPattern, HybridPattern, SparseMatrix, diagonal, row_sum
+from diffnet.ops import EllPattern, HybridPattern, SparseMatrix, block_diagonal, diagonal, row_sum
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -92,3 +92,30 @@ def test_row_sum_and_diagonal(shape: tuple[int, int, int] | str) -> None:
     dense = dense_of(pattern, values)
     torch.testing.assert_close(row_sum(pattern, values), dense.sum(-1))
     torch.testing.assert_close(diagonal(pattern, values), torch.diagonal(dense, dim1=-2, dim2=-1))
+
+
+def test_wrong_types_are_refused() -> None:
+    pattern = random_pattern()
+    values = random(pattern.nnz)
+    with pytest.raises(TypeError, match=r"values should be a tensor, got list; convert it with torch\.tensor"):
+        SparseMatrix(pattern, values.tolist())
+    with pytest.raises(TypeError, match=r"values should be a tensor, got ndarray; convert it with torch\.from_numpy"):
+        SparseMatrix(pattern, values.numpy())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="pattern should be a Pattern, got tuple"):
+        SparseMatrix((pattern.indptr, pattern.indices), values)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"torch\.sparse_csr tensor expected, got csr_array"):
+        SparseMatrix.from_torch(scipy.sparse.eye_array(3, format="csr"))
+    with pytest.raises(TypeError, match=r"got ndarray; write scipy\.sparse\.csr_array\(matrix\)"):
+        SparseMatrix.from_scipy(np.eye(3))
+    assert SparseMatrix(pattern, torch.nn.Parameter(values)).values.requires_grad  # learned values are fine
+
+
+def test_matrices_that_cannot_be_packed() -> None:
+    pattern = random_pattern()
+    one, two = SparseMatrix(pattern, random(pattern.nnz)), SparseMatrix(pattern, random(2, pattern.nnz))
+    with pytest.raises(ValueError, match=r"same sets of values and dtype, got \(\) of torch\.float64, \(2,\) of"):
+        block_diagonal([one, two])
+    with pytest.raises(ValueError, match=r"got \(\) of torch\.float32, \(\) of torch\.float64"):
+        block_diagonal([one, one.to(dtype=torch.float32)])
+    with pytest.raises(ValueError, match="one block or more, got none"):
+        block_diagonal([])

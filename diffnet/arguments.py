@@ -1,0 +1,77 @@
+"""Checks of the arguments of modules. The messages say what to write instead."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+from torch import Tensor, nn
+
+from diffnet.geometry import Operators
+from diffnet.ops.common.checks import not_a_tensor
+
+P = ParamSpec("P")
+
+
+def refuses(**replacements: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Make an `__init__` refuse names of arguments that the original implementation has.
+
+    replacements: for each of the original's names, what to write instead
+
+    The decorated function raises TypeError that names the replacement.
+    """
+
+    def decorate(initialize: Callable[P, None]) -> Callable[P, None]:
+        @functools.wraps(initialize)
+        def checked(*arguments: P.args, **options: P.kwargs) -> None:
+            for name in options:
+                if name in replacements:
+                    module = type(arguments[0]).__name__
+                    raise TypeError(
+                        f"{module} has no argument {name}, which is the original's name; write {replacements[name]}"
+                    )
+            initialize(*arguments, **options)
+
+        return checked
+
+    return decorate
+
+
+def check_operators(operators: Any) -> None:
+    """Check that an argument is `Operators`. Raises TypeError that says what to write instead."""
+    if isinstance(operators, Operators):
+        return
+    several = isinstance(operators, (list, tuple)) and all(isinstance(o, Operators) for o in operators)
+    hint = "collate(operators)" if several else "precompute(mesh)"
+    raise TypeError(f"operators should be Operators, got {type(operators).__name__}; write {hint}")
+
+
+def check_eigenpairs(operators: Operators) -> None:
+    """Check that operators hold eigenpairs, which spectral diffusion needs. Without them its result is 0.
+
+    Raises ValueError that says what to write instead.
+    """
+    if operators.k == 0:
+        raise ValueError(
+            "spectral diffusion needs eigenpairs, but the operators have k = 0; "
+            'write precompute(mesh, k=128), or diffusion="implicit" in the network'
+        )
+
+
+def check_features(features: Any, operators: Operators, first: nn.Linear) -> None:
+    """Check that features (V, C_in) fit the operators and the first layer of a network.
+
+    Raises TypeError if they are no floating-point tensor, ValueError for another shape or device.
+    """
+    if not isinstance(features, Tensor):
+        raise not_a_tensor("features", features)
+    if not features.is_floating_point():
+        raise TypeError(f"features should be floating point, got {features.dtype}; write features.float()")
+    if features.shape != (operators.num_vertices, first.in_features):
+        expected = operators.num_vertices, first.in_features
+        raise ValueError(f"features should have shape {expected}, shape is {tuple(features.shape)}")
+    device = features.device
+    for name, other in (("the operators", operators.device), ("the network", first.weight.device)):
+        if other != device:
+            raise ValueError(f"features and {name} should be on one device, they are on {device} and {other}")

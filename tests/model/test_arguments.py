@@ -1,0 +1,221 @@
+"""Wrong arguments of modules. Each message says what was given and what to write instead."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from torch import Tensor, nn
+
+from diffnet import (
+    BlockSparseAttention,
+    DiffusionNet,
+    DiffusionNetBlock,
+    ImplicitDiffusion,
+    LearnedTimeDiffusion,
+    MeshAttention,
+    Operators,
+    SpatialGradientFeatures,
+    collate,
+    precompute,
+)
+from diffnet.mlp import MLP
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MESH = trimesh.creation.icosphere(0)  # 12 vertices
+network = partial(DiffusionNet, 3, 5, width=8, blocks=1)
+
+
+@pytest.fixture(scope="module")
+def operators() -> Operators:
+    return precompute(MESH, 6)
+
+
+def refused(call: Callable[[], object], kind: type[Exception], *words: str) -> None:
+    """The call raises this kind of error, in one line that contains these words."""
+    with pytest.raises(kind) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+# ---- construction ----
+
+COUNTS = {
+    "in_channels": lambda n: DiffusionNet(n, 5),
+    "out_channels": lambda n: DiffusionNet(3, n),
+    "width": lambda n: DiffusionNet(3, 5, width=n),
+    "blocks": lambda n: DiffusionNet(3, 5, blocks=n),
+    "widths[1]": lambda n: DiffusionNet(3, 5, mlp_hidden=[n]),
+    "channels (block)": lambda n: DiffusionNetBlock(n),
+    "channels (diffusion)": lambda n: LearnedTimeDiffusion(n),
+    "channels (implicit)": lambda n: ImplicitDiffusion(n),
+    "channels (features)": lambda n: SpatialGradientFeatures(n),
+    "channels (attention)": lambda n: MeshAttention(n),
+    "heads": lambda n: MeshAttention(8, n),
+    "channels (blocks)": lambda n: BlockSparseAttention(n),
+    "length": lambda n: BlockSparseAttention(8, length=n),
+    "max_iterations": lambda n: ImplicitDiffusion(8, max_iterations=n),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts(name: str) -> None:
+    make, argument = COUNTS[name], name.split(" ")[0]
+    for count in (0, -4):
+        refused(lambda count=count: make(count), ValueError, f"{argument} should be at least 1, got {count}")  # type: ignore[misc]
+    for value in (8.0, "8", True, None):
+        if (argument, value) != ("length", None):
+            words = f"{argument} should be an integer, got {value!r} of type {type(value).__name__}"
+            refused(lambda value=value: make(value), TypeError, words)  # type: ignore[misc]
+    make(np.int64(8))
+
+
+DROPOUTS = {
+    "network": lambda p: network(dropout=p),
+    "block": lambda p: DiffusionNetBlock(8, dropout=p),
+    "mlp": lambda p: MLP([3, 4, 5], p),
+    "attention": lambda p: MeshAttention(8, dropout=p),
+    "blocks": lambda p: BlockSparseAttention(8, dropout=p),
+}
+
+
+@pytest.mark.parametrize("module", DROPOUTS)
+def test_dropout(module: str) -> None:
+    """The original's `dropout=True` is a probability of 1 in PyTorch, which leaves no block a gradient."""
+    make = DROPOUTS[module]
+    refused(lambda: make(True), TypeError, "dropout should be the probability", "got True; write dropout=0.5")
+    refused(lambda: make(False), TypeError, "got False; write dropout=0.0")
+    refused(lambda: make("0.5"), TypeError, "dropout should be a number, got '0.5' of type str")
+    refused(lambda: make(None), TypeError, "dropout should be a number, got None")
+    for p in (1.0, 1, -0.1, 50, float("nan")):
+        refused(lambda p=p: make(p), ValueError, f"dropout should be at least 0 and below 1, got {p}")  # type: ignore[misc]
+    for p in (0, 0.0, 0.999, np.float32(0.5)):
+        make(p)
+
+
+def test_every_block_gets_a_gradient(operators: Operators) -> None:
+    model = network(dropout=0.5)
+    torch.manual_seed(0)
+    model(torch.randn(12, 3), operators).square().sum().backward()
+    assert all((layer.weight.grad != 0).any() for layer in model.blocks[0].mlp.layers)
+
+
+def test_widths_of_a_perceptron() -> None:
+    for widths in ([], [3]):
+        refused(lambda widths=widths: MLP(widths), ValueError, f"the output at least, got {widths}")  # type: ignore[misc]
+
+
+def test_last_activation() -> None:
+    refused(lambda: network(last_activation="softmax"), TypeError, "function of a tensor, got 'softmax'; write")
+
+
+NAMES_OF_THE_ORIGINAL: list[tuple[Callable[..., nn.Module], str, Any, str]] = [
+    (DiffusionNet, "C_in", 3, "in_channels"),
+    (DiffusionNet, "C_out", 5, "out_channels"),
+    (DiffusionNet, "C_width", 64, "width"),
+    (DiffusionNet, "N_block", 2, "blocks"),
+    (DiffusionNet, "mlp_hidden_dims", [64], "mlp_hidden"),
+    (DiffusionNet, "with_gradient_features", True, "gradient_features"),
+    (DiffusionNet, "with_gradient_rotations", True, "gradient_rotation"),
+    (DiffusionNet, "diffusion_method", "implicit_dense", 'diffusion="spectral" or diffusion="implicit"'),
+    (DiffusionNetBlock, "C_width", 64, "channels"),
+    (DiffusionNetBlock, "mlp_hidden_dims", [64], "mlp_hidden"),
+    (DiffusionNetBlock, "with_gradient_features", True, "gradient_features"),
+    (DiffusionNetBlock, "with_gradient_rotations", True, "gradient_rotation"),
+    (DiffusionNetBlock, "diffusion_method", "spectral", 'diffusion="spectral" or diffusion="implicit"'),
+    (LearnedTimeDiffusion, "C_inout", 64, "channels"),
+    (LearnedTimeDiffusion, "method", "spectral", "ImplicitDiffusion(channels)"),
+    (SpatialGradientFeatures, "C_inout", 64, "channels"),
+    (SpatialGradientFeatures, "with_gradient_rotations", True, "rotation"),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "value", "ours"), NAMES_OF_THE_ORIGINAL)
+def test_names_of_the_original(module: Callable[..., nn.Module], name: str, value: Any, ours: str) -> None:
+    refused(lambda: module(**{name: value}), TypeError, f"has no argument {name}, which is the original's name", ours)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        module(8, 8, colour=1) if module is DiffusionNet else module(8, colour=1)
+
+
+def test_signatures_remain() -> None:
+    """Editors and `help` show the arguments, and modules can be copied."""
+    assert list(inspect.signature(DiffusionNet).parameters)[:4] == ["in_channels", "out_channels", "width", "blocks"]
+    assert inspect.signature(DiffusionNetBlock).parameters["dropout"].default == 0.5
+    model = network()
+    assert copy.deepcopy(model).state_dict().keys() == model.state_dict().keys()
+
+
+# ---- calls ----
+
+
+def test_features(operators: Operators) -> None:
+    model = network()
+    x = torch.zeros(12, 3)
+    words = "features should be a tensor, got"
+    refused(lambda: model(x.tolist(), operators), TypeError, words, "list; convert it with torch.tensor")
+    refused(lambda: model(x.numpy(), operators), TypeError, words, "ndarray; convert it with torch.from_numpy")
+    refused(lambda: model(MESH, operators), TypeError, words, "Trimesh")
+    for dtype in (torch.int64, torch.bool, torch.complex64):
+        words = f"features should be floating point, got {dtype}; write features.float()"
+        refused(lambda dtype=dtype: model(x.to(dtype), operators), TypeError, words)  # type: ignore[misc]
+    for wrong in (x[0], x[:, 0], x[None], x[:, :2], x[1:]):
+        words = f"features should have shape (12, 3), shape is {tuple(wrong.shape)}"
+        refused(lambda wrong=wrong: model(wrong, operators), ValueError, words)  # type: ignore[misc]
+    refused(lambda: model(x.to("meta"), operators), ValueError, "features and the operators", "on meta and cpu")
+    refused(lambda: model.to("meta")(x, operators), ValueError, "features and the network", "on cpu and meta")
+
+
+def test_operators(operators: Operators) -> None:
+    model, x = network(), torch.zeros(12, 3)
+    refused(
+        lambda: model(x, [operators]), TypeError, "operators should be Operators, got list; write collate(operators)"
+    )
+    refused(lambda: model(x, MESH), TypeError, "operators should be Operators, got Trimesh; write precompute(mesh)")
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_spectral_diffusion_needs_eigenpairs(backend: Any) -> None:
+    """With k = 0 all that diffusion returns is 0. Implicit diffusion needs no eigenpairs."""
+    none = precompute(MESH, 0)
+    x = torch.randn(12, 3)
+    words = ("but the operators have k = 0", "precompute(mesh, k=128)", 'diffusion="implicit"')
+    for options in ({}, {"gradient": "spectral"}, {"gradient": "sparse"}, {"gradient_features": False}):
+        model = network(**options, backend=backend)  # type: ignore[arg-type]
+        refused(lambda model=model: model(x, none), ValueError, *words)  # type: ignore[misc]
+    refused(lambda: LearnedTimeDiffusion(3, backend)(x, none), ValueError, *words)
+    assert network(diffusion="implicit", backend="torch")(x, none).isfinite().all()
+
+
+@pytest.mark.parametrize("outputs_at", ["faces", "edges"])
+def test_clouds_have_no_faces(outputs_at: Any, operators: Operators) -> None:
+    cloud = precompute((MESH.vertices, None), 6)
+    model, x = network(outputs_at=outputs_at), torch.randn(12, 3)
+    for points in (cloud, collate([cloud, cloud])):
+        features = x.repeat(len(points), 1)
+        words = (f'outputs_at="{outputs_at}" needs faces', "point clouds", 'write outputs_at="vertices"')
+        refused(lambda f=features, o=points: model(f, o), ValueError, *words)  # type: ignore[misc]
+    both = collate([operators, cloud])
+    assert len(model(x.repeat(2, 1), both)) == len(model(x, operators)) > 0
+    assert network()(x, cloud).shape == (12, 5)
+
+
+@pytest.mark.parametrize("diffusion", ["spectral", "implicit"])
+@pytest.mark.parametrize("change", [lambda m: m[:, None], lambda m: m[None], lambda m: m[:1]])
+def test_mass_of_another_shape(operators: Operators, diffusion: Any, change: Callable[[Tensor], Tensor]) -> None:
+    wrong = replace(operators, mass=change(operators.mass))
+    x = torch.randn(wrong.num_vertices, 3)
+    with pytest.raises(ValueError, match=re.escape("shape is")):
+        network(diffusion=diffusion)(x, wrong)

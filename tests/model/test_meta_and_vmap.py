@@ -1,0 +1,108 @@
+"""The meta device, and `torch.func` over ensembles of weights: they work in plain PyTorch, or the error says how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import trimesh
+from torch import Tensor
+from torch.func import functional_call, stack_module_state, vmap
+
+from diffnet import DiffusionNet, Operators, collate, precompute
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+OPTIONS = {
+    "spectral": {},
+    "sparse-gradient": {"gradient": "sparse"},
+    "implicit": {"diffusion": "implicit"},
+    "attention": {"attention_heads": 2},
+    "faces": {"outputs_at": "faces"},
+    "global-mean": {"outputs_at": "global_mean"},
+}
+
+
+@pytest.fixture(scope="module")
+def operators() -> Operators:
+    return collate([precompute(trimesh.creation.icosphere(n), 8) for n in (0, 1)])
+
+
+def networks(count: int, **options: Any) -> list[DiffusionNet]:
+    torch.manual_seed(0)
+    models = [DiffusionNet(3, 4, width=8, blocks=2, backend="torch", **options).eval() for _ in range(count)]
+    for model in models:
+        for block in model.blocks:
+            torch.nn.init.uniform_(block.diffusion.time, 0.01, 0.3)
+    return models
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("on_basis", [False, True], ids=["plain", "with-gradient-evecs"])
+def test_meta_device(operators: Operators, options: dict[str, Any], on_basis: bool) -> None:
+    """Shapes and dtypes of outputs and gradients, without memory for values."""
+    (model,) = networks(1, **options)
+    own = operators.with_gradient_evecs() if on_basis else operators
+    expected = model(torch.zeros(54, 3), own)
+    own = collate(own.split())  # without the transposed pattern that the call above found
+    model = model.train().to("meta")
+    out = model(torch.zeros(54, 3, device="meta"), own.to("meta"))
+    assert out.is_meta
+    assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
+    out.sum().backward()
+    assert all(p.grad is not None and p.grad.is_meta and p.grad.shape == p.shape for p in model.parameters())
+
+
+def test_edges_on_the_meta_device(operators: Operators) -> None:
+    (model,) = networks(1, outputs_at="edges")
+    x = torch.zeros(54, 3, device="meta")
+    fresh = collate(operators.split())
+    with pytest.raises(ValueError, match=r"no faces to find edges of; read \.edges before"):
+        model.to("meta")(x, fresh.to("meta"))
+    count = len(fresh.edges)
+    assert model(x, fresh.to("meta")).shape == (count, 4)
+
+
+def ensemble(models: list[DiffusionNet], x: Tensor, operators: Operators) -> Tensor:
+    parameters, buffers = stack_module_state(models)  # type: ignore[arg-type]
+    out: Tensor = vmap(lambda p, b: functional_call(models[0], (p, b), (x, operators)))(parameters, buffers)
+    return out
+
+
+@pytest.mark.parametrize("name", ["spectral", "faces", "global-mean"])
+def test_ensembles_of_weights(operators: Operators, name: str) -> None:
+    models = networks(3, **OPTIONS[name])
+    x, own = torch.randn(54, 3), operators.with_gradient_evecs()
+    expected = torch.stack([model(x, own) for model in models])
+    assert not torch.allclose(expected[0], expected[1])
+    torch.testing.assert_close(ensemble(models, x, own), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_per_mesh(operators: Operators) -> None:
+    """`torch.func.grad` agrees with autograd."""
+    (model,) = networks(1)
+    x, own = torch.randn(54, 3), operators.with_gradient_evecs()
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    grads = torch.func.grad(lambda p: functional_call(model, p, (x, own)).square().sum())(parameters)
+    model(x, own).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["spectral", "sparse-gradient", "implicit", "attention"])
+def test_operators_without_a_batching_rule(operators: Operators, name: str) -> None:
+    """Sparse products don't work under vmap. The error names the networks that do."""
+    models = networks(2, **OPTIONS[name])
+    with pytest.raises(RuntimeError, match=r'under vmap.*backend="torch".*operators\.with_gradient_evecs\(\)'):
+        ensemble(models, torch.randn(54, 3), operators)
+
+
+def test_kernels_under_vmap(operators: Operators) -> None:
+    models = networks(2)
+    for model in models:
+        for module in model.modules():
+            if hasattr(module, "backend"):
+                module.backend = "triton"
+    with pytest.raises(RuntimeError, match=r'under vmap.*backend="torch"'):
+        ensemble(models, torch.randn(54, 3), operators.with_gradient_evecs())
