@@ -31,7 +31,7 @@ def sdd(indptr: Tensor, indices: Tensor, a: Tensor, b: Tensor, block: int) -> Te
     if out.numel() == 0:
         return out
     step = min(max(power_of_2(inner), 16), MAX_STEP)
-    block_sdd_kernel[(batches * len(indices),)](
+    block_sdd_forward_kernel[(batches * len(indices),)](
         row_of_each(indptr, indices), indices, a, b, out, len(indices), rows, columns, inner,
         max(cdiv(rows, block), 1), max(cdiv(columns, block), 1), *a.stride(), *b.stride(),
         BLOCK=block, BLOCK_K=step, PRECISION=tf32_precision(a), num_warps=_warps(block * block), num_stages=_stages(a),
@@ -53,7 +53,7 @@ def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int, o
         return out
     values = values.contiguous()
     tile = min(max(power_of_2(channels), 16), MAX_CHANNELS)
-    block_dsd_kernel[(batches * (len(indptr) - 1), cdiv(channels, tile))](
+    block_dsd_forward_kernel[(batches * (len(indptr) - 1), cdiv(channels, tile))](
         indptr, indices, indices if order is None else order, values, x, out,
         len(indptr) - 1, len(indices), rows, columns, channels,
         max(cdiv(rows, block), 1), max(cdiv(columns, block), 1), *x.stride(), heads,
@@ -117,7 +117,7 @@ def _warps(tile: int) -> int:
 
 
 @triton.jit
-def block_sdd_kernel(
+def block_sdd_forward_kernel(
     block_rows_of, indices, a, b, out, count, rows, columns, inner, block_rows, block_columns,
     az, ah, am, ak, bz, bh, bn, bk,
     BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
@@ -144,7 +144,7 @@ def block_sdd_kernel(
 
 
 @triton.jit
-def block_dsd_kernel(
+def block_dsd_forward_kernel(
     indptr, indices, order, values, x, out, all_block_rows, count, rows, columns, channels,
     block_rows, block_columns, xz, xh, xn, xc, heads,
     TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr,

@@ -53,14 +53,14 @@ def iteration(system: System, u: Tensor, r: Tensor, p: Tensor, bound: Tensor) ->
     def step(before: Tensor) -> Tensor:
         after = remaining[before is remaining[0]]  # the buffer that isn't `before`
         with device_of(u):
-            implicit_solve_multiply_kernel[grid](
+            implicit_solve_forward_multiply_kernel[grid](
                 csr.indptr, csr.indices, csr.row_order, values, mass, time, p, q, sums, *shape, channels,
                 ORDERED=len(csr.row_order) > 0, UNROLL=UNROLL, **flags,
             )  # fmt: skip
-            implicit_solve_update_kernel[grid](
+            implicit_solve_forward_update_kernel[grid](
                 p, q, u, r, *matrix, before, bound, sums, *shape, spans, channels, **flags
             )
-            implicit_solve_direction_kernel[grid](
+            implicit_solve_forward_direction_kernel[grid](
                 p, r, *matrix, before, after, bound, sums, *shape, spans, channels, **flags
             )
         return after
@@ -89,7 +89,7 @@ def _remaining(before, bound, mesh, c, channels: tl.constexpr):
 
 
 @triton.jit
-def implicit_solve_multiply_kernel(
+def implicit_solve_forward_multiply_kernel(
     indptr, indices, row_order, values, mass, time, p, q, sums, ptr, meshes, span, channels: tl.constexpr,
     ORDERED: tl.constexpr, UNROLL: tl.constexpr,
     ONE_MESH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -134,7 +134,7 @@ def _preconditioned(r, mass, diagonal, t, i, last):
 
 
 @triton.jit
-def implicit_solve_update_kernel(
+def implicit_solve_forward_update_kernel(
     p, q, u, r, mass, diagonal, time, before, bound, sums, ptr, meshes, span, spans, channels: tl.constexpr,
     ONE_MESH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -158,7 +158,7 @@ def implicit_solve_update_kernel(
 
 
 @triton.jit
-def implicit_solve_direction_kernel(
+def implicit_solve_forward_direction_kernel(
     p, r, mass, diagonal, time, before, after, bound, sums, ptr, meshes, span, spans, channels: tl.constexpr,
     ONE_MESH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip

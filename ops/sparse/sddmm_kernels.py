@@ -43,13 +43,13 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor, gathering: Gathering = Gathering
     block_r, block_c = _tile_sizes(b, gathering)
     strides = [stride for t in (a, b) for stride in (0 if len(t) == 1 else t.stride(0), t.stride(1))]
     flags = {"TOGETHER": together, "ONE_TILE": channels <= block_c, "BLOCK_C": block_c}
-    sddmm_rows_kernel[(groups * cdiv(rows, block_r),)](
+    sddmm_forward_rows_kernel[(groups * cdiv(rows, block_r),)](
         indptr, indices, stored_order(csr), a, b, out, rows, channels, sets, entries, *strides,
         **order_flags(csr), LONG=PIECE, BLOCK_R=block_r, UNROLL=gathering.unroll, **flags,
         num_warps=gathering.warps,
     )  # fmt: skip
     if len(pieces) > 0:
-        sddmm_pieces_kernel[(sets * len(pieces),)](
+        sddmm_forward_pieces_kernel[(sets * len(pieces),)](
             pieces, indices, a, b, out, len(pieces), channels, entries, *strides,
             BLOCK_E=PIECE_ENTRIES, BLOCK_C=block_c,
         )  # fmt: skip
@@ -63,7 +63,7 @@ def _tile_sizes(dense: Tensor, gathering: Gathering) -> tuple[int, int]:
 
 
 @triton.jit
-def sddmm_rows_kernel(
+def sddmm_forward_rows_kernel(
     indptr, indices, row_order, a, b, out, rows, channels, sets, entries,
     a_set_stride, a_row_stride, b_set_stride, b_row_stride,
     TOGETHER: tl.constexpr, ONE_TILE: tl.constexpr, ORDERED: tl.constexpr, BY_LENGTH: tl.constexpr, LONG: tl.constexpr,
@@ -114,11 +114,11 @@ def sddmm_rows_kernel(
 
 
 @triton.jit
-def sddmm_pieces_kernel(
+def sddmm_forward_pieces_kernel(
     pieces, indices, a, b, out, count, channels, entries, a_set_stride, a_row_stride, b_set_stride, b_row_stride,
     BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Compute the products of `sddmm_rows_kernel` for the entries of one piece of a long row."""
+    """Compute the products of `sddmm_forward_rows_kernel` for the entries of one piece of a long row."""
     s = (tl.program_id(0) // count).to(tl.int64)
     p = tl.program_id(0) % count
     a_row = a + s * a_set_stride + tl.load(pieces + 4 * p) * a_row_stride

@@ -76,18 +76,18 @@ def spmm(
         "TOGETHER": together, "REDUCE": reduce, "PERMUTED": order is not None, "BLOCK_C": block_c,
     }  # fmt: skip
     entry_order = indices if order is None else order
-    spmm_rows_kernel[(groups * multiprocessors * programs, columns)](
+    spmm_forward_rows_kernel[(groups * multiprocessors * programs, columns)](
         indptr, indices, stored_order(csr), entry_order, values, x, out, rows, sets, *shape, multiprocessors, programs,
         **order_flags(csr), LONG=PIECE, BLOCK_R=block_r, FIRST=walk.first, UNROLL=walk.unroll, **flags,
         num_warps=1, maxnreg=walk.registers,
     )  # fmt: skip
     if len(pieces) > 0:
         partial = x.new_empty(len(out), len(pieces), channels, dtype=torch.float32)
-        spmm_pieces_kernel[(groups * len(pieces), columns)](
+        spmm_forward_pieces_kernel[(groups * len(pieces), columns)](
             pieces, indices, entry_order, values, x, partial, len(pieces), sets, *shape,
             BLOCK_E=PIECE_ENTRIES, **flags,
         )  # fmt: skip
-        spmm_add_pieces_kernel[(len(out) * len(pieces), columns)](
+        spmm_forward_add_pieces_kernel[(len(out) * len(pieces), columns)](
             pieces, indptr, partial, out, len(pieces), rows, channels, PIECE=PIECE, BLOCK_C=2 * block_c
         )
     return out
@@ -160,7 +160,7 @@ def _store_halves(at, low, high, mask, c, channels: tl.constexpr, BLOCK_C: tl.co
 
 
 @triton.jit
-def spmm_rows_kernel(
+def spmm_forward_rows_kernel(
     indptr, indices, row_order, order, values, x, out, rows, sets, value_stride, x_set_stride,
     multiprocessors, programs, channels: tl.constexpr, x_row_stride: tl.constexpr,
     TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr,
@@ -224,13 +224,13 @@ def spmm_rows_kernel(
 
 
 @triton.jit
-def spmm_pieces_kernel(
+def spmm_forward_pieces_kernel(
     pieces, indices, order, values, x, partial, count, sets, value_stride, x_set_stride,
     channels: tl.constexpr, x_row_stride: tl.constexpr,
     TOGETHER: tl.constexpr, REDUCE: tl.constexpr, PERMUTED: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """partial[s, p] = the sum of `spmm_rows_kernel` over the entries of piece p only."""
+    """partial[s, p] = the sum of `spmm_forward_rows_kernel` over the entries of piece p only."""
     first = (tl.program_id(0) // count) * TOGETHER
     p = tl.program_id(0) % count
     c = tl.program_id(1) * (2 * BLOCK_C) + tl.arange(0, BLOCK_C)
@@ -259,7 +259,7 @@ def spmm_pieces_kernel(
 
 
 @triton.jit
-def spmm_add_pieces_kernel(
+def spmm_forward_add_pieces_kernel(
     pieces, indptr, partial, out, count, rows, channels, PIECE: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
     """out[s, r] = the sum of the pieces of the long row r, in order. The program of its first piece computes it."""

@@ -98,7 +98,7 @@ def launch_all(dtype: torch.dtype) -> None:
 
 
 def report(name: str, options: dict[str, Any], compiled: Any) -> None:
-    if name == "spmm_rows_kernel":
+    if name == "spmm_forward_rows_kernel":
         # Triton hoists the maximum of a loop-carried value out of the loop. The lengths of the first rows would then
         # bound those of all others.
         ahead_of_the_loop = compiled.asm["ttgir"].partition("scf.for")[0]

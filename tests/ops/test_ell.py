@@ -261,8 +261,8 @@ def test_a_hybrid_product_is_one_launch(small_buckets: None, monkeypatch: pytest
             return self.kernel[grid]
 
     for module, names in (
-        (spmm_kernels, ("spmm_rows_kernel", "spmm_pieces_kernel", "spmm_add_pieces_kernel")),
-        (sddmm_kernels, ("sddmm_rows_kernel", "sddmm_pieces_kernel")),
+        (spmm_kernels, ("spmm_forward_rows_kernel", "spmm_forward_pieces_kernel", "spmm_forward_add_pieces_kernel")),
+        (sddmm_kernels, ("sddmm_forward_rows_kernel", "sddmm_forward_pieces_kernel")),
     ):
         for name in names:
             monkeypatch.setattr(module, name, Counted(name, getattr(module, name)))
@@ -272,13 +272,13 @@ def test_a_hybrid_product_is_one_launch(small_buckets: None, monkeypatch: pytest
     values = random(2, pattern.nnz).float().to(DEVICE).requires_grad_()
     x = random(20, 3).float().to(DEVICE).requires_grad_()
     out = hybrid.matmul(values, x, backend="triton")
-    assert launches == ["spmm_rows_kernel"]
+    assert launches == ["spmm_forward_rows_kernel"]
     out.sum().backward()  # type: ignore[no-untyped-call]
-    assert sorted(launches[1:]) == ["sddmm_rows_kernel", "spmm_rows_kernel"]
+    assert sorted(launches[1:]) == ["sddmm_forward_rows_kernel", "spmm_forward_rows_kernel"]
     launches.clear()
     hybrid.matmul(values, out, transpose=True, backend="triton")
     hybrid.sddmm(out, x, backend="triton")
-    assert launches == ["spmm_rows_kernel", "sddmm_rows_kernel"]
+    assert launches == ["spmm_forward_rows_kernel", "sddmm_forward_rows_kernel"]
 
 
 def test_rows_are_taken_by_bucket(small_buckets: None) -> None:

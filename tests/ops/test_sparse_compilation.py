@@ -18,23 +18,23 @@ pytest.importorskip("triton")
 SPILLED = {"block_attention_backward_key_kernel": 40}
 SHARED_MEMORY = 227 * 1024  # the bytes that a program may use
 KERNELS = {
-    "spmm_rows_kernel",
-    "spmm_pieces_kernel",
-    "spmm_add_pieces_kernel",
-    "sddmm_rows_kernel",
-    "sddmm_pieces_kernel",
+    "spmm_forward_rows_kernel",
+    "spmm_forward_pieces_kernel",
+    "spmm_forward_add_pieces_kernel",
+    "sddmm_forward_rows_kernel",
+    "sddmm_forward_pieces_kernel",
     "sparse_softmax_forward_kernel",
     "sparse_softmax_backward_kernel",
-    "block_sdd_kernel",
-    "block_dsd_kernel",
+    "block_sdd_forward_kernel",
+    "block_dsd_forward_kernel",
     "block_softmax_forward_kernel",
     "block_softmax_backward_kernel",
     "block_attention_forward_kernel",
     "block_attention_backward_query_kernel",
     "block_attention_backward_key_kernel",
-    "implicit_solve_multiply_kernel",
-    "implicit_solve_update_kernel",
-    "implicit_solve_direction_kernel",
+    "implicit_solve_forward_multiply_kernel",
+    "implicit_solve_forward_update_kernel",
+    "implicit_solve_forward_direction_kernel",
 }
 
 
