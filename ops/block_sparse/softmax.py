@@ -71,7 +71,7 @@ def block_softmax(
         bias = bias_at_blocks(pattern, bias)
         check_broadcast("bias", bias.shape, scores.shape)
         if bias.ndim == 3:
-            at_blocks = bias.expand(pattern.values_shape) if at_blocks is None else at_blocks + bias
+            at_blocks = bias if at_blocks is None else at_blocks + bias
             bias = None
     scale = scale_at_blocks(pattern, scale) if isinstance(scale, Tensor) else checked_number("scale", scale)
     triton = use_kernels(backend, scores)
