@@ -25,23 +25,27 @@ if TYPE_CHECKING:
 FORMATS = tuple(READERS)  # each may be followed by .gz
 
 
-class Points(Protocol):
+class HasPositions(Protocol):
     """An object with positions (V, 3) and faces (3, F) or None, such as `Data` of PyTorch Geometric."""
 
-    pos: Any
-    face: Any
+    @property
+    def pos(self) -> Any: ...
+    @property
+    def face(self) -> Any: ...
 
 
-class Polyhedron(Protocol):
-    """An object with vertices (V, 3) and faces (F, 3)."""
+class HasVertices(Protocol):
+    """An object with vertices (V, 3) and faces (F, 3) or None."""
 
-    vertices: Any
-    faces: Any
+    @property
+    def vertices(self) -> Any: ...
+    @property
+    def faces(self) -> Any: ...
 
 
 MeshLike: TypeAlias = (
-    "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh.PointCloud | trimesh.Scene | tuple[Any, Any] | Points"
-    " | Polyhedron"
+    "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh.PointCloud | trimesh.Scene | tuple[Any, Any]"
+    " | HasPositions | HasVertices"
 )
 
 
