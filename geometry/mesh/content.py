@@ -58,7 +58,7 @@ def check_content(data: bytes, suffix: str) -> None:
 def with_line_feeds(data: bytes, suffix: str) -> bytes:
     """The data with line ends that a reader of this format knows. A carriage return alone ends a line on old Macs."""
     text = suffix in (".obj", ".off") or (suffix == ".stl" and not is_binary_stl(data))
-    return _LONE_CR.sub(b"\n", data) if text and data.count(b"\r") != data.count(b"\r\n") else data
+    return _LONE_CR.sub(b"\n", data) if text and b"\r" in data and _LONE_CR.search(data) else data
 
 
 def is_binary_stl(data: bytes) -> bool:

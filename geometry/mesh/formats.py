@@ -181,11 +181,15 @@ _DAMAGED_STL = "not an STL file, or a damaged one"
 def _check_ascii_stl(data: bytes) -> tuple[bytes, int]:
     """The text of an ASCII STL file in UTF-8, and its number of triangles. Raises ValueError for another file."""
     text = _text(data)
-    facets, corners, ends, solids = (
-        len(re.findall(rf"^[ \t]*{word}\b", text, re.MULTILINE | re.IGNORECASE))
-        for word in ("facet", "vertex", "endfacet", "endsolid")
-    )
-    if text.lstrip()[:5].lower() != "solid" or facets + ends + solids == 0:
+    lower = text.lower()
+    corners, ends, solids = (lower.count(word) for word in ("vertex", "endfacet", "endsolid"))
+    facets = lower.count("facet") - ends
+    if facets != ends or corners != 3 * facets:  # perhaps the solid's name has one of these words
+        facets, corners, ends, solids = (
+            len(re.findall(rf"^[ \t]*{word}\b", lower, re.MULTILINE))
+            for word in ("facet", "vertex", "endfacet", "endsolid")
+        )
+    if lower.lstrip()[:5] != "solid" or facets + ends + solids == 0:
         if len(data) < 84:
             raise ValueError(f"{_DAMAGED_STL}: {len(data)} bytes that don't begin with 'solid'")
         expected = 84 + 50 * stl_count(data)

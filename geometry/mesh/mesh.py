@@ -25,23 +25,27 @@ if TYPE_CHECKING:
 FORMATS = tuple(READERS)  # each may be followed by .gz
 
 
-class Points(Protocol):
+class HasPositions(Protocol):
     """An object with positions (V, 3) and faces (3, F) or None, such as `Data` of PyTorch Geometric."""
 
-    pos: Any
-    face: Any
+    @property
+    def pos(self) -> Any: ...
+    @property
+    def face(self) -> Any: ...
 
 
-class Polyhedron(Protocol):
-    """An object with vertices (V, 3) and faces (F, 3)."""
+class HasVertices(Protocol):
+    """An object with vertices (V, 3) and faces (F, 3) or None."""
 
-    vertices: Any
-    faces: Any
+    @property
+    def vertices(self) -> Any: ...
+    @property
+    def faces(self) -> Any: ...
 
 
 MeshLike: TypeAlias = (
-    "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh.PointCloud | trimesh.Scene | tuple[Any, Any] | Points"
-    " | Polyhedron"
+    "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh.PointCloud | trimesh.Scene | tuple[Any, Any]"
+    " | HasPositions | HasVertices"
 )
 
 
@@ -131,7 +135,10 @@ def make_mesh(
     polygons, polygon_count: see `Mesh`; by default each face is a polygon. Quadrilaterals (F, 4) have no `polygons`.
     """
     try:
-        v = np.array(_on_host(verts), dtype=np.float64)
+        given = _on_host(verts)
+        if np.iscomplexobj(given):
+            raise ValueError("they are complex")
+        v = np.array(given, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as e:
         raise MeshError(f"{name}: vertices are not an array of numbers ({e})") from e
     if v.ndim != 2 or v.shape[1] != 3:
@@ -152,7 +159,7 @@ def make_mesh(
         )
     try:
         f = np.asarray([] if faces is None else _on_host(faces))
-    except ValueError as e:
+    except (TypeError, ValueError) as e:
         raise MeshError(f"{name}: faces are not an array of numbers ({e})") from e
     if f.ndim > 0 and len(f) == 0:
         return Mesh(v, np.zeros((0, 3), np.int64), np.zeros(0, np.int64), polygon_count or 0, name)
@@ -184,7 +191,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 def _on_host(values: Any) -> Any:
     torch = sys.modules.get("torch")  # if the values are a tensor, PyTorch is loaded
-    return values.detach().cpu().numpy() if torch is not None and isinstance(values, torch.Tensor) else values
+    if torch is None or not isinstance(values, torch.Tensor):
+        return values
+    values = values.detach().cpu()
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # NumPy has no bfloat16
 
 
 def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -218,8 +218,19 @@ def test_point_cloud_arrays(faces: Any) -> None:
         lambda v, f: (np.asfortranarray(v), np.array(f)[:, ::-1][:, ::-1]),
         lambda v, f: (torch.tensor(v, dtype=torch.float64), torch.tensor(f)),
         lambda v, f: (torch.tensor(v, requires_grad=True), torch.tensor(f, dtype=torch.int32)),
+        lambda v, f: (torch.tensor(v, dtype=torch.bfloat16), torch.tensor(f, dtype=torch.uint8)),
+        lambda v, f: (np.array(v), torch.tensor(f).T.contiguous().T),
     ],
-    ids=["lists", "float32-int32", "float64-uint16", "strided", "tensors", "tensor-with-gradient"],
+    ids=[
+        "lists",
+        "float32-int32",
+        "float64-uint16",
+        "strided",
+        "tensors",
+        "tensor-with-gradient",
+        "bfloat16-uint8",
+        "array-and-tensor",
+    ],
 )
 def test_arrays(convert: Any) -> None:
     mesh = load_mesh(convert(CORNERS, FAN))
@@ -270,6 +281,7 @@ def test_trimesh_objects(sphere: trimesh.Trimesh) -> None:
         (CORNERS, [0, 1, 2], r"shape is \(3,\)"),
         (CORNERS, [[0, 1, 2], [0, 1]], "faces"),
         (CORNERS, 5, "faces"),
+        (np.array(CORNERS) * 1j, None, r"not an array of numbers \(they are complex\)"),
         (CORNERS, [[0, 1, 2**63]], "faces|face 0"),
     ],
 )

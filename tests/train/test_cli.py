@@ -1,6 +1,7 @@
 """The command line: its output, exit codes and files."""
 
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -524,6 +525,24 @@ def test_precompute(tmp_path):
     )
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()} == written
     assert (tmp_path / "a.ply").exists()
+
+
+def test_precompute_finds_every_format(tmp_path):
+    ball = trimesh.creation.icosphere(1)
+    for name in ("a.off", "b.obj", "c.PLY", "d.stl", "e.glb"):
+        data = (
+            trimesh.Scene(ball).export(file_type="glb") if name == "e.glb" else ball.export(file_type=name[2:].lower())
+        )
+        data = data.encode() if isinstance(data, str) else data
+        (tmp_path / name).write_bytes(data)
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
+    (tmp_path / "notes.txt.gz").write_bytes(b"")
+    code, out, err = diffnet("precompute", tmp_path, "--cache", tmp_path / "cache", "--k", 4, "--jobs", 1)
+    assert (code, err) == (0, "")
+    assert "10 of 10 meshes" in out
+    code, out, err = diffnet("info", tmp_path / "e.glb.gz")
+    assert (code, err) == (0, "")
+    assert re.search(r"vertices +42", out)
 
 
 def test_precompute_with_nothing_to_do(tmp_path):
