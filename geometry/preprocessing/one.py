@@ -37,8 +37,8 @@ def precompute(
     cache_dir: a folder for results. The content of the mesh and the options identify an entry, so data sets and
         processes can share the folder. It can be deleted at any time. Entries are checked when they are read: damage,
         a different key, an older format and indices out of range are found, and the entry is computed again. Reading
-        runs no code from an entry. But nothing proves that its numbers are right, and changing a file while it is in
-        use can crash a reader. So share a folder only among users you trust with your results.
+        runs no code from an entry. But the checks can't tell whether its numbers are right, and changing a file while
+        it is in use can crash a reader. So share a folder only with users whom you trust with your results.
     basis: the precision in which eigenvectors are stored. "float16" and "bfloat16" save a third of the cache at
         k = 128. The returned eigenvectors are float32, rounded to that precision with or without a cache.
     device: the device that computes the eigenbasis; see `eigenbasis`
