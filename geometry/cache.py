@@ -51,8 +51,8 @@ def read_entry(path: Path, check: Callable[[Arrays], None] = lambda arrays: None
     """
     try:
         arrays, metadata = _map(path)
-        if metadata["format"] != str(FORMAT):
-            raise ValueError(f"it has format {metadata['format']}, not {FORMAT}")
+        if metadata.get("format") != str(FORMAT):
+            raise ValueError(f"its format is {metadata.get('format', '5 or older')}, not {FORMAT}")
         if metadata["key"] != path.name:
             raise ValueError(f"it was written as {metadata['key']}")
         if metadata["crc32"] != str(_checksum(arrays)):

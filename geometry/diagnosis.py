@@ -18,6 +18,8 @@ class Diagnosis:
     """Counts that describe a mesh. All counts after `area` are 0 for a clean, closed, oriented surface.
 
     components: connected components, without unreferenced vertices
+    joined_components: the components that would be left if vertices at the same position were joined. In a triangle
+        soup, every face has its own vertices, so `components` is much larger.
     euler: V − E + F, without unreferenced vertices and degenerate faces
     area: in length²
     boundary_edges: edges with one face
@@ -34,6 +36,7 @@ class Diagnosis:
     faces: int
     edges: int
     components: int
+    joined_components: int
     euler: int
     area: float
     boundary_edges: int
@@ -57,6 +60,8 @@ class Diagnosis:
             "vertices that no face uses": self.unreferenced_vertices,
             "vertices at the position of another": self.coincident_vertices,
         }
+        if self.joined_components < self.components:
+            named[f"components, of {self.components}, that joining these vertices would leave"] = self.joined_components
         return [f"{what}: {count}" for what, count in named.items() if count]
 
 
@@ -75,12 +80,15 @@ def diagnose(mesh: Mesh) -> Diagnosis:
     edges = np.stack(np.divmod(keys, len(mesh.verts)), axis=1)
     forward = np.bincount(edge.reshape(-1), halves[:, 0] < halves[:, 1], len(count))
     area = potpourri3d.face_areas(mesh.verts, faces)
+    _, place = np.unique(mesh.verts, axis=0, return_inverse=True)
+    place = place.reshape(-1)
     longest = np.ptp(mesh.verts, axis=0).max()
     return Diagnosis(
         vertices=len(mesh.verts),
         faces=len(mesh.faces),
         edges=len(edges),
         components=_components(edges, used, len(mesh.verts)),
+        joined_components=_components(place[edges], np.unique(place[used]), len(mesh.verts)),
         euler=len(used) - len(edges) + len(faces),
         area=float(area.sum()),
         boundary_edges=int((count == 1).sum()),
@@ -90,7 +98,7 @@ def diagnose(mesh: Mesh) -> Diagnosis:
         zero_area_faces=int((area <= 1e-14 * longest**2).sum()),
         duplicate_faces=len(faces) - len(np.unique(np.sort(faces, axis=1), axis=0)),
         unreferenced_vertices=0 if mesh.is_point_cloud else len(mesh.verts) - len(used),
-        coincident_vertices=len(mesh.verts) - len(np.unique(mesh.verts, axis=0)),
+        coincident_vertices=len(mesh.verts) - int(place.max() + 1),
     )
 
 

@@ -85,8 +85,8 @@ def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> 
         surplus = f"; {zeros} eigenvalues are 0, {right} should be" if zeros != right else ""
         warnings.warn(
             f"double precision doesn't resolve the eigenvalues of {len(spoiled)} of {count} components; in the first, "
-            f"{spoiled[0]}{surplus}. Faces of almost zero area cause this; use the robust Laplacian "
-            '(laplacian="robust")',
+            f"{spoiled[0]}{surplus}. Faces of almost zero area or coincident points cause this. For a mesh, use the "
+            'robust Laplacian (laplacian="robust")',
             stacklevel=2,
         )
     return evals, evecs

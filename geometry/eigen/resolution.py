@@ -9,7 +9,7 @@ from diffnet.geometry.eigen.problem import Array
 
 CHECKED = 4  # smallest pairs; rounding spoils the smallest eigenvalues first
 RELATIVE = 1e-5  # largest deviation of a Rayleigh quotient from its eigenvalue. Clean meshes have less than 1e-7.
-ROUNDING = 1e-9  # further deviation, in units of the largest eigenvalue
+ROUNDING = 1e-8  # further deviation, in units of the largest eigenvalue
 
 
 def unresolved(laplacian: scipy.sparse.csr_matrix, evals: Array, evecs: Array) -> str | None:

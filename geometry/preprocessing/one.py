@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import numpy as np
 import scipy.sparse
 import torch
 
 from diffnet.geometry.cache import Arrays, write_entry
+from diffnet.geometry.diagnosis import diagnose
 from diffnet.geometry.discretize.laplacian import LaplacianKind
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.operators import Operators
@@ -36,8 +38,8 @@ def precompute(
     cache_dir: a folder for results. The content of the mesh and the options identify an entry, so data sets and
         processes can share the folder. It can be deleted at any time. Entries are checked when they are read: damage,
         a different key, an older format and indices out of range are found, and the entry is computed again. Reading
-        runs no code from an entry. But nothing proves that its numbers are right, and changing a file while it is in
-        use can crash a reader. So share a folder only among users you trust with your results.
+        runs no code from an entry. But the checks can't tell whether its numbers are right, and changing a file while
+        it is in use can crash a reader. So share a folder only with users whom you trust with your results.
     basis: the precision in which eigenvectors are stored. "float16" and "bfloat16" save a third of the cache at
         k = 128. The returned eigenvectors are float32, rounded to that precision with or without a cache.
     device: the device that computes the eigenbasis, "cpu", "cuda" or "cuda:N"; see `eigenbasis`
@@ -48,6 +50,8 @@ def precompute(
     matrices store their rows in an order along the surface; see `Pattern.with_row_order`.
 
     Raises MeshError for a mesh that can't be used, and OptionError for a bad option or a device that is not available.
+    Warns if the mesh has as many components as eigenpairs, or more: each component has an eigenvalue 0, so there are no
+    others then.
 
     >>> verts = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
     >>> faces = [[0, 2, 1], [0, 1, 3], [1, 2, 3], [0, 3, 2]]
@@ -68,7 +72,40 @@ def precompute(
         arrays = complete(discretization, pairs, options.basis)
         if path is not None:
             write_entry(path, arrays)
+    _warn_of_components(checked, arrays)
     return _operators(checked, arrays)
+
+
+def _warn_of_components(mesh: Mesh, arrays: Arrays) -> None:
+    """Warn if all eigenvalues are the zeros of components."""
+    k = len(arrays["evals"])
+    if k == 0 or arrays["evals"][-1] > 0:
+        return
+    components = _components(arrays)
+    if components < max(k, 2):  # a single eigenpair is always the constant
+        return
+    found = diagnose(mesh)
+    soup = ""
+    if found.joined_components < found.components:
+        soup = (
+            f". Its {found.coincident_vertices} vertices at the position of another separate them: if these were "
+            f"joined, it would have {found.joined_components}"
+        )
+    warnings.warn(
+        f"{mesh.name}: every eigenvalue is 0, so diffusion can only average over components. The mesh has {components} "
+        f"components, and k is {k}. Use k > {components}, or a mesh with fewer components{soup}",
+        stacklevel=3,
+    )
+
+
+def _components(arrays: Arrays) -> int:
+    """The number of connected components, without vertices that no face uses."""
+    indptr, indices, order = (arrays[name] for name in ("laplacian_indptr", "laplacian_indices", "row_order"))
+    rows = np.repeat(order if len(order) else np.arange(len(indptr) - 1), np.diff(indptr))
+    live = arrays["mass"] > 0
+    graph = scipy.sparse.csr_matrix((np.ones(len(rows)), (rows, indices)), (len(live), len(live)))
+    _, label = scipy.sparse.csgraph.connected_components(graph, directed=False)
+    return len(np.unique(label[live]))
 
 
 def _operators(mesh: Mesh, arrays: Arrays) -> Operators:

@@ -59,3 +59,18 @@ def test_diagnosis_of_a_point_cloud() -> None:
     found = diagnose(load_mesh(([*CORNERS, CORNERS[0]], None)))
     assert (found.vertices, found.faces, found.edges, found.components, found.euler, found.area) == (6, 0, 0, 0, 0, 0)
     assert found.faults == ["vertices at the position of another: 1"]
+
+
+def test_diagnosis_of_a_triangle_soup(sphere: trimesh.Trimesh) -> None:
+    """Each face has its own three vertices. Two spheres are left if they are joined."""
+    both = trimesh.util.concatenate([sphere, sphere.copy().apply_translation([5, 0, 0])])
+    corners = np.array(both.vertices)[both.faces]
+    found = diagnose(load_mesh((corners.reshape(-1, 3), np.arange(3 * 2560).reshape(-1, 3))))
+    assert (found.components, found.joined_components, found.coincident_vertices) == (2560, 2, 3 * 2560 - 2 * 642)
+    assert "components, of 2560, that joining these vertices would leave: 2" in found.faults
+    connected = diagnose(load_mesh(both))
+    assert (connected.components, connected.joined_components) == (2, 2)
+    assert connected.faults == []
+    # Joining two copies of one sphere is possible, too, although no face is separate.
+    twice = diagnose(load_mesh(trimesh.util.concatenate([sphere, sphere])))
+    assert (twice.components, twice.joined_components) == (2, 1)
