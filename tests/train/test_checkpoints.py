@@ -15,8 +15,8 @@ import torch
 from diffnet import DiffnetError, DiffusionNet
 from diffnet.checkpoint_file import CheckpointError
 from diffnet.train.checkpoint import build_model, load_checkpoint, restore_model, save_checkpoint
-from diffnet.train.history import COLUMNS
 from diffnet.train.options import TrainOptions
+from diffnet.train.run_folder.history import COLUMNS
 from diffnet.train.step import make_optimizer, restore_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

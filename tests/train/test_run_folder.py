@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 from diffnet.geometry.errors import OptionError
-from diffnet.train import lock
-from diffnet.train.event_file import EventFile
-from diffnet.train.lock import check_unlocked, locked
 from diffnet.train.report.export import write_atomically
+from diffnet.train.run_folder import lock
+from diffnet.train.run_folder.event_file import EventFile
+from diffnet.train.run_folder.lock import check_unlocked, locked
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from diffnet.train.lock import locked
+from diffnet.train.run_folder.lock import locked
 with locked(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)
