@@ -181,7 +181,7 @@ def test_schedules():
 
 def test_devices_that_are_not_available():
     assert pick_device("cpu") == CPU
-    for name in ("gpu", "meta", "mps", "cuda:99", "", "cuda:x"):
+    for name in ("gpu", "meta", "mps", "cuda:99", "", "cuda:x", "cpu:7"):
         with pytest.raises(ValueError, match=f"{name!r}"):
             pick_device(name)
 
