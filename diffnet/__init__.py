@@ -8,13 +8,13 @@ with _ExitAtCtrlC(_is_command()):
 
     import lazy_loader as _lazy_loader
 
-# In a wheel the rooms (ops, geometry, data, train) lie inside this folder. In a checkout they stand beside it, and
-# then, and only then, the checkout's root joins the places where subpackages are looked for.
-_here = _Path(__file__).resolve().parent
-if not (_here / "ops" / "__init__.py").is_file() and (_here.parent / "ops" / "__init__.py").is_file():
-    __path__.append(str(_here.parent))
+    # In a wheel the rooms (ops, geometry, data, train) lie inside this folder. In a checkout they stand beside it, and
+    # then, and only then, the checkout's root joins the places where subpackages are looked for.
+    _here = _Path(__file__).resolve().parent
+    if not (_here / "ops" / "__init__.py").is_file() and (_here.parent / "ops" / "__init__.py").is_file():
+        __path__.append(str(_here.parent))
 
-# See __init__.pyi, and `diffnet.geometry` for why.
-__getattr__, __dir__, __all__ = _lazy_loader.attach_stub(__name__, __file__)
+    # See __init__.pyi, and `diffnet.geometry` for why.
+    __getattr__, __dir__, __all__ = _lazy_loader.attach_stub(__name__, __file__)
 
 __version__ = "0.1.0"

@@ -6,8 +6,8 @@ traceback. This module imports little, because Ctrl-C prints a traceback until i
 
 from __future__ import annotations
 
+import _signal as signal  # the module that `signal` wraps; it is part of the interpreter and takes no time to import
 import os
-import signal
 import sys
 
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended: 128 + SIGINT
@@ -45,5 +45,7 @@ def exit_at_ctrl_c() -> bool:
 
 def is_command() -> bool:
     """Whether this process was started as `diffnet` or `python -m diffnet`."""
-    program, *arguments = [*sys.orig_argv[1:], ""]
-    return os.path.basename(program) in ("diffnet", "diffnet.exe") or (program == "-m" and arguments[0] == "diffnet")
+    arguments = sys.orig_argv[1:]
+    while arguments and arguments[0].startswith("-") and arguments[0] != "-m":  # options of the interpreter
+        arguments = arguments[1:]
+    return arguments[:2] == ["-m", "diffnet"] or os.path.basename("".join(arguments[:1])) in ("diffnet", "diffnet.exe")

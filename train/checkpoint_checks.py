@@ -15,8 +15,8 @@ from torch import Tensor
 from diffnet.checkpoint_file import CheckpointError, check_named_tensors, check_names_and_shapes
 from diffnet.data import LabelsAt
 from diffnet.geometry.errors import OptionError
-from diffnet.train.history import COLUMNS
 from diffnet.train.options import TrainOptions
+from diffnet.train.run_folder.history import COLUMNS
 
 FORMAT = 1  # increase when older versions would misread a checkpoint
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}

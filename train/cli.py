@@ -119,6 +119,8 @@ def train_segmentation(
     confusion.png, curves.png and predictions.html.
 
     Ctrl-C stops the run. The same command with --resume continues after the last complete epoch.
+
+    A run locks its folder. On network file systems without locks, start only one run in a folder.
     """
     with ExitAtCtrlC():
         from diffnet.train.run import check_folder, run_segmentation

@@ -20,11 +20,11 @@ from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.train.batches import moved_ahead, rotate
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.evaluate import evaluate
-from diffnet.train.event_file import EventFile
-from diffnet.train.history import COLUMNS, Row, as_csv
 from diffnet.train.metrics import accuracy, confusion_matrix
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.export import write_atomically
+from diffnet.train.run_folder.event_file import EventFile
+from diffnet.train.run_folder.history import COLUMNS, Row, as_csv
 from diffnet.train.step import TrainingStep, make_optimizer, restore_optimizer, set_learning_rate
 
 

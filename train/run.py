@@ -42,14 +42,14 @@ from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import restore_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import evaluate, predict_classes
-from diffnet.train.history import Row
-from diffnet.train.lock import check_unlocked, locked
 from diffnet.train.loop import check_capture, train
 from diffnet.train.metrics import accuracy, class_scores, percent
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.charts import confusion_png, curves_png
 from diffnet.train.report.export import write_atomically
 from diffnet.train.report.report import Prediction, write_report
+from diffnet.train.run_folder.history import Row
+from diffnet.train.run_folder.lock import check_unlocked, locked
 
 SHOWN_MESHES = 8  # on the page of predictions
 

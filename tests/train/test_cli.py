@@ -29,6 +29,7 @@ from diffnet.train.checkpoint import CheckpointError, load_checkpoint
 from diffnet.train.loop import TrainingError
 from diffnet.train.predict import predict_labels
 from diffnet.train.report.palette import label_colors
+from diffnet.train.run_folder.lock import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
@@ -233,6 +234,37 @@ def test_bad_input_to_training(room, tmp_path):
     assert "--resume" in train(good, room / "run")
     assert "width = 16, not 9" in train(good, room / "run", "--resume", "--width", 9)
     assert {p: p.stat().st_mtime_ns for p in (room / "run").rglob("*")} == before
+
+
+def test_a_second_run_and_a_wrong_device_stop_before_training(room, tmp_path):
+    train = ["train", "segmentation", "--data", room / "data", "--cache", tmp_path / "cache"]
+    assert "'cpu:7' is not available" in complaint(*train, "--out", tmp_path / "run", "--device", "cpu:7")
+    assert list(tmp_path.iterdir()) == []
+    with locked(room / "run"):
+        line = complaint(*train, "--out", room / "run", "--resume", "--device", "cpu")
+    assert f"another run writes to this folder (process {os.getpid()} on " in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_names_the_file(room, tmp_path, monkeypatch):
+    def full(self, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    out = tmp_path / "run"
+    train = ["train", "segmentation", "--data", room / "data", "--out", out, "--cache", room / "cache"]
+    assert complaint(*train, *SMALL) == f"diffnet: {out / 'last.pt'}: No space left on device\n"
+    assert list(out.iterdir()) == []
+
+
+def test_a_damaged_run_is_not_resumed(room, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    whole = (room / "run" / "last.pt").read_bytes()
+    (out / "last.pt").write_bytes(whole[: len(whole) // 3])
+    train = ["train", "segmentation", "--data", room / "data", "--out", out, "--cache", room / "cache", *SMALL]
+    assert "damaged" in complaint(*train, "--resume")
+    assert [p.name for p in out.iterdir()] == ["last.pt"]
 
 
 def test_a_bad_mesh_of_a_data_set_is_named(tmp_path):

@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 from diffnet.geometry.errors import OptionError
-from diffnet.train import lock
-from diffnet.train.event_file import EventFile
-from diffnet.train.lock import check_unlocked, locked
 from diffnet.train.report.export import write_atomically
+from diffnet.train.run_folder import lock
+from diffnet.train.run_folder.event_file import EventFile
+from diffnet.train.run_folder.lock import check_unlocked, locked
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from diffnet.train.lock import locked
+from diffnet.train.run_folder.lock import locked
 with locked(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)
@@ -123,9 +123,10 @@ def test_a_full_disk_names_the_file_and_keeps_the_former(tmp_path, monkeypatch, 
 
 
 def test_event_files_name_themselves_on_a_full_disk(tmp_path, monkeypatch):
-    with pytest.raises(OSError, match="No space left") as caught, EventFile(tmp_path / "board", 1) as board:
+    with EventFile(tmp_path / "board", 1) as board:
         monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.write", full)
-        board.add({"loss": 1.0}, 1)
+        with pytest.raises(OSError, match="No space left") as caught:
+            board.add({"loss": 1.0}, 1)
     assert Path(caught.value.filename).parent == tmp_path / "board"
 
 

@@ -22,12 +22,12 @@ from diffnet.train.batches import keep_on_device, moved_ahead, rotate
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.device import autocast, matmul_dtype, pick_device
 from diffnet.train.evaluate import evaluate
-from diffnet.train.history import COLUMNS
 from diffnet.train.loop import TrainingError, set_aside, train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix
 from diffnet.train.options import TrainOptions
 from diffnet.train.report import export
 from diffnet.train.run import run_segmentation
+from diffnet.train.run_folder.history import COLUMNS
 from diffnet.train.step import segmentation_loss
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
@@ -181,7 +181,7 @@ def test_schedules():
 
 def test_devices_that_are_not_available():
     assert pick_device("cpu") == CPU
-    for name in ("gpu", "meta", "mps", "cuda:99", "", "cuda:x"):
+    for name in ("gpu", "meta", "mps", "cuda:99", "", "cuda:x", "cpu:7"):
         with pytest.raises(ValueError, match=f"{name!r}"):
             pick_device(name)
 
