@@ -75,7 +75,7 @@ class Pattern:
             if not is_stand_in(self.columns):
                 check_count("columns", self.columns, 0)
             # While something is traced, tensors are instances of subclasses, which have no values to check.
-            if all(type(array) is Tensor and not array.is_meta for _, array in arrays):
+            if all(type(array) is Tensor for _, array in arrays) and not (self.indptr.is_meta and self.indices.is_meta):
                 check_csr(self.indptr, self.indices, self.columns, self.row_order)
         for name in ("indptr", "indices", "row_order"):
             array = getattr(self, name)
@@ -284,6 +284,8 @@ def split_diagonal_pattern(pattern: Pattern, lengths: Sequence[int]) -> list[tup
             f"lengths should be at least 0 and add up to both the rows and the columns of the pattern, "
             f"{rows} and {columns}, got {list(lengths)}"
         )
+    if pattern.indptr.is_meta:
+        raise ValueError("a pattern on the meta device has no values to split by; split it before .to('meta')")
     bounds = list(accumulate(lengths, initial=0))
     entries = pattern.indptr[bounds].tolist()
     order = pattern.row_order

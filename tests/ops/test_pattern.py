@@ -314,7 +314,7 @@ def square() -> Pattern:
     """Blocks of 2, 0 and 3 rows, the last stored backwards."""
     rows = [[0, 1], [1], [2, 4], [3], [2, 4]]
     lengths = torch.tensor([len(row) for row in rows])
-    pattern = Pattern.from_row_lengths(lengths, torch.tensor(sum(rows, [])), 5)
+    pattern = Pattern.from_row_lengths(lengths, torch.tensor([c for row in rows for c in row]), 5)
     return pattern.with_row_order(torch.tensor([0, 1, 4, 3, 2]))[0]
 
 
