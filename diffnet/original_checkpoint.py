@@ -61,7 +61,7 @@ def read_original_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Te
     if blocks > len(state):
         raise CheckpointError(f"{path}: the checkpoint names block {blocks - 1} and has {len(state)} weights")
     width, in_channels = state["first.weight"].shape
-    arguments = {
+    arguments: dict[str, Any] = {
         "in_channels": in_channels,
         "out_channels": len(state["last.weight"]),
         "width": width,
