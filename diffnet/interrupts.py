@@ -6,7 +6,7 @@ traceback. This module imports little, because Ctrl-C prints a traceback until i
 
 from __future__ import annotations
 
-import _signal as signal  # the module that `signal` wraps; it is part of the interpreter and takes no time to import
+import _signal as signal  # type: ignore[import-not-found]  # part of the interpreter, so it takes no time to import
 import os
 import sys
 
