@@ -23,6 +23,7 @@ from diffnet import ops
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "poisoned"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the table runs kernels on CPU tensors, in the interpreter"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # NumPy's, about NaN in Triton's interpreter
 ]
 
