@@ -1,7 +1,5 @@
 from .block import DiffusionNetBlock
-from .block_sparse_attention import BlockSparseAttention
-from .block_sparse_conv2d import BlockSparseConv2d
-from .block_sparse_linear import BlockSparseLinear
+from .block_sparse import BlockSparseAttention, BlockSparseConv2d, BlockSparseLinear
 from .diffusion import LearnedTimeDiffusion
 from .geometry import (
     MeshError,

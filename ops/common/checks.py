@@ -156,7 +156,8 @@ def check_ptr(ptr: Any, rows: int, lengths: Sequence[int] | None, device: torch.
 def readable(index: Tensor) -> bool:
     """Return whether checks may read the values: on the CPU or in debug mode, and while nothing is traced."""
     here = DEBUG or index.device.type == "cpu"
-    return here and not torch.compiler.is_compiling() and type(index) in _WITH_VALUES
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return here and not traced and type(index) in _WITH_VALUES
 
 
 def _check_ptr_values(ptr: Tensor, rows: int, lengths: Sequence[int] | None) -> None:

@@ -23,7 +23,7 @@ def promoted_dtype(*tensors: Tensor) -> torch.dtype:
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
     """Return autocast's dtype if autocast is on for the tensors' device, else the promoted dtype of the tensors."""
     device = tensors[0].device.type
-    if device != "meta" and torch.is_autocast_enabled(device):
+    if not tensors[0].is_meta and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return promoted_dtype(*tensors)
 

@@ -28,9 +28,13 @@ def default_printing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_docstrings(module: str) -> None:
-    failed, attempted = doctest.testmod(importlib.import_module(module), optionflags=FLAGS)
-    assert attempted == examples_in(modules()[module])
-    assert failed == 0
+    # torch.compile adds copies of compiled functions to a module, with their docstrings.
+    found = doctest.DocTestFinder().find(importlib.import_module(module))
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    for test in found:
+        if "torch_dynamo_resume" not in test.name:
+            runner.run(test)
+    assert runner.summarize(verbose=False) == (0, examples_in(modules()[module]))
 
 
 def examples_in(path: Path) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffnet.block_sparse_linear import initial_weight
+from diffnet.block_sparse.linear import initial_weight
 from diffnet.ops import Backend, BlockPattern, block_matmul
 
 Pair = int | tuple[int, int]
