@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.compiler import under_transforms
+
 DEBUG = os.environ.get("DIFFNET_DEBUG", "") not in ("", "0")
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
@@ -156,7 +158,7 @@ def check_ptr(ptr: Any, rows: int, lengths: Sequence[int] | None, device: torch.
 def readable(index: Tensor) -> bool:
     """Return whether checks may read the values: on the CPU or in debug mode, and while nothing is traced."""
     here = DEBUG or index.device.type == "cpu"
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    traced = torch.compiler.is_compiling() or under_transforms()
     return here and not traced and type(index) in _WITH_VALUES
 
 

@@ -23,6 +23,11 @@ def not_compiled(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
+def under_transforms() -> bool:
+    """Return whether vmap or another transform of torch.func runs. PyTorch has no public function that tells."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
 def is_stand_in(value: object) -> bool:
     """Return whether the value stands for a tensor in an object that torch.compile makes while it traces.
 

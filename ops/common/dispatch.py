@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.compiler import under_transforms
+
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
@@ -131,7 +133,7 @@ def _traced(arguments: Sequence[Any]) -> bool:
 
 
 def _refuse_transforms(name: str) -> None:
-    if torch._C._are_functorch_transforms_active():
+    if under_transforms():
         raise RuntimeError(
             f"{name} doesn't work under vmap and other transforms of torch.func. Spectral networks do without it: "
             'pass backend="torch" to the network and operators.with_gradient_evecs() to its calls'
