@@ -141,6 +141,9 @@ class Operators:
         gradient_evecs = None if self.gradient_evecs is None else self.gradient_evecs.to(dtype)
         return replace(self, evecs=self.evecs.to(dtype), gradient_evecs=gradient_evecs)
 
+    def prepared(self, dtype: torch.dtype) -> Operators:
+        return self.with_gradient_evecs().with_basis_dtype(dtype)
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Operators:
         """Move to a device and convert the real-valued fields to a dtype. Returns self if nothing changes."""
 

@@ -14,6 +14,19 @@ from torch import Tensor
 T = TypeVar("T")
 
 
+class NotCapturable(RuntimeError):
+    """A computation can't be recorded as a CUDA graph. The message says why."""
+
+
+def refuse_capture(reason: str, example: Tensor) -> None:
+    """Raise NotCapturable if a graph is being recorded on the device of this tensor.
+
+    Call it before a value is read back from the GPU. CUDA would refuse that with an error that doesn't say what to do.
+    """
+    if example.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise NotCapturable(reason)
+
+
 @contextmanager
 def capturable_stream(device: torch.device | None = None) -> Iterator[None]:
     """Run the block on a stream that a CUDA graph can be recorded on.
