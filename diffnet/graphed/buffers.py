@@ -39,7 +39,9 @@ class BatchBuffers:
     def __init__(self, arena: Arena, size: BatchSize, counted: frozenset[str], example: Operators) -> None:
         self.arena, self.size, self.counted, self.example = arena, size, counted, example
         self._buffers: dict[str, _Buffer] = {}
-        self.ptr = arena.take("ptr", size, lambda size: (size.meshes + 1,), torch.int64)
+        # It is small, so it has memory of its own. For one mesh, its values then never change.
+        with torch.inference_mode(False):
+            self.ptr = torch.zeros(size.meshes + 1, dtype=torch.int64, device=arena.device)
         self._load_extents(example, first=True)
 
     def rows(self, name: str, read: Read, shape: Shape, *, needs: str = "", rest: Rest | None = lambda _: 0) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Hashable
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from diffnet.graphed.buffers import NotCounted
 from diffnet.graphed.lane import Lane, Recorder, record_graph
 from diffnet.graphed.module_state import ModuleState
 from diffnet.graphed.recording import ROWS, Recording, load_rows, record_network
-from diffnet.graphed.sizes import size_of
+from diffnet.graphed.sizes import round_up, size_of
 from diffnet.graphed.static_operators import StaticOperators
 from diffnet.ops.common.compiler import under_transforms
 from diffnet.ops.common.cuda_graph import NotCapturable
@@ -27,7 +28,7 @@ M = TypeVar("M", bound=nn.Module)
 MOST_LANES = 4  # forward passes whose backward pass is still to come
 
 
-def graphed(network: M, *, outputs_at: str | None = None) -> M:
+def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1) -> M:
     """Make a network launch all kernels of a forward or backward pass at once, and return it.
 
     On small meshes, most of the time of a step goes into launching kernels one by one. A CUDA graph launches them
@@ -37,6 +38,8 @@ def graphed(network: M, *, outputs_at: str | None = None) -> M:
         place: its parameters, its state dict and its hooks stay the same. To undo this, write `del network.forward`.
     outputs_at: "vertices", "faces", "edges" or "global_mean": the rows of the returned tensor. None takes the attribute
         of this name, or "vertices".
+    first_visits: how many batches of a size run without graphs before they are recorded. Recording takes some ten times
+        as long as a call, so a size that never comes back should not be recorded.
 
     Loss, optimizer and loop stay as they are. Several forward passes may come before one backward pass. Results are
     those of the network without graphs up to rounding; dropout draws other numbers. Wrap the network first and give the
@@ -54,7 +57,7 @@ def graphed(network: M, *, outputs_at: str | None = None) -> M:
     where = getattr(network, "outputs_at", "vertices") if outputs_at is None else outputs_at
     if where not in ROWS:
         raise ValueError(f"outputs_at should be one of {', '.join(ROWS)}, got {where!r}")
-    network.forward = GraphedForward(network, where)
+    network.forward = GraphedForward(network, where, first_visits)
     return network
 
 
@@ -75,8 +78,12 @@ class GraphedForward:
     recorder: see `Lane`. With another one than the default, graphs are also used on the CPU.
     """
 
-    def __init__(self, network: nn.Module, outputs_at: str, recorder: Recorder = record_graph) -> None:
+    def __init__(
+        self, network: nn.Module, outputs_at: str, first_visits: int = 1, recorder: Recorder = record_graph
+    ) -> None:
         self._network, self._outputs_at, self._recorder = network, outputs_at, recorder
+        self._first_visits = first_visits
+        self._visits: Counter[Hashable] = Counter()
         self._lanes: list[Lane[Recording]] = []
         self._state: ModuleState | None = None
         self._counted: dict[Hashable, frozenset[str]] = {}
@@ -86,10 +93,10 @@ class GraphedForward:
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphedForward:
-        return GraphedForward(copy.deepcopy(self._network, memo), self._outputs_at, self._recorder)
+        return GraphedForward(copy.deepcopy(self._network, memo), self._outputs_at, self._first_visits, self._recorder)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return GraphedForward, (self._network, self._outputs_at, self._recorder)
+        return GraphedForward, (self._network, self._outputs_at, self._first_visits, self._recorder)
 
     def __call__(self, features: Any, operators: Any, *arguments: Any, **options: Any) -> Any:
         if arguments or options or not self._applies(features, operators):
@@ -102,6 +109,10 @@ class GraphedForward:
             return self._explained(self._refused[config], features, operators)
         if operators.num_vertices >= self._too_large:
             return self._explained(f"{self._too_large} vertices don't fit into the memory", features, operators)
+        visited = config, len(operators), round_up(operators.num_vertices + 1)
+        if self._visits[visited] < self._first_visits:
+            self._visits[visited] += 1
+            return self._eager(features, operators)
         try:
             with self._lock:
                 found = self._lane(config, features, operators)

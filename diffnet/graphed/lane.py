@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from diffnet.graphed.arena import Arena
 from diffnet.graphed.sizes import BatchSize
-from diffnet.ops.common.cuda_graph import capturable_stream, record
+from diffnet.ops.common.cuda_graph import NotCapturable, capturable_stream, record
 
 T = TypeVar("T")
 
@@ -86,15 +87,22 @@ class Lane(Generic[T]):
 
         Each function must have been called there once: the first call compiles kernels and sets up libraries, which
         can't be recorded.
+
+        Raises NotCapturable if CUDA refuses a part of a function.
         """
         if self.device.type == "cuda":
             # PyTorch can't return cached memory to the GPU during a recording, so the memory of the first calls goes
             # first.
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-        return [self._recorder(function, self._pool) for function in functions]
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else SimpleNamespace()
+        try:
+            return [self._recorder(function, self._pool) for function in functions]
+        except (torch.OutOfMemoryError, NotCapturable):
+            raise
+        except RuntimeError as error:  # such as a value that the network reads back from the GPU
+            raise NotCapturable(f"it can't be recorded ({str(error).splitlines()[0]})") from error
 
     @contextmanager
     def stream(self) -> Iterator[None]:

@@ -52,11 +52,11 @@ class Recording:
         return dict(zip(self.learned, _views(self.flat.clone(), self.learned.values()), strict=True))
 
 
-def load_rows(buffer: Tensor, rows: Tensor) -> None:
-    """Copy rows into a buffer and set the remaining rows to 0."""
-    buffer[: len(rows)].copy_(rows.detach())
+def load_rows(buffer: Tensor, rows: Tensor, rest: float = 0) -> None:
+    """Copy rows into a buffer and set the remaining rows to a number."""
+    buffer[: len(rows)].copy_(rows.detach(), non_blocking=True)
     if len(rows) < len(buffer):
-        buffer[len(rows) :].zero_()
+        buffer[len(rows) :].fill_(rest)
 
 
 def record_network(
@@ -93,7 +93,7 @@ def record_network(
         of_output("output", out).copy_(out.detach())
 
     with lane.stream():
-        with _preserved(network, features.device):  # compiles kernels; the results are not used
+        with preserved(network, features.device):  # compiles kernels; the results are not used
             forward()
             out = tape.pop()
             numbers = _with_gradients(out, inputs)
@@ -117,10 +117,14 @@ def record_network(
         output_grad = of_output("output_grad", output)
 
         def backward() -> None:
-            grads = torch.autograd.grad(tape.pop(), [inputs[i] for i in numbers], output_grad)
+            # With retain_graph, the backward graph leaves what it reads, so it can be replayed twice. The peak of memory
+            # stays the same: it is at the start of the backward pass.
+            grads = torch.autograd.grad(tape[0], [inputs[i] for i in numbers], output_grad, retain_graph=True)
             torch._foreach_copy_(targets, grads)
 
         graphs = lane.record([forward, backward])
+        if features.is_cuda:
+            tape.clear()  # the memory is free for other recordings
         return Recording(
             static.buffers,
             given,
@@ -159,7 +163,7 @@ def _autocast_without_cache(device: str) -> torch.autocast:
 
 
 @contextmanager
-def _preserved(network: nn.Module, device: torch.device) -> Iterator[None]:
+def preserved(network: nn.Module, device: torch.device) -> Iterator[None]:
     """Restore the buffers of a network and the random generators after a call that doesn't count."""
     buffers = list(network.buffers())
     before = [buffer.clone() for buffer in buffers]

@@ -6,7 +6,9 @@ graphs small: meshes of 2,000 to 20,000 vertices need at most 27.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from diffnet.geometry import Operators
@@ -55,6 +57,30 @@ _COUNTS = {
 def size_of(operators: Operators, counted: Iterable[str] = ()) -> BatchSize:
     """The size of a batch. Only the vertices, the meshes and the given fields are counted; the others are 0."""
     return BatchSize(len(operators), operators.num_vertices, **{name: _COUNTS[name](operators) for name in counted})
+
+
+def largest_batch(sizes: Sequence[BatchSize], meshes: int | None, vertices: int | None) -> BatchSize:
+    """A size that holds every batch of some meshes.
+
+    sizes: of the meshes
+    meshes, vertices: the limits of a batch. None is no limit. A mesh with more vertices is a batch of its own.
+
+    >>> largest_batch([BatchSize(1, 100), BatchSize(1, 300), BatchSize(1, 200)], meshes=2, vertices=None)
+    BatchSize(meshes=2, vertices=500, faces=0, edges=0, entries=0, neighbors=0)
+    """
+    count = len(sizes) if meshes is None else min(meshes, len(sizes))
+    if vertices is not None:
+        smallest = sorted(size.vertices for size in sizes)
+        within = sum(total <= vertices for total in accumulate(smallest))
+        count = min(count, max(within, 1))
+    totals = [sum(sorted(column, reverse=True)[:count]) for column in zip(*sizes, strict=True)]
+    if vertices is not None:
+        most = max(vertices, *(size.vertices for size in sizes))
+        for i, column in enumerate(zip(*sizes, strict=True)):
+            # Every batch has at most `most` vertices, and no mesh has more of anything for each vertex than this.
+            share = max(n / size.vertices for n, size in zip(column, sizes, strict=True))
+            totals[i] = min(totals[i], math.ceil(share * most))
+    return BatchSize(*totals)
 
 
 def round_up(count: int) -> int:
