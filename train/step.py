@@ -12,6 +12,7 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.data import UNLABELED, LabelsAt, Sample
 from diffnet.geometry import Operators
+from diffnet.graphed.lane import Recorder, record_graph
 from diffnet.ops import Backend, cross_entropy
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.train.batch import Batch
@@ -36,10 +37,16 @@ class TrainingStep:
         self.matrix = torch.zeros(classes, classes, dtype=torch.int64, device=device)
         self._captured: CapturedSteps | None = None
 
-    def capture(self, labels_at: LabelsAt, meshes: Sequence[Operators]) -> None:
-        """Replay CUDA graphs from now on. meshes: the operators of all training meshes"""
+    def capture(self, labels_at: LabelsAt, meshes: Sequence[Operators], recorder: Recorder = record_graph) -> None:
+        """Replay CUDA graphs from now on.
+
+        meshes: the operators of all training meshes
+        recorder: see `Lane`
+        """
         most = self._options.batch_meshes, self._options.batch_vertices
-        self._captured = CapturedSteps(self._logits, self._step, self._model, labels_at, meshes, *most, self._device)
+        self._captured = CapturedSteps(
+            self._logits, self._step, self._model, labels_at, meshes, *most, self._device, recorder
+        )
 
     def __call__(self, sample: Sample, rotations: Tensor | None = None) -> Tensor:
         """Train on a sample that lies on the device. Returns the loss (), a new tensor.
