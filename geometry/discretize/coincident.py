@@ -57,6 +57,10 @@ def first_at_position(verts: NDArray[np.float64]) -> NDArray[np.int64]:
     >>> first_at_position(np.array([[0.0, 0, 0], [1, 0, 0], [-0.0, 0, 0]])).tolist()
     [0, 1, 0]
     """
+    # Most meshes have no equal positions. Equal ones have equal sums, and sums are sorted several times faster.
+    sums = np.sort(verts[:, 0] + np.e * verts[:, 1] + np.pi * verts[:, 2])
+    if (sums[1:] != sums[:-1]).all():
+        return np.arange(len(verts))
     order = np.lexsort(verts.T)  # stable; several times faster than np.unique of rows
     ordered = verts[order]
     new = np.ones(len(verts), bool)

@@ -41,7 +41,9 @@ def lift_laplacian(laplacian: scipy.sparse.csr_matrix, firsts: Indices, place: I
     """
     joined, copies = laplacian.shape[0], len(place)
     share = 1 / np.bincount(place)
-    mean = scipy.sparse.csr_matrix((share[place], (np.arange(copies), place)), (copies, joined))  # transposed
+    mean = scipy.sparse.csr_matrix(
+        (share[place], (np.arange(copies), place)), (copies, joined)
+    )  # its transpose averages over copies
     at_first = scipy.sparse.csr_matrix((np.ones(joined), (firsts, np.arange(joined))), (copies, joined))
     half = (mean - at_first / 2) @ laplacian @ at_first.T
 

@@ -53,8 +53,8 @@ def precompute_all(
 ) -> list[Operators]:
     """`precompute` for each mesh, on several cores.
 
-    meshes, k, laplacian, cache_dir, basis, join: see `precompute`. Without a cache, a temporary folder holds the entries
-        until they are read.
+    meshes, k, laplacian, cache_dir, basis, join: see `precompute`. Without a cache, a temporary folder holds the
+        entries until they are read.
     device: the device that computes eigenbases. A GPU solves for all meshes that wait for it at once. Rounding depends
         on which meshes these are.
     jobs: number of worker processes; by default one for each core

@@ -76,15 +76,13 @@ def discretize(mesh: Mesh, kind: LaplacianKind, join_rule: JoinRule = "auto") ->
     """
     first = joined_vertices(mesh, join_rule)
     firsts, place = np.unique(first, return_inverse=True)
-    joined = len(firsts) < len(place)
+    joined = len(firsts) < len(first)
     surface = join(mesh, firsts, place) if joined else mesh
-    laplacian, mass = laplacian_and_mass(surface, kind)
+    laplacian, mass = problem = laplacian_and_mass(surface, kind)
     frames = tangent_frames(surface)
     edges = _cloud_pattern(laplacian) if mesh.is_point_cloud else one_ring(usable_faces(surface), len(surface.verts))
     gradient = gradient_values(surface.verts, frames, edges)
-    found = Discretization(mesh.name, {}, laplacian, mass)
     if joined:
-        found.place = place
         mass, frames = lift_mass(mass, place), frames[place]
         laplacian = lift_laplacian(laplacian, firsts, place)
         gradient, edges = lift_gradient(gradient, edges, firsts, place)
@@ -102,8 +100,7 @@ def discretize(mesh: Mesh, kind: LaplacianKind, join_rule: JoinRule = "auto") ->
             arrays[name] = np.ascontiguousarray(arrays[name][..., matrix.data])
         arrays[f"{name}_indptr"] = matrix.indptr.astype(np.int32)
         arrays[f"{name}_indices"] = matrix.indices.astype(np.int32)
-    found.arrays = arrays
-    return found
+    return Discretization(mesh.name, arrays, *problem, place if joined else None)
 
 
 def solve(discretization: Discretization, k: int, device: torch.device | str = "cpu") -> Pairs:

@@ -249,11 +249,13 @@ def test_the_warning_counts_components_of_reordered_rows(monkeypatch: pytest.Mon
     assert operators[0].gradient.pattern.row_order is not None
     assert "80 components" in message
     extra = np.concatenate([soup(trimesh.creation.icosphere(0))[0], np.ones((5, 3))])
-    (message,) = caught(lambda: precompute((extra, np.arange(60).reshape(-1, 3)), 12, join="never"))  # 5 vertices that no face uses
+    unused = extra, np.arange(60).reshape(-1, 3)  # 5 vertices that no face uses
+    (message,) = caught(lambda: precompute(unused, 12, join="never"))
     assert "20 components" in message
 
 
 def test_enough_eigenpairs_give_no_warning(sphere: trimesh.Trimesh) -> None:
-    for mesh, k in ((sphere, 1), (sphere, 0), (sphere, 2), (soup(trimesh.creation.icosphere(0)), 21), (soup(sphere), 2)):
+    small = soup(trimesh.creation.icosphere(0))
+    for mesh, k in ((sphere, 1), (sphere, 0), (sphere, 2), (small, 21), (soup(sphere), 2)):
         assert caught(lambda mesh=mesh, k=k: precompute(mesh, k)) == []
     assert caught(lambda: precompute(cloud_of(sphere), 2)) == []
