@@ -20,7 +20,9 @@ from diffnet.train.run_folder.history import COLUMNS
 
 FORMAT = 1  # increase when older versions would misread a checkpoint
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
-OLDER = {"join": "never"}  # options that checkpoints of older versions lack, where the default would change meshes
+OLDER: dict[str, Any] = {
+    "join": "never"
+}  # options that checkpoints of older versions lack, where the default would change meshes
 LARGEST = 2**31  # bound of whole numbers in the options, except the seed
 
 Path = str | os.PathLike[str]
