@@ -9,6 +9,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.discretize.laplacian import usable_faces
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import Mesh
 
 JoinRule: TypeAlias = Literal["auto", "always", "never"]
@@ -26,13 +27,16 @@ def joined_vertices(mesh: Mesh, join: JoinRule = "auto") -> NDArray[np.int64]:
         coincides with an open edge of another component. Closed surfaces that touch stay apart. In a point cloud,
         "auto" joins all points at the same position: a repeated point says nothing about the surface.
 
-    A vertex that no face uses is not joined. `precompute` rounds positions to float32 first.
+    A vertex that no face uses is not joined. `precompute` rounds positions to float32 first. Raises OptionError for an
+    unknown rule.
 
     >>> from diffnet.geometry import load_mesh
     >>> corners = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]]
     >>> joined_vertices(load_mesh((corners, [[0, 1, 2], [3, 4, 5]]))).tolist()
     [0, 1, 2, 1, 4, 2]
     """
+    if join not in JOIN_RULES:
+        raise OptionError(f"join should be one of {', '.join(JOIN_RULES)}, got {join!r}")
     apart = np.arange(len(mesh.verts))
     if join == "never":
         return apart

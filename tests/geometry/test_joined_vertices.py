@@ -159,6 +159,8 @@ def test_an_unknown_rule_is_refused() -> None:
     for wrong in ("yes", True, None):
         with pytest.raises(OptionError, match="join should be one of auto, always, never, got"):
             precompute(grid(), 4, join=wrong)
+        with pytest.raises(OptionError, match="join should be one of auto, always, never, got"):
+            joined_vertices(load_mesh(grid()), wrong)
 
 
 # ---- operators ----
