@@ -44,6 +44,9 @@ class Operators:
     gradient_evecs: (2, V, K) or None; the gradients of the eigenvectors, [G_X Φ, G_Y Φ]
     neighborhood: (V, V) or None; row i holds the vertices that vertex i attends to, see `with_k_ring` and
         `with_nearest`. None means the pattern of the gradient: the vertices joined to i by an edge, and i itself.
+    joined: (V,) int64 or None; the first of the vertices at its position that a vertex is joined with, its own number
+        if there is none. None means that no vertices are joined; see `precompute`. Joined vertices share their mass
+        equally and have equal rows in `evecs`, `frames` and `gradient`. The gradient reads functions at the first ones.
 
     >>> from diffnet.geometry import precompute
     >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
@@ -62,6 +65,7 @@ class Operators:
     face_ptr: Tensor
     gradient_evecs: Tensor | None = None
     neighborhood: Pattern | None = None
+    joined: Tensor | None = None
     # Caches of `lengths` and `edges`, see `memoized`.
     _lengths: tuple[int, ...] | None = None
     _edges: Tensor | None = None
@@ -188,6 +192,7 @@ class Operators:
             face_ptr=move(self.face_ptr),
             gradient_evecs=None if self.gradient_evecs is None else move(self.gradient_evecs),
             neighborhood=None if self.neighborhood is None else move_pattern(self.neighborhood),
+            joined=None if self.joined is None else move(self.joined),
             _lengths=self.lengths,
             _edges=None if self._edges is None else move(self._edges),
         )
@@ -212,6 +217,7 @@ class Operators:
         faces = torch.split(self.faces, face_sizes)
         gradient_evecs = None if self.gradient_evecs is None else torch.split(self.gradient_evecs, sizes, dim=1)
         neighborhoods = None if self.neighborhood is None else split_diagonal_pattern(self.neighborhood, sizes)
+        joined = None if self.joined is None else torch.split(self.joined, sizes)
         return [
             Operators(
                 ptr=self.ptr[bounds[b] : bounds[b + 1] + 1] - offsets[b],
@@ -225,6 +231,7 @@ class Operators:
                 face_ptr=self.face_ptr[bounds[b] : bounds[b + 1] + 1] - face_bounds[b],
                 gradient_evecs=None if gradient_evecs is None else gradient_evecs[b],
                 neighborhood=None if neighborhoods is None else neighborhoods[b][0],
+                joined=None if joined is None else joined[b] - offsets[b],
                 _lengths=lengths[b],
             )
             for b in range(len(counts))
@@ -272,8 +279,14 @@ def collate(batch: Sequence[Operators]) -> Operators:
         ),
         gradient_evecs=torch.cat(gradient_evecs, dim=1) if len(gradient_evecs) == len(batch) else None,
         neighborhood=None if all(o.neighborhood is None for o in batch) else block_diagonal_pattern(neighborhoods),
+        joined=None if all(o.joined is None for o in batch) else _packed_joined(batch, vertex_offsets),
         _lengths=sum((o.lengths for o in batch), ()),
     )
+
+
+def _packed_joined(batch: Sequence[Operators], vertex_offsets: Sequence[int]) -> Tensor:
+    joined = [torch.arange(o.num_vertices, device=o.device) if o.joined is None else o.joined for o in batch]
+    return torch.cat([x + n for x, n in zip(joined, vertex_offsets, strict=True)])
 
 
 def _find_lengths(operators: Operators) -> tuple[int, ...]:

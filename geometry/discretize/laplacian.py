@@ -50,7 +50,7 @@ def laplacian_and_mass(
     faces = usable_faces(mesh)
     if mesh.is_point_cloud:
         if len(mesh.verts) < 4:
-            raise MeshError(f"{mesh.name}: a point cloud needs at least 4 points, this has {len(mesh.verts)}")
+            raise MeshError(f"{mesh.name}: a point cloud needs at least 4 different points, this has {len(mesh.verts)}")
         used = np.ones(len(mesh.verts), bool)
     else:
         if len(faces) == 0:

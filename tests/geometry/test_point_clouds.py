@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 import trimesh
 from conftest import random_rotation
 from operator_checks import assert_sound, gradient, relative
@@ -34,11 +35,16 @@ def test_coincident_points(sphere: trimesh.Trimesh, copies: int) -> None:
     points = np.array(sphere.vertices)[:60]
     assert_sound(precompute((np.concatenate([points, np.repeat(points[:1], copies, 0)]), None), 6), 6)
     everywhere = np.repeat(points, copies, 0), None
+    operators = precompute(everywhere, 6)
+    assert_sound(operators, 6)
+    distinct = precompute((points, None), 6)
+    assert torch.equal(operators.evals, distinct.evals)
+    assert relative(operators.mass, distinct.mass.repeat_interleave(copies) / copies) < 1e-6
     if copies < 30:  # the number of neighbors that a local triangulation has
-        assert_sound(precompute(everywhere, 6), 6)
+        assert_sound(precompute(everywhere, 6, join="never"), 6)
     else:
         with pytest.raises(MeshError, match=r"arrays: the robust Laplacian can't be computed"):
-            precompute(everywhere, 6)
+            precompute(everywhere, 6, join="never")
 
 
 def test_point_cloud_operators_resemble_those_of_the_surface(sphere: trimesh.Trimesh) -> None:
