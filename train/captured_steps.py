@@ -13,7 +13,7 @@ from diffnet.data import UNLABELED, LabelsAt
 from diffnet.geometry import Operators
 from diffnet.graphed.buffers import BatchBuffers, NotCounted
 from diffnet.graphed.lane import Graph, Lane, Recorder, record_graph
-from diffnet.graphed.recording import load_rows, preserved
+from diffnet.graphed.recording import load_rows, preserved, trial
 from diffnet.graphed.sizes import BatchSize, largest_batch, size_of
 from diffnet.graphed.static_operators import StaticOperators
 from diffnet.ops.common.cuda_graph import NotCapturable
@@ -97,7 +97,7 @@ class CapturedSteps:
             size = size_of(batch.operators, counted).rounded()
             self._lane.make_room(size)
             try:
-                with preserved(self._network, self._lane.device), torch.no_grad():
+                with preserved(self._network, self._lane.device), trial(), torch.no_grad():
                     self._forward(self._on_buffers(batch, size, counted).batch)
                 return counted
             except NotCounted as missing:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from diffnet.geometry import Operators
-from diffnet.graphed.buffers import BatchBuffers
+from diffnet.graphed.buffers import BatchBuffers, NotCounted
 from diffnet.graphed.lane import Graph, Lane
 from diffnet.graphed.sizes import BatchSize
 from diffnet.graphed.static_operators import StaticOperators
@@ -93,7 +93,7 @@ def record_network(
         of_output("output", out).copy_(out.detach())
 
     with lane.stream():
-        with preserved(network, features.device):  # compiles kernels; the results are not used
+        with preserved(network, features.device), trial():  # compiles kernels; the results are not used
             forward()
             out = tape.pop()
             numbers = _with_gradients(out, inputs)
@@ -117,8 +117,8 @@ def record_network(
         output_grad = of_output("output_grad", output)
 
         def backward() -> None:
-            # With retain_graph, the backward graph leaves what it reads, so it can be replayed twice. The peak of memory
-            # stays the same: it is at the start of the backward pass.
+            # With retain_graph, the backward graph leaves what it reads, so it can be replayed twice. The peak of the
+            # memory stays the same: it is at the start of the backward pass.
             grads = torch.autograd.grad(tape[0], [inputs[i] for i in numbers], output_grad, retain_graph=True)
             torch._foreach_copy_(targets, grads)
 
@@ -160,6 +160,17 @@ def _autocast_without_cache(device: str) -> torch.autocast:
         enabled=torch.is_autocast_enabled(device),
         cache_enabled=False,
     )
+
+
+@contextmanager
+def trial() -> Iterator[None]:
+    """Turn errors of a first run on buffers into NotCapturable. Without graphs, the network runs or says more."""
+    try:
+        yield
+    except (NotCounted, NotCapturable, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise NotCapturable(f"it can't run on buffers ({type(error).__name__}: {error})") from error
 
 
 @contextmanager

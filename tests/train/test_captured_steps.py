@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,10 @@ import pytest
 import torch
 import trimesh
 from graph_emulator import EmulatedGraph
-from torch import Tensor
 
 from diffnet.data import LabeledMesh, LabeledMeshes, LabelsAt, Sample, collate_samples, make_sample
 from diffnet.geometry.mesh.mesh import make_mesh, mesh_edges
-from diffnet.ops.common.cuda_graph import record
+from diffnet.ops.common.cuda_graph import capturable_stream, record
 from diffnet.train.batches import keep_on_device, random_rotations
 from diffnet.train.checkpoint import build_model
 from diffnet.train.device import matmul_dtype
@@ -45,11 +46,15 @@ def spheres(at: LabelsAt, sizes: tuple[int, ...]) -> LabeledMeshes:
 
 def prepared(data: LabeledMeshes, options: TrainOptions, device: torch.device = CPU) -> list[Sample]:
     samples = [make_sample(item, options.preprocessing) for item in data.train]
+    if device == CPU:
+        return [replace(s, operators=s.operators.with_gradient_evecs()) for s in samples]
     return keep_on_device(samples, device, matmul_dtype(options.precision, device))
 
 
 def chosen(**given: Any) -> TrainOptions:
-    return TrainOptions(**{"features": "xyz", "k": 6, "width": 8, "blocks": 1, "dropout": 0.0, **given})
+    return TrainOptions(
+        **{"features": "xyz", "rotate": False, "k": 6, "width": 8, "blocks": 1, "dropout": 0.0, **given}
+    )
 
 
 def losses(data: LabeledMeshes, options: TrainOptions, batches: list[Sample], capture: bool, rotate: bool) -> Any:
@@ -147,8 +152,6 @@ def test_captured_steps_wait_for_nothing() -> None:
 
 @pytest.mark.gpu
 def test_another_thread_may_use_the_gpu_during_a_recording() -> None:
-    import threading
-
     stop = threading.Event()
     failed: list[BaseException] = []
 
@@ -164,7 +167,6 @@ def test_another_thread_may_use_the_gpu_during_a_recording() -> None:
     try:
         x = torch.ones(1 << 16, device="cuda")
         out = torch.zeros_like(x)
-        from diffnet.ops.common.cuda_graph import capturable_stream
 
         def add() -> None:
             out.copy_(x * 2 + out)
