@@ -23,14 +23,17 @@ _TABLE = re.compile(r"(<!-- table of (\S+) -->\n).*?(<!-- end of table -->)", re
 
 
 def with_tables(page: Path) -> str:
-    """The text of a page, with each table made from its results.
+    """The text of a page, with each table made from its results. Where there are none, the page says so.
 
-    Raises ValueError for a page without a place for a table, and OSError for a missing file.
+    Raises ValueError for a page without a place for a table.
     """
-    text, count = _TABLE.subn(
-        lambda place: place[1] + as_table(json.loads((page.parent / place[2]).read_text("utf-8"))) + place[3],
-        page.read_text("utf-8"),
-    )
+
+    def filled(place: re.Match[str]) -> str:
+        results = page.parent / place[2]
+        table = as_table(json.loads(results.read_text("utf-8"))) if results.exists() else "Not measured yet.\n"
+        return place[1] + table + place[3]
+
+    text, count = _TABLE.subn(filled, page.read_text("utf-8"))
     if count == 0:
         raise ValueError(f"{page}: no line <!-- table of FILE --> followed by <!-- end of table -->")
     return text

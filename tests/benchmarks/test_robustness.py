@@ -249,7 +249,13 @@ def test_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "fast_simplification", None)
-    chosen = ("scaled by 100", "renumbered", "mirrored", "decimated to 50 % of the faces", "30 % of the vertices cut off")
+    chosen = (
+        "scaled by 100",
+        "renumbered",
+        "mirrored",
+        "decimated to 50 % of the faces",
+        "30 % of the vertices cut off",
+    )
     monkeypatch.setattr(
         "diffnet.benchmarks.robustness.measure.CHANGES",
         {name: CHANGES[name] for name in chosen} | {"one point": lambda mesh, rng: changes.scaled(mesh, 0)},
@@ -296,7 +302,20 @@ def test_the_page_shows_the_committed_results() -> None:
         assert [row["change"] for row in json.loads(results.read_text())["rows"]] == list(CHANGES)
 
 
-def test_pages_without_a_place_for_a_table(tmp_path: Path) -> None:
-    (tmp_path / "page.md").write_text("# Nothing\n")
+def test_tables_on_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n<!-- table of a.json -->\nold\n<!-- end of table -->\ntext\n")
+    assert "\n<!-- table of a.json -->\nNot measured yet.\n<!-- end of table -->\n" in with_tables(page)
+    row = {"change": "turned", "kept": 0.5, "accuracy_before": 0.75, "accuracy": 0.25, "error": None}
+    (tmp_path / "a.json").write_text(json.dumps({"accuracy": 0.75, "rows": [row]}))
+    lines = with_tables(page).splitlines()
+    assert lines[:2] == ["# Title", "<!-- table of a.json -->"]
+    assert lines[4:] == [
+        "| none | 100.0 % | 75.0 % | 75.0 % |",
+        "| turned | 50.0 % | 75.0 % | 25.0 % |",
+        "<!-- end of table -->",
+        "text",
+    ]
+    page.write_text("# Nothing\n")
     with pytest.raises(ValueError, match=r"page\.md: no line <!-- table of FILE -->"):
-        with_tables(tmp_path / "page.md")
+        with_tables(page)
