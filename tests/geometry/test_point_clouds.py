@@ -10,10 +10,7 @@ from conftest import random_rotation
 from operator_checks import assert_sound, gradient, relative
 from shapes import cloud_of
 
-from diffnet.geometry import (
-    MeshError,
-    precompute,
-)
+from diffnet.geometry import MeshError, laplacian_and_mass, make_mesh, precompute
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -57,3 +54,13 @@ def test_point_cloud_operators_resemble_those_of_the_surface(sphere: trimesh.Tri
     assert len(cloud.faces) == 0
     assert cloud.face_ptr.tolist() == [0, 0]
     assert cloud.edges.shape == (0, 2)
+
+
+def test_dense_point_clouds_keep_their_area() -> None:
+    """Each point is much closer to its neighbors than to the origin."""
+    points = np.random.default_rng(0).normal(size=(30_000, 3))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    laplacian, mass = laplacian_and_mass(make_mesh(points, None))
+    assert mass.sum() == pytest.approx(4 * np.pi, rel=0.01)
+    for f in points.T:  # the coordinates are eigenfunctions with the eigenvalue 2
+        assert f @ (laplacian @ f) / (f @ (mass * f)) == pytest.approx(2, rel=0.06)
