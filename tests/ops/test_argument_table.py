@@ -2,7 +2,7 @@
 
 Both backends must agree on each row of this generated table: the same kind of error, or the same numbers.
 
-Without a GPU the kernels run in Triton's interpreter. With one, all tensors are on it, except in rows of a wrong device.
+Without a GPU the kernels run in Triton's interpreter. With one, all tensors are on it but those of a wrong device.
 `pytest -m gpu tests/ops/test_argument_table.py` also runs under `compute-sanitizer --tool memcheck`. There set
 PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that every tensor is an allocation of its own with ends that memcheck knows.
 """
