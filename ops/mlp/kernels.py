@@ -100,11 +100,15 @@ def mlp_forward_kernel(
     at = wide * c_size + c[None, :]
     dtype = out.dtype.element_ty
     h = activated(y, bias1, seeds, rows, c, threshold, keep_scale, c_size, BIAS, True, DROPOUT).to(dtype)
+    if c_size != BLOCK_C:  # an infinite x times the zeros beyond the last channel is NaN
+        h = tl.where(in_c[None, :], h, 0.0)
     if KEEP:
         tl.store(hidden1 + at, h, mask=inside)
     w = transposed(_load_weight(weight2, 0, 1, c_size, PRECISION, BLOCK_C))
     y = product(split(h, PRECISION), w, None, PRECISION)
     h = activated(y, bias2, seeds + 2, rows, c, threshold, keep_scale, c_size, BIAS, True, DROPOUT).to(dtype)
+    if c_size != BLOCK_C:
+        h = tl.where(in_c[None, :], h, 0.0)
     if KEEP:
         tl.store(hidden2 + at, h, mask=inside)
     w = transposed(_load_weight(weight3, 0, 1, c_size, PRECISION, BLOCK_C))

@@ -130,6 +130,17 @@ def sparse_cases(device: str) -> dict[str, Case]:
     }
 
 
+def block_mlp(device: str) -> Case:
+    """Three layers as wide as the inputs, which one kernel computes."""
+    shapes = {"inputs": [(4, 5)] * 3, "weights": [(5, 15), (5, 5), (5, 5)], "biases": [(5,)] * 3}
+    arguments = {
+        f"{name}[{i}]": random(*shape).float().to(device)
+        for name, each in shapes.items()
+        for i, shape in enumerate(each)
+    }
+    return Case(ops.mlp, arguments)
+
+
 @functools.cache
 def table(device: str) -> list[Row]:
     """All rows. They have the same numbers on each device."""
@@ -138,7 +149,7 @@ def table(device: str) -> list[Row]:
 
 def rows(device: str) -> Iterator[Row]:
     torch.manual_seed(0)
-    for name, case in {**cases(device), **sparse_cases(device)}.items():
+    for name, case in [*cases(device).items(), *sparse_cases(device).items(), ("mlp", block_mlp(device))]:
         for argument in [*case.floating, *case.indices]:
             x = case.arguments[argument]
             for kind, value in replacements(x):
