@@ -67,6 +67,7 @@ class CapturedSteps:
         self._meshes, self._most_meshes, self._most_vertices = meshes, most_meshes, most_vertices
         self._lane: Lane[_Captured] = Lane(device, recorder)
         self._counted: frozenset[str] | None = None
+        self._said: set[str] = set()
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on a batch. Returns the loss, which the next call overwrites.
@@ -122,13 +123,15 @@ class CapturedSteps:
         self._loss()  # memory that is allocated in a recording would belong to the graph
         with self._lane.stream():
             self._run(captured.batch)
-            self._lane.keep(size, captured)
             try:
                 (captured.graph,) = self._lane.record([lambda: self._run(captured.batch)])
             except (NotCapturable, torch.OutOfMemoryError) as error:
                 reason = str(error).splitlines()[0]
-                message = f"steps of {size.vertices} vertices run without CUDA graphs: {reason}"
-                warnings.warn(message, RuntimeWarning, stacklevel=4)
+                if reason not in self._said:
+                    self._said.add(reason)
+                    warnings.warn(
+                        f"some training steps run without CUDA graphs: {reason}", RuntimeWarning, stacklevel=4
+                    )
 
     def _run(self, batch: Batch) -> None:
         self._loss().copy_(self._step(batch))

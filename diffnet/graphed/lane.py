@@ -12,7 +12,7 @@ import torch
 
 from diffnet.graphed.arena import Arena
 from diffnet.graphed.sizes import BatchSize
-from diffnet.ops.common.cuda_graph import NotCapturable, capturable_stream, record
+from diffnet.ops.common.cuda_graph import NotCapturable, capturable_stream, forget_recording, record
 
 T = TypeVar("T")
 
@@ -48,6 +48,7 @@ class Lane(Generic[T]):
         self._graphs: OrderedDict[Hashable, T] = OrderedDict()
         self.arena = Arena(device, BatchSize(0, 0))
         self._pool: Any = None
+        self._anchor: Graph | None = None
 
     def get(self, key: Hashable) -> T | None:
         """What was kept under this key, which becomes the most recently used one."""
@@ -77,7 +78,7 @@ class Lane(Generic[T]):
         """Drop all graphs and buffers, and return their memory."""
         self._graphs.clear()
         self.arena = Arena(self.device, BatchSize(0, 0))
-        self._pool = None
+        self._pool = self._anchor = None
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
@@ -96,13 +97,26 @@ class Lane(Generic[T]):
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else SimpleNamespace()
+            self._open_pool()
         try:
             return [self._recorder(function, self._pool) for function in functions]
         except (torch.OutOfMemoryError, NotCapturable):
             raise
         except RuntimeError as error:  # such as a value that the network reads back from the GPU
+            # The random generator gets another state, which graphs of before don't use.
+            self._graphs.clear()
+            self._pool = self._anchor = None
+            if self.device.type == "cuda":
+                forget_recording(self.device)
             raise NotCapturable(f"it can't be recorded ({str(error).splitlines()[0]})") from error
+
+    def _open_pool(self) -> None:
+        """PyTorch closes a pool for good when its last graph is gone, so the lane keeps a graph of nothing in it."""
+        if self.device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()
+            self._anchor = self._recorder(lambda: None, self._pool)
+        else:
+            self._pool = SimpleNamespace()
 
     @contextmanager
     def stream(self) -> Iterator[None]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from diffnet.geometry import Operators
 from diffnet.graphed.buffers import BatchBuffers, NotCounted
@@ -77,8 +79,13 @@ def record_network(
     given = arena.take("features", size, lambda s: (s.vertices, channels), features.dtype)
     load_rows(given, features)
     leaf = given.detach().requires_grad_(features.requires_grad and torch.is_grad_enabled())
-    inputs = [leaf, *network.parameters()]
+    # Stand-ins with the same memory. The parameters themselves may belong to a graph of autograd that still lives, and
+    # a recording would have to wait for its stream.
+    parameters = {name: p.detach().requires_grad_(p.requires_grad) for name, p in network.named_parameters()}
+    inputs = [leaf, *parameters.values()]
     tape: list[Tensor] = []
+
+    named = {f"network.{name}": p for name, p in parameters.items()}
 
     def of_output(name: str, out: Tensor) -> Tensor:
         dims = out.shape[1:]
@@ -86,7 +93,7 @@ def record_network(
 
     def forward() -> None:
         with _autocast_without_cache(features.device.type):
-            out = type(network).forward(network, leaf, static)
+            out = functional_call(_Forward(network), named, (leaf, static))
         if not isinstance(out, Tensor) or out.ndim == 0 or len(out) != getattr(size, rows):
             raise NotCapturable(f"its output is not one tensor with a row for each of the {rows}")
         tape[:] = [out]
@@ -135,6 +142,17 @@ def record_network(
             flat=flat,
             learned={i - 1: shape for i, shape in learned.items()},
         )
+
+
+class _Forward(nn.Module):
+    """Calls the method `forward` of a network's class, and none of its hooks."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *arguments: Any) -> Any:
+        return type(self.network).forward(self.network, *arguments)
 
 
 def _with_gradients(out: Tensor, inputs: Sequence[Tensor]) -> list[int]:

