@@ -15,8 +15,7 @@ from diffnet.geometry import Operators
 from diffnet.graphed.lane import Recorder, record_graph
 from diffnet.ops import Backend, cross_entropy
 from diffnet.ops.common.cuda_graph import NotCapturable
-from diffnet.train.batch import Batch
-from diffnet.train.batches import rotate
+from diffnet.train.batches import Batch, rotate
 from diffnet.train.captured_steps import CapturedSteps
 from diffnet.train.device import autocast
 from diffnet.train.metrics import confusion_matrix
