@@ -1,4 +1,4 @@
-"""The options of `precompute` that decide its result."""
+"""The options of `precompute` that decide its result. The command line shows their values, so this module loads fast."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from diffnet.geometry.discretize.laplacian import LAPLACIANS, LaplacianKind
 from diffnet.geometry.errors import OptionError
 
+LaplacianKind: TypeAlias = Literal["robust", "cotan"]
 BasisPrecision: TypeAlias = Literal["float32", "float16", "bfloat16"]
+LAPLACIANS: tuple[LaplacianKind, ...] = get_args(LaplacianKind)
 BASIS_PRECISIONS: tuple[BasisPrecision, ...] = get_args(BasisPrecision)
 
 

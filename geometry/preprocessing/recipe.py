@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.cache import Arrays
 from diffnet.geometry.discretize.frames import tangent_frames
 from diffnet.geometry.discretize.gradient import gradient_values, one_ring
-from diffnet.geometry.discretize.laplacian import LaplacianKind, laplacian_and_mass, usable_faces
+from diffnet.geometry.discretize.laplacian import laplacian_and_mass, usable_faces
 from diffnet.geometry.discretize.vertex_order import order_unless_near
 from diffnet.geometry.eigen.problem import Array, Pairs
 from diffnet.geometry.eigen.solve import eigenbasis

@@ -20,7 +20,7 @@ import torch
 import trimesh
 from PIL import Image
 
-from diffnet import DiffnetError, MeshError
+from diffnet import DiffnetError, MeshError, geometry
 from diffnet.data import DataError, Preprocessing, load_dataset, prepare
 from diffnet.geometry import load_mesh, mesh_edges
 from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
@@ -191,6 +191,36 @@ def test_default_cache_folder(monkeypatch):
     assert cli.default_cache().is_absolute()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["train", "--help"], ["train", "segmentation", "--help"], ["predict", "--help"], ["bench", "--help"]],
+    ids=" ".join,
+)
+def test_help_loads_no_heavy_library(arguments):
+    heavy = ["torch", "triton", "scipy", "trimesh", "matplotlib", "tensorboard", "skimage", "PIL"]
+    code = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print([m for m in {heavy} if m in sys.modules], file=sys.stderr))\n"
+        "from diffnet.__main__ import main\n"
+        "main()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True)
+    assert "Usage:" in ran.stdout
+    assert ran.stderr == "[]\n"
+    assert ran.returncode == 0
+
+
+def test_info_loads_no_pytorch(tmp_path):
+    trimesh.creation.icosphere(1).export(tmp_path / "ball.off")
+    code = "import sys; from diffnet.train.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, "info", str(tmp_path / "ball.off")]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert "no faults found" in ran.stdout, ran.stderr
+    assert ran.stdout.endswith("False\n")
+
+
 # ---- bad input ----
 
 
@@ -331,8 +361,8 @@ def info_that_raises(monkeypatch, error):
     def fail(mesh):
         raise error
 
-    monkeypatch.setattr(cli, "load_mesh", lambda path: None)
-    monkeypatch.setattr(cli, "diagnose", fail)
+    monkeypatch.setattr(geometry, "load_mesh", lambda path: None)
+    monkeypatch.setattr(geometry, "diagnose", fail)
     return diffnet("info", "a.off")
 
 
@@ -632,7 +662,7 @@ def test_the_generated_set(tmp_path, monkeypatch):
     from diffnet.data import figures
 
     asked = []
-    monkeypatch.setattr(cli, "figures", lambda seed: asked.append(seed) or figures(train=1, test=1, seed=seed))
+    monkeypatch.setattr("diffnet.data.figures", lambda seed: asked.append(seed) or figures(train=1, test=1, seed=seed))
     out = tmp_path / "run"
     train = [
         "train",
