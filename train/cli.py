@@ -349,9 +349,8 @@ def _user_message(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, OSError):
         return str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
-    # PyTorch has an error class for a GPU that is out of memory, but only a message for the main memory. If the error is
-    # PyTorch's, PyTorch is loaded.
-    torch = sys.modules.get("torch")
+    # PyTorch has an error class for a GPU that is out of memory, but only a message for the main memory.
+    torch = sys.modules.get("torch")  # if the error is PyTorch's, PyTorch is loaded
     exhausted = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
     if isinstance(error, exhausted) or "can't allocate memory" in str(error):
         return f"out of memory ({error}). In training, lower --batch-vertices, --batch-meshes or --width"

@@ -1,4 +1,4 @@
-"""The options of `precompute` that decide its result. The command line shows their values, so this module loads fast."""
+"""The options of `precompute` that decide its result. The command line shows them, so this module loads fast."""
 
 from __future__ import annotations
 

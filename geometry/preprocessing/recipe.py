@@ -21,7 +21,7 @@ from diffnet.geometry.eigen.problem import Array, Pairs
 from diffnet.geometry.eigen.solve import eigenbasis
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
-from diffnet.geometry.preprocessing.options import BasisPrecision
+from diffnet.geometry.preprocessing.options import BasisPrecision, LaplacianKind
 
 if TYPE_CHECKING:
     import torch
