@@ -123,7 +123,7 @@ def train_segmentation(
     A run locks its folder. On network file systems without locks, start only one run in a folder.
     """
     with ExitAtCtrlC():
-        from diffnet.data import figures, load_dataset
+        from diffnet.data import load_dataset
         from diffnet.train.device import pick_device
         from diffnet.train.run import check_folder, run_segmentation
 
@@ -155,7 +155,12 @@ def train_segmentation(
     chosen = pick_device(device)
     check_folder(out, resume)
     cache.mkdir(parents=True, exist_ok=True)
-    dataset = figures(seed=seed) if data == "figures" else load_dataset(data, layout, seed=seed, cache_dir=cache)
+    if data == "figures":
+        from diffnet.data import figures
+
+        dataset = figures(seed=seed)
+    else:
+        dataset = load_dataset(data, layout, seed=seed, cache_dir=cache)
     console.print(
         f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, "
         f"{len(dataset.label_names)} classes at the {dataset.labels_at}"

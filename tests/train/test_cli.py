@@ -211,6 +211,25 @@ def test_help_loads_no_heavy_library(arguments):
     assert ran.returncode == 0
 
 
+def test_training_starts_without_libraries_that_load_slowly(room, tmp_path):
+    """PyTorch's compiler and SymPy take seconds to import. Matplotlib is for the report at the end."""
+    slow = ["torch._dynamo", "sympy", "matplotlib", "skimage"]
+    code = (
+        "import sys\n"
+        "from diffnet.train import cli, run\n"
+        "def scores(matrix, original=run.class_scores):  # called after the last step\n"
+        f"    print([m for m in {slow} if m in sys.modules])\n"
+        "    return original(matrix)\n"
+        "run.class_scores = scores\n"
+        "cli.main()\n"
+    )
+    where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", room / "cache", "--epochs", 1]
+    command = [sys.executable, "-c", code, *map(str, ["train", "segmentation", *where, *SMALL])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert re.search(r"^\[\]$", ran.stdout, re.MULTILINE), ran.stdout + ran.stderr
+
+
 def test_info_loads_no_pytorch(tmp_path):
     trimesh.creation.icosphere(1).export(tmp_path / "ball.off")
     code = "import sys; from diffnet.train.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"

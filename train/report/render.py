@@ -131,10 +131,9 @@ def _draw_faces(
         weights = barycentric(triangles, owner, pixels, samples[1])
         normal = np.stack([sum(normals[k, i, owner] * weights[k] for k in range(3)) for i in range(3)])
         normal *= np.where(normal[2] < 0, -1.0, 1.0) / np.maximum(np.sqrt((normal**2).sum(axis=0)), 1e-300)
-        if heights is None:
-            nearest = weights.argmax(axis=0)
-        else:  # the distance to a side is the opposite corner's weight times its height
-            nearest = (weights * heights[:, owner]).argmin(axis=0)
+        # The distance to a side is the opposite corner's weight times its height.
+        nearness = weights if heights is None else -weights * heights[:, owner]
+        nearest = nearness.argmax(axis=0)
         yield pixels, normal, elements[owner, nearest]
 
 
