@@ -142,7 +142,7 @@ def diagonal(pattern: Pattern, values: Tensor) -> Tensor:
     return sums[..., : pattern.columns]
 
 
-def _flat_sets(x: Tensor, batch: torch.Size) -> Tensor:
+def _flat_sets(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     """Return a dense factor (…, N, C) as (S, N, C) for the S sets of a batch, or as (1, N, C) if all sets share it."""
     if math.prod(x.shape[:-2]) == 1:
         return x.reshape(1, *x.shape[-2:])

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diffnet.train.report.surface import Floats, Ints
 
@@ -67,7 +69,7 @@ def nearest_faces(triangles: Floats, samples: tuple[int, int]) -> DepthBuffer:
     return nearest
 
 
-def _row_ends(triangles: Floats, face: Ints, y: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+def _row_ends(triangles: Floats, face: Ints, y: NDArray[np.floating[Any]]) -> tuple[Floats, Floats, Floats, Floats]:
     """The x (N,) where horizontal lines enter triangles, the x (N,) where they leave, and the depths (N,) at both.
 
     triangles: (3, 3, F), the corners of each from top to bottom
@@ -102,7 +104,8 @@ def barycentric(triangles: Floats, face: Ints, pixels: Ints, width: int) -> Floa
     opposite = np.stack([to[k - 2][0] * to[k - 1][1] - to[k - 2][1] * to[k - 1][0] for k in range(3)])
     weights = np.maximum(opposite * np.sign(opposite.sum(axis=0)), 0)
     total = weights.sum(axis=0)
-    return np.divide(weights, total, out=np.full_like(weights, 1 / 3), where=total > 0)
+    shares: Floats = np.divide(weights, total, out=np.full_like(weights, 1 / 3), where=total > 0)
+    return shares
 
 
 def _first_center(edge: Floats, limit: int) -> Ints:

@@ -140,7 +140,8 @@ def _draw_faces(
 def _heights(corners: Floats) -> Floats:
     """The heights (3, F) of triangles (F, 3, 3) over the side opposite to each corner, up to a factor per triangle."""
     sides = np.linalg.norm(np.roll(corners, -2, axis=1) - np.roll(corners, -1, axis=1), axis=-1)
-    return 1 / np.maximum(sides.T, 1e-300)
+    heights: Floats = 1 / np.maximum(sides.T, 1e-300)
+    return heights
 
 
 def _draw_points(screen: Floats, samples: tuple[int, int], radius: float) -> Iterator[tuple[Ints, Floats, Ints]]:
@@ -159,8 +160,8 @@ def _draw_points(screen: Floats, samples: tuple[int, int], radius: float) -> Ite
         depth = center[point, 2] - np.sqrt(radius**2 - away[inside])
         nearest.put((y * samples[1] + x)[inside], depth, point + part.start)
     for pixels, owner in nearest.visible():
-        x, y = pixels % samples[1] + 0.5, pixels // samples[1] + 0.5
-        across, down = (x - screen[owner, 0]) / radius, (y - screen[owner, 1]) / radius
+        across = (pixels % samples[1] + 0.5 - screen[owner, 0]) / radius
+        down = (pixels // samples[1] + 0.5 - screen[owner, 1]) / radius
         toward = np.sqrt(np.maximum(1 - across**2 - down**2, 0))
         yield pixels, np.stack([across, -down, toward]), finite[owner]
 
