@@ -213,7 +213,7 @@ class _Replay(torch.autograd.Function):
         ctx: Any, recording: Recording, state: ModuleState, rows: int, features: Tensor, *parameters: Tensor
     ) -> Tensor:
         recording.forward.replay()
-        ctx.recording, ctx.state, ctx.versions = recording, state, state.versions()
+        ctx.recording, ctx.state, ctx.changes = recording, state, state.changes()
         ctx.rows, ctx.shape, ctx.count = rows, features.shape, len(parameters)
         ctx.save_for_backward(features)
         return recording.output[:rows].clone()
@@ -222,7 +222,7 @@ class _Replay(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         _ = ctx.saved_tensors  # raises if this is a second backward pass without retain_graph
-        if ctx.versions != ctx.state.versions():
+        if ctx.changes != ctx.state.changes():
             raise RuntimeError(
                 "a parameter was changed in place between the forward and the backward pass; call the network again "
                 "after optimizer.step()"

@@ -111,10 +111,10 @@ class Lane(Generic[T]):
             raise NotCapturable(f"it can't be recorded ({str(error).splitlines()[0]})") from error
 
     def _open_pool(self) -> None:
-        """PyTorch closes a pool for good when its last graph is gone, so the lane keeps a graph of nothing in it."""
+        """PyTorch closes a pool for good when its last graph is gone, so the lane keeps a small graph in it."""
         if self.device.type == "cuda":
             self._pool = torch.cuda.graph_pool_handle()
-            self._anchor = self._recorder(lambda: None, self._pool)
+            self._anchor = self._recorder(torch.zeros(1, device=self.device).zero_, self._pool)
         else:
             self._pool = SimpleNamespace()
 

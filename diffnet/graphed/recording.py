@@ -28,8 +28,8 @@ class Recording:
 
     forward, backward: the graphs; backward is None if nothing needs a gradient
     features, output, output_grad, features_grad: buffers with the rows of a batch first
-    flat: the gradients of the parameters, one after the other
-    learned: the shapes of these gradients by the numbers of the parameters. Unused parameters have none.
+    gradients: buffers for the gradients of the parameters
+    learned: the numbers of these parameters. Unused parameters have no gradient.
     """
 
     buffers: BatchBuffers
@@ -39,8 +39,8 @@ class Recording:
     backward: Graph | None = None
     output_grad: Tensor | None = None
     features_grad: Tensor | None = None
-    flat: Tensor | None = None
-    learned: dict[int, torch.Size] = field(default_factory=dict)
+    gradients: list[Tensor] = field(default_factory=list)
+    learned: list[int] = field(default_factory=list)
 
     def load(self, features: Tensor, operators: Operators) -> None:
         """Copy a batch into the buffers."""
@@ -49,9 +49,10 @@ class Recording:
 
     def parameter_gradients(self) -> dict[int, Tensor]:
         """A copy of the gradients, by the numbers of the parameters."""
-        if self.flat is None:
+        if not self.gradients:
             return {}
-        return dict(zip(self.learned, _views(self.flat.clone(), self.learned.values()), strict=True))
+        copies = torch._foreach_mul(self.gradients, 1.0)  # one kernel, and one call from Python
+        return dict(zip(self.learned, copies, strict=True))
 
 
 def load_rows(buffer: Tensor, rows: Tensor, rest: float = 0) -> None:
@@ -108,19 +109,12 @@ def record_network(
         del out
         if not numbers:
             return Recording(static.buffers, given, output, *lane.record([forward]))
-        learned = {i: inputs[i].shape for i in numbers if i > 0}
-        dtypes = {inputs[i].dtype for i in learned}
-        if len(dtypes) > 1:
-            raise NotCapturable("its parameters have several dtypes")
-        flat = features_grad = None
-        targets = []
+        learned = [i - 1 for i in numbers if i > 0]
+        gradients = [_gradient_buffer(lane, i, inputs[i + 1]) for i in learned]
+        features_grad = None
         if leaf.requires_grad:
             features_grad = arena.take("features_grad", size, lambda s: (s.vertices, channels), features.dtype)
-            targets.append(features_grad)
-        if learned:
-            count = sum(shape.numel() for shape in learned.values())
-            flat = arena.take("gradients", size, lambda s: (count,), *dtypes)
-            targets += _views(flat, learned.values())
+        targets = gradients if features_grad is None else [features_grad, *gradients]
         output_grad = of_output("output_grad", output)
 
         def backward() -> None:
@@ -139,8 +133,8 @@ def record_network(
             *graphs,
             output_grad=output_grad,
             features_grad=features_grad,
-            flat=flat,
-            learned={i - 1: shape for i, shape in learned.items()},
+            gradients=gradients,
+            learned=learned,
         )
 
 
@@ -164,10 +158,9 @@ def _with_gradients(out: Tensor, inputs: Sequence[Tensor]) -> list[int]:
     return [i for i, grad in zip(needed, grads, strict=True) if grad is not None]
 
 
-def _views(flat: Tensor, shapes: Sequence[torch.Size] | Iterator[torch.Size]) -> list[Tensor]:
-    """Views of a flat tensor with these shapes, one after the other."""
-    shapes = list(shapes)
-    return [part.view(shape) for part, shape in zip(flat.split([s.numel() for s in shapes]), shapes, strict=True)]
+def _gradient_buffer(lane: Lane[Recording], number: int, parameter: Tensor) -> Tensor:
+    """The buffer for the gradient of a parameter. Recordings of all sizes share it."""
+    return lane.arena.take(f"gradient {number}", BatchSize(0, 0), lambda size: parameter.shape, parameter.dtype)
 
 
 def _autocast_without_cache(device: str) -> torch.autocast:
