@@ -6,15 +6,16 @@ equally long. Only rows of more than PIECE entries take further launches, as in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend
 from diffnet.ops.common.compiler import not_compiled
-from diffnet.ops.common.memo import memoized
+from diffnet.ops.common.memo import memoized, remember
 from diffnet.ops.sparse.checks import check_integer
 from diffnet.ops.sparse.ell import EllPattern, check_is_pattern
 from diffnet.ops.sparse.op import sddmm, spmm
@@ -51,10 +52,12 @@ class HybridPattern:
 
     pattern: Pattern
     widths: tuple[int, ...]
-    _grouped: Pattern | None = field(default=None, repr=False)
-    _transpose: tuple[HybridPattern, Tensor] | None = field(default=None, repr=False)
+    # Found at first use, see `memoized`.
+    _grouped: ClassVar[Pattern | None] = None
+    _transpose: ClassVar[tuple[HybridPattern, Tensor] | None] = None
 
     def __post_init__(self) -> None:
+        remember(self, _grouped=None, _transpose=None)
         check_is_pattern(self.pattern)
         for width in self.widths:
             check_integer("each width", width)
