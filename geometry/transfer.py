@@ -28,7 +28,7 @@ def to_gpu(
     piece.
     """
     sources = [_converted(x, dtype) for x in tensors]
-    common = _common_buffer(sources)
+    common = common_buffer(sources)
     if common is not None:
         flat = torch.empty(len(common), dtype=torch.uint8, device=device)
         flat.copy_(common, non_blocking=True)
@@ -110,13 +110,13 @@ def _as_bytes(x: Tensor) -> Tensor:
     return x.view(-1).view(torch.uint8)
 
 
-def _common_buffer(tensors: Sequence[Tensor]) -> Tensor | None:
+def common_buffer(tensors: Sequence[Tensor]) -> Tensor | None:
     """Return the buffer of pinned memory, (bytes,) uint8, if all tensors lie in it and fill most of it, else None."""
     storage = tensors[0].untyped_storage()
     start = storage.data_ptr()
     if any(x.untyped_storage().data_ptr() != start for x in tensors) or not tensors[0].is_pinned():
         return None
-    aligned = all((x.data_ptr() - start) % ALIGNMENT == 0 for x in tensors) and storage.nbytes() % ALIGNMENT == 0
+    aligned = all(x.storage_offset() * x.itemsize % ALIGNMENT == 0 for x in tensors) and storage.nbytes() % ALIGNMENT == 0
     if not aligned or storage.nbytes() > 2 * sum(x.nbytes for x in tensors) + ALIGNMENT * len(tensors):
         return None
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
