@@ -137,5 +137,5 @@ class DiffusionNetBlock(nn.Module):
         if self.gradient_features is None or not isinstance(self.diffusion, LearnedTimeDiffusion):
             return False
         if self.gradient == "auto":
-            return operators.gradient_evecs is not None or operators.device.type == "cuda"
+            return operators.device.type == "cuda" or operators.gradient_evecs is not None
         return self.gradient == "spectral"

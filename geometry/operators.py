@@ -425,9 +425,7 @@ def has_room(size: int, device: torch.device) -> bool:
     return free - size >= STAYS_FREE * total
 
 
-def _packed_later(
-    fields: Mapping[str, Any], later: Mapping[str, Later[Any]], known: Mapping[str, Any]
-) -> Operators:
+def _packed_later(fields: Mapping[str, Any], later: Mapping[str, Later[Any]], known: Mapping[str, Any]) -> Operators:
     """Operators without the fields in `later`, which are packed when they are first read."""
     operators = remember(object.__new__(Operators), **fields)
     operators.__post_init__()

@@ -116,7 +116,9 @@ def common_buffer(tensors: Sequence[Tensor]) -> Tensor | None:
     start = storage.data_ptr()
     if any(x.untyped_storage().data_ptr() != start for x in tensors) or not tensors[0].is_pinned():
         return None
-    aligned = all(x.storage_offset() * x.itemsize % ALIGNMENT == 0 for x in tensors) and storage.nbytes() % ALIGNMENT == 0
+    aligned = (
+        all(x.storage_offset() * x.itemsize % ALIGNMENT == 0 for x in tensors) and storage.nbytes() % ALIGNMENT == 0
+    )
     if not aligned or storage.nbytes() > 2 * sum(x.nbytes for x in tensors) + ALIGNMENT * len(tensors):
         return None
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))

@@ -116,7 +116,7 @@ def _operators(mesh: Mesh, arrays: Arrays) -> Operators:
     def sparse(name: str) -> SparseMatrix:
         indptr, indices = tensors[f"{name}_indptr"], tensors[f"{name}_indices"]
         pattern = Pattern(indptr, indices, len(mesh.verts), order, check=False)
-        pattern = pattern.with_transpose(*_transposed(indptr, indices, order))
+        pattern = pattern.with_known(transpose=_transposed(indptr, indices, order))
         # Products and their backward need index arrays. `prepare` computes them here, once, outside of training steps
         # that may be compiled or captured.
         return SparseMatrix(pattern.prepare(), tensors[name])

@@ -1,7 +1,7 @@
 """Values that frozen dataclasses compute at first use and then remember.
 
-Such a value is a plain attribute, not a field. `dataclasses.replace` therefore drops it, and so does torch.compile when it
-rebuilds a dataclass through its constructor. `__post_init__` sets it to None with `remember`.
+Such a value is a plain attribute, not a field. `dataclasses.replace` therefore drops it, and so does torch.compile when
+it rebuilds a dataclass through its constructor. `__post_init__` sets it to None with `remember`.
 """
 
 from __future__ import annotations

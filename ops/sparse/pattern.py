@@ -197,14 +197,22 @@ class Pattern:
         Args:
             order: (rows,) of the dtype of the indices, a permutation of the rows; (0,) for the rows' own order
         """
-        same = replace(self, check=False)
-        return remember(same, _transpose=self._transpose, _long_pieces=self._long_pieces, _by_length=order)
+        return self.with_known(rows_by_length=order)
 
-    def with_transpose(self, transposed: Pattern, entries: Tensor) -> Pattern:
-        """Return the same pattern with its `transpose`, if that is known already. It saves the sort."""
-        same = replace(self, check=False)
-        found = (transposed, entries)
-        return remember(same, _transpose=found, _long_pieces=self._long_pieces, _by_length=self._by_length)
+    def with_known(
+        self,
+        *,
+        transpose: tuple[Pattern, Tensor] | None = None,
+        long_pieces: Tensor | None = None,
+        rows_by_length: Tensor | None = None,
+    ) -> Pattern:
+        """Return the same pattern, for which some properties are known already and need not be found."""
+        return remember(
+            replace(self, check=False),
+            _transpose=self._transpose if transpose is None else transpose,
+            _long_pieces=self._long_pieces if long_pieces is None else long_pieces,
+            _by_length=self._by_length if rows_by_length is None else rows_by_length,
+        )
 
     def to(self, device: torch.device | str | None, *, non_blocking: bool = False) -> Pattern:
         """Move the pattern to a device, along with everything that it has already found.

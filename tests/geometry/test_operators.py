@@ -15,9 +15,9 @@ from diffnet.geometry import (
     collate,
     mesh_edges,
     precompute,
+    transfer,
     with_k_ring,
 )
-from diffnet.geometry import transfer
 from diffnet.ops import SparseMatrix, split_diagonal
 
 pytestmark = pytest.mark.usefixtures("one_thread")

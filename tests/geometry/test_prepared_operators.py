@@ -1,4 +1,4 @@
-"""What operators remember: prepared bases, fields that are packed later, lengths and edges. Nothing stale is ever read."""
+"""What operators remember: prepared bases, fields that are packed later, lengths and edges. None of it is ever stale."""
 
 from __future__ import annotations
 

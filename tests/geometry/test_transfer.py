@@ -97,9 +97,7 @@ def same_on_gpu(moved: Operators, source: Operators) -> bool:
 @pytest.mark.gpu
 @pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
 @pytest.mark.parametrize("non_blocking", [False, True])
-def test_operators_on_a_gpu_share_one_buffer(
-    monkeypatch: pytest.MonkeyPatch, pin: bool, non_blocking: bool
-) -> None:
+def test_operators_on_a_gpu_share_one_buffer(monkeypatch: pytest.MonkeyPatch, pin: bool, non_blocking: bool) -> None:
     monkeypatch.setattr(transfer, "PIECE", 5000)
     packed = collate(tiny_operators())
     moved = (packed.pin_memory() if pin else packed).to("cuda", non_blocking=non_blocking)
