@@ -32,7 +32,7 @@ def to_gpu(
     if common is not None:
         flat = torch.empty(len(common), dtype=torch.uint8, device=device)
         flat.copy_(common, non_blocking=True)
-        offsets = [x.storage_offset() * x.itemsize for x in sources]
+        offsets = [int(x.storage_offset()) * x.itemsize for x in sources]
     else:
         offsets, size = layout(sources)
         flat = torch.empty(size, dtype=torch.uint8, device=device)

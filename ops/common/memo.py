@@ -45,7 +45,8 @@ def can_remember() -> bool:
     """
     if torch.compiler.is_compiling() or under_transforms():
         return False
-    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return not (started and torch.cuda.is_current_stream_capturing())
 
 
 class Later(Generic[T]):

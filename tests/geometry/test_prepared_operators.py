@@ -1,4 +1,4 @@
-"""What operators remember: prepared bases, fields that are packed later, lengths and edges. None of it is ever stale."""
+"""What operators remember: prepared bases, fields that are packed later, lengths and edges. None of it is stale."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def test_prepared_is_not_remembered_where_it_would_be_wrong(remembering: None) -
     assert learned.evecs.grad is not None
     on_basis = o.with_gradient_evecs()
     torch.func.grad(lambda x: (on_basis.prepared(HALF).evecs * x).sum())(torch.ones(()))
+    # The private attribute shows what is remembered. `prepared` would compute it.
     assert on_basis._preparations is learned._preparations is None
 
 
