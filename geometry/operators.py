@@ -27,6 +27,7 @@ from diffnet.ops import (
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.memo import Later, can_remember, memoized, remember
+from diffnet.ops.common.ragged import cat_shifted
 from diffnet.ops.sparse.matrix import check_matrix_blocks
 
 # `prepared` remembers its results on a GPU while this part of the GPU's memory stays free.
@@ -407,7 +408,7 @@ def collate(batch: Sequence[Operators]) -> Operators:
         "laplacian": partial(block_diagonal, laplacians),
         "gradient": partial(block_diagonal, gradients),
         "frames": partial(torch.cat, [o.frames for o in batch]),
-        "faces": partial(_pack_faces, [o.faces for o in batch], row_offsets([o.num_vertices for o in batch])),
+        "faces": partial(cat_shifted, [o.faces for o in batch], row_offsets([o.num_vertices for o in batch])),
     }
     known = {"_lengths": lengths, "_face_lengths": face_lengths}
     if not (can_remember() and _plain(pieces)):
@@ -449,10 +450,6 @@ def _pack_neighborhoods(batch: Sequence[Operators]) -> Pattern | None:
     if all(o.neighborhood is None for o in batch):
         return None
     return block_diagonal_pattern([o.gradient.pattern if o.neighborhood is None else o.neighborhood for o in batch])
-
-
-def _pack_faces(faces: Sequence[Tensor], offsets: Sequence[int]) -> Tensor:
-    return torch.cat([each + offset for each, offset in zip(faces, offsets, strict=True)])
 
 
 def _plain(tensors: Sequence[Tensor]) -> bool:

@@ -25,6 +25,15 @@ def row_offsets(lengths: Sequence[int]) -> list[int]:
     return list(accumulate(lengths, initial=0))[:-1]
 
 
+def cat_shifted(indices: Sequence[Tensor], offsets: Sequence[int]) -> Tensor:
+    """Concatenate index arrays, to each of which its offset is added. The additions are one kernel launch on a GPU.
+
+    >>> cat_shifted([torch.tensor([0, 1]), torch.tensor([0])], [0, 2])
+    tensor([0, 1, 2])
+    """
+    return torch.cat(torch._foreach_add(list(indices), list(offsets)))
+
+
 def segment_mean(x: Tensor, weights: Tensor, ptr: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
     """Return the weighted mean of x over each mesh. It is differentiable in x and the weights.
 

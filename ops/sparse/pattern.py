@@ -13,7 +13,7 @@ from torch import Tensor
 from diffnet.ops.common.checks import check_count, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in, not_compiled
 from diffnet.ops.common.memo import memoized, remember
-from diffnet.ops.common.ragged import row_offsets
+from diffnet.ops.common.ragged import cat_shifted, row_offsets
 from diffnet.ops.sparse.checks import check_csr, check_row_order
 from diffnet.ops.sparse.csr import CsrArrays, inverse_order, row_of_each
 
@@ -287,8 +287,7 @@ def block_diagonal_pattern(patterns: Sequence[Pattern]) -> Pattern:
     transposes = [p._transpose for p in patterns if p._transpose is not None]
     if len(transposes) < len(patterns):
         return packed
-    offsets = row_offsets([p.nnz for p in patterns])
-    order = torch.cat([order + offset for (_, order), offset in zip(transposes, offsets, strict=True)])
+    order = cat_shifted([order for _, order in transposes], row_offsets([p.nnz for p in patterns]))
     return remember(packed, _transpose=(_pack([pattern for pattern, _ in transposes]), order))
 
 
@@ -362,37 +361,40 @@ def _differences(bounds: Sequence[int]) -> list[int]:
 def _pack(patterns: Sequence[Pattern]) -> Pattern:
     rows = row_offsets([p.shape[0] for p in patterns])
     columns = [p.columns for p in patterns]
-    entries = [p.nnz for p in patterns]
-    starts = [p.indptr[:-1] + offset for p, offset in zip(patterns, row_offsets(entries), strict=True)]
-    end = patterns[0].indptr.new_tensor([sum(entries)])
-    indices = [p.indices + offset for p, offset in zip(patterns, row_offsets(columns), strict=True)]
+    entries = row_offsets([p.nnz for p in patterns])
+    *first, last = (p.indptr for p in patterns)
+    indptr = cat_shifted([*(each[:-1] for each in first), last], entries)
+    indices = cat_shifted([p.indices for p in patterns], row_offsets(columns))
     known = [p._long_pieces for p in patterns if p._long_pieces is not None]
-    pieces = None
-    if len(known) == len(patterns):
-        shifts = zip(rows, row_offsets(entries), strict=True)
-        pieces = torch.cat([p + p.new_tensor([r, r, e, e]) for p, (r, e) in zip(known, shifts, strict=True)])
-    order = _pack_orders([p.row_order for p in patterns], starts, rows)
+    pieces = _pack_pieces(known, rows, entries) if len(known) == len(patterns) else None
+    order = _pack_orders([p.row_order for p in patterns], patterns, rows)
     by_length = [p._by_length for p in patterns if p._by_length is not None]
     uneven = None
     if len(by_length) == len(patterns):
-        uneven = _pack_orders([o if len(o) > 0 else None for o in by_length], starts, rows)
-        uneven = end[:0] if uneven is None else uneven
-    packed = Pattern(torch.cat([*starts, end]), torch.cat(indices), sum(columns), order, check=False)
+        uneven = _pack_orders([o if len(o) > 0 else None for o in by_length], patterns, rows)
+        uneven = indptr[:0] if uneven is None else uneven
+    packed = Pattern(indptr, indices, sum(columns), order, check=False)
     return remember(packed, _long_pieces=pieces, _by_length=uneven)
 
 
-def _pack_orders(orders: Sequence[Tensor | None], starts: Sequence[Tensor], offsets: Sequence[int]) -> Tensor | None:
-    """Concatenate the row orders of several patterns; None stands for a pattern's own order.
+def _pack_pieces(pieces: Sequence[Tensor], rows: Sequence[int], entries: Sequence[int]) -> Tensor:
+    if all(len(each) == 0 for each in pieces):
+        return pieces[0]
+    # Rows and their places are shifted by the rows before, the entries by the entries before.
+    return torch.cat(
+        [torch.cat([each[:, :2] + r, each[:, 2:] + e], 1) for each, r, e in zip(pieces, rows, entries, strict=True)]
+    )
 
-    starts: a tensor with one value per row for each pattern
-    """
+
+def _pack_orders(orders: Sequence[Tensor | None], patterns: Sequence[Pattern], offsets: Sequence[int]) -> Tensor | None:
+    """Concatenate the row orders of several patterns; None stands for a pattern's own order."""
     if all(order is None for order in orders):
         return None
     own = [
-        torch.arange(len(start), dtype=start.dtype, device=start.device) if order is None else order
-        for order, start in zip(orders, starts, strict=True)
+        torch.arange(p.shape[0], dtype=p.indptr.dtype, device=p.indptr.device) if order is None else order
+        for order, p in zip(orders, patterns, strict=True)
     ]
-    return torch.cat([order + offset for order, offset in zip(own, offsets, strict=True)])
+    return cat_shifted(own, offsets)
 
 
 @not_compiled
