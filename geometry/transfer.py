@@ -94,7 +94,9 @@ def views(flat: Tensor, like: Sequence[Tensor], offsets: Sequence[int]) -> list[
 
 def own_memory(x: Tensor) -> Tensor:
     """Return a copy of a view of a larger buffer, else the tensor. Pickle would write the whole buffer for a view."""
-    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
+    if x.untyped_storage().nbytes() <= x.nbytes:
+        return x
+    return x.detach().clone().requires_grad_(x.requires_grad)
 
 
 def empty_pinned(size: int) -> Tensor:

@@ -159,10 +159,17 @@ def test_pickled_batches_are_packed_and_small() -> None:
     assert len(pickle.dumps(views[1])) < size / 4
 
 
-def test_a_compiled_network_takes_a_batch_that_is_not_packed_yet() -> None:
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("gradient", ["sparse", "spectral"])
+def test_a_compiled_network_takes_a_batch_that_is_not_packed_yet(gradient: Any, autocast: bool) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = DiffusionNet(3, 2, width=4, blocks=1, backend="torch", dropout=0.0)
+    network = DiffusionNet(3, 2, width=4, blocks=1, gradient=gradient, backend="torch", dropout=0.0)
+
+    def model(x: torch.Tensor, batch: Operators) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return network(x, batch)
+
     x, graphs = torch.randn(84, 3), []
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
@@ -193,3 +200,19 @@ def test_replaced_fields_drop_what_was_found() -> None:
     flipped = replace(pattern, indices=torch.tensor([1, 0]))
     assert flipped.transpose[0].indices.tolist() == [1, 0]
     assert flipped.transpose[1].tolist() == [1, 0]
+
+
+def test_a_compiled_network_uses_what_is_remembered(remembering: None) -> None:
+    torch._dynamo.reset()
+    network = DiffusionNet(3, 2, width=4, blocks=1, gradient="spectral", backend="torch", dropout=0.0)
+    x, batch, graphs = torch.randn(84, 3), collate(fresh()), []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        graphs.append(graph.code)
+        return graph.forward
+
+    compiled = torch.compile(network, backend=backend, fullgraph=True)
+    for products in (True, False):
+        torch.testing.assert_close(compiled(x, batch), network(x, replace(batch)))
+        assert ("spmm" in graphs[-1]) == products
+        batch.prepared(torch.float32)
