@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 ALIGNMENT = 512
 
 # Bytes. Copying a piece to pinned memory overlaps with the transfer of the previous piece.
-PIECE = 8 * 2**20
+PIECE = 4 * 2**20
 
 
 def to_gpu(
@@ -75,7 +76,10 @@ def write(arrays: Sequence[Tensor], offsets: Sequence[int], first: int, out: Ten
     arrays: the bytes of each tensor, 1-D uint8
     """
     last = first + len(out)
-    for array, offset in zip(arrays, offsets, strict=True):
+    for i in range(bisect_right(offsets, first) - 1, len(arrays)):
+        array, offset = arrays[i], offsets[i]
+        if offset >= last:
+            break
         begin, end = max(offset, first), min(offset + len(array), last)
         if begin < end:
             out[begin - first : end - first].copy_(array[begin - offset : end - offset])

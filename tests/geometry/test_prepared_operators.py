@@ -14,7 +14,7 @@ import pytest
 import torch
 from operator_checks import tiny_operators
 
-from diffnet import DiffusionNet
+from diffnet import DiffusionNet, DiffusionNetBlock
 from diffnet.geometry import Operators, collate, operators
 from diffnet.ops import Pattern
 
@@ -51,6 +51,20 @@ def test_prepared_equals_the_two_steps(remembering: None, dtype: torch.dtype) ->
     assert found.prepared(dtype) is found
     assert o.evecs.dtype == torch.float32  # for descriptors
     assert o.gradient_evecs is None
+
+
+def test_when_blocks_take_gradients_on_the_basis() -> None:
+    (o, *_) = fresh()
+    pushed = o.with_gradient_evecs()
+    for options, without, given in (
+        ({}, False, True),  # on the CPU; on a GPU always
+        ({"gradient": "spectral"}, True, True),
+        ({"gradient": "sparse"}, False, False),
+        ({"gradient_features": False, "gradient": "spectral"}, False, False),
+        ({"diffusion": "implicit"}, False, False),
+    ):
+        block = DiffusionNetBlock(4, **options)
+        assert (block.on_basis(o), block.on_basis(pushed)) == (without, given), options
 
 
 def test_the_cpu_remembers_nothing() -> None:

@@ -77,6 +77,22 @@ def test_pinned_tensors_are_found_together(monkeypatch: pytest.MonkeyPatch, mode
     assert transfer.common_buffer([copies[0][1:], *copies[1:]]) is None  # not aligned
 
 
+@pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
+def test_copies_without_a_gpu(monkeypatch: pytest.MonkeyPatch, pin: bool) -> None:
+    """The same code with the CPU in place of the GPU, in several pieces."""
+    monkeypatch.setattr(transfer, "empty_pinned", lambda size: torch.full((size,), 255, dtype=torch.uint8))
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda x: pin)
+    monkeypatch.setattr(transfer, "PIECE", 1000)
+    tensors, cpu = mixed_tensors(), torch.device("cpu")
+    sources = transfer.pinned(tensors) if pin else tensors
+    copies = transfer.to_gpu(sources, cpu, non_blocking=True)
+    assert_equal(copies, tensors)
+    assert len({x.untyped_storage().data_ptr() for x in copies}) == 1
+    assert copies[0].data_ptr() != sources[0].data_ptr()
+    doubled = transfer.to_gpu(sources, cpu, torch.float64, non_blocking=True)
+    assert_equal(doubled, [x.double() if x.is_floating_point() else x for x in tensors])
+
+
 @pytest.fixture
 def without_waiting() -> Iterator[None]:
     """Every wait for the GPU is an error."""
@@ -139,6 +155,8 @@ def test_a_gpu_prepares_once() -> None:
     batch, x = collate(each), torch.randn(84, 3, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
         out = model(x, batch)
+    # The private attribute shows that the network has prepared the batch. `prepared` would do it now.
+    assert set(batch._preparations) == {torch.bfloat16}
     found = batch.prepared(torch.bfloat16)
     assert batch.prepared(torch.bfloat16) is found
     with torch.autocast("cuda", torch.bfloat16):
