@@ -67,6 +67,15 @@ def test_when_blocks_take_gradients_on_the_basis() -> None:
         assert (block.on_basis(o), block.on_basis(pushed)) == (without, given), options
 
 
+def test_half_of_the_memory_stays_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 10)
+    assert [operators.has_room(size, gpu) for size in (10, 30, 31)] == [True, True, False]
+    assert not operators.has_room(0, torch.device("cpu"))
+
+
 def test_the_cpu_remembers_nothing() -> None:
     (o, *_) = fresh()
     assert o.prepared(HALF) is not o.prepared(HALF)
