@@ -298,9 +298,6 @@ def check_blocks(patterns: Sequence[Pattern]) -> None:
     if len({(p.indices.dtype, p.indices.device) for p in patterns}) > 1:
         kinds = sorted({f"{p.indices.dtype} on {p.indices.device}" for p in patterns})
         raise ValueError(f"blocks should have indices of one dtype on one device, got {', '.join(kinds)}")
-    entries, dtype = sum(p.nnz for p in patterns), patterns[0].indices.dtype
-    if entries > torch.iinfo(dtype).max:
-        raise ValueError(f"the blocks have {entries} entries together, more than {dtype} counts; pass int64 indices")
 
 
 def split_diagonal_pattern(pattern: Pattern, lengths: Sequence[int]) -> list[tuple[Pattern, slice]]:

@@ -219,13 +219,6 @@ def test_block_diagonal_and_back() -> None:
         torch.testing.assert_close(again.pattern.indices, part.pattern.indices)
 
 
-def test_too_many_entries_for_the_index_dtype() -> None:
-    entries = torch.empty(2**30, dtype=torch.int32, device="meta")
-    large = Pattern(torch.empty(2, dtype=torch.int32, device="meta"), entries, 5, check=False)
-    with pytest.raises(ValueError, match=r"2147483648 entries together, more than torch\.int32 counts"):
-        block_diagonal_pattern([large, large])
-
-
 def test_moving_a_pattern_moves_its_findings() -> None:
     pattern = pattern_of(random_mask("skewed")[0]).prepare()
     moved = pattern.to("meta")
