@@ -12,8 +12,10 @@ from torch import Tensor
 
 from diffnet.geometry import (
     BASIS_PRECISIONS,
+    JOIN_RULES,
     LAPLACIANS,
     BasisPrecision,
+    JoinRule,
     LaplacianKind,
     Mesh,
     MeshLike,
@@ -36,7 +38,7 @@ class Preprocessing:
     """The options that decide the network's view of a mesh. A checkpoint stores them.
 
     k: number of eigenpairs; 0 is allowed for xyz features only
-    laplacian, basis: see `precompute`
+    laplacian, basis, join: see `precompute`
     features: input features at the vertices, see `input_features`
 
     Raises OptionError for a value that is not allowed.
@@ -49,12 +51,14 @@ class Preprocessing:
     laplacian: LaplacianKind = "robust"
     features: FeatureKind = "hks"
     basis: BasisPrecision = "float32"
+    join: JoinRule = "auto"
 
     def __post_init__(self) -> None:
         for name, known in (
             ("laplacian", LAPLACIANS),
             ("features", get_args(FeatureKind)),
             ("basis", BASIS_PRECISIONS),
+            ("join", JOIN_RULES),
         ):
             if getattr(self, name) not in known:
                 raise OptionError(f"{name} should be one of {', '.join(known)}, got {getattr(self, name)!r}")
@@ -78,7 +82,9 @@ def prepare(
     Raises MeshError for a mesh that can't be used.
     """
     mesh = load_normalized(source, cache_dir)
-    return mesh, precompute(mesh, options.k, options.laplacian, cache_dir, basis=options.basis, device=device)
+    return mesh, precompute(
+        mesh, options.k, options.laplacian, cache_dir, basis=options.basis, device=device, join=options.join
+    )
 
 
 def fill_cache(
@@ -103,7 +109,7 @@ def fill_cache(
     With several jobs, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
     script; otherwise it raises WorkerError. Raises OSError if the cache folder can't be made.
     """
-    decisive = Options(options.k, options.laplacian, options.basis)
+    decisive = Options(options.k, options.laplacian, options.basis, options.join)
     return many.fill_cache(sources, decisive, cache_dir, jobs, advance, device, ready, normalize=True)
 
 

@@ -1,5 +1,6 @@
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
+from .discretize.coincident import JOIN_RULES, JoinRule, joined_vertices
 from .discretize.frames import tangent_frames
 from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import LAPLACIANS, LaplacianKind, laplacian_and_mass
@@ -17,9 +18,11 @@ from .vertex_patches import Patches, patches
 __all__ = [
     "BASIS_PRECISIONS",
     "FORMATS",
+    "JOIN_RULES",
     "LAPLACIANS",
     "BasisPrecision",
     "Diagnosis",
+    "JoinRule",
     "LaplacianKind",
     "Mesh",
     "MeshError",
@@ -32,6 +35,7 @@ __all__ = [
     "eigenbasis",
     "gradient_values",
     "hks",
+    "joined_vertices",
     "laplacian_and_mass",
     "load_mesh",
     "make_mesh",

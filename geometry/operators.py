@@ -52,6 +52,9 @@ class Operators:
     gradient_evecs: (2, V, K) or None; the gradients of the eigenvectors, [G_X Φ, G_Y Φ]
     neighborhood: (V, V) or None; row i holds the vertices that vertex i attends to, see `with_k_ring` and
         `with_nearest`. None means the pattern of the gradient: the vertices joined to i by an edge, and i itself.
+    joined: (V,) int64 or None; the first of the vertices at its position that a vertex is joined with, its own number
+        if there is none. None means that no vertices are joined; see `precompute`. Joined vertices share their mass
+        equally and have equal rows in `evecs`, `frames` and `gradient`. The gradient reads functions at the first ones.
 
     >>> from diffnet.geometry import precompute
     >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
@@ -70,6 +73,7 @@ class Operators:
     face_ptr: Tensor
     gradient_evecs: Tensor | None = None
     neighborhood: Pattern | None = None
+    joined: Tensor | None = None
     # Found at first use, see `memoized`.
     _lengths: ClassVar[tuple[int, ...] | None] = None
     _face_lengths: ClassVar[tuple[int, ...] | None] = None
@@ -297,6 +301,7 @@ class Operators:
             face_ptr=function(self.face_ptr),
             gradient_evecs=None if self.gradient_evecs is None else function(self.gradient_evecs),
             neighborhood=None if self.neighborhood is None else mapped(self.neighborhood),
+            joined=None if self.joined is None else function(self.joined),
         )
         return remember(
             operators,
@@ -337,6 +342,7 @@ class Operators:
         faces = torch.split(self.faces, face_sizes)
         gradient_evecs = None if self.gradient_evecs is None else torch.split(self.gradient_evecs, sizes, dim=1)
         neighborhoods = None if self.neighborhood is None else split_diagonal_pattern(self.neighborhood, sizes)
+        joined = None if self.joined is None else torch.split(self.joined, sizes)
         return [
             remember(
                 Operators(
@@ -351,6 +357,7 @@ class Operators:
                     face_ptr=self.face_ptr[bounds[b] : bounds[b + 1] + 1] - face_offsets[b],
                     gradient_evecs=None if gradient_evecs is None else gradient_evecs[b],
                     neighborhood=None if neighborhoods is None else neighborhoods[b][0],
+                    joined=None if joined is None else joined[b] - offsets[b],
                 ),
                 _lengths=lengths[b],
                 _face_lengths=face_lengths[b],
@@ -398,6 +405,7 @@ def collate(batch: Sequence[Operators]) -> Operators:
         "face_ptr": face_ptr,
         "gradient_evecs": torch.cat(gradient_evecs, dim=1) if len(gradient_evecs) == len(batch) else None,
         "neighborhood": _pack_neighborhoods(batch),
+        "joined": _pack_joined(batch),
     }
     pieces = [x for o in batch for x in (o.evecs, o.laplacian.values, o.gradient.values, o.frames, o.faces)]
     laplacians, gradients = [o.laplacian for o in batch], [o.gradient for o in batch]
@@ -455,9 +463,21 @@ def _pack_neighborhoods(batch: Sequence[Operators]) -> Pattern | None:
     return block_diagonal_pattern([o.gradient.pattern if o.neighborhood is None else o.neighborhood for o in batch])
 
 
+def _pack_joined(batch: Sequence[Operators]) -> Tensor | None:
+    if all(o.joined is None for o in batch):
+        return None
+    joined = [torch.arange(o.num_vertices, device=o.device) if o.joined is None else o.joined for o in batch]
+    return cat_shifted(joined, row_offsets([o.num_vertices for o in batch]))
+
+
 def _plain(tensors: Sequence[Tensor]) -> bool:
     """Whether no tensor has a gradient, and none stands for another one while something is traced."""
     return all(type(x) is Tensor and not x.requires_grad for x in tensors)
+
+
+def _packed_joined(batch: Sequence[Operators], vertex_offsets: Sequence[int]) -> Tensor:
+    joined = [torch.arange(o.num_vertices, device=o.device) if o.joined is None else o.joined for o in batch]
+    return torch.cat([x + n for x, n in zip(joined, vertex_offsets, strict=True)])
 
 
 def _find_lengths(operators: Operators) -> tuple[int, ...]:

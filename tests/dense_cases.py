@@ -27,7 +27,7 @@ class Case:
         given = self.arguments | changed
         for name in ("inputs", "weights", "biases"):  # the lists of `mlp`, one name for each tensor
             if f"{name}[0]" in given:
-                given[name] = [given.pop(f"{name}[{i}]") for i in range(2)]
+                given[name] = [given.pop(key) for key in [*given] if key.startswith(f"{name}[")]
         out = self.operation(**given, **({"backend": backend} if len(self.backends) > 1 else {}))
         return [out] if isinstance(out, Tensor) else list(out)
 

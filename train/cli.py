@@ -15,7 +15,7 @@ from rich.table import Table
 
 from diffnet.block import DiffusionMode
 from diffnet.data import FeatureKind, Layout, Preprocessing, figures, load_dataset
-from diffnet.geometry import FORMATS, BasisPrecision, LaplacianKind, diagnose, load_mesh
+from diffnet.geometry import FORMATS, BasisPrecision, JoinRule, LaplacianKind, diagnose, load_mesh
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.device import pick_device
@@ -60,6 +60,10 @@ BasisOption = Annotated[
     BasisPrecision,
     typer.Option(help="Storage precision of eigenvectors. Half precision makes the cache a third smaller."),
 ]
+JoinOption = Annotated[
+    JoinRule,
+    typer.Option(help="Join vertices at the same position: auto does where this connects most of the mesh."),
+]
 
 
 @train_app.command("segmentation")
@@ -100,6 +104,7 @@ def train_segmentation(
     ] = 128,
     laplacian: LaplacianOption = "robust",
     basis: BasisOption = "float32",
+    join: JoinOption = "auto",
     precision: Annotated[Precision, typer.Option(help="auto is bf16 on GPUs that support it, else fp32.")] = "auto",
     backend: Annotated[
         TrainBackend, typer.Option(help="auto uses the fused kernels on a GPU; torch is plain PyTorch.")
@@ -132,6 +137,7 @@ def train_segmentation(
         k=k,
         laplacian=laplacian,
         basis=basis,
+        join=join,
         epochs=epochs,
         width=width,
         blocks=blocks,
@@ -253,6 +259,7 @@ def precompute(
     k: KOption = 128,
     laplacian: LaplacianOption = "robust",
     basis: BasisOption = "float32",
+    join: JoinOption = "auto",
     jobs: JobsOption = None,
     device: Annotated[str, typer.Option(help="Device that computes eigenvectors: cpu, cuda or cuda:N.")] = "cpu",
 ) -> None:
@@ -275,7 +282,7 @@ def precompute(
         raise OptionError(f"no meshes ({', '.join(FORMATS)}, also with .gz) in {', '.join(map(str, paths))}")
     files = list(dict.fromkeys(files))
     failed = fill_cache_with_bar(
-        files, Preprocessing(k, laplacian, basis=basis), cache, jobs, console, pick_device(device)
+        files, Preprocessing(k, laplacian, basis=basis, join=join), cache, jobs, console, pick_device(device)
     )
     console.print(f"{len(files) - len(failed)} of {len(files)} meshes are in {cache}", soft_wrap=True)
     for reason in failed.values():
@@ -303,6 +310,8 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
         table.add_row("components", str(found.components))
         table.add_row("Euler characteristic", str(found.euler))
         table.add_row("area", f"{found.area:.6g}")
+    if found.coincident_vertices:
+        table.add_row("coincident vertices", f"{found.coincident_vertices}, {_joined(found.joined_by_default)}")
     table.add_row("extent", " × ".join(f"{x:.6g}" for x in high - low))
     table.add_row("center", ", ".join(f"{x:.6g}" for x in (high + low) / 2))
     console.print(table)
@@ -312,6 +321,10 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
             console.print(f"  {fault}")
     else:
         console.print("no faults found")
+
+
+def _joined(count: int) -> str:
+    return f"{count} of them joined by default" if count else "not joined by default; --join always joins them"
 
 
 def main() -> None:

@@ -202,7 +202,7 @@ def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions
 
     Only the number of epochs may differ, and only if the schedule does not depend on it.
     """
-    before = {**TrainOptions().as_dict(), **stored["options"]}  # an older checkpoint lacks newer options
+    before = stored["options"]
     for name, value in fresh["options"].items():
         if (name != "epochs" or options.schedule == "cosine") and before[name] != value:
             raise CheckpointError(f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}")

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from diffnet.block import DiffusionMode
 from diffnet.data import FeatureKind, Preprocessing
-from diffnet.geometry import BasisPrecision, LaplacianKind
+from diffnet.geometry import BasisPrecision, JoinRule, LaplacianKind
 from diffnet.geometry.errors import OptionError
 
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
@@ -33,6 +33,7 @@ class TrainOptions:
     k: int = 128
     laplacian: LaplacianKind = "robust"
     basis: BasisPrecision = "float32"
+    join: JoinRule = "auto"
     epochs: int = 100
     width: int = 128
     blocks: int = 4
@@ -85,7 +86,7 @@ class TrainOptions:
     @property
     def preprocessing(self) -> Preprocessing:
         """The options that preprocessing depends on."""
-        return Preprocessing(self.k, self.laplacian, self.features, self.basis)
+        return Preprocessing(self.k, self.laplacian, self.features, self.basis, self.join)
 
     @property
     def rotates(self) -> bool:

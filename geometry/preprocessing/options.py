@@ -7,6 +7,7 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+from diffnet.geometry.discretize.coincident import JOIN_RULES, JoinRule
 from diffnet.geometry.discretize.laplacian import LAPLACIANS, LaplacianKind
 from diffnet.geometry.errors import OptionError
 
@@ -18,22 +19,26 @@ BASIS_PRECISIONS: tuple[BasisPrecision, ...] = get_args(BasisPrecision)
 class Options:
     """Checked options. Together with the mesh they decide the operators and the key of their cache entry.
 
-    Raises OptionError for a k that is not an integer or is negative, and for an unknown Laplacian or precision.
+    Raises OptionError for a k that is not an integer or is negative, and for an unknown Laplacian, precision or
+    rule.
 
     k: number of eigenpairs
     laplacian: see `laplacian_and_mass`
     basis: precision in which eigenvectors are stored
+    join: see `joined_vertices`
     """
 
     k: int
     laplacian: LaplacianKind = "robust"
     basis: BasisPrecision = "float32"
+    join: JoinRule = "auto"
 
     def __post_init__(self) -> None:
         self.k = _checked_k(self.k)
         for name, value, known in (
             ("laplacian", self.laplacian, LAPLACIANS),
             ("basis", self.basis, BASIS_PRECISIONS),
+            ("join", self.join, JOIN_RULES),
         ):
             if not isinstance(value, str) or value not in known:
                 raise OptionError(f"{name} should be one of {', '.join(known)}, got {_shown(value)}")

@@ -19,9 +19,13 @@ def row_lengths(ptr: Tensor, lengths: Sequence[int] | None = None) -> list[int]:
 def row_offsets(lengths: Sequence[int]) -> list[int]:
     """Return the first row of each mesh, which is the sum of the lengths before it.
 
+    Raises TypeError for lengths that are not integers.
+
     >>> row_offsets([3, 0, 2])
     [0, 3, 3]
     """
+    if not all(hasattr(length, "__index__") for length in lengths):
+        raise TypeError(f"lengths should be integers, got {lengths!r}")
     return list(accumulate(lengths, initial=0))[:-1]
 
 

@@ -15,6 +15,8 @@ from triton.language.extra.cuda import gdc_wait
 
 from diffnet.ops.common.launch import cdiv, device_of, starts_early
 
+LONGEST_SPAN = 2**18  # rows; a multiple of every block. Kernels add up to two spans to 32-bit row numbers.
+
 
 def span_count(rows: int, meshes: int, span: int) -> int:
     """Return how many spans the host launches."""
@@ -22,8 +24,8 @@ def span_count(rows: int, meshes: int, span: int) -> int:
 
 
 def choose_span(rows: int, block: int, programs: int) -> int:
-    """Return the rows of a span, a multiple of `block`, so that about `programs` spans cover all rows."""
-    return block * max(1, -(-rows // (block * max(programs, 1))))
+    """Return the rows of a span, a multiple of `block`, so that about `programs` spans cover all rows, or more."""
+    return min(block * max(1, -(-rows // (block * max(programs, 1)))), LONGEST_SPAN)
 
 
 @triton.jit

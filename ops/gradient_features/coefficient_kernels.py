@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import cdiv, device_of, interpreted, tile
+from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
 from diffnet.ops.common.spans import sum_spans
 
 ROWS = 16  # rows of a program: the fewest that matrix units take, because there are few rows for many multiprocessors
@@ -56,6 +57,8 @@ def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, dtype: torch.dtype) -> T
     The dtype is the one that the kernels of gradient features multiply in. Each of their programs reads all columns.
     """
     meshes, k, c = d.shape
+    check_rows("spectral_gradient_features", meshes * k)
+    check_matrix("spectral_gradient_features", c, c)
     d = d.contiguous()
     out = torch.empty(2 if a_im is None else 3, meshes, k, c, dtype=dtype, device=d.device)
     if out.numel():
@@ -185,6 +188,7 @@ def backward(
     a_re, a_im = a_re.contiguous(), a_re if a_im is None else a_im.contiguous()
     block_k, block_c = (16, 16) if small else (tile(c, 64), tile(c, 32))
     columns = cdiv(c, block_c)
+    check_programs("spectral_gradient_features", blocks, columns * columns)
     if c:
         with device_of(d):
             if rows:

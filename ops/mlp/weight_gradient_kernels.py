@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import Tiling, cdiv, device_of, interpreted, processors, roomy, tile
+from diffnet.ops.common.limits import check_programs
 from diffnet.ops.common.matmul import chosen, product, split, split_transpose
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, sum_spans
@@ -90,6 +91,7 @@ def _of_one_shape(pairs: Sequence[tuple[Tensor, Tensor]], h: int, c: int, tiling
     tiles = cdiv(h, t.k) * cdiv(c, t.c)
     span = choose_span(rows, t.v, processors(grads[0]) * t.programs // max(len(pairs) * tiles, 1))
     spans = cdiv(rows, span)
+    check_programs("mlp", spans, len(pairs) * tiles)
     size = h * c + h
     partial = torch.empty(len(pairs), spans, size, dtype=torch.float32, device=grads[0].device)
     if partial.numel():

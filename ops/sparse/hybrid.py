@@ -1,7 +1,11 @@
 """`HybridPattern`: a CSR pattern whose rows are grouped by length into ELL buckets and a CSR rest.
 
 A product is one launch on the CSR pattern. Programs take rows bucket by bucket, so the rows of one program are about
-equally long. Only rows of more than PIECE entries take further launches, as in every CSR product.
+equally long.
+
+Only rows of more than PIECE entries take two further launches, as in every CSR product. Several programs share such a
+row, and a later launch adds up their sums in a fixed order, because programs of one launch can't wait for each other.
+With one program for a row, a single launch would do, but the whole GPU would wait for this program.
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.checks import check_integer
 from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.memo import memoized, remember
-from diffnet.ops.sparse.checks import check_integer
 from diffnet.ops.sparse.ell import EllPattern, check_is_pattern
 from diffnet.ops.sparse.op import sddmm, spmm
 from diffnet.ops.sparse.pattern import PIECE, Pattern, rows_of

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diffnet.ops.common.checks import check_count, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in, not_compiled
+from diffnet.ops.common.limits import LARGEST
 from diffnet.ops.common.memo import memoized, remember
 from diffnet.ops.common.ragged import cat_shifted, row_offsets
 from diffnet.ops.sparse.checks import check_csr, check_row_order
@@ -88,6 +89,8 @@ class Pattern:
     def from_row_lengths(cls, lengths: Tensor, indices: Tensor, columns: int, *, check: bool = True) -> Pattern:
         """Make a pattern from the number of entries of each row, (rows,) of any integer dtype, instead of indptr.
 
+        Indices become int64 if there are more than 2³¹ entries.
+
         >>> import torch
         >>> Pattern.from_row_lengths(torch.tensor([2, 1]), torch.tensor([0, 2, 1]), 3).indptr
         tensor([0, 2, 3])
@@ -97,6 +100,7 @@ class Pattern:
             check_plain("indices", indices)
         if lengths.ndim != 1 or lengths.is_floating_point():
             raise ValueError(f"row lengths should be 1-D integers, got {lengths.dtype} of {tuple(lengths.shape)}")
+        indices = indices.long() if len(indices) > LARGEST else indices
         zero = indices.new_zeros(1)
         return cls(torch.cat([zero, lengths.cumsum(0).to(indices.dtype)]), indices, columns, check=check)
 
@@ -278,11 +282,15 @@ def rows_of(pattern: Pattern, rows: Tensor) -> tuple[Pattern, Tensor]:
 def block_diagonal_pattern(patterns: Sequence[Pattern]) -> Pattern:
     """Put patterns along the diagonal of one pattern. Whatever all of them have already found is combined, too.
 
+    Indices become int64 if rows, columns or entries exceed 2³¹ together.
+
     Raises ValueError for no patterns, and for patterns that differ in dtype or device.
     """
     check_blocks(patterns)
     if len(patterns) == 1:
         return patterns[0]
+    if max(sum(sizes) for sizes in zip(*((*p.shape, p.nnz) for p in patterns), strict=True)) > LARGEST:
+        patterns = [p.map_tensors(Tensor.long) for p in patterns]
     packed = _pack(patterns)
     transposes = [p._transpose for p in patterns if p._transpose is not None]
     if len(transposes) < len(patterns):

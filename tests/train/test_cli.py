@@ -280,6 +280,45 @@ def test_a_bad_mesh_of_a_data_set_is_named(tmp_path):
     assert "m1.txt, line 3" in complaint(*train)
 
 
+def test_a_triangle_soup(room, tmp_path):
+    """Every face has its own vertices. Predictions at them are those of the connected mesh."""
+    ball = load_mesh(room / "data" / "m0.obj")
+    corners = ball.faces.reshape(-1)
+    rows = [f"v {x} {y} {z}" for x, y, z in ball.verts[corners]]
+    rows += [f"f {i} {i + 1} {i + 2}" for i in range(1, len(corners), 3)]
+    soup, best = tmp_path / "soup.obj", room / "run" / "best.pt"
+    soup.write_text("\n".join(rows) + "\n")
+    code, out, _ = diffnet("info", soup)
+    assert code == 0
+    assert re.search(r"coincident vertices +198, 198 of them joined by default *\n", out)
+
+    code, out, err = diffnet("predict", soup, "--checkpoint", best, "--out", tmp_path / "soup.ply")
+    assert (code, err) == (0, "")
+    assert len(trimesh.load(tmp_path / "soup.ply", process=False).vertices) == 240
+    loaded = load_checkpoint(best)
+    (_, whole), (_, split) = predict_labels([ball, soup], loaded, torch.device("cpu"))
+    assert (split == whole[corners]).mean() > 0.99
+    loaded["options"]["join"] = "never"
+    with pytest.warns(UserWarning, match=r"soup.obj: every eigenvalue is 0.* join=\"always\""):
+        predict_labels([soup], loaded, torch.device("cpu"))
+
+    train = ["train", "segmentation", "--cache", tmp_path / "cache", *SMALL, "--epochs", 1, "--join", "always"]
+    data = tmp_path / "data"
+    data.mkdir()
+    for i in range(3):
+        (data / f"{i}.obj").write_text(soup.read_text())
+        np.savetxt(data / f"{i}.txt", (ball.verts[corners, 2] > 0).astype(int), fmt="%d")
+    code, _, err = diffnet(*train, "--data", data, "--out", tmp_path / "run")
+    assert (code, err) == (0, "")
+    assert load_checkpoint(tmp_path / "run" / "last.pt")["options"]["join"] == "always"
+    entries = set((tmp_path / "cache").rglob("*.operators.*"))
+    assert len(entries) == 1
+    for rule, more in (("always", 0), ("auto", 1)):
+        precompute = ["precompute", soup, "--cache", tmp_path / "cache", "--k", 8, "--jobs", 1, "--join", rule]
+        assert diffnet(*precompute)[0] == 0
+        assert len(set((tmp_path / "cache").rglob("*.operators.*"))) == 1 + more
+
+
 def test_bad_input_to_prediction(room, tmp_path):
     mesh, best, ply = room / "data" / "m0.obj", room / "run" / "best.pt", tmp_path / "a.ply"
 
