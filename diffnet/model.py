@@ -145,7 +145,7 @@ class DiffusionNet(nn.Module):
         elif self.outputs_at == "edges":
             x = F.embedding(operators.edges, x).mean(1)
         elif self.outputs_at == "global_mean":
-            x = segment_mean(x, operators.mass, operators.ptr, operators.lengths)
+            x = segment_mean(x, operators.mass, operators.ptr, operators.lengths, self.backend)
         return x if self.last_activation is None else self.last_activation(x)
 
     @classmethod

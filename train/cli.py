@@ -115,8 +115,8 @@ def train_segmentation(
     jobs: JobsOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     capture: Annotated[
-        bool, typer.Option("--capture", help="Record each mesh's step as a CUDA graph. Faster for small meshes.")
-    ] = False,
+        bool, typer.Option(help="On a GPU, launch the kernels of a step together as a CUDA graph.")
+    ] = True,
 ) -> None:
     """Train a segmentation network, and report its results on the test meshes.
 

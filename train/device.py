@@ -22,8 +22,12 @@ def pick_device(name: str) -> torch.device:
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
-    """The autocast context of a run: bf16 or disabled, see `matmul_dtype`."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=matmul_dtype(precision, device) == torch.bfloat16)
+    """The autocast context of a run: bf16 or disabled, see `matmul_dtype`.
+
+    It caches no casts of weights. A CUDA graph of a step would read a cached cast forever.
+    """
+    enabled = matmul_dtype(precision, device) == torch.bfloat16
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
 
 def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype:

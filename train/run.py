@@ -42,7 +42,7 @@ from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import restore_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import evaluate, predict_classes
-from diffnet.train.loop import check_capture, train
+from diffnet.train.loop import train
 from diffnet.train.metrics import accuracy, class_scores, percent
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.charts import confusion_png, curves_png
@@ -66,7 +66,7 @@ def run_segmentation(
     cache_dir: Path,
     jobs: int | None = None,
     resume: bool = False,
-    capture: bool = False,
+    capture: bool = True,
     console: Console,
 ) -> dict[str, Any]:
     """Preprocess, train, evaluate and report. All files are written to the folder `out`.
@@ -75,11 +75,9 @@ def run_segmentation(
 
     The folder is locked until the run ends. See `locked` for what holds on network file systems.
 
-    Raises OptionError, see `check_folder` and `check_capture`; DataError for a mesh that can't be used; and the errors
-    of `train`.
+    Raises OptionError, see `check_folder`; DataError for a mesh that can't be used; and the errors of `train`.
     """
     check_folder(out, resume)
-    check_capture(capture, options, device)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
