@@ -4,69 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffnet.geometry import (
-    BASIS_PRECISIONS,
-    JOIN_RULES,
-    LAPLACIANS,
-    BasisPrecision,
-    JoinRule,
-    LaplacianKind,
-    Mesh,
-    MeshLike,
-    Operators,
-    hks,
-    precompute,
-    wks,
-)
+from diffnet.data.options import FEATURE_CHANNELS, FeatureKind, Preprocessing
+from diffnet.geometry import Mesh, MeshLike, Operators, hks, precompute, wks
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.normalize import load_normalized
 from diffnet.geometry.preprocessing import many
+from diffnet.geometry.preprocessing.many import load_meanwhile as load_meanwhile  # __init__.pyi exports these three
+from diffnet.geometry.preprocessing.many import precompute_all as precompute_all
 from diffnet.geometry.preprocessing.options import Options
-
-FeatureKind: TypeAlias = Literal["hks", "log-hks", "xyz", "wks"]
-FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "log-hks": 16, "xyz": 3, "wks": 16}
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """The options that decide the network's view of a mesh. A checkpoint stores them.
-
-    k: number of eigenpairs; 0 is allowed for xyz features only
-    laplacian, basis, join: see `precompute`
-    features: input features at the vertices, see `input_features`
-
-    Raises OptionError for a value that is not allowed.
-
-    >>> Preprocessing(k=64, features="wks").laplacian
-    'robust'
-    """
-
-    k: int = 128
-    laplacian: LaplacianKind = "robust"
-    features: FeatureKind = "hks"
-    basis: BasisPrecision = "float32"
-    join: JoinRule = "auto"
-
-    def __post_init__(self) -> None:
-        for name, known in (
-            ("laplacian", LAPLACIANS),
-            ("features", get_args(FeatureKind)),
-            ("basis", BASIS_PRECISIONS),
-            ("join", JOIN_RULES),
-        ):
-            if getattr(self, name) not in known:
-                raise OptionError(f"{name} should be one of {', '.join(known)}, got {getattr(self, name)!r}")
-        if isinstance(self.k, bool) or not hasattr(self.k, "__index__"):
-            raise OptionError(f"k should be an integer, got {self.k!r} of type {type(self.k).__name__}")
-        fewest = 0 if self.features == "xyz" else 1  # descriptors are computed from eigenpairs
-        if self.k < fewest:
-            raise OptionError(f"k should be at least {fewest}, got {self.k}")
+from diffnet.geometry.processes import available_cores as available_cores
 
 
 def prepare(

@@ -1,20 +1,35 @@
-"""Moving batches to the device, and rotating their positions."""
+"""Batches on the device, and random rotations of their positions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from diffnet.data import Sample, collate_samples
+from diffnet.geometry import Operators
 
 S = TypeVar("S")
 T = TypeVar("T")
 _END = object()
+
+
+class Batch(NamedTuple):
+    """A packed batch on the device of the network.
+
+    features: (V, C) float32
+    labels: (V,), (F,) or (E,) int64
+    rotations: (B, 3, 3) float32, by which the step rotates the features of each mesh, or None
+    """
+
+    features: Tensor
+    labels: Tensor
+    operators: Operators
+    rotations: Tensor | None = None
 
 
 def keep_on_device(

@@ -17,7 +17,7 @@ from diffnet.graphed.recording import load_rows, preserved, trial
 from diffnet.graphed.sizes import BatchSize, largest_batch, size_of
 from diffnet.graphed.static_operators import StaticOperators
 from diffnet.ops.common.cuda_graph import NotCapturable
-from diffnet.train.batch import Batch
+from diffnet.train.batches import Batch
 
 
 @dataclass
@@ -132,6 +132,7 @@ class CapturedSteps:
                     warnings.warn(
                         f"some training steps run without CUDA graphs: {reason}", RuntimeWarning, stacklevel=4
                     )
+            self._lane.keep(size, captured)
 
     def _run(self, batch: Batch) -> None:
         self._loss().copy_(self._step(batch))

@@ -1,4 +1,8 @@
-"""The command line: `diffnet train`, `diffnet predict`, `diffnet precompute`, `diffnet info`."""
+"""The command line: `diffnet train`, `diffnet predict`, `diffnet precompute`, `diffnet info`.
+
+`--help` and mistakes on the command line should answer at once. So the top of this file imports neither PyTorch nor
+SciPy, and each command imports what it runs.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,17 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from diffnet.block import DiffusionMode
-from diffnet.data import FeatureKind, Layout, Preprocessing, figures, load_dataset
-from diffnet.geometry import FORMATS, BasisPrecision, JoinRule, LaplacianKind, diagnose, load_mesh
+from diffnet.data.folders.layouts import Layout
+from diffnet.data.options import FeatureKind, Preprocessing
 from diffnet.geometry.errors import DiffnetError, OptionError
+from diffnet.geometry.mesh.mesh import FORMATS
+from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.device import pick_device
-from diffnet.train.metrics import percent
-from diffnet.train.options import Precision, Schedule, TrainBackend, TrainOptions
-
-# The modules that draw and write reports take a second to import, so only the commands that need them import them.
+from diffnet.train.options import DiffusionMode, Precision, Schedule, TrainBackend, TrainOptions
 
 app = typer.Typer(
     help="Learning on surfaces with DiffusionNet: train on labeled meshes, predict on new ones.",
@@ -128,6 +128,8 @@ def train_segmentation(
     A run locks its folder. On network file systems without locks, start only one run in a folder.
     """
     with ExitAtCtrlC():
+        from diffnet.data import load_dataset
+        from diffnet.train.device import pick_device
         from diffnet.train.run import check_folder, run_segmentation
 
     if batch_meshes is None and batch_vertices is None:
@@ -159,7 +161,12 @@ def train_segmentation(
     chosen = pick_device(device)
     check_folder(out, resume)
     cache.mkdir(parents=True, exist_ok=True)
-    dataset = figures(seed=seed) if data == "figures" else load_dataset(data, layout, seed=seed, cache_dir=cache)
+    if data == "figures":
+        from diffnet.data import figures
+
+        dataset = figures(seed=seed)
+    else:
+        dataset = load_dataset(data, layout, seed=seed, cache_dir=cache)
     console.print(
         f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, "
         f"{len(dataset.label_names)} classes at the {dataset.labels_at}"
@@ -185,6 +192,8 @@ def train_segmentation(
 
 
 def _print_results(results: dict[str, Any], out: Path) -> None:
+    from diffnet.train.metrics import percent
+
     shown = results["classes"]
     table = Table("class", "elements", "accuracy", "IoU")
     for column in table.columns[1:]:
@@ -218,6 +227,7 @@ def predict(
     """Predict the labels of meshes with a trained network."""
     with ExitAtCtrlC():
         from diffnet.train.checkpoint import load_checkpoint
+        from diffnet.train.device import pick_device
         from diffnet.train.predict import predict_labels, write_predictions
 
     plys = _plys(meshes, out)
@@ -269,6 +279,7 @@ def precompute(
     the end, and the exit code is 1.
     """
     with ExitAtCtrlC():
+        from diffnet.train.device import pick_device
         from diffnet.train.run import fill_cache_with_bar
 
     files: list[Path] = []
@@ -298,6 +309,9 @@ def _is_mesh(name: str) -> bool:
 @app.command()
 def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {MESH_FILES}.")]) -> None:
     """Show the size of a mesh and list its faults."""
+    with ExitAtCtrlC():
+        from diffnet.geometry import diagnose, load_mesh
+
     loaded = load_mesh(mesh)
     found = diagnose(loaded)
     table = Table(show_header=False, box=None)
@@ -354,6 +368,8 @@ def _user_message(error: Exception) -> str | None:
     if isinstance(error, OSError):
         return str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
     # PyTorch has an error class for a GPU that is out of memory, but only a message for the main memory.
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+    torch = sys.modules.get("torch")  # if the error is PyTorch's, PyTorch is loaded
+    exhausted = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
+    if isinstance(error, exhausted) or "can't allocate memory" in str(error):
         return f"out of memory ({error}). In training, lower --batch-vertices, --batch-meshes or --width"
     return None

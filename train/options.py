@@ -1,4 +1,4 @@
-"""The options of a training run. A checkpoint stores them."""
+"""The options of a training run. A checkpoint stores them. The command line shows their values, so this loads fast."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from diffnet.block import DiffusionMode
-from diffnet.data import FeatureKind, Preprocessing
-from diffnet.geometry import BasisPrecision, JoinRule, LaplacianKind
+from diffnet.data.options import FeatureKind, Preprocessing
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
 
+# The same as `diffnet.block.DiffusionMode`, whose import loads PyTorch.
+DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
 TrainBackend: TypeAlias = Literal["auto", "torch"]

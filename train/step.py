@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +16,7 @@ from diffnet.geometry import Operators
 from diffnet.graphed.lane import Recorder, record_graph
 from diffnet.ops import Backend, cross_entropy
 from diffnet.ops.common.cuda_graph import NotCapturable
-from diffnet.train.batch import Batch
-from diffnet.train.batches import rotate
+from diffnet.train.batches import Batch, rotate
 from diffnet.train.captured_steps import CapturedSteps
 from diffnet.train.device import autocast
 from diffnet.train.metrics import confusion_matrix
@@ -89,12 +89,25 @@ def segmentation_loss(logits: Tensor, labels: Tensor, backend: Backend = "auto")
     return cross_entropy(logits, labels, UNLABELED, backend=backend).sum() / (labels != UNLABELED).sum().clamp(min=1)
 
 
+class Adam(torch.optim.Adam):
+    """`torch.optim.Adam` without the wrappers by which `torch.compile` recognizes it.
+
+    On their first call, the wrappers import the compiler, which takes 1 to 2 seconds. Nothing here compiles a step.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
+    load_state_dict = inspect.unwrap(torch.optim.Adam.load_state_dict)
+    state_dict = inspect.unwrap(torch.optim.Adam.state_dict)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+    zero_grad = inspect.unwrap(torch.optim.Adam.zero_grad)
+
+
 def make_optimizer(model: DiffusionNet, options: TrainOptions, device: torch.device) -> torch.optim.Optimizer:
     """Adam. On a GPU, one kernel updates all parameters, and a CUDA graph can record it."""
     if device.type != "cuda":
-        return torch.optim.Adam(model.parameters(), lr=options.learning_rate)
+        return Adam(model.parameters(), lr=options.learning_rate)
     rate = torch.tensor(options.learning_rate, device=device)
-    return torch.optim.Adam(model.parameters(), lr=rate, fused=True, capturable=True)
+    return Adam(model.parameters(), lr=rate, fused=True, capturable=True)
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ class BatchBuffers:
 
     def __init__(self, arena: Arena, size: BatchSize, counted: frozenset[str], example: Operators) -> None:
         self.arena, self.size, self.counted, self.example = arena, size, counted, example
-        self._buffers: dict[str, _Buffer] = {}
+        self._filled: dict[str, _Buffer] = {}
         # It is small, so it has memory of its own. For one mesh, its values then never change.
         with torch.inference_mode(False):
             self.ptr = torch.zeros(size.meshes + 1, dtype=torch.int64, device=arena.device)
@@ -56,28 +56,28 @@ class BatchBuffers:
         """
         if needs and needs not in self.counted:
             raise NotCounted(needs)
-        if name not in self._buffers:
+        if name not in self._filled:
             tensor = self.arena.take(name, self.size, shape, read(self.example).dtype)
-            self._buffers[name] = _Buffer(tensor, read, rest)
-            _fill([self._buffers[name]], self.example)
-        return self._buffers[name].tensor
+            self._filled[name] = _Buffer(tensor, read, rest)
+            _fill([self._filled[name]], self.example)
+        return self._filled[name].tensor
 
     def planes(self, name: str, read: Read, shape: Shape, *, needs: str = "") -> Tensor:
         """Like `rows`, for values (2, n, …). The shape is that of one plane."""
         if needs and needs not in self.counted:
             raise NotCounted(needs)
         tensor = self.arena.take(name, self.size, lambda size: (2, *shape(size)), read(self.example).dtype)
-        if f"{name}[0]" not in self._buffers:
+        if f"{name}[0]" not in self._filled:
             for i in range(2):
-                self._buffers[f"{name}[{i}]"] = _Buffer(tensor[i], lambda o, i=i: read(o)[i], lambda _: 0)  # type: ignore[misc]
-            _fill([self._buffers[f"{name}[{i}]"] for i in range(2)], self.example)
+                self._filled[f"{name}[{i}]"] = _Buffer(tensor[i], lambda o, i=i: read(o)[i], lambda _: 0)  # type: ignore[misc]
+            _fill([self._filled[f"{name}[{i}]"] for i in range(2)], self.example)
         return tensor
 
     def load(self, source: Operators) -> None:
         """Copy the operators of a batch into all buffers that have been asked for."""
         self.example = source
         self._load_extents(source)
-        _fill(self._buffers.values(), source)
+        _fill(self._filled.values(), source)
 
     def _load_extents(self, source: Operators, first: bool = False) -> None:
         """The last mesh of the batch owns all further rows, and further meshes are empty."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
-
 import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
@@ -11,9 +9,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.discretize.laplacian import usable_faces
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import Mesh
-
-JoinRule: TypeAlias = Literal["auto", "always", "never"]
-JOIN_RULES: tuple[JoinRule, ...] = get_args(JoinRule)
+from diffnet.geometry.preprocessing.options import JOIN_RULES, JoinRule
 
 
 def joined_vertices(mesh: Mesh, join: JoinRule = "auto") -> NDArray[np.int64]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
-
 import numpy as np
 import potpourri3d
 import robust_laplacian
@@ -13,9 +11,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.discretize.intrinsic_delaunay import delaunay_laplacian
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
-
-LaplacianKind: TypeAlias = Literal["robust", "cotan"]
-LAPLACIANS: tuple[LaplacianKind, ...] = get_args(LaplacianKind)
+from diffnet.geometry.preprocessing.options import LaplacianKind
 
 CLOUD_NEIGHBORS = 30  # of each point in the local triangulations of a point cloud (Sharp & Crane 2020)
 

@@ -15,15 +15,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from diffnet.geometry.discretize.coincident import JoinRule
-from diffnet.geometry.discretize.laplacian import LaplacianKind
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import MeshLike
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.gpu_queue import gpu_solver
 from diffnet.geometry.preprocessing.one import precompute
-from diffnet.geometry.preprocessing.options import BasisPrecision, Options
+from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind, Options
 from diffnet.geometry.preprocessing.worker import (
     CacheJob,
     Unsolved,

@@ -11,13 +11,11 @@ import torch
 
 from diffnet.geometry.cache import Arrays, write_entry
 from diffnet.geometry.diagnosis import diagnose
-from diffnet.geometry.discretize.coincident import JoinRule
-from diffnet.geometry.discretize.laplacian import LaplacianKind
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.entry import operators_path, read_operators
-from diffnet.geometry.preprocessing.options import BasisPrecision, Options
+from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind, Options
 from diffnet.geometry.preprocessing.recipe import complete, discretize, round_positions, solve
 from diffnet.ops import Pattern, SparseMatrix
 

@@ -1,4 +1,4 @@
-"""The options of `precompute` that decide its result."""
+"""The options of `precompute` that decide its result. The command line shows them, so this module loads fast."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from diffnet.geometry.discretize.coincident import JOIN_RULES, JoinRule
-from diffnet.geometry.discretize.laplacian import LAPLACIANS, LaplacianKind
 from diffnet.geometry.errors import OptionError
 
+LaplacianKind: TypeAlias = Literal["robust", "cotan"]
 BasisPrecision: TypeAlias = Literal["float32", "float16", "bfloat16"]
+JoinRule: TypeAlias = Literal["auto", "always", "never"]
+LAPLACIANS: tuple[LaplacianKind, ...] = get_args(LaplacianKind)
 BASIS_PRECISIONS: tuple[BasisPrecision, ...] = get_args(BasisPrecision)
+JOIN_RULES: tuple[JoinRule, ...] = get_args(JoinRule)
 
 
 @dataclass

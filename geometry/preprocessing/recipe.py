@@ -13,17 +13,17 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.cache import Arrays
-from diffnet.geometry.discretize.coincident import JoinRule, joined_vertices
+from diffnet.geometry.discretize.coincident import joined_vertices
 from diffnet.geometry.discretize.frames import tangent_frames
 from diffnet.geometry.discretize.gradient import gradient_values, one_ring
-from diffnet.geometry.discretize.laplacian import LaplacianKind, laplacian_and_mass, usable_faces
+from diffnet.geometry.discretize.laplacian import laplacian_and_mass, usable_faces
 from diffnet.geometry.discretize.lifting import join, lift_gradient, lift_laplacian, lift_mass
 from diffnet.geometry.discretize.vertex_order import order_unless_near
 from diffnet.geometry.eigen.problem import Array, Pairs
 from diffnet.geometry.eigen.solve import eigenbasis
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
-from diffnet.geometry.preprocessing.options import BasisPrecision
+from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
 
 if TYPE_CHECKING:
     import torch

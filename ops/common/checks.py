@@ -117,6 +117,19 @@ def _check_device(name: str, tensor: Tensor, device: torch.device) -> None:
         raise ValueError(f"{name} should be on {device}, it is on {tensor.device}")
 
 
+def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    """The shape that two shapes broadcast to.
+
+    The first call of `torch.broadcast_shapes` imports SymPy, which takes about a second.
+
+    Raises RuntimeError if they don't broadcast.
+    """
+    if len(a) == 0 or len(b) == 0:
+        return (*a, *b)
+    scalar = torch.empty(())
+    return tuple(torch.broadcast_tensors(scalar.expand(*a), scalar.expand(*b))[0].shape)  # type: ignore[no-untyped-call]
+
+
 def check_index(name: str, index: Any, shape: tuple[int, ...] | None, device: torch.device) -> None:
     """Check that an argument is a tensor of int32 or int64 of this shape on this device; None stands for any 1-D shape.
 

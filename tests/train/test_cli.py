@@ -20,7 +20,7 @@ import torch
 import trimesh
 from PIL import Image
 
-from diffnet import DiffnetError, MeshError
+from diffnet import DiffnetError, MeshError, geometry
 from diffnet.data import DataError, Preprocessing, load_dataset, prepare
 from diffnet.geometry import load_mesh, mesh_edges
 from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
@@ -189,6 +189,55 @@ def test_default_cache_folder(monkeypatch):
         assert str(cli.default_cache()) == expected
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what happens for a user without a home
     assert cli.default_cache().is_absolute()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["train", "--help"], ["train", "segmentation", "--help"], ["predict", "--help"], ["bench", "--help"]],
+    ids=" ".join,
+)
+def test_help_loads_no_heavy_library(arguments):
+    heavy = ["torch", "triton", "scipy", "trimesh", "matplotlib", "tensorboard", "skimage", "PIL"]
+    code = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print([m for m in {heavy} if m in sys.modules], file=sys.stderr))\n"
+        "from diffnet.__main__ import main\n"
+        "main()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True)
+    assert "Usage:" in ran.stdout
+    assert ran.stderr == "[]\n"
+    assert ran.returncode == 0
+
+
+def test_training_starts_without_libraries_that_load_slowly(room, tmp_path):
+    """PyTorch's compiler and SymPy take seconds to import. Matplotlib is for the report at the end."""
+    slow = ["torch._dynamo", "sympy", "matplotlib", "skimage"]
+    code = (
+        "import sys\n"
+        "from diffnet.train import cli, run\n"
+        "def scores(matrix, original=run.class_scores):  # called after the last step\n"
+        f"    print([m for m in {slow} if m in sys.modules])\n"
+        "    return original(matrix)\n"
+        "run.class_scores = scores\n"
+        "cli.main()\n"
+    )
+    where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", room / "cache", "--epochs", 1]
+    command = [sys.executable, "-c", code, *map(str, ["train", "segmentation", *where, *SMALL])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert re.search(r"^\[\]$", ran.stdout, re.MULTILINE), ran.stdout + ran.stderr
+
+
+def test_info_loads_no_pytorch(tmp_path):
+    trimesh.creation.icosphere(1).export(tmp_path / "ball.off")
+    code = "import sys; from diffnet.train.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, "info", str(tmp_path / "ball.off")]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert "no faults found" in ran.stdout, ran.stderr
+    assert ran.stdout.endswith("False\n")
 
 
 # ---- bad input ----
@@ -368,8 +417,8 @@ def info_that_raises(monkeypatch, error):
     def fail(mesh):
         raise error
 
-    monkeypatch.setattr(cli, "load_mesh", lambda path: None)
-    monkeypatch.setattr(cli, "diagnose", fail)
+    monkeypatch.setattr(geometry, "load_mesh", lambda path: None)
+    monkeypatch.setattr(geometry, "diagnose", fail)
     return diffnet("info", "a.off")
 
 
@@ -669,7 +718,7 @@ def test_the_generated_set(tmp_path, monkeypatch):
     from diffnet.data import figures
 
     asked = []
-    monkeypatch.setattr(cli, "figures", lambda seed: asked.append(seed) or figures(train=1, test=1, seed=seed))
+    monkeypatch.setattr("diffnet.data.figures", lambda seed: asked.append(seed) or figures(train=1, test=1, seed=seed))
     out = tmp_path / "run"
     train = [
         "train",

@@ -28,7 +28,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.report import export
 from diffnet.train.run import run_segmentation
 from diffnet.train.run_folder.history import COLUMNS
-from diffnet.train.step import segmentation_loss
+from diffnet.train.step import Adam, segmentation_loss
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
@@ -673,3 +673,27 @@ def test_at_most_one_result_is_computed_ahead():
     next(results)
     results.close()
     assert asked == [0, 1, 2]
+
+
+def test_adam_is_adam_of_pytorch():
+    """Also when it continues from a stored state. The closures and hooks of PyTorch's optimizers work, too."""
+    torch.manual_seed(0)
+    ours, theirs = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
+    theirs.load_state_dict(ours.state_dict())
+    first, expected = (kind(model.parameters(), lr=0.1) for kind, model in ((Adam, ours), (torch.optim.Adam, theirs)))
+    second = Adam(ours.parameters(), lr=0.1)
+    seen = []
+    second.register_step_post_hook(lambda *arguments: seen.append(len(seen)))
+    for i in range(6):
+        if i == 3:
+            second.load_state_dict(first.state_dict())
+        x = torch.randn(7, 5)
+        for model, optimizer in ((ours, first if i < 3 else second), (theirs, expected)):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+    assert seen == [0, 1, 2]
+    for parameter, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(parameter, other, rtol=0, atol=0)
+    assert second.state_dict().keys() == expected.state_dict().keys()
+    assert second.step(lambda: 7.0) == 7.0
