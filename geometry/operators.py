@@ -78,7 +78,7 @@ class Operators:
     _lengths: ClassVar[tuple[int, ...] | None] = None
     _face_lengths: ClassVar[tuple[int, ...] | None] = None
     _edges: ClassVar[Tensor | None] = None
-    # For each dtype, what `prepared` returned, and what it was computed from, see `_version`.
+    # For each dtype, what `prepared` returned, and what it was computed from, see `_basis_version`.
     _preparations: ClassVar[Mapping[torch.dtype, tuple[Any, Operators]] | None] = None
     # Fields that `collate` packs when they are first read.
     _unpacked: ClassVar[Mapping[str, Later[Any]] | None] = None
@@ -198,7 +198,7 @@ class Operators:
         if self.gradient_evecs is not None and self.evecs.dtype == dtype:
             return self
         remembered = self._preparations or {}
-        if dtype in remembered and (torch.compiler.is_compiling() or remembered[dtype][0] == self._version()):
+        if dtype in remembered and (torch.compiler.is_compiling() or remembered[dtype][0] == self._basis_version()):
             return remembered[dtype][1]
         if not can_remember():
             return self.with_gradient_evecs().with_basis_dtype(dtype)
@@ -208,10 +208,10 @@ class Operators:
         found = result.gradient_evecs
         assert found is not None
         if _plain([found]) and has_room(3 * found.nbytes // 2, found.device):
-            remember(self, _preparations={**remembered, dtype: (self._version(), result)})
+            remember(self, _preparations={**remembered, dtype: (self._basis_version(), result)})
         return result
 
-    def _version(self) -> Any:
+    def _basis_version(self) -> Any:
         """A value that changes when the basis is written to."""
         # Fields that are not packed yet can't have been written to.
         basis = (self.__dict__.get("evecs"), self.gradient_evecs)
@@ -453,7 +453,7 @@ def _pack_preparations(batch: Sequence[Operators], packed: Operators) -> dict[to
             parts = [o.prepared(dtype) for o in batch]
             evecs = packed.evecs if dtype == batch[0].evecs.dtype else torch.cat([o.evecs for o in parts])
             gradient_evecs = torch.cat([o.gradient_evecs for o in parts if o.gradient_evecs is not None], dim=1)
-            packed_ones[dtype] = packed._version(), packed._with_basis(evecs, gradient_evecs)
+            packed_ones[dtype] = packed._basis_version(), packed._with_basis(evecs, gradient_evecs)
     return packed_ones
 
 
