@@ -144,7 +144,8 @@ def _pattern(buffers: BatchBuffers, name: str, needs: str, read: Callable[[Opera
         )
         indices = buffers.rows(f"{name}.indices", lambda source: read(source).indices, entries, needs=needs)
         no_pieces = torch.empty(0, 4, dtype=torch.int64, device=indptr.device)
-        return Pattern(indptr, indices, len(order), order, transposed, no_pieces, indptr[:0], check=False)
+        pattern = Pattern(indptr, indices, len(order), order, check=False)
+        return pattern.with_known(transpose=transposed, long_pieces=no_pieces, rows_by_length=indptr[:0])
 
     transpose = stored(f"{name}.transpose", lambda source: read(source).transpose[0], None)
     places = buffers.rows(

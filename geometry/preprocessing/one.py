@@ -120,8 +120,8 @@ def _operators(mesh: Mesh, arrays: Arrays) -> Operators:
 
     def sparse(name: str) -> SparseMatrix:
         indptr, indices = tensors[f"{name}_indptr"], tensors[f"{name}_indices"]
-        transposed = _transposed(indptr, indices, order)
-        pattern = Pattern(indptr, indices, len(mesh.verts), order, transposed, check=False)
+        pattern = Pattern(indptr, indices, len(mesh.verts), order, check=False)
+        pattern = pattern.with_known(transpose=_transposed(indptr, indices, order))
         # Products and their backward need index arrays. `prepare` computes them here, once, outside of training steps
         # that may be compiled or captured.
         return SparseMatrix(pattern.prepare(), tensors[name])
@@ -143,7 +143,6 @@ def _operators(mesh: Mesh, arrays: Arrays) -> Operators:
         faces=torch.from_numpy(mesh.faces),
         face_ptr=extent(len(mesh.faces)),
         joined=tensors["joined"].long() if len(tensors["joined"]) > 0 else None,
-        _lengths=(len(mesh.verts),),
     )
 
 

@@ -10,8 +10,9 @@ With one program for a row, a single launch would do, but the whole GPU would wa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend
 from diffnet.ops.common.checks import check_integer
 from diffnet.ops.common.compiler import not_compiled
-from diffnet.ops.common.memo import memoized
+from diffnet.ops.common.memo import memoized, remember
 from diffnet.ops.sparse.ell import EllPattern, check_is_pattern
 from diffnet.ops.sparse.op import sddmm, spmm
 from diffnet.ops.sparse.pattern import PIECE, Pattern, rows_of
@@ -55,10 +56,12 @@ class HybridPattern:
 
     pattern: Pattern
     widths: tuple[int, ...]
-    _grouped: Pattern | None = field(default=None, repr=False)
-    _transpose: tuple[HybridPattern, Tensor] | None = field(default=None, repr=False)
+    # Found at first use, see `memoized`.
+    _grouped: ClassVar[Pattern | None] = None
+    _transpose: ClassVar[tuple[HybridPattern, Tensor] | None] = None
 
     def __post_init__(self) -> None:
+        remember(self, _grouped=None, _transpose=None)
         check_is_pattern(self.pattern)
         for width in self.widths:
             check_integer("each width", width)
