@@ -48,4 +48,5 @@ def segment_mean(
     else:
         total, weight = weighted_sums(x, weights, ptr, lengths)
     # `where` passes a gradient to both branches, so the division must be finite in both.
-    return (total / torch.where(weight > 0, weight, 1.0)[:, None]).to(x.dtype)
+    mean: Tensor = total / torch.where(weight > 0, weight, 1.0)[:, None]
+    return mean.to(x.dtype)
