@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from diffnet.data import UNLABELED, LabelsAt
 from diffnet.geometry import Operators
-from diffnet.graphed.buffers import BatchBuffers, NotCounted
+from diffnet.graphed.buffers import BatchBuffers, NotCounted, Rows
 from diffnet.graphed.lane import Graph, Lane, Recorder, record_graph
-from diffnet.graphed.recording import load_rows, preserved, trial
+from diffnet.graphed.recording import preserved, trial
 from diffnet.graphed.sizes import BatchSize, largest_batch, size_of
 from diffnet.graphed.static_operators import StaticOperators
 from diffnet.ops.common.cuda_graph import NotCapturable
@@ -29,11 +29,10 @@ class _Captured:
     graph: Graph | None = None
 
     def load(self, batch: Batch) -> None:
-        self.buffers.load(batch.operators)
-        load_rows(self.batch.features, batch.features)
-        load_rows(self.batch.labels, batch.labels, UNLABELED)
+        rows = [Rows(self.batch.features, batch.features), Rows(self.batch.labels, batch.labels, UNLABELED)]
         if batch.rotations is not None and self.batch.rotations is not None:
-            load_rows(self.batch.rotations, batch.rotations)
+            rows.append(Rows(self.batch.rotations, batch.rotations))
+        self.buffers.load(batch.operators, *rows)
 
 
 class CapturedSteps:
