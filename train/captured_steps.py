@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows
+from diffnet.cuda_graphs.lane import Graph, Lane, Recorder, record_graph
+from diffnet.cuda_graphs.recording import preserved, trial
+from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, size_of
+from diffnet.cuda_graphs.static_operators import StaticOperators
 from diffnet.data import UNLABELED, LabelsAt
 from diffnet.geometry import Operators
-from diffnet.graphed.buffers import BatchBuffers, NotCounted, Rows
-from diffnet.graphed.lane import Graph, Lane, Recorder, record_graph
-from diffnet.graphed.recording import preserved, trial
-from diffnet.graphed.sizes import BatchSize, largest_batch, size_of
-from diffnet.graphed.static_operators import StaticOperators
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.train.batches import Batch
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diffnet.cuda_graphs.arena import Arena, Shape
+from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.geometry import Operators
-from diffnet.graphed.arena import Arena, Shape
-from diffnet.graphed.sizes import BatchSize
 
 Read = Callable[[Operators], Tensor]
 Rest = Callable[[Operators], float]
@@ -112,7 +112,7 @@ def fill(all_rows: Iterable[Rows]) -> None:
             into.append(buffer)
             given.append(values)
             continue
-        rows, remaining = torch.split(buffer, (count, size - count))
+        rows, remaining = torch.split(buffer, [count, size - count])
         if count > 0:
             into.append(rows)
             given.append(values)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from diffnet.cuda_graphs.buffers import NotCounted, Rows, fill
+from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
+from diffnet.cuda_graphs.module_state import ModuleState
+from diffnet.cuda_graphs.recording import ROWS, Recording, record_network
+from diffnet.cuda_graphs.sizes import round_up, size_of
+from diffnet.cuda_graphs.static_operators import StaticOperators
 from diffnet.geometry import Operators
-from diffnet.graphed.buffers import NotCounted, Rows, fill
-from diffnet.graphed.lane import Lane, Recorder, record_graph
-from diffnet.graphed.module_state import ModuleState
-from diffnet.graphed.recording import ROWS, Recording, record_network
-from diffnet.graphed.sizes import round_up, size_of
-from diffnet.graphed.static_operators import StaticOperators
 from diffnet.ops.common.compiler import under_transforms
 from diffnet.ops.common.cuda_graph import NotCapturable
 

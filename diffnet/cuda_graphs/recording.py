@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows, fill
+from diffnet.cuda_graphs.lane import Graph, Lane
+from diffnet.cuda_graphs.sizes import BatchSize
+from diffnet.cuda_graphs.static_operators import StaticOperators
 from diffnet.geometry import Operators
-from diffnet.graphed.buffers import BatchBuffers, NotCounted, Rows, fill
-from diffnet.graphed.lane import Graph, Lane
-from diffnet.graphed.sizes import BatchSize
-from diffnet.graphed.static_operators import StaticOperators
 from diffnet.ops.common.cuda_graph import NotCapturable
 
 # The count of `BatchSize` that gives the rows of the output.
