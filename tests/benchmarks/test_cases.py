@@ -18,6 +18,7 @@ from diffnet.benchmarks.cases import preprocessing
 from diffnet.benchmarks.harness import run
 from diffnet.benchmarks.harness.results import read_csv
 from diffnet.benchmarks.harness.synthetic import synthetic_operators
+from diffnet.benchmarks.loops import inference, train_step, training_loop, workload
 from diffnet.benchmarks.original.network import original_meshes, original_network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,13 +26,26 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 TINY = Options(CPU, vertices=(40,), widths=(5,), k=6, dtypes=("fp32",), seconds=0, compile=False)
 TUNED = [name for name in BENCHMARKS if name.startswith("tune-")]
-KERNELS = ["to-spectral", "gradient-features", "direct-gradient-features", "mlp", "train-step", "inference", *TUNED]
+KERNELS = [
+    "to-spectral",
+    "gradient-features",
+    "direct-gradient-features",
+    "mlp",
+    "train-step",
+    "inference",
+    "training-loop",
+    *TUNED,
+]
 
 no_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 
 
 SLOW = ["data-set"]  # starts processes several times
-NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in sorted(BENCHMARKS)]
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+    for name in sorted(BENCHMARKS)
+    if name != "command"
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -40,6 +54,11 @@ def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(preprocessing, "MESHES", 2)
     monkeypatch.setattr(preprocessing, "TORUS", 40)
     monkeypatch.setattr(preprocessing, "SET", 16)
+    monkeypatch.setattr(training_loop, "MESHES", 2)
+    monkeypatch.setattr(training_loop, "BATCH", 2)
+    monkeypatch.setattr(train_step, "STEPS", 1)
+    monkeypatch.setattr(inference, "CALLS", 1)
+    monkeypatch.setattr(workload, "BLOCKS", 1)
     # Plots take longer than these benchmarks. test_command.py looks at one.
     monkeypatch.setattr(run, "plot", lambda *arguments: None)
     options = replace(TINY, peers="table") if name in TUNED else TINY
@@ -48,6 +67,7 @@ def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.Monke
     assert any(row["median_ms"] for row in table)
     if name in KERNELS:
         assert {row["error"] for row in table} <= {"", "CUDA graphs need a GPU"}
+        assert all(row["error"] == "" for row in table if row["peer"] in ("original", "plain", "diffnet", "table"))
 
 
 @no_compiler
