@@ -185,7 +185,7 @@ def test_whole_commands(
         (Path(given["--out"]) / "results.json").write_text(json.dumps(results))
         return SimpleNamespace(returncode=0, stderr="")
 
-    monkeypatch.setattr(command.subprocess, "run", run)
+    monkeypatch.setattr(command, "subprocess", SimpleNamespace(run=run))
     assert bench("command", "--out", tmp_path, "--data", tmp_path) == 1
     assert "exit code 1: diffnet: no such folder" in capsys.readouterr().err
     table = read_csv(tmp_path / "command.csv")
