@@ -132,11 +132,11 @@ class Timer:
     def time(self, run: Run) -> float:
         """Milliseconds of one call."""
         on_gpu = self.device.type == "cuda"
+        if on_gpu and self.scratch is not None:
+            self.scratch.zero_()
         if on_gpu and not self.wall_clock:
             return self._events(run, HEAD_START)
         if on_gpu:
-            if self.scratch is not None:
-                self.scratch.zero_()
             torch.cuda.synchronize(self.device)
         started = time.perf_counter()
         for _ in range(self.calls):
@@ -148,6 +148,8 @@ class Timer:
     def gpu_ms(self, run: Run, wall_ms: float) -> float | None:
         """Mean milliseconds of the GPU alone for the calls of a loop, None if this is no loop on a GPU.
 
+        As in the loop, the L2 cache holds what the call before has left there.
+
         wall_ms: milliseconds of a call. Launching its kernels takes at most as long.
         """
         if self.device.type != "cuda" or self.calls == 1:
@@ -157,8 +159,6 @@ class Timer:
 
     def _events(self, run: Run, head_start: int) -> float:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        if self.scratch is not None:
-            self.scratch.zero_()
         # The GPU sleeps while Python launches the kernels of `run`, so it never waits for Python.
         torch.cuda._sleep(head_start)  # type: ignore[no-untyped-call]
         begin.record()

@@ -69,9 +69,8 @@ def _loop(work: Workload, backend: Backend, *, compile: bool = False, graphs: bo
 
 def _original(work: Workload, compile: bool = False) -> Step:
     forward = partial(original_network, work.network("torch").eval())
-    forward = torch.compile(forward) if compile else forward
     x = work.samples[0].features
-    return torch.no_grad()(partial(forward, x, work.original_meshes, [len(x)]))
+    return torch.no_grad()(partial(torch.compile(forward) if compile else forward, x, work.original_meshes, [len(x)]))
 
 
 def _captured(work: Workload) -> Step:

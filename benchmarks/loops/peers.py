@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet.benchmarks.harness.captured import CapturedStep
@@ -167,7 +167,7 @@ def needs_gpu(device: torch.device) -> None:
         raise Unavailable("CUDA graphs need a GPU")
 
 
-def evaluation(work: Workload, network: nn.Module, samples: list[Sample]) -> Step:
+def evaluation(work: Workload, network: Callable[..., Tensor], samples: list[Sample]) -> Step:
     """A loop that computes outputs without gradients."""
     order = work.order()
 

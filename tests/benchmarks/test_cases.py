@@ -99,5 +99,7 @@ def test_kernels_are_measured_on_the_gpu(bench: Callable[..., int], tmp_path: Pa
     assert bench(*KERNELS, "--out", tmp_path, *sizes, device="cuda") == 0
     for name in KERNELS:
         table = read_csv(tmp_path / f"{name}.csv")
-        # Tiles for K = 128 may not fit the shared memory of a program at other sizes. Everything else should run.
-        assert all(not row["error"] or "OutOfResources" in row["error"] for row in table), name
+        # Tiles for K = 128 may not fit the shared memory of a program at other sizes. A graph for each mesh serves no
+        # batches. Everything else should run.
+        errors = [row["error"] for row in table if row["error"]]
+        assert all("OutOfResources" in e or "batches of one mesh" in e for e in errors), name
