@@ -65,11 +65,21 @@ def short(results: Path) -> str:
         "`diffnet train`": "diffnet-command",
     }
     text = (
-        "Wall-clock time of one training step of 4 blocks of width 128 with 128 eigenpairs\n"
-        f"([results](benchmarks/results/{found.folder})). The original's form is a reimplementation with sparse COO\n"
+        "Wall-clock time of one training step of 4 blocks of width 128 with 128 eigenpairs, on one\n"
+        f"{found.run['device']} ([results](benchmarks/results/{found.folder})). The original's form is a reimplementation with sparse COO\n"
         "gradients and a loop over meshes, in float32. The others compute in bf16.\n\n"
     )
-    return text + _by_size(found, "bf16", peers)
+    text += _by_size(found, "bf16", peers)
+    if (results / "command" / "command.csv").exists():
+        whole = Results(results / "command", "command")
+        cold, warm = (whole.ms(peer, options="none") for peer in ("cold caches", "warm caches"))
+        text += (
+            "\n`diffnet train segmentation` on the RNA data set (80 training meshes of about 15,000 vertices,\n"
+            f"260 classes, 100 epochs) takes {_seconds(warm)} with warm caches and {_seconds(cold)} with empty ones,\n"
+            f"from mesh files to the report ([results](benchmarks/results/{whole.folder})). "
+            f"The test accuracy is {_percent(whole.number('test_accuracy', 'warm caches', options='none'))}.\n"
+        )
+    return text
 
 
 def training_step(results: Path) -> str:
@@ -171,10 +181,10 @@ def command(results: Path) -> str:
             [
                 "none" if row["options"] == "none" else f"`{row['options']}`",
                 row["peer"],
-                f"{float(row['median_ms']) / 1e3:.1f} s",
+                _seconds(float(row["median_ms"])),
                 f"{float(row['preprocessing_seconds']):.1f} s",
                 f"{float(row['training_seconds']):.1f} s",
-                f"{100 * float(row['test_accuracy']):.1f} %",
+                _percent(float(row["test_accuracy"])),
             ]
         )
     return text + _table(["options", "caches", "total", "preprocessing", "training", "test accuracy"], lines)
@@ -231,6 +241,14 @@ def _digits(value: float) -> str:
 
 def _ms(value: float | None) -> str:
     return "not measured" if value is None else f"{_digits(value)} ms"
+
+
+def _seconds(ms: float | None) -> str:
+    return "not measured" if ms is None else f"{ms / 1e3:.1f} s"
+
+
+def _percent(share: float | None) -> str:
+    return "not measured" if share is None else f"{100 * share:.1f} %"
 
 
 def _gib(mb: float | None) -> str:

@@ -97,7 +97,10 @@ def measure(
                 del times[name]
         rounds += 1
     for name, values in times.items():
-        found[name] = Measurement(tuple(values), peaks[name], timer.gpu_ms(ready[name], min(values)))
+        try:
+            found[name] = Measurement(tuple(values), peaks[name], timer.gpu_ms(ready[name], min(values)))
+        except Exception as error:
+            found[name] = _failure(error)
     return {name: found[name] for name in peers}
 
 

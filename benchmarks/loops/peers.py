@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -136,14 +136,20 @@ def command(work: Workload) -> Step:
     )
     network = work.network("auto").train()
     training_step = TrainingStep(network, make_optimizer(network, options, work.device), options, work.device)
-    samples, order = work.samples_of_a_peer(), work.order()
+    samples, order, rotations = work.samples_of_a_peer(), work.order(), _rotations_of_passes(work)
     training_step.capture("vertices", [s.operators for s in samples])
 
     def step() -> Tensor:
         sample = collate_samples([samples[i] for i in next(order)])
-        return training_step(sample, work.rotations(work.batch) if work.rotates else None)
+        return training_step(sample, next(rotations) if work.rotates else None)
 
     return step
+
+
+def _rotations_of_passes(work: Workload) -> Iterator[Tensor]:
+    """The rotations of each step, drawn once per pass as in `diffnet train`."""
+    while True:
+        yield from work.rotations(work.steps * work.batch).split(work.batch)
 
 
 def train(optimizer: torch.optim.Optimizer, loss: Step) -> Tensor:

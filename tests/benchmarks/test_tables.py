@@ -87,3 +87,13 @@ def test_whole_commands(tmp_path: Path) -> None:
     write(tmp_path / "command", "command", [row], tuple(details))
     expected = "| `--batch-meshes 4` | warm caches | 24.0 s | 6.2 s | 12.0 s | 79.9 % |"
     assert expected in tables.command(tmp_path)
+    step = {"dtype": "bf16", "vertices": 10, "peer": "original", "median_ms": 1}
+    write(tmp_path / "steps", "train-step", [step])
+    rows = [
+        {**row, "options": "none", "peer": p, "median_ms": ms}
+        for p, ms in (("cold caches", 40_000), ("warm caches", 24_000))
+    ]
+    write(tmp_path / "command", "command", rows, tuple(details))
+    text = tables.short(tmp_path)
+    assert "takes 24.0 s with warm caches and 40.0 s with empty ones" in text
+    assert "The test accuracy is 79.9 %." in text
