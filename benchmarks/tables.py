@@ -66,8 +66,8 @@ def short(results: Path) -> str:
     }
     text = (
         "Wall-clock time of one training step of 4 blocks of width 128 with 128 eigenpairs, on one\n"
-        f"{found.run['device']} ([results](benchmarks/results/{found.folder})). The original's form is a reimplementation with sparse COO\n"
-        "gradients and a loop over meshes, in float32. The others compute in bf16.\n\n"
+        f"{found.run['device']} ([results](benchmarks/results/{found.folder})). The original's form is a\n"
+        "reimplementation with sparse COO gradients and a loop over meshes, in float32. The others compute in bf16.\n\n"
     )
     text += _by_size(found, "bf16", peers)
     if (results / "command" / "command.csv").exists():

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from diffnet.benchmarks import BENCHMARKS, Options
 from diffnet.benchmarks.cases import preprocessing
 from diffnet.benchmarks.harness import run
 from diffnet.benchmarks.harness.results import read_csv
+from diffnet.benchmarks.harness.sweep import sweep
 from diffnet.benchmarks.harness.synthetic import synthetic_operators
-from diffnet.benchmarks.loops import inference, train_step, training_loop, workload
+from diffnet.benchmarks.loops import inference, peers, train_step, training_loop, workload
 from diffnet.benchmarks.original.network import original_meshes, original_network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -91,6 +93,21 @@ def test_the_original_form_computes_the_same_outputs_as_the_network() -> None:
     expected = model(x, operators)
     out = original_network(model, x, original_meshes(operators), [30, 25])
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rotates", [False, True])
+def test_loops_train_on_the_same_meshes(rotates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The losses of three steps, with the same weights, dropout and rotations."""
+    monkeypatch.setattr(workload, "BLOCKS", 1)
+    (size,) = sweep(replace(TINY, vertices=(60,)))
+    work = workload.mixed_meshes(size, 6, 4, rotates=rotates)
+    losses = []
+    for make in (peers.original, partial(peers.loop, backend="torch")):
+        torch.manual_seed(1)
+        step = make(work)
+        losses.append([step().item() for _ in range(3)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert len(set(losses[0])) == 3
 
 
 @pytest.mark.gpu
