@@ -149,7 +149,7 @@ def command(work: Workload) -> Step:
 def _rotations_of_passes(work: Workload) -> Iterator[Tensor]:
     """The rotations of each step, drawn once per pass as in `diffnet train`."""
     while True:
-        yield from work.rotations(work.steps * work.batch).split(work.batch)
+        yield from torch.split(work.rotations(work.steps * work.batch), work.batch)
 
 
 def train(optimizer: torch.optim.Optimizer, loss: Step) -> Tensor:
