@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from diffnet import graphed
 from diffnet.benchmarks.harness.captured import CapturedStep
 from diffnet.benchmarks.harness.peers import first_made, on_kernels
 from diffnet.benchmarks.harness.registry import Case, Options, Run, benchmark
@@ -14,7 +15,6 @@ from diffnet.benchmarks.harness.sweep import sweep
 from diffnet.benchmarks.loops.peers import Step, evaluation, needs_gpu
 from diffnet.benchmarks.loops.workload import BLOCKS, Workload, one_mesh
 from diffnet.benchmarks.original.network import original_network
-from diffnet.graphed import graphed
 from diffnet.ops import Backend
 
 CALLS = 10  # per timed run

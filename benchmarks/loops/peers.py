@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from diffnet import graphed
 from diffnet.benchmarks.harness.captured import CapturedStep
 from diffnet.benchmarks.harness.peers import first_made, on_kernels
 from diffnet.benchmarks.harness.registry import Run, Unavailable
 from diffnet.benchmarks.loops.workload import BLOCKS, Workload
 from diffnet.benchmarks.original.network import original_network
 from diffnet.data import Sample, collate_samples
-from diffnet.graphed import graphed
 from diffnet.ops import Backend
 from diffnet.train.batches import rotate
 from diffnet.train.options import TrainOptions
