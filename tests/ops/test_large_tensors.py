@@ -332,14 +332,22 @@ def test_large_mlp(hidden: int) -> None:
     out = ops.mlp(inputs, weights, biases, residual=inputs[0], backend="triton")
     cotangent = last_rows_only()
     grads = torch.autograd.grad(out, [*inputs, *weights, *biases], cotangent)
+
+    def plain(rows: slice, convert: Callable[[Tensor], Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The output and the leaves of plain PyTorch at some rows."""
+        leaves = [convert(t).requires_grad_() for t in (*(x[rows] for x in inputs), *weights, *biases)]
+        return ops.mlp(leaves[:3], leaves[3:6], leaves[6:], residual=leaves[0], backend="torch"), leaves
+
     for rows in SOME:
-        leaves = [exact(t).requires_grad_() for t in (*(x[rows] for x in inputs), *weights, *biases)]
-        expected = ops.mlp(leaves[:3], leaves[3:6], leaves[6:], residual=leaves[0], backend="torch")
-        assert_close(out[rows], expected.detach())
-    right = torch.autograd.grad(expected, leaves, exact(cotangent[-LAST:]))
+        assert_close(out[rows], plain(rows, exact)[0].detach())
     assert all(g[:-LAST].count_nonzero() == 0 for g in grads[:3])
-    for found, gradient in zip((*(g[-LAST:] for g in grads[:3]), *grads[3:]), right, strict=True):
-        assert_close(found, gradient)
+    # Gradients in bf16 differ at units near 0, which ReLU cuts off or not. Plain PyTorch in bf16 says by how much.
+    right, rounded = (
+        torch.autograd.grad(*plain(slice(-LAST, None), convert), convert(cotangent[-LAST:]))
+        for convert in (exact, lambda x: x.detach().clone())
+    )
+    for found, gradient, other in zip((*(g[-LAST:] for g in grads[:3]), *grads[3:]), right, rounded, strict=True):
+        assert relative(found, gradient) <= 1.5 * relative(other, gradient)
 
 
 @pytest.mark.gpu
