@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from diffnet.benchmarks.cases.matrix_products import matrix_products
 from diffnet.benchmarks.cases.networks import BLOCKS, Inputs, network_inputs, network_peers
 from diffnet.benchmarks.harness.peers import first_made, on_kernels
 from diffnet.benchmarks.harness.registry import Case, Options, benchmark
@@ -27,6 +28,7 @@ def train_step(options: Options) -> Iterator[Case]:
         size = inputs.size
         c, v = size.width, size.vertices
         peers = network_peers(inputs, _step, _original_step, options.compile)
+        peers["matrix-products"] = first_made(partial(matrix_products, inputs, backward=True))
         if options.compile:
             make = partial(_step, inputs, "triton", compile=True)
             peers["triton-compiled"] = on_kernels(size.device, first_made(make))

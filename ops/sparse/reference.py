@@ -43,7 +43,10 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Ten
         ends, all_indices = ends.long(), all_indices.long()
     matrix = csr_tensor(ends, all_indices, flat, shape)
     with torch.autocast(x.device.type, enabled=False):
-        out = in_row_order(csr, (matrix @ dense).reshape(1 if side_by_side else sets, rows, x.shape[2]))
+        # `matrix @ dense` would fill zeros and copy its result once more.
+        product = dense.new_zeros(shape[0], x.shape[2])
+        product = torch.addmm(product, matrix, dense, beta=0, out=product)
+        out = in_row_order(csr, product.reshape(1 if side_by_side else sets, rows, x.shape[2]))
     return (out.sum(0, keepdim=True) if reduce and not side_by_side else out).to(x.dtype)
 
 
