@@ -22,11 +22,15 @@ _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 def eager_on_cpu(*tensors: Tensor) -> bool:
     """Return whether a CPU path can compute with these tensors.
 
-    It can't while something is traced or transformed (torch.compile, torch.func, forward-mode derivatives), and for
-    dtypes that CPUs don't multiply. The plain references do all of that.
+    It can't while something is traced or transformed (torch.compile, torch.jit.trace, torch.func, forward-mode
+    derivatives), for float16, and for tensors of inference mode in training. The plain references do all of that.
     """
     if torch.compiler.is_compiling() or under_transforms() or forward_ad._current_level >= 0:
         return False
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return False
+    if torch.is_grad_enabled() and any(t.is_inference() for t in tensors):
+        return False  # they can't be saved for the backward
     if not all(type(t) in _PLAIN_TYPES and t.device.type == "cpu" and t.dtype in DTYPES for t in tensors):
         return False
     if not torch.is_autocast_enabled("cpu"):

@@ -5,8 +5,9 @@ With rotations, b = A g is a product of complex numbers. It takes three real pro
     b_x = A_re (g_x + g_y) − (A_re + A_im) g_y
     b_y = A_re (g_x + g_y) − (A_re − A_im) g_x
 
-The backward has two more products of this kind. Some thousand vertices are computed at a time, so that intermediate results
-stay in the cache. Arguments are as in `ops.gradient_features.op`. Second derivatives are those of the reference.
+The backward has two more products of this kind. A few thousand vertices are computed at a time, so that intermediate
+results stay in the cache. Arguments are as in `ops.gradient_features.op`. Second derivatives are those of the
+reference.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class _GradientFeatures(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gradients, b, out, *matrices = ctx.saved_tensors
         if torch.is_grad_enabled():  # the derivative will be differentiated
             return tuple(derivatives(_plain, [gradients, *matrices], ctx.needs_input_grad, grad))
@@ -65,9 +66,19 @@ def _forward(gradients: Tensor, matrices: Sequence[Tensor], b: Tensor | None) ->
     for chunk in row_chunks(rows):
         gx, gy = gradients[:, chunk]
         bx, by = scratch[:, : chunk.stop - chunk.start] if b is None else scratch[:, chunk]
-        _complex_product(gx.to(dtype), gy.to(dtype), factors, bx, by)
-        _tanh(torch.mul(gx, bx, out=out[chunk]).addcmul_(gy, by.to(gy.dtype)))
+        three = dtype in EXACT
+        _write_features(gx, gy, bx, by, factors, three, out[chunk])
+        if three and out[chunk].sum().isnan():  # sums of infinite gradients are NaN where single ones have a result
+            _write_features(gx, gy, bx, by, factors, False, out[chunk])
     return out
+
+
+def _write_features(
+    gx: Tensor, gy: Tensor, bx: Tensor, by: Tensor, factors: Sequence[Tensor], three: bool, out: Tensor
+) -> None:
+    """Write b and the features of some vertices."""
+    _complex_product(gx.to(bx.dtype), gy.to(bx.dtype), factors, three, bx, by)
+    _tanh(torch.mul(gx, bx, out=out).addcmul_(gy, by.to(gy.dtype)))
 
 
 def _tanh(x: Tensor) -> None:
@@ -76,15 +87,17 @@ def _tanh(x: Tensor) -> None:
     x.div_(power + 2)
 
 
-def _complex_product(x: Tensor, y: Tensor, matrices: Sequence[Tensor], out_x: Tensor, out_y: Tensor) -> None:
-    """Write (x + i y) (A_re + i A_im) to out_x + i out_y."""
+def _complex_product(
+    x: Tensor, y: Tensor, matrices: Sequence[Tensor], three: bool, out_x: Tensor, out_y: Tensor
+) -> None:
+    """Write (x + i y) (A_re + i A_im) to out_x + i out_y, by three or four real products."""
     re = matrices[0]
     if len(matrices) == 1:
         torch.mm(x, re, out=out_x)
         torch.mm(y, re, out=out_y)
         return
     im = matrices[1]
-    if x.dtype in EXACT:
+    if three:
         torch.mm(x + y, re, out=out_x)
         torch.addmm(out_x, x, re - im, alpha=-1, out=out_y)
         out_x.addmm_(y, re + im, alpha=-1)
@@ -137,7 +150,7 @@ def _backward(
             _add_weight_products(sums, low_p, low_q, gx.to(dtype), gy.to(dtype))
         if g_grad is not None:
             x, y = products[:, :n]
-            _complex_product(low_p, low_q, factors, x, y)
+            _complex_product(low_p, low_q, factors, dtype in EXACT, x, y)
             bx, by = b[:, chunk]
             torch.addcmul(x.to(ds.dtype), ds, bx.to(ds.dtype), out=g_grad[0, chunk])
             torch.addcmul(y.to(ds.dtype), ds, by.to(ds.dtype), out=g_grad[1, chunk])

@@ -54,8 +54,9 @@ def gradient_features(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, back
         dtype = compute_dtype(gradients, *matrices(a_re, a_im))
         out: Tensor = _direct(gradients, a_re.to(dtype), None if a_im is None else a_im.to(dtype))
         return out
-    plain = cpu if eager_on_cpu(gradients, *matrices(a_re, a_im)) else reference
-    return plain.gradient_features(gradients, a_re, a_im)
+    on_cpu = eager_on_cpu(gradients, *matrices(a_re, a_im))
+    function = cpu.gradient_features if on_cpu else reference.gradient_features
+    return function(gradients, a_re, a_im)
 
 
 def spectral_gradient_features(

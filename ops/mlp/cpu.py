@@ -1,7 +1,7 @@
 """The multilayer perceptron on a CPU: the reference with fewer passes over memory and a cheaper dropout.
 
-Layers are computed for some thousand vertices at a time, in place, so that what one operation writes is in the cache when the
-next one reads it. Inputs are never concatenated: the first weight is split instead. Of each hidden layer only the
+Layers are computed in place for a few thousand vertices at a time. What one operation writes is then in the cache when
+the next one reads it. Inputs are never concatenated: the first weight is split instead. Of each hidden layer only the
 result of ReLU and dropout is kept. A unit that is 0 was dropped or cut off, so the backward needs no mask.
 
 Arguments are as in `ops.mlp.op`. Second derivatives are those of the reference.
@@ -78,7 +78,7 @@ class _MLP(torch.autograd.Function):
         return _forward(layout, tensors, hidden)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         layout: _Layout = ctx.layout
         saved = ctx.saved_tensors
         count = len(saved) - (layout.layers - 1)
@@ -94,7 +94,7 @@ def _forward(layout: _Layout, tensors: Sequence[Tensor], hidden: Sequence[Tensor
     """The output. Hidden layers are written to `hidden`, without the factor 1/(1 − p) of dropout."""
     inputs, weights, biases, residual = layout.parts(tensors)
     rows = len(inputs[0])
-    first = weights[0].mT.split([x.shape[1] for x in inputs])
+    first = list(torch.split(weights[0].mT, [x.shape[1] for x in inputs]))
     out = inputs[0].new_empty(rows, len(weights[-1]))
     scratch = [] if hidden else [out.new_empty(largest_chunk(rows), len(weight)) for weight in weights[:-1]]
     for chunk in row_chunks(rows):
@@ -120,12 +120,13 @@ def _linear(
 ) -> None:
     """Write residual + bias + scale · Σ xᵢ Wᵢ to `out`."""
     (x, *more), (matrix, *matrices) = inputs, matrices
-    if bias is None and residual is None:
+    added = bias if residual is None else residual
+    if added is None:
         torch.addmm(out, x, matrix, beta=0, alpha=scale, out=out)
-    elif bias is not None and residual is not None:
-        torch.add(residual, bias, out=out).addmm_(x, matrix, alpha=scale)
+    elif bias is None or residual is None:
+        torch.addmm(added, x, matrix, alpha=scale, out=out)
     else:
-        torch.addmm(bias if residual is None else residual, x, matrix, alpha=scale, out=out)
+        torch.add(residual, bias, out=out).addmm_(x, matrix, alpha=scale)
     for x, matrix in zip(more, matrices, strict=True):
         out.addmm_(x, matrix, alpha=scale)
 
@@ -154,7 +155,7 @@ def _backward(
     weight_grads = [w.new_zeros(w.shape, dtype=wide) if n else None for w, n in zip(weights, need_weights, strict=True)]
     bias_grads = [b.new_zeros(b.shape, dtype=wide) if n else None for b, n in zip(biases, need_biases, strict=True)]
     widths = [x.shape[1] for x in inputs]
-    first = weights[0].split(widths, dim=1)
+    first = torch.split(weights[0], widths, dim=1)
     scratch = [h.new_empty(largest_chunk(len(h)), h.shape[1]) for h in hidden]
     for chunk in row_chunks(len(grad)):
         g = grad[chunk]
@@ -163,7 +164,7 @@ def _backward(
                 bias_grad.add_(g.sum(0))
             if (weight_grad := weight_grads[i]) is not None:
                 if i == 0:
-                    for part, x in zip(weight_grad.split(widths, dim=1), inputs, strict=True):
+                    for part, x in zip(torch.split(weight_grad, widths, dim=1), inputs, strict=True):
                         add_product(part, g.mT, x[chunk])
                 else:
                     add_product(weight_grad, g.mT, hidden[i - 1][chunk], layout.scale)

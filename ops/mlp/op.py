@@ -58,9 +58,10 @@ def mlp(
     """
     _check(inputs, weights, biases, dropout, residual)
     if not use_kernels(backend, *inputs, *weights, matrix=True):
-        added = [] if residual is None else [residual]
-        plain = cpu if eager_on_cpu(*inputs, *weights, *(biases or []), *added) else reference
-        return plain.mlp(inputs, weights, biases, dropout=dropout, residual=residual)
+        rest = [] if residual is None else [residual]
+        on_cpu = eager_on_cpu(*inputs, *weights, *(biases or []), *rest)
+        function = cpu.mlp if on_cpu else reference.mlp
+        return function(inputs, weights, biases, dropout=dropout, residual=residual)
     dtype = compute_dtype(*inputs, *weights)
     alike = len(inputs) <= MOST_INPUTS and len({x.shape[-1] for x in inputs}) == 1
     parts = [x.to(dtype) for x in (inputs if alike else [torch.cat(list(inputs), dim=-1)])]

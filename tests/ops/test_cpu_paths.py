@@ -29,15 +29,13 @@ def leaves(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list
     return [torch.randn(*shape, dtype=dtype).requires_grad_() for shape in shapes]
 
 
-def agree(
-    run: Callable[..., Tensor], expected: Callable[..., Tensor], tensors: Sequence[Tensor], bound: float
-) -> None:
+def agree(run: Callable[..., Tensor], expected: Callable[..., Tensor], tensors: Sequence[Tensor], bound: float) -> None:
     """Check the outputs and the gradients of all tensors. The expected ones are computed in float64."""
     exact = [t.detach().double().requires_grad_() for t in tensors]
     out, reference = run(*tensors), expected(*exact)
     grad = torch.randn_like(reference)
     grads = torch.autograd.grad(out, tensors, grad.to(out.dtype))
-    assert relative(out, reference) <= bound
+    assert relative(out.detach(), reference.detach()) <= bound
     for found, true in zip(grads, torch.autograd.grad(reference, exact, grad), strict=True):
         assert relative(found, true) <= bound
 
@@ -151,7 +149,7 @@ def test_second_derivative_with_dropout() -> None:
     grad = torch.randn_like(out)
     plain = torch.autograd.grad(out, [x, w1, w2], grad, retain_graph=True)
     for a, b in zip(plain, torch.autograd.grad(out, [x, w1, w2], grad, create_graph=True), strict=True):
-        assert relative(b, a) < 1e-12
+        assert relative(b.detach(), a) < 1e-12
 
 
 def test_autocast() -> None:
@@ -168,7 +166,7 @@ def test_autocast() -> None:
         assert out.dtype == plain.dtype
         grad = torch.randn_like(plain)
         grads, true = (torch.autograd.grad(o, tensors, grad) for o in (out, plain))
-        assert relative(out, plain) < BOUNDS[torch.bfloat16]
+        assert relative(out.detach(), plain.detach()) < BOUNDS[torch.bfloat16]
         for a, b in zip(grads, true, strict=True):
             assert a.dtype == b.dtype
             assert relative(a, b) < 2 * BOUNDS[torch.bfloat16]
@@ -193,6 +191,10 @@ def test_where_the_cpu_paths_give_way() -> None:
     assert not torch.func.vmap(lambda y: torch.tensor(common.eager_on_cpu(y)))(x).any()
     with torch.autograd.forward_ad.dual_level():
         assert not common.eager_on_cpu(x)
+    with torch.inference_mode():
+        inference = torch.ones(2, 2)
+        assert common.eager_on_cpu(x, inference)
+    assert not common.eager_on_cpu(x, inference)
     with torch.autocast("cpu", torch.bfloat16):
         assert common.eager_on_cpu(x)
         assert not common.eager_on_cpu(x.double())
