@@ -20,6 +20,7 @@ PEERS = {
     "diffnet-graphed-fused": "the same with Adam(fused=True)",
     "diffnet-captured": "one CUDA graph of the whole step for each mesh",
     "diffnet-command": "the step of diffnet train, with graphs for batches of any size",
+    "matrix-products": "on the CPU: the dense matrix products of the loop alone",
     "…-compiled": "the same under torch.compile; --no-compile leaves these out",
 }
 

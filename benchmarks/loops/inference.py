@@ -12,6 +12,7 @@ from diffnet.benchmarks.harness.captured import CapturedStep
 from diffnet.benchmarks.harness.peers import first_made, on_kernels
 from diffnet.benchmarks.harness.registry import Case, Options, Run, benchmark
 from diffnet.benchmarks.harness.sweep import sweep
+from diffnet.benchmarks.loops.matrix_products import matrix_products
 from diffnet.benchmarks.loops.peers import Step, evaluation, needs_gpu
 from diffnet.benchmarks.loops.workload import BLOCKS, Workload, one_mesh
 from diffnet.benchmarks.original.network import original_network
@@ -31,9 +32,13 @@ def inference(options: Options) -> Iterator[Case]:
     sizes = (2_000, 10_000, 50_000, 200_000, 1_000_000)
     for size in sweep(options, dtypes=("bf16", "tf32"), widths=(128,), vertices=sizes):
         c, v = size.width, size.vertices
+        work = one_mesh(size, k)
+        peers = _peers(work, options.compile)
+        if size.device.type == "cpu":
+            peers["matrix-products"] = first_made(partial(matrix_products, work, backward=False))
         yield Case(
             size.parameters(k=k),
-            _peers(one_mesh(size, k), options.compile),
+            peers,
             # Per block and vertex: both spectral transforms, gradient features, MLP.
             flops=float(BLOCKS * v * (4 * k * c + 12 * k * c + 10 * c * c)),
             # A block computes everything but the sum over vertices in one pass.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
+from diffnet.benchmarks.harness.peers import first_made
 from diffnet.benchmarks.harness.registry import Case, Options, benchmark
 from diffnet.benchmarks.harness.sweep import sweep
+from diffnet.benchmarks.loops.matrix_products import matrix_products
 from diffnet.benchmarks.loops.peers import training_peers
 from diffnet.benchmarks.loops.workload import BLOCKS, one_mesh
 
@@ -22,9 +25,13 @@ def train_step(options: Options) -> Iterator[Case]:
     k = options.k or 128
     for size in sweep(options, dtypes=("bf16", "tf32"), widths=(128,), vertices=(2_000, 10_000, 50_000, 200_000)):
         c, v = size.width, size.vertices
+        work = one_mesh(size, k)
+        peers = training_peers(work, options.compile)
+        if size.device.type == "cpu":
+            peers["matrix-products"] = first_made(partial(matrix_products, work, backward=True))
         yield Case(
             size.parameters(k=k),
-            training_peers(one_mesh(size, k), options.compile),
+            peers,
             # Per block and vertex, forward and backward: both spectral transforms, gradient features, MLP.
             flops=float(BLOCKS * v * (8 * k * c + 36 * k * c + 30 * c * c)),
             # Every part of a block reads its inputs and writes its outputs once.

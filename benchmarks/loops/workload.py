@@ -70,7 +70,9 @@ class Workload:
         return [replace(s, operators=replace(s.operators)) for s in self.samples]  # nothing is prepared in a copy
 
     def plain_samples(self) -> list[Sample]:
-        """The samples with operators that are prepared for plain PyTorch."""
+        """The samples with operators that are prepared for plain PyTorch. On the CPU they are as users have them."""
+        if self.device.type == "cpu":
+            return self.samples_of_a_peer()
         dtype = self.size.storage
         return [replace(s, operators=s.operators.with_gradient_evecs().with_basis_dtype(dtype)) for s in self.samples]
 

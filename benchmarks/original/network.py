@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet import DiffusionNet, DiffusionNetBlock, Operators
+from diffnet.mlp import MLP
 
 
 @dataclass(frozen=True)
@@ -72,5 +73,13 @@ def _block(block: DiffusionNetBlock, x: Tensor, mesh: OriginalMesh) -> Tensor:
     assert features is not None
     assert features.a_im is not None
     f = original_gradient_features(gx, gy, features.a_re, features.a_im)
-    out: Tensor = block.mlp([x, diffused, f], x)  # plain PyTorch, since the network's backend is "torch"
-    return out
+    return original_mlp(block.mlp, torch.cat([x, diffused, f], dim=-1)) + x
+
+
+def original_mlp(mlp: MLP, x: Tensor) -> Tensor:
+    """Linear layers with ReLU between them, and dropout before every layer but the first. (V, C) → (V, C')"""
+    for i, layer in enumerate(mlp.layers):
+        if i > 0:
+            x = mlp.dropout(F.relu(x))
+        x = layer(x)
+    return x

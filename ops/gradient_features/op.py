@@ -16,9 +16,10 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_ptr, check_rank, check_tensor
+from diffnet.ops.common.cpu import eager_on_cpu
 from diffnet.ops.common.dispatch import differentiable, opaque, save_inputs
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.ops.gradient_features import reference
+from diffnet.ops.gradient_features import cpu, reference
 from diffnet.ops.gradient_features.reference import matrices
 from diffnet.ops.spectral.op import check_coefficients, evaluate_operator
 
@@ -53,7 +54,9 @@ def gradient_features(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, back
         dtype = compute_dtype(gradients, *matrices(a_re, a_im))
         out: Tensor = _direct(gradients, a_re.to(dtype), None if a_im is None else a_im.to(dtype))
         return out
-    return reference.gradient_features(gradients, a_re, a_im)
+    on_cpu = eager_on_cpu(gradients, *matrices(a_re, a_im))
+    function = cpu.gradient_features if on_cpu else reference.gradient_features
+    return function(gradients, a_re, a_im)
 
 
 def spectral_gradient_features(

@@ -1,4 +1,4 @@
-"""Gradient features in plain PyTorch: the CPU path, and the reference for the kernels.
+"""Gradient features in plain PyTorch: the reference for the kernels and for `cpu.py`.
 
 Arguments are as in `ops.gradient_features.op`. Mixed dtypes are promoted.
 """

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_dropout, check_matrix, check_rank, check_tensor
+from diffnet.ops.common.cpu import eager_on_cpu
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.ops.mlp import reference
+from diffnet.ops.mlp import cpu, reference
 
 MOST_INPUTS = 3  # that the kernel of the first layer reads without concatenation
 
@@ -36,7 +37,8 @@ def mlp(
         weights: (H₁, Σ Cᵢ), (H₂, H₁), … floating point
         biases: (H₁,), (H₂,), … floating point, or None
         dropout: the probability that a hidden unit is set to 0, at least 0 and below 1. Random numbers come from
-            PyTorch's generators. The kernels draw a seed from these, and round the probability to a multiple of 2⁻¹⁶.
+            PyTorch's generators. The kernels draw a seed from these. Kernels and the CPU path round the probability to
+            a multiple of 2⁻¹⁶.
         residual: (V, Hₙ) floating point, or None
         backend: see `ops.common.backend.use_kernels`
 
@@ -56,7 +58,10 @@ def mlp(
     """
     _check(inputs, weights, biases, dropout, residual)
     if not use_kernels(backend, *inputs, *weights, matrix=True):
-        return reference.mlp(inputs, weights, biases, dropout=dropout, residual=residual)
+        rest = [] if residual is None else [residual]
+        on_cpu = eager_on_cpu(*inputs, *weights, *(biases or []), *rest)
+        function = cpu.mlp if on_cpu else reference.mlp
+        return function(inputs, weights, biases, dropout=dropout, residual=residual)
     dtype = compute_dtype(*inputs, *weights)
     alike = len(inputs) <= MOST_INPUTS and len({x.shape[-1] for x in inputs}) == 1
     parts = [x.to(dtype) for x in (inputs if alike else [torch.cat(list(inputs), dim=-1)])]

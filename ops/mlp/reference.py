@@ -1,4 +1,4 @@
-"""The multilayer perceptron in plain PyTorch: the CPU path, and the reference for the kernels.
+"""The multilayer perceptron in plain PyTorch: the reference for the kernels and for `cpu.py`.
 
 Arguments are as in `ops.mlp.op`. Mixed dtypes are promoted.
 """

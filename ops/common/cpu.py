@@ -1,0 +1,75 @@
+"""What the CPU paths of operations share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from diffnet.ops.common.compiler import under_transforms
+from diffnet.ops.common.precision import promoted_dtype
+
+# Rows that an operation computes at a time. 4096 rows of 128 channels in float32 take 2 MB, so a few such buffers stay
+# in the cache. Matrix products of this size reach full speed.
+ROWS = 4096
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+
+
+def eager_on_cpu(*tensors: Tensor) -> bool:
+    """Return whether a CPU path can compute with these tensors.
+
+    It can't while something is traced or transformed (torch.compile, torch.jit.trace, torch.func, forward-mode
+    derivatives), for float16, and for tensors of inference mode in training. The plain references do all of that.
+    """
+    if torch.compiler.is_compiling() or under_transforms() or forward_ad._current_level >= 0:
+        return False
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return False
+    if torch.is_grad_enabled() and any(t.is_inference() for t in tensors):
+        return False  # they can't be saved for the backward
+    if not all(type(t) in _PLAIN_TYPES and t.device.type == "cpu" and t.dtype in DTYPES for t in tensors):
+        return False
+    if not torch.is_autocast_enabled("cpu"):
+        return True
+    # Autocast leaves float64 as it is.
+    return torch.get_autocast_dtype("cpu") in DTYPES and promoted_dtype(*tensors) != torch.float64
+
+
+def largest_chunk(rows: int) -> int:
+    """Return the number of rows of the largest of `row_chunks`."""
+    return min(rows, ROWS)
+
+
+def row_chunks(rows: int) -> Iterator[slice]:
+    """Slices of at most ROWS rows."""
+    for start in range(0, rows, ROWS):
+        yield slice(start, min(start + ROWS, rows))
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
+    """Add scale · a b to the total. If the factors have 16 bits, the total is float32."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b, alpha=scale)
+    else:
+        total.add_(a @ b, alpha=scale)
+
+
+def without_autocast() -> AbstractContextManager[object]:
+    """A context in which products have the dtype of their factors."""
+    return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
+
+
+def derivatives(
+    function: Callable[..., Tensor], tensors: Sequence[Tensor], needed: Sequence[bool], grad: Tensor
+) -> list[Tensor | None]:
+    """The gradients of a function in the tensors that need them, by autograd, so that they can be differentiated."""
+    with without_autocast():
+        views = [t.view_as(t) for t in tensors]  # a tensor may occur twice, and each place has its own gradient
+        out = function(*views)
+        wanted = [view for view, need in zip(views, needed, strict=True) if need]
+        found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
+    return [next(found) if need else None for need in needed]
