@@ -1,0 +1,117 @@
+"""The launches and the CPU time of one training step on a GPU that is not present.
+
+Tensors lie on the CPU and say that they are on a GPU; kernels are not run. The step has 4 blocks of width 128, K = 128,
+few vertices, dropout and autocast to bfloat16. test_step_costs.py runs this in a process of its own, without the
+interpreter. It prints one JSON object: `kernels` and `pytorch`, how often each kernel and each operation of PyTorch that
+needs a kernel was launched, and `empty`, how often memory was allocated.
+
+Arguments: "time" prints the CPU time of a step in milliseconds instead, without Triton's part of the launches.
+"profile" prints where that time goes. "launch" includes Triton's own search for the compiled kernel in the time.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import pstats
+import sys
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import trimesh
+from no_gpu import NoGPU
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from diffnet import DiffusionNet, collate, precompute
+from diffnet.ops import cross_entropy
+
+K, WIDTH, BLOCKS, CLASSES = 128, 128, 4, 8
+ALLOCATIONS = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
+
+
+class DeviceOperations(TorchDispatchMode):
+    """Counts operations that launch a kernel, which are all but views and allocations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: Counter[str] = Counter()
+        self.empty = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name = op._schema.name.removeprefix("aten::")
+        views = [r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns]
+        if name in ALLOCATIONS:
+            self.empty += 1
+        elif not all(views):
+            self.launched[name] += 1
+        return op(*args, **(kwargs or {}))
+
+
+def pretend(launch: Any) -> None:
+    """Make tensors on the CPU say that they are on a GPU of 132 multiprocessors, and replace the launch of kernels."""
+    driver.set_active(NoGPU(90))
+    JITFunction.run = launch
+    Tensor.is_cuda = property(lambda tensor: True)  # type: ignore[assignment]
+    torch.cuda.current_device = lambda: None  # a tensor on the CPU has no index either
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132, major=9)
+
+
+def step_of(meshes: int) -> Any:
+    """A function that computes the loss of a network and its gradients."""
+    mesh = precompute(trimesh.creation.icosphere(2), K)
+    operators = collate([mesh] * meshes).with_gradient_evecs().with_basis_dtype(torch.bfloat16)
+    model = DiffusionNet(3, CLASSES, width=WIDTH, blocks=BLOCKS)
+    x = torch.randn(operators.num_vertices, 3)
+    labels = torch.randint(CLASSES, (len(x),))
+
+    def step() -> None:
+        for parameter in model.parameters():
+            parameter.grad = None
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x, operators)
+        cross_entropy(out, labels, -1).mean().backward()
+
+    return step
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    kernels: Counter[str] = Counter()
+    triton_run = JITFunction.run
+    mode = sys.argv[1] if len(sys.argv) > 1 else "count"
+    step = step_of(1)
+
+    def launch(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        kernels[self.__name__] += 1
+
+    def search(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        triton_run(self, *arguments, grid=grid, warmup=True, **options)
+
+    pretend(search if mode == "launch" else launch)
+    step()
+    if mode == "count":
+        kernels.clear()
+        with DeviceOperations() as operations:
+            step()
+        print(json.dumps({"kernels": kernels, "pytorch": operations.launched, "empty": operations.empty}))
+    elif mode == "profile":
+        profile = cProfile.Profile()
+        profile.runcall(lambda: [step() for _ in range(30)])
+        pstats.Stats(profile).sort_stats("tottime").print_stats(45)
+    else:
+        times = []
+        for _ in range(60):
+            start = time.perf_counter()
+            step()
+            times.append(1e3 * (time.perf_counter() - start))
+        print(json.dumps({"ms": round(sorted(times)[len(times) // 4], 3)}))
+
+
+if __name__ == "__main__":
+    main()
