@@ -14,6 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Arguments of kernels that change from batch to batch. Triton would compile a kernel again for the value 1 and for
+# multiples of 16. Addresses are products with sizes that are constants of a kernel, which shows what is aligned.
+SIZES = ("rows_size", "meshes", "span", "spans", "plane_rows", "sizes", "ignored", "threshold")
+
 
 @dataclass(frozen=True)
 class Tiling:
@@ -95,3 +99,11 @@ def interpreted(tensor: Tensor) -> bool:
 def row_major(x: Tensor) -> Tensor:
     """Return x with neighboring elements in each row. Kernels accept any distance between rows."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def planes_apart(x: Tensor) -> tuple[Tensor, int]:
+    """Return x (planes, V, C) as `row_major` does, and how many rows lie between two planes."""
+    x = row_major(x)
+    if x.stride(1) == 0 or x.stride(0) % x.stride(1):
+        x = x.contiguous()
+    return x, x.stride(0) // max(x.stride(1), 1)

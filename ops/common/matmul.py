@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import cdiv, device_of
+from diffnet.ops.common.launch import SIZES, cdiv, device_of
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
@@ -115,7 +115,7 @@ def chosen(items, which):
     return item
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def operands_forward_kernel(matrices, outs, sizes, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
     """Convert one matrix of a tuple per program row: to `out`'s dtype, or to hi and lo (SPLIT)."""
     matrix = chosen(matrices, tl.program_id(1))

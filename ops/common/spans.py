@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from diffnet.ops.common.launch import cdiv, device_of, starts_early
+from diffnet.ops.common.launch import SIZES, cdiv, device_of, starts_early
 
 
 def span_count(rows: int, meshes: int, span: int) -> int:
@@ -68,7 +68,7 @@ def sum_of_spans(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def sum_spans_forward_kernel(
     partial, out, ptr, meshes, span, spans, factor, size: tl.constexpr, WHOLE: tl.constexpr, FACTOR: tl.constexpr,
     EARLY: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,

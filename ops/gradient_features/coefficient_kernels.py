@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import cdiv, device_of, interpreted, tile
+from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, tile
 from diffnet.ops.common.spans import sum_spans
 
 ROWS = 16  # rows of a program: the fewest that matrix units take, because there are few rows for many multiprocessors
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_forward_table_kernel(
     d, a_re, a_im, table, rows_size, c_size: tl.constexpr,
     ROTATION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -68,7 +68,7 @@ def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, dtype: torch.dtype) -> T
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_coefficients_kernel(
     projected, sums, spectrum, evals, time, a_re, a_im, out, time_partial, rows_size, c_size: tl.constexpr,
     PROJECTED: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr,
@@ -107,22 +107,23 @@ def spectral_gradient_features_backward_coefficients_kernel(
     tl.store(out + at + c[None, :], total, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_matrices_kernel(
-    sums, d, time_partial, partial, rows_size, span, c_size: tl.constexpr, size: tl.constexpr,
-    TIME_ROWS: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr,
+    sums, d, time_partial, partial, meshes, k_size: tl.constexpr, c_size: tl.constexpr, size: tl.constexpr,
+    SPAN: tl.constexpr, TIME_ROWS: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Sum a tile of dPᵀ D and of dQᵀ D over a span of rows.
+    """Sum a tile of dPᵀ D and of dQᵀ D over SPAN rows.
 
     The programs of the first row of tiles also add up dt. `time_partial` has one row for every TIME_ROWS rows.
     """
     columns = tl.cdiv(c_size, BLOCK_C)
     i = (tl.program_id(1) // columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     c = (tl.program_id(1) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
-    first = tl.program_id(0) * span
-    last = tl.minimum(first + span, rows_size)
-    plane = (rows_size + first * 0).to(tl.int64) * c_size
+    first = tl.program_id(0) * SPAN
+    rows_size = first * 0 + meshes * k_size
+    last = tl.minimum(first + SPAN, rows_size)
+    plane = rows_size.to(tl.int64) * c_size
     re = tl.zeros((BLOCK_C, BLOCK_C), tl.float32)
     im = tl.zeros((BLOCK_C, BLOCK_C), tl.float32)
     for row in range(first, last, BLOCK_V):
@@ -195,8 +196,8 @@ def backward(
                     BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
                 )  # fmt: skip
             spectral_gradient_features_backward_matrices_kernel[(partial.shape[1], columns * columns)](
-                sums, d, time_partial, partial, rows, span, c, size,
-                TIME_ROWS=ROWS, DIFFUSED=diffused is not None, ROTATION=rotation,
+                sums, d, time_partial, partial, meshes, k, c, size,
+                SPAN=span, TIME_ROWS=ROWS, DIFFUSED=diffused is not None, ROTATION=rotation,
                 BLOCK_V=16 if small else 64, BLOCK_C=block_c, num_warps=4,
             )  # fmt: skip
     total = (sum_spans(partial, None, span) if partial.shape[1] > 1 else partial).flatten()

@@ -15,7 +15,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
+from diffnet.ops.common.launch import (
+    SIZES,
+    Tiling,
+    cdiv,
+    device_of,
+    interpreted,
+    planes_apart,
+    processors,
+    roomy,
+    row_major,
+    tile,
+)
 from diffnet.ops.common.matmul import less_product, load, negated, operands, product, split, store, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
@@ -94,11 +105,11 @@ def halves(ab):
 
 
 @triton.jit
-def _tables(coefficients, mesh, meshes, k_size: tl.constexpr, c_size: tl.constexpr):
-    """Return the addresses of D, P and Q of a mesh."""
+def _tables(coefficients, mesh, meshes, k_size: tl.constexpr, c_size: tl.constexpr, ROTATION: tl.constexpr):
+    """Return the addresses of D, P and Q of a mesh, and the distance between the two parts of bf16x3."""
     plane = (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
     d_at = coefficients + mesh.to(tl.int64) * k_size * c_size
-    return d_at, d_at + plane, d_at + plane + plane
+    return d_at, d_at + plane, d_at + plane + plane, (2 + ROTATION) * plane
 
 
 @triton.jit
@@ -136,10 +147,10 @@ def _products(
     return gx, gy, bx, by
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_forward_kernel(
     coefficients, evecs, gradient_evecs, ptr, diffused, features,
-    meshes, span, apart, gradient_plane,
+    meshes, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, evecs_stride: tl.constexpr, gradient_stride: tl.constexpr,
     DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -154,19 +165,20 @@ def spectral_gradient_features_forward_kernel(
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = tl.arange(0, BLOCK_K)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
-    d_at, p_at, q_at = _tables(coefficients, mesh, meshes, k_size, c_size)
+    d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION)
     in_c = (c < c_size)[None, :]
     if ONE_STEP:
         d = load_coefficients(d_at, k, c, k_size, c_size)
         p = load_coefficients(p_at, k, c, k_size, c_size)
         if ROTATION:
             q = load_coefficients(q_at, k, c, k_size, c_size)
+    component = tl.cast(plane_rows, tl.int64) * gradient_stride
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
         wide = tl.cast(row, tl.int64)
         gx_at = gradient_evecs + wide * gradient_stride + v * gradient_stride
-        gy_at = gradient_evecs + gradient_plane + wide * gradient_stride + v * gradient_stride
+        gy_at = gradient_evecs + component + wide * gradient_stride + v * gradient_stride
         out = v * c_size + c[None, :]
         if ONE_STEP:
             inside = live & (k < k_size)[None, :]
@@ -206,10 +218,10 @@ def spectral_gradient_features_forward_kernel(
             tl.store(diffused + wide * c_size + out, value.to(diffused.dtype.element_ty), mask=live & in_c)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_kernel(
     grad, coefficients, gradient_evecs, ptr, partial,
-    meshes, spans, span, gradient_plane,
+    meshes, spans, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
     ROTATION: tl.constexpr, PAIRED: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -228,7 +240,7 @@ def spectral_gradient_features_backward_kernel(
     own = (which // columns) * BLOCK_K + tl.arange(0, BLOCK_K)  # the rows of dD, dP and dQ of this program
     k = tl.arange(0, BLOCK_K)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
-    d_at, p_at, q_at = _tables(coefficients, mesh, meshes, k_size, c_size)
+    d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION)
     dtype = gradient_evecs.dtype.element_ty
     if ONE_STEP:
         d = load_coefficients(d_at, k, c, k_size, c_size)
@@ -242,12 +254,13 @@ def spectral_gradient_features_backward_kernel(
     p_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     q_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     pq_sum = tl.zeros((BLOCK_K, 2 * BLOCK_C), tl.float32)
+    component = tl.cast(plane_rows, tl.int64) * gradient_stride
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
         wide = tl.cast(row, tl.int64)
         gx_at = gradient_evecs + wide * gradient_stride + v * gradient_stride
-        gy_at = gradient_evecs + gradient_plane + wide * gradient_stride + v * gradient_stride
+        gy_at = gradient_evecs + component + wide * gradient_stride + v * gradient_stride
         own_inside = live & (own < k_size)[None, :]
         inside = live & (c < c_size)[None, :]
         x = tl.load(gx_at + own[None, :], mask=own_inside, other=0.0)
@@ -279,7 +292,7 @@ def spectral_gradient_features_backward_kernel(
             by = by.to(dtype)
         else:
             gx, gy, bx, by = _products(
-                gx_at, gy_at, d_at, p_at, q_at, 0, live, k, c, k_size, c_size,
+                gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
                 ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
             )  # fmt: skip
             z = gx * bx + gy * by
@@ -306,10 +319,10 @@ def spectral_gradient_features_backward_kernel(
     _store_sums(partial, index, spans, own, c, d_sum, p_sum, q_sum, k_size, c_size, ROTATION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_derivatives_kernel(
     grad, coefficients, gradient_evecs, ptr, derivatives,
-    rows_size, meshes, span, apart, gradient_plane,
+    rows_size, meshes, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
     ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -320,15 +333,16 @@ def spectral_gradient_features_backward_derivatives_kernel(
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = tl.arange(0, BLOCK_K)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
-    d_at, p_at, q_at = _tables(coefficients, mesh, meshes, k_size, c_size)
+    d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION)
     plane = (mesh * 0 + rows_size).to(tl.int64) * c_size
+    component = tl.cast(plane_rows, tl.int64) * gradient_stride
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
         inside = live & (c < c_size)[None, :]
         wide = tl.cast(row, tl.int64)
         gx_at = gradient_evecs + wide * gradient_stride + v * gradient_stride
-        gy_at = gradient_evecs + gradient_plane + wide * gradient_stride + v * gradient_stride
+        gy_at = gradient_evecs + component + wide * gradient_stride + v * gradient_stride
         gx, gy, bx, by = _products(
             gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
             ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
@@ -343,10 +357,10 @@ def spectral_gradient_features_backward_derivatives_kernel(
         store(at + 3 * plane, 4 * plane, ds * gy, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_sums_kernel(
     derivatives, gradient_evecs, ptr, partial,
-    rows_size, meshes, spans, span, gradient_plane,
+    rows_size, meshes, spans, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, gradient_stride: tl.constexpr,
     ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -364,6 +378,7 @@ def spectral_gradient_features_backward_sums_kernel(
     d_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
     p_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
     q_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
+    component = tl.cast(plane_rows, tl.int64) * gradient_stride
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
@@ -372,7 +387,7 @@ def spectral_gradient_features_backward_sums_kernel(
         wide = tl.cast(row, tl.int64)
         g_at = gradient_evecs + wide * gradient_stride + (v * gradient_stride + k[None, :])
         x = split(tl.load(g_at, mask=in_k, other=0.0), PRECISION)
-        y = split(tl.load(g_at + gradient_plane, mask=in_k, other=0.0), PRECISION)
+        y = split(tl.load(g_at + component, mask=in_k, other=0.0), PRECISION)
         at = derivatives + wide * c_size + (v * c_size + c[None, :])
         ux = transposed(load(at, 4 * plane, in_c, PRECISION))
         uy = transposed(load(at + plane, 4 * plane, in_c, PRECISION))
@@ -413,7 +428,7 @@ def forward(
     gradient_evecs (2, V, K)
     """
     (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape
-    gradient_evecs = row_major(gradient_evecs)
+    gradient_evecs, plane_rows = planes_apart(gradient_evecs)
     evecs = evecs if evecs is None else row_major(evecs)
     features = gradient_evecs.new_empty(rows, c)
     diffused = features.new_empty(0 if evecs is None else rows, c)
@@ -426,7 +441,7 @@ def forward(
         with device_of(gradient_evecs):
             spectral_gradient_features_forward_kernel[(span_count(rows, meshes, span) * columns,)](
                 *operands([table], table.dtype, precision), some_evecs, gradient_evecs, ptr, diffused, features,
-                meshes, span, table.numel(), gradient_evecs.stride(0),
+                meshes, span, plane_rows,
                 k, c, some_evecs.stride(0), gradient_evecs.stride(1),
                 DIFFUSED=evecs is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1,
                 ONE_STEP=k <= t.k and precision != "bf16x3", NARROW=narrow(gradient_evecs), PRECISION=precision,
@@ -442,7 +457,7 @@ def backward(grad: Tensor, table: Tensor, gradient_evecs: Tensor, ptr: Tensor, t
     channel between them.
     """
     (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape
-    gradient_evecs, grad = row_major(gradient_evecs), row_major(grad)
+    (gradient_evecs, plane_rows), grad = planes_apart(gradient_evecs), row_major(grad)
     precision = dot_precision(gradient_evecs)
     t = tiling or backward_tiling(gradient_evecs, k, c, precision)
     tiles = cdiv(k, t.k) * cdiv(c, t.c)
@@ -455,7 +470,7 @@ def backward(grad: Tensor, table: Tensor, gradient_evecs: Tensor, ptr: Tensor, t
         with device_of(gradient_evecs):
             spectral_gradient_features_backward_sums_kernel[(spans, tiles)](
                 products, gradient_evecs, ptr, partial,
-                rows, meshes, spans, span, gradient_evecs.stride(0), k, c, gradient_evecs.stride(1),
+                rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
                 ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
@@ -463,7 +478,7 @@ def backward(grad: Tensor, table: Tensor, gradient_evecs: Tensor, ptr: Tensor, t
         with device_of(gradient_evecs):
             spectral_gradient_features_backward_kernel[(spans, tiles)](
                 grad, table, gradient_evecs, ptr, partial,
-                meshes, spans, span, gradient_evecs.stride(0), k, c, grad.stride(0), gradient_evecs.stride(1),
+                meshes, spans, span, plane_rows, k, c, grad.stride(0), gradient_evecs.stride(1),
                 ROTATION=planes == 3, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
                 NARROW=narrow(gradient_evecs), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
                 num_warps=t.warps, num_stages=t.stages,
@@ -476,6 +491,7 @@ def derivatives(
 ) -> Tensor:
     """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y with ds = df ∘ (1 − f²), as `load` takes them: (2, 4, V, C) bfloat16"""
     (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape
+    (gradient_evecs, plane_rows), grad = planes_apart(gradient_evecs), row_major(grad)
     out = torch.empty(2, 4, rows, c, dtype=torch.bfloat16, device=table.device)
     if out.numel():
         t = tiling or forward_tiling(gradient_evecs, k, c, "bf16x3", False)
@@ -484,7 +500,7 @@ def derivatives(
         with device_of(gradient_evecs):
             spectral_gradient_features_backward_derivatives_kernel[(span_count(rows, meshes, span) * columns,)](
                 grad, *operands([table], table.dtype, "bf16x3"), gradient_evecs, ptr, out,
-                rows, meshes, span, table.numel(), gradient_evecs.stride(0),
+                rows, meshes, span, plane_rows,
                 k, c, grad.stride(0), gradient_evecs.stride(1),
                 ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION="bf16x3",
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,

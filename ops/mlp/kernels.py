@@ -13,7 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
+from diffnet.ops.common.launch import (
+    SIZES,
+    Tiling,
+    cdiv,
+    device_of,
+    interpreted,
+    processors,
+    roomy,
+    row_major,
+    tile,
+)
 from diffnet.ops.common.matmul import load, operands, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.mlp.linear_kernels import activated, inputs_backward, linear, linear_backward, threshold_and_scale
@@ -63,7 +73,7 @@ def _load_weight(weight, part, parts: tl.constexpr, c_size: tl.constexpr, PRECIS
     return load(at, parts * c_size * c_size, inside, PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def mlp_forward_kernel(
     first, second, third, weight1, weight2, weight3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
     rows_size, threshold, keep_scale, c_size: tl.constexpr,
@@ -164,7 +174,7 @@ def forward(
     return outs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def mlp_backward_kernel(
     grad, weight1, weight2, weight3, hidden1, hidden2, grad1, grad2, out,
     rows_size, keep_scale, c_size: tl.constexpr, grad_stride: tl.constexpr,

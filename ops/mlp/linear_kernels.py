@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import Tiling, cdiv, device_of, interpreted, roomy, row_major, tile
+from diffnet.ops.common.launch import SIZES, Tiling, cdiv, device_of, interpreted, roomy, row_major, tile
 from diffnet.ops.common.matmul import load, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 
@@ -73,7 +73,7 @@ def activated(
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def mlp_forward_linear_kernel(
     first, second, third, weight, bias, residual, hidden, seed, out,
     rows_size, threshold, keep_scale, in_size: tl.constexpr, out_size: tl.constexpr, part_size: tl.constexpr,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import Tiling, cdiv, device_of, interpreted, processors, roomy, tile
+from diffnet.ops.common.launch import SIZES, Tiling, cdiv, device_of, interpreted, processors, roomy, tile
 from diffnet.ops.common.matmul import chosen, product, split, split_transpose
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, sum_spans
@@ -30,7 +30,7 @@ def weight_tiling(grad: Tensor, h: int, c: int, precision: str) -> Tiling:
     return Tiling(16, tile(h, 64), tile(c, 64), 8, 2, 4)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def mlp_backward_weights_kernel(
     grads, inputs, partial, rows_size, span, spans, h_size: tl.constexpr, c_size: tl.constexpr, size: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,

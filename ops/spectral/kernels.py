@@ -9,6 +9,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from diffnet.ops.common.launch import (
+    SIZES,
     Tiling,
     cdiv,
     device_of,
@@ -64,7 +65,7 @@ def _load_scale(scale, row, v, last):
     return tl.load(scale + row + v, mask=row + v < last, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def project_forward_kernel(
     x, evecs, scale, ptr, partial, meshes, span,
     k_size: tl.constexpr, c_size: tl.constexpr, x_stride: tl.constexpr, evecs_stride: tl.constexpr,
@@ -140,7 +141,7 @@ def project(x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor, tiling:
     return sum_spans(partial, ptr, span, factor)[0]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def evaluate_forward_kernel(
     coefficients, evecs, scale, added, ptr, out, meshes, span,
     k_size: tl.constexpr, c_size: tl.constexpr, evecs_stride: tl.constexpr, added_stride: tl.constexpr,

@@ -7,6 +7,8 @@ needs a kernel was launched, and `empty`, how often memory was allocated.
 
 Arguments: "time" prints the CPU time of a step in milliseconds instead, without Triton's part of the launches.
 "profile" prints where that time goes. "launch" includes Triton's own search for the compiled kernel in the time.
+"variants" prints for each kernel how often Triton would compile it for a step with one mesh and for one with two, and
+how often again for batches of other sizes.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import pstats
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,22 +65,40 @@ def pretend(launch: Any) -> None:
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132, major=9)
 
 
-def step_of(meshes: int) -> Any:
+def step_of(meshes: Sequence[trimesh.Trimesh], k: int, dtype: torch.dtype, model: DiffusionNet) -> Any:
     """A function that computes the loss of a network and its gradients."""
-    mesh = precompute(trimesh.creation.icosphere(2), K)
-    operators = collate([mesh] * meshes).with_gradient_evecs().with_basis_dtype(torch.bfloat16)
-    model = DiffusionNet(3, CLASSES, width=WIDTH, blocks=BLOCKS)
+    operators = collate([precompute(mesh, k) for mesh in meshes]).with_gradient_evecs().with_basis_dtype(dtype)
     x = torch.randn(operators.num_vertices, 3)
-    labels = torch.randint(CLASSES, (len(x),))
+    labels = torch.randint(model.last.out_features, (len(x),))
 
     def step() -> None:
         for parameter in model.parameters():
             parameter.grad = None
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             out = model(x, operators)
         cross_entropy(out, labels, -1).mean().backward()
 
     return step
+
+
+def variants(width: int, k: int, dtype: torch.dtype) -> dict[str, list[int]]:
+    """How often Triton would compile each kernel: for a first mesh and a batch of two, and again for other sizes."""
+    found: dict[str, set[str]] = {}
+
+    def specialize(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        binder = self.device_caches[0][-1]
+        _, specialization, launch_options = binder(*arguments, **options, debug=False)
+        found.setdefault(self.__name__, set()).add(f"{specialization} {launch_options}")
+
+    JITFunction.run = specialize
+    model = DiffusionNet(3, 7, width=width, blocks=1)
+    meshes = [trimesh.creation.uv_sphere(count=[6, 6 + n]) for n in range(6)]
+    batches = [meshes[:1], meshes[1:3], *([mesh] for mesh in meshes[1:]), meshes[:3], meshes[2:6], meshes[:5]]
+    counts = []
+    for batch in batches:
+        step_of(batch, k, dtype, model)()
+        counts.append({name: len(keys) for name, keys in found.items()})
+    return {name: [counts[1][name], again - counts[1][name]] for name, again in counts[-1].items()}
 
 
 def main() -> None:
@@ -85,7 +106,8 @@ def main() -> None:
     kernels: Counter[str] = Counter()
     triton_run = JITFunction.run
     mode = sys.argv[1] if len(sys.argv) > 1 else "count"
-    step = step_of(1)
+    model = DiffusionNet(3, CLASSES, width=WIDTH, blocks=BLOCKS)
+    step = step_of([trimesh.creation.icosphere(2)], K, torch.bfloat16, model)
 
     def launch(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         kernels[self.__name__] += 1
@@ -94,6 +116,12 @@ def main() -> None:
         triton_run(self, *arguments, grid=grid, warmup=True, **options)
 
     pretend(search if mode == "launch" else launch)
+    if mode == "variants":
+        torch.set_float32_matmul_precision("high")
+        for width, k in ((64, 16), (20, 9)):
+            for dtype in (torch.bfloat16, torch.float32):
+                print(json.dumps(variants(width, k, dtype)))
+        return
     step()
     if mode == "count":
         kernels.clear()
