@@ -16,7 +16,18 @@ from torch import Tensor
 
 # Arguments of kernels that change from batch to batch. Triton would compile a kernel again for the value 1 and for
 # multiples of 16. Addresses are products with sizes that are constants of a kernel, which shows what is aligned.
-SIZES = ("rows_size", "meshes", "span", "spans", "plane_rows", "sizes", "ignored", "threshold")
+SIZES = (
+    "rows_size",
+    "meshes",
+    "span",
+    "spans",
+    "other_span",
+    "other_spans",
+    "plane_rows",
+    "sizes",
+    "ignored",
+    "threshold",
+)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, tile
+from diffnet.ops.common.matmul import store
 from diffnet.ops.common.spans import sum_spans
+from diffnet.ops.gradient_features.table import empty_table
 
 ROWS = 16  # rows of a program: the fewest that matrix units take, because there are few rows for many multiprocessors
 
@@ -21,9 +23,9 @@ ROWS = 16  # rows of a program: the fewest that matrix units take, because there
 @triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_forward_table_kernel(
     d, a_re, a_im, table, rows_size, c_size: tl.constexpr,
-    ROTATION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+    ROTATION: tl.constexpr, SPLIT: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """D, P = D A_reᵀ and Q = D A_imᵀ, into the planes of `table`."""
+    """D, P = D A_reᵀ and Q = D A_imᵀ, into the planes of `table`. SPLIT: as the two parts of bf16x3."""
     rows = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     in_rows = (rows < rows_size)[:, None]
@@ -44,33 +46,38 @@ def spectral_gradient_features_forward_table_kernel(
     plane = (rows_size + tl.program_id(0) * 0).to(tl.int64) * c_size
     place = table + rows.to(tl.int64)[:, None] * c_size + c[None, :]
     own = tl.load(d_at + c[None, :], mask=inside, other=0.0)
-    tl.store(place, own.to(table.dtype.element_ty), mask=inside)
-    tl.store(place + plane, p.to(table.dtype.element_ty), mask=inside)
-    if ROTATION:
-        tl.store(place + 2 * plane, q.to(table.dtype.element_ty), mask=inside)
+    if SPLIT:
+        apart = (2 + ROTATION) * plane
+        store(place, apart, own, inside)
+        store(place + plane, apart, p, inside)
+        if ROTATION:
+            store(place + 2 * plane, apart, q, inside)
+    else:
+        tl.store(place, own.to(table.dtype.element_ty), mask=inside)
+        tl.store(place + plane, p.to(table.dtype.element_ty), mask=inside)
+        if ROTATION:
+            tl.store(place + 2 * plane, q.to(table.dtype.element_ty), mask=inside)
 
 
-def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """D, P = D A_reᵀ and, with rotations, Q = D A_imᵀ: d (B, K, C) float32, a_re, a_im (C, C) → (2 or 3, B, K, C)
-
-    The dtype is the one that the kernels of gradient features multiply in. Each of their programs reads all columns.
-    """
+def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, evecs: Tensor) -> Tensor:
+    """D, P = D A_reᵀ and, with rotations, Q = D A_imᵀ, see `empty_table`: d (B, K, C) float32, a_re, a_im (C, C)"""
     meshes, k, c = d.shape
     d = d.contiguous()
-    out = torch.empty(2 if a_im is None else 3, meshes, k, c, dtype=dtype, device=d.device)
+    out = empty_table(evecs, d, a_im is not None)
     if out.numel():
         block_k, block_c = (16, 16) if interpreted(d) else (tile(c, 64), tile(c, 32))
         with device_of(d):
             spectral_gradient_features_forward_table_kernel[(cdiv(meshes * k, ROWS), cdiv(c, block_c))](
                 d, a_re.contiguous(), a_re if a_im is None else a_im.contiguous(), out, meshes * k, c,
-                ROTATION=a_im is not None, BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
+                ROTATION=a_im is not None, SPLIT=out.ndim == 5,
+                BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
             )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_coefficients_kernel(
-    projected, sums, spectrum, evals, time, a_re, a_im, out, time_partial, rows_size, c_size: tl.constexpr,
+    sums, spectrum, evals, time, a_re, a_im, out, time_partial, rows_size, c_size: tl.constexpr,
     PROJECTED: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -83,7 +90,7 @@ def spectral_gradient_features_backward_coefficients_kernel(
     plane = (rows_size + tl.program_id(0) * 0).to(tl.int64) * c_size
     total = tl.load(sums + at + c[None, :], mask=inside, other=0.0)
     if PROJECTED:
-        total += tl.load(projected + at + c[None, :], mask=inside, other=0.0)
+        total += tl.load(sums + (2 + ROTATION) * plane + at + c[None, :], mask=inside, other=0.0)
     for step in range(0, c_size, BLOCK_K):
         k = step + tl.arange(0, BLOCK_K)
         p_at = sums + plane + at + k[None, :]
@@ -152,7 +159,6 @@ def spectral_gradient_features_backward_matrices_kernel(
 
 
 def backward(
-    projected: Tensor | None,
     sums: Tensor,
     d: Tensor,
     a_re: Tensor,
@@ -164,8 +170,8 @@ def backward(
     All are float32. The gradient of A_im is None without rotations; the gradient of time is empty if nothing diffused.
 
     Args:
-        projected: Φᵀ dx_d (B, K, C) if x_d = Φ D was computed, or None
-        sums: dD, dP and dQ of the gradient features, (2 or 3, B, K, C)
+        sums: dD, dP and, with rotations, dQ of the gradient features, (2 or 3, B, K, C). If x_d = Φ D was computed,
+            Φᵀ dx_d is one more plane.
         d: D (B, K, C)
         a_re, a_im: (C, C)
         diffused: S (B, K, C), evals (B, K) and time (C,), which D was computed from, or None
@@ -174,7 +180,7 @@ def backward(
     dS = exp(−λ tᵀ) ∘ dD' and dt = −Σ λ dS ∘ S. A negative time counts as 0 and has gradient 0.
     """
     meshes, k, c = d.shape
-    rows, matrices, small = meshes * k, len(sums) - 1, interpreted(d)
+    rows, matrices, small = meshes * k, 1 if a_im is None else 2, interpreted(d)
     rotation, d = matrices == 2, d.contiguous()
     grad = torch.empty_like(d)
     blocks = cdiv(rows, ROWS)
@@ -190,9 +196,9 @@ def backward(
         with device_of(d):
             if rows:
                 spectral_gradient_features_backward_coefficients_kernel[(blocks, columns)](
-                    sums if projected is None else projected, sums, spectrum, evals, time, a_re, a_im,
+                    sums, spectrum, evals, time, a_re, a_im,
                     grad, time_partial, rows, c,
-                    PROJECTED=projected is not None, DIFFUSED=diffused is not None, ROTATION=rotation,
+                    PROJECTED=len(sums) == 2 + matrices, DIFFUSED=diffused is not None, ROTATION=rotation,
                     BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
                 )  # fmt: skip
             spectral_gradient_features_backward_matrices_kernel[(partial.shape[1], columns * columns)](

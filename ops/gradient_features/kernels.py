@@ -27,10 +27,10 @@ from diffnet.ops.common.launch import (
     row_major,
     tile,
 )
-from diffnet.ops.common.matmul import less_product, load, negated, operands, product, split, store, transposed
+from diffnet.ops.common.matmul import less_product, load, negated, product, split, store, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
-from diffnet.ops.spectral.kernels import load_coefficients
+from diffnet.ops.spectral.kernels import load_coefficients, project_spans
 
 
 def forward_tiling(evecs: Tensor, k: int, c: int, precision: str, diffused: bool) -> Tiling:
@@ -423,11 +423,11 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """x = Φ D and f: two (V, C)
 
-    table: D, P and, with rotations, Q, (2 or 3, B, K, C) in the dtype of gradient_evecs
+    table: D, P and, with rotations, Q, as `coefficient_kernels.table` returns them
     evecs (V, K), or None to leave out x, which is then empty
     gradient_evecs (2, V, K)
     """
-    (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape
+    (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape[-4:]
     gradient_evecs, plane_rows = planes_apart(gradient_evecs)
     evecs = evecs if evecs is None else row_major(evecs)
     features = gradient_evecs.new_empty(rows, c)
@@ -440,7 +440,7 @@ def forward(
         some_evecs = gradient_evecs[0] if evecs is None else evecs
         with device_of(gradient_evecs):
             spectral_gradient_features_forward_kernel[(span_count(rows, meshes, span) * columns,)](
-                *operands([table], table.dtype, precision), some_evecs, gradient_evecs, ptr, diffused, features,
+                table, some_evecs, gradient_evecs, ptr, diffused, features,
                 meshes, span, plane_rows,
                 k, c, some_evecs.stride(0), gradient_evecs.stride(1),
                 DIFFUSED=evecs is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1,
@@ -450,13 +450,24 @@ def forward(
     return diffused, features
 
 
-def backward(grad: Tensor, table: Tensor, gradient_evecs: Tensor, ptr: Tensor, tiling: Tiling | None = None) -> Tensor:
-    """dD, dP and, with rotations, dQ, in the shape of the table and in float32, from the gradient (V, C) of f
+def backward(
+    grad: Tensor,
+    table: Tensor,
+    gradient_evecs: Tensor,
+    ptr: Tensor,
+    tiling: Tiling | None = None,
+    *,
+    values_grad: Tensor | None = None,
+    evecs: Tensor | None = None,
+) -> Tensor:
+    """dD, dP and, with rotations, dQ, (2 or 3, B, K, C) in float32, from the gradient (V, C) of f
+
+    Given the gradient (V, C) of x and the evecs (V, K), Φᵀ dx is one more plane.
 
     With bf16x3, one kernel would need too many registers. Two kernels do it then, with 16 bytes for each vertex and
     channel between them.
     """
-    (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape
+    (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape[-4:]
     (gradient_evecs, plane_rows), grad = planes_apart(gradient_evecs), row_major(grad)
     precision = dot_precision(gradient_evecs)
     t = tiling or backward_tiling(gradient_evecs, k, c, precision)
@@ -483,14 +494,17 @@ def backward(grad: Tensor, table: Tensor, gradient_evecs: Tensor, ptr: Tensor, t
                 NARROW=narrow(gradient_evecs), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
                 num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
-    return sum_spans(partial, ptr, span)
+    if values_grad is None or evecs is None:
+        return sum_spans(partial, ptr, span)
+    projected, projected_span, _ = project_spans(values_grad, evecs, None, ptr)
+    return sum_spans(partial, ptr, span, other=(projected, projected_span))
 
 
 def derivatives(
     grad: Tensor, table: Tensor, gradient_evecs: Tensor, ptr: Tensor, tiling: Tiling | None = None
 ) -> Tensor:
     """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y with ds = df ∘ (1 − f²), as `load` takes them: (2, 4, V, C) bfloat16"""
-    (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape
+    (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape[-4:]
     (gradient_evecs, plane_rows), grad = planes_apart(gradient_evecs), row_major(grad)
     out = torch.empty(2, 4, rows, c, dtype=torch.bfloat16, device=table.device)
     if out.numel():
@@ -499,7 +513,7 @@ def derivatives(
         span = choose_span(rows, t.v, processors(table) * t.programs // columns)
         with device_of(gradient_evecs):
             spectral_gradient_features_backward_derivatives_kernel[(span_count(rows, meshes, span) * columns,)](
-                grad, *operands([table], table.dtype, "bf16x3"), gradient_evecs, ptr, out,
+                grad, table, gradient_evecs, ptr, out,
                 rows, meshes, span, plane_rows,
                 k, c, grad.stride(0), gradient_evecs.stride(1),
                 ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION="bf16x3",

@@ -24,7 +24,7 @@ from diffnet.ops.common.launch import (
     row_major,
     tile,
 )
-from diffnet.ops.common.matmul import load, operands, product, split, transposed
+from diffnet.ops.common.matmul import load, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.mlp.linear_kernels import activated, inputs_backward, linear, linear_backward, threshold_and_scale
 
@@ -59,7 +59,7 @@ def backward_tiling(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tili
 
 def _fits(inputs: Sequence[Tensor], weights: Sequence[Tensor], widest: int) -> bool:
     x, c = inputs[0], inputs[0].shape[1]
-    if c > widest or [tuple(weight.shape) for weight in weights] != [(c, len(inputs) * c), (c, c), (c, c)]:
+    if c > widest or [tuple(weight.shape[-2:]) for weight in weights] != [(c, len(inputs) * c), (c, c), (c, c)]:
         return False
     return interpreted(x) or (roomy(x) and (x.dtype != torch.float32 or dot_precision(x) == "bf16x3"))
 
@@ -136,15 +136,14 @@ def forward(
 ) -> list[Tensor]:
     """residual + Wₙ a(… a(W₁ [x₁ … xₘ] + b₁) …) + bₙ with a = dropout ∘ ReLU, and the hidden layers if `keep`
 
-    inputs: one to three (V, C); weights: (H₁, m·C), (H₂, H₁), …, rounded to the inputs' dtype; biases: (H₁,), … or
+    inputs: one to three (V, C); weights: (H₁, m·C), (H₂, H₁), …, as `matmul.operands` returns them; biases: (H₁,), … or
     none; residual (V, Hₙ); seeds (n − 1, 2) int64 with dropout → (V, Hₙ), then (V, H₁), …
     """
     t = tiling or forward_tiling(inputs, weights, dropout > 0)
     precision = dot_precision(inputs[0])
-    matrices = operands(weights, inputs[0].dtype, precision)
     if t is None:
         outs: list[Tensor] = []
-        for i, weight in enumerate(matrices):
+        for i, weight in enumerate(weights):
             bias, last = biases[i] if biases else None, i == len(weights) - 1
             if last:
                 out = linear(outs[-1:] or inputs, weight, bias, residual=residual)
@@ -159,7 +158,7 @@ def forward(
     added = first if residual is None else row_major(residual)
     outs = [first.new_empty(rows, c) for _ in range(len(weights) if keep else 1)]
     if outs[0].numel():
-        w1, w2, w3 = matrices
+        w1, w2, w3 = weights
         b1, b2, b3 = (bias.contiguous() for bias in biases) if biases else (w1, w2, w3)
         with device_of(first):
             mlp_forward_kernel[(cdiv(rows, t.v),)](
@@ -233,18 +232,17 @@ def backward(
     """
     (rows, c), parts, precision = inputs[0].shape, len(inputs), dot_precision(grad)
     t = (tiling or backward_tiling(inputs, weights)) if need_inputs else None
-    matrices = operands(weights if need_inputs else weights[1:], grad.dtype, precision)
     if t is None:
         grads = [grad]
-        for layer in reversed(hidden):
-            grads.insert(0, linear_backward(grads[0], matrices.pop(), hidden=layer, dropout=dropout))
+        for weight, layer in zip(weights[:0:-1], hidden[::-1], strict=True):
+            grads.insert(0, linear_backward(grads[0], weight, hidden=layer, dropout=dropout))
         if not need_inputs:
             return grad.new_empty(parts, 0, c), grads
-        return inputs_backward(grads[0], matrices[0], parts, grad if skip else None), grads
+        return inputs_backward(grads[0], weights[0], parts, grad if skip else None), grads
     grad = row_major(grad)
     input_grads, first, second = grad.new_empty(parts, rows, c), grad.new_empty(rows, c), grad.new_empty(rows, c)
     if first.numel():
-        w1, w2, w3 = matrices
+        w1, w2, w3 = weights
         programs = min(processors(grad) * t.programs, cdiv(rows, t.v))
         with device_of(grad):
             mlp_backward_kernel[(programs,)](
