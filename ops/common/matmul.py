@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, cdiv, device_of
+from diffnet.ops.common.launcher import launched
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
@@ -115,6 +116,7 @@ def chosen(items, which):
     return item
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def operands_forward_kernel(matrices, outs, sizes, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
     """Convert one matrix of a tuple per program row: to `out`'s dtype, or to hi and lo (SPLIT)."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
 from diffnet.ops.common.launch import SIZES, cdiv, device_of, starts_early
+from diffnet.ops.common.launcher import launched
 
 
 def span_count(rows: int, meshes: int, span: int) -> int:
@@ -70,6 +71,7 @@ def sum_of_spans(
     return total
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def sum_spans_forward_kernel(
     partial, other, out, ptr, meshes, span, spans, other_span, other_spans, factor, size: tl.constexpr,

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, power_of_2
+from diffnet.ops.common.launcher import launched
 
 TILE = 2048  # logits that a program holds at once
 
@@ -34,6 +35,7 @@ def _softmax_parts(logits, at, c, live, c_size: tl.constexpr, BLOCK_V: tl.conste
     return top, tl.where(live, tl.sum(total, axis=1), 1.0)
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def cross_entropy_forward_kernel(
     logits, labels, out, rows_size, ignored, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr
@@ -51,6 +53,7 @@ def cross_entropy_forward_kernel(
     tl.store(out + rows, tl.where(label != ignored, loss, 0.0), mask=live)
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def cross_entropy_backward_kernel(
     grad, logits, labels, out, rows_size, ignored, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr

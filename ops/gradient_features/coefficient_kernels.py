@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, tile
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.matmul import store
 from diffnet.ops.common.spans import sum_spans
 from diffnet.ops.gradient_features.table import empty_table
@@ -20,6 +21,7 @@ from diffnet.ops.gradient_features.table import empty_table
 ROWS = 16  # rows of a program: the fewest that matrix units take, because there are few rows for many multiprocessors
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_forward_table_kernel(
     d, a_re, a_im, table, rows_size, c_size: tl.constexpr,
@@ -75,6 +77,7 @@ def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, evecs: Tensor) -> Tensor
     return out
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_coefficients_kernel(
     sums, spectrum, evals, time, a_re, a_im, out, time_partial, rows_size, c_size: tl.constexpr,
@@ -114,6 +117,7 @@ def spectral_gradient_features_backward_coefficients_kernel(
     tl.store(out + at + c[None, :], total, mask=inside)
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_matrices_kernel(
     sums, d, time_partial, partial, meshes, k_size: tl.constexpr, c_size: tl.constexpr, size: tl.constexpr,

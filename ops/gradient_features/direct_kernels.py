@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, Tiling, cdiv, device_of, interpreted, planes_apart, roomy, row_major, tile
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.matmul import less_product, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.gradient_features.kernels import narrow, tanh
@@ -64,6 +65,7 @@ def _tile_place(rows_size, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C:
     return rows.to(tl.int64), c, rows < rows_size
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def gradient_features_forward_kernel(
     gradients, a_re, a_im, out, rows_size, plane_rows, c_size: tl.constexpr, gradients_stride: tl.constexpr,
@@ -79,6 +81,7 @@ def gradient_features_forward_kernel(
     tl.store(out + rows[:, None] * c_size + c[None, :], f.to(out.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def gradient_features_backward_kernel(
     grad, gradients, a_re, a_im, out, rows_size, plane_rows,

@@ -27,6 +27,7 @@ from diffnet.ops.common.launch import (
     row_major,
     tile,
 )
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.matmul import less_product, load, negated, product, split, store, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
@@ -147,6 +148,7 @@ def _products(
     return gx, gy, bx, by
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_forward_kernel(
     coefficients, evecs, gradient_evecs, ptr, diffused, features,
@@ -218,6 +220,7 @@ def spectral_gradient_features_forward_kernel(
             tl.store(diffused + wide * c_size + out, value.to(diffused.dtype.element_ty), mask=live & in_c)
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_kernel(
     grad, coefficients, gradient_evecs, ptr, partial,
@@ -319,6 +322,7 @@ def spectral_gradient_features_backward_kernel(
     _store_sums(partial, index, spans, own, c, d_sum, p_sum, q_sum, k_size, c_size, ROTATION)
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_derivatives_kernel(
     grad, coefficients, gradient_evecs, ptr, derivatives,
@@ -357,6 +361,7 @@ def spectral_gradient_features_backward_derivatives_kernel(
         store(at + 3 * plane, 4 * plane, ds * gy, inside)
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_sums_kernel(
     derivatives, gradient_evecs, ptr, partial,

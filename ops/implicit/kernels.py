@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, power_of_2, processors
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_of_spans
 from diffnet.ops.implicit.reference import System
 from diffnet.ops.sparse.spmm_kernels import spmm
@@ -88,6 +89,7 @@ def _remaining(before, bound, mesh, c, channels: tl.constexpr):
     return known, known > tl.load(bound + mesh * channels + c, mask=c < channels, other=0.0)
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def implicit_solve_forward_multiply_kernel(
     indptr, indices, row_order, values, mass, time, p, q, sums, ptr, meshes, span, channels: tl.constexpr,
@@ -133,6 +135,7 @@ def _preconditioned(r, mass, diagonal, t, i, last):
     return tl.where(m > 0, r / tl.where(m > 0, m + t[None, :] * tl.maximum(d, 0.0), 1.0), 0.0)
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def implicit_solve_forward_update_kernel(
     p, q, u, r, mass, diagonal, time, before, bound, sums, ptr, meshes, span, spans, channels: tl.constexpr,
@@ -157,6 +160,7 @@ def implicit_solve_forward_update_kernel(
     tl.store(sums + (spans + index) * channels + c, dot, mask=c < channels)
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def implicit_solve_forward_direction_kernel(
     p, r, mass, diagonal, time, before, after, bound, sums, ptr, meshes, span, spans, channels: tl.constexpr,

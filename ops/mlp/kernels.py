@@ -24,6 +24,7 @@ from diffnet.ops.common.launch import (
     row_major,
     tile,
 )
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.matmul import load, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.mlp.linear_kernels import activated, inputs_backward, linear, linear_backward, threshold_and_scale
@@ -73,6 +74,7 @@ def _load_weight(weight, part, parts: tl.constexpr, c_size: tl.constexpr, PRECIS
     return load(at, parts * c_size * c_size, inside, PRECISION)
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def mlp_forward_kernel(
     first, second, third, weight1, weight2, weight3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
@@ -173,6 +175,7 @@ def forward(
     return outs
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def mlp_backward_kernel(
     grad, weight1, weight2, weight3, hidden1, hidden2, grad1, grad2, out,

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, Tiling, cdiv, device_of, interpreted, roomy, row_major, tile
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.matmul import load, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 
@@ -73,6 +74,7 @@ def activated(
     return y
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def mlp_forward_linear_kernel(
     first, second, third, weight, bias, residual, hidden, seed, out,

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, Tiling, cdiv, device_of, interpreted, processors, roomy, tile
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.matmul import chosen, product, split, split_transpose
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, sum_spans
@@ -30,6 +31,7 @@ def weight_tiling(grad: Tensor, h: int, c: int, precision: str) -> Tiling:
     return Tiling(16, tile(h, 64), tile(c, 64), 8, 2, 4)
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def mlp_backward_weights_kernel(
     grads, inputs, partial, rows_size, span, h_size: tl.constexpr, c_size: tl.constexpr, size: tl.constexpr,

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted
+from diffnet.ops.common.launcher import launched
 
 
 @triton.jit
@@ -28,6 +29,7 @@ def _load_tile(
     return value, tl.exp(-value * t), s, c, at, inside
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def diffuse_forward_kernel(
     spectrum, evals, time, out, rows_size, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr
@@ -36,6 +38,7 @@ def diffuse_forward_kernel(
     tl.store(out + at, decay * s, mask=inside)
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def diffuse_backward_kernel(
     grad, spectrum, evals, time, spectrum_grad, time_partial, rows_size, c_size: tl.constexpr,

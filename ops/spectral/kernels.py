@@ -20,6 +20,7 @@ from diffnet.ops.common.launch import (
     starts_early,
     tile,
 )
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.matmul import product, split, split_transpose
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
@@ -65,6 +66,7 @@ def _load_scale(scale, row, v, last):
     return tl.load(scale + row + v, mask=row + v < last, other=0.0)
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def project_forward_kernel(
     x, evecs, scale, ptr, partial, meshes, span,
@@ -141,6 +143,7 @@ def project(x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor, tiling:
     return sum_spans(partial, ptr, span, factor)[0]
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def evaluate_forward_kernel(
     coefficients, evecs, scale, added, ptr, out, meshes, span,

@@ -1,0 +1,132 @@
+"""Launches of kernels: compilation in several threads, and a message while it lasts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+_PATIENCE = 1.5  # seconds of compilation after which a message says so
+_LOG = logging.getLogger("diffnet")
+_WIDE = 2**31  # integers from here on are 64 bits wide in a kernel
+_ON_GPU = torch.cuda.is_available()  # tests compile for a GPU that isn't there
+
+
+class _Compilation:
+    """How long this process has compiled kernels, and the threads that do it ahead of a launch."""
+
+    seconds = 0.0
+    announced = False
+    pool: ThreadPoolExecutor | None = None
+    waiting: dict[Any, Future[Any]] = {}  # noqa: RUF012 - one compilation per process
+
+    @classmethod
+    def announce(cls) -> None:
+        if not cls.announced:
+            cls.announced = True
+            _LOG.warning("compiling GPU kernels, once per machine; this takes several seconds")
+
+
+class LaunchedKernel:
+    """A kernel that is launched as `kernel[grid](…)`, as Triton's own."""
+
+    def __init__(self, kernel: JITFunction[Any]) -> None:
+        self.kernel = kernel
+        self.__name__ = kernel.__name__
+        self.__doc__ = kernel.__doc__
+        # The values of constants are part of the key. Triton specializes no others that are listed in SIZES.
+        self._exact = [p.is_constexpr or not p.do_not_specialize for p in kernel.params]
+        self._known: set[Any] = set()
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*arguments: Any, **options: Any) -> None:
+            self._launch(grid, arguments, options)
+
+        return launch
+
+    def _launch(self, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        key = self.key(arguments, options)
+        if _Compilation.pool is not None:
+            self._compile_ahead(_Compilation.pool, key, arguments, options)
+        elif key in self._known:
+            self.kernel[grid](*arguments, **options)
+        else:
+            start = time.perf_counter()
+            self.kernel[grid](*arguments, **options)
+            self._known.add(key)
+            _Compilation.seconds += time.perf_counter() - start
+            if _Compilation.seconds > _PATIENCE:
+                _Compilation.announce()
+
+    def key(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+        """Return what decides which compiled kernel runs: two launches with the same key take the same one."""
+        parts = [_device(), *options.items()]
+        for value, exact in zip(arguments, self._exact, strict=False):
+            if isinstance(value, Tensor):
+                parts += (value.dtype, value.data_ptr() & 15)
+            elif isinstance(value, tuple):
+                parts += [(x.dtype, x.data_ptr() & 15) if isinstance(x, Tensor) else x for x in value]
+            elif exact or not isinstance(value, int):
+                parts.append(value if exact or value is None else type(value))
+            else:
+                parts.append(-_WIDE <= value < _WIDE)
+        return tuple(parts)
+
+    def _compile_ahead(
+        self, pool: ThreadPoolExecutor, key: tuple[Any, ...], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        if (self, key) in _Compilation.waiting:
+            return
+        device = _device()
+
+        def compile_it() -> None:
+            if _ON_GPU:
+                torch.cuda.set_device(device)
+            self.kernel.run(*arguments, grid=(1,), warmup=True, **options)
+
+        _Compilation.waiting[self, key] = pool.submit(compile_it)
+
+
+def _device() -> int:
+    return torch.cuda.current_device() if _ON_GPU else 0
+
+
+def launched(kernel: Any) -> Any:
+    """Decorate a kernel, above `triton.jit`. Kernels of Triton's interpreter are returned unchanged."""
+    return LaunchedKernel(kernel) if isinstance(kernel, JITFunction) else kernel
+
+
+@contextmanager
+def compiling_only() -> Iterator[None]:
+    """Compile the kernels that the block launches, in several threads, and run none of them.
+
+    Compiling takes seconds with an empty cache of Triton. One step of training in such a block compiles all of its
+    kernels at the same time; without, each launch waits for its own. Tensors that kernels write hold anything, so use
+    copies of whatever the block changes, and discard its results. Blocks can't be nested.
+    """
+    if _Compilation.pool is not None:
+        raise RuntimeError("kernels are being compiled in an outer block already")
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        _Compilation.pool = pool
+        try:
+            yield
+        finally:
+            _Compilation.pool = None
+            waiting, _Compilation.waiting = _Compilation.waiting, {}
+        deadline = time.monotonic() + _PATIENCE
+        for future in waiting.values():
+            try:
+                future.result(timeout=max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                if future.done():
+                    raise
+                _Compilation.announce()
+                future.result()
