@@ -122,7 +122,13 @@ def _with_separate_outputs(implementation: Callable[..., Any], *arguments: Any) 
 
 
 def _flattened(arguments: Sequence[Any]) -> list[Any]:
-    return [x for a in arguments for x in (a if isinstance(a, (list, tuple)) else [a])]
+    flat: list[Any] = []
+    for a in arguments:
+        if isinstance(a, (list, tuple)):
+            flat += a
+        else:
+            flat.append(a)
+    return flat
 
 
 def _traced(arguments: Sequence[Any]) -> bool:

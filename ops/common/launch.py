@@ -24,7 +24,6 @@ SIZES = (
     "other_span",
     "other_spans",
     "plane_rows",
-    "sizes",
     "ignored",
     "threshold",
 )

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-_PATIENCE = 1.5  # seconds of compilation after which a message says so
+_PATIENCE = 3.0  # seconds of compilation after which a message says so
+_COMPILED = 0.1  # seconds that only the launch of a new kernel takes
 _LOG = logging.getLogger("diffnet")
 _WIDE = 2**31  # integers from here on are 64 bits wide in a kernel
 _ON_GPU = torch.cuda.is_available()  # tests compile for a GPU that isn't there
@@ -42,47 +43,41 @@ class LaunchedKernel:
         self.kernel = kernel
         self.__name__ = kernel.__name__
         self.__doc__ = kernel.__doc__
-        # The values of constants are part of the key. Triton specializes no others that are listed in SIZES.
-        self._exact = [p.is_constexpr or not p.do_not_specialize for p in kernel.params]
-        self._known: set[Any] = set()
+        # Triton doesn't specialize arguments listed in SIZES. The values of all other integers are part of the key.
+        self._sizes = [p.do_not_specialize and not p.is_constexpr for p in kernel.params]
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
-            self._launch(grid, arguments, options)
+            if _Compilation.pool is not None:
+                self._compile_ahead(_Compilation.pool, arguments, options)
+                return
+            start = time.perf_counter()
+            self.kernel[grid](*arguments, **options)
+            seconds = time.perf_counter() - start
+            if seconds > _COMPILED:
+                _Compilation.seconds += seconds
+                if _Compilation.seconds > _PATIENCE:
+                    _Compilation.announce()
 
         return launch
 
-    def _launch(self, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        key = self.key(arguments, options)
-        if _Compilation.pool is not None:
-            self._compile_ahead(_Compilation.pool, key, arguments, options)
-        elif key in self._known:
-            self.kernel[grid](*arguments, **options)
-        else:
-            start = time.perf_counter()
-            self.kernel[grid](*arguments, **options)
-            self._known.add(key)
-            _Compilation.seconds += time.perf_counter() - start
-            if _Compilation.seconds > _PATIENCE:
-                _Compilation.announce()
-
     def key(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
         """Return what decides which compiled kernel runs: two launches with the same key take the same one."""
-        parts = [_device(), *options.items()]
-        for value, exact in zip(arguments, self._exact, strict=False):
-            if isinstance(value, Tensor):
+        parts = [_device(), *options, *options.values()]
+        for value, is_size in zip(arguments, self._sizes, strict=False):
+            if is_size:
+                parts.append(-_WIDE <= value < _WIDE)
+            elif isinstance(value, Tensor):
                 parts += (value.dtype, value.data_ptr() & 15)
             elif isinstance(value, tuple):
-                parts += [(x.dtype, x.data_ptr() & 15) if isinstance(x, Tensor) else x for x in value]
-            elif exact or not isinstance(value, int):
-                parts.append(value if exact or value is None else type(value))
+                for x in value:
+                    parts += (x.dtype, x.data_ptr() & 15) if isinstance(x, Tensor) else (x,)
             else:
-                parts.append(-_WIDE <= value < _WIDE)
+                parts.append(float if isinstance(value, float) else value)
         return tuple(parts)
 
-    def _compile_ahead(
-        self, pool: ThreadPoolExecutor, key: tuple[Any, ...], arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> None:
+    def _compile_ahead(self, pool: ThreadPoolExecutor, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        key = self.key(arguments, options)
         if (self, key) in _Compilation.waiting:
             return
         device = _device()

@@ -11,7 +11,7 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_matrix, check_ptr, check_rank, check_tensor
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.precision import compute_dtype
+from diffnet.ops.common.precision import compute_dtype, in_dtype
 from diffnet.ops.diffusion_features import reference
 from diffnet.ops.gradient_features.op import check_matrices, features_operator
 from diffnet.ops.gradient_features.table import empty_table
@@ -71,13 +71,13 @@ def diffusion_and_gradient_features(
             x, mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, lengths
         )
     dtype = compute_dtype(x, evecs)
-    evecs, gradient_evecs = evecs.to(dtype), gradient_evecs.to(dtype)
+    evecs, gradient_evecs = in_dtype(evecs, dtype), in_dtype(gradient_evecs, dtype)
     if any(operator.requires_grad for operator in operators):
         coefficients = diffuse_operator(project_operator(x.to(dtype), evecs, mass, ptr), evals, time.clamp(min=0))
         diffused, features, _ = features_operator(coefficients, a_re, a_im, evecs, gradient_evecs, ptr)
         return x, diffused, features
     passed, diffused, features, *_ = _diffusion_features(
-        x.to(dtype), mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr
+        in_dtype(x, dtype), mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr
     )
     return passed if x.dtype == dtype else x, diffused, features
 
@@ -162,11 +162,11 @@ def _backward(
     _, _, evecs, _, time, a_re, a_im, *_ = saved
 
     def given(grad: Tensor | None) -> Tensor:
-        return evecs.new_zeros(len(evecs), len(time)) if grad is None else grad.to(evecs.dtype)
+        return evecs.new_zeros(len(evecs), len(time)) if grad is None else in_dtype(grad, evecs.dtype)
 
     x_grad, time_grad, re_grad, im_grad = _gradients(given(diffused_grad), given(features_grad), *saved, passed_grad)
-    im_grad = None if a_im is None else im_grad.to(a_im.dtype)
-    return x_grad, None, None, None, None, time_grad.to(time.dtype), re_grad.to(a_re.dtype), im_grad, None
+    im_grad = None if a_im is None else in_dtype(im_grad, a_im.dtype)
+    return x_grad, None, None, None, None, in_dtype(time_grad, time.dtype), in_dtype(re_grad, a_re.dtype), im_grad, None
 
 
 _diffusion_features = differentiable(

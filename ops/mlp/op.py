@@ -11,7 +11,7 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_dropout, check_matrix, check_rank, check_tensor
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.precision import compute_dtype, dot_precision
+from diffnet.ops.common.precision import compute_dtype, dot_precision, in_dtype
 from diffnet.ops.mlp import reference
 
 MOST_INPUTS = 3  # that the kernel of the first layer reads without concatenation
@@ -59,11 +59,11 @@ def mlp(
         return reference.mlp(inputs, weights, biases, dropout=dropout, residual=residual)
     dtype = compute_dtype(*inputs, *weights)
     alike = len(inputs) <= MOST_INPUTS and len({x.shape[-1] for x in inputs}) == 1
-    parts = [x.to(dtype) for x in (inputs if alike else [torch.cat(list(inputs), dim=-1)])]
+    parts = [in_dtype(x, dtype) for x in (inputs if alike else [torch.cat(list(inputs), dim=-1)])]
     hidden = len(weights) - 1
     seeds = torch.randint(2**31, (hidden, 2), device=parts[0].device) if dropout > 0 and hidden else None
     skip = residual is inputs[0] and alike
-    added = None if skip or residual is None else residual.to(dtype)
+    added = None if skip or residual is None else in_dtype(residual, dtype)
     tensors = [*parts, *weights, *(biases or []), *([] if added is None else [added])]
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     out: Tensor = _mlp(parts, list(weights), list(biases or []), added, skip, dropout, seeds, keep)[0]
@@ -211,10 +211,10 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     hidden = ctx.saved_tensors[parts + layers :]
     assert grad is not None  # callers get the first output only
     input_grads, *sums = _mlp_gradients(
-        grad.to(inputs[0].dtype), inputs, weights, hidden, ctx.skip, ctx.dropout, ctx.need_inputs
+        in_dtype(grad, inputs[0].dtype), inputs, weights, hidden, ctx.skip, ctx.dropout, ctx.need_inputs
     )
-    weight_grads = [g.to(dtype) for g, dtype in zip(sums[:layers], ctx.weight_dtypes, strict=True)]
-    bias_grads = [g.to(dtype) for g, dtype in zip(sums[layers:], ctx.bias_dtypes, strict=False)]
+    weight_grads = [in_dtype(g, dtype) for g, dtype in zip(sums[:layers], ctx.weight_dtypes, strict=True)]
+    bias_grads = [in_dtype(g, dtype) for g, dtype in zip(sums[layers:], ctx.bias_dtypes, strict=False)]
     by_input = list(input_grads.unbind()) if ctx.need_inputs else [None] * parts
     return by_input, weight_grads, bias_grads, grad if ctx.residual else None, None, None, None, None
 

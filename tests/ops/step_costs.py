@@ -69,10 +69,11 @@ def step_of(meshes: Sequence[trimesh.Trimesh], k: int, dtype: torch.dtype, model
     """A function that computes the loss of a network and its gradients."""
     operators = collate([precompute(mesh, k) for mesh in meshes]).with_gradient_evecs().with_basis_dtype(dtype)
     x = torch.randn(operators.num_vertices, 3)
+    parameters = list(model.parameters())
     labels = torch.randint(model.last.out_features, (len(x),))
 
     def step() -> None:
-        for parameter in model.parameters():
+        for parameter in parameters:
             parameter.grad = None
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             out = model(x, operators)

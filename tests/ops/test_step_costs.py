@@ -1,0 +1,92 @@
+"""A training step launches few kernels, and other batches compile nothing new."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+
+from diffnet import DiffusionNet, collate, precompute
+from diffnet.ops import cross_entropy
+
+BLOCKS = 4
+
+
+def run(mode: str) -> list[dict[str, object]]:
+    """What step_costs.py prints, in a process without the interpreter."""
+    pytest.importorskip("triton")
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    env = os.environ | {"PYTHONPATH": paths, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).with_name("step_costs.py")), mode]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_launches_of_a_training_step() -> None:
+    """A block's forward is 6 kernels, its backward 9. The rest are two linear layers and the loss."""
+    (found,) = run("count")
+    kernels, pytorch = Counter(found["kernels"]), Counter(found["pytorch"])  # type: ignore[arg-type]
+    assert kernels["sum_spans_forward_kernel"] == 2 * BLOCKS + 2
+    assert kernels["operands_forward_kernel"] == BLOCKS + 2
+    assert kernels["mlp_backward_weights_kernel"] == BLOCKS + 2
+    assert kernels.total() <= 15 * BLOCKS + 11
+    # On the CPU labels are also checked, which a GPU does not do.
+    checks = Counter(["lt", "ge", "bitwise_or", "ne", "bitwise_and", "any", "_local_scalar_dense"])
+    expected = {"clamp_": BLOCKS, "randint": BLOCKS, "_to_copy": 1, "mean": 1, "ones_like": 1, "div": 1}
+    assert pytorch - checks == Counter(expected)
+
+
+def test_other_batches_compile_nothing() -> None:
+    """Once a single mesh and a batch of two have been seen, for widths that are multiples of 16 and for others."""
+    for found in run("variants"):
+        kernels = {name: counts for name, counts in found.items() if not name.startswith("spmm")}
+        assert len(kernels) > 15
+        assert {name: again for name, (_, again) in kernels.items() if again} == {}  # type: ignore[misc]
+
+
+@pytest.mark.gpu
+def test_other_sizes_compile_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import trimesh
+    from triton import knobs
+
+    compiled: list[str] = []
+
+    def record(*_: object, repr: str, **__: object) -> None:
+        compiled.append(repr)
+
+    def step(*meshes: trimesh.Trimesh) -> int:
+        operators = collate([precompute(mesh, 16) for mesh in meshes]).to("cuda").with_gradient_evecs()
+        x = torch.randn(operators.num_vertices, 3, device="cuda")
+        compiled.clear()
+        with torch.autocast("cuda", torch.bfloat16):
+            out = model(x, operators)
+        cross_entropy(out, torch.zeros(len(x), dtype=torch.int64, device="cuda")).mean().backward()
+        return len(compiled)
+
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", record)
+    model = DiffusionNet(3, 7, width=36, blocks=1, gradient="spectral").cuda()
+    meshes = [trimesh.creation.uv_sphere(count=[6, 6 + n]) for n in range(5)]
+    assert step(meshes[0]) + step(*meshes[:2]) > 20
+    assert [step(mesh) for mesh in meshes] == [0] * 5
+    assert [step(*meshes[:n]) for n in (3, 4, 5)] == [0] * 3
+
+
+@pytest.mark.gpu
+def test_compiling_only_runs_no_kernel() -> None:
+    from diffnet.ops.common.launcher import compiling_only
+
+    logits = torch.randn(100, 5, device="cuda", requires_grad=True)
+    labels = torch.zeros(100, dtype=torch.int64, device="cuda")
+    with compiling_only():
+        cross_entropy(logits, labels).sum().backward()
+    logits.grad = None
+    expected = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    torch.testing.assert_close(cross_entropy(logits, labels), expected)
