@@ -117,3 +117,14 @@ def planes_apart(x: Tensor) -> tuple[Tensor, int]:
     if x.stride(1) == 0 or x.stride(0) % x.stride(1):
         x = x.contiguous()
     return x, x.stride(0) // max(x.stride(1), 1)
+
+
+def empty_planes(like: Tensor, planes: int, rows: int, columns: int) -> tuple[Tensor, int]:
+    """Return an empty (planes, rows, columns) tensor, and how many rows lie between two planes.
+
+    Every plane starts at a multiple of 16 bytes. Kernels that read a single plane would be compiled again otherwise.
+    """
+    aligned = columns * like.element_size() % 16 == 0 or planes == 1
+    apart = rows if aligned else -(-rows // 16) * 16
+    out = like.new_empty(planes, apart, columns)
+    return out if apart == rows else out[:, :rows], apart

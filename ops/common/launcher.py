@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton.runtime.jit import JITFunction
 
 _PATIENCE = 3.0  # seconds of compilation after which a message says so
 _COMPILED = 0.1  # seconds that only the launch of a new kernel takes
@@ -39,7 +38,7 @@ class _Compilation:
 class LaunchedKernel:
     """A kernel that is launched as `kernel[grid](…)`, as Triton's own."""
 
-    def __init__(self, kernel: JITFunction[Any]) -> None:
+    def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self.__name__ = kernel.__name__
         self.__doc__ = kernel.__doc__
@@ -96,6 +95,8 @@ def _device() -> int:
 
 def launched(kernel: Any) -> Any:
     """Decorate a kernel, above `triton.jit`. Kernels of Triton's interpreter are returned unchanged."""
+    from triton.runtime.jit import JITFunction
+
     return LaunchedKernel(kernel) if isinstance(kernel, JITFunction) else kernel
 
 

@@ -18,6 +18,7 @@ from diffnet.ops.common.launch import (
     Tiling,
     cdiv,
     device_of,
+    empty_planes,
     interpreted,
     processors,
     roomy,
@@ -179,7 +180,7 @@ def forward(
 @triton.jit(do_not_specialize=SIZES)
 def mlp_backward_kernel(
     grad, weight1, weight2, weight3, hidden1, hidden2, grad1, grad2, out,
-    rows_size, keep_scale, c_size: tl.constexpr, grad_stride: tl.constexpr,
+    rows_size, plane_rows, keep_scale, c_size: tl.constexpr, grad_stride: tl.constexpr,
     PARTS: tl.constexpr, SKIP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of the first two layers' outputs before their activations, and of the PARTS inputs."""
@@ -192,7 +193,7 @@ def mlp_backward_kernel(
     w2 = _load_weight(weight2, 0, 1, c_size, PRECISION, BLOCK_C)
     w3 = _load_weight(weight3, 0, 1, c_size, PRECISION, BLOCK_C)
     dtype = out.dtype.element_ty
-    plane = tl.cast(rows_size, tl.int64) * c_size
+    plane = tl.cast(plane_rows, tl.int64) * c_size
     for tile_index in range(tl.program_id(0), tl.cdiv(rows_size, BLOCK_V), tl.num_programs(0)):
         rows = tile_index * BLOCK_V + tl.arange(0, BLOCK_V)
         wide = rows.to(tl.int64)[:, None]
@@ -243,14 +244,15 @@ def backward(
             return grad.new_empty(parts, 0, c), grads
         return inputs_backward(grads[0], weights[0], parts, grad if skip else None), grads
     grad = row_major(grad)
-    input_grads, first, second = grad.new_empty(parts, rows, c), grad.new_empty(rows, c), grad.new_empty(rows, c)
+    input_grads, plane_rows = empty_planes(grad, parts, rows, c)
+    first, second = grad.new_empty(rows, c), grad.new_empty(rows, c)
     if first.numel():
         w1, w2, w3 = weights
         programs = min(processors(grad) * t.programs, cdiv(rows, t.v))
         with device_of(grad):
             mlp_backward_kernel[(programs,)](
                 grad, w1, w2, w3, *(h.contiguous() for h in hidden), first, second, input_grads,
-                rows, threshold_and_scale(dropout)[1], c, grad.stride(0), PARTS=parts, SKIP=skip, PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+                rows, plane_rows, threshold_and_scale(dropout)[1], c, grad.stride(0),
+                PARTS=parts, SKIP=skip, PRECISION=precision, BLOCK_V=t.v, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return input_grads, [first, second, grad]

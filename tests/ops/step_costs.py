@@ -8,7 +8,8 @@ that needs a kernel was launched, and `empty`, how often memory was allocated.
 Arguments: "time" prints the least CPU time of a step in milliseconds instead, without Triton's part of the launches.
 "profile" prints where that time goes. "launch" includes Triton's own search for the compiled kernel in the time.
 "variants" prints for each kernel how often Triton would compile it for a step with one mesh and for one with two, and
-how often again for batches of other sizes.
+how often again for batches of other sizes. "ahead" prints how many kernels a step in `compiling_only` would compile,
+how many of them are different, and how many it runs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pstats
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,7 @@ from triton.runtime.jit import JITFunction
 
 from diffnet import DiffusionNet, collate, precompute
 from diffnet.ops import cross_entropy
+from diffnet.ops.common.launcher import compiling_only
 
 K, WIDTH, BLOCKS, CLASSES = 128, 128, 4, 8
 ALLOCATIONS = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
@@ -93,13 +95,28 @@ def variants(width: int, k: int, dtype: torch.dtype) -> dict[str, list[int]]:
 
     JITFunction.run = specialize
     model = DiffusionNet(3, 7, width=width, blocks=1)
-    meshes = [trimesh.creation.uv_sphere(count=[6, 6 + n]) for n in range(6)]
+    meshes = [trimesh.creation.cone(1, 2, sections=40 + n) for n in range(6)]  # 42 vertices, 43, …
     batches = [meshes[:1], meshes[1:3], *([mesh] for mesh in meshes[1:]), meshes[:3], meshes[2:6], meshes[:5]]
     counts = []
     for batch in batches:
         step_of(batch, k, dtype, model)()
         counts.append({name: len(keys) for name, keys in found.items()})
     return {name: [counts[1][name], again - counts[1][name]] for name, again in counts[-1].items()}
+
+
+def ahead(step: Callable[[], None]) -> dict[str, int]:
+    """How many kernels a step in `compiling_only` would compile, how many of them are different, how many it runs."""
+    compiled: list[str] = []
+    ran: list[str] = []
+
+    def record(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        _, specialization, launch_options = self.device_caches[0][-1](*arguments, **options, debug=False)
+        (compiled if warmup else ran).append(f"{self.__name__} {specialization} {launch_options}")
+
+    JITFunction.run = record
+    with compiling_only():
+        step()
+    return {"compiled": len(compiled), "different": len(set(compiled)), "ran": len(ran)}
 
 
 def main() -> None:
@@ -124,7 +141,9 @@ def main() -> None:
                 print(json.dumps(variants(width, k, dtype)))
         return
     step()
-    if mode == "count":
+    if mode == "ahead":
+        print(json.dumps(ahead(step)))
+    elif mode == "count":
         kernels.clear()
         with DeviceOperations() as operations:
             step()
