@@ -253,6 +253,7 @@ def backward(
             mlp_backward_kernel[(programs,)](
                 grad, w1, w2, w3, *(h.contiguous() for h in hidden), first, second, input_grads,
                 rows, plane_rows, threshold_and_scale(dropout)[1], c, grad.stride(0),
-                PARTS=parts, SKIP=skip, PRECISION=precision, BLOCK_V=t.v, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+                PARTS=parts, SKIP=skip, PRECISION=precision, BLOCK_V=t.v, BLOCK_C=t.c,
+                num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return input_grads, [first, second, grad]
