@@ -1,4 +1,4 @@
-"""Launches of kernels: compilation in several threads, and a message while it lasts."""
+"""Launches of kernels: quick ones, compilation in several threads, and a message while it lasts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 _PATIENCE = 3.0  # seconds of compilation after which a message says so
-_COMPILED = 0.1  # seconds that only the launch of a new kernel takes
+_COMPILED = 0.25  # seconds that only a launch takes that compiles its kernel
 _LOG = logging.getLogger("diffnet")
+_KNOWN_VERSIONS = ("3.6", "3.7")  # of Triton
 _WIDE = 2**31  # integers from here on are 64 bits wide in a kernel
 _ON_GPU = torch.cuda.is_available()  # tests compile for a GPU that isn't there
 
@@ -36,7 +37,15 @@ class _Compilation:
 
 
 class LaunchedKernel:
-    """A kernel that is launched as `kernel[grid](…)`, as Triton's own."""
+    """A kernel that is launched as `kernel[grid](…)`, as Triton's own.
+
+    Triton searches for the compiled kernel in every launch and checks all arguments for it, which takes three times as
+    long as `key`. Known versions of Triton are therefore asked once for each key.
+
+    Attributes:
+        kernel: Triton's kernel
+        compiled: the compiled kernels that launches go to, by their key
+    """
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -44,14 +53,25 @@ class LaunchedKernel:
         self.__doc__ = kernel.__doc__
         # Triton doesn't specialize arguments listed in SIZES. The values of all other integers are part of the key.
         self._sizes = [p.do_not_specialize and not p.is_constexpr for p in kernel.params]
+        self._names = [p.name for p in kernel.params]
+        self.compiled: dict[tuple[Any, ...], Any] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
             if _Compilation.pool is not None:
                 self._compile_ahead(_Compilation.pool, arguments, options)
                 return
+            key = self.key(arguments, options)
+            compiled = self.compiled.get(key)
+            if compiled is not None:
+                # Constants are passed by position, too, as Triton's tutorial on fused softmax does.
+                others = [options[name] for name in self._names[len(arguments) :]]
+                compiled[(*grid, 1, 1)[:3]](*arguments, *others)
+                return
             start = time.perf_counter()
-            self.kernel[grid](*arguments, **options)
+            found = self.kernel[grid](*arguments, **options)
+            if _takes_launches(self.kernel, found):
+                self.compiled[key] = found
             seconds = time.perf_counter() - start
             if seconds > _COMPILED:
                 _Compilation.seconds += seconds
@@ -67,10 +87,10 @@ class LaunchedKernel:
             if is_size:
                 parts.append(-_WIDE <= value < _WIDE)
             elif isinstance(value, Tensor):
-                parts += (value.dtype, value.data_ptr() & 15)
+                parts += (value.dtype, value.data_ptr() & 15 == 0)
             elif isinstance(value, tuple):
                 for x in value:
-                    parts += (x.dtype, x.data_ptr() & 15) if isinstance(x, Tensor) else (x,)
+                    parts += (x.dtype, x.data_ptr() & 15 == 0) if isinstance(x, Tensor) else (x,)
             else:
                 parts.append(float if isinstance(value, float) else value)
         return tuple(parts)
@@ -87,6 +107,25 @@ class LaunchedKernel:
             self.kernel.run(*arguments, grid=(1,), warmup=True, **options)
 
         _Compilation.waiting[self, key] = pool.submit(compile_it)
+
+
+def _takes_launches(kernel: Any, compiled: Any) -> bool:
+    """Whether later launches may go to the compiled kernel.
+
+    They may not where something replaces or observes Triton's launches, or where this version of Triton is unknown.
+    """
+    import triton
+    from triton.compiler import CompiledKernel
+    from triton.runtime.jit import JITFunction
+
+    return (
+        _ON_GPU
+        and torch.version.hip is None
+        and ".".join(triton.__version__.split(".")[:2]) in _KNOWN_VERSIONS
+        and isinstance(compiled, CompiledKernel)
+        and JITFunction.run.__module__ == "triton.runtime.jit"
+        and not kernel.pre_run_hooks
+    )
 
 
 def _device() -> int:

@@ -84,3 +84,22 @@ def test_kernels_are_compiled_ahead_once_each_and_not_run() -> None:
     assert found["ran"] == 0
     # The sizes of converted matrices tell launches apart that Triton compiles once.
     assert 15 < found["different"] <= found["compiled"] <= found["different"] + 1  # type: ignore[operator]
+
+
+@pytest.mark.gpu
+def test_launches_go_to_the_compiled_kernel() -> None:
+    """Other sizes take the same one. Pointers that are not aligned take another."""
+    from diffnet.ops.cross_entropy.kernels import cross_entropy_forward_kernel
+
+    def check(rows: int, offset: int) -> int:
+        logits = torch.randn(rows * 12 + offset, device="cuda")[offset:].view(rows, 12)
+        labels = torch.randint(12, (rows,), device="cuda")
+        for _ in range(2):
+            expected = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+            torch.testing.assert_close(cross_entropy(logits, labels), expected)
+        return len(cross_entropy_forward_kernel.compiled)
+
+    first = check(100, 0)
+    assert first > 0
+    assert check(1, 0) == check(1000, 0) == first
+    assert check(64, 1) == check(63, 3) == first + 1
