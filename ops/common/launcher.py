@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +28,7 @@ class _Compilation:
     seconds = 0.0
     announced = False
     pool: ThreadPoolExecutor | None = None
+    others: frozenset[int | None] = frozenset()  # threads that go on launching
     waiting: dict[Any, Future[Any]] = {}  # noqa: RUF012 - one compilation per process
 
     @classmethod
@@ -58,7 +60,7 @@ class LaunchedKernel:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
-            if _Compilation.pool is not None:
+            if _Compilation.pool is not None and threading.get_ident() not in _Compilation.others:
                 self._compile_ahead(_Compilation.pool, arguments, options)
                 return
             key = self.key(arguments, options)
@@ -145,11 +147,16 @@ def compiling_only() -> Iterator[None]:
 
     Compiling takes seconds with an empty cache of Triton. One step of training in such a block compiles all of its
     kernels at the same time; without, each launch waits for its own. Tensors that kernels write hold anything, so use
-    copies of whatever the block changes, and discard its results. Blocks can't be nested.
+    copies of whatever the block changes, and discard its results. Other threads of Python launch as usual.
+
+    Raises RuntimeError inside another such block.
     """
     if _Compilation.pool is not None:
         raise RuntimeError("kernels are being compiled in an outer block already")
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        # Backward passes run in threads of PyTorch, not of Python, and their launches belong to the block.
+        threads = [t for t in threading.enumerate() if type(t).__name__ != "_DummyThread"]
+        _Compilation.others = frozenset(t.ident for t in threads if t is not threading.current_thread())
         _Compilation.pool = pool
         try:
             yield
@@ -165,3 +172,22 @@ def compiling_only() -> Iterator[None]:
                     raise
                 _Compilation.announce()
                 future.result()
+
+
+def compile_ahead(loss: Callable[[], Tensor], parameters: Iterable[Tensor]) -> None:
+    """Compile the kernels of a training step in several threads, without taking the step.
+
+    It calls `loss` once and differentiates the result, both in `compiling_only`. Gradients of the parameters and random
+    generators stay as they are. Values are wrong meanwhile, so hooks that record values see wrong ones.
+
+    Args:
+        loss: returns the loss, of any shape. It uses the dtypes and the autocast of the step; the number of vertices
+            hardly matters.
+        parameters: what the step differentiates by. Nothing happens if none of them is on a GPU.
+    """
+    wanted = [parameter for parameter in parameters if parameter.requires_grad]
+    if not any(parameter.is_cuda for parameter in wanted):
+        return
+    devices = {parameter.get_device() for parameter in wanted if parameter.is_cuda}
+    with torch.random.fork_rng(sorted(devices) if _ON_GPU else []), torch.enable_grad(), compiling_only():
+        torch.autograd.grad(loss().sum(), wanted, allow_unused=True)

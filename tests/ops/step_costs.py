@@ -8,8 +8,8 @@ that needs a kernel was launched, and `empty`, how often memory was allocated.
 Arguments: "time" prints the least CPU time of a step in milliseconds instead, without Triton's part of the launches.
 "profile" prints where that time goes. "launch" includes Triton's own search for the compiled kernel in the time.
 "variants" prints for each kernel how often Triton would compile it for a step with one mesh and for one with two, and
-how often again for batches of other sizes. "ahead" prints how many kernels a step in `compiling_only` would compile,
-how many of them are different, and how many it runs.
+how often again for batches of other sizes. "ahead" prints how many kernels `compile_ahead` compiles, how many of them
+are different, how many it runs, and how many more a step needs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pstats
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +34,7 @@ from triton.runtime.jit import JITFunction
 
 from diffnet import DiffusionNet, collate, precompute
 from diffnet.ops import cross_entropy
-from diffnet.ops.common.launcher import compiling_only
+from diffnet.ops.common.launcher import compile_ahead
 
 K, WIDTH, BLOCKS, CLASSES = 128, 128, 4, 8
 ALLOCATIONS = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
@@ -74,13 +74,17 @@ def step_of(meshes: Sequence[trimesh.Trimesh], k: int, dtype: torch.dtype, model
     parameters = list(model.parameters())
     labels = torch.randint(model.last.out_features, (len(x),))
 
+    def loss() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            out = model(x, operators)
+        return cross_entropy(out, labels, -1).mean()
+
     def step() -> None:
         for parameter in parameters:
             parameter.grad = None
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            out = model(x, operators)
-        cross_entropy(out, labels, -1).mean().backward()
+        loss().backward()
 
+    step.ahead = lambda: compile_ahead(loss, parameters)  # type: ignore[attr-defined]
     return step
 
 
@@ -104,8 +108,8 @@ def variants(width: int, k: int, dtype: torch.dtype) -> dict[str, list[int]]:
     return {name: [counts[1][name], again - counts[1][name]] for name, again in counts[-1].items()}
 
 
-def ahead(step: Callable[[], None]) -> dict[str, int]:
-    """How many kernels a step in `compiling_only` would compile, how many of them are different, how many it runs."""
+def ahead(step: Any) -> dict[str, int]:
+    """How many kernels `compile_ahead` compiles, how many are different, how many it runs, what a step needs more."""
     compiled: list[str] = []
     ran: list[str] = []
 
@@ -114,9 +118,12 @@ def ahead(step: Callable[[], None]) -> dict[str, int]:
         (compiled if warmup else ran).append(f"{self.__name__} {specialization} {launch_options}")
 
     JITFunction.run = record
-    with compiling_only():
-        step()
-    return {"compiled": len(compiled), "different": len(set(compiled)), "ran": len(ran)}
+    generator = torch.get_rng_state()
+    step.ahead()
+    assert torch.equal(torch.get_rng_state(), generator)
+    counts = {"compiled": len(compiled), "different": len(set(compiled)), "ran": len(ran)}
+    step()
+    return counts | {"more": len(set(ran) - set(compiled))}
 
 
 def main() -> None:

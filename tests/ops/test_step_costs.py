@@ -81,7 +81,7 @@ def test_other_sizes_compile_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -
 
 def test_kernels_are_compiled_ahead_once_each_and_not_run() -> None:
     (found,) = run("ahead")
-    assert found["ran"] == 0
+    assert found["ran"] == found["more"] == 0
     # The sizes of converted matrices tell launches apart that Triton compiles once.
     assert 15 < found["different"] <= found["compiled"] <= found["different"] + 1  # type: ignore[operator]
 
