@@ -4,65 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffnet.geometry import (
-    BASIS_PRECISIONS,
-    LAPLACIANS,
-    BasisPrecision,
-    LaplacianKind,
-    Mesh,
-    MeshLike,
-    Operators,
-    hks,
-    precompute,
-    wks,
-)
+from diffnet.data.options import FEATURE_CHANNELS, FeatureKind, Preprocessing
+from diffnet.geometry import Mesh, MeshLike, Operators, hks, precompute, wks
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.normalize import load_normalized
 from diffnet.geometry.preprocessing import many
+from diffnet.geometry.preprocessing.many import load_meanwhile as load_meanwhile  # __init__.pyi exports these three
+from diffnet.geometry.preprocessing.many import precompute_all as precompute_all
 from diffnet.geometry.preprocessing.options import Options
-
-FeatureKind: TypeAlias = Literal["hks", "log-hks", "xyz", "wks"]
-FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "log-hks": 16, "xyz": 3, "wks": 16}
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """The options that decide the network's view of a mesh. A checkpoint stores them.
-
-    k: number of eigenpairs; 0 is allowed for xyz features only
-    laplacian, basis: see `precompute`
-    features: input features at the vertices, see `input_features`
-
-    Raises OptionError for a value that is not allowed.
-
-    >>> Preprocessing(k=64, features="wks").laplacian
-    'robust'
-    """
-
-    k: int = 128
-    laplacian: LaplacianKind = "robust"
-    features: FeatureKind = "hks"
-    basis: BasisPrecision = "float32"
-
-    def __post_init__(self) -> None:
-        for name, known in (
-            ("laplacian", LAPLACIANS),
-            ("features", get_args(FeatureKind)),
-            ("basis", BASIS_PRECISIONS),
-        ):
-            if getattr(self, name) not in known:
-                raise OptionError(f"{name} should be one of {', '.join(known)}, got {getattr(self, name)!r}")
-        if isinstance(self.k, bool) or not hasattr(self.k, "__index__"):
-            raise OptionError(f"k should be an integer, got {self.k!r} of type {type(self.k).__name__}")
-        fewest = 0 if self.features == "xyz" else 1  # descriptors are computed from eigenpairs
-        if self.k < fewest:
-            raise OptionError(f"k should be at least {fewest}, got {self.k}")
+from diffnet.geometry.processes import available_cores as available_cores
 
 
 def prepare(
@@ -78,7 +33,9 @@ def prepare(
     Raises MeshError for a mesh that can't be used.
     """
     mesh = load_normalized(source, cache_dir)
-    return mesh, precompute(mesh, options.k, options.laplacian, cache_dir, basis=options.basis, device=device)
+    return mesh, precompute(
+        mesh, options.k, options.laplacian, cache_dir, basis=options.basis, device=device, join=options.join
+    )
 
 
 def fill_cache(
@@ -103,7 +60,7 @@ def fill_cache(
     With several jobs, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
     script; otherwise it raises WorkerError. Raises OSError if the cache folder can't be made.
     """
-    decisive = Options(options.k, options.laplacian, options.basis)
+    decisive = Options(options.k, options.laplacian, options.basis, options.join)
     return many.fill_cache(sources, decisive, cache_dir, jobs, advance, device, ready, normalize=True)
 
 

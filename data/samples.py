@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from diffnet.data.features import Preprocessing, input_features, prepare
+from diffnet.data.features import input_features, prepare
 from diffnet.data.labeled import LabeledMesh
+from diffnet.data.options import Preprocessing
 from diffnet.geometry import Operators, collate
 
 

@@ -1,4 +1,4 @@
-"""The command line, `diffnet` or `python -m diffnet`: the commands of `diffnet.train.cli`, and `bench`.
+"""The command line, `diffnet` or `python -m diffnet`: the commands of `diffnet.train.cli`, `bench` and `robustness`.
 
 This module stands above all rooms. No module imports it.
 
@@ -73,6 +73,25 @@ def bench(
         raise typer.Exit(1)
 
 
+def robustness(
+    checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run of diffnet train segmentation.")],
+    data: Annotated[str, typer.Option(help="The data set of the run: its folder, or figures.")],
+    out: Annotated[Path, typer.Option(help="Folder for results.json.")],
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Measure how many predicted labels stay the same when the test meshes change.
+
+    The changes are scaling, rotation, renumbering, mirroring, subdivision, decimation, point clouds, noise, missing
+    faces, a cut-off part and triangle soup. Decimation needs the package fast-simplification.
+    """
+    with ExitAtCtrlC():
+        from diffnet.benchmarks.robustness.measure import run_robustness
+        from diffnet.train.cli import console
+        from diffnet.train.device import pick_device
+
+    run_robustness(checkpoint, data, out, pick_device(device), console)
+
+
 def _integers(option: str, given: str | None) -> tuple[int, ...] | None:
     from diffnet.geometry.errors import OptionError
 
@@ -90,6 +109,7 @@ def main() -> None:
         from diffnet.train import cli
 
         cli.app.command()(bench)
+        cli.app.command()(robustness)
     try:
         cli.main()
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP
 from diffnet.ops import Backend, diffusion_and_gradient_features, spmm
 from diffnet.ops.common.checks import check_count
+from diffnet.ops.common.precision import compute_dtype
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
@@ -35,8 +36,8 @@ class DiffusionNetBlock(nn.Module):
         gradient_features: whether to compute gradient features. Without them the network only diffuses.
         gradient_rotation: see `SpatialGradientFeatures`.
         gradient: how gradients are computed. "spectral" differentiates the basis, (GΦ) D. "sparse" applies the sparse
-            gradient operators to the diffused features. Both give the same result. "auto" is spectral if the operators
-            hold `gradient_evecs`, else sparse.
+            gradient operators to the diffused features. Both give the same result. "auto" is spectral on a GPU, and if
+            the operators hold `gradient_evecs`, else sparse. See `Operators.prepared`.
         diffusion: "spectral" diffuses in the eigenbasis (`LearnedTimeDiffusion`). "implicit" needs no eigenbasis
             (`ImplicitDiffusion`); its gradients are sparse.
         attention_heads: heads of a `MeshAttention` over the operators' neighborhood, 0 for no attention.
@@ -104,9 +105,10 @@ class DiffusionNetBlock(nn.Module):
         The rest of the block uses the returned x; its gradients are then summed in one kernel.
         """
         o, features = operators, self.gradient_features
-        if features is not None and isinstance(self.diffusion, LearnedTimeDiffusion) and self._on_basis(o):
+        if features is not None and isinstance(self.diffusion, LearnedTimeDiffusion) and self.on_basis(o):
             check_eigenpairs(o)
-            gradient_evecs = o.with_gradient_evecs().gradient_evecs
+            o = o.prepared(compute_dtype(x, o.evecs))
+            gradient_evecs = o.gradient_evecs
             assert gradient_evecs is not None
             return diffusion_and_gradient_features(
                 x,
@@ -127,6 +129,13 @@ class DiffusionNetBlock(nn.Module):
         gradients = spmm(o.gradient.pattern, o.gradient.values, diffused, backend=self.backend)
         return x, diffused, features(gradients)
 
-    def _on_basis(self, operators: Operators) -> bool:
-        """Whether gradients are computed on the basis."""
-        return self.gradient == "spectral" or (self.gradient == "auto" and operators.gradient_evecs is not None)
+    def on_basis(self, operators: Operators) -> bool:
+        """Whether the block takes gradients on the basis, so that it uses `operators.prepared`.
+
+        On the CPU, sparse products are cheaper than the gradient of the basis, unless the operators hold it.
+        """
+        if self.gradient_features is None or not isinstance(self.diffusion, LearnedTimeDiffusion):
+            return False
+        if self.gradient == "auto":
+            return operators.device.type == "cuda" or operators.gradient_evecs is not None
+        return self.gradient == "spectral"

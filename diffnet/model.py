@@ -126,9 +126,10 @@ class DiffusionNet(nn.Module):
                 'write outputs_at="vertices" or outputs_at="global_mean"'
             )
         x = self._linear(self.first, features)
-        # All blocks share these. Under autocast the basis is rounded here, once, not in every block.
-        shared = operators.with_gradient_evecs() if self.gradient == "spectral" else operators
-        shared = shared.with_basis_dtype(compute_dtype(x))
+        # All blocks share these. On a GPU they are computed in the first step only.
+        dtype = compute_dtype(x)
+        on_basis = any(isinstance(block, DiffusionNetBlock) and block.on_basis(operators) for block in self.blocks)
+        shared = operators.prepared(dtype) if on_basis else operators.with_basis_dtype(dtype)
         for block in self.blocks:
             x = block(x, shared)
         return self._outputs(self._linear(self.last, x), operators)
@@ -144,7 +145,7 @@ class DiffusionNet(nn.Module):
         elif self.outputs_at == "edges":
             x = F.embedding(operators.edges, x).mean(1)
         elif self.outputs_at == "global_mean":
-            x = segment_mean(x, operators.mass, operators.ptr, operators.lengths)
+            x = segment_mean(x, operators.mass, operators.ptr, operators.lengths, self.backend)
         return x if self.last_activation is None else self.last_activation(x)
 
     @classmethod

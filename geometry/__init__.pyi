@@ -1,8 +1,9 @@
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
+from .discretize.coincident import joined_vertices
 from .discretize.frames import tangent_frames
 from .discretize.gradient import gradient_values, one_ring
-from .discretize.laplacian import LAPLACIANS, LaplacianKind, laplacian_and_mass
+from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
 from .mesh.errors import MeshError
 from .mesh.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
@@ -11,15 +12,24 @@ from .neighborhoods import with_k_ring, with_nearest
 from .operators import Operators, collate
 from .preprocessing.many import precompute_all
 from .preprocessing.one import precompute
-from .preprocessing.options import BASIS_PRECISIONS, BasisPrecision
+from .preprocessing.options import (
+    BASIS_PRECISIONS,
+    JOIN_RULES,
+    LAPLACIANS,
+    BasisPrecision,
+    JoinRule,
+    LaplacianKind,
+)
 from .vertex_patches import Patches, patches
 
 __all__ = [
     "BASIS_PRECISIONS",
     "FORMATS",
+    "JOIN_RULES",
     "LAPLACIANS",
     "BasisPrecision",
     "Diagnosis",
+    "JoinRule",
     "LaplacianKind",
     "Mesh",
     "MeshError",
@@ -32,6 +42,7 @@ __all__ = [
     "eigenbasis",
     "gradient_values",
     "hks",
+    "joined_vertices",
     "laplacian_and_mass",
     "load_mesh",
     "make_mesh",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-FORMAT = 6  # increase when the meaning or the layout of entries changes
+FORMAT = 7  # increase when the meaning or the layout of entries changes
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 

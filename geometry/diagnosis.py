@@ -9,8 +9,10 @@ import potpourri3d
 import scipy.sparse
 from numpy.typing import NDArray
 
+from diffnet.geometry.discretize.coincident import first_at_position, joined_vertices
 from diffnet.geometry.discretize.laplacian import usable_faces
 from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.preprocessing.recipe import round_positions
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class Diagnosis:
     zero_area_faces: faces with three corners on a line, in double precision
     duplicate_faces: faces with the same three corners as an earlier face
     unreferenced_vertices: vertices that no face uses
-    coincident_vertices: vertices at the position of an earlier vertex
+    coincident_vertices: vertices at the position of an earlier vertex, in single precision as in `precompute`
+    joined_by_default: the coincident vertices that `precompute` joins with an earlier one by default; see
+        `joined_vertices`
     """
 
     vertices: int
@@ -47,6 +51,7 @@ class Diagnosis:
     duplicate_faces: int
     unreferenced_vertices: int
     coincident_vertices: int
+    joined_by_default: int
 
     @property
     def faults(self) -> list[str]:
@@ -80,8 +85,9 @@ def diagnose(mesh: Mesh) -> Diagnosis:
     edges = np.stack(np.divmod(keys, len(mesh.verts)), axis=1)
     forward = np.bincount(edge.reshape(-1), halves[:, 0] < halves[:, 1], len(count))
     area = potpourri3d.face_areas(mesh.verts, faces)
-    _, place = np.unique(mesh.verts, axis=0, return_inverse=True)
-    place = place.reshape(-1)
+    rounded = round_positions(mesh)
+    place = first_at_position(rounded.verts)
+    numbers = np.arange(len(place))
     longest = np.ptp(mesh.verts, axis=0).max()
     return Diagnosis(
         vertices=len(mesh.verts),
@@ -98,7 +104,8 @@ def diagnose(mesh: Mesh) -> Diagnosis:
         zero_area_faces=int((area <= 1e-14 * longest**2).sum()),
         duplicate_faces=len(faces) - len(np.unique(np.sort(faces, axis=1), axis=0)),
         unreferenced_vertices=0 if mesh.is_point_cloud else len(mesh.verts) - len(used),
-        coincident_vertices=len(mesh.verts) - int(place.max() + 1),
+        coincident_vertices=int((place != numbers).sum()),
+        joined_by_default=int((joined_vertices(rounded) != numbers).sum()),
     )
 
 

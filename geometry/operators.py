@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from diffnet.geometry.mesh.mesh import mesh_edges
+from diffnet.geometry.transfer import own_memory, pinned, to_gpu
 from diffnet.ops import (
     Pattern,
     SparseMatrix,
@@ -23,7 +26,12 @@ from diffnet.ops import (
 )
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.compiler import not_compiled
-from diffnet.ops.common.memo import memoized
+from diffnet.ops.common.memo import Later, can_remember, memoized, remember
+from diffnet.ops.common.ragged import cat_shifted
+from diffnet.ops.sparse.matrix import check_matrix_blocks
+
+# `prepared` remembers its results on a GPU while this part of the GPU's memory stays free.
+STAYS_FREE = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +52,9 @@ class Operators:
     gradient_evecs: (2, V, K) or None; the gradients of the eigenvectors, [G_X Φ, G_Y Φ]
     neighborhood: (V, V) or None; row i holds the vertices that vertex i attends to, see `with_k_ring` and
         `with_nearest`. None means the pattern of the gradient: the vertices joined to i by an edge, and i itself.
+    joined: (V,) int64 or None; the first of the vertices at its position that a vertex is joined with, its own number
+        if there is none. None means that no vertices are joined; see `precompute`. Joined vertices share their mass
+        equally and have equal rows in `evecs`, `frames` and `gradient`. The gradient reads functions at the first ones.
 
     >>> from diffnet.geometry import precompute
     >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
@@ -62,9 +73,34 @@ class Operators:
     face_ptr: Tensor
     gradient_evecs: Tensor | None = None
     neighborhood: Pattern | None = None
-    # Caches of `lengths` and `edges`, see `memoized`.
-    _lengths: tuple[int, ...] | None = None
-    _edges: Tensor | None = None
+    joined: Tensor | None = None
+    # Found at first use, see `memoized`.
+    _lengths: ClassVar[tuple[int, ...] | None] = None
+    _face_lengths: ClassVar[tuple[int, ...] | None] = None
+    _edges: ClassVar[Tensor | None] = None
+    # For each dtype, what `prepared` returned, and what it was computed from, see `_basis_version`.
+    _preparations: ClassVar[Mapping[torch.dtype, tuple[Any, Operators]] | None] = None
+    # Fields that `collate` packs when they are first read.
+    _unpacked: ClassVar[Mapping[str, Later[Any]] | None] = None
+
+    def __post_init__(self) -> None:
+        remember(self, _lengths=None, _face_lengths=None, _edges=None, _preparations=None, _unpacked=None)
+
+    if not TYPE_CHECKING:  # type checkers should still find misspelt names
+
+        def __getattr__(self, name: str) -> Any:
+            """Pack a field that is read for the first time. Python calls this for attributes that are not set."""
+            later = (self.__dict__.get("_unpacked") or {}).get(name)
+            if later is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            value = later.get()
+            if later.known:
+                remember(self, **{name: value})
+            return value
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields for pickle and copy, all packed. Preparations are left out, and each tensor has its own memory."""
+        return dict(self.map_tensors(own_memory).__dict__)
 
     def __repr__(self) -> str:
         return (
@@ -108,7 +144,7 @@ class Operators:
     @property
     def k(self) -> int:
         """The number of eigenpairs."""
-        return self.evecs.shape[1]
+        return self.evals.shape[1]
 
     @property
     def device(self) -> torch.device:
@@ -124,12 +160,17 @@ class Operators:
         """(E, 2) int64, the undirected edges of the faces in the order of `mesh_edges`, mesh after mesh."""
         return memoized(self, "_edges", lambda operators: _find_edges(operators.faces))
 
+    @property
+    def face_lengths(self) -> tuple[int, ...]:
+        """The number of faces of each mesh, kept on the host like `lengths`."""
+        return memoized(self, "_face_lengths", _find_face_lengths)
+
     def with_gradient_evecs(self) -> Operators:
         """These operators with `gradient_evecs`, so that gradients can be computed in the eigenbasis."""
         if self.gradient_evecs is not None:
             return self
         gradient_evecs = spmm(self.gradient.pattern, self.gradient.values, self.evecs)
-        return replace(self, gradient_evecs=gradient_evecs.to(self.evecs.dtype))
+        return self._with_basis(self.evecs, gradient_evecs.to(self.evecs.dtype))
 
     def with_basis_dtype(self, dtype: torch.dtype) -> Operators:
         """These operators with `evecs` and `gradient_evecs` in another dtype. Other fields keep theirs.
@@ -138,56 +179,147 @@ class Operators:
         """
         if self.evecs.dtype == dtype:
             return self
-        gradient_evecs = None if self.gradient_evecs is None else self.gradient_evecs.to(dtype)
-        return replace(self, evecs=self.evecs.to(dtype), gradient_evecs=gradient_evecs)
+        return self._with_basis(
+            self.evecs.to(dtype), None if self.gradient_evecs is None else self.gradient_evecs.to(dtype)
+        )
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Operators:
-        """Move to a device and convert the real-valued fields to a dtype. Returns self if nothing changes."""
+    def prepared(self, dtype: torch.dtype) -> Operators:
+        """These operators as a network on a GPU uses them: with `gradient_evecs`, and with the basis in a dtype.
+
+        It is the same as `.with_gradient_evecs().with_basis_dtype(dtype)`. On a GPU the result is remembered as long
+        as these operators exist, if half of the GPU's memory stays free. Otherwise, and on other devices, it is
+        computed in each call.
+
+        Nothing is remembered if a gradient of the basis is needed, while torch.compile or torch.func traces, and while
+        a CUDA graph is recorded. Call the network once before, or call this method.
+
+        dtype: the dtype of the network's matrix products: autocast's dtype, or float32
+        """
+        if self.gradient_evecs is not None and self.evecs.dtype == dtype:
+            return self
+        remembered = self._preparations or {}
+        if dtype in remembered and (torch.compiler.is_compiling() or remembered[dtype][0] == self._basis_version()):
+            return remembered[dtype][1]
+        if not can_remember():
+            return self.with_gradient_evecs().with_basis_dtype(dtype)
+        # Tensors made in inference mode could not be used in training later.
+        with torch.inference_mode(torch.is_inference_mode_enabled() and self.evecs.is_inference()):
+            result = self.with_gradient_evecs().with_basis_dtype(dtype)
+        found = result.gradient_evecs
+        assert found is not None
+        if _plain([found]) and has_room(3 * found.nbytes // 2, found.device):
+            remember(self, _preparations={**remembered, dtype: (self._basis_version(), result)})
+        return result
+
+    def _basis_version(self) -> Any:
+        """A value that changes when the basis is written to."""
+        # Fields that are not packed yet can't have been written to.
+        basis = (self.__dict__.get("evecs"), self.gradient_evecs)
+        return tuple(0 if x is None or x.is_inference() else x._version for x in basis)
+
+    def _with_basis(self, evecs: Tensor, gradient_evecs: Tensor | None) -> Operators:
+        """These operators with another basis. Nothing else is packed for it."""
+        known = {"_lengths": self._lengths, "_face_lengths": self._face_lengths, "_edges": self._edges}
+        if not self._unpacked:
+            return remember(replace(self, evecs=evecs, gradient_evecs=gradient_evecs), **known)
+        fields = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+        fields |= {"evecs": evecs, "gradient_evecs": gradient_evecs}
+        return _packed_later(fields, {n: later for n, later in self._unpacked.items() if n not in fields}, known)
+
+    def with_lengths(self, lengths: Sequence[int], face_lengths: Sequence[int]) -> Operators:
+        """These operators, for which `lengths` and `face_lengths` are known and need not be read from the GPU."""
+        return remember(replace(self), _lengths=tuple(lengths), _face_lengths=tuple(face_lengths))
+
+    def to(
+        self,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        non_blocking: bool = False,
+    ) -> Operators:
+        """Move to a device and convert the real-valued fields to a dtype. Returns self if nothing changes.
+
+        From the CPU to a GPU, everything is copied as one buffer. The fields are views of it, so its memory is freed
+        when none of them is used any more. It is fastest after `pin_memory`.
+
+        non_blocking: whether to return before the GPU has finished, see `torch.Tensor.to`. Operators in pinned memory
+            must not change until then.
+        """
 
         def move(x: Tensor) -> Tensor:
-            return x.to(device=device, dtype=dtype if x.is_floating_point() else None)
+            return x.to(device=device, dtype=dtype if x.is_floating_point() else None, non_blocking=non_blocking)
 
         real = (self.mass, self.evals, self.evecs, self.frames, self.laplacian.values, self.gradient.values)
-        if all(move(x) is x for x in real):
-            return self
-        return self._moved(move, lambda matrix: matrix.to(device, dtype), lambda pattern: pattern.to(device))
+        if device is None or torch.device(device).type != "cuda" or self.device.type != "cpu":
+            return self if all(move(x) is x for x in real) else self.map_tensors(move)
+        tensors = self._tensors()
+        if not (can_remember() and _plain(tensors)):
+            return self.map_tensors(move)
+        return self._copied(tensors, to_gpu(tensors, torch.device(device), dtype, non_blocking=non_blocking))
 
-    def cuda(self, device: torch.device | int | None = None) -> Operators:
+    def cuda(self, device: torch.device | int | None = None, *, non_blocking: bool = False) -> Operators:
         """Move to a GPU, by default the current one."""
-        return self.to(torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
+        target = torch.device("cuda", device) if isinstance(device, int) else device or "cuda"
+        return self.to(target, non_blocking=non_blocking)
 
     def cpu(self) -> Operators:
         """Move to the CPU."""
         return self.to("cpu")
 
     def pin_memory(self) -> Operators:
-        """Copy to pinned memory, from which a GPU copies faster. A `DataLoader` with `pin_memory=True` calls this.
+        """Copy to one buffer of pinned memory, from which a GPU copies faster.
 
-        Raises RuntimeError if PyTorch finds no GPU.
+        A `DataLoader` with `pin_memory=True` calls this. Raises RuntimeError if PyTorch finds no GPU.
         """
-        return self._moved(Tensor.pin_memory, SparseMatrix.pin_memory, Pattern.pin_memory)
+        tensors = self._tensors()
+        return self._copied(tensors, pinned(tensors)) if _plain(tensors) else self.map_tensors(Tensor.pin_memory)
 
-    def _moved(
-        self,
-        move: Callable[[Tensor], Tensor],
-        move_matrix: Callable[[SparseMatrix], SparseMatrix],
-        move_pattern: Callable[[Pattern], Pattern],
-    ) -> Operators:
-        return Operators(
-            ptr=move(self.ptr),
-            mass=move(self.mass),
-            evals=move(self.evals),
-            evecs=move(self.evecs),
-            laplacian=move_matrix(self.laplacian),
-            gradient=move_matrix(self.gradient),
-            frames=move(self.frames),
-            faces=move(self.faces),
-            face_ptr=move(self.face_ptr),
-            gradient_evecs=None if self.gradient_evecs is None else move(self.gradient_evecs),
-            neighborhood=None if self.neighborhood is None else move_pattern(self.neighborhood),
-            _lengths=self.lengths,
-            _edges=None if self._edges is None else move(self._edges),
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Operators:
+        """Apply a function to all tensors, also to those that the operators have already found.
+
+        function: returns a tensor with the same values, such as a copy on another device
+        """
+        patterns: dict[int, Pattern] = {}  # matrices may share a pattern
+
+        def mapped(pattern: Pattern) -> Pattern:
+            if id(pattern) not in patterns:
+                patterns[id(pattern)] = pattern.map_tensors(function)
+            return patterns[id(pattern)]
+
+        def matrix(old: SparseMatrix) -> SparseMatrix:
+            return SparseMatrix(mapped(old.pattern), function(old.values))
+
+        operators = Operators(
+            ptr=function(self.ptr),
+            mass=function(self.mass),
+            evals=function(self.evals),
+            evecs=function(self.evecs),
+            laplacian=matrix(self.laplacian),
+            gradient=matrix(self.gradient),
+            frames=function(self.frames),
+            faces=function(self.faces),
+            face_ptr=function(self.face_ptr),
+            gradient_evecs=None if self.gradient_evecs is None else function(self.gradient_evecs),
+            neighborhood=None if self.neighborhood is None else mapped(self.neighborhood),
+            joined=None if self.joined is None else function(self.joined),
         )
+        return remember(
+            operators,
+            _lengths=self.lengths,
+            _face_lengths=self.face_lengths,
+            _edges=None if self._edges is None else function(self._edges),
+        )
+
+    def _tensors(self) -> list[Tensor]:
+        """All tensors, each once."""
+        found: dict[int, Tensor] = {}
+        self.map_tensors(lambda x: found.setdefault(id(x), x))
+        return list(found.values())
+
+    def _copied(self, tensors: Sequence[Tensor], copies: Sequence[Tensor]) -> Operators:
+        """These operators with copies in place of all of their tensors."""
+        copy_of = {id(x): copy for x, copy in zip(tensors, copies, strict=True)}
+        return self.map_tensors(lambda x: copy_of[id(x)])
 
     def split(self) -> list[Operators]:
         """The meshes of the batch as separate operators. The inverse of `collate`."""
@@ -201,28 +333,34 @@ class Operators:
         lengths = [self.lengths[a:b] for a, b in pairwise(bounds)]
         sizes = [sum(each) for each in lengths]
         offsets = row_offsets(sizes)
-        face_bounds = self.face_ptr[bounds].tolist()
-        face_sizes = [b - a for a, b in pairwise(face_bounds)]
+        face_lengths = [self.face_lengths[a:b] for a, b in pairwise(bounds)]
+        face_sizes = [sum(each) for each in face_lengths]
+        face_offsets = row_offsets(face_sizes)
         laplacians = split_diagonal(self.laplacian, sizes)
         gradients = split_diagonal(self.gradient, sizes)
         mass, evecs, frames = (torch.split(x, sizes) for x in (self.mass, self.evecs, self.frames))
         faces = torch.split(self.faces, face_sizes)
         gradient_evecs = None if self.gradient_evecs is None else torch.split(self.gradient_evecs, sizes, dim=1)
         neighborhoods = None if self.neighborhood is None else split_diagonal_pattern(self.neighborhood, sizes)
+        joined = None if self.joined is None else torch.split(self.joined, sizes)
         return [
-            Operators(
-                ptr=self.ptr[bounds[b] : bounds[b + 1] + 1] - offsets[b],
-                mass=mass[b],
-                evals=self.evals[bounds[b] : bounds[b + 1]],
-                evecs=evecs[b],
-                laplacian=laplacians[b],
-                gradient=gradients[b],
-                frames=frames[b],
-                faces=faces[b] - offsets[b],
-                face_ptr=self.face_ptr[bounds[b] : bounds[b + 1] + 1] - face_bounds[b],
-                gradient_evecs=None if gradient_evecs is None else gradient_evecs[b],
-                neighborhood=None if neighborhoods is None else neighborhoods[b][0],
+            remember(
+                Operators(
+                    ptr=self.ptr[bounds[b] : bounds[b + 1] + 1] - offsets[b],
+                    mass=mass[b],
+                    evals=self.evals[bounds[b] : bounds[b + 1]],
+                    evecs=evecs[b],
+                    laplacian=laplacians[b],
+                    gradient=gradients[b],
+                    frames=frames[b],
+                    faces=faces[b] - offsets[b],
+                    face_ptr=self.face_ptr[bounds[b] : bounds[b + 1] + 1] - face_offsets[b],
+                    gradient_evecs=None if gradient_evecs is None else gradient_evecs[b],
+                    neighborhood=None if neighborhoods is None else neighborhoods[b][0],
+                    joined=None if joined is None else joined[b] - offsets[b],
+                ),
                 _lengths=lengths[b],
+                _face_lengths=face_lengths[b],
             )
             for b in range(len(counts))
         ]
@@ -232,7 +370,10 @@ def collate(batch: Sequence[Operators]) -> Operators:
     """Pack operators into one batch.
 
     All must have the same K, dtype and device; otherwise ValueError is raised. `gradient_evecs` is kept if all have it.
-    Each mesh keeps its neighborhood.
+    Each mesh keeps its neighborhood. What `prepared` remembers for all meshes is packed, too.
+
+    `evecs`, `laplacian`, `gradient`, `frames` and `faces` are packed when they are first read, so don't write to the
+    meshes' tensors before. Networks don't read all of them.
 
     >>> from diffnet.geometry import precompute
     >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
@@ -245,38 +386,114 @@ def collate(batch: Sequence[Operators]) -> Operators:
     if len(batch) == 1:
         return batch[0]
     for what, values in (
-        ("k", {str(o.k) for o in batch}),
-        ("device", {str(o.device) for o in batch}),
-        ("dtype", {str(o.mass.dtype) for o in batch}),
+        ("k", {o.k for o in batch}),
+        ("device", {o.device for o in batch}),
+        ("dtype", {o.mass.dtype for o in batch}),
     ):
         if len(values) > 1:
-            raise ValueError(f"operators with different {what} can't be packed: {', '.join(sorted(values))}")
+            found = ", ".join(sorted(map(str, values)))
+            raise ValueError(f"operators with different {what} can't be packed: {found}")
+    lengths: tuple[int, ...] = sum((o.lengths for o in batch), ())
+    face_lengths: tuple[int, ...] = sum((o.face_lengths for o in batch), ())
+    extents = [list(accumulate(lengths, initial=0)), list(accumulate(face_lengths, initial=0))]
+    ptr, face_ptr = torch.tensor(extents, dtype=batch[0].ptr.dtype).to(batch[0].device, non_blocking=True)
     gradient_evecs = [o.gradient_evecs for o in batch if o.gradient_evecs is not None]
-    neighborhoods = [o.gradient.pattern if o.neighborhood is None else o.neighborhood for o in batch]
-    vertex_offsets = row_offsets([o.num_vertices for o in batch])
-    face_offsets = row_offsets([len(o.faces) for o in batch])
-    return Operators(
-        ptr=torch.cat([batch[0].ptr[:1], *(o.ptr[1:] + n for o, n in zip(batch, vertex_offsets, strict=True))]),
-        mass=torch.cat([o.mass for o in batch]),
-        evals=torch.cat([o.evals for o in batch]),
-        evecs=torch.cat([o.evecs for o in batch]),
-        laplacian=block_diagonal([o.laplacian for o in batch]),
-        gradient=block_diagonal([o.gradient for o in batch]),
-        frames=torch.cat([o.frames for o in batch]),
-        faces=torch.cat([o.faces + n for o, n in zip(batch, vertex_offsets, strict=True)]),
-        face_ptr=torch.cat(
-            [batch[0].face_ptr[:1], *(o.face_ptr[1:] + n for o, n in zip(batch, face_offsets, strict=True))]
-        ),
-        gradient_evecs=torch.cat(gradient_evecs, dim=1) if len(gradient_evecs) == len(batch) else None,
-        neighborhood=None if all(o.neighborhood is None for o in batch) else block_diagonal_pattern(neighborhoods),
-        _lengths=sum((o.lengths for o in batch), ()),
-    )
+    fields = {
+        "ptr": ptr,
+        "mass": torch.cat([o.mass for o in batch]),
+        "evals": torch.cat([o.evals for o in batch]),
+        "face_ptr": face_ptr,
+        "gradient_evecs": torch.cat(gradient_evecs, dim=1) if len(gradient_evecs) == len(batch) else None,
+        "neighborhood": _pack_neighborhoods(batch),
+        "joined": _pack_joined(batch),
+    }
+    pieces = [x for o in batch for x in (o.evecs, o.laplacian.values, o.gradient.values, o.frames, o.faces)]
+    laplacians, gradients = [o.laplacian for o in batch], [o.gradient for o in batch]
+    check_matrix_blocks(laplacians)
+    check_matrix_blocks(gradients)
+    later: dict[str, Callable[[], Any]] = {
+        "evecs": partial(torch.cat, [o.evecs for o in batch]),
+        "laplacian": partial(block_diagonal, laplacians),
+        "gradient": partial(block_diagonal, gradients),
+        "frames": partial(torch.cat, [o.frames for o in batch]),
+        "faces": partial(cat_shifted, [o.faces for o in batch], row_offsets([o.num_vertices for o in batch])),
+    }
+    known = {"_lengths": lengths, "_face_lengths": face_lengths}
+    if not (can_remember() and _plain(pieces)):
+        return remember(Operators(**fields, **{name: pack() for name, pack in later.items()}), **known)
+    packed = _packed_later(fields, {name: Later(pack) for name, pack in later.items()}, known)
+    return remember(packed, _preparations=_pack_preparations(batch, packed))
+
+
+def has_room(size: int, device: torch.device) -> bool:
+    """Return whether STAYS_FREE of a GPU's memory is left if `size` bytes are taken. On other devices, return False."""
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    if free - size >= STAYS_FREE * total:
+        return True
+    # Memory that PyTorch holds but doesn't use counts as free. Asking for it takes longer.
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free - size >= STAYS_FREE * total
+
+
+def _packed_later(fields: Mapping[str, Any], later: Mapping[str, Later[Any]], known: Mapping[str, Any]) -> Operators:
+    """Operators without the fields in `later`, which are packed when they are first read."""
+    operators = remember(object.__new__(Operators), **fields)
+    operators.__post_init__()
+    return remember(operators, _unpacked=later, **known)
+
+
+def _pack_preparations(batch: Sequence[Operators], packed: Operators) -> dict[torch.dtype, tuple[Any, Operators]]:
+    """Pack what `prepared` remembers for all meshes."""
+    remembered = [o._preparations or {} for o in batch]
+    packed_ones = {}
+    for dtype in remembered[0]:
+        if all(dtype in each for each in remembered):
+            parts = [o.prepared(dtype) for o in batch]
+            evecs = packed.evecs if dtype == batch[0].evecs.dtype else torch.cat([o.evecs for o in parts])
+            gradient_evecs = torch.cat([o.gradient_evecs for o in parts if o.gradient_evecs is not None], dim=1)
+            packed_ones[dtype] = packed._basis_version(), packed._with_basis(evecs, gradient_evecs)
+    return packed_ones
+
+
+def _pack_neighborhoods(batch: Sequence[Operators]) -> Pattern | None:
+    if all(o.neighborhood is None for o in batch):
+        return None
+    return block_diagonal_pattern([o.gradient.pattern if o.neighborhood is None else o.neighborhood for o in batch])
+
+
+def _pack_joined(batch: Sequence[Operators]) -> Tensor | None:
+    if all(o.joined is None for o in batch):
+        return None
+    joined = [torch.arange(o.num_vertices, device=o.device) if o.joined is None else o.joined for o in batch]
+    return cat_shifted(joined, row_offsets([o.num_vertices for o in batch]))
+
+
+def _plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether no tensor has a gradient, and none stands for another one while something is traced."""
+    return all(type(x) is Tensor and not x.requires_grad for x in tensors)
+
+
+def _packed_joined(batch: Sequence[Operators], vertex_offsets: Sequence[int]) -> Tensor:
+    joined = [torch.arange(o.num_vertices, device=o.device) if o.joined is None else o.joined for o in batch]
+    return torch.cat([x + n for x, n in zip(joined, vertex_offsets, strict=True)])
 
 
 def _find_lengths(operators: Operators) -> tuple[int, ...]:
-    if operators.ptr.is_meta:
-        raise ValueError("operators on the meta device hold no extents; read .lengths before .to('meta')")
-    return tuple(torch.diff(operators.ptr).tolist())
+    return _extents_on_host(operators.ptr, operators.num_vertices, "lengths")
+
+
+def _find_face_lengths(operators: Operators) -> tuple[int, ...]:
+    return _extents_on_host(operators.face_ptr, len(operators.faces), "face_lengths")
+
+
+def _extents_on_host(ptr: Tensor, rows: int, name: str) -> tuple[int, ...]:
+    if len(ptr) == 2:
+        return (rows,)
+    if ptr.is_meta:
+        raise ValueError(f"operators on the meta device hold no extents; read .{name} before .to('meta')")
+    return tuple(torch.diff(ptr).tolist())
 
 
 @not_compiled

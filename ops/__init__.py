@@ -2,7 +2,7 @@
 
 from diffnet.ops.block_sparse import BlockPattern, block_attention, block_matmul, block_softmax
 from diffnet.ops.common.backend import Backend
-from diffnet.ops.common.ragged import row_offsets, segment_mean
+from diffnet.ops.common.ragged import row_offsets
 from diffnet.ops.cross_entropy.op import cross_entropy
 from diffnet.ops.diffusion_features.op import diffusion_and_gradient_features
 from diffnet.ops.gradient_features.op import (
@@ -12,6 +12,7 @@ from diffnet.ops.gradient_features.op import (
 )
 from diffnet.ops.implicit.op import implicit_diffusion
 from diffnet.ops.mlp.op import mlp
+from diffnet.ops.segment_mean.op import segment_mean
 from diffnet.ops.sparse import (
     EllPattern,
     HybridPattern,

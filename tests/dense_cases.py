@@ -27,7 +27,7 @@ class Case:
         given = self.arguments | changed
         for name in ("inputs", "weights", "biases"):  # the lists of `mlp`, one name for each tensor
             if f"{name}[0]" in given:
-                given[name] = [given.pop(f"{name}[{i}]") for i in range(2)]
+                given[name] = [given.pop(key) for key in [*given] if key.startswith(f"{name}[")]
         out = self.operation(**given, **({"backend": backend} if len(self.backends) > 1 else {}))
         return [out] if isinstance(out, Tensor) else list(out)
 
@@ -78,7 +78,7 @@ def cases(device: str = "cpu") -> dict[str, Case]:
         ),
         "mlp": Case(ops.mlp, layers),
         "cross_entropy": Case(ops.cross_entropy, {"logits": x, "labels": labels}),
-        "segment_mean": Case(ops.segment_mean, {"x": x, "weights": mass, **extents}, backends=("torch",)),
+        "segment_mean": Case(ops.segment_mean, {"x": x, "weights": mass, **extents}),
     }
 
 

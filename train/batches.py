@@ -1,15 +1,35 @@
-"""Moving batches to the device, and rotating their positions."""
+"""Batches on the device, and random rotations of their positions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from diffnet.data import Sample
+from diffnet.data import Sample, collate_samples
+from diffnet.geometry import Operators
+
+S = TypeVar("S")
+T = TypeVar("T")
+_END = object()
+
+
+class Batch(NamedTuple):
+    """A packed batch on the device of the network.
+
+    features: (V, C) float32
+    labels: (V,), (F,) or (E,) int64
+    rotations: (B, 3, 3) float32, by which the step rotates the features of each mesh, or None
+    """
+
+    features: Tensor
+    labels: Tensor
+    operators: Operators
+    rotations: Tensor | None = None
 
 
 def keep_on_device(
@@ -35,38 +55,43 @@ def _with_gradient_evecs(sample: Sample, basis_dtype: torch.dtype) -> Sample:
     return replace(sample, operators=sample.operators.with_gradient_evecs().with_basis_dtype(basis_dtype))
 
 
-def moved_ahead(batches: Iterable[Sample], device: torch.device) -> Iterator[tuple[Sample, Sample]]:
-    """Pairs of each batch and the same batch on the device.
+def packed(samples: Sequence[Sample], batches: Iterable[list[int]], device: torch.device) -> Iterator[Sample]:
+    """Batches of samples on the device. If samples are moved to a GPU, they are packed and moved a step ahead."""
+    moves = device.type == "cuda" and any(s.operators.device.type != "cuda" for s in samples)
+    return computed_ahead(lambda batch: collate_samples([samples[i] for i in batch]).to(device), batches, moves)
 
-    For a GPU, a thread reads, packs and moves the next batch during the current step.
+
+def computed_ahead(function: Callable[[S], T], items: Iterable[S], ahead: bool) -> Iterator[T]:
+    """The results of a function of each item. `ahead`: a thread computes the next one while the caller uses the last.
+
+    On the CPU, the steps of a training run need all cores, so nothing should be computed ahead.
     """
-    ahead = iter(batches)
-    if device.type != "cuda":  # on the CPU, the steps need all cores
-        yield from ((batch, batch.to(device)) for batch in ahead)
+    if not ahead:
+        yield from map(function, items)
         return
-
-    def fetch() -> tuple[Sample, Sample] | None:
-        batch = next(ahead, None)
-        return None if batch is None else (batch, batch.to(device))
-
+    results = map(function, items)
     with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(fetch)
-        while (fetched := pending.result()) is not None:
-            pending = pool.submit(fetch)
-            yield fetched
+        pending = pool.submit(next, results, _END)
+        while (result := pending.result()) is not _END:
+            pending = pool.submit(next, results, _END)
+            yield result  # type: ignore[misc]
 
 
-def rotate(positions: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Rotate each mesh about the origin by its own random rotation, uniform over all rotations.
+def random_rotations(count: int) -> Tensor:
+    """Rotations (count, 3, 3), uniform over all rotations. The global random generator of the CPU draws.
 
-    positions: (V, 3), packed. lengths: vertices of each mesh. The global random generator of the CPU draws.
-
-    Returns (V, 3). Source: Mezzadri 2007, How to generate random matrices from the classical compact groups.
+    Source: Mezzadri 2007, How to generate random matrices from the classical compact groups.
     """
-    turned = []
-    for points in torch.split(positions, list(lengths)):
-        # The Q of a Gaussian matrix is uniform over the orthogonal group once the signs of R's diagonal are removed.
-        q, r = torch.linalg.qr(torch.randn(3, 3))
-        q = q * r.diagonal().sign()
-        turned.append(points @ (q * torch.linalg.det(q)).to(points))
-    return torch.cat(turned)
+    # The Q of a Gaussian matrix is uniform over the orthogonal group once the signs of R's diagonal are removed.
+    q, r = torch.linalg.qr(torch.randn(count, 3, 3))
+    q = q * r.diagonal(dim1=1, dim2=2).sign()[:, None]
+    return q * torch.linalg.det(q)[:, None, None]
+
+
+def rotate(positions: Tensor, rotations: Tensor, ptr: Tensor) -> Tensor:
+    """Rotate each mesh about the origin.
+
+    positions: (V, 3), packed. rotations: (B, 3, 3). ptr: (B+1,), the extents of the meshes. Returns (V, 3).
+    """
+    mesh = torch.searchsorted(ptr[1:], torch.arange(len(positions), device=ptr.device), right=True)
+    return (positions[:, :, None] * rotations[mesh]).sum(1)

@@ -39,6 +39,7 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
     """
     checkpoint = checked_values(path, read_checkpoint_file(path, device))
     options = checked_options(path, checkpoint)
+    checkpoint["options"] = options.as_dict()
     weights = check_named_tensors(path, checkpoint["model"])
     check_sizes(path, options, weights)
     with torch.device("meta"):  # a network without memory

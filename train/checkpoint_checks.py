@@ -20,6 +20,9 @@ from diffnet.train.run_folder.history import COLUMNS
 
 FORMAT = 1  # increase when older versions would misread a checkpoint
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
+OLDER: dict[str, Any] = {
+    "join": "never"
+}  # options that checkpoints of older versions lack, where the default would change meshes
 LARGEST = 2**31  # bound of whole numbers in the options, except the seed
 
 Path = str | os.PathLike[str]
@@ -54,7 +57,7 @@ def checked_values(path: Path, checkpoint: Any) -> Checkpoint:
 
 
 def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
-    """The options of the run. A checkpoint of an older version lacks newer options."""
+    """The options of the run. A checkpoint of an older version lacks newer options and gets what that version did."""
     options = checkpoint["options"]
     if not isinstance(options, dict):
         raise CheckpointError(f"{path}: options should be a dictionary, got {type(options).__name__}")
@@ -67,7 +70,7 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
         if not _fits(value, hints[name]) or (_fits(value, int) and name != "seed" and abs(value) >= LARGEST):
             raise CheckpointError(f"{path}: option {name} has the value {_shown(value)}, which is not allowed")
     try:
-        return TrainOptions(**options)
+        return TrainOptions(**OLDER | options)
     except OptionError as e:
         raise CheckpointError(f"{path}: {e}") from e
 

@@ -1,4 +1,8 @@
-"""The command line: `diffnet train`, `diffnet predict`, `diffnet precompute`, `diffnet info`."""
+"""The command line: `diffnet train`, `diffnet predict`, `diffnet precompute`, `diffnet info`.
+
+`--help` and mistakes on the command line should answer at once. So the top of this file imports neither PyTorch nor
+SciPy, and each command imports what it runs.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,17 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from diffnet.block import DiffusionMode
-from diffnet.data import FeatureKind, Layout, Preprocessing, figures, load_dataset
-from diffnet.geometry import FORMATS, BasisPrecision, LaplacianKind, diagnose, load_mesh
+from diffnet.data.folders.layouts import Layout
+from diffnet.data.options import FeatureKind, Preprocessing
 from diffnet.geometry.errors import DiffnetError, OptionError
+from diffnet.geometry.mesh.mesh import FORMATS
+from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.device import pick_device
-from diffnet.train.metrics import percent
-from diffnet.train.options import Precision, Schedule, TrainBackend, TrainOptions
-
-# The modules that draw and write reports take a second to import, so only the commands that need them import them.
+from diffnet.train.options import DiffusionMode, Precision, Schedule, TrainBackend, TrainOptions
 
 app = typer.Typer(
     help="Learning on surfaces with DiffusionNet: train on labeled meshes, predict on new ones.",
@@ -59,6 +59,10 @@ LaplacianOption = Annotated[
 BasisOption = Annotated[
     BasisPrecision,
     typer.Option(help="Storage precision of eigenvectors. Half precision makes the cache a third smaller."),
+]
+JoinOption = Annotated[
+    JoinRule,
+    typer.Option(help="Join vertices at the same position: auto does where this connects most of the mesh."),
 ]
 
 
@@ -100,6 +104,7 @@ def train_segmentation(
     ] = 128,
     laplacian: LaplacianOption = "robust",
     basis: BasisOption = "float32",
+    join: JoinOption = "auto",
     precision: Annotated[Precision, typer.Option(help="auto is bf16 on GPUs that support it, else fp32.")] = "auto",
     backend: Annotated[
         TrainBackend, typer.Option(help="auto uses the fused kernels on a GPU; torch is plain PyTorch.")
@@ -110,8 +115,8 @@ def train_segmentation(
     jobs: JobsOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     capture: Annotated[
-        bool, typer.Option("--capture", help="Record each mesh's step as a CUDA graph. Faster for small meshes.")
-    ] = False,
+        bool, typer.Option(help="On a GPU, launch the kernels of a step together as a CUDA graph.")
+    ] = True,
 ) -> None:
     """Train a segmentation network, and report its results on the test meshes.
 
@@ -123,6 +128,8 @@ def train_segmentation(
     A run locks its folder. On network file systems without locks, start only one run in a folder.
     """
     with ExitAtCtrlC():
+        from diffnet.data import load_dataset
+        from diffnet.train.device import pick_device
         from diffnet.train.run import check_folder, run_segmentation
 
     if batch_meshes is None and batch_vertices is None:
@@ -132,6 +139,7 @@ def train_segmentation(
         k=k,
         laplacian=laplacian,
         basis=basis,
+        join=join,
         epochs=epochs,
         width=width,
         blocks=blocks,
@@ -153,7 +161,12 @@ def train_segmentation(
     chosen = pick_device(device)
     check_folder(out, resume)
     cache.mkdir(parents=True, exist_ok=True)
-    dataset = figures(seed=seed) if data == "figures" else load_dataset(data, layout, seed=seed, cache_dir=cache)
+    if data == "figures":
+        from diffnet.data import figures
+
+        dataset = figures(seed=seed)
+    else:
+        dataset = load_dataset(data, layout, seed=seed, cache_dir=cache)
     console.print(
         f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, "
         f"{len(dataset.label_names)} classes at the {dataset.labels_at}"
@@ -179,6 +192,8 @@ def train_segmentation(
 
 
 def _print_results(results: dict[str, Any], out: Path) -> None:
+    from diffnet.train.metrics import percent
+
     shown = results["classes"]
     table = Table("class", "elements", "accuracy", "IoU")
     for column in table.columns[1:]:
@@ -212,6 +227,7 @@ def predict(
     """Predict the labels of meshes with a trained network."""
     with ExitAtCtrlC():
         from diffnet.train.checkpoint import load_checkpoint
+        from diffnet.train.device import pick_device
         from diffnet.train.predict import predict_labels, write_predictions
 
     plys = _plys(meshes, out)
@@ -253,6 +269,7 @@ def precompute(
     k: KOption = 128,
     laplacian: LaplacianOption = "robust",
     basis: BasisOption = "float32",
+    join: JoinOption = "auto",
     jobs: JobsOption = None,
     device: Annotated[str, typer.Option(help="Device that computes eigenvectors: cpu, cuda or cuda:N.")] = "cpu",
 ) -> None:
@@ -262,6 +279,7 @@ def precompute(
     the end, and the exit code is 1.
     """
     with ExitAtCtrlC():
+        from diffnet.train.device import pick_device
         from diffnet.train.run import fill_cache_with_bar
 
     files: list[Path] = []
@@ -275,7 +293,7 @@ def precompute(
         raise OptionError(f"no meshes ({', '.join(FORMATS)}, also with .gz) in {', '.join(map(str, paths))}")
     files = list(dict.fromkeys(files))
     failed = fill_cache_with_bar(
-        files, Preprocessing(k, laplacian, basis=basis), cache, jobs, console, pick_device(device)
+        files, Preprocessing(k, laplacian, basis=basis, join=join), cache, jobs, console, pick_device(device)
     )
     console.print(f"{len(files) - len(failed)} of {len(files)} meshes are in {cache}", soft_wrap=True)
     for reason in failed.values():
@@ -291,6 +309,9 @@ def _is_mesh(name: str) -> bool:
 @app.command()
 def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {MESH_FILES}.")]) -> None:
     """Show the size of a mesh and list its faults."""
+    with ExitAtCtrlC():
+        from diffnet.geometry import diagnose, load_mesh
+
     loaded = load_mesh(mesh)
     found = diagnose(loaded)
     table = Table(show_header=False, box=None)
@@ -303,6 +324,8 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
         table.add_row("components", str(found.components))
         table.add_row("Euler characteristic", str(found.euler))
         table.add_row("area", f"{found.area:.6g}")
+    if found.coincident_vertices:
+        table.add_row("coincident vertices", f"{found.coincident_vertices}, {_joined(found.joined_by_default)}")
     table.add_row("extent", " × ".join(f"{x:.6g}" for x in high - low))
     table.add_row("center", ", ".join(f"{x:.6g}" for x in (high + low) / 2))
     console.print(table)
@@ -312,6 +335,10 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
             console.print(f"  {fault}")
     else:
         console.print("no faults found")
+
+
+def _joined(count: int) -> str:
+    return f"{count} of them joined by default" if count else "not joined by default; --join always joins them"
 
 
 def main() -> None:
@@ -341,6 +368,8 @@ def _user_message(error: Exception) -> str | None:
     if isinstance(error, OSError):
         return str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
     # PyTorch has an error class for a GPU that is out of memory, but only a message for the main memory.
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+    torch = sys.modules.get("torch")  # if the error is PyTorch's, PyTorch is loaded
+    exhausted = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
+    if isinstance(error, exhausted) or "can't allocate memory" in str(error):
         return f"out of memory ({error}). In training, lower --batch-vertices, --batch-meshes or --width"
     return None

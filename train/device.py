@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from diffnet.geometry.errors import OptionError
+from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.train.options import Precision
 
 
@@ -18,24 +18,16 @@ def pick_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise OptionError(f"device should be auto, cpu, cuda or cuda:N, got {name!r}")
-    if device.type == "cpu" and device.index not in (None, 0):
-        raise OptionError(f"device {name!r} is not available: the CPU is one device, called cpu")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise OptionError(f"device {name!r} is not available: PyTorch finds no GPU")
-    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-        raise OptionError(f"device {name!r} is not available: the last GPU is cuda:{torch.cuda.device_count() - 1}")
-    return device
+    return usable_device(name, expected="auto, cpu, cuda or cuda:N")
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
-    """The autocast context of a run: bf16 or disabled, see `matmul_dtype`."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=matmul_dtype(precision, device) == torch.bfloat16)
+    """The autocast context of a run: bf16 or disabled, see `matmul_dtype`.
+
+    It caches no casts of weights. A CUDA graph of a step would read a cached cast forever.
+    """
+    enabled = matmul_dtype(precision, device) == torch.bfloat16
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
 
 def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype:

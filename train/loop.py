@@ -6,21 +6,20 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from diffnet import DiffusionNet
-from diffnet.data import LabeledMeshes, MeshBatches, Sample, collate_samples, epoch_seed
+from diffnet.data import LabeledMeshes, MeshBatches, Sample, epoch_seed
 from diffnet.geometry.errors import DiffnetError, OptionError
-from diffnet.train.batches import moved_ahead, rotate
+from diffnet.graphed import graphed
+from diffnet.train.batches import packed, random_rotations
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.evaluate import evaluate
-from diffnet.train.metrics import accuracy, confusion_matrix
+from diffnet.train.metrics import accuracy
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.export import write_atomically
 from diffnet.train.run_folder.event_file import EventFile
@@ -41,7 +40,7 @@ def train(
     *,
     device: torch.device,
     resume: bool = False,
-    capture: bool = False,
+    capture: bool = True,
     after_epoch: Callable[[Row], Any] = lambda row: None,
 ) -> Checkpoint:
     """Train a network and write its checkpoints into the folder `out`.
@@ -55,17 +54,19 @@ def train(
     A seed gives the same weights in every run on the same machine with the same number of threads. An epoch depends
     only on the previous epoch and on (seed, epoch), so a resumed run equals an uninterrupted one.
 
-    capture: record the step of each mesh that stays on the GPU as a CUDA graph, and replay it in later epochs
+    capture: on a GPU, replay CUDA graphs of steps and evaluations. Graphs serve batches of any size.
 
-    Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises OptionError,
-    see `check_capture`, and CheckpointError if a run can't be resumed.
+    Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises
+    CheckpointError if a run can't be resumed, and OptionError if validation leaves no mesh to train on.
     """
-    check_capture(capture, options, device)
     fitted, held_out = set_aside(train_samples, options)
     torch.manual_seed(options.seed)
     model = build_model(options, data.label_names, data.labels_at).to(device)
     optimizer = make_optimizer(model, options, device)
-    step = TrainingStep(model, optimizer, options, device, capture)
+    step = TrainingStep(model, optimizer, options, device)
+    if capture and device.type == "cuda" and options.backend == "auto":
+        step.capture(data.labels_at, [s.operators for s in fitted])
+        graphed(model, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
     history: list[Row] = []
     best = -math.inf
     fingerprint = _fingerprint(data)
@@ -99,7 +100,6 @@ def train(
         shuffle=True,
         seed=options.seed,
     )
-    loader: Iterable[Sample] = DataLoader(fitted, batch_sampler=batches, collate_fn=collate_samples)  # type: ignore[arg-type]
 
     # TensorBoard's steps are epochs from 1. purge_step hides later epochs that an interrupted run may have written.
     with EventFile(out / "tensorboard", purge_step=len(history) + 1) as board:
@@ -108,7 +108,7 @@ def train(
             batches.set_epoch(epoch)
             torch.manual_seed(epoch_seed(options.seed, epoch))
             set_learning_rate(optimizer, options.learning_rate_at(epoch))
-            loss, matrix = _train_epoch(model, step, loader, options, device, epoch)
+            loss, matrix = _train_epoch(model, step, fitted, batches, options, device, epoch)
             due = (epoch + 1) % options.eval_every == 0 or epoch + 1 == options.epochs
             row: Row = {
                 "epoch": epoch + 1,
@@ -135,14 +135,6 @@ def train(
     return load_checkpoint(out / ("best.pt" if held_out else "last.pt"), device)
 
 
-def check_capture(capture: bool, options: TrainOptions, device: torch.device) -> None:
-    """Raises OptionError for `capture` on the CPU, or with several meshes per step: such batches never repeat."""
-    if capture and (device.type != "cuda" or options.batch_meshes != 1):
-        raise OptionError(
-            f"capture needs a GPU and steps of one mesh, got device {device} and batch_meshes = {options.batch_meshes}"
-        )
-
-
 def set_aside(samples: Sequence[Sample], options: TrainOptions) -> tuple[list[Sample], list[Sample]]:
     """Split the training samples into those to fit and those to validate on. Only the seed decides which.
 
@@ -164,24 +156,25 @@ def set_aside(samples: Sequence[Sample], options: TrainOptions) -> tuple[list[Sa
 def _train_epoch(
     model: DiffusionNet,
     step: TrainingStep,
-    loader: Iterable[Sample],
+    samples: Sequence[Sample],
+    batches: Iterable[list[int]],
     options: TrainOptions,
     device: torch.device,
     epoch: int,
 ) -> tuple[float, Tensor]:
     """One pass over the training set. Returns the mean loss of its steps, and the confusion matrix under dropout."""
     model.train()
-    classes = model.last.out_features
-    matrix = torch.zeros(classes, classes, dtype=torch.int64, device=device)
+    step.matrix.zero_()
     losses: list[Tensor] = []
     names: list[tuple[str, ...]] = []
-    for loaded, sample in moved_ahead(loader, device):
-        features = rotate(sample.features, sample.operators.lengths) if options.rotates else sample.features
-        stays = sample.operators is loaded.operators
-        loss, prediction = step(replace(sample, features=features), stays)
-        matrix += confusion_matrix(prediction, sample.labels, classes)
-        losses.append(loss.clone())  # a captured step writes its next loss into the same tensor
+    # Drawing and moving all rotations at once takes as long as those of one step.
+    rotations = random_rotations(len(samples)).to(device) if options.rotates else None
+    first = 0
+    for sample in packed(samples, batches, device):
+        meshes = len(sample.operators)
+        losses.append(step(sample, None if rotations is None else rotations[first : first + meshes]))
         names.append(sample.names)
+        first += meshes
     # The losses are read once per epoch, so no step waits for the GPU.
     values = torch.stack(losses).tolist()
     broken = [(f"loss became {v}", batch) for v, batch in zip(values, names, strict=True) if not math.isfinite(v)]
@@ -194,7 +187,7 @@ def _train_epoch(
             f"the {fault} in epoch {epoch + 1}, on {', '.join(batch)}; last.pt holds epoch {epoch}. "
             "A lower --lr or --precision fp32 may help"
         )
-    return sum(values) / len(values), matrix
+    return sum(values) / len(values), step.matrix
 
 
 def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions, out: Path) -> None:
@@ -202,7 +195,7 @@ def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions
 
     Only the number of epochs may differ, and only if the schedule does not depend on it.
     """
-    before = {**TrainOptions().as_dict(), **stored["options"]}  # an older checkpoint lacks newer options
+    before = stored["options"]
     for name, value in fresh["options"].items():
         if (name != "epochs" or options.schedule == "cosine") and before[name] != value:
             raise CheckpointError(f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}")

@@ -1,4 +1,4 @@
-"""The options of a training run. A checkpoint stores them."""
+"""The options of a training run. A checkpoint stores them. The command line shows their values, so this loads fast."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from diffnet.block import DiffusionMode
-from diffnet.data import FeatureKind, Preprocessing
-from diffnet.geometry import BasisPrecision, LaplacianKind
+from diffnet.data.options import FeatureKind, Preprocessing
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
 
+# The same as `diffnet.block.DiffusionMode`, whose import loads PyTorch.
+DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
 TrainBackend: TypeAlias = Literal["auto", "torch"]
@@ -33,6 +34,7 @@ class TrainOptions:
     k: int = 128
     laplacian: LaplacianKind = "robust"
     basis: BasisPrecision = "float32"
+    join: JoinRule = "auto"
     epochs: int = 100
     width: int = 128
     blocks: int = 4
@@ -85,7 +87,7 @@ class TrainOptions:
     @property
     def preprocessing(self) -> Preprocessing:
         """The options that preprocessing depends on."""
-        return Preprocessing(self.k, self.laplacian, self.features, self.basis)
+        return Preprocessing(self.k, self.laplacian, self.features, self.basis, self.join)
 
     @property
     def rotates(self) -> bool:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from diffnet.data import LabelsAt, Sample, input_features, prepare
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
+from diffnet.graphed import graphed
 from diffnet.train.checkpoint import Checkpoint, restore_model
 from diffnet.train.evaluate import predict_classes
 from diffnet.train.report.export import png_bytes, write_atomically, write_ply
@@ -33,7 +34,7 @@ def predict_labels(
     into the checkpoint's `label_names`. Raises MeshError for a mesh that can't be used.
     """
     model, options = restore_model(checkpoint)
-    model = model.to(device)
+    model = graphed(model.to(device))
     results = []
     for source in sources:
         mesh = load_mesh(source)

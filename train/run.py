@@ -24,7 +24,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from diffnet import DiffusionNet, __version__
+from diffnet import __version__
 from diffnet.data import (
     DataError,
     LabeledMesh,
@@ -41,13 +41,11 @@ from diffnet.geometry.errors import OptionError
 from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import restore_model
 from diffnet.train.device import matmul_dtype
-from diffnet.train.evaluate import evaluate, predict_classes
-from diffnet.train.loop import check_capture, train
-from diffnet.train.metrics import accuracy, class_scores, percent
+from diffnet.train.evaluate import predict_classes
+from diffnet.train.loop import train
+from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, percent
 from diffnet.train.options import TrainOptions
-from diffnet.train.report.charts import confusion_png, curves_png
 from diffnet.train.report.export import write_atomically
-from diffnet.train.report.report import Prediction, write_report
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
 
@@ -66,7 +64,7 @@ def run_segmentation(
     cache_dir: Path,
     jobs: int | None = None,
     resume: bool = False,
-    capture: bool = False,
+    capture: bool = True,
     console: Console,
 ) -> dict[str, Any]:
     """Preprocess, train, evaluate and report. All files are written to the folder `out`.
@@ -75,11 +73,9 @@ def run_segmentation(
 
     The folder is locked until the run ends. See `locked` for what holds on network file systems.
 
-    Raises OptionError, see `check_folder` and `check_capture`; DataError for a mesh that can't be used; and the errors
-    of `train`.
+    Raises OptionError, see `check_folder`; DataError for a mesh that can't be used; and the errors of `train`.
     """
     check_folder(out, resume)
-    check_capture(capture, options, device)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
@@ -112,7 +108,9 @@ def run_segmentation(
             bar.update(task, completed=options.epochs)
 
         model = restore_model(judged)[0].to(device)
-        matrix = evaluate(model, test_samples, options, device).numpy()
+        predictions = [predict_classes(model, sample, options, device).cpu() for sample in test_samples]
+        truth = torch.cat([sample.labels.cpu() for sample in test_samples])
+        matrix = confusion_matrix(torch.cat(predictions), truth, len(data.label_names)).numpy()
         iou = class_scores(matrix).iou
         results = {
             "test_accuracy": accuracy(torch.from_numpy(matrix)) if matrix.any() else None,
@@ -132,7 +130,7 @@ def run_segmentation(
         write_atomically(
             out / "results.json", json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         )
-        _write_report(out, data, test_samples, model, options, device, matrix, results)
+        _write_report(out, data, [p.numpy() for p in predictions], matrix, results)
         return results
 
 
@@ -217,19 +215,20 @@ def _classes(matrix: NDArray[np.int64], names: Sequence[str]) -> list[dict[str, 
 def _write_report(
     out: Path,
     data: LabeledMeshes,
-    test_samples: Sequence[Sample],
-    model: DiffusionNet,
-    options: TrainOptions,
-    device: torch.device,
+    predictions: Sequence[NDArray[np.int64]],
     matrix: NDArray[np.int64],
     results: dict[str, Any],
 ) -> None:
+    # Matplotlib takes half a second to import, and training starts without it.
+    from diffnet.train.report.charts import confusion_png, curves_png
+    from diffnet.train.report.report import Prediction, write_report
+
     confusion, curves = confusion_png(matrix, data.label_names), curves_png(out / "metrics.csv")
     write_atomically(out / "confusion.png", confusion)
     write_atomically(out / "curves.png", curves)
     # The shown meshes are spread over the test set, because neighbors in its list are often alike.
-    count = min(SHOWN_MESHES, len(test_samples))
-    shown = [round(i) for i in np.linspace(0, len(test_samples) - 1, count)]
+    count = min(SHOWN_MESHES, len(predictions))
+    shown = [round(i) for i in np.linspace(0, len(predictions) - 1, count)]
     summary = {
         "Test accuracy": percent(results["test_accuracy"]),
         "Mean IoU": percent(results["mean_iou"]),
@@ -241,8 +240,7 @@ def _write_report(
 
     def row(i: int) -> Prediction:
         item: LabeledMesh = data.test[i]
-        prediction = predict_classes(model, test_samples[i], options, device).cpu().numpy()
-        return Prediction(item.name, item.mesh.verts, item.mesh.faces, prediction, item.labels, data.labels_at)
+        return Prediction(item.name, item.mesh.verts, item.mesh.faces, predictions[i], item.labels, data.labels_at)
 
     write_report(
         out / "predictions.html",

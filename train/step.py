@@ -2,60 +2,82 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+import inspect
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffnet import DiffusionNet
-from diffnet.data import UNLABELED, Sample
+from diffnet.data import UNLABELED, LabelsAt, Sample
+from diffnet.geometry import Operators
+from diffnet.graphed.lane import Recorder, record_graph
 from diffnet.ops import Backend, cross_entropy
-from diffnet.train.capture import CapturedStep
+from diffnet.ops.common.cuda_graph import NotCapturable
+from diffnet.train.batches import Batch, rotate
+from diffnet.train.captured_steps import CapturedSteps
 from diffnet.train.device import autocast
+from diffnet.train.metrics import confusion_matrix
 from diffnet.train.options import TrainOptions
 
 
 class TrainingStep:
-    """Trains the network on one sample per call. Returns the loss () and the predicted classes (N,) int64.
+    """Trains a network on one batch per call.
 
-    capture: record the step of each sample that stays on the GPU as a CUDA graph, and replay it from then on
+    matrix: the confusion matrix (C, C) int64 of all steps since it was set to 0, under dropout
     """
 
     def __init__(
-        self,
-        model: DiffusionNet,
-        optimizer: torch.optim.Optimizer,
-        options: TrainOptions,
-        device: torch.device,
-        capture: bool,
+        self, model: DiffusionNet, optimizer: torch.optim.Optimizer, options: TrainOptions, device: torch.device
     ) -> None:
         self._model, self._optimizer, self._options, self._device = model, optimizer, options, device
-        # By the operators' id. Each entry holds its sample, so its operators live on and no others get their id.
-        self._captured: dict[int, tuple[Sample, CapturedStep[tuple[Tensor, Tensor]]]] = {}
-        self._pool = torch.cuda.graph_pool_handle() if capture else None
+        classes = model.last.out_features
+        self.matrix = torch.zeros(classes, classes, dtype=torch.int64, device=device)
+        self._captured: CapturedSteps | None = None
 
-    def __call__(self, sample: Sample, stays: bool) -> tuple[Tensor, Tensor]:
-        """stays: whether the operators are the same tensors in every epoch, so that a graph can read them again"""
-        if self._pool is None or not stays:
-            return self._step(sample)
-        key = id(sample.operators)
-        if key not in self._captured:
-            own = replace(sample, features=sample.features.clone())
-            self._captured[key] = own, CapturedStep(partial(self._step, own), self._pool)
-        own, step = self._captured[key]
-        own.features.copy_(sample.features)
-        return step()
+    def capture(self, labels_at: LabelsAt, meshes: Sequence[Operators], recorder: Recorder = record_graph) -> None:
+        """Replay CUDA graphs from now on.
 
-    def _step(self, sample: Sample) -> tuple[Tensor, Tensor]:
-        self._optimizer.zero_grad(set_to_none=True)
+        meshes: the operators of all training meshes
+        recorder: see `Lane`
+        """
+        most = self._options.batch_meshes, self._options.batch_vertices
+        self._captured = CapturedSteps(
+            self._logits, self._step, self._model, labels_at, meshes, *most, self._device, recorder
+        )
+
+    def __call__(self, sample: Sample, rotations: Tensor | None = None) -> Tensor:
+        """Train on a sample that lies on the device. Returns the loss (), a new tensor.
+
+        rotations: (B, 3, 3), by which the features of each mesh are rotated, or None
+        """
+        batch = Batch(sample.features, sample.labels, sample.operators, rotations)
+        if self._captured is not None:
+            try:
+                return self._captured(batch).clone()
+            except NotCapturable as reason:
+                self._captured = None
+                warnings.warn(f"training runs without CUDA graphs: {reason}", RuntimeWarning, stacklevel=2)
+        return self._step(batch)
+
+    def _logits(self, batch: Batch) -> Tensor:
+        features = batch.features
+        if batch.rotations is not None:
+            features = rotate(features, batch.rotations, batch.operators.ptr)
         with autocast(self._options.precision, self._device):
-            logits = self._model(sample.features, sample.operators)
-        loss = segmentation_loss(logits, sample.labels, self._options.backend)
+            logits: Tensor = self._model(features, batch.operators)
+        return logits
+
+    def _step(self, batch: Batch) -> Tensor:
+        self._optimizer.zero_grad(set_to_none=True)
+        logits = self._logits(batch)
+        loss = segmentation_loss(logits, batch.labels, self._options.backend)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
-        return loss.detach(), logits.detach().argmax(-1)
+        self.matrix += confusion_matrix(logits.detach().argmax(-1), batch.labels, len(self.matrix))
+        return loss.detach()
 
 
 def segmentation_loss(logits: Tensor, labels: Tensor, backend: Backend = "auto") -> Tensor:
@@ -67,12 +89,25 @@ def segmentation_loss(logits: Tensor, labels: Tensor, backend: Backend = "auto")
     return cross_entropy(logits, labels, UNLABELED, backend=backend).sum() / (labels != UNLABELED).sum().clamp(min=1)
 
 
+class Adam(torch.optim.Adam):
+    """`torch.optim.Adam` without the wrappers by which `torch.compile` recognizes it.
+
+    On their first call, the wrappers import the compiler, which takes 1 to 2 seconds. Nothing here compiles a step.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
+    load_state_dict = inspect.unwrap(torch.optim.Adam.load_state_dict)
+    state_dict = inspect.unwrap(torch.optim.Adam.state_dict)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+    zero_grad = inspect.unwrap(torch.optim.Adam.zero_grad)
+
+
 def make_optimizer(model: DiffusionNet, options: TrainOptions, device: torch.device) -> torch.optim.Optimizer:
     """Adam. On a GPU, one kernel updates all parameters, and a CUDA graph can record it."""
     if device.type != "cuda":
-        return torch.optim.Adam(model.parameters(), lr=options.learning_rate)
+        return Adam(model.parameters(), lr=options.learning_rate)
     rate = torch.tensor(options.learning_rate, device=device)
-    return torch.optim.Adam(model.parameters(), lr=rate, fused=True, capturable=True)
+    return Adam(model.parameters(), lr=rate, fused=True, capturable=True)
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from diffnet import DiffusionNet, Operators
+from diffnet.benchmarks.harness.captured import CapturedStep
 from diffnet.benchmarks.harness.peers import compiled, first_made, on_kernels
 from diffnet.benchmarks.harness.registry import Options, Run, Unavailable
 from diffnet.benchmarks.harness.sweep import Size, sweep
 from diffnet.benchmarks.harness.synthetic import synthetic_operators
 from diffnet.benchmarks.original.network import original_meshes, original_network
 from diffnet.ops import Backend
-from diffnet.train.capture import CapturedStep
 
 BLOCKS, INPUTS, CLASSES = 4, 16, 8
 

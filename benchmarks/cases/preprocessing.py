@@ -62,7 +62,7 @@ def precompute_cases(options: Options) -> Iterator[Case]:
         if len(meshes) > 1:
             peers["original, a mesh a core"] = partial(_original_on_all_cores, meshes, k)
             peers["diffnet, a mesh a core"] = partial(_precompute_all_afresh, meshes, k)
-        yield Case(_parameters(name, meshes, k), peers)
+        yield Case(_mesh_parameters(name, meshes, k), peers)
 
 
 @benchmark("eigenbasis")
@@ -74,7 +74,7 @@ def eigenbasis_cases(options: Options) -> Iterator[Case]:
         peers = {"eigsh": partial(_eigsh, problems, k), "block Lanczos": partial(_one_by_one, problems, k, "cpu")}
         if options.device.type == "cuda":
             peers["block Lanczos, GPU"] = partial(_one_by_one, problems, k, options.device)
-        yield Case(_parameters(name, meshes, k), peers)
+        yield Case(_mesh_parameters(name, meshes, k), peers)
 
 
 @benchmark("eigenbasis-set")
@@ -100,7 +100,7 @@ def eigenbasis_set_cases(options: Options) -> Iterator[Case]:
             peers["block Lanczos, GPU, 16 meshes × 4"] = partial(_one_by_one, some, k, options.device)
             peers["block Lanczos, GPU, several at once"] = partial(eigenbases, problems, k, options.device)
         yield Case(
-            _parameters("torus", meshes, k),
+            _mesh_parameters("torus", meshes, k),
             peers,
             times={name: 16 if name.endswith("× 16") else 4 for name in peers if "×" in name},
         )
@@ -218,7 +218,7 @@ def _subdivided(mesh: Mesh) -> Mesh:
     return make_mesh(verts, faces, name=f"{mesh.name}, subdivided")
 
 
-def _parameters(name: str, meshes: Sequence[Mesh], k: int) -> dict[str, Parameter]:
+def _mesh_parameters(name: str, meshes: Sequence[Mesh], k: int) -> dict[str, Parameter]:
     mean_size = round(float(np.mean([len(mesh.verts) for mesh in meshes])))
     return {"mesh": name, "meshes": len(meshes), "k": k, "vertices": mean_size}
 

@@ -61,6 +61,8 @@ class Case:
     kind: the arithmetic; None if the case has no floor
     times: factors by peer, for peers that do only a part of the work. Their milliseconds are multiplied by the factor.
         Their names should say so.
+    wall_clock: whether to measure the time that a caller waits until the GPU has finished, Python included, instead of
+        the time of the GPU alone
     """
 
     parameters: Mapping[str, Parameter]
@@ -70,6 +72,7 @@ class Case:
     executed_flops: Mapping[str, float] = field(default_factory=dict)
     kind: Arithmetic | None = None
     times: Mapping[str, int] = field(default_factory=dict)
+    wall_clock: bool = False
 
     @property
     def floor_ms(self) -> float | None:

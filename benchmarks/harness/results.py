@@ -104,7 +104,7 @@ def write_run(path: Path, names: Sequence[str], options: Options) -> None:
         "versions": {
             "diffnet": __version__,
             "torch": torch.__version__,
-            "triton": _version("triton"),
+            "triton": _installed_version("triton"),
             "cuda": torch.version.cuda,
             "python": platform.python_version(),
         },
@@ -113,7 +113,7 @@ def write_run(path: Path, names: Sequence[str], options: Options) -> None:
     write_atomically(path, json.dumps(run, indent=2, ensure_ascii=False) + "\n")
 
 
-def _version(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:

@@ -49,7 +49,9 @@ def _run(bench: Benchmark, options: Options, out: Path, console: Console) -> lis
         chosen = _choose(case, options)
         if options.device.type != "cuda":  # the floor is the floor of a GPU
             chosen = replace(chosen, kind=None)
-        found = measure(chosen.peers, options.device, seconds=options.seconds, flush=options.flush)
+        found = measure(
+            chosen.peers, options.device, seconds=options.seconds, flush=options.flush, wall_clock=chosen.wall_clock
+        )
         new = rows(chosen, found)
         table += new
         write_csv(csv_path, table)  # after every case, so an interrupted run keeps its results

@@ -38,7 +38,12 @@ class Failure:
 
 
 def measure(
-    peers: Mapping[str, Run], device: torch.device, *, seconds: float = 1.0, flush: bool = True
+    peers: Mapping[str, Run],
+    device: torch.device,
+    *,
+    seconds: float = 1.0,
+    flush: bool = True,
+    wall_clock: bool = False,
 ) -> dict[str, Measurement | Failure]:
     """Time peers in turns, so that a changing clock or a noisy neighbor affects all of them alike.
 
@@ -48,19 +53,20 @@ def measure(
     compile, so there the second call decides.
 
     flush: whether to empty the GPU's L2 cache before each run
+    wall_clock: see `Case`
     """
     found: dict[str, Measurement | Failure] = {}
     ready: dict[str, Run] = {}
     peaks: dict[str, float | None] = {}
     for name, run in peers.items():
         try:
-            ms, peak = _time_and_peak_mb(run, device)
+            ms, peak = _time_and_peak_mb(run, device, wall_clock)
             if device.type == "cuda" or ms <= 1e3 * seconds:
-                ms, peak = _time_and_peak_mb(run, device)
+                ms, peak = _time_and_peak_mb(run, device, wall_clock)
             if ms > 1e3 * seconds:
                 found[name] = Measurement((ms,), peak)
                 continue
-            _time(run, device, None)
+            _time(run, device, None, wall_clock)
             ready[name], peaks[name] = run, peak
         except Exception as error:  # the other peers keep their results; the caller reports it
             found[name] = _failure(error)
@@ -73,7 +79,7 @@ def measure(
     while times and (rounds < 5 or (rounds < 200 and time.perf_counter() - started < seconds)):
         for name in list(times):
             try:
-                times[name].append(_time(ready[name], device, scratch))
+                times[name].append(_time(ready[name], device, scratch, wall_clock))
             except Exception as error:
                 found[name] = _failure(error)
                 del times[name]
@@ -83,8 +89,16 @@ def measure(
     return {name: found[name] for name in peers}
 
 
-def _time(run: Run, device: torch.device, scratch: torch.Tensor | None) -> float:
+def _time(run: Run, device: torch.device, scratch: torch.Tensor | None, wall_clock: bool) -> float:
     """Milliseconds of one run."""
+    if device.type == "cuda" and wall_clock:
+        if scratch is not None:
+            scratch.zero_()
+        torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        run()
+        torch.cuda.synchronize(device)
+        return 1e3 * (time.perf_counter() - started)
     if device.type != "cuda":
         started = time.perf_counter()
         run()
@@ -101,18 +115,18 @@ def _time(run: Run, device: torch.device, scratch: torch.Tensor | None) -> float
     return float(begin.elapsed_time(end))
 
 
-def _time_and_peak_mb(run: Run, device: torch.device) -> tuple[float, float | None]:
+def _time_and_peak_mb(run: Run, device: torch.device, wall_clock: bool) -> tuple[float, float | None]:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        ms = _time(run, device, None)
+        ms = _time(run, device, None, wall_clock)
         return ms, (torch.cuda.max_memory_allocated(device) - before) / 2**20
     if not _PEAK_RESET.exists():
-        return _time(run, device, None), None
+        return _time(run, device, None, wall_clock), None
     _PEAK_RESET.write_text("5")  # resets the peak resident size, VmHWM
     start = _resident_mb("VmRSS")
-    ms = _time(run, device, None)
+    ms = _time(run, device, None, wall_clock)
     return ms, _resident_mb("VmHWM") - start
 
 

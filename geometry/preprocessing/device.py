@@ -1,4 +1,4 @@
-"""The check of the device that computes eigenbases."""
+"""The check of the device that a user names."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import torch
 from diffnet.geometry.errors import OptionError
 
 
-def usable_device(device: torch.device | str) -> torch.device:
-    """The device that solves for eigenbases, the CPU or a GPU. Raises OptionError if it is not available.
+def usable_device(device: torch.device | str, expected: str = "cpu, cuda or cuda:N") -> torch.device:
+    """The device that a name stands for, the CPU or a GPU. Raises OptionError if it is not available.
+
+    Args:
+        device: a name or a device
+        expected: the names that the error message for any other name lists
 
     >>> usable_device("cpu")
     device(type='cpu')
@@ -18,13 +22,13 @@ def usable_device(device: torch.device | str) -> torch.device:
     except (RuntimeError, TypeError):
         chosen = None
     if chosen is None or chosen.type not in ("cpu", "cuda"):
-        raise OptionError(f"device should be cpu, cuda or cuda:N, got {str(device)!r}")
+        raise OptionError(f"device should be {expected}, got {str(device)!r}")
     if chosen.type == "cpu":
         if chosen.index:
             raise OptionError(f"device {str(device)!r} is not available: the only CPU device is cpu")
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise OptionError(f"device {str(device)!r} is not available: PyTorch finds no GPU. Use device='cpu'")
+        raise OptionError(f"device {str(device)!r} is not available: PyTorch finds no GPU; write 'cpu' instead")
     if chosen.index is not None and chosen.index >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
         raise OptionError(f"device {str(device)!r} is not available: the last GPU is cuda:{last}")

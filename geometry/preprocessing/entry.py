@@ -56,6 +56,7 @@ def _check(arrays: Arrays, vertices: int, options: Options) -> None:
         "gradient_indptr": ("int32", (vertices + 1,)),
         "gradient_indices": ("int32", (entries[1],)),
         "row_order": ("int32", (vertices if count("row_order") else 0,)),
+        "joined": ("int32", (vertices if count("joined") else 0,)),
     }
     if {name: (array.dtype.name, array.shape) for name, array in arrays.items()} != expected:
         raise ValueError("it holds other arrays than it should")
@@ -65,6 +66,8 @@ def _check(arrays: Arrays, vertices: int, options: Options) -> None:
             raise ValueError(f"{name}_indptr doesn't ascend from 0 to {len(indices)}")
         if not _in_range(indices, vertices):
             raise ValueError(f"{name}_indices are not all from 0 to {vertices - 1}")
+    if not _in_range(arrays["joined"], vertices):
+        raise ValueError(f"joined has indices that are not from 0 to {vertices - 1}")
     order = arrays["row_order"]
     if not _in_range(order, vertices) or np.bincount(order).max(initial=0) > 1:
         raise ValueError(f"row_order is not a permutation of 0 to {vertices - 1}")

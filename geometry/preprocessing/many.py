@@ -15,14 +15,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from diffnet.geometry.discretize.laplacian import LaplacianKind
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import MeshLike
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.gpu_queue import gpu_solver
 from diffnet.geometry.preprocessing.one import precompute
-from diffnet.geometry.preprocessing.options import BasisPrecision, Options
+from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind, Options
 from diffnet.geometry.preprocessing.worker import (
     CacheJob,
     Unsolved,
@@ -47,12 +46,13 @@ def precompute_all(
     *,
     basis: BasisPrecision = "float32",
     device: torch.device | str = "cpu",
+    join: JoinRule = "auto",
     jobs: int | None = None,
 ) -> list[Operators]:
     """`precompute` for each mesh, on several cores.
 
-    meshes, k, laplacian, cache_dir, basis: see `precompute`. Without a cache, a temporary folder holds the entries
-        until they are read.
+    meshes, k, laplacian, cache_dir, basis, join: see `precompute`. Without a cache, a temporary folder holds the
+        entries until they are read.
     device: the device that computes eigenbases. A GPU solves for all meshes that wait for it at once. Rounding depends
         on which meshes these are.
     jobs: number of worker processes; by default one for each core
@@ -63,11 +63,11 @@ def precompute_all(
     Raises MeshError if meshes can't be used. The others are computed first, and the cache keeps them. Raises
     OptionError for a bad option or a device that is not available.
     """
-    options = Options(k, laplacian, basis)
+    options = Options(k, laplacian, basis, join)
     device = usable_device(device)
     with TemporaryDirectory() if cache_dir is None else nullcontext(cache_dir) as folder:
         failed, loaded = load_meanwhile(
-            lambda i: precompute(meshes[i], k, laplacian, folder, basis=basis, device=device),
+            lambda i: precompute(meshes[i], k, laplacian, folder, basis=basis, device=device, join=join),
             lambda ready: fill_cache(meshes, options, folder, jobs, device=device, ready=ready),
         )
         if failed:

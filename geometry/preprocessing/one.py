@@ -11,12 +11,11 @@ import torch
 
 from diffnet.geometry.cache import Arrays, write_entry
 from diffnet.geometry.diagnosis import diagnose
-from diffnet.geometry.discretize.laplacian import LaplacianKind
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.entry import operators_path, read_operators
-from diffnet.geometry.preprocessing.options import BasisPrecision, Options
+from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind, Options
 from diffnet.geometry.preprocessing.recipe import complete, discretize, round_positions, solve
 from diffnet.ops import Pattern, SparseMatrix
 
@@ -29,6 +28,7 @@ def precompute(
     *,
     basis: BasisPrecision = "float32",
     device: torch.device | str = "cpu",
+    join: JoinRule = "auto",
 ) -> Operators:
     """Operators of one mesh or point cloud: mass, Laplacian, gradient, frames and k eigenpairs, all on the CPU.
 
@@ -43,6 +43,11 @@ def precompute(
     basis: the precision in which eigenvectors are stored. "float16" and "bfloat16" save a third of the cache at
         k = 128. The returned eigenvectors are float32, rounded to that precision with or without a cache.
     device: the device that computes the eigenbasis, "cpu", "cuda" or "cuda:N"; see `eigenbasis`
+    join: whether vertices at the same position are joined before anything is computed. "auto" joins them where this
+        connects most of the mesh, as in a triangle soup, in which every face has its own vertices. "always" joins all
+        of them, "never" joins none. `joined_vertices` has the exact rule. The operators keep all vertices of the mesh
+        and their numbers: joined vertices have equal rows in `evecs` and `frames`, and share their mass. `joined` tells
+        which they are.
 
     Positions are first rounded to float32, so float32 and float64 inputs share an entry. Everything else is computed in
     float64 and rounded once, to float32. The units are those of the positions: `mass` has length², eigenvalues have
@@ -61,13 +66,13 @@ def precompute(
     >>> round(float(operators.mass.sum()), 3)  # the surface area, (3 + √3) / 2
     2.366
     """
-    options = Options(k, laplacian, basis)
+    options = Options(k, laplacian, basis, join)
     device = usable_device(device)
     checked = round_positions(load_mesh(mesh))
     path = None if cache_dir is None else operators_path(checked, options, cache_dir)
     arrays = None if path is None else read_operators(path, checked, options)
     if arrays is None:
-        discretization = discretize(checked, options.laplacian)  # Laplacian, mass, frames, gradient
+        discretization = discretize(checked, options.laplacian, options.join)  # Laplacian, mass, frames, gradient
         pairs = solve(discretization, options.k, device)
         arrays = complete(discretization, pairs, options.basis)
         if path is not None:
@@ -85,15 +90,15 @@ def _warn_of_components(mesh: Mesh, arrays: Arrays) -> None:
     if components < max(k, 2):  # a single eigenpair is always the constant
         return
     found = diagnose(mesh)
-    soup = ""
-    if found.joined_components < found.components:
-        soup = (
-            f". Its {found.coincident_vertices} vertices at the position of another separate them: if these were "
-            f"joined, it would have {found.joined_components}"
+    hint = ""
+    if 0 < found.joined_components < components:
+        hint = (
+            f'. With join="always", it would have {found.joined_components}: then the {found.coincident_vertices} '
+            "vertices at the position of another would be joined"
         )
     warnings.warn(
         f"{mesh.name}: every eigenvalue is 0, so diffusion can only average over components. The mesh has {components} "
-        f"components, and k is {k}. Use k > {components}, or a mesh with fewer components{soup}",
+        f"components, and k is {k}. Use k > {components}, or a mesh with fewer components{hint}",
         stacklevel=3,
     )
 
@@ -115,8 +120,8 @@ def _operators(mesh: Mesh, arrays: Arrays) -> Operators:
 
     def sparse(name: str) -> SparseMatrix:
         indptr, indices = tensors[f"{name}_indptr"], tensors[f"{name}_indices"]
-        transposed = _transposed(indptr, indices, order)
-        pattern = Pattern(indptr, indices, len(mesh.verts), order, transposed, check=False)
+        pattern = Pattern(indptr, indices, len(mesh.verts), order, check=False)
+        pattern = pattern.with_known(transpose=_transposed(indptr, indices, order))
         # Products and their backward need index arrays. `prepare` computes them here, once, outside of training steps
         # that may be compiled or captured.
         return SparseMatrix(pattern.prepare(), tensors[name])
@@ -137,7 +142,7 @@ def _operators(mesh: Mesh, arrays: Arrays) -> Operators:
         frames=tensors["frames"],
         faces=torch.from_numpy(mesh.faces),
         face_ptr=extent(len(mesh.faces)),
-        _lengths=(len(mesh.verts),),
+        joined=tensors["joined"].long() if len(tensors["joined"]) > 0 else None,
     )
 
 

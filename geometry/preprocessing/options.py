@@ -1,4 +1,4 @@
-"""The options of `precompute` that decide its result."""
+"""The options of `precompute` that decide its result. The command line shows them, so this module loads fast."""
 
 from __future__ import annotations
 
@@ -7,33 +7,40 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from diffnet.geometry.discretize.laplacian import LAPLACIANS, LaplacianKind
 from diffnet.geometry.errors import OptionError
 
+LaplacianKind: TypeAlias = Literal["robust", "cotan"]
 BasisPrecision: TypeAlias = Literal["float32", "float16", "bfloat16"]
+JoinRule: TypeAlias = Literal["auto", "always", "never"]
+LAPLACIANS: tuple[LaplacianKind, ...] = get_args(LaplacianKind)
 BASIS_PRECISIONS: tuple[BasisPrecision, ...] = get_args(BasisPrecision)
+JOIN_RULES: tuple[JoinRule, ...] = get_args(JoinRule)
 
 
 @dataclass
 class Options:
     """Checked options. Together with the mesh they decide the operators and the key of their cache entry.
 
-    Raises OptionError for a k that is not an integer or is negative, and for an unknown Laplacian or precision.
+    Raises OptionError for a k that is not an integer or is negative, and for an unknown Laplacian, precision or
+    rule.
 
     k: number of eigenpairs
     laplacian: see `laplacian_and_mass`
     basis: precision in which eigenvectors are stored
+    join: see `joined_vertices`
     """
 
     k: int
     laplacian: LaplacianKind = "robust"
     basis: BasisPrecision = "float32"
+    join: JoinRule = "auto"
 
     def __post_init__(self) -> None:
         self.k = _checked_k(self.k)
         for name, value, known in (
             ("laplacian", self.laplacian, LAPLACIANS),
             ("basis", self.basis, BASIS_PRECISIONS),
+            ("join", self.join, JOIN_RULES),
         ):
             if not isinstance(value, str) or value not in known:
                 raise OptionError(f"{name} should be one of {', '.join(known)}, got {_shown(value)}")

@@ -13,15 +13,17 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.cache import Arrays
+from diffnet.geometry.discretize.coincident import joined_vertices
 from diffnet.geometry.discretize.frames import tangent_frames
 from diffnet.geometry.discretize.gradient import gradient_values, one_ring
-from diffnet.geometry.discretize.laplacian import LaplacianKind, laplacian_and_mass, usable_faces
+from diffnet.geometry.discretize.laplacian import laplacian_and_mass, usable_faces
+from diffnet.geometry.discretize.lifting import join, lift_gradient, lift_laplacian, lift_mass
 from diffnet.geometry.discretize.vertex_order import order_unless_near
 from diffnet.geometry.eigen.problem import Array, Pairs
 from diffnet.geometry.eigen.solve import eigenbasis
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
-from diffnet.geometry.preprocessing.options import BasisPrecision
+from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
 
 if TYPE_CHECKING:
     import torch
@@ -33,13 +35,15 @@ class Discretization:
 
     name: the mesh, for messages
     arrays: everything that a cache entry holds except the eigenpairs, in single precision
-    laplacian, mass: in double precision, for the eigensolver
+    laplacian, mass: in double precision, for the eigensolver; of the joined mesh, if vertices are joined
+    place: (V,) the row of each vertex in the eigenvectors, or None if no vertices are joined
     """
 
     name: str
     arrays: Arrays
     laplacian: scipy.sparse.csr_matrix
     mass: Array
+    place: NDArray[np.int64] | None = None
 
 
 def round_positions(mesh: Mesh) -> Mesh:
@@ -62,29 +66,41 @@ def round_positions(mesh: Mesh) -> Mesh:
     return replace(mesh, verts=verts)
 
 
-def discretize(mesh: Mesh, kind: LaplacianKind) -> Discretization:
+def discretize(mesh: Mesh, kind: LaplacianKind, join_rule: JoinRule = "auto") -> Discretization:
     """Laplacian, mass, frames and gradient of a mesh with rounded positions.
+
+    kind: see `laplacian_and_mass`
+    join_rule: see `joined_vertices`
 
     Raises MeshError for a mesh without a surface, and for values that single precision can't hold.
     """
-    laplacian, mass = laplacian_and_mass(mesh, kind)
-    frames = tangent_frames(mesh)
-    pattern = _cloud_pattern(laplacian) if mesh.is_point_cloud else one_ring(usable_faces(mesh), len(mesh.verts))
-    gradient = gradient_values(mesh.verts, frames, pattern)
+    first = joined_vertices(mesh, join_rule)
+    firsts, place = np.unique(first, return_inverse=True)
+    joined = len(firsts) < len(first)
+    surface = join(mesh, firsts, place) if joined else mesh
+    laplacian, mass = problem = laplacian_and_mass(surface, kind)
+    frames = tangent_frames(surface)
+    edges = _cloud_pattern(laplacian) if mesh.is_point_cloud else one_ring(usable_faces(surface), len(surface.verts))
+    gradient = gradient_values(surface.verts, frames, edges)
+    if joined:
+        mass, frames = lift_mass(mass, place), frames[place]
+        laplacian = lift_laplacian(laplacian, firsts, place)
+        gradient, edges = lift_gradient(gradient, edges, firsts, place)
 
     arrays = _in_single_precision(
         mesh.name, {"mass": mass, "laplacian": laplacian.data, "gradient": gradient, "frames": frames}
     )
-    order = order_unless_near(pattern)
+    arrays["joined"] = first.astype(np.int32) if joined else np.zeros(0, np.int32)
+    order = order_unless_near(edges)
     arrays["row_order"] = np.zeros(0, np.int32) if order is None else order.astype(np.int32)
-    for name, matrix in (("laplacian", laplacian), ("gradient", pattern)):
+    for name, matrix in (("laplacian", laplacian), ("gradient", edges)):
         if order is not None:
             numbered = scipy.sparse.csr_matrix((np.arange(matrix.nnz), matrix.indices, matrix.indptr), matrix.shape)
             matrix = numbered[order]
             arrays[name] = np.ascontiguousarray(arrays[name][..., matrix.data])
         arrays[f"{name}_indptr"] = matrix.indptr.astype(np.int32)
         arrays[f"{name}_indices"] = matrix.indices.astype(np.int32)
-    return Discretization(mesh.name, arrays, laplacian, mass)
+    return Discretization(mesh.name, arrays, *problem, place if joined else None)
 
 
 def solve(discretization: Discretization, k: int, device: torch.device | str = "cpu") -> Pairs:
@@ -101,6 +117,8 @@ def complete(discretization: Discretization, pairs: Pairs, basis: BasisPrecision
     Raises MeshError for eigenpairs that single precision can't hold.
     """
     evals, evecs = pairs
+    if discretization.place is not None:
+        evecs = evecs[discretization.place]
     arrays = discretization.arrays | _in_single_precision(discretization.name, {"evals": evals, "evecs": evecs})
     # Eigenvectors of small components are large and would overflow in half precision without a scale.
     scale = np.ones(len(evals), np.float32)

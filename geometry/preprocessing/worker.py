@@ -81,7 +81,7 @@ def _discretize_missing(source: MeshLike, job: CacheJob) -> Unsolved | None:
     path = operators_path(mesh, job.options, job.cache_dir)
     if read_operators(path, mesh, job.options) is not None:
         return None
-    return path, discretize(mesh, job.options.laplacian)
+    return path, discretize(mesh, job.options.laplacian, job.options.join)
 
 
 def _error_or_result(work: Callable[[], T], source: MeshLike) -> T | str:

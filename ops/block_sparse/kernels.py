@@ -47,12 +47,12 @@ def dsd(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, rows: int, o
     """
     (batches, heads, columns, channels), block = x.shape, values.shape[3]
     check_rows("block_matmul", rows, columns)
-    check_programs("block_matmul", batches * (len(indptr) - 1))
+    tile = min(max(power_of_2(channels), 16), MAX_CHANNELS)
+    check_programs("block_matmul", batches * (len(indptr) - 1), cdiv(channels, tile))
     out = x.new_empty(batches, heads, rows, channels)
     if out.numel() == 0:
         return out
     values = values.contiguous()
-    tile = min(max(power_of_2(channels), 16), MAX_CHANNELS)
     block_dsd_forward_kernel[(batches * (len(indptr) - 1), cdiv(channels, tile))](
         indptr, indices, indices if order is None else order, values, x, out,
         len(indptr) - 1, len(indices), rows, columns, channels,

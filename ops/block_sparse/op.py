@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-import torch
 from torch import Tensor
 
 from diffnet.ops.block_sparse import reference
 from diffnet.ops.block_sparse.pattern import BlockArrays, BlockPattern, block_arrays
 from diffnet.ops.common.backend import Backend, use_kernels
+from diffnet.ops.common.checks import broadcast_shapes
 from diffnet.ops.common.dispatch import differentiable
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.sparse.checks import check_operand
@@ -85,7 +85,7 @@ def _at_blocks(pattern: BlockPattern, a: Tensor, b: Tensor, backend: Backend) ->
                 f"the dense factors should be (…, {heads}, {rows}, K) and (…, {heads}, K, {columns}) after the "
                 f"transposes asked for, they are {tuple(a.shape)} and {tuple(b.mT.shape)}"
             )
-    batch = torch.broadcast_shapes(a.shape[:-3], b.shape[:-3])  # type: ignore[no-untyped-call]
+    batch = broadcast_shapes(a.shape[:-3], b.shape[:-3])
     flat = [x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:]) for x in (a, b)]
     sizes = pattern.block, rows, columns
     out: Tensor = sdd_operator(block_arrays(pattern), *flat, *sizes, use_kernels(backend, *flat))
@@ -101,7 +101,7 @@ def _times_dense(pattern: BlockPattern, values: Tensor, x: Tensor, transpose: bo
         raise ValueError(
             f"the dense factor should be (…, {heads}, {size}, C) after the transposes asked for, it is {tuple(x.shape)}"
         )
-    batch = torch.broadcast_shapes(values.shape[:-3], x.shape[:-3])  # type: ignore[no-untyped-call]
+    batch = broadcast_shapes(values.shape[:-3], x.shape[:-3])
     flat = [t.expand(*batch, *t.shape[-3:]).reshape(math.prod(batch), *t.shape[-3:]) for t in (values, x)]
     triton = use_kernels(backend, *flat)
     out: Tensor = dsd_operator(block_arrays(pattern), *flat, pattern.block, rows, columns, transpose, triton)

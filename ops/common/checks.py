@@ -6,6 +6,7 @@ mode, with `DIFFNET_DEBUG=1` in the environment when the package is imported. Va
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 from collections.abc import Sequence
@@ -23,26 +24,26 @@ _INDEX_DTYPES = (torch.int32, torch.int64)
 _WITH_VALUES = (Tensor, torch.nn.Parameter)  # subclasses stand in for tensors while a tracer runs, without values
 
 
+def check_integer(name: str, value: Any) -> int:
+    """Check that an argument is an integer, of Python or NumPy, and return it as a Python integer.
+
+    Raises TypeError for anything else, a bool or a tensor included.
+    """
+    if not isinstance(value, (bool, Tensor)):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)
+    raise TypeError(f"{name} should be an integer, got {value!r} of type {type(value).__name__}")
+
+
 def check_count(name: str, value: Any, least: int) -> int:
     """Check that an argument is an integer of at least `least`, and return it as a Python integer.
 
-    Raises TypeError if it is no integer (a bool is none), ValueError if it is too small.
+    Raises TypeError as `check_integer` does, ValueError if it is too small.
     """
-    count = _integer(value)
-    if count is None:
-        raise TypeError(f"{name} should be an integer, got {value!r} of type {type(value).__name__}")
+    count = check_integer(name, value)
     if count < least:
         raise ValueError(f"{name} should be at least {least}, got {count}")
     return count
-
-
-def _integer(value: Any) -> int | None:
-    if isinstance(value, (bool, Tensor)):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
 
 
 def check_dropout(value: Any) -> None:
@@ -114,6 +115,19 @@ def _check_floating(name: str, tensor: Any) -> None:
 def _check_device(name: str, tensor: Tensor, device: torch.device) -> None:
     if tensor.device != device:
         raise ValueError(f"{name} should be on {device}, it is on {tensor.device}")
+
+
+def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    """The shape that two shapes broadcast to.
+
+    The first call of `torch.broadcast_shapes` imports SymPy, which takes about a second.
+
+    Raises RuntimeError if they don't broadcast.
+    """
+    if len(a) == 0 or len(b) == 0:
+        return (*a, *b)
+    scalar = torch.empty(())
+    return tuple(torch.broadcast_tensors(scalar.expand(*a), scalar.expand(*b))[0].shape)  # type: ignore[no-untyped-call]
 
 
 def check_index(name: str, index: Any, shape: tuple[int, ...] | None, device: torch.device) -> None:

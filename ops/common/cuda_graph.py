@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, TypeVar
 
@@ -12,6 +12,19 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+
+
+class NotCapturable(RuntimeError):
+    """A computation can't be recorded as a CUDA graph. The message says why."""
+
+
+def refuse_capture(reason: str, example: Tensor) -> None:
+    """Raise NotCapturable if a graph is being recorded on the device of this tensor.
+
+    Call it before a value is read back from the GPU. CUDA would refuse that with an error that doesn't say what to do.
+    """
+    if example.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise NotCapturable(reason)
 
 
 @contextmanager
@@ -49,9 +62,21 @@ def record(function: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUDA
     graph.capture_begin(pool, capture_error_mode="thread_local")
     try:
         result = function()
-    finally:
-        graph.capture_end()
+    except BaseException:
+        with suppress(RuntimeError):  # CUDA can't end a recording that it refused; its first error says why
+            graph.capture_end()
+        raise
+    graph.capture_end()
     return graph, result
+
+
+def forget_recording(device: torch.device) -> None:
+    """Let the device's random generator leave a recording that CUDA refused. Graphs recorded before should be dropped.
+
+    PyTorch leaves the generator in the state of a recording, in which every draw outside of a graph is an error.
+    """
+    generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def replayed(function: Callable[[Tensor], Tensor], example: Tensor) -> Callable[[Tensor], Tensor]:

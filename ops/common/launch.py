@@ -106,9 +106,13 @@ def interpreted(tensor: Tensor) -> bool:
     return not tensor.is_cuda
 
 
+FARTHEST_ROWS = 2**23  # elements from one row to the next: offsets in a tile of 128 rows are 32-bit
+
+
 def row_major(x: Tensor) -> Tensor:
-    """Return x with neighboring elements in each row. Kernels accept any distance between rows."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+    """Return x with neighboring elements in each row. Kernels accept any distance between rows up to FARTHEST_ROWS."""
+    near = x.stride(-2) <= FARTHEST_ROWS
+    return x if near and (x.stride(-1) == 1 or x.shape[-1] == 1) else x.contiguous()
 
 
 def planes_apart(x: Tensor) -> tuple[Tensor, int]:

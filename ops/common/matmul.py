@@ -123,7 +123,7 @@ def operands_forward_kernel(matrices, outs, sizes, SPLIT: tl.constexpr, BLOCK: t
     matrix = chosen(matrices, tl.program_id(1))
     out = chosen(outs, tl.program_id(1))
     size = chosen(sizes, tl.program_id(1))
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # the table of many meshes may exceed 2³¹
     x = tl.load(matrix + at, mask=at < size).to(tl.float32)
     if SPLIT:
         store(out + at, size, x, at < size)

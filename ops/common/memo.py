@@ -1,22 +1,71 @@
-"""Fields of frozen dataclasses that are computed at first use."""
+"""Values that frozen dataclasses compute at first use and then remember.
+
+Such a value is a plain attribute, not a field. `dataclasses.replace` therefore drops it, and so does torch.compile when
+it rebuilds a dataclass through its constructor. `__post_init__` sets it to None with `remember`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
+
+import torch
+
+from diffnet.ops.common.compiler import under_transforms
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
-def memoized(instance: S, field: str, compute: Callable[[S], T]) -> T:
-    """Return a field of a frozen dataclass; if it is None, compute it and store it first.
+def memoized(instance: S, name: str, compute: Callable[[S], T]) -> T:
+    """Return an attribute of a frozen dataclass; if it is None, compute it and store it first.
 
     This is no cached property, because torch.compile would not see its cache and would trace the computation into every
-    step. It is the one place that writes to a frozen instance: the value depends on the other fields alone.
+    step.
     """
-    value: T | None = getattr(instance, field)
+    value: T | None = getattr(instance, name)
     if value is None:
         value = compute(instance)
-        object.__setattr__(instance, field, value)
+        remember(instance, **{name: value})
     return value
+
+
+def remember(instance: S, **values: object) -> S:
+    """Set attributes of a frozen dataclass that depend on its fields alone, and return the instance."""
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)
+    return instance
+
+
+def can_remember() -> bool:
+    """Return whether a tensor computed now holds its values later, too.
+
+    It doesn't while torch.compile or torch.func traces, or while a CUDA graph is recorded: the graph computes the
+    tensor in each replay, not now.
+    """
+    if torch.compiler.is_compiling() or under_transforms():
+        return False
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return not (started and torch.cuda.is_current_stream_capturing())
+
+
+class Later(Generic[T]):
+    """A value that is computed when it is first needed, and then remembered. Several objects may share it."""
+
+    def __init__(self, compute: Callable[[], T]) -> None:
+        self._compute: Callable[[], T] | None = compute
+        self._value: T | None = None
+
+    @property
+    def known(self) -> bool:
+        return self._compute is None
+
+    def get(self) -> T:
+        compute = self._compute
+        if compute is None:
+            return self._value  # type: ignore[return-value]
+        with torch.inference_mode(False):  # training may use the value, too
+            value = compute()
+        if can_remember():
+            self._value, self._compute = value, None  # what only `compute` needs is freed
+        return value

@@ -17,6 +17,10 @@ from triton.language.extra.cuda import gdc_wait
 
 from diffnet.ops.common.launch import SIZES, cdiv, device_of, starts_early
 from diffnet.ops.common.launcher import launched
+from diffnet.ops.common.limits import LARGEST
+
+_LARGEST = tl.constexpr(LARGEST)
+LONGEST_SPAN = 2**18  # rows; a multiple of every block. Kernels add up to two spans to 32-bit row numbers.
 
 
 def span_count(rows: int, meshes: int, span: int) -> int:
@@ -25,8 +29,8 @@ def span_count(rows: int, meshes: int, span: int) -> int:
 
 
 def choose_span(rows: int, block: int, programs: int) -> int:
-    """Return the rows of a span, a multiple of `block`, so that about `programs` spans cover all rows."""
-    return block * max(1, -(-rows // (block * max(programs, 1))))
+    """Return the rows of a span, a multiple of `block`, so that about `programs` spans cover all rows, or more."""
+    return min(block * max(1, -(-rows // (block * max(programs, 1)))), LONGEST_SPAN)
 
 
 @triton.jit
@@ -86,7 +90,10 @@ def sum_spans_forward_kernel(
         gdc_wait()
     blocks = tl.cdiv(size, BLOCK)
     mesh = tl.program_id(0) // blocks  # not a second grid axis: that has at most 65535 programs
-    cell = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    cell = tl.program_id(0) % blocks
+    if size > _LARGEST - BLOCK:
+        cell = cell.to(tl.int64)
+    cell = cell * BLOCK + tl.arange(0, BLOCK)
     plane = tl.program_id(1)
     is_other = plane >= PLANES
     source = tl.where(is_other, other, partial)

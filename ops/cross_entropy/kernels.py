@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, power_of_2
 from diffnet.ops.common.launcher import launched
+from diffnet.ops.common.limits import check_programs, check_rows
 
 TILE = 2048  # logits that a program holds at once
 
@@ -86,9 +87,12 @@ def _blocks(logits: Tensor) -> tuple[int, int]:
 
 def cross_entropy(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
     """logits (N, C), labels (N,) int → (N,) float32"""
-    (rows, c), logits = logits.shape, logits.contiguous()
-    out = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    rows, c = logits.shape
     block_v, block_c = _blocks(logits)
+    check_rows("cross_entropy", c)  # rows are counted in 64 bits
+    check_programs("cross_entropy", cdiv(rows, block_v))
+    logits = logits.contiguous()
+    out = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
         with device_of(logits):
             cross_entropy_forward_kernel[(cdiv(rows, block_v),)](

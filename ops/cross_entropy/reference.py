@@ -13,6 +13,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -1) -> Tensor:
     labels = labels.long()
     if logits.device.type == "cpu":
         return F.cross_entropy(precise, labels, ignore_index=ignored, reduction="none")
+    if logits.shape[1] == 0:  # PyTorch would stop the GPU
+        return precise.sum(1) + torch.where(labels == ignored, 0.0, float("nan"))
     known = ((labels >= 0) & (labels < logits.shape[1])) | (labels == ignored)
     losses = F.cross_entropy(precise, torch.where(known, labels, 0), ignore_index=ignored, reduction="none")
     # A product also makes the gradient NaN.

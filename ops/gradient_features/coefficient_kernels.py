@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, tile
 from diffnet.ops.common.launcher import launched
+from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
 from diffnet.ops.common.matmul import store
 from diffnet.ops.common.spans import sum_spans
 from diffnet.ops.gradient_features.table import empty_table
@@ -64,6 +65,8 @@ def spectral_gradient_features_forward_table_kernel(
 def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, evecs: Tensor) -> Tensor:
     """D, P = D A_reᵀ and, with rotations, Q = D A_imᵀ, see `empty_table`: d (B, K, C) float32, a_re, a_im (C, C)"""
     meshes, k, c = d.shape
+    check_rows("spectral_gradient_features", meshes * k)
+    check_matrix("spectral_gradient_features", c, c)
     d = d.contiguous()
     out = empty_table(evecs, d, a_im is not None)
     if out.numel():
@@ -196,6 +199,7 @@ def backward(
     a_re, a_im = a_re.contiguous(), a_re if a_im is None else a_im.contiguous()
     block_k, block_c = (16, 16) if small else (tile(c, 64), tile(c, 32))
     columns = cdiv(c, block_c)
+    check_programs("spectral_gradient_features", blocks, columns * columns)
     if c:
         with device_of(d):
             if rows:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, Tiling, cdiv, device_of, interpreted, planes_apart, roomy, row_major, tile
 from diffnet.ops.common.launcher import launched
+from diffnet.ops.common.limits import check_matrix, check_rows
 from diffnet.ops.common.matmul import less_product, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.gradient_features.kernels import narrow, tanh
@@ -112,6 +113,8 @@ def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
     """f (V, C) in A's dtype. The gradients (2, V, C) may have another dtype; only the products round them to A's."""
     _, rows, c = gradients.shape
     (gradients, plane_rows), a_re = planes_apart(gradients), a_re.contiguous()
+    check_rows("gradient_features", rows)
+    check_matrix("gradient_features", c, c)
     out = a_re.new_empty(rows, c)
     if out.numel():
         precision = dot_precision(a_re)

@@ -28,6 +28,7 @@ from diffnet.ops.common.launch import (
     tile,
 )
 from diffnet.ops.common.launcher import launched
+from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
 from diffnet.ops.common.matmul import less_product, load, negated, product, split, store, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
@@ -435,6 +436,8 @@ def forward(
     (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape[-4:]
     gradient_evecs, plane_rows = planes_apart(gradient_evecs)
     evecs = evecs if evecs is None else row_major(evecs)
+    check_rows("spectral_gradient_features", rows)
+    check_matrix("spectral_gradient_features", k, c)
     features = gradient_evecs.new_empty(rows, c)
     diffused = features.new_empty(0 if evecs is None else rows, c)
     if features.numel():
@@ -479,6 +482,7 @@ def backward(
     tiles = cdiv(k, t.k) * cdiv(c, t.c)
     span = choose_span(rows, t.v, processors(table) * t.programs // max(tiles, 1))
     spans = span_count(rows, meshes, span)
+    check_programs("spectral_gradient_features", spans, tiles)
     paired = planes == 3 and k <= t.k and precision == "ieee" and gradient_evecs.dtype != torch.float32
     partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
     if partial.numel() and precision == "bf16x3":

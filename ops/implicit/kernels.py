@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, power_of_2, processors
 from diffnet.ops.common.launcher import launched
+from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_of_spans
 from diffnet.ops.implicit.reference import System
 from diffnet.ops.sparse.spmm_kernels import spmm
@@ -43,6 +44,8 @@ def iteration(system: System, u: Tensor, r: Tensor, p: Tensor, bound: Tensor) ->
     block_v = 16 if interpreted(u) else ELEMENTS // block_c
     span = choose_span(rows, block_v, processors(u))
     spans = span_count(rows, meshes, span)
+    check_rows("implicit_diffusion", rows)
+    check_programs("implicit_diffusion", spans, cdiv(channels, block_c))
     q = torch.empty_like(u)
     sums = u.new_empty(2, spans, channels)
     remaining = [torch.empty_like(bound), torch.empty_like(bound)]
@@ -85,8 +88,9 @@ def _elements(rows, live, c, channels: tl.constexpr):
 @triton.jit
 def _remaining(before, bound, mesh, c, channels: tl.constexpr):
     """Return the inner products r · z of a mesh, and the mask of the channels that haven't stopped."""
-    known = tl.load(before + mesh * channels + c, mask=c < channels, other=0.0)
-    return known, known > tl.load(bound + mesh * channels + c, mask=c < channels, other=0.0)
+    at = mesh.to(tl.int64) * channels + c
+    known = tl.load(before + at, mask=c < channels, other=0.0)
+    return known, known > tl.load(bound + at, mask=c < channels, other=0.0)
 
 
 @launched
@@ -121,7 +125,7 @@ def implicit_solve_forward_multiply_kernel(
         product = tl.load(mass + r, mask=i < last, other=0.0)[:, None] * own + t[None, :] * total
         tl.store(q + at, product, mask=inside)
         dot += tl.sum(tl.where(inside, own * product, 0.0), 0)
-    tl.store(sums + index * channels + c, dot, mask=c < channels)
+    tl.store(sums + index.to(tl.int64) * channels + c, dot, mask=c < channels)
 
 
 @triton.jit
@@ -157,7 +161,7 @@ def implicit_solve_forward_update_kernel(
         rest = tl.load(r + at, mask=inside, other=0.0) - alpha * tl.load(q + at, mask=inside, other=0.0)
         tl.store(r + at, rest, mask=inside)
         dot += tl.sum(rest * _preconditioned(rest, mass, diagonal, t, i, last), 0)
-    tl.store(sums + (spans + index) * channels + c, dot, mask=c < channels)
+    tl.store(sums + (spans + index).to(tl.int64) * channels + c, dot, mask=c < channels)
 
 
 @launched
@@ -175,7 +179,7 @@ def implicit_solve_forward_direction_kernel(
     new = tl.where(running, new, known)
     beta = tl.where(running, new / tl.where(running, known, 1.0), 0.0)[None, :]
     if first == tl.load(ptr + mesh):  # the first span of the mesh
-        tl.store(after + mesh * channels + c, new, mask=c < channels)
+        tl.store(after + mesh.to(tl.int64) * channels + c, new, mask=c < channels)
     for row in range(first, last, BLOCK_V):
         i = row + tl.arange(0, BLOCK_V).to(tl.int64)
         at, inside = _elements(i, i < last, c, channels)

@@ -26,6 +26,7 @@ from diffnet.ops.common.launch import (
     tile,
 )
 from diffnet.ops.common.launcher import launched
+from diffnet.ops.common.limits import check_matrix, check_rows
 from diffnet.ops.common.matmul import load, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.mlp.linear_kernels import activated, inputs_backward, linear, linear_backward, threshold_and_scale
@@ -112,11 +113,15 @@ def mlp_forward_kernel(
     at = wide * c_size + c[None, :]
     dtype = out.dtype.element_ty
     h = activated(y, bias1, seeds, rows, c, threshold, keep_scale, c_size, BIAS, True, DROPOUT).to(dtype)
+    if c_size != BLOCK_C:  # an infinite x times the zeros beyond the last channel is NaN
+        h = tl.where(in_c[None, :], h, 0.0)
     if KEEP:
         tl.store(hidden1 + at, h, mask=inside)
     w = transposed(_load_weight(weight2, 0, 1, c_size, PRECISION, BLOCK_C))
     y = product(split(h, PRECISION), w, None, PRECISION)
     h = activated(y, bias2, seeds + 2, rows, c, threshold, keep_scale, c_size, BIAS, True, DROPOUT).to(dtype)
+    if c_size != BLOCK_C:
+        h = tl.where(in_c[None, :], h, 0.0)
     if KEEP:
         tl.store(hidden2 + at, h, mask=inside)
     w = transposed(_load_weight(weight3, 0, 1, c_size, PRECISION, BLOCK_C))
@@ -142,6 +147,9 @@ def forward(
     inputs: one to three (V, C); weights: (H₁, m·C), (H₂, H₁), …, as `matmul.operands` returns them; biases: (H₁,), … or
     none; residual (V, Hₙ); seeds (n − 1, 2) int64 with dropout → (V, Hₙ), then (V, H₁), …
     """
+    check_rows("mlp", len(inputs[0]))
+    for weight in weights:
+        check_matrix("mlp", *weight.shape[-2:])
     t = tiling or forward_tiling(inputs, weights, dropout > 0)
     precision = dot_precision(inputs[0])
     if t is None:

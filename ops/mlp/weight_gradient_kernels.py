@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, Tiling, cdiv, device_of, interpreted, processors, roomy, tile
 from diffnet.ops.common.launcher import launched
+from diffnet.ops.common.limits import check_programs
 from diffnet.ops.common.matmul import chosen, product, split, split_transpose
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, sum_spans
@@ -71,10 +72,11 @@ def mlp_backward_weights_kernel(
     if pair < PARTS:
         tl.store(base + h[:, None] * (PARTS * c_size) + (pair * c_size + c)[None, :], total, mask=inside)
     else:
-        tl.store(base + pair * h_size * c_size + h[:, None] * c_size + c[None, :], total, mask=inside)
+        matrix = base + pair.to(tl.int64) * h_size * c_size  # all matrices together may exceed 2³¹
+        tl.store(matrix + h[:, None] * c_size + c[None, :], total, mask=inside)
     if which % columns == 0 and pair >= PARTS - 1:
-        at = base + PAIRS * h_size * c_size + (pair - (PARTS - 1)) * h_size + h
-        tl.store(at, tl.sum(column_sum, axis=0), mask=h < h_size)
+        at = (pair * 0 + PAIRS).to(tl.int64) * c_size + (pair - (PARTS - 1))
+        tl.store(base + at * h_size + h, tl.sum(column_sum, axis=0), mask=h < h_size)
 
 
 def weight_gradients(
@@ -111,6 +113,7 @@ def _of_one_shape(layers: Sequence[Sequence[Tensor]], grads: Sequence[Tensor], t
     tiles = cdiv(h, t.k) * cdiv(c, t.c)
     span = choose_span(rows, t.v, processors(grads[0]) * t.programs // max(pairs * tiles, 1))
     spans = cdiv(rows, span)
+    check_programs("mlp", spans, pairs * tiles)
     size = pairs * h * c + len(grads) * h
     partial = torch.empty(1, spans, size, dtype=torch.float32, device=grads[0].device)
     if spans and size:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.checks import check_integer
 from diffnet.ops.sparse.csr import row_of_each
 
 
@@ -79,12 +80,6 @@ def check_csr(indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor |
         found = f"column {after} twice" if before == after else f"{before} before {after}"
         row = int(rows[entry] if row_order is None else row_order[rows[entry]])
         raise ValueError(f"indices should ascend within a row, got {found} in row {row}")
-
-
-def check_integer(name: str, value: Any) -> None:
-    """Check that an argument is an integer, of Python or NumPy. Raises TypeError."""
-    if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} should be an integer, got {value!r} of type {type(value).__name__}")
 
 
 def check_ell(indices: Any, columns: Any) -> None:

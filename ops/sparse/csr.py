@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.limits import LARGEST
+
 
 class CsrArrays(NamedTuple):
     """The arrays of one pattern. An empty `long_pieces`, `row_order` or `by_length` means that there is none.
@@ -25,6 +27,16 @@ def row_of_each(indptr: Tensor, indices: Tensor) -> Tensor:
     """Return the stored row of each entry, (nnz,)."""
     rows = torch.arange(len(indptr) - 1, dtype=indices.dtype, device=indices.device)
     return torch.repeat_interleave(rows, torch.diff(indptr), output_size=len(indices))
+
+
+def shifted(numbers: Tensor, sets: int, size: int) -> Tensor:
+    """Return the numbers (n,) plus s · size for each set s, (sets · n,).
+
+    The result is int64 if sets · size exceeds 2³¹, else it has the dtype of the numbers.
+    """
+    dtype = torch.int64 if sets * size > LARGEST else numbers.dtype
+    shifts = torch.arange(sets, device=numbers.device, dtype=dtype)[:, None] * size
+    return (numbers + shifts).reshape(-1)
 
 
 def inverse_order(order: Tensor) -> Tensor:

@@ -7,16 +7,17 @@ of the dense factor that they might point to, so an inf or NaN there has no effe
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.checks import check_integer
 from diffnet.ops.common.compiler import not_compiled
-from diffnet.ops.common.memo import memoized
+from diffnet.ops.common.memo import memoized, remember
 from diffnet.ops.common.scores import check_broadcast
-from diffnet.ops.sparse.checks import check_ell, check_integer, check_operand
+from diffnet.ops.sparse.checks import check_ell, check_operand
 from diffnet.ops.sparse.op import sddmm, spmm
 from diffnet.ops.sparse.pattern import Pattern
 from diffnet.ops.sparse.softmax import sparse_softmax
@@ -48,11 +49,13 @@ class EllPattern:
 
     indices: Tensor
     columns: int
-    _csr: tuple[Pattern, Tensor | None] | None = field(default=None, repr=False)
-    _transpose: tuple[EllPattern, Tensor] | None = field(default=None, repr=False)
     check: InitVar[bool] = field(default=True, kw_only=True)
+    # Found at first use, see `memoized`.
+    _csr: ClassVar[tuple[Pattern, Tensor | None] | None] = None
+    _transpose: ClassVar[tuple[EllPattern, Tensor] | None] = None
 
     def __post_init__(self, check: bool) -> None:
+        remember(self, _csr=None, _transpose=None)
         if check:
             check_ell(self.indices, self.columns)
         if isinstance(self.indices, Tensor) and not self.indices.is_contiguous():

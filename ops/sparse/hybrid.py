@@ -1,21 +1,26 @@
 """`HybridPattern`: a CSR pattern whose rows are grouped by length into ELL buckets and a CSR rest.
 
 A product is one launch on the CSR pattern. Programs take rows bucket by bucket, so the rows of one program are about
-equally long. Only rows of more than PIECE entries take further launches, as in every CSR product.
+equally long.
+
+Only rows of more than PIECE entries take two further launches, as in every CSR product. Several programs share such a
+row, and a later launch adds up their sums in a fixed order, because programs of one launch can't wait for each other.
+With one program for a row, a single launch would do, but the whole GPU would wait for this program.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.checks import check_integer
 from diffnet.ops.common.compiler import not_compiled
-from diffnet.ops.common.memo import memoized
-from diffnet.ops.sparse.checks import check_integer
+from diffnet.ops.common.memo import memoized, remember
 from diffnet.ops.sparse.ell import EllPattern, check_is_pattern
 from diffnet.ops.sparse.op import sddmm, spmm
 from diffnet.ops.sparse.pattern import PIECE, Pattern, rows_of
@@ -51,10 +56,12 @@ class HybridPattern:
 
     pattern: Pattern
     widths: tuple[int, ...]
-    _grouped: Pattern | None = field(default=None, repr=False)
-    _transpose: tuple[HybridPattern, Tensor] | None = field(default=None, repr=False)
+    # Found at first use, see `memoized`.
+    _grouped: ClassVar[Pattern | None] = None
+    _transpose: ClassVar[tuple[HybridPattern, Tensor] | None] = None
 
     def __post_init__(self) -> None:
+        remember(self, _grouped=None, _transpose=None)
         check_is_pattern(self.pattern)
         for width in self.widths:
             check_integer("each width", width)

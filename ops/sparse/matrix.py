@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from diffnet.ops.common.checks import not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in
 from diffnet.ops.sparse.op import spmm
-from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern, split_diagonal_pattern
+from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern, check_blocks, split_diagonal_pattern
 from diffnet.ops.sparse.reference import csr_tensor
 
 
@@ -48,13 +48,24 @@ class SparseMatrix:
         pattern, order = self.pattern.transpose
         return SparseMatrix(pattern, self.values[..., order])
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> SparseMatrix:
-        """Move the pattern and the values to a device, and convert the values to a dtype."""
-        return SparseMatrix(self.pattern.to(device), self.values.to(device=device, dtype=dtype))
+    def to(
+        self,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        non_blocking: bool = False,
+    ) -> SparseMatrix:
+        """Move the pattern and the values to a device, and convert the values to a dtype. See `torch.Tensor.to`."""
+        values = self.values.to(device=device, dtype=dtype, non_blocking=non_blocking)
+        return SparseMatrix(self.pattern.to(device, non_blocking=non_blocking), values)
 
     def pin_memory(self) -> SparseMatrix:
         """Copy the pattern and the values to pinned memory."""
         return SparseMatrix(self.pattern.pin_memory(), self.values.pin_memory())
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> SparseMatrix:
+        """Apply a function to the values and to all index arrays, see `Pattern.map_tensors`."""
+        return SparseMatrix(self.pattern.map_tensors(function), function(self.values))
 
     def with_row_order(self, order: Tensor | None) -> SparseMatrix:
         """Return the same matrix with its rows stored in another order; None for their own. See `Pattern`."""
@@ -121,14 +132,19 @@ def block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:
 
     Raises ValueError for no matrices, and for matrices that differ in the number of sets of values, dtype or device.
     """
+    check_matrix_blocks(matrices)
     if len(matrices) == 1:
         return matrices[0]
-    kinds = {(tuple(m.values.shape[:-1]), str(m.values.dtype)) for m in matrices}
-    if len(kinds) > 1:
-        found = ", ".join(f"{sets} of {dtype}" for sets, dtype in sorted(kinds))
-        raise ValueError(f"matrices should have the same sets of values and dtype, got {found}")
     pattern = block_diagonal_pattern([m.pattern for m in matrices])
     return SparseMatrix(pattern, torch.cat([m.values for m in matrices], dim=-1))
+
+
+def check_matrix_blocks(matrices: Sequence[SparseMatrix]) -> None:
+    """Check that matrices can be the blocks of one matrix. Raises ValueError, see `block_diagonal`."""
+    check_blocks([m.pattern for m in matrices])
+    if len({(m.values.shape[:-1], m.values.dtype) for m in matrices}) > 1:
+        kinds = sorted({f"{tuple(m.values.shape[:-1])} of {m.values.dtype}" for m in matrices})
+        raise ValueError(f"matrices should have the same sets of values and dtype, got {', '.join(kinds)}")
 
 
 def split_diagonal(matrix: SparseMatrix, lengths: Sequence[int]) -> list[SparseMatrix]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
+from diffnet.ops.common.checks import broadcast_shapes
 from diffnet.ops.common.dispatch import differentiable
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.checks import check_operand
@@ -56,7 +57,7 @@ def spmm(pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False
         if not dtype.is_floating_point:
             use_kernels(backend)  # refuses an unknown backend
             return reference.integer_spmm(pattern.row_indices, pattern.indices, rows, values, x, transpose).to(dtype)
-    batch = torch.broadcast_shapes(values.shape[:-1], x.shape[:-2])  # type: ignore[no-untyped-call]
+    batch = broadcast_shapes(values.shape[:-1], x.shape[:-2])
     flat = values.to(dtype).expand(*batch, pattern.nnz).reshape(math.prod(batch), pattern.nnz)
     dense = _flat_sets(x.to(dtype), batch)
     triton = use_kernels(backend, flat, dense)
@@ -102,7 +103,7 @@ def sddmm(pattern: Pattern, a: Tensor, b: Tensor, *, backend: Backend = "auto") 
             use_kernels(backend)  # refuses an unknown backend
             return reference.integer_sddmm(pattern.row_indices, pattern.indices, a, b).to(dtype)
         a, b = a.to(dtype), b.to(dtype)
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+    batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     flat = [_flat_sets(t, batch) for t in (a, b)]
     triton = use_kernels(backend, *flat)
     out: Tensor = sddmm_operator(product_arrays(pattern, triton), *flat, triton)
@@ -141,7 +142,7 @@ def diagonal(pattern: Pattern, values: Tensor) -> Tensor:
     return sums[..., : pattern.columns]
 
 
-def _flat_sets(x: Tensor, batch: torch.Size) -> Tensor:
+def _flat_sets(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     """Return a dense factor (…, N, C) as (S, N, C) for the S sets of a batch, or as (1, N, C) if all sets share it."""
     if math.prod(x.shape[:-2]) == 1:
         return x.reshape(1, *x.shape[-2:])

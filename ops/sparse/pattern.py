@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from diffnet.ops.common.checks import check_count, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in, not_compiled
-from diffnet.ops.common.memo import memoized
-from diffnet.ops.common.ragged import row_offsets
+from diffnet.ops.common.limits import LARGEST
+from diffnet.ops.common.memo import memoized, remember
+from diffnet.ops.common.ragged import cat_shifted, row_offsets
 from diffnet.ops.sparse.checks import check_csr, check_row_order
 from diffnet.ops.sparse.csr import CsrArrays, inverse_order, row_of_each
 
@@ -61,12 +62,14 @@ class Pattern:
     indices: Tensor
     columns: int
     row_order: Tensor | None = None
-    _transpose: tuple[Pattern, Tensor] | None = field(default=None, repr=False)
-    _long_pieces: Tensor | None = field(default=None, repr=False)
-    _by_length: Tensor | None = field(default=None, repr=False)
     check: InitVar[bool] = field(default=True, kw_only=True)
+    # Found at first use, see `memoized`.
+    _transpose: ClassVar[tuple[Pattern, Tensor] | None] = None
+    _long_pieces: ClassVar[Tensor | None] = None
+    _by_length: ClassVar[Tensor | None] = None
 
     def __post_init__(self, check: bool) -> None:
+        remember(self, _transpose=None, _long_pieces=None, _by_length=None)
         if check:
             arrays = [("indptr", self.indptr), ("indices", self.indices)]
             arrays += [] if self.row_order is None else [("row_order", self.row_order)]
@@ -86,6 +89,8 @@ class Pattern:
     def from_row_lengths(cls, lengths: Tensor, indices: Tensor, columns: int, *, check: bool = True) -> Pattern:
         """Make a pattern from the number of entries of each row, (rows,) of any integer dtype, instead of indptr.
 
+        Indices become int64 if there are more than 2³¹ entries.
+
         >>> import torch
         >>> Pattern.from_row_lengths(torch.tensor([2, 1]), torch.tensor([0, 2, 1]), 3).indptr
         tensor([0, 2, 3])
@@ -95,6 +100,7 @@ class Pattern:
             check_plain("indices", indices)
         if lengths.ndim != 1 or lengths.is_floating_point():
             raise ValueError(f"row lengths should be 1-D integers, got {lengths.dtype} of {tuple(lengths.shape)}")
+        indices = indices.long() if len(indices) > LARGEST else indices
         zero = indices.new_zeros(1)
         return cls(torch.cat([zero, lengths.cumsum(0).to(indices.dtype)]), indices, columns, check=check)
 
@@ -195,27 +201,53 @@ class Pattern:
         Args:
             order: (rows,) of the dtype of the indices, a permutation of the rows; (0,) for the rows' own order
         """
-        return replace(self, _by_length=order, check=False)
+        return self.with_known(rows_by_length=order)
 
-    def to(self, device: torch.device | str | None) -> Pattern:
-        """Move the pattern to a device, along with everything that it has already found."""
-        return self._moved(lambda x: x.to(device=device))
+    def with_known(
+        self,
+        *,
+        transpose: tuple[Pattern, Tensor] | None = None,
+        long_pieces: Tensor | None = None,
+        rows_by_length: Tensor | None = None,
+    ) -> Pattern:
+        """Return the same pattern, for which some properties are known already and need not be found."""
+        return remember(
+            replace(self, check=False),
+            _transpose=self._transpose if transpose is None else transpose,
+            _long_pieces=self._long_pieces if long_pieces is None else long_pieces,
+            _by_length=self._by_length if rows_by_length is None else rows_by_length,
+        )
+
+    def to(self, device: torch.device | str | None, *, non_blocking: bool = False) -> Pattern:
+        """Move the pattern to a device, along with everything that it has already found.
+
+        non_blocking: see `torch.Tensor.to`
+        """
+        indices = self.indices.to(device=device, non_blocking=non_blocking)
+        if indices is self.indices:
+            return self
+        return self.map_tensors(
+            lambda x: indices if x is self.indices else x.to(device=device, non_blocking=non_blocking)
+        )
 
     def pin_memory(self) -> Pattern:
         """Copy the pattern to pinned memory, along with everything that it has already found."""
-        return self._moved(Tensor.pin_memory)
+        return self.map_tensors(Tensor.pin_memory)
 
-    def _moved(self, move: Callable[[Tensor], Tensor]) -> Pattern:
-        indices = move(self.indices)
-        if indices is self.indices:
-            return self
-        moved = None
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Pattern:
+        """Apply a function to all index arrays, also to those that the pattern has already found.
+
+        function: returns an array with the same values, such as a copy on another device
+        """
+        row_order, pieces, by_length = (
+            None if x is None else function(x) for x in (self.row_order, self._long_pieces, self._by_length)
+        )
+        mapped = Pattern(function(self.indptr), function(self.indices), self.columns, row_order, check=False)
+        transpose = None
         if self._transpose is not None:
             pattern, order = self._transpose
-            moved = pattern._moved(move), move(order)
-        found = (self.row_order, self._long_pieces, self._by_length)
-        row_order, pieces, by_length = (None if x is None else move(x) for x in found)
-        return Pattern(move(self.indptr), indices, self.columns, row_order, moved, pieces, by_length, check=False)
+            transpose = pattern.map_tensors(function), function(order)
+        return remember(mapped, _transpose=transpose, _long_pieces=pieces, _by_length=by_length)
 
 
 def check_plain(name: str, array: Any) -> None:
@@ -250,24 +282,30 @@ def rows_of(pattern: Pattern, rows: Tensor) -> tuple[Pattern, Tensor]:
 def block_diagonal_pattern(patterns: Sequence[Pattern]) -> Pattern:
     """Put patterns along the diagonal of one pattern. Whatever all of them have already found is combined, too.
 
+    Indices become int64 if rows, columns or entries exceed 2³¹ together.
+
     Raises ValueError for no patterns, and for patterns that differ in dtype or device.
     """
-    if len(patterns) == 0:
-        raise ValueError("block_diagonal needs one block or more, got none")
-    kinds = {(str(p.indices.dtype), str(p.indices.device)) for p in patterns}
-    if len(kinds) > 1:
-        found = ", ".join(f"{dtype} on {device}" for dtype, device in sorted(kinds))
-        raise ValueError(f"blocks should have indices of one dtype on one device, got {found}")
+    check_blocks(patterns)
     if len(patterns) == 1:
         return patterns[0]
+    if max(sum(sizes) for sizes in zip(*((*p.shape, p.nnz) for p in patterns), strict=True)) > LARGEST:
+        patterns = [p.map_tensors(Tensor.long) for p in patterns]
     packed = _pack(patterns)
     transposes = [p._transpose for p in patterns if p._transpose is not None]
     if len(transposes) < len(patterns):
         return packed
-    offsets = row_offsets([p.nnz for p in patterns])
-    order = torch.cat([order + offset for (_, order), offset in zip(transposes, offsets, strict=True)])
-    transposed = _pack([pattern for pattern, _ in transposes])
-    return replace(packed, _transpose=(transposed, order), check=False)
+    order = cat_shifted([order for _, order in transposes], row_offsets([p.nnz for p in patterns]))
+    return remember(packed, _transpose=(_pack([pattern for pattern, _ in transposes]), order))
+
+
+def check_blocks(patterns: Sequence[Pattern]) -> None:
+    """Check that patterns can be the blocks of one pattern. Raises ValueError, see `block_diagonal_pattern`."""
+    if len(patterns) == 0:
+        raise ValueError("block_diagonal needs one block or more, got none")
+    if len({(p.indices.dtype, p.indices.device) for p in patterns}) > 1:
+        kinds = sorted({f"{p.indices.dtype} on {p.indices.device}" for p in patterns})
+        raise ValueError(f"blocks should have indices of one dtype on one device, got {', '.join(kinds)}")
 
 
 def split_diagonal_pattern(pattern: Pattern, lengths: Sequence[int]) -> list[tuple[Pattern, slice]]:
@@ -289,7 +327,7 @@ def split_diagonal_pattern(pattern: Pattern, lengths: Sequence[int]) -> list[tup
     bounds = list(accumulate(lengths, initial=0))
     entries = pattern.indptr[bounds].tolist()
     order = pattern.row_order
-    _check_blocks(pattern, bounds, entries)
+    _check_extents(pattern, bounds, entries)
     parts = []
     for lo, hi, first, last in zip(bounds, bounds[1:], entries, entries[1:], strict=False):
         own = None if order is None else order[lo:hi] - lo
@@ -298,7 +336,7 @@ def split_diagonal_pattern(pattern: Pattern, lengths: Sequence[int]) -> list[tup
     return parts
 
 
-def _check_blocks(pattern: Pattern, bounds: Sequence[int], entries: Sequence[int]) -> None:
+def _check_extents(pattern: Pattern, bounds: Sequence[int], entries: Sequence[int]) -> None:
     """Check that the rows of each block, and all of their entries, lie within the block.
 
     bounds, entries: the first row and the first entry of each block, and the ends
@@ -331,39 +369,40 @@ def _differences(bounds: Sequence[int]) -> list[int]:
 def _pack(patterns: Sequence[Pattern]) -> Pattern:
     rows = row_offsets([p.shape[0] for p in patterns])
     columns = [p.columns for p in patterns]
-    entries = [p.nnz for p in patterns]
-    starts = [p.indptr[:-1] + offset for p, offset in zip(patterns, row_offsets(entries), strict=True)]
-    end = patterns[0].indptr.new_tensor([sum(entries)])
-    indices = [p.indices + offset for p, offset in zip(patterns, row_offsets(columns), strict=True)]
+    entries = row_offsets([p.nnz for p in patterns])
+    *first, last = (p.indptr for p in patterns)
+    indptr = cat_shifted([*(each[:-1] for each in first), last], entries)
+    indices = cat_shifted([p.indices for p in patterns], row_offsets(columns))
     known = [p._long_pieces for p in patterns if p._long_pieces is not None]
-    pieces = None
-    if len(known) == len(patterns):
-        shifts = zip(rows, row_offsets(entries), strict=True)
-        pieces = torch.cat([p + p.new_tensor([r, r, e, e]) for p, (r, e) in zip(known, shifts, strict=True)])
-    order = _pack_orders([p.row_order for p in patterns], starts, rows)
+    pieces = _pack_pieces(known, rows, entries) if len(known) == len(patterns) else None
+    order = _pack_orders([p.row_order for p in patterns], patterns, rows)
     by_length = [p._by_length for p in patterns if p._by_length is not None]
     uneven = None
     if len(by_length) == len(patterns):
-        uneven = _pack_orders([o if len(o) > 0 else None for o in by_length], starts, rows)
-        uneven = end[:0] if uneven is None else uneven
-    return Pattern(
-        torch.cat([*starts, end]), torch.cat(indices), sum(columns), order,
-        _long_pieces=pieces, _by_length=uneven, check=False,
-    )  # fmt: skip
+        uneven = _pack_orders([o if len(o) > 0 else None for o in by_length], patterns, rows)
+        uneven = indptr[:0] if uneven is None else uneven
+    packed = Pattern(indptr, indices, sum(columns), order, check=False)
+    return remember(packed, _long_pieces=pieces, _by_length=uneven)
 
 
-def _pack_orders(orders: Sequence[Tensor | None], starts: Sequence[Tensor], offsets: Sequence[int]) -> Tensor | None:
-    """Concatenate the row orders of several patterns; None stands for a pattern's own order.
+def _pack_pieces(pieces: Sequence[Tensor], rows: Sequence[int], entries: Sequence[int]) -> Tensor:
+    if all(len(each) == 0 for each in pieces):
+        return pieces[0]
+    # Rows and their places are shifted by the rows before, the entries by the entries before.
+    return torch.cat(
+        [torch.cat([each[:, :2] + r, each[:, 2:] + e], 1) for each, r, e in zip(pieces, rows, entries, strict=True)]
+    )
 
-    starts: a tensor with one value per row for each pattern
-    """
+
+def _pack_orders(orders: Sequence[Tensor | None], patterns: Sequence[Pattern], offsets: Sequence[int]) -> Tensor | None:
+    """Concatenate the row orders of several patterns; None stands for a pattern's own order."""
     if all(order is None for order in orders):
         return None
     own = [
-        torch.arange(len(start), dtype=start.dtype, device=start.device) if order is None else order
-        for order, start in zip(orders, starts, strict=True)
+        torch.arange(p.shape[0], dtype=p.indptr.dtype, device=p.indptr.device) if order is None else order
+        for order, p in zip(orders, patterns, strict=True)
     ]
-    return torch.cat([order + offset for order, offset in zip(own, offsets, strict=True)])
+    return cat_shifted(own, offsets)
 
 
 @not_compiled

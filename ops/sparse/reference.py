@@ -12,7 +12,8 @@ import warnings
 import torch
 from torch import Tensor
 
-from diffnet.ops.sparse.csr import CsrArrays, row_of_each
+from diffnet.ops.common.limits import LARGEST
+from diffnet.ops.sparse.csr import CsrArrays, row_of_each, shifted
 
 
 def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Tensor:
@@ -26,19 +27,21 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Ten
     sets, (rows, columns) = len(values), (len(indptr) - 1, x.shape[1])
     wide, apart = _wide(x.dtype), len(x) > 1
     shape = sets * rows, columns * (sets if apart else 1)
-    shifts = torch.arange(sets, device=x.device, dtype=indices.dtype)[:, None]
-    all_indices = (indices + shifts * columns if apart else indices.expand(sets, -1)).reshape(-1)
+    all_indices = shifted(indices, sets, columns if apart else 0)
     # cuSPARSE ignores the stride of values. The gradient of a sum has stride 0.
     flat, dense = values.to(wide).reshape(-1).contiguous(), x.to(wide).flatten(0, 1)
     if x.is_cuda:
-        starts = (indptr[:-1] + shifts * len(indices)).reshape(-1)
-        ends = torch.cat([starts, starts.new_tensor([sets * len(indices)])]) if sets > 1 else indptr
+        starts, total = shifted(indptr[:-1], sets, len(indices)), sets * len(indices)
+        ends = torch.cat([starts, starts.new_tensor([total])]) if sets > 1 else indptr
+        # cuSPARSE counts in the dtype of the indices, which have one dtype.
+        if ends.dtype != all_indices.dtype or max(shape) * x.shape[2] > LARGEST:
+            ends, all_indices = ends.long(), all_indices.long()
         matrix = csr_tensor(ends, all_indices, flat, shape)
     else:
         # On the CPU, the COO product adds up each row in order, as the original implementation does. Networks can then
         # be compared with it to the last bit: float32 gradients of a deep ReLU network change by 1e-3 with the order.
-        all_rows = (row_of_each(indptr, indices) + shifts * rows).reshape(-1)
-        entries = torch.stack([all_rows, all_indices]).long()
+        all_rows = shifted(row_of_each(indptr, indices), sets, rows)
+        entries = torch.stack([all_rows.long(), all_indices.long()])
         matrix = torch.sparse_coo_tensor(entries, flat, shape, check_invariants=False, is_coalesced=True)
     with torch.autocast(x.device.type, enabled=False):
         out = in_row_order(csr, (matrix @ dense).reshape(sets, rows, x.shape[2]))

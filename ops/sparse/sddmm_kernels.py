@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import cdiv, power_of_2
+from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import PIECE
 from diffnet.ops.sparse.row_kernels import MAX_CHANNELS, PIECE_ENTRIES, order_flags, row_extent, stored_order
@@ -34,13 +35,15 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor, gathering: Gathering = Gathering
     """Compute `reference.sddmm`."""
     indptr, indices, pieces, *_ = csr
     sets, rows, channels, entries = max(len(a), len(b)), len(indptr) - 1, a.shape[2], len(indices)
+    together = min(sets, 2) if len(b) == 1 else 1
+    groups = cdiv(sets, together)
+    block_r, block_c = _tile_sizes(b, gathering)
+    check_rows("sddmm", rows, b.shape[1])
+    check_programs("sddmm", max(groups * cdiv(rows, block_r), sets * len(pieces)))
     out = a.new_empty(sets, entries)
     if out.numel() == 0:
         return out
     a, b = (t if t.stride(2) == 1 else t.contiguous() for t in (a, b))
-    together = min(sets, 2) if len(b) == 1 else 1
-    groups = cdiv(sets, together)
-    block_r, block_c = _tile_sizes(b, gathering)
     strides = [stride for t in (a, b) for stride in (0 if len(t) == 1 else t.stride(0), t.stride(1))]
     flags = {"TOGETHER": together, "ONE_TILE": channels <= block_c, "BLOCK_C": block_c}
     sddmm_forward_rows_kernel[(groups * cdiv(rows, block_r),)](

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffnet.ops.common.launch import cdiv, power_of_2, processors
+from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import PIECE
 from diffnet.ops.sparse.row_kernels import MAX_CHANNELS, PIECE_ENTRIES, order_flags, row_extent, stored_order
@@ -56,11 +57,6 @@ def spmm(
     sets, rows, channels = len(values), len(indptr) - 1, x.shape[2]
     if reduce and sets > MAX_UNROLLED_SETS:
         return spmm(csr, values, x, False, order, walk).sum(0, keepdim=True)
-    out = x.new_empty(1 if reduce else sets, rows, channels)
-    if out.numel() == 0:
-        return out
-    x = x if x.stride(2) == 1 else x.contiguous()
-    values = values if values.stride(1) == 1 else values.contiguous()
     # A program applies two sets, such as gradX and gradY, to each row that it gathers.
     together = sets if reduce else min(sets, 2) if len(x) == 1 else 1
     groups = 1 if reduce else cdiv(sets, together)
@@ -70,6 +66,13 @@ def spmm(
     multiprocessors = processors(x)
     programs = min(walk.programs, cdiv(cdiv(rows, block_r), multiprocessors))
     columns = cdiv(channels, 2 * block_c)
+    check_rows("spmm", rows, x.shape[1])
+    check_programs("spmm", max(groups * multiprocessors * programs, sets * len(pieces)), columns)
+    out = x.new_empty(1 if reduce else sets, rows, channels)
+    if out.numel() == 0:
+        return out
+    x = x if x.stride(2) == 1 else x.contiguous()
+    values = values if values.stride(1) == 1 else values.contiguous()
     shape = values.stride(0), 0 if len(x) == 1 else x.stride(0)
     flags = {
         "channels": channels, "x_row_stride": x.stride(1),

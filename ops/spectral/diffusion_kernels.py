@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted
 from diffnet.ops.common.launcher import launched
+from diffnet.ops.common.limits import check_programs, check_rows
 
 
 @triton.jit
@@ -59,7 +60,10 @@ def _blocks(spectrum: Tensor) -> tuple[int, int]:
 def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
     """D = exp(−λ tᵀ) ∘ S: spectrum (B, K, C) float32, evals (B, K), time (C,) → (B, K, C) float32"""
     meshes, k, c = spectrum.shape
-    spectrum, block_v, block_c = spectrum.contiguous(), *_blocks(spectrum)
+    block_v, block_c = _blocks(spectrum)
+    check_rows("diffuse", meshes * k)
+    check_programs("diffuse", cdiv(meshes * k, block_v), cdiv(c, block_c))
+    spectrum = spectrum.contiguous()
     out = torch.empty_like(spectrum)
     if out.numel():
         with device_of(spectrum):

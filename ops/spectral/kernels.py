@@ -21,6 +21,7 @@ from diffnet.ops.common.launch import (
     tile,
 )
 from diffnet.ops.common.launcher import launched
+from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
 from diffnet.ops.common.matmul import product, split, split_transpose
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
@@ -122,6 +123,9 @@ def project_spans(
     tiles = cdiv(k, t.k) * cdiv(c, t.c)
     span = choose_span(rows, t.v, processors(x) * t.programs // max(tiles, 1))
     spans = span_count(rows, meshes, span)
+    check_rows("to_spectral", rows)
+    check_matrix("to_spectral", k, c)
+    check_programs("to_spectral", spans, tiles)
     partial = torch.empty(1, spans, k, c, dtype=torch.float32, device=x.device)
     if partial.numel():
         with device_of(evecs):
@@ -209,6 +213,8 @@ def evaluate(
     """
     (rows, k), c, meshes = evecs.shape, coefficients.shape[2], len(ptr) - 1
     coefficients, evecs = coefficients.contiguous(), row_major(evecs)
+    check_rows("from_spectral", rows)
+    check_matrix("from_spectral", k, c)
     out = torch.empty(rows, c, dtype=evecs.dtype, device=evecs.device)
     if out.numel():
         precision = dot_precision(evecs)

@@ -10,7 +10,7 @@ import trimesh
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from diffnet.data.figures.dataset import figure, figures
+from diffnet.data.generated.dataset import figure, figures
 from diffnet.data.labeled import LabeledMesh, LabeledMeshes
 
 NAMES = ["head", "torso", "upper arm", "forearm", "hand", "thigh", "shin", "foot"]

@@ -118,9 +118,14 @@ def test_faulty_faces(plane: tuple[np.ndarray, np.ndarray], kind: Any) -> None:
 def test_coincident_vertices(sphere: trimesh.Trimesh, kind: Any) -> None:
     """A triangle soup, in which each corner is a separate vertex."""
     verts, faces = arrays(sphere)
-    operators = precompute((verts[faces[:200]].reshape(-1, 3), np.arange(600).reshape(-1, 3)), 12, kind)
-    assert_sound(operators, 12)
-    assert (operators.evals == 0).all()  # 200 components
+    soup = verts[faces[:200]].reshape(-1, 3), np.arange(600).reshape(-1, 3)
+    with pytest.warns(UserWarning, match="200 components"):
+        apart = precompute(soup, 12, kind, join="never")
+    assert_sound(apart, 12)
+    assert (apart.evals == 0).all()
+    joined = precompute(soup, 12, kind)
+    assert_sound(joined, 12)
+    assert (joined.evals > 0).sum() == 11
 
 
 @KINDS
@@ -156,14 +161,14 @@ def test_fewer_vertices_than_pairs(kind: Any) -> None:
     ("source", "message"),
     [
         ((np.ones((5, 3)), [[0, 1, 2]]), "one point"),
-        ((np.ones((5, 3)), None), "one point"),
+        ((np.ones((5, 3)), None), "at least 4 different points, this has 1"),
         ((np.eye(3), [[0, 0, 1], [2, 2, 2]]), "none of the 2 faces"),
         (strip_on_a_line((1, 0, 0)), "no area"),
         (strip_on_a_line((1, 2, 3)), "no area"),
         ((strip_on_a_line((1, 2, 3))[0], None), "no area"),
         ((np.array([[0, 0, 0], [1, 0, 0], [2, 0, 0], [0, 1, 0.0]]), [[0, 1, 2]]), "no area"),
-        ((np.eye(3), None), "at least 4 points, this has 3"),
-        ((np.zeros((1, 3)), None), "at least 4 points, this has 1"),
+        ((np.eye(3), None), "at least 4 different points, this has 3"),
+        ((np.zeros((1, 3)), None), "at least 4 different points, this has 1"),
         ((1e39 * np.eye(4)[:, :3], [[0, 1, 2]]), "single precision"),
         ((1e-30 * np.eye(4)[:, :3], [[0, 1, 2]]), "single precision"),
     ],

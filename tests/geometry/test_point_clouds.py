@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 import trimesh
 from conftest import random_rotation
 from operator_checks import assert_sound, gradient, relative
 from shapes import cloud_of
 
-from diffnet.geometry import (
-    MeshError,
-    precompute,
-)
+from diffnet.geometry import MeshError, laplacian_and_mass, make_mesh, precompute
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,11 +32,16 @@ def test_coincident_points(sphere: trimesh.Trimesh, copies: int) -> None:
     points = np.array(sphere.vertices)[:60]
     assert_sound(precompute((np.concatenate([points, np.repeat(points[:1], copies, 0)]), None), 6), 6)
     everywhere = np.repeat(points, copies, 0), None
+    operators = precompute(everywhere, 6)
+    assert_sound(operators, 6)
+    distinct = precompute((points, None), 6)
+    assert torch.equal(operators.evals, distinct.evals)
+    assert relative(operators.mass, distinct.mass.repeat_interleave(copies) / copies) < 1e-6
     if copies < 30:  # the number of neighbors that a local triangulation has
-        assert_sound(precompute(everywhere, 6), 6)
+        assert_sound(precompute(everywhere, 6, join="never"), 6)
     else:
         with pytest.raises(MeshError, match=r"arrays: the robust Laplacian can't be computed"):
-            precompute(everywhere, 6)
+            precompute(everywhere, 6, join="never")
 
 
 def test_point_cloud_operators_resemble_those_of_the_surface(sphere: trimesh.Trimesh) -> None:
@@ -51,3 +54,13 @@ def test_point_cloud_operators_resemble_those_of_the_surface(sphere: trimesh.Tri
     assert len(cloud.faces) == 0
     assert cloud.face_ptr.tolist() == [0, 0]
     assert cloud.edges.shape == (0, 2)
+
+
+def test_dense_point_clouds_keep_their_area() -> None:
+    """Each point is much closer to its neighbors than to the origin."""
+    points = np.random.default_rng(0).normal(size=(30_000, 3))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    laplacian, mass = laplacian_and_mass(make_mesh(points, None))
+    assert mass.sum() == pytest.approx(4 * np.pi, rel=0.01)
+    for f in points.T:  # the coordinates are eigenfunctions with the eigenvalue 2
+        assert f @ (laplacian @ f) / (f @ (mass * f)) == pytest.approx(2, rel=0.06)

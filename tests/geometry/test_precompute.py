@@ -224,32 +224,38 @@ def test_components_that_leave_no_other_eigenpairs_are_reported(tmp_path: Path) 
     """Once for each mesh, computed or read from the cache."""
     mesh = soup(trimesh.creation.icosphere(1))
     for cache_dir in (None, tmp_path, tmp_path):
-        (message,) = caught(lambda cache_dir=cache_dir: precompute(mesh, 12, cache_dir=cache_dir))
+        (message,) = caught(lambda cache_dir=cache_dir: precompute(mesh, 12, cache_dir=cache_dir, join="never"))
         assert message.startswith("arrays: every eigenvalue is 0")
         assert "The mesh has 80 components, and k is 12. Use k > 80" in message
         assert "198 vertices at the position of another" in message
-        assert "it would have 1" in message
+        assert 'With join="always", it would have 1' in message
     other = trimesh.util.concatenate([trimesh.creation.icosphere(1).apply_translation([4 * i, 0, 0]) for i in range(3)])
     for jobs in (1, 2):
-        messages = caught(lambda jobs=jobs: precompute_all([mesh, other, soup(other)], 3, jobs=jobs))
+        messages = caught(lambda jobs=jobs: precompute_all([mesh, other, soup(other)], 3, join="never", jobs=jobs))
         assert len(messages) == 3
         assert sum("every eigenvalue is 0" in message for message in messages) == 3
         (message,) = (message for message in messages if "has 3 components" in message)
-        assert "joined" not in message
+        assert "join" not in message
+    assert caught(lambda: precompute(mesh, 12)) == []
+    (message,) = caught(lambda: precompute(soup(other), 3))  # joining leaves three components
+    assert "The mesh has 3 components" in message
+    assert "join" not in message
 
 
 def test_the_warning_counts_components_of_reordered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffnet.geometry.discretize.vertex_order.NEAR", 0)
     operators = []
-    (message,) = caught(lambda: operators.append(precompute(soup(trimesh.creation.icosphere(1)), 12)))
+    (message,) = caught(lambda: operators.append(precompute(soup(trimesh.creation.icosphere(1)), 12, join="never")))
     assert operators[0].gradient.pattern.row_order is not None
     assert "80 components" in message
     extra = np.concatenate([soup(trimesh.creation.icosphere(0))[0], np.ones((5, 3))])
-    (message,) = caught(lambda: precompute((extra, np.arange(60).reshape(-1, 3)), 12))  # 5 vertices that no face uses
+    unused = extra, np.arange(60).reshape(-1, 3)  # 5 vertices that no face uses
+    (message,) = caught(lambda: precompute(unused, 12, join="never"))
     assert "20 components" in message
 
 
 def test_enough_eigenpairs_give_no_warning(sphere: trimesh.Trimesh) -> None:
-    for mesh, k in ((sphere, 1), (sphere, 0), (sphere, 2), (soup(trimesh.creation.icosphere(0)), 21)):
+    small = soup(trimesh.creation.icosphere(0))
+    for mesh, k in ((sphere, 1), (sphere, 0), (sphere, 2), (small, 21), (soup(sphere), 2)):
         assert caught(lambda mesh=mesh, k=k: precompute(mesh, k)) == []
     assert caught(lambda: precompute(cloud_of(sphere), 2)) == []

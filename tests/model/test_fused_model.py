@@ -16,7 +16,7 @@ import trimesh
 from torch import Tensor, nn
 
 from diffnet import DiffusionNet, Operators, collate, precompute
-from diffnet.train.capture import CapturedStep
+from diffnet.benchmarks.harness.captured import CapturedStep
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

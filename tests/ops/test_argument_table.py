@@ -1,10 +1,15 @@
 """Every public operation × wrong shape, dtype, stride, device, empty and non-finite input.
 
 Both backends must agree on each row of this generated table: the same kind of error, or the same numbers.
+
+Without a GPU the kernels run in Triton's interpreter. With one, all tensors are on it but those of a wrong device.
+`pytest -m gpu tests/ops/test_argument_table.py` also runs under `compute-sanitizer --tool memcheck`. There set
+PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that every tensor is an allocation of its own with ends that memcheck knows.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,20 +21,29 @@ import torch
 from dense_cases import Case, cases, wrong_shapes
 from float64 import random
 from kernel_accuracy import LAYOUTS, column
-from sparse_cases import poisoned as poisoned  # a fixture
 from torch import Tensor
 
 from diffnet import ops
+from diffnet.ops.common import checks
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "poisoned"),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="the table runs kernels on CPU tensors, in the interpreter"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # NumPy's, about NaN in Triton's interpreter
 ]
 
 # Kernels multiply in another order. Products with inf and their differences are then inf in one order, NaN in another.
 REASSOCIATED = ("spectral_gradient_features", "values_and_gradient_features", "diffusion_and_gradient_features")
 KINDS = ("shape", "dtype", "stride", "device", "empty", "non-finite")
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs the kernels")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+# Kinds that an operation can't have.
+WITHOUT = {
+    ("row_offsets", "stride"): "a list has no stride",
+    ("row_offsets", "device"): "a list is on no device",
+    ("row_offsets", "non-finite"): "integers are finite",
+}
 BLOCK = 16
 
 
@@ -48,24 +62,28 @@ def single(function: Callable[..., Any], **arguments: Any) -> Case:
     return Case(function, arguments, backends=("torch",))
 
 
-def sparse_cases() -> dict[str, Case]:
+def sparse_cases(device: str) -> dict[str, Case]:
     """Valid calls of every sparse operation in float32. Index arrays of patterns are arguments, too."""
-    pattern = ops.Pattern(torch.tensor([0, 2, 2, 5, 6]), torch.tensor([0, 3, 0, 1, 2, 3]), 4)
-    values, dense = random(6).float(), random(4, 3).float()
+
+    def normal(*shape: int) -> Tensor:
+        return random(*shape).float().to(device)
+
+    pattern = ops.Pattern(torch.tensor([0, 2, 2, 5, 6]), torch.tensor([0, 3, 0, 1, 2, 3]), 4).to(device)
+    values, dense = normal(6), normal(4, 3)
     bools = torch.tensor([[True, False], [True, True]])
-    blocks = ops.BlockPattern.from_mask(bools, BLOCK)
-    block_values, block_dense = random(*blocks.values_shape).float(), random(1, 2 * BLOCK, BLOCK).float()
+    blocks = ops.BlockPattern.from_mask(bools, BLOCK).to(device)
+    block_values, block_dense = normal(*blocks.values_shape), normal(1, 2 * BLOCK, BLOCK)
     ell, _ = ops.EllPattern.from_pattern(pattern)
     hybrid = ops.HybridPattern.from_pattern(pattern)
-    square = ops.Pattern(torch.tensor([0, 1, 3]), torch.tensor([0, 0, 1]), 2)
+    square = ops.Pattern(torch.tensor([0, 1, 3]), torch.tensor([0, 0, 1]), 2).to(device)
     indptr, indices = pattern.indptr, pattern.indices
-    query, key, value = (random(1, 1, 2 * BLOCK, BLOCK).float() for _ in range(3))
+    query, key, value = (normal(1, 1, 2 * BLOCK, BLOCK) for _ in range(3))
     return {
         "spmm": Case(partial(ops.spmm, pattern), {"values": values, "x": dense}),
-        "sddmm": Case(partial(ops.sddmm, pattern), {"a": dense, "b": random(4, 3).float()}),
+        "sddmm": Case(partial(ops.sddmm, pattern), {"a": dense, "b": normal(4, 3)}),
         "row_sum": Case(partial(ops.row_sum, pattern), {"values": values}),
         "sparse_softmax": Case(partial(ops.sparse_softmax, pattern), {"scores": values}),
-        "EllPattern": Case(ell.matmul, {"values": random(*ell.indices.shape).float(), "x": dense}),
+        "EllPattern": Case(ell.matmul, {"values": normal(*ell.indices.shape), "x": dense}),
         "HybridPattern": Case(hybrid.matmul, {"values": values, "x": dense}),
         "BlockPattern": single(blocks.to_dense, values=block_values),
         "block_matmul": Case(partial(ops.block_matmul, blocks, mode="dsd"), {"a": block_values, "b": block_dense}),
@@ -76,11 +94,11 @@ def sparse_cases() -> dict[str, Case]:
                 x, time, ops.SparseMatrix(square, values), mass, ptr, max_iterations=4, check_every=2, backend=backend
             ),
             {
-                "x": random(2, 3).float(),
-                "time": random(3).float().abs(),
-                "values": torch.tensor([1.0, 0.0, 1.0]),
-                "mass": torch.ones(2),
-                "ptr": torch.tensor([0, 2]),
+                "x": normal(2, 3),
+                "time": normal(3).abs(),
+                "values": torch.tensor([1.0, 0.0, 1.0], device=device),
+                "mass": torch.ones(2, device=device),
+                "ptr": torch.tensor([0, 2], device=device),
             },
         ),
         "Pattern": Case(
@@ -93,11 +111,11 @@ def sparse_cases() -> dict[str, Case]:
         ),
         "diagonal": single(partial(ops.diagonal, pattern), values=values),
         "block_diagonal": single(
-            lambda values: ops.block_diagonal([ops.SparseMatrix(square, values)] * 2).values, values=random(3).float()
+            lambda values: ops.block_diagonal([ops.SparseMatrix(square, values)] * 2).values, values=normal(3)
         ),
         "split_diagonal": single(
             lambda values: ops.split_diagonal(ops.SparseMatrix(square, values), [2, 0])[0].values,
-            values=random(3).float(),
+            values=normal(3),
         ),
         "block_diagonal_pattern": single(
             lambda indptr, indices: ops.block_diagonal_pattern([ops.Pattern(indptr, indices, 4)] * 2).indices,
@@ -112,15 +130,35 @@ def sparse_cases() -> dict[str, Case]:
     }
 
 
-def rows() -> Iterator[Row]:
+def block_mlp(device: str) -> Case:
+    """Three layers as wide as the inputs, which one kernel computes."""
+    shapes = {"inputs": [(4, 5)] * 3, "weights": [(5, 15), (5, 5), (5, 5)], "biases": [(5,)] * 3}
+    arguments = {
+        f"{name}[{i}]": random(*shape).float().to(device)
+        for name, each in shapes.items()
+        for i, shape in enumerate(each)
+    }
+    return Case(ops.mlp, arguments)
+
+
+@functools.cache
+def table(device: str) -> list[Row]:
+    """All rows. They have the same numbers on each device."""
+    return list(rows(device))
+
+
+def rows(device: str) -> Iterator[Row]:
     torch.manual_seed(0)
-    for name, case in {**cases(), **sparse_cases()}.items():
+    for name, case in [*cases(device).items(), *sparse_cases(device).items(), ("mlp", block_mlp(device))]:
         for argument in [*case.floating, *case.indices]:
             x = case.arguments[argument]
             for kind, value in replacements(x):
                 if kind == "non-finite" and name in REASSOCIATED and value.is_floating_point() and value.isinf().any():
                     continue
                 yield Row(name, kind, argument, value, case)
+    offsets = single(ops.row_offsets, lengths=[3, 0, 2])
+    for kind, lengths in (("shape", 3), ("shape", [[3, 0, 2]]), ("dtype", [3.0, 0.0]), ("dtype", "302"), ("empty", [])):
+        yield Row("row_offsets", kind, "lengths", lengths, offsets)
 
 
 def replacements(x: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -131,7 +169,7 @@ def replacements(x: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield "stride", column(x) if x.is_floating_point() else torch.stack([x, 0 * x], 1)[:, 0]
     else:
         yield from (("stride", layout(x)) for layout in LAYOUTS)
-    yield "device", x.to("meta")
+    yield "device", x.to("cpu" if x.is_cuda else "meta")
     yield from (("empty", x.narrow(d, 0, 0)) for d in range(x.ndim))
     strange = (torch.nan, torch.inf) if x.is_floating_point() else (-1, 2**40)
     for number in strange:
@@ -147,16 +185,18 @@ def outcome(row: Row, backend: str) -> type[Exception] | list[Tensor]:
         return type(error)
 
 
-TABLE = list(rows())
-OPERATIONS = list({row.operation: None for row in TABLE})
+OPERATIONS = list({row.operation: None for row in table("cpu")})
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_backends_agree(operation: str) -> None:
-    for row in TABLE:
+@pytest.mark.parametrize("device", DEVICES)
+def test_backends_agree(operation: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for row in table(device):
         if row.operation != operation:
             continue
-        where = f"{row.operation}: {row.kind} of {row.argument}, {row.value.dtype} {tuple(row.value.shape)}"
+        # Only debug mode reads extents on a GPU. Without it, kernels would read and write beyond the end.
+        monkeypatch.setattr(checks, "DEBUG", device == "cuda")
+        where = f"{row.operation}: {row.kind} of {row.argument}, {described(row.value)}"
         first, second = (outcome(row, backend) for backend in (row.case.backends * 2)[:2])
         if isinstance(first, type) or isinstance(second, type):
             assert first is second, (where, first, second)
@@ -167,11 +207,15 @@ def test_backends_agree(operation: str) -> None:
             )
 
 
+def described(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
 def test_the_table_is_complete() -> None:
-    """Every operation has a row of each kind. `row_offsets` takes no tensor, see below."""
+    """Every operation has a row of each kind, or the table says why not."""
     names = {n for n in ops.__all__ if inspect.isclass(getattr(ops, n)) or inspect.isfunction(getattr(ops, n))}
-    assert names - {"row_offsets"} == set(OPERATIONS)
-    found = Counter((row.operation, row.kind) for row in TABLE)
-    missing = [(operation, kind) for operation in OPERATIONS for kind in KINDS if found[operation, kind] == 0]
-    assert not missing
-    assert len(TABLE) >= 400
+    assert names == set(OPERATIONS)
+    found = Counter((row.operation, row.kind) for row in table("cpu"))
+    missing = {(operation, kind) for operation in OPERATIONS for kind in KINDS if found[operation, kind] == 0}
+    assert missing == WITHOUT.keys()
+    assert len(table("cpu")) >= 400

@@ -1,4 +1,4 @@
-"""The dense operations of a block together: derivatives in float64, agreement on a GPU, and means over meshes."""
+"""The dense operations of a block together: derivatives in float64, agreement on a GPU, means and offsets of meshes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from diffnet.ops import (
     diffuse,
     from_spectral,
     gradient_features,
+    row_offsets,
     segment_mean,
     spectral_gradient_features,
     spmm,
@@ -68,3 +69,10 @@ def test_plain_operations_agree_on_a_gpu() -> None:
 
     for a, b in zip(block("cpu"), block("cuda"), strict=True):
         torch.testing.assert_close(a, b.cpu(), rtol=1e-10, atol=1e-12)
+
+
+def test_row_offsets_take_integers() -> None:
+    assert row_offsets([3, 0, 2]) == [0, 3, 3]
+    for wrong in ([1.0, 2.0], "302", [[3, 0]]):
+        with pytest.raises(TypeError, match="lengths should be integers"):
+            row_offsets(wrong)

@@ -7,6 +7,7 @@ import io
 import math
 import tracemalloc
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,9 +78,13 @@ def test_a_checkpoint_is_read_back(stored, tmp_path):
     restore_optimizer(optimizer, stored["optimizer"])
     assert all(state["step"] == 1 for state in optimizer.state.values())
     older = {name: value for name, value in stored.items() if name != "version"}
-    older["options"] = {name: value for name, value in stored["options"].items() if name != "basis"}
+    older["options"] = {name: value for name, value in stored["options"].items() if name not in ("basis", "join")}
     torch.save(older, tmp_path / "older.pt")
-    assert load_checkpoint(tmp_path / "older.pt").keys() == older.keys()
+    loaded = load_checkpoint(tmp_path / "older.pt")
+    assert loaded.keys() == older.keys()
+    _, options = restore_model(loaded)
+    assert options == replace(OPTIONS, join="never")  # older versions joined no vertices
+    assert stored["options"]["join"] == "auto"
 
 
 def test_a_newer_version_says_so(stored, refused):

@@ -20,7 +20,7 @@ import torch
 import trimesh
 from PIL import Image
 
-from diffnet import DiffnetError, MeshError
+from diffnet import DiffnetError, MeshError, geometry
 from diffnet.data import DataError, Preprocessing, load_dataset, prepare
 from diffnet.geometry import load_mesh, mesh_edges
 from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
@@ -191,6 +191,55 @@ def test_default_cache_folder(monkeypatch):
     assert cli.default_cache().is_absolute()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["train", "--help"], ["train", "segmentation", "--help"], ["predict", "--help"], ["bench", "--help"]],
+    ids=" ".join,
+)
+def test_help_loads_no_heavy_library(arguments):
+    heavy = ["torch", "triton", "scipy", "trimesh", "matplotlib", "tensorboard", "skimage", "PIL"]
+    code = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print([m for m in {heavy} if m in sys.modules], file=sys.stderr))\n"
+        "from diffnet.__main__ import main\n"
+        "main()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True)
+    assert "Usage:" in ran.stdout
+    assert ran.stderr == "[]\n"
+    assert ran.returncode == 0
+
+
+def test_training_starts_without_libraries_that_load_slowly(room, tmp_path):
+    """PyTorch's compiler and SymPy take seconds to import. Matplotlib is for the report at the end."""
+    slow = ["torch._dynamo", "sympy", "matplotlib", "skimage"]
+    code = (
+        "import sys\n"
+        "from diffnet.train import cli, run\n"
+        "def scores(matrix, original=run.class_scores):  # called after the last step\n"
+        f"    print([m for m in {slow} if m in sys.modules])\n"
+        "    return original(matrix)\n"
+        "run.class_scores = scores\n"
+        "cli.main()\n"
+    )
+    where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", room / "cache", "--epochs", 1]
+    command = [sys.executable, "-c", code, *map(str, ["train", "segmentation", *where, *SMALL])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert re.search(r"^\[\]$", ran.stdout, re.MULTILINE), ran.stdout + ran.stderr
+
+
+def test_info_loads_no_pytorch(tmp_path):
+    trimesh.creation.icosphere(1).export(tmp_path / "ball.off")
+    code = "import sys; from diffnet.train.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, "info", str(tmp_path / "ball.off")]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert "no faults found" in ran.stdout, ran.stderr
+    assert ran.stdout.endswith("False\n")
+
+
 # ---- bad input ----
 
 
@@ -223,8 +272,6 @@ def test_bad_input_to_training(room, tmp_path):
     assert "learning_rate" in train(good, out, "--lr", "nan")
     assert "validation" in train(good, out, "--validation", 0.9)
     assert "no run in this folder" in train(good, out, "--resume")
-    assert "capture needs a GPU" in train(good, tmp_path / "none", "--device", "cpu", "--capture")
-    assert not (tmp_path / "none").exists()
     file = tmp_path / "file"
     file.write_text("mine")
     assert f"{file}: the results of a run need a folder" in train(good, file)
@@ -280,6 +327,45 @@ def test_a_bad_mesh_of_a_data_set_is_named(tmp_path):
     assert "m1.txt, line 3" in complaint(*train)
 
 
+def test_a_triangle_soup(room, tmp_path):
+    """Every face has its own vertices. Predictions at them are those of the connected mesh."""
+    ball = load_mesh(room / "data" / "m0.obj")
+    corners = ball.faces.reshape(-1)
+    rows = [f"v {x} {y} {z}" for x, y, z in ball.verts[corners]]
+    rows += [f"f {i} {i + 1} {i + 2}" for i in range(1, len(corners), 3)]
+    soup, best = tmp_path / "soup.obj", room / "run" / "best.pt"
+    soup.write_text("\n".join(rows) + "\n")
+    code, out, _ = diffnet("info", soup)
+    assert code == 0
+    assert re.search(r"coincident vertices +198, 198 of them joined by default *\n", out)
+
+    code, out, err = diffnet("predict", soup, "--checkpoint", best, "--out", tmp_path / "soup.ply")
+    assert (code, err) == (0, "")
+    assert len(trimesh.load(tmp_path / "soup.ply", process=False).vertices) == 240
+    loaded = load_checkpoint(best)
+    (_, whole), (_, split) = predict_labels([ball, soup], loaded, torch.device("cpu"))
+    assert (split == whole[corners]).mean() > 0.99
+    loaded["options"]["join"] = "never"
+    with pytest.warns(UserWarning, match=r"soup.obj: every eigenvalue is 0.* join=\"always\""):
+        predict_labels([soup], loaded, torch.device("cpu"))
+
+    train = ["train", "segmentation", "--cache", tmp_path / "cache", *SMALL, "--epochs", 1, "--join", "always"]
+    data = tmp_path / "data"
+    data.mkdir()
+    for i in range(3):
+        (data / f"{i}.obj").write_text(soup.read_text())
+        np.savetxt(data / f"{i}.txt", (ball.verts[corners, 2] > 0).astype(int), fmt="%d")
+    code, _, err = diffnet(*train, "--data", data, "--out", tmp_path / "run")
+    assert (code, err) == (0, "")
+    assert load_checkpoint(tmp_path / "run" / "last.pt")["options"]["join"] == "always"
+    entries = set((tmp_path / "cache").rglob("*.operators.*"))
+    assert len(entries) == 1
+    for rule, more in (("always", 0), ("auto", 1)):
+        precompute = ["precompute", soup, "--cache", tmp_path / "cache", "--k", 8, "--jobs", 1, "--join", rule]
+        assert diffnet(*precompute)[0] == 0
+        assert len(set((tmp_path / "cache").rglob("*.operators.*"))) == 1 + more
+
+
 def test_bad_input_to_prediction(room, tmp_path):
     mesh, best, ply = room / "data" / "m0.obj", room / "run" / "best.pt", tmp_path / "a.ply"
 
@@ -331,8 +417,8 @@ def info_that_raises(monkeypatch, error):
     def fail(mesh):
         raise error
 
-    monkeypatch.setattr(cli, "load_mesh", lambda path: None)
-    monkeypatch.setattr(cli, "diagnose", fail)
+    monkeypatch.setattr(geometry, "load_mesh", lambda path: None)
+    monkeypatch.setattr(geometry, "diagnose", fail)
     return diffnet("info", "a.off")
 
 
@@ -632,7 +718,7 @@ def test_the_generated_set(tmp_path, monkeypatch):
     from diffnet.data import figures
 
     asked = []
-    monkeypatch.setattr(cli, "figures", lambda seed: asked.append(seed) or figures(train=1, test=1, seed=seed))
+    monkeypatch.setattr("diffnet.data.figures", lambda seed: asked.append(seed) or figures(train=1, test=1, seed=seed))
     out = tmp_path / "run"
     train = [
         "train",

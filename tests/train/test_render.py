@@ -9,7 +9,7 @@ import trimesh
 from diffnet.geometry import load_mesh, mesh_edges
 from diffnet.train.report.export import write_atomically, write_ply
 from diffnet.train.report.palette import UNLABELED_COLOR, colorize, label_colors
-from diffnet.train.report.render import BACKGROUND, render
+from diffnet.train.report.render import BACKGROUND, draw, paint, render
 from diffnet.train.report.surface import corner_normals, face_elements
 from diffnet.train.report.view import default_view
 
@@ -94,6 +94,29 @@ def test_labels_at_faces_and_edges():
         across, down = round(3 + 54 * near[0]), round(57 - 54 * near[1])
         assert is_red(image)[down, across], edge
         assert is_red(image).sum() == pytest.approx(54 * 54 * (0.41 if edge == [0, 2] else 0.147), rel=0.15)
+
+
+@pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
+def test_pictures_of_several_labelings_share_a_drawing(at):
+    verts, faces = sphere(subdivisions=2)
+    count = {"vertices": len(verts), "faces": len(faces), "edges": len(mesh_edges(faces))}[at]
+    drawing = draw(verts, faces, at, (50, 40))
+    for seed in range(2):
+        labels = np.random.default_rng(seed).integers(-1, 9, count)
+        expected = render(verts, faces, labels, at=at, size=(50, 40))
+        np.testing.assert_array_equal(paint(drawing, labels), expected)
+    assert len(np.unique(paint(drawing, labels).reshape(-1, 3), axis=0)) > 9
+
+
+def test_no_gaps_between_triangles():
+    """A square cut into long slivers is filled, also where their sides pass through the centers of samples."""
+    ends = np.concatenate([np.linspace(0, 1, 241), np.random.default_rng(0).uniform(0, 1, 300)])
+    x, n = np.sort(ends), len(ends)
+    verts = np.concatenate([np.stack([x, np.full(n, y), np.zeros(n)], axis=1) for y in (0, 1)])
+    i = np.arange(n - 1)
+    faces = np.concatenate([np.stack([i, i + 1, i + n], axis=1), np.stack([i + 1, i + 1 + n, i + n], axis=1)])
+    image = render(verts, faces, np.zeros(len(verts), int), size=(80, 80), view=(0, 0))
+    assert len(np.unique(image[5:75, 5:75].reshape(-1, 3), axis=0)) == 1
 
 
 def test_sides_of_faces_are_numbered_as_edges():

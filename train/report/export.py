@@ -53,7 +53,7 @@ def fill_template(name: str, **fields: str) -> str:
 def png_bytes(image: NDArray[np.uint8]) -> bytes:
     """The content of a PNG file that holds a picture (H, W, 3)."""
     out = io.BytesIO()
-    Image.fromarray(image).save(out, format="png", optimize=True)
+    Image.fromarray(image).save(out, format="png")  # optimize=True takes three times as long and saves 2 %
     return out.getvalue()
 
 

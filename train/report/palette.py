@@ -50,14 +50,14 @@ def _table() -> NDArray[np.uint8]:
     """The fixed first colors. Each next color is the candidate farthest in Oklab from all previous ones."""
     first = np.array([[int(c[i : i + 2], 16) for i in (0, 2, 4)] for c in _FIRST], np.uint8)
     candidates = _candidates()
-    lab = _oklab(candidates)
+    lab = np.ascontiguousarray(_oklab(candidates).T)  # NumPy adds three long rows faster than many rows of three
     # The gray of unlabeled elements is taken too.
     taken = _oklab(np.concatenate([first, np.array([UNLABELED_COLOR], np.uint8)]))
-    distance = ((lab[:, None] - taken) ** 2).sum(-1).min(1)
+    distance = ((lab[:, :, None] - taken.T[:, None]) ** 2).sum(0).min(1)
     chosen = []
     for _ in range(_DISTINCT - len(first)):
         chosen.append(int(distance.argmax()))
-        distance = np.minimum(distance, ((lab - lab[chosen[-1]]) ** 2).sum(-1))
+        distance = np.minimum(distance, ((lab - lab[:, chosen[-1:]]) ** 2).sum(0))
     return np.concatenate([first, candidates[chosen]])
 
 

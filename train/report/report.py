@@ -6,17 +6,20 @@ import base64
 import html
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.labeled import UNLABELED, LabelsAt
+from diffnet.geometry.processes import available_cores
 from diffnet.train.metrics import class_scores, percent
 from diffnet.train.report.charts import class_name
 from diffnet.train.report.export import fill_template, png_bytes, write_atomically
 from diffnet.train.report.palette import ERROR_COLORS, label_colors
-from diffnet.train.report.render import render
+from diffnet.train.report.render import draw, paint
+from diffnet.train.report.surface import check_labeled
 
 PICTURE_SIZE = (420, 340)  # width and height of each picture of a mesh, in pixels
 
@@ -65,7 +68,9 @@ def write_report(
     figures = [_figure(png, alt, caption) for png, alt, caption in charts if png is not None]
     if figures:
         parts.append(f'<section class="charts">{"".join(figures)}</section>')
-    meshes = "".join(_mesh_section(row) for row in rows)
+    # NumPy and zlib work without Python's global lock, so threads draw on all cores.
+    with ThreadPoolExecutor(available_cores()) as pool:
+        meshes = "".join(pool.map(_mesh_section, rows))
     if meshes:
         parts.append(f"<section><h2>Test meshes</h2>{meshes}</section>")
     write_atomically(path, fill_template("report.html", title=html.escape(title), body="\n".join(parts)))
@@ -117,9 +122,11 @@ def _mesh_section(row: Prediction) -> str:
         ("Truth", truth, None),
         ("Errors", errors, ERROR_COLORS),
     ]
+    verts, faces, _ = check_labeled(row.verts, row.faces, prediction, row.at)
+    drawing = draw(verts, faces, row.at, PICTURE_SIZE)
     figures = "".join(
         _figure(
-            png_bytes(render(row.verts, row.faces, labels, at=row.at, size=PICTURE_SIZE, colors=colors)),
+            png_bytes(paint(drawing, labels, colors)),
             f"{row.name}: {kind.lower()}",
             kind,
             f"{len(scored) - int((scored == 0).sum()):,} of {len(scored):,}" if kind == "Errors" else "",

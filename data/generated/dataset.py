@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from diffnet.data.figures.shape import PARTS, Floats, Shape, bone_distances, sample_shape
-from diffnet.data.figures.surface import STYLES, Surface, cut_holes, polygonize, sample_points, triangulate
+from diffnet.data.generated.shape import PARTS, Floats, Shape, bone_distances, sample_shape
+from diffnet.data.generated.surface import STYLES, Surface, cut_holes, polygonize, sample_points, triangulate
 from diffnet.data.labeled import LabeledMesh, LabeledMeshes
 from diffnet.geometry import make_mesh
 

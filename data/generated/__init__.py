@@ -1,6 +1,6 @@
 """The generated data set of posed figures."""
 
-from diffnet.data.figures.dataset import figure, figures
+from diffnet.data.generated.dataset import figure, figures
 
 __all__ = [
     "figure",

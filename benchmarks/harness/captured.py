@@ -1,4 +1,4 @@
-"""Training steps as CUDA graphs. The kernels of a step are recorded once and then launched together."""
+"""One CUDA graph for one batch, to compare with graphs that serve batches of any size."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""How many of a network's predictions stay the same when its meshes change: `diffnet robustness`."""

@@ -1,0 +1,146 @@
+"""Measures how many predictions of a network stay the same when the test meshes change."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+from diffnet import __version__
+from diffnet.benchmarks.harness.registry import Unavailable
+from diffnet.benchmarks.robustness.changes import CHANGES, LOST
+from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, figures, fill_cache, load_dataset
+from diffnet.geometry import Mesh, MeshError
+from diffnet.geometry.errors import OptionError
+from diffnet.train.checkpoint import Checkpoint, load_checkpoint
+from diffnet.train.metrics import percent
+from diffnet.train.options import TrainOptions
+from diffnet.train.predict import predict_labels
+from diffnet.train.report.export import write_atomically
+
+Labels: TypeAlias = NDArray[np.int64]
+
+SEED = 0  # of the random changes
+
+
+@dataclass(frozen=True)
+class Row:
+    """One change of all test meshes. The shares are means over the meshes of shares of their vertices.
+
+    kept: share of the vertices whose predicted label is that of the unchanged mesh
+    accuracy_before, accuracy: shares of correct predictions for the unchanged and for the changed mesh. Vertices that
+        the change removes count in neither.
+    error: why the change could not be measured, else None
+    """
+
+    change: str
+    kept: float | None = None
+    accuracy_before: float | None = None
+    accuracy: float | None = None
+    error: str | None = None
+
+
+def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device, console: Console) -> None:
+    """`diffnet robustness`: measure, print each row, and write results.json into the folder `out`.
+
+    data: the folder of the network's data set, or "figures"
+
+    Raises CheckpointError, DataError or OptionError for a file or folder that can't be used.
+    """
+    loaded = load_checkpoint(checkpoint)
+    seed = loaded["options"]["seed"]  # it decides which meshes of some data sets are test meshes
+    out.mkdir(parents=True, exist_ok=True)
+    dataset = figures(seed=seed) if data == "figures" else load_dataset(data, seed=seed)
+    results = measure_robustness(loaded, dataset, device, console)
+    write_atomically(out / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    console.print(f"wrote {out / 'results.json'}", soft_wrap=True)
+
+
+def measure_robustness(
+    checkpoint: Checkpoint, data: LabeledMeshes, device: torch.device, console: Console
+) -> dict[str, Any]:
+    """The content of results.json: one row per change of `CHANGES`, with the network and the versions.
+
+    Each change is made to the test meshes that have faces. Their labels are predicted as `diffnet predict` does it, and
+    carried over to the original vertices. Random changes are the same in every run.
+
+    A change that needs a missing package, or leaves a mesh that can't be used, has a row with an error. Raises
+    OptionError if the data set does not fit the network.
+    """
+    items = [item for item in data.test if not item.mesh.is_point_cloud]
+    _check(checkpoint, data, items)
+    before = _predict([item.mesh for item in items], checkpoint, device)
+    rows = []
+    for name in CHANGES:
+        row = _measure(name, items, before, checkpoint, device)
+        console.print(f"{row.change}: {row.error or f'{percent(row.kept)} kept, accuracy {percent(row.accuracy)}'}")
+        rows.append(asdict(row))
+    return {
+        "accuracy": _mean([_accuracy(labels, item.labels) for labels, item in zip(before, items, strict=True)]),
+        "rows": rows,
+        "test_meshes": len(items),
+        "epochs": len(checkpoint["history"]),
+        "command": ["diffnet", *sys.argv[1:]],
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "versions": {"diffnet": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "options": checkpoint["options"],
+    }
+
+
+def _check(checkpoint: Checkpoint, data: LabeledMeshes, items: Sequence[LabeledMesh]) -> None:
+    if checkpoint["labels_at"] != "vertices":
+        raise OptionError(f"the network should label vertices, this one labels {checkpoint['labels_at']}")
+    if checkpoint["label_names"] != data.label_names or data.labels_at != "vertices":
+        raise OptionError(
+            f"the network was trained on another data set: it has {len(checkpoint['label_names'])} classes at the "
+            f"vertices, and the data set has {len(data.label_names)} at the {data.labels_at}, or other names"
+        )
+    if not items:
+        raise OptionError("the data set has no test mesh with faces")
+
+
+def _measure(
+    name: str, items: Sequence[LabeledMesh], before: Sequence[Labels], checkpoint: Checkpoint, device: torch.device
+) -> Row:
+    try:
+        changed = [CHANGES[name](item.mesh, np.random.default_rng([SEED, i])) for i, item in enumerate(items)]
+        after = _predict([mesh for mesh, _ in changed], checkpoint, device)
+    except (Unavailable, MeshError) as e:
+        return Row(name, error=str(e))
+    kept, accuracy_before, accuracy = [], [], []
+    for item, old, (_, stand_ins), new in zip(items, before, changed, after, strict=True):
+        there = stand_ins != LOST
+        old, new, truth = old[there], new[stand_ins[there]], item.labels[there]
+        kept.append(float((new == old).mean()))
+        accuracy_before.append(_accuracy(old, truth))
+        accuracy.append(_accuracy(new, truth))
+    return Row(name, _mean(kept), _mean(accuracy_before), _mean(accuracy))
+
+
+def _predict(meshes: Sequence[Mesh], checkpoint: Checkpoint, device: torch.device) -> list[Labels]:
+    """The labels of meshes. All cores preprocess them first. Raises MeshError for a mesh that can't be used."""
+    with tempfile.TemporaryDirectory() as cache:
+        failed = fill_cache(meshes, TrainOptions(**checkpoint["options"]).preprocessing, cache)
+        if failed:
+            raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {next(iter(failed.values()))}")
+        return [labels for _, labels in predict_labels(meshes, checkpoint, device, cache)]
+
+
+def _accuracy(predicted: Labels, truth: Labels) -> float:
+    labeled = truth != UNLABELED
+    return float((predicted == truth)[labeled].mean()) if labeled.any() else float("nan")
+
+
+def _mean(shares: Sequence[float]) -> float:
+    """The mean over the meshes. A mesh without labeled vertices has an accuracy of NaN, which does not count."""
+    return round(float(np.nanmean(shares)), 6)

@@ -1,0 +1,5 @@
+"""CUDA graphs of networks that serve batches of any size."""
+
+from diffnet.graphed.forward import graphed
+
+__all__ = ["graphed"]

@@ -1,0 +1,115 @@
+"""The buffers that a network reads while a CUDA graph is recorded and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffnet.geometry import Operators
+from diffnet.graphed.arena import Arena, Shape
+from diffnet.graphed.sizes import BatchSize
+
+Read = Callable[[Operators], Tensor]
+Rest = Callable[[Operators], float]
+
+
+class NotCounted(Exception):
+    """A network reads a field whose size was not counted. The argument is the name of the count in `BatchSize`."""
+
+
+class _Buffer(NamedTuple):
+    tensor: Tensor
+    read: Read
+    rest: Rest | None
+
+
+class BatchBuffers:
+    """Buffers for the operators of any batch up to a size.
+
+    arena: where the buffers lie
+    size: of the buffers
+    counted: the names of the counts of `size` that are known, see `size_of`
+    example: a batch that fits. New buffers are filled with it.
+    """
+
+    def __init__(self, arena: Arena, size: BatchSize, counted: frozenset[str], example: Operators) -> None:
+        self.arena, self.size, self.counted, self.example = arena, size, counted, example
+        self._filled: dict[str, _Buffer] = {}
+        # It is small, so it has memory of its own. For one mesh, its values then never change.
+        with torch.inference_mode(False):
+            self.ptr = torch.zeros(size.meshes + 1, dtype=torch.int64, device=arena.device)
+        self._load_extents(example, first=True)
+
+    def rows(self, name: str, read: Read, shape: Shape, *, needs: str = "", rest: Rest | None = lambda _: 0) -> Tensor:
+        """The buffer of this name. It is made and filled when it is asked for the first time.
+
+        read: reads the values (n, …) from the operators of a batch
+        shape: the shape of the buffer, at least as many rows
+        needs: the count of `BatchSize` that gives the number of rows, if it is neither vertices nor meshes
+        rest: the number to which the other rows are set; None numbers them by their places
+
+        Raises NotCounted if `needs` names a count that is not known.
+        """
+        if needs and needs not in self.counted:
+            raise NotCounted(needs)
+        if name not in self._filled:
+            tensor = self.arena.take(name, self.size, shape, read(self.example).dtype)
+            self._filled[name] = _Buffer(tensor, read, rest)
+            _fill([self._filled[name]], self.example)
+        return self._filled[name].tensor
+
+    def planes(self, name: str, read: Read, shape: Shape, *, needs: str = "") -> Tensor:
+        """Like `rows`, for values (2, n, …). The shape is that of one plane."""
+        if needs and needs not in self.counted:
+            raise NotCounted(needs)
+        tensor = self.arena.take(name, self.size, lambda size: (2, *shape(size)), read(self.example).dtype)
+        if f"{name}[0]" not in self._filled:
+            for i in range(2):
+                self._filled[f"{name}[{i}]"] = _Buffer(tensor[i], lambda o, i=i: read(o)[i], lambda _: 0)  # type: ignore[misc]
+            _fill([self._filled[f"{name}[{i}]"] for i in range(2)], self.example)
+        return tensor
+
+    def load(self, source: Operators) -> None:
+        """Copy the operators of a batch into all buffers that have been asked for."""
+        self.example = source
+        self._load_extents(source)
+        _fill(self._filled.values(), source)
+
+    def _load_extents(self, source: Operators, first: bool = False) -> None:
+        """The last mesh of the batch owns all further rows, and further meshes are empty."""
+        if self.size.meshes == 1 and not first:
+            return  # they are always 0 and the number of rows
+        meshes, vertices = self.size.meshes, self.size.vertices
+        ends = [*accumulate(source.lengths[:-1], initial=0), *[vertices] * (meshes + 1 - len(source))]
+        self.ptr.copy_(torch.tensor(ends), non_blocking=True)
+
+
+def _fill(buffers: Iterable[_Buffer], source: Operators) -> None:
+    """Copy values into buffers, with few kernels: one for each dtype."""
+    copies: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
+    zeros: dict[torch.dtype, list[Tensor]] = {}
+    for tensor, read, rest in buffers:
+        values = read(source).detach()
+        count = len(values)
+        into, given = copies.setdefault((values.dtype, values.device), ([], []))
+        if count > 0:
+            into.append(tensor[:count])
+            given.append(values)
+        if count == len(tensor):
+            continue
+        remaining = tensor[count:]
+        if rest is None:
+            into.append(remaining)
+            given.append(torch.arange(count, len(tensor), dtype=tensor.dtype, device=tensor.device))
+        elif (number := rest(source)) == 0:
+            zeros.setdefault(tensor.dtype, []).append(remaining)
+        else:
+            remaining.fill_(number)
+    for into, given in copies.values():
+        torch._foreach_copy_(into, given)
+    for each in zeros.values():
+        torch._foreach_zero_(each)

@@ -1,0 +1,256 @@
+"""The forward pass of a network as CUDA graphs that serve batches of any size."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from diffnet.geometry import Operators
+from diffnet.graphed.buffers import NotCounted
+from diffnet.graphed.lane import Lane, Recorder, record_graph
+from diffnet.graphed.module_state import ModuleState
+from diffnet.graphed.recording import ROWS, Recording, load_rows, record_network
+from diffnet.graphed.sizes import round_up, size_of
+from diffnet.graphed.static_operators import StaticOperators
+from diffnet.ops.common.compiler import under_transforms
+from diffnet.ops.common.cuda_graph import NotCapturable
+
+M = TypeVar("M", bound=nn.Module)
+
+MOST_LANES = 4  # forward passes whose backward pass is still to come
+
+
+def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1) -> M:
+    """Make a network launch all kernels of a forward or backward pass at once, and return it.
+
+    On small meshes, most of the time of a step goes into launching kernels one by one. A CUDA graph launches them
+    together. The graphs are recorded in the first calls. One graph serves all batches of about the same size.
+
+    network: a module that is called with features (V, C) and `Operators`, and returns one tensor. It is changed in
+        place: its parameters, its state dict and its hooks stay the same. To undo this, write `del network.forward`.
+    outputs_at: "vertices", "faces", "edges" or "global_mean": the rows of the returned tensor. None takes the attribute
+        of this name, or "vertices".
+    first_visits: how many batches of a size run without graphs before they are recorded. Recording takes some ten times
+        as long as a call, so a size that never comes back should not be recorded.
+
+    Loss, optimizer and loop stay as they are. Several forward passes may come before one backward pass. Results are
+    those of the network without graphs up to rounding; dropout draws other numbers. Wrap the network first and give the
+    result to `DistributedDataParallel`.
+
+    A call runs without graphs on the CPU, under `torch.compile` and `torch.func`, with hooks on submodules, with
+    implicit diffusion, with more than four forward passes before a backward pass, and if the graphs don't fit into the
+    memory. It says why in a warning, once. Gradients of gradients are not available.
+
+    Raises ValueError for an unknown `outputs_at`.
+
+    >>> from diffnet import DiffusionNet
+    >>> network = graphed(DiffusionNet(3, 8))
+    """
+    where = getattr(network, "outputs_at", "vertices") if outputs_at is None else outputs_at
+    if where not in ROWS:
+        raise ValueError(f"outputs_at should be one of {', '.join(ROWS)}, got {where!r}")
+    network.forward = GraphedForward(network, where, first_visits)
+    return network
+
+
+class _Lease:
+    """Keeps a lane from being used by another batch until this object is deleted."""
+
+    def __init__(self, lane: Lane[Recording], token: Tensor) -> None:
+        self._lane, self.token = lane, token
+        lane.busy = True
+
+    def __del__(self) -> None:
+        self._lane.busy = False
+
+
+class GraphedForward:
+    """Stands in for the method `forward` of a network, see `graphed`.
+
+    recorder: see `Lane`. With another one than the default, graphs are also used on the CPU.
+    """
+
+    def __init__(
+        self, network: nn.Module, outputs_at: str, first_visits: int = 1, recorder: Recorder = record_graph
+    ) -> None:
+        self._network, self._outputs_at, self._recorder = network, outputs_at, recorder
+        self._first_visits = first_visits
+        self._visits: Counter[Hashable] = Counter()
+        self._lanes: list[Lane[Recording]] = []
+        self._state: ModuleState | None = None
+        self._counted: dict[Hashable, frozenset[str]] = {}
+        self._refused: dict[Hashable, str] = {}
+        self._too_large = float("inf")
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphedForward:
+        return GraphedForward(copy.deepcopy(self._network, memo), self._outputs_at, self._first_visits, self._recorder)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GraphedForward, (self._network, self._outputs_at, self._first_visits, self._recorder)
+
+    def __call__(self, features: Any, operators: Any, *arguments: Any, **options: Any) -> Any:
+        if arguments or options or not self._applies(features, operators):
+            return self._eager(features, operators, *arguments, **options)
+        state = self._current_state()
+        if state.has_inner_hooks():
+            return self._explained("a submodule has hooks, which a graph would not call", features, operators)
+        config = state.key(), features.shape[1], features.dtype, features.requires_grad, _kind(operators)
+        if config in self._refused:
+            return self._explained(self._refused[config], features, operators)
+        if operators.num_vertices >= self._too_large:
+            return self._explained(f"{self._too_large} vertices don't fit into the memory", features, operators)
+        visited = config, len(operators), round_up(operators.num_vertices + 1)
+        if self._visits[visited] < self._first_visits:
+            self._visits[visited] += 1
+            return self._eager(features, operators)
+        try:
+            with self._lock:
+                found = self._lane(config, features, operators)
+                if found is None:
+                    reason = f"{MOST_LANES} forward passes wait for their backward pass"
+                    return self._explained(reason, features, operators)
+                return self._replay(*found, state, features, operators)
+        except torch.OutOfMemoryError:
+            self._too_large = operators.num_vertices
+            for lane in self._lanes:
+                if not lane.busy:
+                    lane.clear()
+            return self._explained(f"{self._too_large} vertices don't fit into the memory", features, operators)
+        except NotCapturable as reason:
+            self._refused[config] = str(reason)
+            return self._explained(str(reason), features, operators)
+
+    def _applies(self, features: Any, operators: Any) -> bool:
+        """Whether the arguments are right and on a GPU. If not, the network itself says what is wrong."""
+        return (
+            isinstance(features, Tensor)
+            and (features.is_cuda or self._recorder is not record_graph)
+            and not torch.compiler.is_compiling()
+            and not under_transforms()
+            and isinstance(operators, Operators)
+            and not isinstance(operators, StaticOperators)
+            and features.is_floating_point()
+            and features.ndim == 2
+            and features.device == operators.device
+            and len(features) == operators.num_vertices > 0
+            and (self._outputs_at not in ("faces", "edges") or len(operators.faces) > 0)
+            and not any(t.requires_grad for t in (operators.mass, operators.evals, operators.evecs))
+            and not (features.is_cuda and torch.cuda.is_current_stream_capturing())
+        )
+
+    def _eager(self, *arguments: Any, **options: Any) -> Any:
+        return type(self._network).forward(self._network, *arguments, **options)
+
+    def _explained(self, reason: str, *arguments: Any) -> Any:
+        """Run without graphs and say why, once."""
+        if reason not in self._said:
+            self._said.add(reason)
+            name = type(self._network).__name__
+            warnings.warn(f"{name} runs without CUDA graphs: {reason}", RuntimeWarning, stacklevel=4)
+        return self._eager(*arguments)
+
+    def _current_state(self) -> ModuleState:
+        if self._state is None or not self._state.is_current():
+            self._state = ModuleState(self._network)
+        return self._state
+
+    def _lane(
+        self, config: Hashable, features: Tensor, operators: Operators
+    ) -> tuple[Lane[Recording], Recording] | None:
+        """A free lane with a recording that holds this batch. None if all lanes are taken."""
+        lane = next((lane for lane in self._lanes if not lane.busy and lane.device == features.device), None)
+        if lane is None:
+            if len(self._lanes) == MOST_LANES:
+                return None
+            lane = Lane(features.device, self._recorder)
+            self._lanes.append(lane)
+        while True:
+            counted = self._counted.get(config, frozenset())
+            size = size_of(operators, counted).rounded()
+            recording = lane.get((config, size))
+            if recording is not None:
+                recording.load(features, operators)
+                return lane, recording
+            lane.make_room(size)
+            try:
+                recording = record_network(self._network, self._outputs_at, lane, size, counted, features, operators)
+            except NotCounted as missing:
+                self._counted[config] = counted | {missing.args[0]}
+                continue
+            lane.keep((config, size), recording)
+            return lane, recording
+
+    def _replay(
+        self, lane: Lane[Recording], recording: Recording, state: ModuleState, features: Tensor, operators: Operators
+    ) -> Tensor:
+        rows = _rows(self._outputs_at, operators)
+        if recording.backward is None:
+            recording.forward.replay()
+            return recording.output[:rows].clone()
+        lease = _Lease(lane, features)
+        # PyTorch drops the lease when it frees the saved tensors of the graph: after the backward pass, or when the
+        # output is deleted without one.
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: lease, lambda lease: lease.token):
+            out: Tensor = _Replay.apply(recording, state, rows, features, *state.parameters)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _Replay(torch.autograd.Function):
+    """Replays the graphs of a recording that holds a batch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, recording: Recording, state: ModuleState, rows: int, features: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        recording.forward.replay()
+        ctx.recording, ctx.state, ctx.changes = recording, state, state.changes()
+        ctx.rows, ctx.shape, ctx.count = rows, features.shape, len(parameters)
+        ctx.save_for_backward(features)
+        return recording.output[:rows].clone()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _ = ctx.saved_tensors  # raises if this is a second backward pass without retain_graph
+        if ctx.changes != ctx.state.changes():
+            raise RuntimeError(
+                "a parameter was changed in place between the forward and the backward pass; call the network again "
+                "after optimizer.step()"
+            )
+        recording: Recording = ctx.recording
+        assert recording.backward is not None
+        assert recording.output_grad is not None
+        load_rows(recording.output_grad, grad)
+        recording.backward.replay()
+        features_grad = None
+        if recording.features_grad is not None:
+            features_grad = recording.features_grad[: ctx.shape[0]].clone()
+        gradients = recording.parameter_gradients()
+        return None, None, None, features_grad, *(gradients.get(i) for i in range(ctx.count))
+
+
+def _kind(operators: Operators) -> Hashable:
+    """What a recording depends on in operators, except their size."""
+    return (
+        operators.k,
+        operators.mass.dtype,
+        operators.evecs.dtype,
+        operators.gradient_evecs is None,
+        operators.neighborhood is None,
+        operators.device,
+    )
+
+
+def _rows(outputs_at: str, operators: Operators) -> int:
+    """The rows of the output for a batch."""
+    return getattr(size_of(operators, {outputs_at} & {"faces", "edges"}), ROWS[outputs_at])

@@ -1,0 +1,128 @@
+"""CUDA graphs that share memory and therefore run one after the other."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from diffnet.graphed.arena import Arena
+from diffnet.graphed.sizes import BatchSize
+from diffnet.ops.common.cuda_graph import NotCapturable, capturable_stream, forget_recording, record
+
+T = TypeVar("T")
+
+MOST_GRAPHS = 64  # an executable graph of a training step takes a few megabytes
+
+
+class Graph(Protocol):
+    def replay(self) -> None: ...
+
+
+Recorder = Callable[[Callable[[], Any], Any], Graph]
+
+
+def record_graph(function: Callable[[], Any], pool: Any) -> Graph:
+    """Record a function as a CUDA graph."""
+    return record(function, pool)[0]
+
+
+class Lane(Generic[T]):
+    """Graphs of batches of several sizes, with the buffers that they read and write.
+
+    All graphs use the same memory. So the results of one must be copied before the next one is replayed, and a forward
+    graph must be followed by its own backward graph.
+
+    device: a GPU
+    recorder: records a function. Tests on the CPU pass one that calls the function again.
+    """
+
+    def __init__(self, device: torch.device, recorder: Recorder = record_graph) -> None:
+        self.device = device
+        self.busy = False
+        self._recorder = recorder
+        self._graphs: OrderedDict[Hashable, T] = OrderedDict()
+        self.arena = Arena(device, BatchSize(0, 0))
+        self._pool: Any = None
+        self._anchor: Graph | None = None
+
+    def get(self, key: Hashable) -> T | None:
+        """What was kept under this key, which becomes the most recently used one."""
+        found = self._graphs.get(key)
+        if found is not None:
+            self._graphs.move_to_end(key)
+        return found
+
+    def keep(self, key: Hashable, graphs: T) -> None:
+        """Keep graphs under a key. The least recently used ones are dropped when there are too many."""
+        self._graphs[key] = graphs
+        while len(self._graphs) > MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+
+    def make_room(self, size: BatchSize) -> None:
+        """Let the buffers hold batches of this size.
+
+        Larger buffers lie elsewhere, so all graphs are dropped first. They are recorded again when they are needed. The
+        largest size is then recorded first, and the others fit into its memory.
+        """
+        if not size.fits_into(self.arena.capacity):
+            capacity = size.union(self.arena.capacity)
+            self.clear()
+            self.arena = Arena(self.device, capacity)
+
+    def clear(self) -> None:
+        """Drop all graphs and buffers, and return their memory."""
+        self._graphs.clear()
+        self.arena = Arena(self.device, BatchSize(0, 0))
+        self._pool = self._anchor = None
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
+    def record(self, functions: Sequence[Callable[[], Any]]) -> list[Graph]:
+        """Record functions that are replayed one after the other. Call it inside `stream`.
+
+        Each function must have been called there once: the first call compiles kernels and sets up libraries, which
+        can't be recorded.
+
+        Raises NotCapturable if CUDA refuses a part of a function.
+        """
+        if self.device.type == "cuda":
+            # PyTorch can't return cached memory to the GPU during a recording, so the memory of the first calls goes
+            # first.
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+        if self._pool is None:
+            self._open_pool()
+        try:
+            return [self._recorder(function, self._pool) for function in functions]
+        except (torch.OutOfMemoryError, NotCapturable):
+            raise
+        except RuntimeError as error:  # such as a value that the network reads back from the GPU
+            # The random generator gets another state, which graphs of before don't use.
+            self._graphs.clear()
+            self._pool = self._anchor = None
+            if self.device.type == "cuda":
+                forget_recording(self.device)
+            raise NotCapturable(f"it can't be recorded ({str(error).splitlines()[0]})") from error
+
+    def _open_pool(self) -> None:
+        """PyTorch closes a pool for good when its last graph is gone, so the lane keeps a small graph in it."""
+        if self.device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()
+            self._anchor = self._recorder(torch.zeros(1, device=self.device).zero_, self._pool)
+        else:
+            self._pool = SimpleNamespace()
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """The stream on which functions are called and recorded."""
+        if self.device.type != "cuda":
+            yield
+            return
+        with torch.cuda.device(self.device), capturable_stream(self.device):
+            yield

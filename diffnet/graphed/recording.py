@@ -1,0 +1,196 @@
+"""Records the forward and the backward pass of a network on buffers of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from diffnet.geometry import Operators
+from diffnet.graphed.buffers import BatchBuffers, NotCounted
+from diffnet.graphed.lane import Graph, Lane
+from diffnet.graphed.sizes import BatchSize
+from diffnet.graphed.static_operators import StaticOperators
+from diffnet.ops.common.cuda_graph import NotCapturable
+
+# The count of `BatchSize` that gives the rows of the output.
+ROWS = {"vertices": "vertices", "faces": "faces", "edges": "edges", "global_mean": "meshes"}
+
+
+@dataclass
+class Recording:
+    """The graphs of a network for one size, and the buffers that they read and write.
+
+    forward, backward: the graphs; backward is None if nothing needs a gradient
+    features, output, output_grad, features_grad: buffers with the rows of a batch first
+    gradients: buffers for the gradients of the parameters
+    learned: the numbers of these parameters. Unused parameters have no gradient.
+    """
+
+    buffers: BatchBuffers
+    features: Tensor
+    output: Tensor
+    forward: Graph
+    backward: Graph | None = None
+    output_grad: Tensor | None = None
+    features_grad: Tensor | None = None
+    gradients: list[Tensor] = field(default_factory=list)
+    learned: list[int] = field(default_factory=list)
+
+    def load(self, features: Tensor, operators: Operators) -> None:
+        """Copy a batch into the buffers."""
+        self.buffers.load(operators)
+        load_rows(self.features, features)
+
+    def parameter_gradients(self) -> dict[int, Tensor]:
+        """A copy of the gradients, by the numbers of the parameters."""
+        if not self.gradients:
+            return {}
+        copies = torch._foreach_mul(self.gradients, 1.0)  # one kernel, and one call from Python
+        return dict(zip(self.learned, copies, strict=True))
+
+
+def load_rows(buffer: Tensor, rows: Tensor, rest: float = 0) -> None:
+    """Copy rows into a buffer and set the remaining rows to a number."""
+    buffer[: len(rows)].copy_(rows.detach(), non_blocking=True)
+    if len(rows) < len(buffer):
+        buffer[len(rows) :].fill_(rest)
+
+
+def record_network(
+    network: nn.Module,
+    outputs_at: str,
+    lane: Lane[Recording],
+    size: BatchSize,
+    counted: frozenset[str],
+    features: Tensor,
+    operators: Operators,
+) -> Recording:
+    """Record a network on buffers that hold a batch. Autocast, modes and gradients are those of the caller.
+
+    Raises NotCounted, see `BatchBuffers`, and NotCapturable if the network can't be recorded.
+    """
+    arena, rows, channels = lane.arena, ROWS[outputs_at], features.shape[1]
+    static = StaticOperators(BatchBuffers(arena, size, counted, operators))
+    given = arena.take("features", size, lambda s: (s.vertices, channels), features.dtype)
+    load_rows(given, features)
+    leaf = given.detach().requires_grad_(features.requires_grad and torch.is_grad_enabled())
+    # Stand-ins with the same memory. The parameters themselves may belong to a graph of autograd that still lives, and
+    # a recording would have to wait for its stream.
+    parameters = {name: p.detach().requires_grad_(p.requires_grad) for name, p in network.named_parameters()}
+    inputs = [leaf, *parameters.values()]
+    tape: list[Tensor] = []
+
+    named = {f"network.{name}": p for name, p in parameters.items()}
+
+    def of_output(name: str, out: Tensor) -> Tensor:
+        dims = out.shape[1:]
+        return arena.take(name, size, lambda s: (getattr(s, rows), *dims), out.dtype)
+
+    def forward() -> None:
+        with _autocast_without_cache(features.device.type):
+            out = functional_call(_Forward(network), named, (leaf, static))
+        if not isinstance(out, Tensor) or out.ndim == 0 or len(out) != getattr(size, rows):
+            raise NotCapturable(f"its output is not one tensor with a row for each of the {rows}")
+        tape[:] = [out]
+        of_output("output", out).copy_(out.detach())
+
+    with lane.stream():
+        with preserved(network, features.device), trial():  # compiles kernels; the results are not used
+            forward()
+            out = tape.pop()
+            numbers = _with_gradients(out, inputs)
+        output = of_output("output", out)
+        del out
+        if not numbers:
+            return Recording(static.buffers, given, output, *lane.record([forward]))
+        learned = [i - 1 for i in numbers if i > 0]
+        gradients = [_gradient_buffer(lane, i, inputs[i + 1]) for i in learned]
+        features_grad = None
+        if leaf.requires_grad:
+            features_grad = arena.take("features_grad", size, lambda s: (s.vertices, channels), features.dtype)
+        targets = gradients if features_grad is None else [features_grad, *gradients]
+        output_grad = of_output("output_grad", output)
+
+        def backward() -> None:
+            # With retain_graph, the backward graph leaves what it reads, so it can be replayed twice. The peak of the
+            # memory stays the same: it is at the start of the backward pass.
+            grads = torch.autograd.grad(tape[0], [inputs[i] for i in numbers], output_grad, retain_graph=True)
+            torch._foreach_copy_(targets, grads)
+
+        graphs = lane.record([forward, backward])
+        if features.is_cuda:
+            tape.clear()  # the memory is free for other recordings
+        return Recording(
+            static.buffers,
+            given,
+            output,
+            *graphs,
+            output_grad=output_grad,
+            features_grad=features_grad,
+            gradients=gradients,
+            learned=learned,
+        )
+
+
+class _Forward(nn.Module):
+    """Calls the method `forward` of a network's class, and none of its hooks."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *arguments: Any) -> Any:
+        return type(self.network).forward(self.network, *arguments)
+
+
+def _with_gradients(out: Tensor, inputs: Sequence[Tensor]) -> list[int]:
+    """Run the backward pass and return the numbers of the inputs that get a gradient."""
+    needed = [i for i, x in enumerate(inputs) if x.requires_grad] if out.requires_grad else []
+    if not needed:
+        return []
+    grads = torch.autograd.grad(out, [inputs[i] for i in needed], torch.zeros_like(out), allow_unused=True)
+    return [i for i, grad in zip(needed, grads, strict=True) if grad is not None]
+
+
+def _gradient_buffer(lane: Lane[Recording], number: int, parameter: Tensor) -> Tensor:
+    """The buffer for the gradient of a parameter. Recordings of all sizes share it."""
+    return lane.arena.take(f"gradient {number}", BatchSize(0, 0), lambda size: parameter.shape, parameter.dtype)
+
+
+def _autocast_without_cache(device: str) -> torch.autocast:
+    """The caller's autocast. It caches no cast of a weight, because a cached one would not be part of the graph."""
+    return torch.autocast(
+        device,
+        torch.get_autocast_dtype(device),
+        enabled=torch.is_autocast_enabled(device),
+        cache_enabled=False,
+    )
+
+
+@contextmanager
+def trial() -> Iterator[None]:
+    """Turn errors of a first run on buffers into NotCapturable. Without graphs, the network runs or says more."""
+    try:
+        yield
+    except (NotCounted, NotCapturable, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise NotCapturable(f"it can't run on buffers ({type(error).__name__}: {error})") from error
+
+
+@contextmanager
+def preserved(network: nn.Module, device: torch.device) -> Iterator[None]:
+    """Restore the buffers of a network and the random generators after a call that doesn't count."""
+    buffers = list(network.buffers())
+    before = [buffer.clone() for buffer in buffers]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    with torch.no_grad():
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)

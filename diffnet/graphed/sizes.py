@@ -1,0 +1,95 @@
+"""Sizes of the buffers that CUDA graphs read.
+
+A graph serves every batch that fits into its buffers. Sizes are rounded up to a few values, which keeps the number of
+graphs small: meshes of 2,000 to 20,000 vertices need at most 27.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from diffnet.geometry import Operators
+
+# Sizes between two powers of two. With 8, a batch is padded by 6 % on average and by 12 % at most.
+STEPS = 8
+SMALLEST = 128
+
+
+class BatchSize(NamedTuple):
+    """How many of each thing a batch has, or its buffers can hold.
+
+    meshes, vertices: B and V
+    faces, edges: F and E
+    entries, neighbors: nonzeros of the gradient and of the neighborhood
+    """
+
+    meshes: int
+    vertices: int
+    faces: int = 0
+    edges: int = 0
+    entries: int = 0
+    neighbors: int = 0
+
+    def rounded(self) -> BatchSize:
+        """The size of the buffers for a batch of this size. They have at least one vertex more than the batch."""
+        meshes = 1 << (self.meshes - 1).bit_length()
+        return BatchSize(meshes, round_up(self.vertices + 1), *(round_up(count) for count in self[2:]))
+
+    def fits_into(self, other: BatchSize) -> bool:
+        return all(a <= b for a, b in zip(self, other, strict=True))
+
+    def union(self, other: BatchSize) -> BatchSize:
+        """The smallest size that holds both."""
+        return BatchSize(*(max(a, b) for a, b in zip(self, other, strict=True)))
+
+
+_COUNTS = {
+    "faces": lambda operators: len(operators.faces),
+    "edges": lambda operators: len(operators.edges),
+    "entries": lambda operators: operators.gradient.pattern.nnz,
+    "neighbors": lambda operators: operators.neighborhood.nnz,
+}
+
+
+def size_of(operators: Operators, counted: Iterable[str] = ()) -> BatchSize:
+    """The size of a batch. Only the vertices, the meshes and the given fields are counted; the others are 0."""
+    return BatchSize(len(operators), operators.num_vertices, **{name: _COUNTS[name](operators) for name in counted})
+
+
+def largest_batch(sizes: Sequence[BatchSize], meshes: int | None, vertices: int | None) -> BatchSize:
+    """A size that holds every batch of some meshes.
+
+    sizes: of the meshes
+    meshes, vertices: the limits of a batch. None is no limit. A mesh with more vertices is a batch of its own.
+
+    >>> largest_batch([BatchSize(1, 100), BatchSize(1, 300), BatchSize(1, 200)], meshes=2, vertices=None)
+    BatchSize(meshes=2, vertices=500, faces=0, edges=0, entries=0, neighbors=0)
+    """
+    count = len(sizes) if meshes is None else min(meshes, len(sizes))
+    if vertices is not None:
+        smallest = sorted(size.vertices for size in sizes)
+        within = sum(total <= vertices for total in accumulate(smallest))
+        count = min(count, max(within, 1))
+    totals = [sum(sorted(column, reverse=True)[:count]) for column in zip(*sizes, strict=True)]
+    if vertices is not None:
+        most = max(vertices, *(size.vertices for size in sizes))
+        for i, column in enumerate(zip(*sizes, strict=True)):
+            # Every batch has at most `most` vertices, and no mesh has more of anything for each vertex than this.
+            share = max(n / size.vertices for n, size in zip(column, sizes, strict=True))
+            totals[i] = min(totals[i], math.ceil(share * most))
+    return BatchSize(*totals)
+
+
+def round_up(count: int) -> int:
+    """Round a count up to one of `STEPS` sizes between powers of two. 0 stays 0.
+
+    >>> round_up(15_000), round_up(16_385), round_up(3)
+    (15360, 18432, 128)
+    """
+    if count <= 0:
+        return 0
+    step = max(SMALLEST, 1 << ((count - 1).bit_length() - 1)) // STEPS if count > 1 else 1
+    return max(SMALLEST, -(-count // step) * step)

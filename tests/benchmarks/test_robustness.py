@@ -1,0 +1,321 @@
+"""The changes of meshes behind docs/robustness.md, the command `diffnet robustness`, and the page itself."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+
+from diffnet.__main__ import main
+from diffnet.benchmarks.harness.registry import Unavailable
+from diffnet.benchmarks.robustness import changes
+from diffnet.benchmarks.robustness.changes import CHANGES, LOST
+from diffnet.benchmarks.robustness.page import as_table, with_tables
+from diffnet.geometry import Mesh, diagnose, make_mesh, mesh_edges
+from diffnet.train.checkpoint import build_model, save_checkpoint
+from diffnet.train.options import TrainOptions
+from diffnet.train.step import make_optimizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def egg(subdivisions: int = 2) -> Mesh:
+    """A closed surface with two unequal halves, off the origin, and a last vertex that no face uses."""
+    sphere = trimesh.creation.icosphere(subdivisions=subdivisions)
+    verts = np.array(sphere.vertices) * [1, 2, 3] + [0.5, 0, 4]
+    return make_mesh(np.concatenate([verts, [[0, 0, 9]]]), np.array(sphere.faces), name="egg")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def volume(mesh: Mesh) -> float:
+    """The enclosed volume. It is negative if the normals point inward."""
+    return float(trimesh.Trimesh(mesh.verts, mesh.faces, process=False).volume)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_change_is_reproducible_and_leaves_the_mesh_alone(name: str) -> None:
+    if name.startswith("decimated"):
+        pytest.importorskip("fast_simplification")
+    mesh = egg()
+    verts, faces = mesh.verts.copy(), mesh.faces.copy()
+    first, stand_ins = CHANGES[name](mesh, np.random.default_rng(7))
+    second, again = CHANGES[name](mesh, np.random.default_rng(7))
+    np.testing.assert_array_equal(mesh.verts, verts)
+    np.testing.assert_array_equal(mesh.faces, faces)
+    np.testing.assert_array_equal(first.verts, second.verts)
+    np.testing.assert_array_equal(first.faces, second.faces)
+    np.testing.assert_array_equal(stand_ins, again)
+    assert stand_ins.shape == (len(verts),)
+    assert stand_ins.min() >= LOST
+    assert stand_ins.max() < len(first.verts)
+    assert first.name == "egg"
+    assert not (first.verts.shape == verts.shape and (first.verts == verts).all() and first.faces.shape == faces.shape)
+
+
+def test_scaling_rotation_and_mirroring_keep_the_shape(rng: np.random.Generator) -> None:
+    mesh = egg()
+    pairs = rng.integers(len(mesh.verts), size=(2, 100))
+
+    def distances(x: Mesh) -> np.ndarray:
+        return np.linalg.norm(x.verts[pairs[0]] - x.verts[pairs[1]], axis=1)
+
+    moved = {
+        100.0: changes.scaled(mesh, 100),
+        1.0: changes.rotated(mesh, rng),
+        -1.0: changes.mirrored(mesh),
+    }
+    for factor, (changed, stand_ins) in moved.items():
+        np.testing.assert_allclose(distances(changed), abs(factor) * distances(mesh))
+        assert volume(changed) == pytest.approx(abs(factor) ** 3 * volume(mesh))
+        np.testing.assert_array_equal(stand_ins, np.arange(len(mesh.verts)))
+    assert (moved[-1.0][0].verts[:, 0] == -mesh.verts[:, 0]).all()
+
+
+def test_rotations_are_proper_and_differ() -> None:
+    mesh = egg()
+    found = [changes.rotated(mesh, np.random.default_rng(seed))[0].verts for seed in range(3)]
+    assert np.abs(found[0] - found[1]).max() > 0.1
+    for verts in found:
+        turn = np.linalg.lstsq(mesh.verts, verts, rcond=None)[0]
+        assert np.linalg.det(turn) == pytest.approx(1)
+
+
+def test_renumbering_keeps_the_geometry(rng: np.random.Generator) -> None:
+    mesh = egg()
+    changed, stand_ins = changes.renumbered(mesh, rng)
+    np.testing.assert_array_equal(changed.verts[stand_ins], mesh.verts)
+    assert (stand_ins != np.arange(len(stand_ins))).mean() > 0.9
+
+    def triangles(faces: np.ndarray) -> set[tuple[int, ...]]:
+        """The faces, each with its smallest index first."""
+        return {tuple(np.roll(face, -face.argmin()).tolist()) for face in faces}
+
+    assert triangles(stand_ins[mesh.faces]) == triangles(changed.faces)
+    assert (stand_ins[mesh.faces] != changed.faces).any(axis=1).mean() > 0.9
+
+
+def test_subdivision(rng: np.random.Generator) -> None:
+    mesh = egg()
+    changed, stand_ins = changes.subdivided(mesh)
+    assert len(changed.faces) == 4 * len(mesh.faces)
+    assert len(changed.verts) == len(mesh.verts) + len(mesh_edges(mesh.faces))
+    np.testing.assert_array_equal(changed.verts[stand_ins], mesh.verts)
+    assert volume(changed) == pytest.approx(volume(mesh))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.25])
+def test_decimation(share: float) -> None:
+    pytest.importorskip("fast_simplification")
+    mesh = egg(3)
+    changed, stand_ins = changes.decimated(mesh, share)
+    assert len(changed.faces) == pytest.approx(share * len(mesh.faces), rel=0.02)
+    assert volume(changed) == pytest.approx(volume(mesh), rel=0.02)
+    distances = np.linalg.norm(changed.verts[:, None] - mesh.verts, axis=2)
+    np.testing.assert_array_equal(stand_ins, distances.argmin(axis=0))
+
+
+def test_decimation_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fast_simplification", None)
+    with pytest.raises(Unavailable, match="pip install fast-simplification"):
+        changes.decimated(egg(), 0.5)
+
+
+def test_point_clouds(rng: np.random.Generator) -> None:
+    mesh = egg()
+    vertices, same = changes.without_faces(mesh)
+    assert vertices.is_point_cloud
+    np.testing.assert_array_equal(vertices.verts[same], mesh.verts)
+    points, nearest = changes.sampled(mesh, rng)
+    assert points.is_point_cloud
+    assert points.verts.shape == mesh.verts.shape
+    closest, gaps, _ = trimesh.proximity.closest_point_naive(
+        trimesh.Trimesh(mesh.verts, mesh.faces, process=False), points.verts
+    )
+    np.testing.assert_allclose(closest, points.verts, atol=1e-9)
+    assert gaps.max() < 1e-9
+    distances = np.linalg.norm(points.verts[:, None] - mesh.verts, axis=2)
+    np.testing.assert_array_equal(nearest, distances.argmin(axis=0))
+
+
+def test_noise_is_relative_to_the_edges(rng: np.random.Generator) -> None:
+    mesh = egg(3)
+    edges = mesh_edges(mesh.faces)
+    length = np.linalg.norm(mesh.verts[edges[:, 0]] - mesh.verts[edges[:, 1]], axis=1).mean()
+    changed, _ = changes.noisy(mesh, rng, 0.5)
+    assert (changed.verts - mesh.verts).std() == pytest.approx(0.5 * length, rel=0.1)
+    np.testing.assert_array_equal(changed.faces, mesh.faces)
+
+
+def test_missing_faces(rng: np.random.Generator) -> None:
+    mesh = egg()
+    changed, stand_ins = changes.with_missing_faces(mesh, rng, 0.2)
+    assert len(changed.faces) == round(0.8 * len(mesh.faces))
+    assert {tuple(face) for face in changed.faces.tolist()} < {tuple(face) for face in mesh.faces.tolist()}
+    np.testing.assert_array_equal(changed.verts[stand_ins], mesh.verts)
+
+
+def test_a_part_is_cut_off() -> None:
+    mesh = egg(3)
+    changed, stand_ins = changes.cut(mesh, 0.3)
+    there = stand_ins != LOST
+    np.testing.assert_array_equal(changed.verts[stand_ins[there]], mesh.verts[there])
+    assert there.mean() == pytest.approx(0.7, abs=0.01)
+    assert mesh.verts[~there][:-1, 2].max() <= mesh.verts[there, 2].min()
+    assert not there[-1]  # no face uses it
+    found = diagnose(changed)
+    assert (found.components, found.vertices) == (1, len(np.unique(changed.faces)))
+
+
+def test_soup() -> None:
+    mesh = egg()
+    changed, stand_ins = changes.soup(mesh)
+    assert changed.faces.tolist() == np.arange(3 * len(mesh.faces)).reshape(-1, 3).tolist()
+    np.testing.assert_array_equal(changed.verts[changed.faces], mesh.verts[mesh.faces])
+    np.testing.assert_array_equal(changed.verts[stand_ins[:-1]], mesh.verts[:-1])
+    assert stand_ins[-1] == LOST
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A data set of three small meshes with two classes: below and above the center."""
+    data = tmp_path / "data"
+    for part in ("train", "test"):
+        (data / part).mkdir(parents=True)
+    for i, path in enumerate(("train/a", "test/b", "test/c")):
+        mesh = egg(1 + i % 2)
+        trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export(data / f"{path}.off")
+        np.savetxt(data / f"{path}.txt", mesh.verts[:, 2] > 4, fmt="%d")
+    return data
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Callable[..., Path]:
+    """Writes an untrained network of two classes."""
+
+    def write(*, at: str = "vertices", names: tuple[str, ...] = ("0", "1")) -> Path:
+        options = TrainOptions(features="hks", k=8, width=8, blocks=1)
+        torch.manual_seed(0)
+        model = build_model(options, list(names), at)  # type: ignore[arg-type]
+        content = {
+            "model": model.state_dict(),
+            "optimizer": make_optimizer(model, options, torch.device("cpu")).state_dict(),
+            "history": [],
+            "best": -math.inf,
+            "options": options.as_dict(),
+            "label_names": list(names),
+            "labels_at": at,
+            "data": "0",
+        }
+        save_checkpoint(tmp_path / "last.pt", content)
+        return tmp_path / "last.pt"
+
+    return write
+
+
+@pytest.fixture
+def robustness(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs `diffnet robustness`, and returns its exit code."""
+
+    def run(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["diffnet", "robustness", *map(str, arguments), "--device", "cpu"])
+        try:
+            main()
+        except SystemExit as e:
+            return int(e.code or 0)
+        return 0
+
+    return run
+
+
+def test_the_command(
+    folder: Path,
+    checkpoint: Callable[..., Path],
+    robustness: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "fast_simplification", None)
+    chosen = (
+        "scaled by 100",
+        "renumbered",
+        "mirrored",
+        "decimated to 50 % of the faces",
+        "30 % of the vertices cut off",
+    )
+    monkeypatch.setattr(
+        "diffnet.benchmarks.robustness.measure.CHANGES",
+        {name: CHANGES[name] for name in chosen} | {"one point": lambda mesh, rng: changes.scaled(mesh, 0)},
+    )
+    out = tmp_path / "out"
+    assert robustness("--checkpoint", checkpoint(), "--data", folder, "--out", out) == 0
+    results = json.loads((out / "results.json").read_text())
+    rows = {row["change"]: row for row in results["rows"]}
+    assert list(rows) == [*chosen, "one point"]
+    for name in ("scaled by 100", "renumbered"):
+        assert rows[name]["kept"] > 0.99
+        assert rows[name]["accuracy_before"] == results["accuracy"]
+        assert rows[name]["accuracy"] == pytest.approx(results["accuracy"], abs=0.01)
+    part = rows["30 % of the vertices cut off"]
+    assert 0 <= part["kept"] <= 1
+    assert part["accuracy_before"] != results["accuracy"]  # it is about the vertices that are left
+    assert "pip install fast-simplification" in rows["decimated to 50 % of the faces"]["error"]
+    assert "2 of 2 meshes can't be used" in rows["one point"]["error"]
+    assert rows["one point"]["kept"] is None
+    assert results["test_meshes"] == 2
+    assert results["options"]["width"] == 8
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in rows)
+    assert "not measured: needs fast-simplification" in as_table(results)
+
+
+def test_networks_that_do_not_fit(
+    folder: Path, checkpoint: Callable[..., Path], robustness: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--data", folder, "--out", folder / "out", "--checkpoint"]
+    assert robustness(*arguments, checkpoint(names=("a", "b", "c"))) == 1
+    assert "trained on another data set: it has 3 classes" in capsys.readouterr().err
+    assert robustness(*arguments, checkpoint(at="faces")) == 1
+    assert "should label vertices, this one labels faces" in capsys.readouterr().err
+
+
+def test_the_page_shows_the_committed_results() -> None:
+    """`python -m diffnet.benchmarks.robustness.page docs/robustness.md` writes the tables."""
+    page = ROOT / "docs" / "robustness.md"
+    assert page.read_text() == with_tables(page)
+    shown = page.read_text()
+    for results in sorted((ROOT / "benchmarks" / "results").glob("robustness-*/results.json")):
+        assert f"{results.parent.name}/results.json" in shown
+        assert [row["change"] for row in json.loads(results.read_text())["rows"]] == list(CHANGES)
+
+
+def test_tables_on_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n<!-- table of a.json -->\nold\n<!-- end of table -->\ntext\n")
+    assert "\n<!-- table of a.json -->\nNot measured yet.\n<!-- end of table -->\n" in with_tables(page)
+    row = {"change": "turned", "kept": 0.5, "accuracy_before": 0.75, "accuracy": 0.25, "error": None}
+    (tmp_path / "a.json").write_text(json.dumps({"accuracy": 0.75, "rows": [row]}))
+    lines = with_tables(page).splitlines()
+    assert lines[:2] == ["# Title", "<!-- table of a.json -->"]
+    assert lines[4:] == [
+        "| none | 100.0 % | 75.0 % | 75.0 % |",
+        "| turned | 50.0 % | 75.0 % | 25.0 % |",
+        "<!-- end of table -->",
+        "text",
+    ]
+    page.write_text("# Nothing\n")
+    with pytest.raises(ValueError, match=r"page\.md: no line <!-- table of FILE -->"):
+        with_tables(page)

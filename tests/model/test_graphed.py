@@ -1,0 +1,367 @@
+"""Networks as CUDA graphs. Without a GPU, graphs are emulated: a replay calls the recorded function again."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import trimesh
+from graph_emulator import EmulatedGraph
+from torch import Tensor, nn
+
+from diffnet import DiffusionNet, Operators, collate, precompute
+from diffnet.graphed import graphed
+from diffnet.graphed.forward import MOST_LANES, GraphedForward
+from diffnet.graphed.sizes import BatchSize, largest_batch, round_up, size_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+
+
+@pytest.fixture(scope="module")
+def meshes() -> list[Operators]:
+    """Spheres of 12, 42 and 162 vertices."""
+    return [precompute(trimesh.creation.icosphere(i), k=6) for i in range(3)]
+
+
+def network(**options: Any) -> DiffusionNet:
+    torch.manual_seed(0)
+    return DiffusionNet(3, 5, **{"width": 8, "blocks": 2, "dropout": 0.0, "gradient": "spectral", **options})
+
+
+def with_graphs(model: DiffusionNet, device: str, first_visits: int = 0) -> DiffusionNet:
+    """A copy of a model that uses graphs."""
+    copied = copy.deepcopy(model).to(device)
+    if device == "cpu":
+        copied.forward = GraphedForward(copied, model.outputs_at, first_visits, EmulatedGraph)
+    else:
+        graphed(copied, first_visits=first_visits)
+    return copied
+
+
+def features(operators: Operators) -> Tensor:
+    return torch.randn(operators.num_vertices, 3, generator=torch.Generator().manual_seed(0)).to(operators.device)
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    return found
+
+
+def assert_same_gradients(a: nn.Module, b: nn.Module) -> None:
+    for x, y in zip(gradients(a), gradients(b), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def batches_of(meshes: list[Operators], device: str) -> list[Operators]:
+    """Batches of one to four meshes, each kind twice."""
+    a, b, c = meshes
+    packed = [a, b, c, collate([a, b]), collate([c, a, b]), collate([b, a, c, a])]
+    return [batch.to(device) for batch in packed * 2]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("at", ["vertices", "faces", "edges", "global_mean"])
+def test_training_with_graphs_equals_training_without(meshes: list[Operators], device: str, at: Any) -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        plain = network(outputs_at=at).to(device)
+        captured = with_graphs(plain, device)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=1e-2, momentum=0.9) for m in (plain, captured)]
+        for batch in batches_of(meshes, device):
+            if device == "cpu" and len(batch) > 1:
+                continue  # plain PyTorch reads the sizes of several meshes back
+            x, outs = features(batch), []
+            for model, optimizer in zip((plain, captured), optimizers, strict=True):
+                optimizer.zero_grad()
+                outs.append(model(x, batch))
+                outs[-1].square().mean().backward()
+                optimizer.step()
+            torch.testing.assert_close(outs[1], outs[0], rtol=1e-4, atol=1e-4)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_several_forward_passes_before_one_backward_pass(meshes: list[Operators], device: str) -> None:
+    plain = network().to(device)
+    captured = with_graphs(plain, device)
+    for _ in range(2):
+        for model in (plain, captured):
+            pairs = [(features(o.to(device)), o.to(device)) for o in (*meshes, meshes[0])]
+            sum(model(x, o).square().mean() for x, o in pairs).backward()
+        assert_same_gradients(plain, captured)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_interleaved_backward_passes_and_an_exception(meshes: list[Operators], device: str) -> None:
+    plain = network().to(device)
+    captured = with_graphs(plain, device)
+    a, b = (o.to(device) for o in meshes[:2])
+    for model in (plain, captured):
+        first, second = model(features(a), a), model(features(b), b)
+        first.square().mean().backward(retain_graph=True)
+        third = model(features(a), a)
+        second.sum().backward()
+        first.sum().backward()
+        with pytest.raises(ZeroDivisionError):
+            _ = model(features(b), b) / (1 // 0)
+        third.sum().backward()
+    assert_same_gradients(plain, captured)
+    with pytest.raises(RuntimeError, match="second time"):
+        third.sum().backward()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_accumulate_and_reach_the_features(meshes: list[Operators], device: str) -> None:
+    plain = network().to(device)
+    captured = with_graphs(plain, device)
+    found = []
+    for model in (plain, captured):
+        x = features(meshes[2].to(device)).requires_grad_()
+        for _ in range(3):
+            model(x, meshes[2].to(device)).square().mean().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+    assert_same_gradients(plain, captured)
+
+
+def test_a_lane_is_free_again_when_its_output_is_gone(meshes: list[Operators]) -> None:
+    model = with_graphs(network(), "cpu")
+    x = features(meshes[0])
+    for _ in range(3 * MOST_LANES):
+        model(x, meshes[0])
+    loss = None
+    for _ in range(3):
+        loss = model(x, meshes[0]).sum()  # the old loss lives until the new one is there
+        loss.backward()
+    gc.collect()
+    lanes = model.forward._lanes  # type: ignore[attr-defined]  # nothing public tells how many lanes there are
+    assert len(lanes) == 1
+    assert not lanes[0].busy
+
+
+def test_too_many_forward_passes_run_without_graphs_and_say_so(meshes: list[Operators]) -> None:
+    model = with_graphs(network(), "cpu")
+    x = features(meshes[0])
+    with pytest.warns(RuntimeWarning, match="4 forward passes wait") as caught:
+        outs = [model(x, meshes[0]) for _ in range(MOST_LANES + 2)]
+    assert len(caught) == 1
+    plain = network()
+    sum(out.sum() for out in outs).backward()
+    for _ in outs:
+        plain(x, meshes[0]).sum().backward()
+    assert_same_gradients(plain, model)
+
+
+def test_a_changed_parameter_is_an_error_as_without_graphs(meshes: list[Operators]) -> None:
+    model = with_graphs(network(), "cpu")
+    out = model(features(meshes[0]), meshes[0])
+    with torch.no_grad():
+        model.last.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="changed in place between the forward and the backward pass"):
+        out.sum().backward()
+
+
+def counted_replays(call: Callable[[], Any]) -> int:
+    before = EmulatedGraph.replays
+    call()
+    return EmulatedGraph.replays - before
+
+
+def test_eval_frozen_and_replaced_parts_are_recorded_anew(meshes: list[Operators]) -> None:
+    plain, x = network(dropout=0.5), features(meshes[1])
+    model = with_graphs(plain, "cpu")
+    model(x, meshes[1])
+    model.eval()
+    plain.eval()
+    torch.testing.assert_close(model(x, meshes[1]), plain(x, meshes[1]))
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x, meshes[1]), plain(x, meshes[1]))
+    for each in (model, plain):
+        torch.manual_seed(1)
+        each.last = nn.Linear(8, 5)
+        each.first.requires_grad_(False)
+        each(x, meshes[1]).sum().backward()
+        assert each.first.weight.grad is None
+    torch.testing.assert_close(model.last.weight.grad, plain.last.weight.grad)
+
+
+def test_the_first_visits_run_without_graphs(meshes: list[Operators]) -> None:
+    model = with_graphs(network(), "cpu", first_visits=2)
+    x = features(meshes[0])
+    assert [counted_replays(lambda: model(x, meshes[0])) for _ in range(4)] == [0, 0, 1, 1]
+
+
+def test_hooks_on_submodules_run_without_graphs_and_say_so(meshes: list[Operators]) -> None:
+    model, x = with_graphs(network(), "cpu"), features(meshes[0])
+    seen: list[str] = []
+    outer = model.register_forward_hook(lambda *_: seen.append("outer"))
+    assert counted_replays(lambda: model(x, meshes[0])) == 1
+    inner = model.blocks[0].register_forward_hook(lambda *_: seen.append("inner"))
+    with pytest.warns(RuntimeWarning, match="a submodule has hooks"):
+        model(x, meshes[0])
+    assert seen == ["outer", "inner", "outer"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it says so once
+        model(x, meshes[0])
+        inner.remove()
+        outer.remove()
+        assert counted_replays(lambda: model(x, meshes[0])) == 1
+
+
+def test_implicit_diffusion_runs_without_graphs_and_says_so(meshes: list[Operators]) -> None:
+    model = with_graphs(network(diffusion="implicit", gradient="auto"), "cpu")
+    with pytest.warns(RuntimeWarning, match="implicit diffusion reads from the GPU"):
+        out = model(features(meshes[0]), meshes[0])
+    assert out.shape == (12, 5)
+
+
+def test_copies_have_graphs_of_their_own(meshes: list[Operators]) -> None:
+    model, x = with_graphs(network(), "cpu"), features(meshes[0])
+    out = model(x, meshes[0])
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.no_grad():
+            other.last.bias.add_(1)
+        torch.testing.assert_close(other(x, meshes[0]), out + 1)
+        torch.testing.assert_close(model(x, meshes[0]), out)
+    assert list(model.state_dict()) == list(network().state_dict())
+    del model.forward
+    assert counted_replays(lambda: model(x, meshes[0])) == 0
+
+
+def test_wrong_arguments_are_refused_as_without_graphs(meshes: list[Operators]) -> None:
+    model, x = with_graphs(network(), "cpu"), features(meshes[0])
+    model(x, meshes[0])
+    for wrong in (x[:5], x.int(), x.tolist()):
+        with pytest.raises((TypeError, ValueError), match="features should"):
+            model(wrong, meshes[0])
+    with pytest.raises(ValueError, match="'corners'"):
+        graphed(network(), outputs_at="corners")
+
+
+def test_a_network_without_graphs_on_the_cpu(meshes: list[Operators]) -> None:
+    model = graphed(network(), first_visits=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(features(meshes[0]), meshes[0]).sum().backward()
+
+
+def test_sizes_grow_by_at_most_an_eighth() -> None:
+    for count in [*range(1, 3000), 99_999, 1_000_000, 1_048_577]:
+        assert count <= round_up(count) <= max(128, count * 9 / 8)
+        assert round_up(round_up(count)) == round_up(count)
+    assert len({round_up(v) for v in range(2_000, 20_001)}) == 27
+
+
+def test_the_largest_batch_holds_every_batch() -> None:
+    sizes = [BatchSize(1, v, faces=2 * v) for v in (100, 300, 200, 50)]
+    assert largest_batch(sizes, meshes=3, vertices=None) == BatchSize(3, 600, 1200)
+    assert largest_batch(sizes, meshes=None, vertices=160) == BatchSize(2, 300, 600)
+    assert size_of(collate([precompute(trimesh.creation.icosphere(0), k=4)] * 3), {"faces"}) == BatchSize(3, 36, 60)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"gradient": "sparse"}, {"attention_heads": 2}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_losses_over_fifty_steps_agree(options: dict[str, Any], dtype: torch.dtype) -> None:
+    meshes = [precompute(trimesh.creation.icosphere(i), k=16).to("cuda") for i in (2, 3, 4)]
+    plain = network(width=32, **options).cuda()
+    captured = with_graphs(plain, "cuda", first_visits=1)
+    torch.set_float32_matmul_precision("high")
+    try:
+        losses = [train(model, meshes, dtype) for model in (plain, captured)]
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-5 if dtype == torch.float32 else 2e-3, atol=1e-5)
+
+
+def train(model: nn.Module, meshes: list[Operators], dtype: torch.dtype) -> Tensor:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
+    order = torch.Generator().manual_seed(0)
+    losses = []
+    for step in range(50):
+        count = int(torch.randint(1, 4, (), generator=order))
+        batch = collate([meshes[i] for i in torch.randint(3, (count,), generator=order).tolist()])
+        with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+            out = model(batch.frames[:, 2], batch)
+        loss = (out.float() - batch.frames[:, :1, 0]).square().mean()
+        scaler.scale(loss).backward()
+        losses.append(loss.detach())
+        if step % 2:  # gradients of two steps are accumulated
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+            optimizer.zero_grad()
+    return torch.stack(losses).cpu()
+
+
+@pytest.mark.gpu
+def test_dropout_differs_between_replays() -> None:
+    operators = precompute(trimesh.creation.icosphere(3), k=16).to("cuda")
+    torch.set_float32_matmul_precision("high")
+    try:
+        model = graphed(network(width=32, dropout=0.5).cuda(), first_visits=0)
+        outs = torch.stack([model(operators.frames[:, 2], operators).detach() for _ in range(200)])
+        plain = torch.stack(
+            [DiffusionNet.forward(model, operators.frames[:, 2], operators).detach() for _ in range(200)]
+        )
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert (outs[0] - outs[1]).abs().max() > 1e-3
+    deviation = plain.std(0).mean() / 200**0.5
+    assert (outs.mean(0) - plain.mean(0)).abs().mean() < 3 * deviation
+    torch.testing.assert_close(outs.std(0).mean(), plain.std(0).mean(), rtol=0.05, atol=0)
+
+
+@pytest.mark.gpu
+def test_a_value_read_back_runs_without_graphs_and_says_so() -> None:
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network(width=32)
+
+        def forward(self, x: Tensor, operators: Operators) -> Tensor:
+            return self.net(x, operators) * x.abs().max().item()
+
+    operators = precompute(trimesh.creation.icosphere(3), k=16).to("cuda")
+    model = graphed(Reading().cuda(), first_visits=0)
+    with pytest.warns(RuntimeWarning, match="it can't be recorded"):
+        model(operators.frames[:, 2], operators).sum().backward()
+    model(operators.frames[:, 2], operators).sum().backward()
+
+
+@pytest.mark.gpu
+def test_memory_stays_near_that_of_the_largest_batch() -> None:
+    meshes = [precompute(trimesh.creation.icosphere(i), k=32).to("cuda") for i in (3, 4, 5)]
+    batches = [collate([meshes[2]] * n + [meshes[1]] * m) for n in range(1, 4) for m in range(4)]
+    torch.set_float32_matmul_precision("high")
+    peaks = []
+    try:
+        for make in (lambda model: model, graphed):
+            model = make(network(width=128, blocks=4).cuda())
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_reserved()
+            for batch in batches * 3:
+                model(batch.frames[:, 2], batch).sum().backward()
+                model.zero_grad()
+            torch.cuda.empty_cache()
+            peaks.append(torch.cuda.max_memory_reserved() - before)
+            del model
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert peaks[1] <= 1.6 * peaks[0]

@@ -1,0 +1,183 @@
+"""Captured training steps. Without a GPU, graphs are emulated: a replay calls the recorded function again."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from graph_emulator import EmulatedGraph
+
+from diffnet.data import LabeledMesh, LabeledMeshes, LabelsAt, Sample, collate_samples, make_sample
+from diffnet.geometry.mesh.mesh import make_mesh, mesh_edges
+from diffnet.ops.common.cuda_graph import capturable_stream, record
+from diffnet.train.batches import keep_on_device, random_rotations
+from diffnet.train.checkpoint import build_model
+from diffnet.train.device import matmul_dtype
+from diffnet.train.loop import train
+from diffnet.train.options import TrainOptions
+from diffnet.train.step import TrainingStep, make_optimizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CLASSES = 4
+
+
+def spheres(at: LabelsAt, sizes: tuple[int, ...]) -> LabeledMeshes:
+    """Stretched spheres labeled by height, with unlabeled elements."""
+    items = []
+    for i, size in enumerate(sizes):
+        ball = trimesh.creation.icosphere(size)
+        verts = ball.vertices * np.random.default_rng(i).uniform(0.6, 1.4, 3)
+        faces = np.asarray(ball.faces)
+        corners = {"vertices": np.arange(len(verts))[:, None], "faces": faces, "edges": mesh_edges(faces)}[at]
+        height = verts[corners, 2].mean(axis=1)
+        labels = np.searchsorted(np.quantile(height, np.linspace(0, 1, CLASSES + 1)[1:-1]), height)
+        labels[::5] = -1
+        items.append(LabeledMesh(f"ball {i}", make_mesh(verts, faces, name=f"ball {i}"), labels.astype(np.int64)))
+    return LabeledMeshes(items, items[:2], [str(i) for i in range(CLASSES)], at)
+
+
+def prepared(data: LabeledMeshes, options: TrainOptions, device: torch.device = CPU) -> list[Sample]:
+    samples = [make_sample(item, options.preprocessing) for item in data.train]
+    if device == CPU:
+        return [replace(s, operators=s.operators.with_gradient_evecs()) for s in samples]
+    return keep_on_device(samples, device, matmul_dtype(options.precision, device))
+
+
+def chosen(**given: Any) -> TrainOptions:
+    return TrainOptions(
+        **{"features": "xyz", "rotate": False, "k": 6, "width": 8, "blocks": 1, "dropout": 0.0, **given}
+    )
+
+
+def losses(data: LabeledMeshes, options: TrainOptions, batches: list[Sample], capture: bool, rotate: bool) -> Any:
+    """The losses of steps on the CPU, and the confusion matrix of all of them."""
+    torch.manual_seed(0)
+    model = build_model(options, data.label_names, data.labels_at)
+    step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
+    if capture:
+        step.capture(data.labels_at, [s.operators for s in batches], EmulatedGraph)
+    found = [step(batch, random_rotations(len(batch.operators)) if rotate else None) for batch in batches]
+    return torch.stack(found), step.matrix
+
+
+@pytest.mark.parametrize("rotate", [False, True], ids=["fixed", "rotated"])
+@pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
+def test_captured_steps_train_as_others_do(at: LabelsAt, rotate: bool) -> None:
+    data = spheres(at, (0, 1, 2, 1))
+    options = chosen()
+    batches = prepared(data, options) * 3
+    before = EmulatedGraph.replays
+    captured, matrix = losses(data, options, batches, True, rotate)
+    assert EmulatedGraph.replays - before == len(batches) - 2  # 12 and 42 vertices share buffers of 128
+    plain, expected = losses(data, options, batches, False, rotate)
+    torch.testing.assert_close(captured, plain, rtol=1e-5, atol=1e-6)
+    assert matrix.sum() == expected.sum()
+    assert (matrix - expected).abs().sum() <= 4  # ties may fall the other way
+
+
+def test_implicit_diffusion_trains_without_graphs_and_says_so() -> None:
+    data = spheres("vertices", (0, 1))
+    options = chosen(diffusion="implicit")
+    batches = prepared(data, options) * 2
+    with pytest.warns(RuntimeWarning, match="training runs without CUDA graphs: implicit diffusion") as caught:
+        captured, _ = losses(data, options, batches, True, False)
+    assert len(caught) == 1
+    torch.testing.assert_close(captured, losses(data, options, batches, False, False)[0])
+
+
+class Refusing:
+    """A graph that can't be recorded."""
+
+    def __init__(self, function: Any, pool: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_steps_that_cannot_be_recorded_still_train() -> None:
+    data = spheres("vertices", (0, 1))
+    options = chosen()
+    batches = prepared(data, options) * 3
+    torch.manual_seed(0)
+    model = build_model(options, data.label_names, data.labels_at)
+    step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
+    step.capture("vertices", [s.operators for s in batches], Refusing)
+    with pytest.warns(RuntimeWarning, match="not permitted when stream is capturing"):
+        found = torch.stack([step(batch) for batch in batches])
+    torch.testing.assert_close(found, losses(data, options, batches, False, False)[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
+@pytest.mark.parametrize("given", [{}, {"batch_meshes": 3}, {"batch_vertices": 900}, {"attention_heads": 2}], ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_captured_runs_equal_plain_ones(at: LabelsAt, given: dict[str, Any], precision: str, tmp_path: Path) -> None:
+    data = spheres(at, (2, 3, 2, 3, 4, 3, 2))
+    options = chosen(**{"k": 16, "width": 32, "precision": precision, "epochs": 5, **given})
+    samples = prepared(data, options, GPU)
+    rows = []
+    for capture in (False, True):
+        out = tmp_path / str(capture)
+        out.mkdir()
+        run = train(data, samples, samples[:2], options, out, device=GPU, capture=capture)
+        rows.append([(row["train_loss"], row["train_accuracy"]) for row in run["history"]])
+    tolerance = 1e-4 if precision == "fp32" else 2e-2
+    np.testing.assert_allclose(rows[1], rows[0], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.gpu
+def test_captured_steps_wait_for_nothing() -> None:
+    data = spheres("vertices", (2, 3, 4))
+    options = chosen(k=16, width=32, batch_meshes=2, dropout=0.5)
+    samples = prepared(data, options, GPU)
+    batches = [collate_samples([samples[i], samples[j]]) for i in range(3) for j in range(3)]
+    model = build_model(options, data.label_names, data.labels_at).cuda()
+    step = TrainingStep(model, make_optimizer(model, options, GPU), options, GPU)
+    step.capture("vertices", [s.operators for s in samples])
+    for batch in batches:
+        step(batch)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches:
+            step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_another_thread_may_use_the_gpu_during_a_recording() -> None:
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                torch.randn(1 << 20, pin_memory=True).to("cuda", non_blocking=True).sum().item()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        x = torch.ones(1 << 16, device="cuda")
+        out = torch.zeros_like(x)
+
+        def add() -> None:
+            out.copy_(x * 2 + out)
+
+        for _ in range(20):
+            with capturable_stream():
+                add()
+                graph, _ = record(add)
+            graph.replay()
+        torch.cuda.synchronize()
+    finally:
+        stop.set()
+        thread.join()
+    assert not failed, failed

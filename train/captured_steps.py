@@ -1,0 +1,141 @@
+"""Training steps of batches of any size as CUDA graphs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from diffnet.data import UNLABELED, LabelsAt
+from diffnet.geometry import Operators
+from diffnet.graphed.buffers import BatchBuffers, NotCounted
+from diffnet.graphed.lane import Graph, Lane, Recorder, record_graph
+from diffnet.graphed.recording import load_rows, preserved, trial
+from diffnet.graphed.sizes import BatchSize, largest_batch, size_of
+from diffnet.graphed.static_operators import StaticOperators
+from diffnet.ops.common.cuda_graph import NotCapturable
+from diffnet.train.batches import Batch
+
+
+@dataclass
+class _Captured:
+    """The buffers of a step and its graph. Without a graph, the step runs on the buffers kernel by kernel."""
+
+    batch: Batch
+    buffers: BatchBuffers
+    graph: Graph | None = None
+
+    def load(self, batch: Batch) -> None:
+        self.buffers.load(batch.operators)
+        load_rows(self.batch.features, batch.features)
+        load_rows(self.batch.labels, batch.labels, UNLABELED)
+        if batch.rotations is not None and self.batch.rotations is not None:
+            load_rows(self.batch.rotations, batch.rotations)
+
+
+class CapturedSteps:
+    """Runs a training step on buffers, and replays CUDA graphs of it. One graph serves all batches of about one size.
+
+    The first step of a size runs kernel by kernel, and the graph is recorded after it. A replay runs the same kernels
+    and draws the same random numbers, so results don't depend on the order in which sizes occur.
+
+    forward: the forward pass of the network on a batch, without side effects
+    step: a training step. It reads and writes tensors that stay in place, and never waits for the GPU. It may call
+        backward and an optimizer made with `capturable=True` whose learning rate is a tensor. Returns the loss ().
+    network: the network that is trained
+    labels_at: the elements that have labels
+    meshes: the operators of all training meshes. The buffers are made for the largest batch of these.
+    most_meshes, most_vertices: the limits of a batch, see `MeshBatches`
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[Batch], Tensor],
+        step: Callable[[Batch], Tensor],
+        network: nn.Module,
+        labels_at: LabelsAt,
+        meshes: Sequence[Operators],
+        most_meshes: int | None,
+        most_vertices: int | None,
+        device: torch.device,
+        recorder: Recorder = record_graph,
+    ) -> None:
+        self._forward, self._step, self._network, self._labels_at = forward, step, network, labels_at
+        self._meshes, self._most_meshes, self._most_vertices = meshes, most_meshes, most_vertices
+        self._lane: Lane[_Captured] = Lane(device, recorder)
+        self._counted: frozenset[str] | None = None
+        self._said: set[str] = set()
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Train on a batch. Returns the loss, which the next call overwrites.
+
+        Raises NotCapturable if the network can't be captured. Nothing has been changed then.
+        """
+        if self._counted is None:
+            self._counted = self._count(batch)
+            sizes = [size_of(o, self._counted) for o in self._meshes]
+            self._lane.make_room(largest_batch(sizes, self._most_meshes, self._most_vertices).rounded())
+        size = size_of(batch.operators, self._counted).rounded()
+        self._lane.make_room(size)
+        captured = self._lane.get(size)
+        if captured is None:
+            self._record(batch, size, self._counted)
+        else:
+            captured.load(batch)
+            if captured.graph is None:
+                self._run(captured.batch)
+            else:
+                captured.graph.replay()
+        return self._loss()
+
+    def _count(self, batch: Batch) -> frozenset[str]:
+        """Run the network once to find the counts of `BatchSize` that it needs."""
+        counted = frozenset({self._labels_at} & {"faces", "edges"})
+        while True:
+            size = size_of(batch.operators, counted).rounded()
+            self._lane.make_room(size)
+            try:
+                with preserved(self._network, self._lane.device), trial(), torch.no_grad():
+                    self._forward(self._on_buffers(batch, size, counted).batch)
+                return counted
+            except NotCounted as missing:
+                counted |= {missing.args[0]}
+
+    def _on_buffers(self, batch: Batch, size: BatchSize, counted: frozenset[str]) -> _Captured:
+        """Buffers that hold this batch."""
+        arena, channels, at = self._lane.arena, batch.features.shape[1], self._labels_at
+        buffers = BatchBuffers(arena, size, counted, batch.operators)
+        features = arena.take("features", size, lambda s: (s.vertices, channels), batch.features.dtype)
+        labels = arena.take("labels", size, lambda s: (getattr(s, at),), batch.labels.dtype)
+        rotations = None
+        if batch.rotations is not None:
+            rotations = arena.take("rotations", size, lambda s: (s.meshes, 3, 3), batch.rotations.dtype)
+        captured = _Captured(Batch(features, labels, StaticOperators(buffers), rotations), buffers)
+        captured.load(batch)
+        return captured
+
+    def _record(self, batch: Batch, size: BatchSize, counted: frozenset[str]) -> None:
+        """Train on the first batch of its size, and record the step."""
+        captured = self._on_buffers(batch, size, counted)
+        self._loss()  # memory that is allocated in a recording would belong to the graph
+        with self._lane.stream():
+            self._run(captured.batch)
+            try:
+                (captured.graph,) = self._lane.record([lambda: self._run(captured.batch)])
+            except (NotCapturable, torch.OutOfMemoryError) as error:
+                reason = str(error).splitlines()[0]
+                if reason not in self._said:
+                    self._said.add(reason)
+                    warnings.warn(
+                        f"some training steps run without CUDA graphs: {reason}", RuntimeWarning, stacklevel=4
+                    )
+            self._lane.keep(size, captured)
+
+    def _run(self, batch: Batch) -> None:
+        self._loss().copy_(self._step(batch))
+
+    def _loss(self) -> Tensor:
+        return self._lane.arena.take("loss", BatchSize(0, 0), lambda size: (), torch.float32)
