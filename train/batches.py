@@ -84,8 +84,9 @@ def random_rotations(count: int) -> Tensor:
     """
     # The Q of a Gaussian matrix is uniform over the orthogonal group once the signs of R's diagonal are removed.
     q, r = torch.linalg.qr(torch.randn(count, 3, 3))
-    q = q * r.diagonal(dim1=1, dim2=2).sign()[:, None]
-    return q * torch.linalg.det(q)[:, None, None]
+    orthogonal: Tensor = q * r.diagonal(dim1=1, dim2=2).sign()[:, None]
+    rotations: Tensor = orthogonal * torch.linalg.det(orthogonal)[:, None, None]
+    return rotations
 
 
 def rotate(positions: Tensor, rotations: Tensor, ptr: Tensor) -> Tensor:

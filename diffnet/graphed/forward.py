@@ -253,4 +253,5 @@ def _kind(operators: Operators) -> Hashable:
 
 def _rows(outputs_at: str, operators: Operators) -> int:
     """The rows of the output for a batch."""
-    return getattr(size_of(operators, {outputs_at} & {"faces", "edges"}), ROWS[outputs_at])
+    rows: int = getattr(size_of(operators, {outputs_at} & {"faces", "edges"}), ROWS[outputs_at])
+    return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from itertools import chain
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,9 @@ class ModuleState:
     def __init__(self, module: nn.Module) -> None:
         self.modules = list(module.modules())
         self.parameters = list(module.parameters())
-        self._stores = [store for m in self.modules for store in (m._modules, m._parameters, m._buffers)]
+        self._stores: list[dict[str, Any]] = []
+        for m in self.modules:
+            self._stores += [m._modules, m._parameters, m._buffers]
         self._members = self._ids()
         self._tensors = [x for store in self._stores for x in store.values() if isinstance(x, Tensor)]
         self._hooks = [
@@ -29,7 +32,7 @@ class ModuleState:
         self._dropouts = [m for m in self.modules if isinstance(m, nn.modules.dropout._DropoutNd)]
 
     def _ids(self) -> tuple[int, ...]:
-        return tuple(map(id, chain.from_iterable(map(dict.values, self._stores))))
+        return tuple(map(id, chain.from_iterable(store.values() for store in self._stores)))
 
     def is_current(self) -> bool:
         """Whether the module still has the same submodules, parameters and buffers."""

@@ -108,7 +108,8 @@ def record_network(
         output = of_output("output", out)
         del out
         if not numbers:
-            return Recording(static.buffers, given, output, *lane.record([forward]))
+            (graph,) = lane.record([forward])
+            return Recording(static.buffers, given, output, graph)
         learned = [i - 1 for i in numbers if i > 0]
         gradients = [_gradient_buffer(lane, i, inputs[i + 1]) for i in learned]
         features_grad = None
@@ -123,18 +124,19 @@ def record_network(
             grads = torch.autograd.grad(tape[0], [inputs[i] for i in numbers], output_grad, retain_graph=True)
             torch._foreach_copy_(targets, grads)
 
-        graphs = lane.record([forward, backward])
+        graph, backward_graph = lane.record([forward, backward])
         if features.is_cuda:
             tape.clear()  # the memory is free for other recordings
         return Recording(
             static.buffers,
             given,
             output,
-            *graphs,
-            output_grad=output_grad,
-            features_grad=features_grad,
-            gradients=gradients,
-            learned=learned,
+            graph,
+            backward_graph,
+            output_grad,
+            features_grad,
+            gradients,
+            learned,
         )
 
 

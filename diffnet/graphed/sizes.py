@@ -46,17 +46,22 @@ class BatchSize(NamedTuple):
         return BatchSize(*(max(a, b) for a, b in zip(self, other, strict=True)))
 
 
-_COUNTS = {
-    "faces": lambda operators: len(operators.faces),
-    "edges": lambda operators: len(operators.edges),
-    "entries": lambda operators: operators.gradient.pattern.nnz,
-    "neighbors": lambda operators: operators.neighborhood.nnz,
-}
-
-
 def size_of(operators: Operators, counted: Iterable[str] = ()) -> BatchSize:
     """The size of a batch. Only the vertices, the meshes and the given fields are counted; the others are 0."""
-    return BatchSize(len(operators), operators.num_vertices, **{name: _COUNTS[name](operators) for name in counted})
+    counts = {name: _count(operators, name) for name in counted}
+    return BatchSize(len(operators), operators.num_vertices, **counts)
+
+
+def _count(operators: Operators, name: str) -> int:
+    if name == "faces":
+        return len(operators.faces)
+    if name == "edges":
+        return len(operators.edges)
+    if name == "entries":
+        return operators.gradient.pattern.nnz
+    assert name == "neighbors"
+    assert operators.neighborhood is not None
+    return operators.neighborhood.nnz
 
 
 def largest_batch(sizes: Sequence[BatchSize], meshes: int | None, vertices: int | None) -> BatchSize:
