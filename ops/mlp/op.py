@@ -207,8 +207,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
 def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     grad = grads[0]
     parts, layers = ctx.counts
-    inputs, weights = ctx.saved_tensors[:parts], ctx.saved_tensors[parts : parts + layers]
-    hidden = ctx.saved_tensors[parts + layers :]
+    saved = ctx.saved_tensors  # each access unpacks all of them, and a checkpoint allows one
+    inputs, weights, hidden = saved[:parts], saved[parts : parts + layers], saved[parts + layers :]
     assert grad is not None  # callers get the first output only
     input_grads, *sums = _mlp_gradients(
         in_dtype(grad, inputs[0].dtype), inputs, weights, hidden, ctx.skip, ctx.dropout, ctx.need_inputs

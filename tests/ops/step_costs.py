@@ -53,7 +53,7 @@ class DeviceOperations(TorchDispatchMode):
         views = [r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns]
         if name in ALLOCATIONS:
             self.empty += 1
-        elif not all(views):
+        elif not views or not all(views):
             self.launched[name] += 1
         return op(*args, **(kwargs or {}))
 
