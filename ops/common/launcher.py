@@ -27,8 +27,9 @@ class _Compilation:
 
     seconds = 0.0
     announced = False
+    lock = threading.Lock()  # held while `pool` exists
     pool: ThreadPoolExecutor | None = None
-    others: frozenset[int | None] = frozenset()  # threads that go on launching
+    owner = 0  # the thread whose launches only compile
     waiting: dict[Any, Future[Any]] = {}  # noqa: RUF012 - one compilation per process
 
     @classmethod
@@ -60,8 +61,9 @@ class LaunchedKernel:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
-            if _Compilation.pool is not None and threading.get_ident() not in _Compilation.others:
-                self._compile_ahead(_Compilation.pool, arguments, options)
+            pool = _Compilation.pool
+            if pool is not None and threading.get_ident() == _Compilation.owner:
+                self._compile_ahead(pool, arguments, options)
                 return
             key = self.key(arguments, options)
             compiled = self.compiled.get(key)
@@ -141,53 +143,64 @@ def launched(kernel: Any) -> Any:
     return LaunchedKernel(kernel) if isinstance(kernel, JITFunction) else kernel
 
 
+def compiles_only() -> bool:
+    """Return whether launches of this thread compile and don't run, so that results mean nothing."""
+    return _Compilation.pool is not None and threading.get_ident() == _Compilation.owner
+
+
 @contextmanager
 def compiling_only() -> Iterator[None]:
     """Compile the kernels that the block launches, in several threads, and run none of them.
 
     Compiling takes seconds with an empty cache of Triton. One step of training in such a block compiles all of its
     kernels at the same time; without, each launch waits for its own. Tensors that kernels write hold anything, so use
-    copies of whatever the block changes, and discard its results. Other threads of Python launch as usual.
+    copies of whatever the block changes, and discard its results. Other threads launch as usual.
 
-    Raises RuntimeError inside another such block.
+    Raises RuntimeError if another such block runs.
     """
-    if _Compilation.pool is not None:
-        raise RuntimeError("kernels are being compiled in an outer block already")
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        # Backward passes run in threads of PyTorch, not of Python, and their launches belong to the block.
-        threads = [t for t in threading.enumerate() if type(t).__name__ != "_DummyThread"]
-        _Compilation.others = frozenset(t.ident for t in threads if t is not threading.current_thread())
-        _Compilation.pool = pool
-        try:
-            yield
-        finally:
-            _Compilation.pool = None
-            waiting, _Compilation.waiting = _Compilation.waiting, {}
-        deadline = time.monotonic() + _PATIENCE
-        for future in waiting.values():
+    if not _Compilation.lock.acquire(blocking=False):
+        raise RuntimeError("kernels are being compiled in another block already")
+    try:
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+            _Compilation.owner, _Compilation.pool = threading.get_ident(), pool
             try:
-                future.result(timeout=max(0.0, deadline - time.monotonic()))
-            except TimeoutError:
-                if future.done():
-                    raise
-                _Compilation.announce()
-                future.result()
+                # Backward passes would run in threads that all threads of Python share.
+                with torch.autograd.set_multithreading_enabled(False):
+                    yield
+            finally:
+                _Compilation.pool = None
+                waiting, _Compilation.waiting = _Compilation.waiting, {}
+            deadline = time.monotonic() + _PATIENCE
+            for future in waiting.values():
+                try:
+                    future.result(timeout=max(0.0, deadline - time.monotonic()))
+                except TimeoutError:
+                    if future.done():
+                        raise
+                    _Compilation.announce()
+                    future.result()
+    finally:
+        _Compilation.lock.release()
 
 
-def compile_ahead(loss: Callable[[], Tensor], parameters: Iterable[Tensor]) -> None:
+def compile_ahead(loss: Callable[[], Tensor], inputs: Iterable[Tensor]) -> None:
     """Compile the kernels of a training step in several threads, without taking the step.
 
-    It calls `loss` once and differentiates the result, both in `compiling_only`. Gradients of the parameters and random
-    generators stay as they are. Values are wrong meanwhile, so hooks that record values see wrong ones.
+    It calls `loss` once and differentiates the result, both in `compiling_only`. Gradients and random generators stay
+    as they are. Values are wrong meanwhile, so hooks that record values see wrong ones. Nothing happens if no input is
+    on a GPU, and while another thread compiles.
 
     Args:
         loss: returns the loss, of any shape. It uses the dtypes and the autocast of the step; the number of vertices
             hardly matters.
-        parameters: what the step differentiates by. Nothing happens if none of them is on a GPU.
+        inputs: what the step differentiates by, if gradients are on
     """
-    wanted = [parameter for parameter in parameters if parameter.requires_grad]
-    if not any(parameter.is_cuda for parameter in wanted):
+    inputs = list(inputs)
+    devices = sorted({x.get_device() for x in inputs if x.is_cuda})
+    if not devices or _Compilation.lock.locked():
         return
-    devices = {parameter.get_device() for parameter in wanted if parameter.is_cuda}
-    with torch.random.fork_rng(sorted(devices) if _ON_GPU else []), torch.enable_grad(), compiling_only():
-        torch.autograd.grad(loss().sum(), wanted, allow_unused=True)
+    with torch.random.fork_rng(devices if _ON_GPU else []), compiling_only():
+        out = loss()
+        wanted = [x for x in inputs if x.requires_grad]
+        if out.requires_grad and wanted:
+            torch.autograd.grad(out.sum(), wanted, allow_unused=True)

@@ -124,6 +124,7 @@ def test_checkpointed_blocks(network: DiffusionNet, operators: Operators) -> Non
 
     class Checkpointed(DiffusionNet):
         def _computed(self, features: Tensor, operators: Operators) -> Tensor:
+            # Networks with checkpoints replace this method, because `forward` shares launches around it.
             x = self._linear(self.first, features)
             for block in self.blocks:
                 x = checkpoint(block, x, operators, use_reentrant=False)
