@@ -133,9 +133,15 @@ def _flattened(arguments: Sequence[Any]) -> list[Any]:
 
 def _traced(arguments: Sequence[Any]) -> bool:
     """Return whether the registered operator has to be called. On the meta device it calls `fake`."""
-    return torch.compiler.is_compiling() or any(
-        isinstance(a, Tensor) and (type(a) not in _PLAIN_TYPES or a.is_meta) for a in arguments
-    )
+    if torch.compiler.is_compiling():
+        return True
+    for a in arguments:  # a loop takes half the time of `any`
+        if type(a) in _PLAIN_TYPES:
+            if a.is_meta:
+                return True
+        elif isinstance(a, Tensor):
+            return True
+    return False
 
 
 def _refuse_transforms(name: str) -> None:

@@ -83,7 +83,7 @@ def starts_early(tensor: Tensor) -> bool:
 
 def processors(tensor: Tensor) -> int:
     """Return the number of multiprocessors. In Triton's interpreter it is 3, so that small tests have several spans."""
-    return int(_properties(tensor.device.index).multi_processor_count) if tensor.is_cuda else 3
+    return _properties(tensor.device.index).processors if tensor.is_cuda else 3
 
 
 def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -96,9 +96,16 @@ def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
 _NOTHING = contextlib.nullcontext()
 
 
+@dataclass(frozen=True)
+class _Properties:
+    processors: int
+    major: int
+
+
 @functools.cache
-def _properties(device: int) -> Any:
-    return torch.cuda.get_device_properties(device)
+def _properties(device: int) -> _Properties:
+    found = torch.cuda.get_device_properties(device)
+    return _Properties(found.multi_processor_count, found.major)
 
 
 def interpreted(tensor: Tensor) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 _PATIENCE = 3.0  # seconds of compilation after which a message says so
 _COMPILED = 0.25  # seconds that only a launch takes that compiles its kernel
@@ -69,7 +70,7 @@ class LaunchedKernel:
             compiled = self.compiled.get(key)
             if compiled is not None:
                 # Constants are passed by position, too, as Triton's tutorial on fused softmax does.
-                others = [options[name] for name in self._names[len(arguments) :]]
+                others = map(options.__getitem__, self._names[len(arguments) :])
                 compiled[(*grid, 1, 1)[:3]](*arguments, *others)
                 return
             start = time.perf_counter()
@@ -86,17 +87,27 @@ class LaunchedKernel:
 
     def key(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
         """Return what decides which compiled kernel runs: two launches with the same key take the same one."""
-        parts = [_device(), *options, *options.values()]
-        for value, is_size in zip(arguments, self._sizes, strict=False):
+        # This runs in every launch, so it asks for exact types first and for the device once.
+        first = arguments[0] if type(arguments[0]) is not tuple else arguments[0][0]
+        parts = [first.get_device(), *options, *options.values()]
+        add = parts.append
+        for value, is_size in zip(arguments, self._sizes):  # noqa: B905 - options are no part of `arguments`
             if is_size:
-                parts.append(-_WIDE <= value < _WIDE)
-            elif isinstance(value, Tensor):
-                parts += (value.dtype, value.data_ptr() & 15 == 0)
-            elif isinstance(value, tuple):
+                add(-_WIDE <= value < _WIDE)
+                continue
+            kind = type(value)
+            if kind is Tensor or kind is Parameter:
+                add(value.dtype)
+                add(value.data_ptr() & 15 == 0)
+            elif kind is int:
+                add(value)
+            elif kind is tuple:
                 for x in value:
                     parts += (x.dtype, x.data_ptr() & 15 == 0) if isinstance(x, Tensor) else (x,)
+            elif isinstance(value, Tensor):
+                parts += (value.dtype, value.data_ptr() & 15 == 0)
             else:
-                parts.append(float if isinstance(value, float) else value)
+                add(float if kind is float else value)
         return tuple(parts)
 
     def _compile_ahead(self, pool: ThreadPoolExecutor, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
