@@ -112,7 +112,7 @@ class LaunchedKernel:
 
     def _compile_ahead(self, pool: ThreadPoolExecutor, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         key = self.key(arguments, options)
-        if (self, key) in _Compilation.waiting:
+        if key in self.compiled or (self, key) in _Compilation.waiting:
             return
         device = _device()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from diffnet import DiffusionNet, collate, precompute
+from diffnet import DiffusionNet, collate, graphed, precompute
 from diffnet.ops import cross_entropy
 
 BLOCKS = 4
@@ -84,6 +85,40 @@ def test_kernels_are_compiled_ahead_once_each_and_not_run() -> None:
     assert found["ran"] == found["more"] == 0
     # The sizes of converted matrices tell launches apart that Triton compiles once.
     assert 15 < found["different"] <= found["compiled"] <= found["different"] + 1  # type: ignore[operator]
+
+
+@pytest.mark.gpu
+def test_a_graphed_network_compiles_its_kernels_in_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the first call, which runs without graphs, and for the recording. Sparse kernels are compiled as usual."""
+    import threading
+
+    import trimesh
+    from triton import knobs
+
+    here: list[str] = []
+    elsewhere: list[str] = []
+
+    def record(*_: object, repr: str, **__: object) -> None:
+        (here if threading.current_thread() is threading.main_thread() else elsewhere).append(repr)
+
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", record)
+    operators = precompute(trimesh.creation.icosphere(2), 16).to("cuda")
+    x = torch.randn(operators.num_vertices, 3, device="cuda")
+    plain = DiffusionNet(3, 7, width=44, blocks=2, dropout=0.0).cuda()
+    model = graphed(copy.deepcopy(plain))
+    outs = []
+    for _ in range(3):
+        with torch.autocast("cuda", torch.bfloat16):
+            outs.append(model(x, operators))
+        outs[-1].float().square().mean().backward()
+    assert len(elsewhere) > 30
+    assert [name for name in here if "spmm" not in name] == []
+    with torch.autocast("cuda", torch.bfloat16):
+        expected = plain(x, operators)
+    for out in outs:
+        torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
+    gradients = [p.grad for p in model.parameters()]
+    assert all(g is not None and g.isfinite().all() for g in gradients)
 
 
 @pytest.mark.gpu
