@@ -30,9 +30,9 @@ def shared_launches(first: nn.Linear, blocks: Iterable[nn.Module], last: nn.Line
     layers = [first, last, *(layer for block in own if type(block.mlp) is MLP for layer in block.mlp.layers)]
     # A parametrized layer has a class of its own, and computes its weight anew whenever it is read.
     weights = [layer.weight for layer in layers if type(layer) is nn.Linear]
-    weights = [w for w in weights if w.dtype == torch.float32 and w.device == x.device and not w.is_inference()]
+    weights = [w for w in weights if w.dtype == torch.float32 and _is_plain(w, x.device)]
     diffusions = [block.diffusion for block in own if type(block.diffusion) is LearnedTimeDiffusion]
-    times = [diffusion.time for diffusion in diffusions if diffusion.training and diffusion.time.device == x.device]
+    times = [diffusion.time for diffusion in diffusions if diffusion.training and _is_plain(diffusion.time, x.device)]
     dtype = compute_dtype(x, *weights[:1])
     precision = dot_precision(weights[0]) if weights and dtype == torch.float32 else "ieee"
     converts = dtype != torch.float32 or precision != "ieee"
@@ -41,10 +41,16 @@ def shared_launches(first: nn.Linear, blocks: Iterable[nn.Module], last: nn.Line
 
 
 def shares_launches(backend: Backend, x: Tensor) -> bool:
-    """Whether a network runs kernels that `shared_launches` serves."""
-    if torch.compiler.is_compiling() or under_transforms():
+    """Whether a network launches kernels, so that `shared_launches` saves some."""
+    if torch.compiler.is_compiling() or under_transforms() or type(x) is not Tensor or x.is_meta:
         return False
     return use_kernels(backend, x, matrix=True)
+
+
+def _is_plain(parameter: Tensor, device: torch.device) -> bool:
+    """Whether a kernel may read a parameter, and PyTorch counts its changes."""
+    plain = type(parameter) is nn.Parameter or type(parameter) is Tensor
+    return plain and parameter.device == device and not parameter.is_inference()
 
 
 def _may_change(block: DiffusionNetBlock) -> bool:

@@ -71,7 +71,8 @@ class LaunchedKernel:
             if compiled is not None:
                 # Constants are passed by position, too, as Triton's tutorial on fused softmax does.
                 others = map(options.__getitem__, self._names[len(arguments) :])
-                compiled[(*grid, 1, 1)[:3]](*arguments, *others)
+                three = (*grid, 1, 1)[:3]
+                compiled[three](*arguments, *others)
                 return
             start = time.perf_counter()
             found = self.kernel[grid](*arguments, **options)
