@@ -1,5 +1,6 @@
 from .block import DiffusionNetBlock
 from .block_sparse import BlockSparseAttention, BlockSparseConv2d, BlockSparseLinear
+from .cuda_graphs import graphed
 from .diffusion import LearnedTimeDiffusion
 from .geometry import (
     MeshError,
@@ -34,6 +35,7 @@ __all__ = [
     "Operators",
     "SpatialGradientFeatures",
     "collate",
+    "graphed",
     "hks",
     "load_mesh",
     "normalize_positions",

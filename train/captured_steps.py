@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows
+from diffnet.cuda_graphs.lane import Graph, Lane, Recorder, record_graph
+from diffnet.cuda_graphs.recording import preserved, trial
+from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, size_of
+from diffnet.cuda_graphs.static_operators import StaticOperators
 from diffnet.data import UNLABELED, LabelsAt
 from diffnet.geometry import Operators
-from diffnet.graphed.buffers import BatchBuffers, NotCounted
-from diffnet.graphed.lane import Graph, Lane, Recorder, record_graph
-from diffnet.graphed.recording import load_rows, preserved, trial
-from diffnet.graphed.sizes import BatchSize, largest_batch, size_of
-from diffnet.graphed.static_operators import StaticOperators
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.ops.common.launcher import compile_ahead
 from diffnet.train.batches import Batch
@@ -30,11 +30,10 @@ class _Captured:
     graph: Graph | None = None
 
     def load(self, batch: Batch) -> None:
-        self.buffers.load(batch.operators)
-        load_rows(self.batch.features, batch.features)
-        load_rows(self.batch.labels, batch.labels, UNLABELED)
+        rows = [Rows(self.batch.features, batch.features), Rows(self.batch.labels, batch.labels, UNLABELED)]
         if batch.rotations is not None and self.batch.rotations is not None:
-            load_rows(self.batch.rotations, batch.rotations)
+            rows.append(Rows(self.batch.rotations, batch.rotations))
+        self.buffers.load(batch.operators, *rows)
 
 
 class CapturedSteps:

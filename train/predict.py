@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diffnet.cuda_graphs import graphed
 from diffnet.data import LabelsAt, Sample, input_features, prepare
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
-from diffnet.graphed import graphed
 from diffnet.train.checkpoint import Checkpoint, restore_model
 from diffnet.train.evaluate import predict_classes
 from diffnet.train.report.export import png_bytes, write_atomically, write_ply

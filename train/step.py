@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from diffnet import DiffusionNet
+from diffnet.cuda_graphs.lane import Recorder, record_graph
 from diffnet.data import UNLABELED, LabelsAt, Sample
 from diffnet.geometry import Operators
-from diffnet.graphed.lane import Recorder, record_graph
 from diffnet.ops import Backend, cross_entropy
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.train.batches import Batch, rotate

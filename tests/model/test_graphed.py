@@ -7,6 +7,7 @@ import gc
 import pickle
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ import torch
 import trimesh
 from graph_emulator import EmulatedGraph
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from diffnet import DiffusionNet, Operators, collate, precompute
-from diffnet.graphed import graphed
-from diffnet.graphed.forward import MOST_LANES, GraphedForward
-from diffnet.graphed.sizes import BatchSize, largest_batch, round_up, size_of
+from diffnet.cuda_graphs import graphed
+from diffnet.cuda_graphs.forward import MOST_LANES, GraphedForward
+from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, round_up, size_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -365,3 +367,43 @@ def test_memory_stays_near_that_of_the_largest_batch() -> None:
     finally:
         torch.set_float32_matmul_precision("highest")
     assert peaks[1] <= 1.6 * peaks[0]
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["recomputed", "reentrant"])
+def test_checkpointing(meshes: list[Operators], reentrant: bool) -> None:
+    plain = network()
+    model = with_graphs(plain, "cpu")
+    x = features(meshes[1])
+    for each in (plain, model):
+        given = x.clone().requires_grad_()
+        outs = [checkpoint(each, given, o, use_reentrant=reentrant) for o in (meshes[1], meshes[1])]
+        sum(out.square().sum() for out in outs).backward()
+    assert_same_gradients(plain, model)
+
+
+def test_distributed_training(meshes: list[Operators], tmp_path: Path) -> None:
+    plain = network()
+    model = with_graphs(plain, "cpu")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        for _ in range(2):
+            for each in (plain, wrapped):
+                each(features(meshes[2]), meshes[2]).square().sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert_same_gradients(plain, model)
+    assert list(wrapped.module.state_dict()) == list(plain.state_dict())
+
+
+def test_an_average_of_the_weights(meshes: list[Operators]) -> None:
+    model = with_graphs(network(), "cpu")
+    x = features(meshes[0])
+    model(x, meshes[0])
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
+    average.update_parameters(model)
+    with torch.no_grad():
+        model.last.bias.add_(1)
+        average.update_parameters(model)
+        expected = network()(x, meshes[0]) + 0.5
+        torch.testing.assert_close(average(x, meshes[0]), expected)

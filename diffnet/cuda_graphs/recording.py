@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows, fill
+from diffnet.cuda_graphs.lane import Graph, Lane
+from diffnet.cuda_graphs.sizes import BatchSize
+from diffnet.cuda_graphs.static_operators import StaticOperators
 from diffnet.geometry import Operators
-from diffnet.graphed.buffers import BatchBuffers, NotCounted
-from diffnet.graphed.lane import Graph, Lane
-from diffnet.graphed.sizes import BatchSize
-from diffnet.graphed.static_operators import StaticOperators
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.ops.common.launcher import compile_ahead
 
@@ -45,8 +45,7 @@ class Recording:
 
     def load(self, features: Tensor, operators: Operators) -> None:
         """Copy a batch into the buffers."""
-        self.buffers.load(operators)
-        load_rows(self.features, features)
+        self.buffers.load(operators, Rows(self.features, features))
 
     def parameter_gradients(self) -> dict[int, Tensor]:
         """A copy of the gradients, by the numbers of the parameters."""
@@ -54,13 +53,6 @@ class Recording:
             return {}
         copies = torch._foreach_mul(self.gradients, 1.0)  # one kernel, and one call from Python
         return dict(zip(self.learned, copies, strict=True))
-
-
-def load_rows(buffer: Tensor, rows: Tensor, rest: float = 0) -> None:
-    """Copy rows into a buffer and set the remaining rows to a number."""
-    buffer[: len(rows)].copy_(rows.detach(), non_blocking=True)
-    if len(rows) < len(buffer):
-        buffer[len(rows) :].fill_(rest)
 
 
 def record_network(
@@ -82,7 +74,7 @@ def record_network(
     arena, rows, channels = lane.arena, ROWS[outputs_at], features.shape[1]
     static = StaticOperators(BatchBuffers(arena, size, counted, operators))
     given = arena.take("features", size, lambda s: (s.vertices, channels), features.dtype)
-    load_rows(given, features)
+    fill([Rows(given, features.detach())])
     leaf = given.detach().requires_grad_(features.requires_grad and torch.is_grad_enabled())
     # Stand-ins with the same memory. The parameters themselves may belong to a graph of autograd that still lives, and
     # a recording would have to wait for its stream.

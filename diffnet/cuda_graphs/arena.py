@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from diffnet.graphed.sizes import BatchSize
+from diffnet.cuda_graphs.sizes import BatchSize
 
 Shape = Callable[[BatchSize], Sequence[int]]
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from diffnet.cuda_graphs.buffers import NotCounted, Rows, fill
+from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
+from diffnet.cuda_graphs.module_state import ModuleState
+from diffnet.cuda_graphs.recording import ROWS, Recording, compile_network, record_network
+from diffnet.cuda_graphs.sizes import round_up, size_of
+from diffnet.cuda_graphs.static_operators import StaticOperators
 from diffnet.geometry import Operators
-from diffnet.graphed.buffers import NotCounted
-from diffnet.graphed.lane import Lane, Recorder, record_graph
-from diffnet.graphed.module_state import ModuleState
-from diffnet.graphed.recording import ROWS, Recording, compile_network, load_rows, record_network
-from diffnet.graphed.sizes import round_up, size_of
-from diffnet.graphed.static_operators import StaticOperators
 from diffnet.ops.common.compiler import under_transforms
 from diffnet.ops.common.cuda_graph import NotCapturable
 
@@ -240,7 +240,7 @@ class _Replay(torch.autograd.Function):
         recording: Recording = ctx.recording
         assert recording.backward is not None
         assert recording.output_grad is not None
-        load_rows(recording.output_grad, grad)
+        fill([Rows(recording.output_grad, grad)])
         recording.backward.replay()
         features_grad = None
         if recording.features_grad is not None:

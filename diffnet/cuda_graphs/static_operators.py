@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from diffnet.cuda_graphs.buffers import BatchBuffers
 from diffnet.geometry import Operators
-from diffnet.graphed.buffers import BatchBuffers
 from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.common.cuda_graph import NotCapturable
 

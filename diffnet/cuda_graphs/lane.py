@@ -10,8 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from diffnet.graphed.arena import Arena
-from diffnet.graphed.sizes import BatchSize
+from diffnet.cuda_graphs.arena import Arena
+from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.ops.common.cuda_graph import NotCapturable, capturable_stream, forget_recording, record
 
 T = TypeVar("T")

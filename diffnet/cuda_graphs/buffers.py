@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diffnet.cuda_graphs.arena import Arena, Shape
+from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.geometry import Operators
-from diffnet.graphed.arena import Arena, Shape
-from diffnet.graphed.sizes import BatchSize
 
 Read = Callable[[Operators], Tensor]
 Rest = Callable[[Operators], float]
@@ -25,6 +25,14 @@ class _Buffer(NamedTuple):
     tensor: Tensor
     read: Read
     rest: Rest | None
+
+
+class Rows(NamedTuple):
+    """Values (n, …) for the first rows of a buffer. The rest is set to a number, or None numbers it by its places."""
+
+    buffer: Tensor
+    values: Tensor
+    rest: float | None = 0
 
 
 class BatchBuffers:
@@ -59,7 +67,7 @@ class BatchBuffers:
         if name not in self._filled:
             tensor = self.arena.take(name, self.size, shape, read(self.example).dtype)
             self._filled[name] = _Buffer(tensor, read, rest)
-            _fill([self._filled[name]], self.example)
+            fill([_rows(self._filled[name], self.example)])
         return self._filled[name].tensor
 
     def planes(self, name: str, read: Read, shape: Shape, *, needs: str = "") -> Tensor:
@@ -70,14 +78,14 @@ class BatchBuffers:
         if f"{name}[0]" not in self._filled:
             for i in range(2):
                 self._filled[f"{name}[{i}]"] = _Buffer(tensor[i], lambda o, i=i: read(o)[i], lambda _: 0)  # type: ignore[misc]
-            _fill([self._filled[f"{name}[{i}]"] for i in range(2)], self.example)
+            fill([_rows(self._filled[f"{name}[{i}]"], self.example) for i in range(2)])
         return tensor
 
-    def load(self, source: Operators) -> None:
-        """Copy the operators of a batch into all buffers that have been asked for."""
+    def load(self, source: Operators, *others: Rows) -> None:
+        """Copy the operators of a batch into all buffers that have been asked for, and other rows into theirs."""
         self.example = source
         self._load_extents(source)
-        _fill(self._filled.values(), source)
+        fill([*(_rows(buffer, source) for buffer in self._filled.values()), *others])
 
     def _load_extents(self, source: Operators, first: bool = False) -> None:
         """The last mesh of the batch owns all further rows, and further meshes are empty."""
@@ -88,27 +96,33 @@ class BatchBuffers:
         self.ptr.copy_(torch.tensor(ends), non_blocking=True)
 
 
-def _fill(buffers: Iterable[_Buffer], source: Operators) -> None:
-    """Copy values into buffers, with few kernels: one for each dtype."""
+def _rows(buffer: _Buffer, source: Operators) -> Rows:
+    return Rows(buffer.tensor, buffer.read(source), None if buffer.rest is None else buffer.rest(source))
+
+
+@torch.no_grad()
+def fill(all_rows: Iterable[Rows]) -> None:
+    """Copy rows into buffers, with few kernels: one for each dtype, and one to set the rest to 0."""
     copies: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
     zeros: dict[torch.dtype, list[Tensor]] = {}
-    for tensor, read, rest in buffers:
-        values = read(source).detach()
-        count = len(values)
+    for buffer, values, rest in all_rows:
+        count, size = len(values), len(buffer)
         into, given = copies.setdefault((values.dtype, values.device), ([], []))
-        if count > 0:
-            into.append(tensor[:count])
+        if count == size:
+            into.append(buffer)
             given.append(values)
-        if count == len(tensor):
             continue
-        remaining = tensor[count:]
+        rows, remaining = torch.split(buffer, [count, size - count])
+        if count > 0:
+            into.append(rows)
+            given.append(values)
         if rest is None:
             into.append(remaining)
-            given.append(torch.arange(count, len(tensor), dtype=tensor.dtype, device=tensor.device))
-        elif (number := rest(source)) == 0:
-            zeros.setdefault(tensor.dtype, []).append(remaining)
+            given.append(torch.arange(count, size, dtype=buffer.dtype, device=buffer.device))
+        elif rest == 0:
+            zeros.setdefault(buffer.dtype, []).append(remaining)
         else:
-            remaining.fill_(number)
+            remaining.fill_(rest)
     for into, given in copies.values():
         torch._foreach_copy_(into, given)
     for each in zeros.values():

@@ -1,5 +1,5 @@
 """CUDA graphs of networks that serve batches of any size."""
 
-from diffnet.graphed.forward import graphed
+from diffnet.cuda_graphs.forward import graphed
 
 __all__ = ["graphed"]
