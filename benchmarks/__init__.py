@@ -1,9 +1,7 @@
-"""Speed and memory against peers: a registry of benchmarks, run by `diffnet bench`.
+"""Speed and memory against peers: a registry of benchmarks, run by `diffnet bench`."""
 
-Importing this package imports `cases`, which registers every benchmark in `BENCHMARKS`.
-"""
+import lazy_loader
 
-from diffnet.benchmarks import cases
-from diffnet.benchmarks.harness.registry import BENCHMARKS, Benchmark, Case, Options, Unavailable, benchmark
-
-__all__ = ["BENCHMARKS", "Benchmark", "Case", "Options", "Unavailable", "benchmark", "cases"]
+# __init__.pyi lists the public names. `BENCHMARKS` imports every benchmark when it is first used, because importing
+# PyTorch takes seconds and a list of the benchmarks doesn't need it.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

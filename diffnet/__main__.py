@@ -21,16 +21,22 @@ __all__ = ["main"]
 
 
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Benchmarks to run, or all.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME…", help="Benchmarks to run, or all. Without --data, all leaves out command."),
+    ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the benchmarks.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for NAME.csv, NAME.png and run.json.")] = None,
     vertices: Annotated[str | None, typer.Option(help="Numbers of vertices, for example 1000,10000.")] = None,
     widths: Annotated[str | None, typer.Option(help="Numbers of channels, for example 64,128.")] = None,
     k: Annotated[int | None, typer.Option("--k", min=1, help="Number of eigenpairs.")] = None,
     dtypes: Annotated[str | None, typer.Option(help="Any of fp32, tf32, bf16 and fp16, for example bf16,tf32.")] = None,
-    peers: Annotated[str | None, typer.Option(help="Measure only these peers, for example plain,triton.")] = None,
+    peers: Annotated[str | None, typer.Option(help="Measure only these peers, for example plain,diffnet.")] = None,
     meshes: Annotated[
         Path | None, typer.Option(help="Folder of meshes for preprocessing. By default, meshes are generated.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of labeled meshes for the benchmark command, see diffnet train.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0, help="Time to measure each case for.")] = 1.0,
     flush: Annotated[bool, typer.Option(help="Empty the GPU's L2 cache before each run.")] = True,
@@ -43,17 +49,22 @@ def bench(
     or needs too much memory, gets a row that says so.
     """
     with ExitAtCtrlC():
-        from diffnet.benchmarks import BENCHMARKS, Options
-        from diffnet.benchmarks.harness.run import list_benchmarks, run_benchmarks
+        from diffnet.benchmarks.catalog import list_benchmarks
         from diffnet.geometry.errors import OptionError
         from diffnet.train.cli import console
-        from diffnet.train.device import pick_device
 
     if show or not names:
         list_benchmarks(console)
         return
     if out is None:
         raise OptionError("--out should name a folder for the results")
+    with ExitAtCtrlC():
+        from diffnet.benchmarks import BENCHMARKS, Options
+        from diffnet.benchmarks.harness.run import run_benchmarks
+        from diffnet.train.device import pick_device
+
+    if names == ["all"]:
+        names = [name for name in sorted(BENCHMARKS) if name != "command" or data is not None]
     options = Options(
         pick_device(device),
         vertices=_integers("--vertices", vertices),
@@ -65,8 +76,9 @@ def bench(
         flush=flush,
         compile=compile,
         meshes=meshes,
+        data=data,
     )
-    broken = run_benchmarks(sorted(BENCHMARKS) if names == ["all"] else names, options, out, console)
+    broken = run_benchmarks(names, options, out, console)
     for line in broken:
         typer.echo(f"diffnet: {line}", err=True)
     if broken:

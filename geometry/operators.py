@@ -110,7 +110,7 @@ class Operators:
 
     def __len__(self) -> int:
         """The number of meshes."""
-        return len(self.ptr) - 1
+        return self.ptr.shape[0] - 1
 
     def __getitem__(self, index: int | slice) -> Operators:
         """The operators of one mesh, or of several, packed.
@@ -139,7 +139,7 @@ class Operators:
 
     @property
     def num_vertices(self) -> int:
-        return len(self.mass)
+        return self.mass.shape[0]
 
     @property
     def k(self) -> int:

@@ -3,27 +3,23 @@
 from diffnet.benchmarks.cases import (
     block_sparse,
     gradient_features,
-    inference,
     loss_head,
     mlp,
     operators,
     preprocessing,
     sparse,
     spectral,
-    train_step,
     tuning,
 )
 
 __all__ = [
     "block_sparse",
     "gradient_features",
-    "inference",
     "loss_head",
     "mlp",
     "operators",
     "preprocessing",
     "sparse",
     "spectral",
-    "train_step",
     "tuning",
 ]

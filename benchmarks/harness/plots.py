@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from textwrap import wrap
 
@@ -12,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from diffnet.benchmarks.harness.registry import Benchmark, Metric
-from diffnet.benchmarks.harness.results import COLUMNS, read_csv
+from diffnet.benchmarks.harness.results import read_csv
 from diffnet.train.report.export import write_atomically
 from diffnet.train.report.palette import label_colors
 
@@ -30,7 +31,8 @@ def plot(bench: Benchmark, csv_path: Path, png_path: Path) -> None:
     """
     x, metrics = bench.x, bench.metrics
     table = read_csv(csv_path)
-    parameters = [name for name in (table[0] if table else {}) if name not in COLUMNS and name != x]
+    # The parameters stand before the peer.
+    parameters = [name for name in takewhile(lambda name: name != "peer", table[0] if table else ()) if name != x]
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in table:
         groups.setdefault(tuple(row[name] for name in parameters), []).append(row)

@@ -33,6 +33,7 @@ class Options:
     flush: whether to empty the GPU's L2 cache before each run
     compile: whether to measure the peers under torch.compile, too
     meshes: a folder of meshes for the preprocessing benchmarks; None means generated meshes
+    data: a folder of labeled meshes for the benchmark `command`
     """
 
     device: torch.device
@@ -45,6 +46,7 @@ class Options:
     flush: bool = True
     compile: bool = True
     meshes: Path | None = None
+    data: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ class Case:
         Their names should say so.
     wall_clock: whether to measure the time that a caller waits until the GPU has finished, Python included, instead of
         the time of the GPU alone
+    calls: calls of a peer per timed run. They follow each other without waiting for the GPU, as the steps of a training
+        loop do, and the time is divided by their number. More than 1 call needs `wall_clock`. The time of the GPU alone
+        is measured, too.
+    details: further columns of the results. If there are any, each peer runs once, and returns a mapping of these
+        names to numbers.
     """
 
     parameters: Mapping[str, Parameter]
@@ -73,6 +80,8 @@ class Case:
     kind: Arithmetic | None = None
     times: Mapping[str, int] = field(default_factory=dict)
     wall_clock: bool = False
+    calls: int = 1
+    details: tuple[str, ...] = ()
 
     @property
     def floor_ms(self) -> float | None:

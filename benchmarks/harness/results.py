@@ -26,13 +26,15 @@ from diffnet.train.report.export import write_atomically
 Row = dict[str, str | int | float | None]
 
 # These columns follow the parameters of the benchmark. tflops counts the operations of the direct form,
-# executed_tflops the operations that the peer computes. peak_mb is in units of 2²⁰ bytes.
+# executed_tflops the operations that the peer computes. peak_mb is in units of 2²⁰ bytes. gpu_ms explains a wall-clock
+# time: it is the time of the GPU alone.
 COLUMNS = (
     "peer",
     "median_ms",
     "q1_ms",
     "q3_ms",
     "runs",
+    "gpu_ms",
     "peak_mb",
     "tflops",
     "executed_tflops",
@@ -49,7 +51,7 @@ def rows(case: Case, found: dict[str, Measurement | Failure]) -> list[Row]:
 
 
 def _numbers(case: Case, peer: str, result: Measurement | Failure) -> Row:
-    row: Row = dict.fromkeys(COLUMNS)
+    row: Row = dict.fromkeys((*COLUMNS, *case.details))
     row.update(peer=peer, floor_ms=_short(case.floor_ms))
     if isinstance(result, Failure):
         row["error"] = result.reason
@@ -63,11 +65,13 @@ def _numbers(case: Case, peer: str, result: Measurement | Failure) -> Row:
         q1_ms=_short(low),
         q3_ms=_short(high),
         runs=len(times),
+        gpu_ms=_short(result.gpu_ms),
         peak_mb=_short(result.peak_mb),
         tflops=_short(case.flops and case.flops / ms / 1e9),
         executed_tflops=_short(executed and executed / ms / 1e9),
         gbps=_short(case.bytes and case.bytes / ms / 1e6),
         floor_share=_short(case.floor_ms and case.floor_ms / ms),
+        **result.details,
     )
     return row
 
@@ -108,9 +112,18 @@ def write_run(path: Path, names: Sequence[str], options: Options) -> None:
             "cuda": torch.version.cuda,
             "python": platform.python_version(),
         },
-        "options": {**asdict(options), "device": str(device), "meshes": options.meshes and str(options.meshes)},
+        "options": {
+            **asdict(options),
+            "device": str(device),
+            "meshes": _text(options.meshes),
+            "data": _text(options.data),
+        },
     }
     write_atomically(path, json.dumps(run, indent=2, ensure_ascii=False) + "\n")
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _installed_version(package: str) -> str | None:

@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from diffnet.benchmarks.harness.plots import plot
 from diffnet.benchmarks.harness.registry import BENCHMARKS, Benchmark, Case, Options
 from diffnet.benchmarks.harness.results import Row, rows, write_csv, write_run
-from diffnet.benchmarks.harness.timing import Failure, measure
+from diffnet.benchmarks.harness.timing import Failure, measure, run_once
 from diffnet.geometry.errors import OptionError
 
 
@@ -33,14 +32,6 @@ def run_benchmarks(names: Sequence[str], options: Options, out: Path, console: C
     return broken
 
 
-def list_benchmarks(console: Console) -> None:
-    """Print the names and summaries of all benchmarks."""
-    table = Table("benchmark", "measures")
-    for name in sorted(BENCHMARKS):
-        table.add_row(name, BENCHMARKS[name].summary)
-    console.print(table)
-
-
 def _run(bench: Benchmark, options: Options, out: Path, console: Console) -> list[str]:
     table: list[Row] = []
     broken: list[str] = []
@@ -49,9 +40,17 @@ def _run(bench: Benchmark, options: Options, out: Path, console: Console) -> lis
         chosen = _choose(case, options)
         if options.device.type != "cuda":  # the floor is the floor of a GPU
             chosen = replace(chosen, kind=None)
-        found = measure(
-            chosen.peers, options.device, seconds=options.seconds, flush=options.flush, wall_clock=chosen.wall_clock
-        )
+        if chosen.details:
+            found = run_once(chosen.peers, chosen.details)
+        else:
+            found = measure(
+                chosen.peers,
+                options.device,
+                seconds=options.seconds,
+                flush=options.flush,
+                wall_clock=chosen.wall_clock,
+                calls=chosen.calls,
+            )
         new = rows(chosen, found)
         table += new
         write_csv(csv_path, table)  # after every case, so an interrupted run keeps its results
@@ -88,6 +87,8 @@ def _line(row: Row) -> str:
     if row["error"]:
         return f"{row['peer']}: {row['error']}"
     parts = [f"{row['peer']}: {row['median_ms']} ms"]
+    if row["gpu_ms"] is not None:
+        parts.append(f"{row['gpu_ms']} ms of the GPU")
     if row["floor_share"] is not None:
         parts.append(f"{100 * float(row['floor_share']):.0f} % of the floor")
     if row["peak_mb"] is not None:

@@ -106,13 +106,13 @@ def fill(all_rows: Iterable[Rows]) -> None:
     copies: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
     zeros: dict[torch.dtype, list[Tensor]] = {}
     for buffer, values, rest in all_rows:
-        count, size = len(values), len(buffer)
+        count, size = values.shape[0], buffer.shape[0]
         into, given = copies.setdefault((values.dtype, values.device), ([], []))
         if count == size:
             into.append(buffer)
             given.append(values)
             continue
-        rows, remaining = torch.split(buffer, [count, size - count])
+        rows, remaining = buffer[:count], buffer[count:]
         if count > 0:
             into.append(rows)
             given.append(values)

@@ -19,11 +19,12 @@ class ModuleState:
     def __init__(self, module: nn.Module) -> None:
         self.modules = list(module.modules())
         self.parameters = list(module.parameters())
-        self._stores: list[dict[str, Any]] = []
+        stores: list[dict[str, Any]] = []
         for m in self.modules:
-            self._stores += [m._modules, m._parameters, m._buffers]
+            stores += [m._modules, m._parameters, m._buffers]
+        self._values = [store.values() for store in stores]  # views, which follow every change of a store
         self._members = self._ids()
-        self._tensors = [x for store in self._stores for x in store.values() if isinstance(x, Tensor)]
+        self._tensors = [x for values in self._values for x in values if isinstance(x, Tensor)]
         self._hooks = [
             hooks
             for m in self.modules[1:]  # hooks of the module itself are called around the graph
@@ -32,7 +33,7 @@ class ModuleState:
         self._dropouts = [m for m in self.modules if isinstance(m, nn.modules.dropout._DropoutNd)]
 
     def _ids(self) -> tuple[int, ...]:
-        return tuple(map(id, chain.from_iterable(store.values() for store in self._stores)))
+        return tuple(map(id, chain.from_iterable(self._values)))
 
     def is_current(self) -> bool:
         """Whether the module still has the same submodules, parameters and buffers."""

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
 
 from diffnet.benchmarks import BENCHMARKS, Case, Options, Unavailable, benchmark
+from diffnet.benchmarks.catalog import PEERS, catalog
 from diffnet.benchmarks.harness.results import read_csv
+from diffnet.benchmarks.loops import command
+from diffnet.train.cli import console
 
 
 def test_files_of_a_run(registry: dict, bench: Callable[..., int], tmp_path: Path) -> None:
@@ -135,7 +142,58 @@ def test_bad_arguments(
     assert message in capsys.readouterr().err
 
 
-def test_list(bench: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_list(bench: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "_width", 200)
     assert bench("--list") == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in BENCHMARKS)
+    assert all(name in shown for name in (*BENCHMARKS, *PEERS))
+
+
+def test_the_catalog_agrees_with_the_registry() -> None:
+    expected = {name: (b.summary, b.metrics) for name, b in BENCHMARKS.items()}
+    assert {name: (entry.summary, entry.metrics) for name, entry in catalog().items()} == expected
+
+
+def test_the_list_loads_no_pytorch() -> None:
+    code = "import sys; from diffnet.__main__ import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "bench", "--list"], env=environment, capture_output=True, text=True
+    )
+    assert "train-step" in ran.stdout
+    assert ran.stdout.endswith("False\n")
+
+
+def test_the_command_needs_data(bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("command", "--out", tmp_path) == 1
+    assert "needs --data" in capsys.readouterr().err
+
+
+def test_whole_commands(
+    bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All runs share their caches, and each writes its own folder. A failed run says why."""
+    started = []
+
+    def run(command: list[str], env: dict[str, str], **options: object) -> SimpleNamespace:
+        given = dict(zip(command[5::2], command[6::2], strict=False))
+        started.append((given["--out"], given["--cache"], env["TRITON_CACHE_DIR"]))
+        if "xyz" in command:
+            return SimpleNamespace(returncode=1, stderr="diffnet: no such folder")
+        Path(given["--out"]).mkdir()
+        results = {"preprocessing_seconds": 1.5, "training_seconds": 2.5, "test_accuracy": 0.75, "more": 1}
+        (Path(given["--out"]) / "results.json").write_text(json.dumps(results))
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(command, "subprocess", SimpleNamespace(run=run))
+    assert bench("command", "--out", tmp_path, "--data", tmp_path) == 1
+    assert "exit code 1: diffnet: no such folder" in capsys.readouterr().err
+    table = read_csv(tmp_path / "command.csv")
+    assert [(r["options"], r["peer"], r["training_seconds"], r["test_accuracy"]) for r in table] == [
+        ("none", "cold caches", "2.5", "0.75"),
+        ("none", "warm caches", "2.5", "0.75"),
+        ("--batch-meshes 4", "warm caches", "2.5", "0.75"),
+        ("--features xyz", "warm caches", "", ""),
+    ]
+    outs, caches, triton = (set(values) for values in zip(*started, strict=True))
+    assert (len(outs), len(caches), len(triton)) == (4, 1, 1)

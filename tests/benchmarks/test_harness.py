@@ -48,9 +48,9 @@ def test_a_slow_peer_on_a_gpu_runs_twice(monkeypatch: pytest.MonkeyPatch) -> Non
         calls.append(name)
         return 1e3 * seconds[min(calls.count(name), len(seconds)) - 1]
 
-    # These three private functions are the only ones that touch the device, so replacing them simulates a GPU.
-    monkeypatch.setattr(timing, "_time_and_peak_mb", lambda peer, device: (peer(), 0.0))
-    monkeypatch.setattr(timing, "_time", lambda peer, device, scratch: peer())  # returns seconds of `run` above
+    # These three functions are the only ones that touch the device, so replacing them simulates a GPU.
+    monkeypatch.setattr(timing.Timer, "time_and_peak_mb", lambda timer, peer: (peer(), 0.0))
+    monkeypatch.setattr(timing.Timer, "time", lambda timer, peer: peer())  # returns milliseconds of `run` above
     monkeypatch.setattr(timing, "_release", lambda device: None)  # would empty the memory pool of a GPU
     peers = {"slow": partial(run, "slow", [9, 8]), "compiled": partial(run, "compiled", [9, 0.25])}
     found = measure(peers, torch.device("cuda"), seconds=1, flush=False)
@@ -59,6 +59,20 @@ def test_a_slow_peer_on_a_gpu_runs_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     assert isinstance(compiled, Measurement)
     assert set(compiled.milliseconds) == {250}
     assert calls == ["slow"] * 2 + ["compiled"] * (3 + len(compiled.milliseconds))
+
+
+def test_calls_of_a_loop_are_averaged() -> None:
+    calls: list[int] = []
+
+    def sleep() -> None:
+        calls.append(1)
+        time.sleep(0.004 if len(calls) % 2 else 0.008)
+
+    found = measure({"loop": sleep}, CPU, seconds=0.01, wall_clock=True, calls=2)["loop"]
+    assert isinstance(found, Measurement)
+    assert len(calls) == 2 * (3 + len(found.milliseconds))
+    assert all(6 <= ms < 30 for ms in found.milliseconds)
+    assert found.gpu_ms is None
 
 
 def test_failures_say_why() -> None:

@@ -132,6 +132,23 @@ def test_captured_runs_equal_plain_ones(at: LabelsAt, given: dict[str, Any], pre
 
 
 @pytest.mark.gpu
+def test_a_resumed_run_equals_a_whole_one_whatever_sizes_it_meets_first(tmp_path: Path) -> None:
+    data = spheres("vertices", (2, 3, 4, 2, 3, 1))
+    samples = prepared(data, chosen(), GPU)
+    found = []
+    for name, stops in (("whole", [4]), ("resumed", [1, 3, 4])):
+        out = tmp_path / name
+        out.mkdir()
+        for i, epochs in enumerate(stops):
+            options = chosen(k=6, width=32, dropout=0.5, epochs=epochs, eval_every=1)
+            run = train(data, samples, samples[:2], options, out, device=GPU, resume=i > 0)
+        found.append(([{**row, "seconds": None} for row in run["history"]], run["model"]))
+    assert found[0][0] == found[1][0]
+    for name, weight in found[0][1].items():
+        assert torch.equal(weight, found[1][1][name]), name
+
+
+@pytest.mark.gpu
 def test_captured_steps_wait_for_nothing() -> None:
     data = spheres("vertices", (2, 3, 4))
     options = chosen(k=16, width=32, batch_meshes=2, dropout=0.5)

@@ -1,0 +1,273 @@
+"""The tables of wall-clock times in README.md and docs/measurements.md, made from committed results.
+
+`python -m diffnet.benchmarks.tables` writes them. Each table stands between two comments of a page:
+`<!-- table NAME -->` and `<!-- end of table -->`. A table whose result files are missing stays as it is.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+RESULTS = CHECKOUT / "benchmarks" / "results" / "loops-h200"
+PAGES = (CHECKOUT / "README.md", CHECKOUT / "docs" / "measurements.md")
+BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+Row = dict[str, str]
+
+
+class Results:
+    """The results of a benchmark in a folder of `RESULTS`. Raises FileNotFoundError if they are missing."""
+
+    def __init__(self, folder: Path, benchmark: str) -> None:
+        with (folder / f"{benchmark}.csv").open(newline="", encoding="utf-8") as file:
+            self.rows: list[Row] = list(csv.DictReader(file))
+        self.run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        self.folder = f"{folder.parent.name}/{folder.name}"
+
+    def number(self, column: str, peer: str, **case: str) -> float | None:
+        """A number of a peer in the case with these parameters. None if it was not measured."""
+        wanted = {"peer": peer, **case}
+        for row in self.rows:
+            if all(row[name] == value for name, value in wanted.items()) and row[column]:
+                return float(row[column])
+        return None
+
+    def ms(self, peer: str, **case: str) -> float | None:
+        return self.number("median_ms", peer, **case)
+
+    def values(self, column: str) -> list[str]:
+        """The different values of a column, in their order."""
+        return list(dict.fromkeys(row[column] for row in self.rows))
+
+    def source(self) -> str:
+        """The folder, the machine and the command of the run."""
+        command = re.sub(r"(--out|--data) \S+", r"\1 DIR", " ".join(self.run["command"]))
+        versions = self.run["versions"]
+        return (
+            f"Folder `{self.folder}`: {self.run['device']}, PyTorch {versions['torch']}, {self.run['date'][:10]}.\n"
+            f"The command is `{command}`."
+        )
+
+
+def short(results: Path) -> str:
+    """The table of the README: a training step in bf16."""
+    found = Results(results / "steps", "train-step")
+    peers = {
+        "original's form": "original",
+        "plain PyTorch": "plain",
+        "diffnet": "diffnet",
+        "diffnet, graphed": "diffnet-graphed",
+        "`diffnet train`": "diffnet-command",
+    }
+    text = (
+        "Wall-clock time of one training step of 4 blocks of width 128 with 128 eigenpairs, on one\n"
+        f"{found.run['device']} ([results](benchmarks/results/{found.folder})). The original's form is a\n"
+        "reimplementation with sparse COO gradients and a loop over meshes, in float32. The others compute in bf16.\n\n"
+    )
+    text += _by_size(found, "bf16", peers)
+    if (results / "command" / "command.csv").exists():
+        whole = Results(results / "command", "command")
+        cold, warm = (whole.ms(peer, options="none") for peer in ("cold caches", "warm caches"))
+        text += (
+            "\n`diffnet train segmentation` on the RNA data set (80 training meshes of about 15,000 vertices,\n"
+            f"260 classes, 100 epochs) takes {_seconds(warm)} with warm caches and {_seconds(cold)} with empty ones,\n"
+            f"from mesh files to the report ([results](benchmarks/results/{whole.folder})). "
+            f"The test accuracy is {_percent(whole.number('test_accuracy', 'warm caches', options='none'))}.\n"
+        )
+    return text
+
+
+def training_step(results: Path) -> str:
+    """A training step in every dtype, with the time of the GPU."""
+    found = Results(results / "steps", "train-step")
+    text = "## Training step\n\n" + found.source() + "\n" + LOOPS
+    for dtype in found.values("dtype"):
+        text += f"\nIn {dtype}:\n\n" + _by_size(found, dtype, {peer: peer for peer in found.values("peer")}, gpu=True)
+    return text
+
+
+def inference(results: Path) -> str:
+    """Outputs without gradients in every dtype."""
+    found = Results(results / "steps", "inference")
+    text = "## Inference\n\n" + found.source() + "\n" + LOOPS
+    for dtype in found.values("dtype"):
+        text += f"\nIn {dtype}:\n\n" + _by_size(found, dtype, {peer: peer for peer in found.values("peer")}, gpu=True)
+    return text
+
+
+def float32(results: Path) -> str:
+    """A training step in full float32, with memory."""
+    found = Results(results / "fp32", "train-step")
+    text = "## Training step in float32\n\n" + found.source() + "\nMemory is what PyTorch reserves.\n\n"
+    lines = []
+    for peer in found.values("peer"):
+        cells = [
+            f"{_ms(found.ms(peer, vertices=v))}, {_gib(found.number('peak_mb', peer, vertices=v))}"
+            for v in found.values("vertices")
+        ]
+        lines.append([f"`{peer}`", *cells])
+    return text + _table(["peer", *(f"{int(v):,} vertices" for v in found.values("vertices"))], lines)
+
+
+def compiled(results: Path) -> str:
+    """A training step under `torch.compile`."""
+    found = Results(results / "compiled", "train-step")
+    text = "## Training step, compiled\n\n" + found.source() + "\n" + LOOPS
+    for dtype in found.values("dtype"):
+        text += f"\nIn {dtype}:\n\n" + _by_size(found, dtype, {peer: peer for peer in found.values("peer")})
+    return text
+
+
+def training_loop(results: Path) -> str:
+    """Steps of a loop over mixed meshes: time, time per vertex, and memory."""
+    found = Results(results / "steps", "training-loop")
+    loops, largest = found.values("loop"), "diffnet, largest batch"
+    text = "## Training loop\n\n" + found.source() + "\n"
+    text += (
+        "The 24 meshes have 2,000 to 20,000 vertices. Time is wall-clock time per step, and memory is what PyTorch\n"
+        "reserves beyond the data. The table shows both.\n\n"
+    )
+    lines = []
+    for peer in found.values("peer"):
+        cells = [
+            f"{_ms(found.ms(peer, loop=name))}, {_gib(found.number('peak_mb', peer, loop=name))}" for name in loops
+        ]
+        lines.append([f"`{peer}`", *cells])
+    text += _table(["peer", *loops], lines) + "\n"
+    lines = []
+    for peer in ("diffnet-graphed", "diffnet-graphed-fused", "diffnet-command"):
+        times = {name: found.ms(peer, loop=name) for name in loops}
+        sizes = {row["loop"]: float(row["vertices_per_step"]) for row in found.rows}
+        per_vertex = {name: None if ms is None else ms / sizes[name] for name, ms in times.items()}
+        one, memory = "one mesh", found.number("peak_mb", peer, loop="one mesh")
+        lines.append(
+            [
+                f"`{peer}`",
+                _times(found.ms("original", loop=one), times[one]),
+                _times(found.ms("diffnet", loop=one), times[one]),
+                _times(times[one], found.ms("diffnet-captured", loop=one)),
+                _times(per_vertex["four meshes"], per_vertex[one]),
+                _times(per_vertex["xyz"], per_vertex[one]),
+                _times(memory, found.number("peak_mb", largest, loop=one)),
+            ]
+        )
+    heads = [
+        "peer",
+        "speedup against `original`",
+        "speedup against `diffnet`",
+        "time against one graph for each mesh",
+        "time per vertex of four meshes against one",
+        "time per vertex of rotated xyz",
+        "memory against the largest batch without graphs",
+    ]
+    return text + _table(heads, lines)
+
+
+def command(results: Path) -> str:
+    """Whole runs of the command line."""
+    found = Results(results / "command", "command")
+    text = "## Whole commands\n\n" + found.source() + "\n"
+    text += "The total is the time of the process, with imports, preprocessing and the report.\n\n"
+    lines = []
+    for row in found.rows:
+        if row["error"]:
+            continue
+        lines.append(
+            [
+                "none" if row["options"] == "none" else f"`{row['options']}`",
+                row["peer"],
+                _seconds(float(row["median_ms"])),
+                f"{float(row['preprocessing_seconds']):.1f} s",
+                f"{float(row['training_seconds']):.1f} s",
+                _percent(float(row["test_accuracy"])),
+            ]
+        )
+    return text + _table(["options", "caches", "total", "preprocessing", "training", "test accuracy"], lines)
+
+
+LOOPS = (
+    "Times are wall-clock times of steps that follow each other, with the time of the GPU alone in parentheses.\n"
+    "[benchmarks/README.md](../benchmarks/README.md) explains the peers.\n"
+)
+TABLES: dict[str, Callable[[Path], str]] = {
+    "short": short,
+    "training-step": training_step,
+    "inference": inference,
+    "float32": float32,
+    "compiled": compiled,
+    "training-loop": training_loop,
+    "command": command,
+}
+
+
+def updated(page: str, results: Path = RESULTS) -> str:
+    """The text of a page with its tables made from the results. Raises KeyError for an unknown table."""
+
+    def replaced(match: re.Match[str]) -> str:
+        try:
+            return match[1] + TABLES[match[2]](results) + match[3]
+        except FileNotFoundError:
+            return match[0]
+
+    return BLOCK.sub(replaced, page)
+
+
+def _by_size(found: Results, dtype: str, peers: dict[str, str], gpu: bool = False) -> str:
+    """A row per number of vertices, a column per peer. `gpu`: with the time of the GPU in parentheses."""
+    lines = []
+    for v in found.values("vertices"):
+        case = {"dtype": dtype, "vertices": v}
+        cells = []
+        for peer in peers.values():
+            alone = found.number("gpu_ms", peer, **case) if gpu else None
+            cells.append(_ms(found.ms(peer, **case)) + ("" if alone is None else f" ({_digits(alone)})"))
+        lines.append([f"{int(v):,}", *cells])
+    return _table(["vertices", *(f"`{name}`" if name == peer else name for name, peer in peers.items())], lines)
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    text = ["| " + " | ".join(row) + " |" for row in (heads, *lines)]
+    return "\n".join([text[0], "|---" * len(heads) + "|", *text[1:], ""])
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _ms(value: float | None) -> str:
+    return "not measured" if value is None else f"{_digits(value)} ms"
+
+
+def _seconds(ms: float | None) -> str:
+    return "not measured" if ms is None else f"{ms / 1e3:.1f} s"
+
+
+def _percent(share: float | None) -> str:
+    return "not measured" if share is None else f"{100 * share:.1f} %"
+
+
+def _gib(mb: float | None) -> str:
+    return "not measured" if mb is None else f"{mb / 2**10:.2f} GiB"
+
+
+def _times(value: float | None, other: float | None) -> str:
+    return "not measured" if value is None or other is None else f"{_digits(value / other)}×"
+
+
+def main() -> None:
+    """Write the tables into the pages, and print the names of the pages that change."""
+    for path in PAGES:
+        before = path.read_text(encoding="utf-8")
+        after = updated(before)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+        print(f"{path.relative_to(CHECKOUT)}: {'unchanged' if after == before else 'updated'}")
+
+
+if __name__ == "__main__":
+    main()
