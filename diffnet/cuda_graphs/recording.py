@@ -17,7 +17,7 @@ from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.cuda_graphs.static_operators import StaticOperators
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
-from diffnet.ops.common.launcher import compile_ahead
+from diffnet.ops.common.launcher import compile_ahead, saved_as_usual
 
 # The count of `BatchSize` that gives the rows of the output.
 ROWS = {"vertices": "vertices", "faces": "faces", "edges": "edges", "global_mean": "meshes"}
@@ -93,7 +93,7 @@ def record_network(
         tape[:] = [out]
         of_output("output", out).copy_(out.detach())
 
-    with lane.stream():
+    with lane.stream(), saved_as_usual():
         if not compiled:
             compile_network(network, leaf, static)
             static.buffers.load(operators)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -195,6 +195,14 @@ def compiling_only() -> Iterator[None]:
         _Compilation.lock.release()
 
 
+def saved_as_usual() -> AbstractContextManager[None]:
+    """Save tensors for the backward without the caller's hooks.
+
+    `torch.utils.checkpoint` counts the tensors that its hooks see, and runs its function again to read them.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
 def compile_ahead(loss: Callable[[], Tensor], inputs: Iterable[Tensor]) -> None:
     """Compile the kernels of a training step in several threads, without taking the step.
 
@@ -211,7 +219,7 @@ def compile_ahead(loss: Callable[[], Tensor], inputs: Iterable[Tensor]) -> None:
     devices = sorted({x.get_device() for x in inputs if x.is_cuda})
     if not devices or _Compilation.lock.locked():
         return
-    with torch.random.fork_rng(devices if _ON_GPU else []), compiling_only():
+    with torch.random.fork_rng(devices if _ON_GPU else []), compiling_only(), saved_as_usual():
         out = loss()
         wanted = [x for x in inputs if x.requires_grad]
         if out.requires_grad and wanted:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from diffnet.ops.common.launcher import LaunchedKernel, compile_ahead, compiles_only, compiling_only
 from diffnet.ops.common.memo import can_remember
@@ -141,3 +142,22 @@ def test_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         compile_ahead(loss, [x])
     assert len(kernel.compiled) == 3
+
+
+def test_ahead_within_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint counts the tensors that its function saves. The recomputation compiles nothing."""
+    launched = LaunchedKernel(Kernel())
+    x = torch.ones(8, requires_grad=True)
+    calls = []
+
+    def function(x: Tensor) -> Tensor:
+        calls.append(None)
+        if len(calls) == 1:
+            with monkeypatch.context() as patch:
+                patch.setattr(Tensor, "is_cuda", True)
+                compile_ahead(lambda: Launches.apply(x.detach().requires_grad_(), launched).square(), [x])
+        return x.square()
+
+    checkpoint(function, x, use_reentrant=False).sum().backward()
+    assert torch.equal(x.grad, torch.full((8,), 2.0))
+    assert len(calls) == 2
