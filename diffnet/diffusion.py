@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -32,8 +36,8 @@ class LearnedTimeDiffusion(nn.Module):
 
     def learned_time(self) -> nn.Parameter:
         """Return the times (C,). In training, negative times are set to 0 first."""
-        if self.training:
-            keep_nonnegative(self.time)
+        if self.training and (torch.compiler.is_compiling() or id(self.time) not in _KEPT.times):
+            keep_nonnegative([self.time])
         return self.time
 
     def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
@@ -52,7 +56,27 @@ class LearnedTimeDiffusion(nn.Module):
         return from_spectral(coefficients, operators.evecs, operators.ptr, operators.lengths, self.backend)
 
 
-def keep_nonnegative(time: nn.Parameter) -> None:
+class _Kept(threading.local):
+    """The ids of the times that `kept_nonnegative` takes care of in this thread."""
+
+    times: frozenset[int] = frozenset()
+
+
+_KEPT = _Kept()
+
+
+@contextmanager
+def kept_nonnegative(times: Sequence[Tensor]) -> Iterator[None]:
+    """Set negative times to 0 in place, in one launch. In the block and in this thread, modules don't do it again."""
+    keep_nonnegative(times)
+    before, _KEPT.times = _KEPT.times, frozenset(map(id, times))
+    try:
+        yield
+    finally:
+        _KEPT.times = before
+
+
+def keep_nonnegative(times: Sequence[Tensor]) -> None:
     """Set negative times to 0 in place.
 
     This is projected gradient descent: if an optimizer step overshoots 0, the next step starts from 0.
@@ -60,4 +84,7 @@ def keep_nonnegative(time: nn.Parameter) -> None:
     The write goes through `time.data`, which autograd does not record as a modification. Several forward passes before
     one backward pass are therefore allowed. They all see the same times: only the first can find a negative one.
     """
-    time.data.clamp_(min=0)
+    if len(times) == 1:
+        times[0].data.clamp_(min=0)
+    elif times:
+        torch._foreach_clamp_min_([time.data for time in times], 0)

@@ -49,7 +49,7 @@ class ImplicitDiffusion(nn.Module):
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
         if self.training:
-            keep_nonnegative(self.time)
+            keep_nonnegative([self.time])
         return implicit_diffusion(
             x,
             self.time.clamp(min=0),

@@ -44,7 +44,7 @@ class MLP(nn.Module):
     @property
     def layers(self) -> list[nn.Linear]:
         """The linear layers, first to last."""
-        return [self.get_submodule(name) for name in self._layer_names]  # type: ignore[misc]
+        return [getattr(self, name) for name in self._layer_names]
 
     def forward(self, inputs: Sequence[Tensor], residual: Tensor | None = None) -> Tensor:
         """Apply the layers to the concatenated inputs and add the residual.

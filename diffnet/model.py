@@ -15,6 +15,7 @@ from diffnet.geometry import Operators
 from diffnet.ops import Backend, mlp, segment_mean
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
+from diffnet.shared_launches import shared_launches, shares_launches
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
 
@@ -125,6 +126,12 @@ class DiffusionNet(nn.Module):
                 f'outputs_at="{self.outputs_at}" needs faces, but the operators are of point clouds; '
                 'write outputs_at="vertices" or outputs_at="global_mean"'
             )
+        if not shares_launches(self.backend, features):
+            return self._computed(features, operators)
+        with shared_launches(self.first, self.blocks, self.last, features):
+            return self._computed(features, operators)
+
+    def _computed(self, features: Tensor, operators: Operators) -> Tensor:
         x = self._linear(self.first, features)
         # All blocks share these. On a GPU they are computed in the first step only.
         dtype = compute_dtype(x)

@@ -17,6 +17,7 @@ from diffnet.cuda_graphs.static_operators import StaticOperators
 from diffnet.data import UNLABELED, LabelsAt
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
+from diffnet.ops.common.launcher import compile_ahead
 from diffnet.train.batches import Batch
 
 
@@ -38,10 +39,11 @@ class _Captured:
 class CapturedSteps:
     """Runs a training step on buffers, and replays CUDA graphs of it. One graph serves all batches of about one size.
 
-    The first step of a size runs kernel by kernel, and the graph is recorded after it. A replay runs the same kernels
-    and draws the same random numbers, so results don't depend on the order in which sizes occur.
+    All kernels are compiled before the first step. The first step of a size runs kernel by kernel, and the graph is
+    recorded after it. A replay runs the same kernels and draws the same random numbers, so results don't depend on the
+    order in which sizes occur.
 
-    forward: the forward pass of the network on a batch, without side effects
+    loss: the loss of the network on a batch, without side effects
     step: a training step. It reads and writes tensors that stay in place, and never waits for the GPU. It may call
         backward and an optimizer made with `capturable=True` whose learning rate is a tensor. Returns the loss ().
     network: the network that is trained
@@ -52,7 +54,7 @@ class CapturedSteps:
 
     def __init__(
         self,
-        forward: Callable[[Batch], Tensor],
+        loss: Callable[[Batch], Tensor],
         step: Callable[[Batch], Tensor],
         network: nn.Module,
         labels_at: LabelsAt,
@@ -62,7 +64,7 @@ class CapturedSteps:
         device: torch.device,
         recorder: Recorder = record_graph,
     ) -> None:
-        self._forward, self._step, self._network, self._labels_at = forward, step, network, labels_at
+        self._loss_of, self._step, self._network, self._labels_at = loss, step, network, labels_at
         self._meshes, self._most_meshes, self._most_vertices = meshes, most_meshes, most_vertices
         self._lane: Lane[_Captured] = Lane(device, recorder)
         self._counted: frozenset[str] | None = None
@@ -97,8 +99,11 @@ class CapturedSteps:
             size = size_of(batch.operators, counted).rounded()
             self._lane.make_room(size)
             try:
-                with preserved(self._network, self._lane.device), trial(), torch.no_grad():
-                    self._forward(self._on_buffers(batch, size, counted).batch)
+                on_buffers = self._on_buffers(batch, size, counted).batch
+                with preserved(self._network, self._lane.device), trial():
+                    compile_ahead(lambda: self._loss_of(on_buffers), self._network.parameters())  # noqa: B023
+                    with torch.no_grad():
+                        self._loss_of(on_buffers)
                 return counted
             except NotCounted as missing:
                 counted |= {missing.args[0]}

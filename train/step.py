@@ -45,7 +45,7 @@ class TrainingStep:
         """
         most = self._options.batch_meshes, self._options.batch_vertices
         self._captured = CapturedSteps(
-            self._logits, self._step, self._model, labels_at, meshes, *most, self._device, recorder
+            self._loss, self._step, self._model, labels_at, meshes, *most, self._device, recorder
         )
 
     def __call__(self, sample: Sample, rotations: Tensor | None = None) -> Tensor:
@@ -69,6 +69,9 @@ class TrainingStep:
         with autocast(self._options.precision, self._device):
             logits: Tensor = self._model(features, batch.operators)
         return logits
+
+    def _loss(self, batch: Batch) -> Tensor:
+        return segmentation_loss(self._logits(batch), batch.labels, self._options.backend)
 
     def _step(self, batch: Batch) -> Tensor:
         self._optimizer.zero_grad(set_to_none=True)

@@ -158,9 +158,11 @@ def tune_forward(options: Options) -> Iterator[Case]:
         ptr = torch.tensor([0, v], device=device)
 
         def run(tiling: object) -> object:
+            from diffnet.ops.common.matmul import operands
             from diffnet.ops.gradient_features.kernels import forward
 
-            return forward(table, evecs, gradient_evecs, ptr, tiling)  # type: ignore[arg-type]
+            (split,) = operands([table], table.dtype, dot_precision(table))
+            return forward(split, evecs, gradient_evecs, ptr, tiling)  # type: ignore[arg-type]
 
         return run, 14.0 * v * k * c, float(kind.bytes * v * (3 * k + 2 * c))
 
@@ -196,9 +198,11 @@ def _backward(name: str, flops: float, columns: int) -> Make:
         ptr = torch.tensor([0, v], device=device)
 
         def run(tiling: object) -> object:
+            from diffnet.ops.common.matmul import operands
             from diffnet.ops.gradient_features import kernels as gradient_features
 
-            return getattr(gradient_features, name)(grad, table, gradient_evecs, ptr, tiling)
+            (split,) = operands([table], table.dtype, dot_precision(table))
+            return getattr(gradient_features, name)(grad, split, gradient_evecs, ptr, tiling)
 
         return run, flops * v * k * c, float(kind.bytes * v * (2 * k + columns * c))
 
@@ -271,9 +275,11 @@ def tune_mlp_forward(options: Options) -> Iterator[Case]:
         biases = [torch.randn(c, device=device) for _ in weights]
 
         def run(tiling: Any) -> object:
+            from diffnet.ops.common.matmul import operands
             from diffnet.ops.mlp.kernels import forward
 
-            return forward(inputs, weights, biases, inputs[0], 0.0, None, False, _all_channels(tiling, c))
+            matrices = operands(weights, weights[0].dtype, dot_precision(weights[0]))
+            return forward(inputs, matrices, biases, inputs[0], 0.0, None, False, _all_channels(tiling, c))
 
         return run, 10.0 * v * c * c, float(kind.bytes * v * 4 * c)
 
@@ -288,9 +294,11 @@ def tune_mlp_backward(options: Options) -> Iterator[Case]:
         inputs, weights = _block_mlp(device, kind, v, c)
 
         def run(tiling: Any) -> object:
+            from diffnet.ops.common.matmul import operands
             from diffnet.ops.mlp.kernels import backward
 
-            return backward(inputs[0], inputs, weights, inputs[1:], True, 0.5, True, _all_channels(tiling, c))
+            matrices = operands(weights, weights[0].dtype, dot_precision(weights[0]))
+            return backward(inputs[0], inputs, matrices, inputs[1:], True, 0.5, True, _all_channels(tiling, c))
 
         return run, 10.0 * v * c * c, float(kind.bytes * v * 8 * c)
 
@@ -313,13 +321,12 @@ def tune_weight_gradients(options: Options) -> Iterator[Case]:
     """Tiles of the gradients of the weights of a block's MLP."""
 
     def make(device: torch.device, kind: Arithmetic, v: int, k: int, c: int) -> Made:
-        first, second, third, *inputs = (_random(device, kind, v, c) for _ in range(8))
-        pairs = list(zip([first, first, first, second, third], inputs, strict=True))
+        grads, inputs, hidden = ([_random(device, kind, v, c) for _ in range(n)] for n in (3, 3, 2))
 
         def run(tiling: object) -> object:
             from diffnet.ops.mlp.weight_gradient_kernels import weight_gradients
 
-            return weight_gradients(pairs, tiling)  # type: ignore[arg-type]
+            return weight_gradients(inputs, hidden, grads, tiling)  # type: ignore[arg-type]
 
         return run, 10.0 * v * c * c, float(kind.bytes * v * 8 * c)
 

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from diffnet.cuda_graphs.buffers import NotCounted, Rows, fill
 from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
 from diffnet.cuda_graphs.module_state import ModuleState
-from diffnet.cuda_graphs.recording import ROWS, Recording, record_network
+from diffnet.cuda_graphs.recording import ROWS, Recording, compile_network, record_network
 from diffnet.cuda_graphs.sizes import round_up, size_of
 from diffnet.cuda_graphs.static_operators import StaticOperators
 from diffnet.geometry import Operators
@@ -86,6 +87,8 @@ class GraphedForward:
         self._visits: Counter[Hashable] = Counter()
         self._lanes: list[Lane[Recording]] = []
         self._state: ModuleState | None = None
+        self._called: set[Hashable] = set()  # configurations whose kernels are compiled, for given operators
+        self._recorded: set[Hashable] = set()  # and for operators in buffers
         self._counted: dict[Hashable, frozenset[str]] = {}
         self._refused: dict[Hashable, str] = {}
         self._too_large = float("inf")
@@ -112,6 +115,10 @@ class GraphedForward:
         visited = config, len(operators), round_up(operators.num_vertices + 1)
         if self._visits[visited] < self._first_visits:
             self._visits[visited] += 1
+            if config not in self._called:
+                self._called.add(config)
+                with suppress(NotCapturable, torch.OutOfMemoryError):  # the call itself says what is wrong, if anything
+                    compile_network(self._network, features, operators)
             return self._eager(features, operators)
         try:
             with self._lock:
@@ -183,10 +190,13 @@ class GraphedForward:
                 return lane, recording
             lane.make_room(size)
             try:
-                recording = record_network(self._network, self._outputs_at, lane, size, counted, features, operators)
+                recording = record_network(
+                    self._network, self._outputs_at, lane, size, counted, features, operators, config in self._recorded
+                )
             except NotCounted as missing:
                 self._counted[config] = counted | {missing.args[0]}
                 continue
+            self._recorded.add(config)
             lane.keep((config, size), recording)
             return lane, recording
 

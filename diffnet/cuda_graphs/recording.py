@@ -17,6 +17,7 @@ from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.cuda_graphs.static_operators import StaticOperators
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
+from diffnet.ops.common.launcher import compile_ahead, saved_as_usual
 
 # The count of `BatchSize` that gives the rows of the output.
 ROWS = {"vertices": "vertices", "faces": "faces", "edges": "edges", "global_mean": "meshes"}
@@ -62,8 +63,11 @@ def record_network(
     counted: frozenset[str],
     features: Tensor,
     operators: Operators,
+    compiled: bool = False,
 ) -> Recording:
     """Record a network on buffers that hold a batch. Autocast, modes and gradients are those of the caller.
+
+    compiled: whether the kernels are known to be compiled
 
     Raises NotCounted, see `BatchBuffers`, and NotCapturable if the network can't be recorded.
     """
@@ -74,26 +78,26 @@ def record_network(
     leaf = given.detach().requires_grad_(features.requires_grad and torch.is_grad_enabled())
     # Stand-ins with the same memory. The parameters themselves may belong to a graph of autograd that still lives, and
     # a recording would have to wait for its stream.
-    parameters = {name: p.detach().requires_grad_(p.requires_grad) for name, p in network.named_parameters()}
+    parameters = _stand_ins(network)
     inputs = [leaf, *parameters.values()]
     tape: list[Tensor] = []
-
-    named = {f"network.{name}": p for name, p in parameters.items()}
 
     def of_output(name: str, out: Tensor) -> Tensor:
         dims = out.shape[1:]
         return arena.take(name, size, lambda s: (getattr(s, rows), *dims), out.dtype)
 
     def forward() -> None:
-        with _autocast_without_cache(features.device.type):
-            out = functional_call(_Forward(network), named, (leaf, static))
+        out = _call(network, parameters, leaf, static)
         if not isinstance(out, Tensor) or out.ndim == 0 or len(out) != getattr(size, rows):
             raise NotCapturable(f"its output is not one tensor with a row for each of the {rows}")
         tape[:] = [out]
         of_output("output", out).copy_(out.detach())
 
-    with lane.stream():
-        with preserved(network, features.device), trial():  # compiles kernels; the results are not used
+    with lane.stream(), saved_as_usual():
+        if not compiled:
+            compile_network(network, leaf, static)
+            static.buffers.load(operators)
+        with preserved(network, features.device), trial():  # loads kernels; the results are not used
             forward()
             out = tape.pop()
             numbers = _with_gradients(out, inputs)
@@ -132,6 +136,34 @@ def record_network(
         )
 
 
+def compile_network(network: nn.Module, features: Tensor, operators: Operators) -> None:
+    """Compile the kernels of a network in several threads before its first call, see `compile_ahead`.
+
+    Raises NotCapturable if the call fails.
+    """
+    parameters = _stand_ins(network)
+    leaf = features.detach().requires_grad_(features.requires_grad and torch.is_grad_enabled())
+    with preserved(network, features.device), trial():
+        compile_ahead(lambda: _call(network, parameters, leaf, operators), [leaf, *parameters.values()])
+
+
+def _stand_ins(network: nn.Module) -> dict[str, Tensor]:
+    """Tensors with the memory of the parameters, by their names. Autograd knows nothing of the parameters."""
+    return {name: p.detach().requires_grad_(p.requires_grad) for name, p in network.named_parameters()}
+
+
+def _call(network: nn.Module, parameters: dict[str, Tensor], features: Tensor, operators: Any) -> Any:
+    """Call the method `forward` of a network's class with other parameters, in the caller's autocast.
+
+    It caches no cast of a weight, because a cached one would not be part of a graph.
+    """
+    device = features.device.type
+    named = {f"network.{name}": p for name, p in parameters.items()}
+    autocast, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    with torch.autocast(device, dtype, enabled=autocast, cache_enabled=False):
+        return functional_call(_Forward(network), named, (features, operators))
+
+
 class _Forward(nn.Module):
     """Calls the method `forward` of a network's class, and none of its hooks."""
 
@@ -155,16 +187,6 @@ def _with_gradients(out: Tensor, inputs: Sequence[Tensor]) -> list[int]:
 def _gradient_buffer(lane: Lane[Recording], number: int, parameter: Tensor) -> Tensor:
     """The buffer for the gradient of a parameter. Recordings of all sizes share it."""
     return lane.arena.take(f"gradient {number}", BatchSize(0, 0), lambda size: parameter.shape, parameter.dtype)
-
-
-def _autocast_without_cache(device: str) -> torch.autocast:
-    """The caller's autocast. It caches no cast of a weight, because a cached one would not be part of the graph."""
-    return torch.autocast(
-        device,
-        torch.get_autocast_dtype(device),
-        enabled=torch.is_autocast_enabled(device),
-        cache_enabled=False,
-    )
 
 
 @contextmanager

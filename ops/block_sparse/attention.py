@@ -17,8 +17,8 @@ from diffnet.ops.block_sparse.softmax import block_softmax, check_head_scale, fl
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.ops.common.scores import checked_number
 from diffnet.ops.sparse.checks import check_operand
+from diffnet.ops.sparse.scores import checked_number
 
 
 def block_attention(

@@ -126,7 +126,7 @@ def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     """
     if len(a) == 0 or len(b) == 0:
         return (*a, *b)
-    scalar = torch.empty(())
+    scalar = torch.empty((), device="meta")  # nothing has to be computed
     return tuple(torch.broadcast_tensors(scalar.expand(*a), scalar.expand(*b))[0].shape)  # type: ignore[no-untyped-call]
 
 

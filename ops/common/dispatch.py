@@ -122,14 +122,26 @@ def _with_separate_outputs(implementation: Callable[..., Any], *arguments: Any) 
 
 
 def _flattened(arguments: Sequence[Any]) -> list[Any]:
-    return [x for a in arguments for x in (a if isinstance(a, (list, tuple)) else [a])]
+    flat: list[Any] = []
+    for a in arguments:
+        if isinstance(a, (list, tuple)):
+            flat += a
+        else:
+            flat.append(a)
+    return flat
 
 
 def _traced(arguments: Sequence[Any]) -> bool:
     """Return whether the registered operator has to be called. On the meta device it calls `fake`."""
-    return torch.compiler.is_compiling() or any(
-        isinstance(a, Tensor) and (type(a) not in _PLAIN_TYPES or a.is_meta) for a in arguments
-    )
+    if torch.compiler.is_compiling():
+        return True
+    for a in arguments:  # a loop takes half the time of `any`
+        if type(a) in _PLAIN_TYPES:
+            if a.is_meta:
+                return True
+        elif isinstance(a, Tensor):
+            return True
+    return False
 
 
 def _refuse_transforms(name: str) -> None:

@@ -14,6 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Arguments of kernels that change from batch to batch. Triton would compile a kernel again for the value 1 and for
+# multiples of 16. Addresses are products with sizes that are constants of a kernel, which shows what is aligned.
+SIZES = (
+    "rows_size",
+    "meshes",
+    "span",
+    "spans",
+    "other_span",
+    "other_spans",
+    "plane_rows",
+    "ignored",
+    "threshold",
+)
+
 
 @dataclass(frozen=True)
 class Tiling:
@@ -69,7 +83,7 @@ def starts_early(tensor: Tensor) -> bool:
 
 def processors(tensor: Tensor) -> int:
     """Return the number of multiprocessors. In Triton's interpreter it is 3, so that small tests have several spans."""
-    return int(_properties(tensor.device.index).multi_processor_count) if tensor.is_cuda else 3
+    return _properties(tensor.device.index).processors if tensor.is_cuda else 3
 
 
 def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -82,9 +96,16 @@ def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
 _NOTHING = contextlib.nullcontext()
 
 
+@dataclass(frozen=True)
+class _Properties:
+    processors: int
+    major: int
+
+
 @functools.cache
-def _properties(device: int) -> Any:
-    return torch.cuda.get_device_properties(device)
+def _properties(device: int) -> _Properties:
+    found = torch.cuda.get_device_properties(device)
+    return _Properties(found.multi_processor_count, found.major)
 
 
 def interpreted(tensor: Tensor) -> bool:
@@ -99,3 +120,22 @@ def row_major(x: Tensor) -> Tensor:
     """Return x with neighboring elements in each row. Kernels accept any distance between rows up to FARTHEST_ROWS."""
     near = x.stride(-2) <= FARTHEST_ROWS
     return x if near and (x.stride(-1) == 1 or x.shape[-1] == 1) else x.contiguous()
+
+
+def planes_apart(x: Tensor) -> tuple[Tensor, int]:
+    """Return x (planes, V, C) as `row_major` does, and how many rows lie between two planes."""
+    x = row_major(x)
+    if x.stride(1) == 0 or x.stride(0) % x.stride(1):
+        x = x.contiguous()
+    return x, x.stride(0) // max(x.stride(1), 1)
+
+
+def empty_planes(like: Tensor, planes: int, rows: int, columns: int) -> tuple[Tensor, int]:
+    """Return an empty (planes, rows, columns) tensor, and how many rows lie between two planes.
+
+    Every plane starts at a multiple of 16 bytes. Kernels that read a single plane would be compiled again otherwise.
+    """
+    aligned = columns * like.element_size() % 16 == 0 or planes == 1
+    apart = rows if aligned else -(-rows // 16) * 16
+    out = like.new_empty(planes, apart, columns)
+    return out if apart == rows else out[:, :rows], apart

@@ -7,15 +7,19 @@ docs/kernels.md explains the split, its error, and why small matrices are split 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import cdiv, device_of
+from diffnet.ops.common.launch import SIZES, cdiv, device_of
+from diffnet.ops.common.launcher import launched
 
+_MOST_MATRICES = 32  # that one launch converts
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
@@ -115,7 +119,8 @@ def chosen(items, which):
     return item
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def operands_forward_kernel(matrices, outs, sizes, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
     """Convert one matrix of a tuple per program row: to `out`'s dtype, or to hi and lo (SPLIT)."""
     matrix = chosen(matrices, tl.program_id(1))
@@ -129,11 +134,53 @@ def operands_forward_kernel(matrices, outs, sizes, SPLIT: tl.constexpr, BLOCK: t
         tl.store(out + at, x.to(out.dtype.element_ty), mask=at < size)
 
 
+class _Converted(threading.local):
+    """What `converted_together` has converted in this thread: the dtype and precision, and by the id of each matrix
+    its version and the result."""
+
+    kind: tuple[torch.dtype, str] | None = None
+    results: dict[int, tuple[int, Tensor]] = {}  # noqa: RUF012 - never changed, only replaced
+
+
+_CONVERTED = _Converted()
+
+
+@contextmanager
+def converted_together(matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> Iterator[None]:
+    """Convert matrices as `operands` does. In the block and in this thread, `operands` returns these conversions."""
+    before = _CONVERTED.kind, _CONVERTED.results
+    outs: list[Tensor] = []
+    for first in range(0, len(matrices), _MOST_MATRICES):
+        outs += operands(matrices[first : first + _MOST_MATRICES], dtype, precision)
+    _CONVERTED.results = {id(x): (x._version, out) for x, out in zip(matrices, outs, strict=True)}
+    _CONVERTED.kind = dtype, precision
+    try:
+        yield
+    finally:
+        _CONVERTED.kind, _CONVERTED.results = before
+
+
+def _known(matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> list[Tensor] | None:
+    """The conversions of `converted_together`, or None if some are missing or of matrices that have changed since."""
+    if _CONVERTED.kind != (dtype, precision):
+        return None
+    outs = []
+    for matrix in matrices:
+        version, out = _CONVERTED.results.get(id(matrix), (-1, matrix))
+        if version == -1 or version != matrix._version:
+            return None
+        outs.append(out.detach())  # a new object, because autograd writes to the outputs of an operator
+    return outs
+
+
 def operands(matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> list[Tensor]:
     """Convert small matrices to what `load` takes, in one launch.
 
     They become contiguous tensors of this dtype or, for bf16x3, bfloat16 tensors (2, …) that hold hi and lo.
     """
+    known = _known(matrices, dtype, precision)
+    if known is not None:
+        return known
     matrices = [matrix.contiguous() for matrix in matrices]
     parts = precision == "bf16x3"
     if any(matrix.dtype != matrices[0].dtype for matrix in matrices):

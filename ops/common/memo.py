@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import torch
 
 from diffnet.ops.common.compiler import under_transforms
+from diffnet.ops.common.launcher import compiles_only
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -40,10 +41,10 @@ def remember(instance: S, **values: object) -> S:
 def can_remember() -> bool:
     """Return whether a tensor computed now holds its values later, too.
 
-    It doesn't while torch.compile or torch.func traces, or while a CUDA graph is recorded: the graph computes the
-    tensor in each replay, not now.
+    It doesn't while torch.compile or torch.func traces, and while kernels are compiled without running. Nor does it
+    while a CUDA graph is recorded: the graph computes the tensor in each replay, not now.
     """
-    if torch.compiler.is_compiling() or under_transforms():
+    if torch.compiler.is_compiling() or under_transforms() or compiles_only():
         return False
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return not (started and torch.cuda.is_current_stream_capturing())

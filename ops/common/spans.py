@@ -7,14 +7,19 @@ rows // span + meshes, depends on sizes that the host knows. docs/kernels.md der
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from diffnet.ops.common.launch import cdiv, device_of, starts_early
+from diffnet.ops.common.launch import SIZES, cdiv, device_of, starts_early
+from diffnet.ops.common.launcher import launched
+from diffnet.ops.common.limits import LARGEST
 
+_LARGEST = tl.constexpr(LARGEST)
 LONGEST_SPAN = 2**18  # rows; a multiple of every block. Kernels add up to two spans to 32-bit row numbers.
 
 
@@ -70,26 +75,47 @@ def sum_of_spans(
     return total
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def sum_spans_forward_kernel(
-    partial, out, ptr, meshes, span, spans, factor, size: tl.constexpr, WHOLE: tl.constexpr, FACTOR: tl.constexpr,
-    EARLY: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
+    partial, other, out, ptr, meshes, span, spans, other_span, other_spans, factor, size: tl.constexpr,
+    PLANES: tl.constexpr, WHOLE: tl.constexpr, FACTOR: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
 ):  # fmt: skip
-    """out[p, b] = factor Σ partial[p, s] over the spans s of mesh b. EARLY: see `launch.starts_early`."""
+    """out[p, b] = factor Σ partial[p, s] over the spans s of mesh b. EARLY: see `launch.starts_early`.
+
+    From plane PLANES on, the planes of `other` are summed instead, which has other spans.
+    """
     if EARLY:
         gdc_wait()
     blocks = tl.cdiv(size, BLOCK)
     mesh = tl.program_id(0) // blocks  # not a second grid axis: that has at most 65535 programs
-    cell = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    cell = tl.program_id(0) % blocks
+    if size > _LARGEST - BLOCK:
+        cell = cell.to(tl.int64)
+    cell = cell * BLOCK + tl.arange(0, BLOCK)
     plane = tl.program_id(1)
-    total = sum_of_spans(partial, cell, size, plane, mesh, ptr, span, spans, WHOLE, BLOCK, BLOCK_SPANS)
+    is_other = plane >= PLANES
+    source = tl.where(is_other, other, partial)
+    source_span = tl.where(is_other, other_span, span)
+    source_spans = tl.where(is_other, other_spans, spans)
+    source_plane = plane - tl.where(is_other, PLANES, 0)
+    total = sum_of_spans(
+        source, cell, size, source_plane, mesh, ptr, source_span, source_spans, WHOLE, BLOCK, BLOCK_SPANS
+    )
     if FACTOR:
         total *= tl.load(factor)
     place = (plane.to(tl.int64) * meshes + mesh) * size
     tl.store(out + place + cell, total, mask=cell < size)
 
 
-def sum_spans(partial: Tensor, ptr: Tensor | None, span: int, factor: Tensor | None = None) -> Tensor:
+def sum_spans(
+    partial: Tensor,
+    ptr: Tensor | None,
+    span: int,
+    factor: Tensor | None = None,
+    other: tuple[Tensor, int] | None = None,
+) -> Tensor:
     """Add up the results of the spans of each mesh, times `factor`.
 
     The order of the sums is fixed, so results are the same in every run.
@@ -99,22 +125,27 @@ def sum_spans(partial: Tensor, ptr: Tensor | None, span: int, factor: Tensor | N
         ptr: (B+1,); None means that all spans belong to one mesh
         span: rows of a span
         factor: a tensor with one number, or None
+        other: further planes with spans of their own, and the rows of these spans; summed in the same launch
 
     Returns:
-        (planes, B, …) float32, zeros for a mesh without rows
+        (planes, B, …) float32, zeros for a mesh without rows; the planes of `other` come last
     """
     planes, spans, *rest = partial.shape
     meshes = 1 if ptr is None else len(ptr) - 1
+    other_partial, other_span = (partial, span) if other is None else other
+    other_spans, first = other_partial.shape[1], planes
+    planes += 0 if other is None else len(other_partial)
     out = torch.empty(planes, meshes, *rest, dtype=torch.float32, device=partial.device)
     if out.numel():
         # If there are many spans, a program takes fewer cells and loads more spans at a time.
-        block, block_spans = (64, 64) if spans <= 64 else (32, 128)
-        size = out[0, 0].numel()
+        block, block_spans = (64, 64) if max(spans, other_spans) <= 64 else (32, 128)
+        size = math.prod(rest)
         early = starts_early(partial)
         with device_of(partial):
             sum_spans_forward_kernel[(cdiv(size, block) * meshes, planes)](
-                partial, out, partial if ptr is None else ptr, meshes, span, spans,
-                partial if factor is None else factor, size, WHOLE=ptr is None, FACTOR=factor is not None,
+                partial, other_partial, out, partial if ptr is None else ptr,
+                meshes, span, spans, other_span, other_spans, partial if factor is None else factor, size,
+                PLANES=first, WHOLE=ptr is None, FACTOR=factor is not None,
                 EARLY=early, BLOCK=block, BLOCK_SPANS=block_spans, num_warps=4, launch_pdl=early,
             )  # fmt: skip
     return out

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import cdiv, device_of, interpreted, power_of_2
+from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, power_of_2
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs, check_rows
 
 TILE = 2048  # logits that a program holds at once
@@ -35,7 +36,8 @@ def _softmax_parts(logits, at, c, live, c_size: tl.constexpr, BLOCK_V: tl.conste
     return top, tl.where(live, tl.sum(total, axis=1), 1.0)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def cross_entropy_forward_kernel(
     logits, labels, out, rows_size, ignored, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
@@ -52,7 +54,8 @@ def cross_entropy_forward_kernel(
     tl.store(out + rows, tl.where(label != ignored, loss, 0.0), mask=live)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def cross_entropy_backward_kernel(
     grad, logits, labels, out, rows_size, ignored, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip

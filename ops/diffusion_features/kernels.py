@@ -7,11 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import cdiv, device_of
+from diffnet.ops.common.launch import SIZES, cdiv, device_of
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.spans import sum_of_spans
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def diffusion_features_forward_spectrum_kernel(
     partial, evals, time, ptr, factor, spectrum, diffused, span, spans, size: tl.constexpr, c_size: tl.constexpr,
     FACTOR: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,

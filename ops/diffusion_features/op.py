@@ -11,9 +11,10 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_matrix, check_ptr, check_rank, check_tensor
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.precision import compute_dtype
+from diffnet.ops.common.precision import compute_dtype, in_dtype
 from diffnet.ops.diffusion_features import reference
 from diffnet.ops.gradient_features.op import check_matrices, features_operator
+from diffnet.ops.gradient_features.table import empty_table
 from diffnet.ops.spectral.op import diffuse_operator, project_operator
 
 
@@ -70,13 +71,13 @@ def diffusion_and_gradient_features(
             x, mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, lengths
         )
     dtype = compute_dtype(x, evecs)
-    evecs, gradient_evecs = evecs.to(dtype), gradient_evecs.to(dtype)
+    evecs, gradient_evecs = in_dtype(evecs, dtype), in_dtype(gradient_evecs, dtype)
     if any(operator.requires_grad for operator in operators):
         coefficients = diffuse_operator(project_operator(x.to(dtype), evecs, mass, ptr), evals, time.clamp(min=0))
         diffused, features, _ = features_operator(coefficients, a_re, a_im, evecs, gradient_evecs, ptr)
         return x, diffused, features
     passed, diffused, features, *_ = _diffusion_features(
-        x.to(dtype), mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr
+        in_dtype(x, dtype), mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr
     )
     return passed if x.dtype == dtype else x, diffused, features
 
@@ -99,7 +100,7 @@ def _diffusion_features_implementation(
     from diffnet.ops.spectral.kernels import project_spans
 
     spectrum, d = sum_and_diffuse(*project_spans(x, evecs, mass, ptr), ptr, evals, time)
-    coefficients = table(d, a_re, a_im, gradient_evecs.dtype)
+    coefficients = table(d, a_re, a_im, gradient_evecs)
     return *forward(coefficients, evecs, gradient_evecs, ptr), spectrum, d, coefficients
 
 
@@ -108,7 +109,7 @@ def _diffusion_features_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, T
     shape = len(ptr) - 1, evecs.shape[1], x.shape[1]
     diffused = evecs.new_empty(x.shape)
     spectrum = x.new_empty(shape, dtype=torch.float32)
-    coefficients = evecs.new_empty(2 if a_im is None else 3, *shape)
+    coefficients = empty_table(evecs, spectrum, a_im is not None)
     return diffused, torch.empty_like(diffused), spectrum, torch.empty_like(spectrum), coefficients
 
 
@@ -131,13 +132,10 @@ def _backward_implementation(
     """dx (V, C) plus passed_grad; dt (C,), dA_re (C, C) and dA_im (empty without rotations) in float32"""
     from diffnet.ops.gradient_features.coefficient_kernels import backward as coefficients_backward
     from diffnet.ops.gradient_features.kernels import backward
-    from diffnet.ops.spectral.kernels import evaluate, project
+    from diffnet.ops.spectral.kernels import evaluate
 
-    sums = backward(features_grad, table, gradient_evecs, ptr)
-    projected = project(diffused_grad, evecs, None, ptr)
-    spectrum_grad, re_grad, im_grad, time_grad = coefficients_backward(
-        projected, sums, d, a_re, a_im, (spectrum, evals, time)
-    )
+    sums = backward(features_grad, table, gradient_evecs, ptr, values_grad=diffused_grad, evecs=evecs)
+    spectrum_grad, re_grad, im_grad, time_grad = coefficients_backward(sums, d, a_re, a_im, (spectrum, evals, time))
     x_grad = evaluate(spectrum_grad, evecs, mass, ptr, added=passed_grad)
     return x_grad, time_grad, re_grad, re_grad.new_empty(0, 0) if im_grad is None else im_grad
 
@@ -164,11 +162,11 @@ def _backward(
     _, _, evecs, _, time, a_re, a_im, *_ = saved
 
     def given(grad: Tensor | None) -> Tensor:
-        return evecs.new_zeros(len(evecs), len(time)) if grad is None else grad.to(evecs.dtype)
+        return evecs.new_zeros(len(evecs), len(time)) if grad is None else in_dtype(grad, evecs.dtype)
 
     x_grad, time_grad, re_grad, im_grad = _gradients(given(diffused_grad), given(features_grad), *saved, passed_grad)
-    im_grad = None if a_im is None else im_grad.to(a_im.dtype)
-    return x_grad, None, None, None, None, time_grad.to(time.dtype), re_grad.to(a_re.dtype), im_grad, None
+    im_grad = None if a_im is None else in_dtype(im_grad, a_im.dtype)
+    return x_grad, None, None, None, None, in_dtype(time_grad, time.dtype), in_dtype(re_grad, a_re.dtype), im_grad, None
 
 
 _diffusion_features = differentiable(

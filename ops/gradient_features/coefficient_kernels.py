@@ -12,19 +12,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import cdiv, device_of, interpreted, tile
+from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, tile
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
+from diffnet.ops.common.matmul import store
 from diffnet.ops.common.spans import sum_spans
+from diffnet.ops.gradient_features.table import empty_table
 
 ROWS = 16  # rows of a program: the fewest that matrix units take, because there are few rows for many multiprocessors
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_forward_table_kernel(
     d, a_re, a_im, table, rows_size, c_size: tl.constexpr,
-    ROTATION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+    ROTATION: tl.constexpr, SPLIT: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """D, P = D A_reᵀ and Q = D A_imᵀ, into the planes of `table`."""
+    """D, P = D A_reᵀ and Q = D A_imᵀ, into the planes of `table`. SPLIT: as the two parts of bf16x3."""
     rows = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     in_rows = (rows < rows_size)[:, None]
@@ -45,35 +49,41 @@ def spectral_gradient_features_forward_table_kernel(
     plane = (rows_size + tl.program_id(0) * 0).to(tl.int64) * c_size
     place = table + rows.to(tl.int64)[:, None] * c_size + c[None, :]
     own = tl.load(d_at + c[None, :], mask=inside, other=0.0)
-    tl.store(place, own.to(table.dtype.element_ty), mask=inside)
-    tl.store(place + plane, p.to(table.dtype.element_ty), mask=inside)
-    if ROTATION:
-        tl.store(place + 2 * plane, q.to(table.dtype.element_ty), mask=inside)
+    if SPLIT:
+        apart = (2 + ROTATION) * plane
+        store(place, apart, own, inside)
+        store(place + plane, apart, p, inside)
+        if ROTATION:
+            store(place + 2 * plane, apart, q, inside)
+    else:
+        tl.store(place, own.to(table.dtype.element_ty), mask=inside)
+        tl.store(place + plane, p.to(table.dtype.element_ty), mask=inside)
+        if ROTATION:
+            tl.store(place + 2 * plane, q.to(table.dtype.element_ty), mask=inside)
 
 
-def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """D, P = D A_reᵀ and, with rotations, Q = D A_imᵀ: d (B, K, C) float32, a_re, a_im (C, C) → (2 or 3, B, K, C)
-
-    The dtype is the one that the kernels of gradient features multiply in. Each of their programs reads all columns.
-    """
+def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, evecs: Tensor) -> Tensor:
+    """D, P = D A_reᵀ and, with rotations, Q = D A_imᵀ, see `empty_table`: d (B, K, C) float32, a_re, a_im (C, C)"""
     meshes, k, c = d.shape
     check_rows("spectral_gradient_features", meshes * k)
     check_matrix("spectral_gradient_features", c, c)
     d = d.contiguous()
-    out = torch.empty(2 if a_im is None else 3, meshes, k, c, dtype=dtype, device=d.device)
+    out = empty_table(evecs, d, a_im is not None)
     if out.numel():
         block_k, block_c = (16, 16) if interpreted(d) else (tile(c, 64), tile(c, 32))
         with device_of(d):
             spectral_gradient_features_forward_table_kernel[(cdiv(meshes * k, ROWS), cdiv(c, block_c))](
                 d, a_re.contiguous(), a_re if a_im is None else a_im.contiguous(), out, meshes * k, c,
-                ROTATION=a_im is not None, BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
+                ROTATION=a_im is not None, SPLIT=out.ndim == 5,
+                BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
             )  # fmt: skip
     return out
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_coefficients_kernel(
-    projected, sums, spectrum, evals, time, a_re, a_im, out, time_partial, rows_size, c_size: tl.constexpr,
+    sums, spectrum, evals, time, a_re, a_im, out, time_partial, rows_size, c_size: tl.constexpr,
     PROJECTED: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -86,7 +96,7 @@ def spectral_gradient_features_backward_coefficients_kernel(
     plane = (rows_size + tl.program_id(0) * 0).to(tl.int64) * c_size
     total = tl.load(sums + at + c[None, :], mask=inside, other=0.0)
     if PROJECTED:
-        total += tl.load(projected + at + c[None, :], mask=inside, other=0.0)
+        total += tl.load(sums + (2 + ROTATION) * plane + at + c[None, :], mask=inside, other=0.0)
     for step in range(0, c_size, BLOCK_K):
         k = step + tl.arange(0, BLOCK_K)
         p_at = sums + plane + at + k[None, :]
@@ -110,22 +120,24 @@ def spectral_gradient_features_backward_coefficients_kernel(
     tl.store(out + at + c[None, :], total, mask=inside)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_matrices_kernel(
-    sums, d, time_partial, partial, rows_size, span, c_size: tl.constexpr, size: tl.constexpr,
-    TIME_ROWS: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr,
+    sums, d, time_partial, partial, meshes, k_size: tl.constexpr, c_size: tl.constexpr, size: tl.constexpr,
+    SPAN: tl.constexpr, TIME_ROWS: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Sum a tile of dPᵀ D and of dQᵀ D over a span of rows.
+    """Sum a tile of dPᵀ D and of dQᵀ D over SPAN rows.
 
     The programs of the first row of tiles also add up dt. `time_partial` has one row for every TIME_ROWS rows.
     """
     columns = tl.cdiv(c_size, BLOCK_C)
     i = (tl.program_id(1) // columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     c = (tl.program_id(1) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
-    first = tl.program_id(0) * span
-    last = tl.minimum(first + span, rows_size)
-    plane = (rows_size + first * 0).to(tl.int64) * c_size
+    first = tl.program_id(0) * SPAN
+    rows_size = first * 0 + meshes * k_size
+    last = tl.minimum(first + SPAN, rows_size)
+    plane = rows_size.to(tl.int64) * c_size
     re = tl.zeros((BLOCK_C, BLOCK_C), tl.float32)
     im = tl.zeros((BLOCK_C, BLOCK_C), tl.float32)
     for row in range(first, last, BLOCK_V):
@@ -154,7 +166,6 @@ def spectral_gradient_features_backward_matrices_kernel(
 
 
 def backward(
-    projected: Tensor | None,
     sums: Tensor,
     d: Tensor,
     a_re: Tensor,
@@ -166,8 +177,8 @@ def backward(
     All are float32. The gradient of A_im is None without rotations; the gradient of time is empty if nothing diffused.
 
     Args:
-        projected: Φᵀ dx_d (B, K, C) if x_d = Φ D was computed, or None
-        sums: dD, dP and dQ of the gradient features, (2 or 3, B, K, C)
+        sums: dD, dP and, with rotations, dQ of the gradient features, (2 or 3, B, K, C). If x_d = Φ D was computed,
+            Φᵀ dx_d is one more plane.
         d: D (B, K, C)
         a_re, a_im: (C, C)
         diffused: S (B, K, C), evals (B, K) and time (C,), which D was computed from, or None
@@ -176,7 +187,7 @@ def backward(
     dS = exp(−λ tᵀ) ∘ dD' and dt = −Σ λ dS ∘ S. A negative time counts as 0 and has gradient 0.
     """
     meshes, k, c = d.shape
-    rows, matrices, small = meshes * k, len(sums) - 1, interpreted(d)
+    rows, matrices, small = meshes * k, 1 if a_im is None else 2, interpreted(d)
     rotation, d = matrices == 2, d.contiguous()
     grad = torch.empty_like(d)
     blocks = cdiv(rows, ROWS)
@@ -193,14 +204,14 @@ def backward(
         with device_of(d):
             if rows:
                 spectral_gradient_features_backward_coefficients_kernel[(blocks, columns)](
-                    sums if projected is None else projected, sums, spectrum, evals, time, a_re, a_im,
+                    sums, spectrum, evals, time, a_re, a_im,
                     grad, time_partial, rows, c,
-                    PROJECTED=projected is not None, DIFFUSED=diffused is not None, ROTATION=rotation,
+                    PROJECTED=len(sums) == 2 + matrices, DIFFUSED=diffused is not None, ROTATION=rotation,
                     BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
                 )  # fmt: skip
             spectral_gradient_features_backward_matrices_kernel[(partial.shape[1], columns * columns)](
-                sums, d, time_partial, partial, rows, span, c, size,
-                TIME_ROWS=ROWS, DIFFUSED=diffused is not None, ROTATION=rotation,
+                sums, d, time_partial, partial, meshes, k, c, size,
+                SPAN=span, TIME_ROWS=ROWS, DIFFUSED=diffused is not None, ROTATION=rotation,
                 BLOCK_V=16 if small else 64, BLOCK_C=block_c, num_warps=4,
             )  # fmt: skip
     total = (sum_spans(partial, None, span) if partial.shape[1] > 1 else partial).flatten()

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import Tiling, cdiv, device_of, interpreted, roomy, row_major, tile
+from diffnet.ops.common.launch import SIZES, Tiling, cdiv, device_of, interpreted, planes_apart, roomy, row_major, tile
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_rows
 from diffnet.ops.common.matmul import less_product, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
@@ -65,25 +66,26 @@ def _tile_place(rows_size, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C:
     return rows.to(tl.int64), c, rows < rows_size
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def gradient_features_forward_kernel(
-    gradients, a_re, a_im, out, rows_size, gradients_plane, c_size: tl.constexpr, gradients_stride: tl.constexpr,
+    gradients, a_re, a_im, out, rows_size, plane_rows, c_size: tl.constexpr, gradients_stride: tl.constexpr,
     ROTATION: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     rows, c, live = _tile_place(rows_size, c_size, BLOCK_V, BLOCK_C)
     x_at = gradients + rows[:, None] * gradients_stride
-    gx, gy, bx, by = _products(
-        x_at, x_at + gradients_plane, a_re, a_im, c, live, c_size, ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C
-    )
+    y_at = x_at + tl.cast(plane_rows, tl.int64) * gradients_stride
+    gx, gy, bx, by = _products(x_at, y_at, a_re, a_im, c, live, c_size, ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C)
     f = tanh(gx * bx + gy * by, NARROW)
     inside = live[:, None] & (c < c_size)[None, :]
     tl.store(out + rows[:, None] * c_size + c[None, :], f.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def gradient_features_backward_kernel(
-    grad, gradients, a_re, a_im, out, rows_size, gradients_plane, out_plane,
+    grad, gradients, a_re, a_im, out, rows_size, plane_rows,
     c_size: tl.constexpr, gradients_stride: tl.constexpr, grad_stride: tl.constexpr,
     ROTATION: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -91,26 +93,26 @@ def gradient_features_backward_kernel(
     """out = ds∘b_x, ds∘b_y, ds∘g_x, ds∘g_y (4, V, C) with ds = df ∘ (1 − f²)."""
     rows, c, live = _tile_place(rows_size, c_size, BLOCK_V, BLOCK_C)
     x_at = gradients + rows[:, None] * gradients_stride
-    gx, gy, bx, by = _products(
-        x_at, x_at + gradients_plane, a_re, a_im, c, live, c_size, ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C
-    )
+    y_at = x_at + tl.cast(plane_rows, tl.int64) * gradients_stride
+    gx, gy, bx, by = _products(x_at, y_at, a_re, a_im, c, live, c_size, ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C)
     f = tanh(gx * bx + gy * by, NARROW)
     inside = live[:, None] & (c < c_size)[None, :]
     df = tl.load(grad + rows[:, None] * grad_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
     ds = df * (1.0 - f * f)
     dtype = out.dtype.element_ty
     at = out + rows[:, None] * c_size + c[None, :]
+    plane = tl.cast(rows_size, tl.int64) * c_size
     tl.store(at, (ds * bx).to(dtype), mask=inside)
-    tl.store(at + out_plane, (ds * by).to(dtype), mask=inside)
-    at += 2 * (rows * 0 + out_plane)[:, None]  # the offset may exceed 2³¹
+    tl.store(at + plane, (ds * by).to(dtype), mask=inside)
+    at += 2 * plane
     tl.store(at, (ds * gx).to(dtype), mask=inside)
-    tl.store(at + out_plane, (ds * gy).to(dtype), mask=inside)
+    tl.store(at + plane, (ds * gy).to(dtype), mask=inside)
 
 
 def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
     """f (V, C) in A's dtype. The gradients (2, V, C) may have another dtype; only the products round them to A's."""
     _, rows, c = gradients.shape
-    gradients, a_re = row_major(gradients), a_re.contiguous()
+    (gradients, plane_rows), a_re = planes_apart(gradients), a_re.contiguous()
     check_rows("gradient_features", rows)
     check_matrix("gradient_features", c, c)
     out = a_re.new_empty(rows, c)
@@ -120,7 +122,7 @@ def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
         with device_of(gradients):
             gradient_features_forward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
                 gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
-                rows, gradients.stride(0), c, gradients.stride(1),
+                rows, plane_rows, c, gradients.stride(1),
                 ROTATION=a_im is not None, NARROW=narrow(a_re), PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
@@ -130,7 +132,7 @@ def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
 def pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
     """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y (4, V, C). Products of these with A and with the gradients give the rest."""
     _, rows, c = gradients.shape
-    gradients, a_re, grad = row_major(gradients), a_re.contiguous(), row_major(grad)
+    (gradients, plane_rows), a_re, grad = planes_apart(gradients), a_re.contiguous(), row_major(grad)
     out = a_re.new_empty(4, rows, c)
     if out.numel():
         precision = dot_precision(a_re)
@@ -138,7 +140,7 @@ def pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tens
         with device_of(gradients):
             gradient_features_backward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
                 grad, gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
-                rows, gradients.stride(0), rows * c, c, gradients.stride(1), grad.stride(0),
+                rows, plane_rows, c, gradients.stride(1), grad.stride(0),
                 ROTATION=a_im is not None, NARROW=narrow(a_re), PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip

@@ -15,12 +15,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
+from diffnet.ops.common.launch import (
+    SIZES,
+    Tiling,
+    cdiv,
+    device_of,
+    interpreted,
+    planes_apart,
+    processors,
+    roomy,
+    row_major,
+    tile,
+)
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
-from diffnet.ops.common.matmul import less_product, load, negated, operands, product, split, store, transposed
+from diffnet.ops.common.matmul import less_product, load, negated, product, split, store, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
-from diffnet.ops.spectral.kernels import load_coefficients
+from diffnet.ops.spectral.kernels import load_coefficients, project_spans
 
 
 def forward_tiling(evecs: Tensor, k: int, c: int, precision: str, diffused: bool) -> Tiling:
@@ -95,11 +107,11 @@ def halves(ab):
 
 
 @triton.jit
-def _tables(coefficients, mesh, meshes, k_size: tl.constexpr, c_size: tl.constexpr):
-    """Return the addresses of D, P and Q of a mesh."""
+def _tables(coefficients, mesh, meshes, k_size: tl.constexpr, c_size: tl.constexpr, ROTATION: tl.constexpr):
+    """Return the addresses of D, P and Q of a mesh, and the distance between the two parts of bf16x3."""
     plane = (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
     d_at = coefficients + mesh.to(tl.int64) * k_size * c_size
-    return d_at, d_at + plane, d_at + plane + plane
+    return d_at, d_at + plane, d_at + plane + plane, (2 + ROTATION) * plane
 
 
 @triton.jit
@@ -137,10 +149,11 @@ def _products(
     return gx, gy, bx, by
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_forward_kernel(
     coefficients, evecs, gradient_evecs, ptr, diffused, features,
-    meshes, span, apart, gradient_plane,
+    meshes, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, evecs_stride: tl.constexpr, gradient_stride: tl.constexpr,
     DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -155,19 +168,20 @@ def spectral_gradient_features_forward_kernel(
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = tl.arange(0, BLOCK_K)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
-    d_at, p_at, q_at = _tables(coefficients, mesh, meshes, k_size, c_size)
+    d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION)
     in_c = (c < c_size)[None, :]
     if ONE_STEP:
         d = load_coefficients(d_at, k, c, k_size, c_size)
         p = load_coefficients(p_at, k, c, k_size, c_size)
         if ROTATION:
             q = load_coefficients(q_at, k, c, k_size, c_size)
+    component = tl.cast(plane_rows, tl.int64) * gradient_stride
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
         wide = tl.cast(row, tl.int64)
         gx_at = gradient_evecs + wide * gradient_stride + v * gradient_stride
-        gy_at = gradient_evecs + gradient_plane + wide * gradient_stride + v * gradient_stride
+        gy_at = gradient_evecs + component + wide * gradient_stride + v * gradient_stride
         out = v * c_size + c[None, :]
         if ONE_STEP:
             inside = live & (k < k_size)[None, :]
@@ -207,10 +221,11 @@ def spectral_gradient_features_forward_kernel(
             tl.store(diffused + wide * c_size + out, value.to(diffused.dtype.element_ty), mask=live & in_c)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_kernel(
     grad, coefficients, gradient_evecs, ptr, partial,
-    meshes, spans, span, gradient_plane,
+    meshes, spans, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
     ROTATION: tl.constexpr, PAIRED: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -229,7 +244,7 @@ def spectral_gradient_features_backward_kernel(
     own = (which // columns) * BLOCK_K + tl.arange(0, BLOCK_K)  # the rows of dD, dP and dQ of this program
     k = tl.arange(0, BLOCK_K)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
-    d_at, p_at, q_at = _tables(coefficients, mesh, meshes, k_size, c_size)
+    d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION)
     dtype = gradient_evecs.dtype.element_ty
     if ONE_STEP:
         d = load_coefficients(d_at, k, c, k_size, c_size)
@@ -243,12 +258,13 @@ def spectral_gradient_features_backward_kernel(
     p_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     q_sum = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     pq_sum = tl.zeros((BLOCK_K, 2 * BLOCK_C), tl.float32)
+    component = tl.cast(plane_rows, tl.int64) * gradient_stride
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
         wide = tl.cast(row, tl.int64)
         gx_at = gradient_evecs + wide * gradient_stride + v * gradient_stride
-        gy_at = gradient_evecs + gradient_plane + wide * gradient_stride + v * gradient_stride
+        gy_at = gradient_evecs + component + wide * gradient_stride + v * gradient_stride
         own_inside = live & (own < k_size)[None, :]
         inside = live & (c < c_size)[None, :]
         x = tl.load(gx_at + own[None, :], mask=own_inside, other=0.0)
@@ -280,7 +296,7 @@ def spectral_gradient_features_backward_kernel(
             by = by.to(dtype)
         else:
             gx, gy, bx, by = _products(
-                gx_at, gy_at, d_at, p_at, q_at, 0, live, k, c, k_size, c_size,
+                gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
                 ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
             )  # fmt: skip
             z = gx * bx + gy * by
@@ -307,10 +323,11 @@ def spectral_gradient_features_backward_kernel(
     _store_sums(partial, index, spans, own, c, d_sum, p_sum, q_sum, k_size, c_size, ROTATION)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_derivatives_kernel(
     grad, coefficients, gradient_evecs, ptr, derivatives,
-    rows_size, meshes, span, apart, gradient_plane,
+    rows_size, meshes, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
     ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -321,15 +338,16 @@ def spectral_gradient_features_backward_derivatives_kernel(
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = tl.arange(0, BLOCK_K)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
-    d_at, p_at, q_at = _tables(coefficients, mesh, meshes, k_size, c_size)
+    d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION)
     plane = (mesh * 0 + rows_size).to(tl.int64) * c_size
+    component = tl.cast(plane_rows, tl.int64) * gradient_stride
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
         inside = live & (c < c_size)[None, :]
         wide = tl.cast(row, tl.int64)
         gx_at = gradient_evecs + wide * gradient_stride + v * gradient_stride
-        gy_at = gradient_evecs + gradient_plane + wide * gradient_stride + v * gradient_stride
+        gy_at = gradient_evecs + component + wide * gradient_stride + v * gradient_stride
         gx, gy, bx, by = _products(
             gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
             ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
@@ -344,10 +362,11 @@ def spectral_gradient_features_backward_derivatives_kernel(
         store(at + 3 * plane, 4 * plane, ds * gy, inside)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_sums_kernel(
     derivatives, gradient_evecs, ptr, partial,
-    rows_size, meshes, spans, span, gradient_plane,
+    rows_size, meshes, spans, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, gradient_stride: tl.constexpr,
     ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -365,6 +384,7 @@ def spectral_gradient_features_backward_sums_kernel(
     d_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
     p_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
     q_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
+    component = tl.cast(plane_rows, tl.int64) * gradient_stride
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
@@ -373,7 +393,7 @@ def spectral_gradient_features_backward_sums_kernel(
         wide = tl.cast(row, tl.int64)
         g_at = gradient_evecs + wide * gradient_stride + (v * gradient_stride + k[None, :])
         x = split(tl.load(g_at, mask=in_k, other=0.0), PRECISION)
-        y = split(tl.load(g_at + gradient_plane, mask=in_k, other=0.0), PRECISION)
+        y = split(tl.load(g_at + component, mask=in_k, other=0.0), PRECISION)
         at = derivatives + wide * c_size + (v * c_size + c[None, :])
         ux = transposed(load(at, 4 * plane, in_c, PRECISION))
         uy = transposed(load(at + plane, 4 * plane, in_c, PRECISION))
@@ -409,12 +429,12 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """x = Φ D and f: two (V, C)
 
-    table: D, P and, with rotations, Q, (2 or 3, B, K, C) in the dtype of gradient_evecs
+    table: D, P and, with rotations, Q, as `coefficient_kernels.table` returns them
     evecs (V, K), or None to leave out x, which is then empty
     gradient_evecs (2, V, K)
     """
-    (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape
-    gradient_evecs = row_major(gradient_evecs)
+    (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape[-4:]
+    gradient_evecs, plane_rows = planes_apart(gradient_evecs)
     evecs = evecs if evecs is None else row_major(evecs)
     check_rows("spectral_gradient_features", rows)
     check_matrix("spectral_gradient_features", k, c)
@@ -428,8 +448,8 @@ def forward(
         some_evecs = gradient_evecs[0] if evecs is None else evecs
         with device_of(gradient_evecs):
             spectral_gradient_features_forward_kernel[(span_count(rows, meshes, span) * columns,)](
-                *operands([table], table.dtype, precision), some_evecs, gradient_evecs, ptr, diffused, features,
-                meshes, span, table.numel(), gradient_evecs.stride(0),
+                table, some_evecs, gradient_evecs, ptr, diffused, features,
+                meshes, span, plane_rows,
                 k, c, some_evecs.stride(0), gradient_evecs.stride(1),
                 DIFFUSED=evecs is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1,
                 ONE_STEP=k <= t.k and precision != "bf16x3", NARROW=narrow(gradient_evecs), PRECISION=precision,
@@ -438,14 +458,25 @@ def forward(
     return diffused, features
 
 
-def backward(grad: Tensor, table: Tensor, gradient_evecs: Tensor, ptr: Tensor, tiling: Tiling | None = None) -> Tensor:
-    """dD, dP and, with rotations, dQ, in the shape of the table and in float32, from the gradient (V, C) of f
+def backward(
+    grad: Tensor,
+    table: Tensor,
+    gradient_evecs: Tensor,
+    ptr: Tensor,
+    tiling: Tiling | None = None,
+    *,
+    values_grad: Tensor | None = None,
+    evecs: Tensor | None = None,
+) -> Tensor:
+    """dD, dP and, with rotations, dQ, (2 or 3, B, K, C) in float32, from the gradient (V, C) of f
+
+    Given the gradient (V, C) of x and the evecs (V, K), Φᵀ dx is one more plane.
 
     With bf16x3, one kernel would need too many registers. Two kernels do it then, with 16 bytes for each vertex and
     channel between them.
     """
-    (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape
-    gradient_evecs, grad = row_major(gradient_evecs), row_major(grad)
+    (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape[-4:]
+    (gradient_evecs, plane_rows), grad = planes_apart(gradient_evecs), row_major(grad)
     precision = dot_precision(gradient_evecs)
     t = tiling or backward_tiling(gradient_evecs, k, c, precision)
     tiles = cdiv(k, t.k) * cdiv(c, t.c)
@@ -459,7 +490,7 @@ def backward(grad: Tensor, table: Tensor, gradient_evecs: Tensor, ptr: Tensor, t
         with device_of(gradient_evecs):
             spectral_gradient_features_backward_sums_kernel[(spans, tiles)](
                 products, gradient_evecs, ptr, partial,
-                rows, meshes, spans, span, gradient_evecs.stride(0), k, c, gradient_evecs.stride(1),
+                rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
                 ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
@@ -467,19 +498,23 @@ def backward(grad: Tensor, table: Tensor, gradient_evecs: Tensor, ptr: Tensor, t
         with device_of(gradient_evecs):
             spectral_gradient_features_backward_kernel[(spans, tiles)](
                 grad, table, gradient_evecs, ptr, partial,
-                meshes, spans, span, gradient_evecs.stride(0), k, c, grad.stride(0), gradient_evecs.stride(1),
+                meshes, spans, span, plane_rows, k, c, grad.stride(0), gradient_evecs.stride(1),
                 ROTATION=planes == 3, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
                 NARROW=narrow(gradient_evecs), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
                 num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
-    return sum_spans(partial, ptr, span)
+    if values_grad is None or evecs is None:
+        return sum_spans(partial, ptr, span)
+    projected, projected_span, _ = project_spans(values_grad, evecs, None, ptr)
+    return sum_spans(partial, ptr, span, other=(projected, projected_span))
 
 
 def derivatives(
     grad: Tensor, table: Tensor, gradient_evecs: Tensor, ptr: Tensor, tiling: Tiling | None = None
 ) -> Tensor:
     """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y with ds = df ∘ (1 − f²), as `load` takes them: (2, 4, V, C) bfloat16"""
-    (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape
+    (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape[-4:]
+    (gradient_evecs, plane_rows), grad = planes_apart(gradient_evecs), row_major(grad)
     out = torch.empty(2, 4, rows, c, dtype=torch.bfloat16, device=table.device)
     if out.numel():
         t = tiling or forward_tiling(gradient_evecs, k, c, "bf16x3", False)
@@ -487,8 +522,8 @@ def derivatives(
         span = choose_span(rows, t.v, processors(table) * t.programs // columns)
         with device_of(gradient_evecs):
             spectral_gradient_features_backward_derivatives_kernel[(span_count(rows, meshes, span) * columns,)](
-                grad, *operands([table], table.dtype, "bf16x3"), gradient_evecs, ptr, out,
-                rows, meshes, span, table.numel(), gradient_evecs.stride(0),
+                grad, table, gradient_evecs, ptr, out,
+                rows, meshes, span, plane_rows,
                 k, c, grad.stride(0), gradient_evecs.stride(1),
                 ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION="bf16x3",
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,

@@ -21,6 +21,7 @@ from diffnet.ops.common.dispatch import differentiable, opaque, save_inputs
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.gradient_features import cpu, reference
 from diffnet.ops.gradient_features.reference import matrices
+from diffnet.ops.gradient_features.table import empty_table
 from diffnet.ops.spectral.op import check_coefficients, evaluate_operator
 
 
@@ -217,7 +218,7 @@ def _features_implementation(
     from diffnet.ops.gradient_features.coefficient_kernels import table
     from diffnet.ops.gradient_features.kernels import forward
 
-    coefficients = table(d, a_re, a_im, gradient_evecs.dtype)
+    coefficients = table(d, a_re, a_im, gradient_evecs)
     return *forward(coefficients, evecs, gradient_evecs, ptr), coefficients
 
 
@@ -226,7 +227,7 @@ def _features_fake(
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, c = gradient_evecs.shape[1], d.shape[2]
     values = gradient_evecs.new_empty(0 if evecs is None else rows, c)
-    return values, values.new_empty(rows, c), values.new_empty(2 if a_im is None else 3, *d.shape)
+    return values, values.new_empty(rows, c), empty_table(gradient_evecs, d, a_im is not None)
 
 
 def _features_backward_implementation(
@@ -243,11 +244,9 @@ def _features_backward_implementation(
     """dD (B, K, C), dA_re (C, C) and dA_im (empty without rotations), float32"""
     from diffnet.ops.gradient_features.coefficient_kernels import backward as coefficients_backward
     from diffnet.ops.gradient_features.kernels import backward
-    from diffnet.ops.spectral.kernels import project
 
-    projected = None if evecs is None or values_grad is None else project(values_grad, evecs, None, ptr)
-    sums = backward(features_grad, table, gradient_evecs, ptr)
-    d_grad, re_grad, im_grad, _ = coefficients_backward(projected, sums, d, a_re, a_im)
+    sums = backward(features_grad, table, gradient_evecs, ptr, values_grad=values_grad, evecs=evecs)
+    d_grad, re_grad, im_grad, _ = coefficients_backward(sums, d, a_re, a_im)
     return d_grad, re_grad, d_grad.new_empty(0, 0) if im_grad is None else im_grad
 
 

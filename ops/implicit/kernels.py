@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import cdiv, device_of, interpreted, power_of_2, processors
+from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, power_of_2, processors
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_of_spans
 from diffnet.ops.implicit.reference import System
@@ -92,7 +93,8 @@ def _remaining(before, bound, mesh, c, channels: tl.constexpr):
     return known, known > tl.load(bound + at, mask=c < channels, other=0.0)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def implicit_solve_forward_multiply_kernel(
     indptr, indices, row_order, values, mass, time, p, q, sums, ptr, meshes, span, channels: tl.constexpr,
     ORDERED: tl.constexpr, UNROLL: tl.constexpr,
@@ -137,7 +139,8 @@ def _preconditioned(r, mass, diagonal, t, i, last):
     return tl.where(m > 0, r / tl.where(m > 0, m + t[None, :] * tl.maximum(d, 0.0), 1.0), 0.0)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def implicit_solve_forward_update_kernel(
     p, q, u, r, mass, diagonal, time, before, bound, sums, ptr, meshes, span, spans, channels: tl.constexpr,
     ONE_MESH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -161,7 +164,8 @@ def implicit_solve_forward_update_kernel(
     tl.store(sums + (spans + index).to(tl.int64) * channels + c, dot, mask=c < channels)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def implicit_solve_forward_direction_kernel(
     p, r, mass, diagonal, time, before, after, bound, sums, ptr, meshes, span, spans, channels: tl.constexpr,
     ONE_MESH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,

@@ -13,9 +13,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import Tiling, cdiv, device_of, interpreted, processors, roomy, row_major, tile
+from diffnet.ops.common.launch import (
+    SIZES,
+    Tiling,
+    cdiv,
+    device_of,
+    empty_planes,
+    interpreted,
+    processors,
+    roomy,
+    row_major,
+    tile,
+)
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_rows
-from diffnet.ops.common.matmul import load, operands, product, split, transposed
+from diffnet.ops.common.matmul import load, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.mlp.linear_kernels import activated, inputs_backward, linear, linear_backward, threshold_and_scale
 
@@ -50,7 +62,7 @@ def backward_tiling(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tili
 
 def _fits(inputs: Sequence[Tensor], weights: Sequence[Tensor], widest: int) -> bool:
     x, c = inputs[0], inputs[0].shape[1]
-    if c > widest or [tuple(weight.shape) for weight in weights] != [(c, len(inputs) * c), (c, c), (c, c)]:
+    if c > widest or [tuple(weight.shape[-2:]) for weight in weights] != [(c, len(inputs) * c), (c, c), (c, c)]:
         return False
     return interpreted(x) or (roomy(x) and (x.dtype != torch.float32 or dot_precision(x) == "bf16x3"))
 
@@ -64,7 +76,8 @@ def _load_weight(weight, part, parts: tl.constexpr, c_size: tl.constexpr, PRECIS
     return load(at, parts * c_size * c_size, inside, PRECISION)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def mlp_forward_kernel(
     first, second, third, weight1, weight2, weight3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
     rows_size, threshold, keep_scale, c_size: tl.constexpr,
@@ -131,18 +144,17 @@ def forward(
 ) -> list[Tensor]:
     """residual + Wₙ a(… a(W₁ [x₁ … xₘ] + b₁) …) + bₙ with a = dropout ∘ ReLU, and the hidden layers if `keep`
 
-    inputs: one to three (V, C); weights: (H₁, m·C), (H₂, H₁), …, rounded to the inputs' dtype; biases: (H₁,), … or
+    inputs: one to three (V, C); weights: (H₁, m·C), (H₂, H₁), …, as `matmul.operands` returns them; biases: (H₁,), … or
     none; residual (V, Hₙ); seeds (n − 1, 2) int64 with dropout → (V, Hₙ), then (V, H₁), …
     """
     check_rows("mlp", len(inputs[0]))
     for weight in weights:
-        check_matrix("mlp", *weight.shape)
+        check_matrix("mlp", *weight.shape[-2:])
     t = tiling or forward_tiling(inputs, weights, dropout > 0)
     precision = dot_precision(inputs[0])
-    matrices = operands(weights, inputs[0].dtype, precision)
     if t is None:
         outs: list[Tensor] = []
-        for i, weight in enumerate(matrices):
+        for i, weight in enumerate(weights):
             bias, last = biases[i] if biases else None, i == len(weights) - 1
             if last:
                 out = linear(outs[-1:] or inputs, weight, bias, residual=residual)
@@ -157,7 +169,7 @@ def forward(
     added = first if residual is None else row_major(residual)
     outs = [first.new_empty(rows, c) for _ in range(len(weights) if keep else 1)]
     if outs[0].numel():
-        w1, w2, w3 = matrices
+        w1, w2, w3 = weights
         b1, b2, b3 = (bias.contiguous() for bias in biases) if biases else (w1, w2, w3)
         with device_of(first):
             mlp_forward_kernel[(cdiv(rows, t.v),)](
@@ -172,10 +184,11 @@ def forward(
     return outs
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def mlp_backward_kernel(
     grad, weight1, weight2, weight3, hidden1, hidden2, grad1, grad2, out,
-    rows_size, keep_scale, c_size: tl.constexpr, grad_stride: tl.constexpr,
+    rows_size, plane_rows, keep_scale, c_size: tl.constexpr, grad_stride: tl.constexpr,
     PARTS: tl.constexpr, SKIP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of the first two layers' outputs before their activations, and of the PARTS inputs."""
@@ -188,7 +201,7 @@ def mlp_backward_kernel(
     w2 = _load_weight(weight2, 0, 1, c_size, PRECISION, BLOCK_C)
     w3 = _load_weight(weight3, 0, 1, c_size, PRECISION, BLOCK_C)
     dtype = out.dtype.element_ty
-    plane = tl.cast(rows_size, tl.int64) * c_size
+    plane = tl.cast(plane_rows, tl.int64) * c_size
     for tile_index in range(tl.program_id(0), tl.cdiv(rows_size, BLOCK_V), tl.num_programs(0)):
         rows = tile_index * BLOCK_V + tl.arange(0, BLOCK_V)
         wide = rows.to(tl.int64)[:, None]
@@ -231,23 +244,24 @@ def backward(
     """
     (rows, c), parts, precision = inputs[0].shape, len(inputs), dot_precision(grad)
     t = (tiling or backward_tiling(inputs, weights)) if need_inputs else None
-    matrices = operands(weights if need_inputs else weights[1:], grad.dtype, precision)
     if t is None:
         grads = [grad]
-        for layer in reversed(hidden):
-            grads.insert(0, linear_backward(grads[0], matrices.pop(), hidden=layer, dropout=dropout))
+        for weight, layer in zip(weights[:0:-1], hidden[::-1], strict=True):
+            grads.insert(0, linear_backward(grads[0], weight, hidden=layer, dropout=dropout))
         if not need_inputs:
             return grad.new_empty(parts, 0, c), grads
-        return inputs_backward(grads[0], matrices[0], parts, grad if skip else None), grads
+        return inputs_backward(grads[0], weights[0], parts, grad if skip else None), grads
     grad = row_major(grad)
-    input_grads, first, second = grad.new_empty(parts, rows, c), grad.new_empty(rows, c), grad.new_empty(rows, c)
+    input_grads, plane_rows = empty_planes(grad, parts, rows, c)
+    first, second = grad.new_empty(rows, c), grad.new_empty(rows, c)
     if first.numel():
-        w1, w2, w3 = matrices
+        w1, w2, w3 = weights
         programs = min(processors(grad) * t.programs, cdiv(rows, t.v))
         with device_of(grad):
             mlp_backward_kernel[(programs,)](
                 grad, w1, w2, w3, *(h.contiguous() for h in hidden), first, second, input_grads,
-                rows, threshold_and_scale(dropout)[1], c, grad.stride(0), PARTS=parts, SKIP=skip, PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+                rows, plane_rows, threshold_and_scale(dropout)[1], c, grad.stride(0),
+                PARTS=parts, SKIP=skip, PRECISION=precision, BLOCK_V=t.v, BLOCK_C=t.c,
+                num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return input_grads, [first, second, grad]

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import Tiling, cdiv, device_of, interpreted, roomy, row_major, tile
+from diffnet.ops.common.launch import SIZES, Tiling, cdiv, device_of, empty_planes, interpreted, roomy, row_major, tile
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.matmul import load, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 
@@ -73,10 +74,12 @@ def activated(
     return y
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def mlp_forward_linear_kernel(
     first, second, third, weight, bias, residual, hidden, seed, out,
-    rows_size, threshold, keep_scale, in_size: tl.constexpr, out_size: tl.constexpr, part_size: tl.constexpr,
+    rows_size, plane_rows, threshold, keep_scale,
+    in_size: tl.constexpr, out_size: tl.constexpr, part_size: tl.constexpr,
     first_stride: tl.constexpr, second_stride: tl.constexpr, third_stride: tl.constexpr, residual_stride: tl.constexpr,
     INPUTS: tl.constexpr, TRANSPOSED: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, DROPOUT: tl.constexpr,
     MASKED: tl.constexpr, RESIDUAL: tl.constexpr,
@@ -125,7 +128,7 @@ def mlp_forward_linear_kernel(
     if part_size == out_size:
         place += c[None, :]
     else:
-        place += (c // part_size).to(tl.int64)[None, :] * rows_size * part_size + (c % part_size)[None, :]
+        place += (c // part_size).to(tl.int64)[None, :] * plane_rows * part_size + (c % part_size)[None, :]
     tl.store(place, y.to(out.dtype.element_ty), mask=inside)
 
 
@@ -191,7 +194,7 @@ def _launch(
     inputs = [row_major(x) for x in inputs]
     first, second, third = (*inputs, *inputs[:1], *inputs[:1])[:3]
     residual = residual if residual is None else row_major(residual)
-    out = first.new_empty(parts, rows, out_size // parts)
+    out, plane_rows = empty_planes(first, parts, rows, out_size // parts)
     if out.numel():
         precision = dot_precision(first)
         t = tiling or linear_tiling(first, c, out_size, precision)
@@ -200,7 +203,7 @@ def _launch(
             mlp_forward_linear_kernel[(cdiv(rows, t.v) * cdiv(out_size, t.c),)](
                 first, second, third, weight, weight if bias is None else bias.contiguous(), some_residual,
                 out if hidden is None else hidden.contiguous(), weight if seed is None else seed, out,
-                rows, *threshold_and_scale(dropout), c, out_size, out_size // parts,
+                rows, plane_rows, *threshold_and_scale(dropout), c, out_size, out_size // parts,
                 first.stride(0), second.stride(0), third.stride(0), some_residual.stride(0),
                 INPUTS=len(inputs), TRANSPOSED=transposed, BIAS=bias is not None,
                 RELU=activation, DROPOUT=activation and seed is not None,

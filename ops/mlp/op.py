@@ -12,7 +12,7 @@ from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_dropout, check_matrix, check_rank, check_tensor
 from diffnet.ops.common.cpu import eager_on_cpu
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.precision import compute_dtype
+from diffnet.ops.common.precision import compute_dtype, dot_precision, in_dtype
 from diffnet.ops.mlp import cpu, reference
 
 MOST_INPUTS = 3  # that the kernel of the first layer reads without concatenation
@@ -64,11 +64,11 @@ def mlp(
         return function(inputs, weights, biases, dropout=dropout, residual=residual)
     dtype = compute_dtype(*inputs, *weights)
     alike = len(inputs) <= MOST_INPUTS and len({x.shape[-1] for x in inputs}) == 1
-    parts = [x.to(dtype) for x in (inputs if alike else [torch.cat(list(inputs), dim=-1)])]
+    parts = [in_dtype(x, dtype) for x in (inputs if alike else [torch.cat(list(inputs), dim=-1)])]
     hidden = len(weights) - 1
     seeds = torch.randint(2**31, (hidden, 2), device=parts[0].device) if dropout > 0 and hidden else None
     skip = residual is inputs[0] and alike
-    added = None if skip or residual is None else residual.to(dtype)
+    added = None if skip or residual is None else in_dtype(residual, dtype)
     tensors = [*parts, *weights, *(biases or []), *([] if added is None else [added])]
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     out: Tensor = _mlp(parts, list(weights), list(biases or []), added, skip, dropout, seeds, keep)[0]
@@ -128,20 +128,38 @@ def _mlp_implementation(
     seeds: Tensor | None,
     keep: bool,
 ) -> list[Tensor]:
-    """The output and, if `keep`, the hidden layers, in the inputs' dtype; weights are rounded to it.
+    """The output and, if `keep`, the hidden layers, in the inputs' dtype, and the converted weights, see `_converts`.
 
     skip: the first input is the residual
     seeds: (n − 1, 2) with dropout, else None
     """
+    from diffnet.ops.common.matmul import operands
     from diffnet.ops.mlp.kernels import forward
 
-    return forward(inputs, weights, biases, inputs[0] if skip else residual, dropout, seeds, keep)
+    x = inputs[0]
+    matrices = operands(weights, x.dtype, dot_precision(x))
+    outs = forward(inputs, matrices, biases, x if skip else residual, dropout, seeds, keep)
+    if keep and _converts(x, weights):  # an operator returns none of its arguments
+        outs += [matrix.clone() if matrix is given else matrix for matrix, given in zip(matrices, weights, strict=True)]
+    return outs
+
+
+def _converts(x: Tensor, weights: Sequence[Tensor]) -> bool:
+    """Whether the kernels multiply with weights in another form. The backward gets these, and converts nothing."""
+    return dot_precision(x) == "bf16x3" or any(weight.dtype != x.dtype for weight in weights)
 
 
 def _mlp_fake(*arguments: Any) -> list[Tensor]:
     call = _Call(*arguments)
-    outs = [call.inputs[0].new_empty(call.inputs[0].shape[0], weight.shape[0]) for weight in call.weights]
-    return [outs[-1], *(outs[:-1] if call.keep else [])]
+    x = call.inputs[0]
+    outs = [x.new_empty(x.shape[0], weight.shape[0]) for weight in call.weights]
+    if not call.keep:
+        return outs[-1:]
+    parts = dot_precision(x) == "bf16x3"
+    matrices = [
+        x.new_empty((2, *w.shape), dtype=torch.bfloat16) if parts else x.new_empty(w.shape) for w in call.weights
+    ]
+    return [outs[-1], *outs[:-1], *(matrices if _converts(x, call.weights) else [])]
 
 
 def _mlp_backward_implementation(
@@ -153,16 +171,16 @@ def _mlp_backward_implementation(
     dropout: float,
     need_inputs: bool,
 ) -> list[Tensor]:
-    """The gradients of the inputs (n, V, C), empty if not needed, then of weights, then of biases in float32"""
+    """The gradients of the inputs (n, V, C), empty if not needed, then of weights, then of biases in float32
+
+    weights: as `matmul.operands` returns them
+    """
     from diffnet.ops.mlp.kernels import backward
     from diffnet.ops.mlp.weight_gradient_kernels import weight_gradients
 
-    parts = len(inputs)
     input_grads, grads = backward(grad, inputs, weights, hidden, skip, dropout, need_inputs)
-    sums = weight_gradients([*((grads[0], x) for x in inputs), *zip(grads[1:], hidden, strict=True)])
-    first = [weight_grad for weight_grad, _ in sums[:parts]]
-    weight_grads = [torch.cat(first, dim=1) if parts > 1 else first[0], *(w for w, _ in sums[parts:])]
-    return [input_grads, *weight_grads, sums[0][1], *(b for _, b in sums[parts:])]
+    weight_grads, bias_grads = weight_gradients(inputs, hidden, grads)
+    return [input_grads, *weight_grads, *bias_grads]
 
 
 def _mlp_backward_fake(
@@ -171,8 +189,8 @@ def _mlp_backward_fake(
     *_, need_inputs = arguments
     rows, c = inputs[0].shape
     input_grads = grad.new_empty(len(inputs), rows if need_inputs else 0, c)
-    weight_grads = [torch.empty_like(w, dtype=torch.float32, memory_format=torch.contiguous_format) for w in weights]
-    return [input_grads, *weight_grads, *(w.new_empty(w.shape[0], dtype=torch.float32) for w in weights)]
+    weight_grads = [w.new_empty(w.shape[-2:], dtype=torch.float32) for w in weights]
+    return [input_grads, *weight_grads, *(w.new_empty(w.shape[-2], dtype=torch.float32) for w in weights)]
 
 
 _mlp_gradients = opaque("diffnet::mlp_backward", _mlp_backward_implementation, _mlp_backward_fake)
@@ -180,8 +198,11 @@ _mlp_gradients = opaque("diffnet::mlp_backward", _mlp_backward_implementation, _
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
     call = _Call(*inputs)
-    ctx.save_for_backward(*call.inputs, *call.weights, *output[1:])
-    ctx.counts = len(call.inputs), len(call.weights)
+    parts, layers = len(call.inputs), len(call.weights)
+    hidden, matrices = output[1:layers], output[layers:] or [weight.contiguous() for weight in call.weights]
+    ctx.save_for_backward(*call.inputs, *matrices, *hidden)
+    ctx.counts = parts, layers
+    ctx.weight_dtypes = [weight.dtype for weight in call.weights]
     ctx.need_inputs = any(x.requires_grad for x in call.inputs)
     ctx.bias_dtypes = [bias.dtype for bias in call.biases]
     ctx.residual, ctx.skip, ctx.dropout = call.residual is not None, call.skip, call.dropout
@@ -191,14 +212,14 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
 def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     grad = grads[0]
     parts, layers = ctx.counts
-    inputs, weights = ctx.saved_tensors[:parts], ctx.saved_tensors[parts : parts + layers]
-    hidden = ctx.saved_tensors[parts + layers :]
+    saved = ctx.saved_tensors  # each access unpacks all of them, and a checkpoint allows one
+    inputs, weights, hidden = saved[:parts], saved[parts : parts + layers], saved[parts + layers :]
     assert grad is not None  # callers get the first output only
     input_grads, *sums = _mlp_gradients(
-        grad.to(inputs[0].dtype), inputs, weights, hidden, ctx.skip, ctx.dropout, ctx.need_inputs
+        in_dtype(grad, inputs[0].dtype), inputs, weights, hidden, ctx.skip, ctx.dropout, ctx.need_inputs
     )
-    weight_grads = [g.to(w.dtype) for g, w in zip(sums[:layers], weights, strict=True)]
-    bias_grads = [g.to(dtype) for g, dtype in zip(sums[layers:], ctx.bias_dtypes, strict=False)]
+    weight_grads = [in_dtype(g, dtype) for g, dtype in zip(sums[:layers], ctx.weight_dtypes, strict=True)]
+    bias_grads = [in_dtype(g, dtype) for g, dtype in zip(sums[layers:], ctx.bias_dtypes, strict=False)]
     by_input = list(input_grads.unbind()) if ctx.need_inputs else [None] * parts
     return by_input, weight_grads, bias_grads, grad if ctx.residual else None, None, None, None, None
 

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import Tiling, cdiv, device_of, interpreted, processors, roomy, tile
+from diffnet.ops.common.launch import SIZES, Tiling, cdiv, device_of, interpreted, processors, roomy, tile
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs
 from diffnet.ops.common.matmul import chosen, product, split, split_transpose
 from diffnet.ops.common.precision import dot_precision
@@ -31,12 +32,18 @@ def weight_tiling(grad: Tensor, h: int, c: int, precision: str) -> Tiling:
     return Tiling(16, tile(h, 64), tile(c, 64), 8, 2, 4)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def mlp_backward_weights_kernel(
-    grads, inputs, partial, rows_size, span, spans, h_size: tl.constexpr, c_size: tl.constexpr, size: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+    grads, inputs, partial, rows_size, span, h_size: tl.constexpr, c_size: tl.constexpr, size: tl.constexpr,
+    PAIRS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Sum dyᵀ x and dy over one span of rows, for this program's pair (dy, x)."""
+    """Sum dyᵀ x and dy over one span of rows, for this program's pair (dy, x).
+
+    The first PARTS pairs have the same dy. Their products are columns of one matrix, the gradient of the weights of a
+    layer on several inputs. The sums of dy of all layers follow after all matrices.
+    """
     columns = tl.cdiv(c_size, BLOCK_C)
     tiles = tl.cdiv(h_size, BLOCK_K) * columns
     index = tl.program_id(0)
@@ -60,44 +67,64 @@ def mlp_backward_weights_kernel(
         value = tl.load(x_at, mask=live & (c < c_size)[None, :], other=0.0)
         total = product(split_transpose(g, PRECISION), split(value, PRECISION), total, PRECISION)
         column_sum += g.to(tl.float32)
-    base = partial + (pair * spans + index).to(tl.int64) * size
+    base = partial + index.to(tl.int64) * size
     inside = (h < h_size)[:, None] & (c < c_size)[None, :]
-    tl.store(base + h[:, None] * c_size + c[None, :], total, mask=inside)
-    if which % columns == 0:
-        tl.store(base + h_size * c_size + h, tl.sum(column_sum, axis=0), mask=h < h_size)
+    if pair < PARTS:
+        tl.store(base + h[:, None] * (PARTS * c_size) + (pair * c_size + c)[None, :], total, mask=inside)
+    else:
+        matrix = base + pair.to(tl.int64) * h_size * c_size  # all matrices together may exceed 2³¹
+        tl.store(matrix + h[:, None] * c_size + c[None, :], total, mask=inside)
+    if which % columns == 0 and pair >= PARTS - 1:
+        at = (pair * 0 + PAIRS).to(tl.int64) * c_size + (pair - (PARTS - 1))
+        tl.store(base + at * h_size + h, tl.sum(column_sum, axis=0), mask=h < h_size)
 
 
 def weight_gradients(
-    pairs: Sequence[tuple[Tensor, Tensor]], tiling: Tiling | None = None
-) -> list[tuple[Tensor, Tensor]]:
-    """dyᵀ x (H, C) and Σ dy (H,) in float32 for each pair dy (V, H), x (V, C); pairs of one shape share a kernel"""
-    found: list[tuple[Tensor, Tensor]] = [pairs[0]] * len(pairs)
-    shapes = [(grad.shape[1], x.shape[1]) for grad, x in pairs]
+    inputs: Sequence[Tensor], hidden: Sequence[Tensor], grads: Sequence[Tensor], tiling: Tiling | None = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return dyᵀ x (H, C) of each layer's weights and Σ dy (H,) of each layer's bias, in float32.
+
+    inputs: x₁ … xₘ (V, C₁) of the first layer, whose weights are (H₁, m·C₁); hidden: x (V, C) of each other layer;
+    grads: dy (V, H) of each layer
+
+    Layers of one shape share a kernel and the memory of their results.
+    """
+    first = grads[0].shape[1], inputs[0].shape[1]
+    shapes = [first, *((grad.shape[1], x.shape[1]) for grad, x in zip(grads[1:], hidden, strict=True))]
+    layers = [inputs, *([x] for x in hidden)]
+    weight_grads: list[Tensor] = [grads[0]] * len(grads)
+    bias_grads = list(weight_grads)
     for shape in dict.fromkeys(shapes):
         places = [i for i, other in enumerate(shapes) if other == shape]
-        sums = _of_one_shape([pairs[i] for i in places], *shape, tiling)
-        h, c = shape
-        for i, both in zip(places, sums, strict=True):
-            found[i] = both[: h * c].view(h, c), both[h * c :]
-    return found
+        found = _of_one_shape([layers[i] for i in places], [grads[i] for i in places], tiling)
+        for n, i in enumerate(places):
+            weight_grads[i], bias_grads[i] = found[n], found[len(places) + n]
+    return weight_grads, bias_grads
 
 
-def _of_one_shape(pairs: Sequence[tuple[Tensor, Tensor]], h: int, c: int, tiling: Tiling | None) -> Tensor:
-    grads = tuple(grad.contiguous() for grad, _ in pairs)
-    inputs = tuple(x.contiguous() for _, x in pairs)
-    rows = len(grads[0])
+def _of_one_shape(layers: Sequence[Sequence[Tensor]], grads: Sequence[Tensor], tiling: Tiling | None) -> list[Tensor]:
+    """The gradients of the weights of all layers, then those of the biases. Only the first may have several inputs."""
+    parts = len(layers[0])
+    grads = [grad.contiguous() for grad in grads]
+    inputs = tuple([x.contiguous() for layer in layers for x in layer])
+    (rows, h), c, pairs = grads[0].shape, inputs[0].shape[1], len(inputs)
     precision = dot_precision(grads[0])
     t = tiling or weight_tiling(grads[0], h, c, precision)
     tiles = cdiv(h, t.k) * cdiv(c, t.c)
-    span = choose_span(rows, t.v, processors(grads[0]) * t.programs // max(len(pairs) * tiles, 1))
+    span = choose_span(rows, t.v, processors(grads[0]) * t.programs // max(pairs * tiles, 1))
     spans = cdiv(rows, span)
-    check_programs("mlp", spans, len(pairs) * tiles)
-    size = h * c + h
-    partial = torch.empty(len(pairs), spans, size, dtype=torch.float32, device=grads[0].device)
-    if partial.numel():
+    check_programs("mlp", spans, pairs * tiles)
+    size = pairs * h * c + len(grads) * h
+    partial = torch.empty(1, spans, size, dtype=torch.float32, device=grads[0].device)
+    if spans and size:
         with device_of(partial):
-            mlp_backward_weights_kernel[(spans, len(pairs) * tiles)](
-                grads, inputs, partial, rows, span, spans, h, c, size,
-                PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            mlp_backward_weights_kernel[(spans, pairs * tiles)](
+                (*grads[:1] * (parts - 1), *grads), inputs, partial, rows, span, h, c, size,
+                PAIRS=pairs, PARTS=parts, PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
-    return sum_spans(partial, None, span)[:, 0]
+    total = sum_spans(partial, None, span).view(size)
+    sizes = [parts * h * c, *[h * c] * (len(grads) - 1), *[h] * len(grads)]
+    first, *others = total.split(sizes)
+    found = [first.view(h, parts * c)]
+    return found + [other.view(h, c) if n < len(grads) - 1 else other for n, other in enumerate(others)]

@@ -16,10 +16,10 @@ from diffnet.ops.common.backend import Backend
 from diffnet.ops.common.checks import check_integer
 from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.memo import memoized, remember
-from diffnet.ops.common.scores import check_broadcast
 from diffnet.ops.sparse.checks import check_ell, check_operand
 from diffnet.ops.sparse.op import sddmm, spmm
 from diffnet.ops.sparse.pattern import Pattern
+from diffnet.ops.sparse.scores import check_broadcast
 from diffnet.ops.sparse.softmax import sparse_softmax
 
 

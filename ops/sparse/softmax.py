@@ -11,11 +11,11 @@ from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.scores import check_broadcast, checked_number, scaled_and_biased
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.checks import check_operand
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import Pattern, csr_arrays
+from diffnet.ops.sparse.scores import check_broadcast, checked_number, scaled_and_biased
 
 
 def sparse_softmax(

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import cdiv, device_of, interpreted
+from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs, check_rows
 
 
@@ -29,7 +30,8 @@ def _load_tile(
     return value, tl.exp(-value * t), s, c, at, inside
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def diffuse_forward_kernel(
     spectrum, evals, time, out, rows_size, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
@@ -37,7 +39,8 @@ def diffuse_forward_kernel(
     tl.store(out + at, decay * s, mask=inside)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def diffuse_backward_kernel(
     grad, spectrum, evals, time, spectrum_grad, time_partial, rows_size, c_size: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,

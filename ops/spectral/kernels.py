@@ -9,6 +9,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from diffnet.ops.common.launch import (
+    SIZES,
     Tiling,
     cdiv,
     device_of,
@@ -19,6 +20,7 @@ from diffnet.ops.common.launch import (
     starts_early,
     tile,
 )
+from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
 from diffnet.ops.common.matmul import product, split, split_transpose
 from diffnet.ops.common.precision import dot_precision
@@ -65,7 +67,8 @@ def _load_scale(scale, row, v, last):
     return tl.load(scale + row + v, mask=row + v < last, other=0.0)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def project_forward_kernel(
     x, evecs, scale, ptr, partial, meshes, span,
     k_size: tl.constexpr, c_size: tl.constexpr, x_stride: tl.constexpr, evecs_stride: tl.constexpr,
@@ -144,7 +147,8 @@ def project(x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor, tiling:
     return sum_spans(partial, ptr, span, factor)[0]
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=SIZES)
 def evaluate_forward_kernel(
     coefficients, evecs, scale, added, ptr, out, meshes, span,
     k_size: tl.constexpr, c_size: tl.constexpr, evecs_stride: tl.constexpr, added_stride: tl.constexpr,

@@ -42,12 +42,12 @@ def launch_all(dtype: torch.dtype) -> None:
     diffusion.diffuse_backward(d, d, torch.rand(2, K), torch.rand(C))
     spectral.evaluate(d, evecs, mass, ptr)
     spectral.evaluate(d, evecs, mass, ptr, added=x)
-    table = coefficients.table(d, torch.randn(C, C), torch.randn(C, C), dtype)
+    table = coefficients.table(d, torch.randn(C, C), torch.randn(C, C), evecs)
     gradient_features.forward(table, evecs, gradient_evecs, ptr)
-    sums = gradient_features.backward(x, table, gradient_evecs, ptr)
+    sums = gradient_features.backward(x, table, gradient_evecs, ptr, values_grad=x, evecs=evecs)
     matrix, evals, time = torch.randn(C, C), torch.rand(2, K), torch.rand(C)
     diffusion_features.sum_and_diffuse(*spectral.project_spans(x, evecs, mass, ptr), ptr, evals, time)
-    coefficients.backward(d, sums, d, matrix, matrix, (d, evals, time))
+    coefficients.backward(sums, d, matrix, matrix, (d, evals, time))
     direct_gradient_features.forward(random(2, V, C), a, a)
     direct_gradient_features.pointwise_backward(x, random(2, V, C), a, a)
     seed = torch.randint(9, (2,))
@@ -59,10 +59,11 @@ def launch_all(dtype: torch.dtype) -> None:
     for c, dropout in ((32, 0.5), (64, 0.5), (128, 0.0), (128, 0.5)):
         inputs, weights = [random(V, c)] * 3, [random(c, 3 * c), random(c, c), random(c, c)]
         seeds = torch.randint(9, (2, 2)) if dropout else None
+        weights = operands(weights, dtype, dot_precision(x))
         mlp.forward(inputs, weights, [torch.randn(c)] * 3, inputs[0], dropout, seeds, True)
         mlp.backward(inputs[0], inputs, weights, inputs[1:], True, dropout, True)
     for c in (64, C):
-        weight_gradients.weight_gradients([(random(V, c), random(V, c))] * 5)
+        weight_gradients.weight_gradients([random(V, c)] * 3, [random(V, c)] * 2, [random(V, c)] * 3)
     logits, labels = random(V, 260), torch.randint(260, (V,))
     cross_entropy.cross_entropy(logits, labels, -1)
     cross_entropy.cross_entropy_backward(torch.randn(V), logits, labels, -1)

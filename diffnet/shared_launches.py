@@ -1,0 +1,58 @@
+"""Launches that all blocks of a network share in a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from diffnet.block import DiffusionNetBlock
+from diffnet.diffusion import LearnedTimeDiffusion, kept_nonnegative
+from diffnet.mlp import MLP
+from diffnet.ops import Backend
+from diffnet.ops.common.backend import use_kernels
+from diffnet.ops.common.compiler import under_transforms
+from diffnet.ops.common.precision import compute_dtype, dot_precision
+
+
+@contextmanager
+def shared_launches(first: nn.Linear, blocks: Iterable[nn.Module], last: nn.Linear, x: Tensor) -> Iterator[None]:
+    """Prepare the parameters of a network: convert all weights in one launch, and set negative times to 0 in another.
+
+    Blocks that run in this context use the results. Blocks that run elsewhere do both themselves, for example if a
+    backward pass runs them again (`torch.utils.checkpoint`).
+    """
+    from diffnet.ops.common.matmul import converted_together  # imports Triton
+
+    own = [block for block in blocks if type(block) is DiffusionNetBlock and not _may_change(block)]
+    layers = [first, last, *(layer for block in own if type(block.mlp) is MLP for layer in block.mlp.layers)]
+    # A parametrized layer has a class of its own, and computes its weight anew whenever it is read.
+    weights = [layer.weight for layer in layers if type(layer) is nn.Linear]
+    weights = [w for w in weights if w.dtype == torch.float32 and _is_plain(w, x.device)]
+    diffusions = [block.diffusion for block in own if type(block.diffusion) is LearnedTimeDiffusion]
+    times = [diffusion.time for diffusion in diffusions if diffusion.training and _is_plain(diffusion.time, x.device)]
+    dtype = compute_dtype(x, *weights[:1])
+    precision = dot_precision(weights[0]) if weights and dtype == torch.float32 else "ieee"
+    converts = dtype != torch.float32 or precision != "ieee"
+    with kept_nonnegative(times), converted_together(weights if converts else [], dtype, precision):
+        yield
+
+
+def shares_launches(backend: Backend, x: Tensor) -> bool:
+    """Whether a network launches kernels, so that `shared_launches` saves some."""
+    if torch.compiler.is_compiling() or under_transforms() or type(x) is not Tensor or x.is_meta:
+        return False
+    return use_kernels(backend, x, matrix=True)
+
+
+def _is_plain(parameter: Tensor, device: torch.device) -> bool:
+    """Whether a kernel may read a parameter, and PyTorch counts its changes."""
+    plain = type(parameter) is nn.Parameter or type(parameter) is Tensor
+    return plain and parameter.device == device and not parameter.is_inference()
+
+
+def _may_change(block: DiffusionNetBlock) -> bool:
+    """Whether hooks run before the block reads its parameters, and may change them."""
+    return bool(block._forward_pre_hooks or block.mlp._forward_pre_hooks or block.diffusion._forward_pre_hooks)

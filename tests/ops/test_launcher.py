@@ -1,0 +1,163 @@
+"""Launches that only compile: which threads they concern, and what stays as it is."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from diffnet.ops.common.launcher import LaunchedKernel, compile_ahead, compiles_only, compiling_only
+from diffnet.ops.common.memo import can_remember
+
+pytest.importorskip("triton")
+
+
+class Kernel:
+    """Stands in for a kernel of Triton. Records its compilations and its runs."""
+
+    __name__ = "kernel"
+    pre_run_hooks: tuple[()] = ()
+
+    def __init__(self) -> None:
+        self.params = [
+            SimpleNamespace(name=name, do_not_specialize=name == "rows_size", is_constexpr=name == "BLOCK")
+            for name in ("x", "rows_size", "BLOCK")
+        ]
+        self.compiled: list[bool] = []  # whether in the main thread
+        self.ran = 0
+
+    def run(self, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        assert warmup
+        self.compiled.append(threading.current_thread() is threading.main_thread())
+
+    def __getitem__(self, grid: Any) -> Any:
+        def run(*arguments: Any, **options: Any) -> None:
+            self.ran += 1
+
+        return run
+
+
+def in_thread(function: Any) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+class Launches(torch.autograd.Function):
+    """Launches a kernel in the forward and another variant of it in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: LaunchedKernel) -> Tensor:
+        ctx.kernel = kernel
+        kernel[1,](x, 5, BLOCK=16)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.kernel[1,](grad, 5, BLOCK=32)
+        return grad, None
+
+
+def test_each_variant_is_compiled_once_in_another_thread() -> None:
+    kernel, x = Kernel(), torch.zeros(8)
+    launched = LaunchedKernel(kernel)
+    with compiling_only():
+        assert compiles_only()
+        assert not can_remember()
+        for rows in (5, 6):
+            launched[1,](x, rows, BLOCK=16)
+        launched[1,](x, 5, BLOCK=32)
+        launched[1,](x.half(), 5, BLOCK=32)
+    assert kernel.compiled == [False] * 3
+    assert kernel.ran == 0
+    assert not compiles_only()
+    assert can_remember()
+    launched[1,](x, 5, BLOCK=16)
+    assert kernel.ran == 1
+
+
+def test_other_threads_launch_as_usual() -> None:
+    kernel, called = Kernel(), []
+    launched = LaunchedKernel(kernel)
+    x = torch.zeros(8, requires_grad=True)
+
+    def train() -> None:
+        assert not compiles_only()
+        Launches.apply(x, launched).sum().backward()
+        compile_ahead(lambda: called.append(0), [x])  # type: ignore[arg-type, return-value]
+
+    with compiling_only():
+        in_thread(train)
+        assert kernel.ran == 2
+        torch.autograd.grad(Launches.apply(x, launched).sum(), x)
+    assert kernel.ran == 2
+    assert len(kernel.compiled) == 2
+    assert called == []
+
+
+def test_an_error_ends_the_block() -> None:
+    kernel = Kernel()
+    launched = LaunchedKernel(kernel)
+    with pytest.raises(ZeroDivisionError), compiling_only():
+        raise ZeroDivisionError
+    with compiling_only(), pytest.raises(RuntimeError, match="another block"), compiling_only():
+        pass
+    launched[1,](torch.zeros(1), 1, BLOCK=16)
+    assert kernel.ran == 1
+
+
+def test_an_error_of_the_compiler_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise ArithmeticError("no registers")
+
+    kernel = Kernel()
+    monkeypatch.setattr(kernel, "run", fail)
+    with pytest.raises(ArithmeticError, match="no registers"), compiling_only():
+        LaunchedKernel(kernel)[1,](torch.zeros(1), 1, BLOCK=16)
+
+
+def test_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors say that they are on a GPU, as in step_costs.py."""
+    kernel = Kernel()
+    launched = LaunchedKernel(kernel)
+    x = torch.zeros(8, requires_grad=True)
+    compile_ahead(lambda: pytest.fail("there is no GPU"), [x])
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    before = torch.get_rng_state()
+
+    def loss() -> Tensor:
+        out: Tensor = Launches.apply(x, launched) * torch.rand(8)
+        return out
+
+    compile_ahead(loss, [x])
+    assert len(kernel.compiled) == 2
+    assert kernel.ran == 0
+    assert x.grad is None
+    assert torch.equal(torch.get_rng_state(), before)
+    with torch.no_grad():
+        compile_ahead(loss, [x])
+    assert len(kernel.compiled) == 3
+
+
+def test_ahead_within_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint counts the tensors that its function saves. The recomputation compiles nothing."""
+    launched = LaunchedKernel(Kernel())
+    x = torch.ones(8, requires_grad=True)
+    calls = []
+
+    def function(x: Tensor) -> Tensor:
+        calls.append(None)
+        if len(calls) == 1:
+            with monkeypatch.context() as patch:
+                patch.setattr(Tensor, "is_cuda", True)
+                compile_ahead(lambda: Launches.apply(x.detach().requires_grad_(), launched).square(), [x])
+        return x.square()
+
+    checkpoint(function, x, use_reentrant=False).sum().backward()
+    assert torch.equal(x.grad, torch.full((8,), 2.0))
+    assert len(calls) == 2
