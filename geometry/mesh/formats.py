@@ -1,10 +1,10 @@
 """Strict readers of obj, off, ply, stl, glb, gltf, vtk, vtp and vtu files.
 
 Vertices and polygons must keep their order, because labels are stored beside a file in that order. A damaged file must
-be refused. plyfile does this for ply. trimesh reads stl and glTF, after checks. VTK reads its own formats in a process of its own. No library does it for obj and off,
-which are simple text formats and are parsed here: trimesh splits vertices along texture seams, reorders polygons of
-mixed sizes and accepts truncated off files; potpourri3d reads words as 0 and refuses negative indices and one-line
-headers.
+be refused. plyfile does this for ply. trimesh reads stl and glTF, after checks. VTK reads vtk, vtp and vtu, in its own
+process. No library does it for obj and off, which are simple text formats and are parsed here: trimesh splits vertices
+along texture seams, reorders polygons of mixed sizes and accepts truncated off files; potpourri3d reads words as 0 and
+refuses negative indices and one-line headers.
 """
 
 from __future__ import annotations

@@ -25,6 +25,29 @@ if TYPE_CHECKING:
 FORMATS = tuple(READERS)  # each may be followed by .gz
 
 
+def mesh_suffix(path: str | os.PathLike[str]) -> str:
+    """The extension of a mesh file in lower case, without .gz.
+
+    >>> mesh_suffix("scans/bunny.OBJ.gz")
+    '.obj'
+    """
+    return _without_gz(path).suffix.lower()
+
+
+def mesh_stem(path: str | os.PathLike[str]) -> str:
+    """The name of a mesh file without its extension and .gz.
+
+    >>> mesh_stem("scans/bunny.OBJ.gz")
+    'bunny'
+    """
+    return _without_gz(path).stem
+
+
+def _without_gz(path: str | os.PathLike[str]) -> Path:
+    path = Path(path)
+    return path.with_suffix("") if path.suffix.lower() == ".gz" else path
+
+
 class HasPositions(Protocol):
     """An object with positions (V, 3) and faces (3, F) or None, such as `Data` of PyTorch Geometric."""
 
@@ -228,14 +251,12 @@ def _read(path: Path, cache_dir: str | os.PathLike[str] | None) -> Mesh:
 
 def _content(path: Path) -> tuple[str, bytes]:
     """The format of a file, a key of READERS, and its content: decompressed, complete, with the usual line ends."""
-    suffix = Path(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
+    suffix = mesh_suffix(path)
     try:
         if path.is_dir():
             raise MeshError(f"{path}: this is a folder, expected a file")
         if suffix not in FORMATS:
-            raise MeshError(
-                f"{path}: unknown format {suffix!r}, expected one of {', '.join(FORMATS)}, also with .gz"
-            )
+            raise MeshError(f"{path}: unknown format {suffix!r}, expected one of {', '.join(FORMATS)}, also with .gz")
         if not path.exists():
             raise MeshError(f"{path}: no such file")
         if not path.is_file():

@@ -24,8 +24,11 @@ _SKIPPED = (0, 1, 2, 3, 4)  # empty cells, vertices and lines
 _STRIP, _PIXEL = 6, 8
 _POLYGONS = (5, 7, _PIXEL, 9)  # triangles, polygons, pixels and quadrilaterals
 
-_LEGACY_KIND = re.compile(rb"\s(?:ascii|binary)\s+dataset\s+(\w+)", re.IGNORECASE)
-_XML_KIND = re.compile(rb"<VTKFile\b[^>]*?\btype\s*=\s*[\"'](\w+)")
+_LEGACY_KIND = re.compile(rb"\s(?:ascii|binary)\s+dataset\s+(?P<kind>\w+)", re.IGNORECASE)
+_LEGACY_ASCII = re.compile(rb"\sascii\s+dataset\s", re.IGNORECASE)
+_LEGACY_CELLS = re.compile(rb"^\s*cells\s+[1-9]", re.IGNORECASE | re.MULTILINE)
+_XML_KIND = re.compile(rb"<VTKFile\b[^>]*?\btype\s*=\s*[\"'](?P<kind>\w+)")
+_DAMAGED = "not a VTK file, or a damaged one"
 _READERS = {  # by the kind of data that a file declares, in legacy files and in XML files
     "polydata": ("vtkIOLegacy", "vtkPolyDataReader"),
     "unstructured_grid": ("vtkIOLegacy", "vtkUnstructuredGridReader"),
@@ -74,42 +77,45 @@ def _read(data: bytes) -> Content:
     module, name = _READERS[_kind(data)]
     from vtkmodules.vtkCommonCore import vtkOutputWindow, vtkStringOutputWindow
 
+    if module == "vtkIOLegacy" and _LEGACY_ASCII.search(data[:4096]):
+        data += b"\n"  # if the last number is at the very end, VTK doesn't notice that others are missing
     reader = getattr(importlib.import_module(f"vtkmodules.{module}"), name)()
     errors: list[str] = []
 
-    def note(window: Any, event: str, text: str) -> None:
-        errors.append(text)
+    def note(window: Any, event: str, text: str | None) -> None:
+        if event == "ErrorEvent" or "Error reading" in (text or ""):  # missing binary data is only a warning
+            errors.append(text or "no message")
 
     note.CallDataType = "string0"  # type: ignore[attr-defined]  # how VTK passes the text
     window = vtkStringOutputWindow()
-    window.AddObserver("ErrorEvent", note)
+    for event in ("ErrorEvent", "WarningEvent"):
+        window.AddObserver(event, note)
     vtkOutputWindow.SetInstance(window)
     reader.ReadFromInputStringOn()
     reader.SetBinaryInputString(data, len(data))
     reader.Update()
     if errors:
         # "ERROR: In FILE, line N\nCLASS (ADDRESS): TEXT"
-        text = re.sub(r"^ERROR: In .*\n|\w+ \(0x\w+\): |for file: *$", "", errors[0].strip()).strip()
-        raise ValueError(f"not a VTK file, or a damaged one ({text})")
+        text = re.sub(r"^(ERROR|Generic Warning): In .*\n|\w+ \(0x\w+\): |for file: *$", "", errors[0].strip())
+        raise ValueError(f"{_DAMAGED} ({text.strip()})")
+    if name == "vtkUnstructuredGridReader" and _LEGACY_CELLS.search(data) and b"CELL_TYPES" not in data.upper():
+        raise ValueError(f"{_DAMAGED}: it has CELLS without CELL_TYPES")  # VTK skips these cells
     return _content(reader.GetOutput())
 
 
 def _kind(data: bytes) -> str:
     """The kind of data that the file declares, a key of _READERS."""
-    start = data[:4096]
-    if data.lower().startswith(b"# vtk datafile"):
-        found = _LEGACY_KIND.search(start)
-        kind = found[1].decode(errors="replace").lower() if found else None
-        expected = "POLYDATA or UNSTRUCTURED_GRID"
-    else:
-        found = _XML_KIND.search(start)
-        kind = found[1].decode(errors="replace") if found else None
-        expected = "PolyData or UnstructuredGrid"
-    if kind is None:
-        raise ValueError("not a VTK file, or a damaged one: the header should begin with '# vtk DataFile' or <VTKFile")
+    legacy = data.lower().startswith(b"# vtk datafile")
+    found = (_LEGACY_KIND if legacy else _XML_KIND).search(data[:4096])
+    if found is None:
+        raise ValueError(f"{_DAMAGED}: the header should begin with '# vtk DataFile' or <VTKFile")
+    declared = found["kind"].decode(errors="replace")
+    kind = declared.lower() if legacy else declared
     if kind not in _READERS:
+        expected = "POLYDATA or UNSTRUCTURED_GRID" if legacy else "PolyData or UnstructuredGrid"
         raise ValueError(
-            f"it holds {kind[:40]}, expected {expected}. Extract the surface, for example with ParaView, and save it"
+            f"it holds {declared[:40]}, expected {expected}. Extract the surface, for example with ParaView, and save "
+            "it"
         )
     return kind
 
@@ -149,7 +155,7 @@ def _cells(cells: Any) -> tuple[Indices, Indices]:
     )
     sizes = np.diff(offsets)
     if offsets[0] != 0 or (sizes < 0).any() or offsets[-1] != len(corners):
-        raise ValueError("not a VTK file, or a damaged one: the cells have corners that the file doesn't hold")
+        raise ValueError(f"{_DAMAGED}: the cells have corners that the file doesn't hold")
     return sizes, corners
 
 
