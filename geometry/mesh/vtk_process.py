@@ -92,7 +92,10 @@ def _read(data: bytes) -> Content:
         window.AddObserver(event, note)
     vtkOutputWindow.SetInstance(window)
     reader.ReadFromInputStringOn()
-    reader.SetBinaryInputString(data, len(data))
+    if module == "vtkIOLegacy":
+        reader.SetBinaryInputString(data, len(data))  # SetInputString would end at the first zero byte
+    else:
+        reader.SetInputString(data)
     reader.Update()
     if errors:
         # "ERROR: In FILE, line N\nCLASS (ADDRESS): TEXT"

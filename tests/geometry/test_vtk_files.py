@@ -205,5 +205,5 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_failure_that_is_not_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(RuntimeError, match="the process that reads VTK files failed: .*Traceback"):
+    with pytest.raises(RuntimeError, match=r"the process that reads VTK files failed: .*Traceback"):
         vtk_files.read_vtk(POLYDATA.encode())
