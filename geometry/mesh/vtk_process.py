@@ -82,9 +82,9 @@ def _read(data: bytes) -> Content:
     reader = getattr(importlib.import_module(f"vtkmodules.{module}"), name)()
     errors: list[str] = []
 
-    def note(window: Any, event: str, text: str | None) -> None:
+    def note(window: Any, event: str, text: str | None) -> None:  # None if it isn't UTF-8
         if event == "ErrorEvent" or "Error reading" in (text or ""):  # missing binary data is only a warning
-            errors.append(text or "no message")
+            errors.append(text or "")
 
     note.CallDataType = "string0"  # type: ignore[attr-defined]  # how VTK passes the text
     window = vtkStringOutputWindow()
@@ -99,8 +99,8 @@ def _read(data: bytes) -> Content:
     reader.Update()
     if errors:
         # "ERROR: In FILE, line N\nCLASS (ADDRESS): TEXT"
-        text = re.sub(r"^(ERROR|Generic Warning): In .*\n|\w+ \(0x\w+\): |for file: *$", "", errors[0].strip())
-        raise ValueError(f"{_DAMAGED} ({text.strip()})")
+        text = re.sub(r"^(ERROR|Generic Warning): In .*\n|\w+ \(0x\w+\): |for file: *$", "", errors[0].strip()).strip()
+        raise ValueError(f"{_DAMAGED} ({text})" if text else _DAMAGED)
     if name == "vtkUnstructuredGridReader" and _LEGACY_CELLS.search(data) and b"CELL_TYPES" not in data.upper():
         raise ValueError(f"{_DAMAGED}: it has CELLS without CELL_TYPES")  # VTK skips these cells
     return _content(reader.GetOutput())

@@ -448,6 +448,20 @@ def test_compressed_meshes_are_found_like_others(tmp_path, files, pattern):
             np.testing.assert_array_equal(item.labels, same.labels)
 
 
+def test_folder_reads_vtk_files(tmp_path):
+    pytest.importorskip("vtkmodules", reason="the package vtk is not installed: pip install 'diffnet[vtk]'")
+    rows = [" ".join(map(str, (len(f), *f))) for f in MIXED[1]]
+    points = [" ".join(map(str, v)) for v in MIXED[0]]
+    head = ["# vtk DataFile Version 3.0", "a", "ASCII", "DATASET POLYDATA", f"POINTS {len(points)} float"]
+    text = "\n".join([*head, *points, f"POLYGONS {len(rows)} {sum(len(f) + 1 for f in MIXED[1])}", *rows]) + "\n"
+    data = load_dataset(write(tmp_path, {"a.vtk": text, "b.VTK": text, "a.txt": [0, 1, 1], "b.txt": [1, 0, 0]}))
+    assert names(data.train + data.test) in (["a", "b"], ["b", "a"])
+    for item in data.train + data.test:
+        np.testing.assert_array_equal(item.mesh.verts, MIXED[0])
+        values = [0, 1, 1] if item.name == "a" else [1, 0, 0]
+        assert item.labels.tolist() == np.repeat(values, [2, 1, 2]).tolist()
+
+
 def test_lists_may_name_compressed_meshes(tmp_path):
     lists = {"train.txt": "2J28_9.off.gz\n1K73_B.off", "test.txt": "1N8R_B.off.gz"}
     expected = load_dataset(write(tmp_path / "a", RNA_SET))

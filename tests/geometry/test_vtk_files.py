@@ -185,6 +185,7 @@ def test_damaged_binary_files(tmp_path: Path) -> None:
     first = whole.index(b"POLYGONS")
     corners = whole.index(b"\n", first) + 1
     refused(path, whole[: first - 20], "not a VTK file, or a damaged one .*Error reading binary data")
+    refused(path, whole.replace(b"float", b"\xff\xfe"), "not a VTK file, or a damaged one$")
     refused(path, whole[: corners + 9], "not a VTK file, or a damaged one")
     refused(path, whole[:corners] + b"\x70\0\0\0" + whole[corners + 4 :], r"VTK crashes on it \(SIG|damaged one")
     path = tmp_path / "a.vtu"
