@@ -19,7 +19,7 @@ from rich.table import Table
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.options import FeatureKind, Preprocessing
 from diffnet.geometry.errors import DiffnetError, OptionError
-from diffnet.geometry.mesh.mesh import FORMATS
+from diffnet.geometry.mesh.mesh import FORMATS, mesh_stem, mesh_suffix
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.options import DiffusionMode, Precision, Schedule, TrainBackend, TrainOptions
@@ -249,7 +249,7 @@ def _plys(meshes: list[Path], out: Path) -> list[Path]:
     if out.suffix and not out.is_dir():
         expected = "a .ply file" if len(meshes) == 1 else f"a folder, since there are {len(meshes)} meshes"
         raise OptionError(f"--out should be {expected}, got {out}")
-    return [out / f"{mesh.stem}.ply" for mesh in meshes]
+    return [out / f"{mesh_stem(mesh)}.ply" for mesh in meshes]
 
 
 def _check_outputs(written: list[Path], read: list[Path]) -> None:
@@ -303,7 +303,7 @@ def precompute(
 
 
 def _is_mesh(name: str) -> bool:
-    return name.lower().removesuffix(".gz").endswith(FORMATS)
+    return mesh_suffix(name) in FORMATS
 
 
 @app.command()

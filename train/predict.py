@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from diffnet.cuda_graphs import graphed
 from diffnet.data import LabelsAt, Sample, input_features, prepare
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
+from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.checkpoint import Checkpoint, restore_model
 from diffnet.train.evaluate import predict_classes
 from diffnet.train.report.export import png_bytes, write_atomically, write_ply
@@ -61,7 +62,7 @@ def write_predictions(
         write_ply(path, mesh.verts, mesh.faces, labels, at)
     if html is not None:
         items = [
-            ViewerItem(Path(mesh.name).stem, mesh.verts, mesh.faces, {"prediction": labels}, at)
+            ViewerItem(mesh_stem(mesh.name), mesh.verts, mesh.faces, {"prediction": labels}, at)
             for mesh, labels in predictions
         ]
         write_html(html, items, label_names, title="Predicted segmentation")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from diffnet.data.folders.labels import read_lines
 from diffnet.data.labeled import DataError
 from diffnet.geometry import FORMATS
+from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 
 MESH_FOLDERS = (".", "off", "meshes")
 _NOT_LABELS = ("train.txt", "test.txt", "label_names.txt", "readme.txt", "license.txt")
@@ -23,10 +23,10 @@ Parts: TypeAlias = tuple[list[Path], list[Path]]
 def find_parts(root: Path, test_fraction: float, seed: int) -> Parts:
     """The meshes for training and for testing: by subfolders, else by lists, else at random. Raises DataError."""
     if _both_exist(root / "train", root / "test"):
-        parts = files_in(root / "train", FORMATS), files_in(root / "test", FORMATS)
+        parts = meshes_in(root / "train"), meshes_in(root / "test")
     else:
-        folder = next((root / name for name in MESH_FOLDERS if files_in(root / name, FORMATS)), root)
-        meshes = files_in(folder, FORMATS)
+        folder = next((root / name for name in MESH_FOLDERS if meshes_in(root / name)), root)
+        meshes = meshes_in(folder)
         if _both_exist(root / "train.txt", root / "test.txt"):
             parts = parts_by_lists(root, meshes, folder)
         else:
@@ -44,7 +44,7 @@ def _both_exist(train: Path, test: Path) -> bool:
 
 def parts_by_lists(root: Path, meshes: list[Path], folder: Path) -> Parts:
     """The meshes listed in `train.txt` and `test.txt`, in that order. Raises DataError for a name without a mesh."""
-    known = {_key(mesh.name): mesh for mesh in meshes}
+    known = {_key(mesh): mesh for mesh in meshes}
 
     def listed(file: Path) -> list[Path]:
         names = read_lines(file)
@@ -56,15 +56,16 @@ def parts_by_lists(root: Path, meshes: list[Path], folder: Path) -> Parts:
     return listed(root / "train.txt"), listed(root / "test.txt")
 
 
-def _key(name: str) -> str:
-    """A file name with its extension in lower case. Lists often disagree with the files about the case."""
-    stem, suffix = os.path.splitext(name)
-    return stem + suffix.lower()
+def _key(name: str | Path) -> str:
+    """A file name with its extension in lower case and without .gz. Lists often disagree with the files about these."""
+    return mesh_stem(name) + mesh_suffix(name)
 
 
 def _parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int) -> Parts:
     if len(meshes) < 2:
-        raise DataError(f"{root}: {len(meshes)} meshes ({', '.join(FORMATS)}), training and testing need at least 2")
+        raise DataError(
+            f"{root}: {len(meshes)} meshes ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2"
+        )
     tests = min(max(round(len(meshes) * test_fraction), 1), len(meshes) - 1)
     chosen = set(np.random.default_rng(seed).permutation(len(meshes))[:tests].tolist())
     train = [mesh for i, mesh in enumerate(meshes) if i not in chosen]
@@ -79,16 +80,17 @@ def check_parts(root: Path, parts: Parts) -> None:
             raise DataError(f"{root}: no meshes in {name}")
         for mesh in meshes:
             place = f"{mesh} in {name}"
-            if mesh.stem in seen:
-                raise DataError(f"{root}: {mesh.stem!r} occurs twice, as {seen[mesh.stem]} and as {place}")
-            seen[mesh.stem] = place
+            stem = mesh_stem(mesh)
+            if stem in seen:
+                raise DataError(f"{root}: {stem!r} occurs twice, as {seen[stem]} and as {place}")
+            seen[stem] = place
 
 
 def pair_beside(root: Path, parts: Parts, subfolder: str, suffixes: tuple[str, ...]) -> list[list[Path]]:
     """The label files of both parts, beside the meshes or in a subfolder. Raises DataError if labels have no mesh."""
     places = [list(dict.fromkeys([m[0].parent, m[0].parent / subfolder, root / subfolder])) for m in parts]
     paired = [pair_labels(meshes, folders, suffixes) for meshes, folders in zip(parts, places, strict=True)]
-    stems = {mesh.stem for meshes in parts for mesh in files_in(meshes[0].parent, FORMATS)}
+    stems = {mesh_stem(mesh) for meshes in parts for mesh in meshes_in(meshes[0].parent)}
     labels = {file: None for folders in places for folder in folders for file in _label_files(folder, suffixes)}
     orphans = [str(file.relative_to(root)) for file in labels if file.stem not in stems]
     if orphans:
@@ -102,20 +104,33 @@ def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ..
     for folder in folders:
         for file in _label_files(folder, suffixes):
             found.setdefault(file.stem, []).append(file)
-    missing = [mesh.name for mesh in meshes if mesh.stem not in found]
+    missing = [mesh.name for mesh in meshes if mesh_stem(mesh) not in found]
     if missing:
         places = ", ".join(str(folder) for folder in folders)
         raise DataError(
             f"{meshes[0].parent}: no labels ({', '.join(suffixes)}) for {_some(missing)}, looked in {places}"
         )
     for mesh in meshes:
-        if len(found[mesh.stem]) > 1:
-            raise DataError(f"{mesh}: more than one label file: {_some(map(str, found[mesh.stem]))}")
-    return [found[mesh.stem][0] for mesh in meshes]
+        if len(found[mesh_stem(mesh)]) > 1:
+            raise DataError(f"{mesh}: more than one label file: {_some(map(str, found[mesh_stem(mesh)]))}")
+    return [found[mesh_stem(mesh)][0] for mesh in meshes]
 
 
 def _label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return [file for file in files_in(folder, suffixes) if file.name.lower() not in _NOT_LABELS]
+
+
+def meshes_in(folder: Path, formats: tuple[str, ...] = FORMATS) -> list[Path]:
+    """The visible meshes of a folder, also with .gz, sorted by name. Empty if the folder does not exist.
+
+    Raises DataError if a mesh is there both with and without .gz.
+    """
+    meshes = [file for file in files_in(folder, (*formats, ".gz")) if mesh_suffix(file) in formats]
+    seen: dict[str, Path] = {}
+    for mesh in meshes:
+        if (other := seen.setdefault(_key(mesh), mesh)) is not mesh:
+            raise DataError(f"{folder}: {other.name} and {mesh.name} are the same mesh. Remove one of them")
+    return meshes
 
 
 def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

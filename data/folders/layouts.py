@@ -17,6 +17,7 @@ from diffnet.data.folders.files import (
     check_parts,
     files_in,
     find_parts,
+    meshes_in,
     pair_beside,
     pair_labels,
     parts_by_lists,
@@ -24,12 +25,13 @@ from diffnet.data.folders.files import (
 from diffnet.data.folders.labels import find_labels_at, number_classes, place_labels, read_labels, read_lines
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.geometry import FORMATS, load_mesh
+from diffnet.geometry.mesh.mesh import mesh_stem
 
 Layout: TypeAlias = Literal["auto", "rna", "meshcnn", "princeton", "folder"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 _LABELS = (".txt", ".npy", ".seg")
-_PDB_CHAIN = re.compile(r"[0-9][A-Za-z0-9]{3}_[A-Za-z0-9]+\.off")
+_PDB_CHAIN = re.compile(r"[0-9][A-Za-z0-9]{3}_[A-Za-z0-9]+\.off(\.gz)?")
 
 _Values: TypeAlias = list[NDArray[np.int64]]
 _Folder: TypeAlias = "str | os.PathLike[str] | None"
@@ -71,7 +73,7 @@ def load_dataset(
     polygon of the source file, or one per triangle.
 
     Meshes keep the order of the lists, else they are sorted by name (`a2` before `a10`). Hidden files and the case of
-    extensions are ignored.
+    extensions are ignored. In every layout, meshes may be compressed by gzip: `NAME.obj.gz` is found like `NAME.obj`.
 
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
 
@@ -105,12 +107,12 @@ def _detect(root: Path) -> Layout:
         return "rna"
     if any(files_in(root / name, (".seg",)) for name in (*MESH_FOLDERS, "seg", "train", "test")):
         return "princeton"
-    if any(files_in(root / name, FORMATS) for name in (*MESH_FOLDERS, "train", "test")):
+    if any(meshes_in(root / name) for name in (*MESH_FOLDERS, "train", "test")):
         return "folder"
     raise DataError(
         f"{root}: no data set found. Looked for train/, test/ and seg/*.eseg (meshcnn); off/, labels/, train.txt and "
-        f"test.txt (rna); *.seg (princeton); and meshes, {', '.join(FORMATS)}, here or in off/, meshes/, train/ or "
-        "test/ (folder)"
+        f"test.txt (rna); *.seg (princeton); and meshes, {', '.join(FORMATS)}, also with .gz, here or in off/, "
+        "meshes/, train/ or test/ (folder)"
     )
 
 
@@ -130,14 +132,14 @@ def _load_rna(root: Path, cache_dir: _Folder) -> LabeledMeshes:
                 raise DataError(f"{file}: label {labels[bad[0]]} of vertex {bad[0]} is outside -1 … 258")
         return [labels + 1 for labels in values], [str(value) for value in range(-1, 259)]
 
-    parts = parts_by_lists(root, files_in(root / "off", (".off",)), root / "off")
+    parts = parts_by_lists(root, meshes_in(root / "off", (".off",)), root / "off")
     check_parts(root, parts)
     label_files = [pair_labels(part, [root / "labels"], (".txt",)) for part in parts]
     return _load(parts, label_files, "vertices", shift, cache_dir)
 
 
 def _load_meshcnn(root: Path, cache_dir: _Folder) -> LabeledMeshes:
-    parts = files_in(root / "train", (".obj",)), files_in(root / "test", (".obj",))
+    parts = meshes_in(root / "train", (".obj",)), meshes_in(root / "test", (".obj",))
     check_parts(root, parts)
     label_files = [pair_labels(part, [root / "seg"], (".eseg",)) for part in parts]
     return _load(parts, label_files, "edges", _numbered(root), cache_dir)
@@ -158,7 +160,7 @@ def _load(
     if at is None:
         at = find_labels_at(meshes, [len(values) for values in labels], files)
     items = [
-        LabeledMesh(path.stem, mesh, place_labels(mesh, values, at, file))
+        LabeledMesh(mesh_stem(path), mesh, place_labels(mesh, values, at, file))
         for path, mesh, values, file in zip(paths, meshes, labels, files, strict=True)
     ]
     return LabeledMeshes(items[: len(parts[0])], items[len(parts[0]) :], names, at)

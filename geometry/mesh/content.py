@@ -23,6 +23,7 @@ _SIGNATURES = (
 )
 _MARKUP = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype|html|head|body|!--|\?xml)", re.IGNORECASE)
 _TEXT_FORMATS = (".obj", ".off", ".gltf")
+_VTK_FORMATS = (".vtk", ".vtp", ".vtu")
 _LONE_CR = re.compile(rb"\r(?!\n)")
 
 
@@ -45,7 +46,7 @@ def check_content(data: bytes, suffix: str) -> None:
     for signature, what in _SIGNATURES:
         if data.startswith(signature):
             raise ValueError(f"the content is not {suffix[1:]}: it {what}")
-    if _MARKUP.match(data):
+    if _MARKUP.match(data) and not (suffix in _VTK_FORMATS and b"<VTKFile" in data[:4096]):
         raise ValueError(
             f"the content is not {suffix[1:]}: it is a web page or other markup. The download may have failed"
         )

@@ -1,10 +1,10 @@
-"""Strict readers of obj, off, ply, stl, glb and gltf files.
+"""Strict readers of obj, off, ply, stl, glb, gltf, vtk, vtp and vtu files.
 
 Vertices and polygons must keep their order, because labels are stored beside a file in that order. A damaged file must
-be refused. plyfile does this for ply. trimesh reads stl and glTF, after checks. No library does it for obj and off,
-which are simple text formats and are parsed here: trimesh splits vertices along texture seams, reorders polygons of
-mixed sizes and accepts truncated off files; potpourri3d reads words as 0 and refuses negative indices and one-line
-headers.
+be refused. plyfile does this for ply. trimesh reads stl and glTF, after checks. VTK reads vtk, vtp and vtu, in its own
+process. No library does it for obj and off, which are simple text formats and are parsed here: trimesh splits vertices
+along texture seams, reorders polygons of mixed sizes and accepts truncated off files; potpourri3d reads words as 0 and
+refuses negative indices and one-line headers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from plyfile import PlyData, PlyParseError
 
 from diffnet.geometry.mesh.content import is_binary_stl, stl_count
 from diffnet.geometry.mesh.gltf import read_gltf
+from diffnet.geometry.mesh.vtk_files import read_vtk
 
 T = TypeVar("T")
 Line: TypeAlias = "tuple[int, str]"
@@ -217,6 +218,9 @@ READERS: dict[str, Callable[[bytes], Content]] = {
     ".stl": _read_stl,
     ".glb": _read_gltf,
     ".gltf": _read_gltf,
+    ".vtk": read_vtk,
+    ".vtp": read_vtk,
+    ".vtu": read_vtk,
 }
 
 

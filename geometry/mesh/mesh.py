@@ -25,6 +25,29 @@ if TYPE_CHECKING:
 FORMATS = tuple(READERS)  # each may be followed by .gz
 
 
+def mesh_suffix(path: str | os.PathLike[str]) -> str:
+    """The extension of a mesh file in lower case, without .gz.
+
+    >>> mesh_suffix("scans/bunny.OBJ.gz")
+    '.obj'
+    """
+    return _without_gz(path).suffix.lower()
+
+
+def mesh_stem(path: str | os.PathLike[str]) -> str:
+    """The name of a mesh file without its extension and .gz.
+
+    >>> mesh_stem("scans/bunny.OBJ.gz")
+    'bunny'
+    """
+    return _without_gz(path).stem
+
+
+def _without_gz(path: str | os.PathLike[str]) -> Path:
+    path = Path(path)
+    return path.with_suffix("") if path.suffix.lower() == ".gz" else path
+
+
 class HasPositions(Protocol):
     """An object with positions (V, 3) and faces (3, F) or None, such as `Data` of PyTorch Geometric."""
 
@@ -76,7 +99,8 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
     """Read and check a mesh or a point cloud.
 
     source: one of
-        a path to an obj, off, ply, stl, glb or gltf file, which may be compressed by gzip (.obj.gz);
+        a path to an obj, off, ply, stl, glb, gltf, vtk, vtp or vtu file, which may be compressed by gzip (.obj.gz).
+        VTK files need ``pip install 'diffnet[vtk]'``;
         arrays (verts (V, 3), faces (F, 3) or quadrilaterals (F, 4)): NumPy arrays, tensors or lists. For a point
         cloud, faces is None or empty;
         a trimesh object. The geometries of a scene become one mesh, in the scene's coordinates;
@@ -87,7 +111,7 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
 
     Vertices and polygons keep the order of the source, so labels stored beside it stay valid. Polygons are cut into
     fans of triangles. STL files have no shared vertices, so corners with identical coordinates become one vertex,
-    numbered by first appearance.
+    numbered by first appearance. In VTK files, each triangle of a strip is a polygon.
 
     Raises MeshError for a file that is missing or doesn't parse, an empty mesh, NaN or infinite coordinates,
     coordinates beyond single precision, and an index out of range.
@@ -227,12 +251,12 @@ def _read(path: Path, cache_dir: str | os.PathLike[str] | None) -> Mesh:
 
 def _content(path: Path) -> tuple[str, bytes]:
     """The format of a file, a key of READERS, and its content: decompressed, complete, with the usual line ends."""
-    suffix = Path(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
+    suffix = mesh_suffix(path)
     try:
         if path.is_dir():
             raise MeshError(f"{path}: this is a folder, expected a file")
         if suffix not in FORMATS:
-            raise MeshError(f"{path}: {_unknown(suffix)}")
+            raise MeshError(f"{path}: unknown format {suffix!r}, expected one of {', '.join(FORMATS)}, also with .gz")
         if not path.exists():
             raise MeshError(f"{path}: no such file")
         if not path.is_file():
@@ -249,13 +273,6 @@ def _content(path: Path) -> tuple[str, bytes]:
         raise
     except (OSError, ValueError) as e:
         raise MeshError(f"{path}: the file can't be read: {e}") from e
-
-
-def _unknown(suffix: str) -> str:
-    known = f"expected one of {', '.join(FORMATS)}, also with .gz"
-    if suffix in (".vtk", ".vtp", ".vtu"):
-        return f"VTK files are not supported, {known}. Convert it, for example with PyVista or ParaView"
-    return f"unknown format {suffix!r}, {known}"
 
 
 def _parse(data: bytes, suffix: str, name: str) -> Mesh:

@@ -1,5 +1,6 @@
 """Data sets on disk: every layout, every split, and one test for each kind of fault."""
 
+import gzip
 import os
 from pathlib import Path
 
@@ -407,6 +408,78 @@ def test_a_bad_mesh_is_named(tmp_path):
     write(tmp_path, {**GOOD, "b.off": "OFF\n1 0 0\n0 0 nan\n"})
     with pytest.raises(MeshError, match=r"b\.off"):
         load_dataset(tmp_path)
+
+
+# ---------------------------------------------------------------- compressed meshes
+
+
+def compress(root, pattern):
+    """Replace files by .gz files."""
+    for file in sorted(root.glob(pattern)):
+        file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+
+
+FOLDER_SET = {
+    "train/a.OBJ": FAN,
+    "train/labels/a.txt": [0, 0, 1, 1, 1],
+    "test/b.c.off": TETRAHEDRON,
+    "test/b.c.npy": np.array([0, 0, 1, 1]),
+}
+SEG_SET = {"off/a.off": FAN, "off/b.off": TETRAHEDRON, "seg/a.seg": [0, 0, 1], "seg/b.seg": [0, 0, 1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("files", "pattern"),
+    [(RNA_SET, "off/*"), (MESHCNN_SET, "t*/*"), (SEG_SET, "off/*"), (FOLDER_SET, "t*/[ab]*.[oO]*")],
+    ids=["rna", "meshcnn", "princeton", "folder"],
+)
+def test_compressed_meshes_are_found_like_others(tmp_path, files, pattern):
+    expected = load_dataset(write(tmp_path, files))
+    compress(tmp_path, pattern)
+    assert len(list(tmp_path.rglob("*.gz"))) == len(expected.train + expected.test)
+    data = load_dataset(tmp_path)
+    assert data.label_names == expected.label_names
+    assert data.labels_at == expected.labels_at
+    for part, other in ((data.train, expected.train), (data.test, expected.test)):
+        assert names(part) == names(other)
+        for item, same in zip(part, other, strict=True):
+            np.testing.assert_array_equal(item.mesh.verts, same.mesh.verts)
+            np.testing.assert_array_equal(item.labels, same.labels)
+
+
+def test_folder_reads_vtk_files(tmp_path):
+    pytest.importorskip("vtkmodules", reason="the package vtk is not installed: pip install 'diffnet[vtk]'")
+    rows = [" ".join(map(str, (len(f), *f))) for f in MIXED[1]]
+    points = [" ".join(map(str, v)) for v in MIXED[0]]
+    head = ["# vtk DataFile Version 3.0", "a", "ASCII", "DATASET POLYDATA", f"POINTS {len(points)} float"]
+    text = "\n".join([*head, *points, f"POLYGONS {len(rows)} {sum(len(f) + 1 for f in MIXED[1])}", *rows]) + "\n"
+    data = load_dataset(write(tmp_path, {"a.vtk": text, "b.VTK": text, "a.txt": [0, 1, 1], "b.txt": [1, 0, 0]}))
+    assert names(data.train + data.test) in (["a", "b"], ["b", "a"])
+    for item in data.train + data.test:
+        np.testing.assert_array_equal(item.mesh.verts, MIXED[0])
+        values = [0, 1, 1] if item.name == "a" else [1, 0, 0]
+        assert item.labels.tolist() == np.repeat(values, [2, 1, 2]).tolist()
+
+
+def test_lists_may_name_compressed_meshes(tmp_path):
+    lists = {"train.txt": "2J28_9.off.gz\n1K73_B.off", "test.txt": "1N8R_B.off.gz"}
+    expected = load_dataset(write(tmp_path / "a", RNA_SET))
+    compress(write(tmp_path / "b", {**RNA_SET, **lists}), "off/*")
+    data = load_dataset(tmp_path / "b")
+    assert names(data.train + data.test) == names(expected.train + expected.test)
+    assert data.label_names == expected.label_names
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_mesh_with_and_without_gz(tmp_path, layout):
+    files = {"rna": RNA_SET, "meshcnn": MESHCNN_SET, "princeton": SEG_SET}.get(layout, FOLDER_SET)
+    write(tmp_path, files)
+    mesh = tmp_path / next(iter(files))
+    mesh.with_name(f"{mesh.name}.gz").write_bytes(gzip.compress(mesh.read_bytes()))
+    with pytest.raises(DataError, match=f"{mesh.parent}: {mesh.name} and {mesh.name}.gz are the same mesh") as e:
+        load_dataset(tmp_path, layout)
+    assert "\n" not in str(e.value)
 
 
 # ---------------------------------------------------------------- label files

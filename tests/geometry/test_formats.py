@@ -242,8 +242,7 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
         "pipe.obj": "this is a pipe, a socket or a device",
         "link.off": "no such file",
         "folder.ply/a.off": "no such file",
-        "a.vtk": r"VTK files are not supported, expected one of \.obj, .*\.gltf, also with \.gz\. Convert it",
-        "a.vtp.gz": "VTK files are not supported",
+        "a.dxf": r"unknown format '\.dxf', expected one of \.obj, .*\.vtu, also with \.gz",
         "a.gz": "unknown format '', expected one of",
         "a" * 300 + ".obj": "the file can't be read: .*name too long",
     }.items():

@@ -1,0 +1,210 @@
+"""VTK files: legacy .vtk, and XML .vtp and .vtu."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diffnet.geometry import MeshError, load_mesh
+from diffnet.geometry.mesh import vtk_files
+
+VERTS = [[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]]
+POLYGONS = [[1, 4, 2], [0, 1, 4, 2], [0, 1, 3]]
+FAN = [[1, 4, 2], [0, 1, 4], [0, 4, 2], [0, 1, 3]]
+SOURCE = [0, 1, 1, 2]
+
+HEAD = "# vtk DataFile Version 3.0\na surface\nASCII\n"
+POINTS = "POINTS 5 float\n0 0 0  1 0 0  0 1 0\n0 0 1  1 1 0\n"
+FACES = "POLYGONS 3 13\n3 1 4 2\n4 0 1 4 2\n3 0 1 3\n"
+POLYDATA = HEAD + "DATASET POLYDATA\n" + POINTS + FACES
+GRID = HEAD + "DATASET UNSTRUCTURED_GRID\n" + POINTS + "CELLS 3 13\n3 1 4 2\n4 0 1 4 2\n3 0 1 3\nCELL_TYPES 3\n5 9 5\n"
+SCALARS = "POINT_DATA 5\nSCALARS s float 1\nLOOKUP_TABLE default\n1 2 3 4 5\n"
+
+needs_vtk = pytest.mark.usefixtures("_vtk")
+
+
+@pytest.fixture
+def _vtk() -> None:
+    pytest.importorskip("vtkmodules", reason="the package vtk is not installed: pip install 'diffnet[vtk]'")
+
+
+def read(path: Path, data: str | bytes, cache: Path | None = None) -> Any:
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return load_mesh(path, cache)
+
+
+def check(mesh: Any) -> None:
+    np.testing.assert_array_equal(mesh.verts, VERTS)
+    np.testing.assert_array_equal(mesh.faces, FAN)
+    np.testing.assert_array_equal(mesh.polygons, SOURCE)
+    assert mesh.polygon_count == 3
+
+
+def refused(path: Path, data: str | bytes, message: str) -> None:
+    """The file is refused with one line that begins with its path."""
+    with pytest.raises(MeshError, match=message) as e:
+        read(path, data)
+    assert str(e.value).startswith(f"{path}: ")
+    assert "\n" not in str(e.value)
+
+
+@needs_vtk
+@pytest.mark.parametrize("text", [POLYDATA, GRID, POLYDATA + SCALARS], ids=["polydata", "grid", "scalars"])
+def test_legacy_text(tmp_path: Path, text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    check(read(tmp_path / "a.vtk", text))
+    check(read(tmp_path / "b.VTK.gz", gzip.compress(text.replace("\n", "\r\n").encode())))
+    assert capfd.readouterr() == ("", "")
+
+
+def dataset(kind: str) -> Any:
+    """The surface as an object of VTK."""
+    from vtkmodules import vtkCommonCore as core
+    from vtkmodules import vtkCommonDataModel as model
+
+    data = getattr(model, kind)()
+    points = core.vtkPoints()
+    for point in VERTS:
+        points.InsertNextPoint(point)
+    data.SetPoints(points)
+    data.Allocate(3)
+    for corners in POLYGONS:
+        ids = core.vtkIdList()
+        for corner in corners:
+            ids.InsertNextId(corner)
+        data.InsertNextCell(model.VTK_TRIANGLE if len(corners) == 3 else model.VTK_POLYGON, ids)
+    return data
+
+
+def write_legacy(path: Path, kind: str, version: int = 51) -> None:
+    import vtkmodules.vtkIOLegacy as legacy
+
+    writer = getattr(legacy, f"{kind}Writer")()
+    writer.SetFileName(str(path))
+    writer.SetFileTypeToBinary()
+    writer.SetFileVersion(version)
+    writer.SetInputData(dataset(kind))
+    assert writer.Write()
+
+
+def write_xml(path: Path, kind: str, mode: str) -> None:
+    import vtkmodules.vtkIOXML as xml
+
+    writer = getattr(xml, kind.replace("vtk", "vtkXML") + "Writer")()
+    writer.SetFileName(str(path))
+    getattr(writer, f"SetDataModeTo{mode}")()
+    if mode == "Appended":
+        writer.EncodeAppendedDataOff()
+    writer.SetInputData(dataset(kind))
+    assert writer.Write()
+
+
+KINDS = {"vtkPolyData": ".vtp", "vtkUnstructuredGrid": ".vtu"}
+
+
+@needs_vtk
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_of_vtk(tmp_path: Path, kind: str) -> None:
+    for version in (42, 51):
+        write_legacy(tmp_path / "a.vtk", kind, version)
+        check(load_mesh(tmp_path / "a.vtk"))
+    for mode in ("Ascii", "Binary", "Appended"):
+        path = tmp_path / f"{mode}{KINDS[kind]}"
+        write_xml(path, kind, mode)
+        check(load_mesh(path, tmp_path / "cache"))
+    declared = b'<?xml version="1.0"?>\n' + path.read_bytes()
+    check(read(tmp_path / f"b{KINDS[kind]}.gz", gzip.compress(declared)))
+
+
+@needs_vtk
+def test_strips_and_pixels(tmp_path: Path) -> None:
+    polydata = HEAD + "DATASET POLYDATA\n" + POINTS
+    strip = read(tmp_path / "a.vtk", polydata + "POLYGONS 1 4\n3 0 1 3\nTRIANGLE_STRIPS 2 10\n4 0 1 2 4\n4 0 1 1 3\n")
+    np.testing.assert_array_equal(strip.faces, [[0, 1, 3], [0, 1, 2], [4, 2, 1]])
+    np.testing.assert_array_equal(strip.polygons, [0, 1, 2])
+    normals = np.cross(*(strip.verts[strip.faces[1:, i]] - strip.verts[strip.faces[1:, 0]] for i in (1, 2)))
+    np.testing.assert_array_equal(normals, [[0, 0, 1], [0, 0, 1]])
+    grid = HEAD + "DATASET UNSTRUCTURED_GRID\n" + POINTS
+    mixed = read(tmp_path / "b.vtk", grid + "CELLS 4 16\n4 0 1 2 4\n2 0 1\n4 0 1 2 4\n2 1 3\nCELL_TYPES 4\n8 3 6 3\n")
+    np.testing.assert_array_equal(mixed.faces, [[0, 1, 4], [0, 4, 2], [0, 1, 2], [4, 2, 1]])
+    np.testing.assert_array_equal(mixed.polygons, [0, 0, 1, 2])
+
+
+@needs_vtk
+def test_point_clouds(tmp_path: Path) -> None:
+    for rest in ("", "VERTICES 2 4\n1 4\n1 0\n"):
+        cloud = read(tmp_path / "a.vtk", HEAD + "DATASET POLYDATA\n" + POINTS + rest)
+        assert cloud.is_point_cloud
+        np.testing.assert_array_equal(cloud.verts, VERTS)
+
+
+TETRAHEDRON = GRID.replace("CELLS 3 13\n", "CELLS 4 18\n4 0 1 2 3\n").replace("TYPES 3\n", "TYPES 4\n10 ")
+
+
+REFUSED = {
+    "tetrahedron": (TETRAHEDRON, r"1 of its 4 cells are not triangles.*the first is a Tetra\. Extract the surface"),
+    "lines": (HEAD + "DATASET POLYDATA\n" + POINTS + "LINES 1 3\n2 0 1\n", "its cells are lines, expected polygons"),
+    "structured points": (
+        HEAD + "DATASET STRUCTURED_POINTS\n",
+        "holds STRUCTURED_POINTS, expected POLYDATA or UNSTRUCTURED_GRID",
+    ),
+    "parallel file": ('<VTKFile type="PPolyData">', "holds PPolyData, expected PolyData or UnstructuredGrid"),
+    "no header": ("hello\n", "not a VTK file, or a damaged one: the header should begin with"),
+    "no points": (HEAD + "DATASET POLYDATA\n", "the mesh is empty"),
+    "index out of range": (
+        POLYDATA.replace("3 0 1 3", "3 0 1 5"),
+        r"face 3 is \[0, 1, 5\], but vertex indices run from 0 to 4",
+    ),
+    "nan": (POLYDATA.replace("1 1 0\n", "1 1 nan\n"), "NaN|damaged"),
+    "points are missing": (POLYDATA.replace("POINTS 5", "POINTS 6"), "not a VTK file, or a damaged one"),
+    "huge number of points": (POLYDATA.replace("POINTS 5", "POINTS 4000000000000"), "VTK crashes|damaged"),
+    "huge number of corners": (POLYDATA.replace("POLYGONS 3 13", "POLYGONS 3 9999999999999"), "VTK crashes|damaged"),
+    "no cell types": (GRID[: GRID.index("CELL_TYPES")], "it has CELLS without CELL_TYPES"),
+    "cell types are missing": (GRID[:-2], "not a VTK file, or a damaged one"),
+    "cut off after a number": (POLYDATA[: POLYDATA.index("1 1 0\n") + 3], "not a VTK file, or a damaged one"),
+}
+
+
+@needs_vtk
+@pytest.mark.parametrize("fault", REFUSED)
+def test_what_is_refused(tmp_path: Path, fault: str, capfd: pytest.CaptureFixture[str]) -> None:
+    refused(tmp_path / "a.vtk", *REFUSED[fault])
+    assert capfd.readouterr() == ("", "")  # VTK prints nothing to the terminal
+
+
+@needs_vtk
+def test_damaged_binary_files(tmp_path: Path) -> None:
+    """VTK itself crashes on some of these: with SIGSEGV, or because it asks for any amount of memory."""
+    path = tmp_path / "a.vtk"
+    write_legacy(path, "vtkPolyData", 42)
+    whole = path.read_bytes()
+    first = whole.index(b"POLYGONS")
+    corners = whole.index(b"\n", first) + 1
+    refused(path, whole[: first - 20], "not a VTK file, or a damaged one .*Error reading binary data")
+    refused(path, whole.replace(b"float", b"\xff\xfe"), "not a VTK file, or a damaged one$")
+    refused(path, whole[: corners + 9], "not a VTK file, or a damaged one")
+    refused(path, whole[:corners] + b"\x70\0\0\0" + whole[corners + 4 :], r"VTK crashes on it \(SIG|damaged one")
+    path = tmp_path / "a.vtu"
+    write_xml(path, "vtkUnstructuredGrid", "Ascii")
+    text = path.read_text()
+    for name in ("NumberOfPoints", "NumberOfCells"):
+        for count in ("999999999", "9223372036854775807"):
+            changed = text.replace(f'{name}="', f'{name}="{count}', 1)
+            assert changed != text
+            refused(path, changed, r"VTK crashes on it \(SIG|damaged one|memory|does not finish")
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vtkmodules.py").write_text("raise ImportError('No module named vtkmodules')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    refused(tmp_path / "a.vtk", POLYDATA, r"need the package vtk .*Install it with: pip install 'diffnet\[vtk\]'")
+
+
+def test_a_failure_that_is_not_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(RuntimeError, match=r"the process that reads VTK files failed: .*Traceback"):
+        vtk_files.read_vtk(POLYDATA.encode())
