@@ -28,5 +28,5 @@ class EmulatedGraph:
         assert self.pool.replayed is self.forward, "the memory of the forward graph is lost"
         EmulatedGraph.replays += 1
         # A CUDA graph knows nothing of autograd, so nothing that surrounds the call may change what happens inside.
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda t: t):
             self.function()

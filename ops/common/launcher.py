@@ -200,7 +200,8 @@ def saved_as_usual() -> AbstractContextManager[None]:
 
     `torch.utils.checkpoint` counts the tensors that its hooks see, and runs its function again to read them.
     """
-    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    # A hook that returned the tensor itself would tie an operation to its own output in a cycle of references.
+    return torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
 
 
 def compile_ahead(loss: Callable[[], Tensor], inputs: Iterable[Tensor]) -> None:

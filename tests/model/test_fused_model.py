@@ -175,11 +175,9 @@ def test_compiled_keeps_the_operations_whole(packed: Operators, mode: str, devic
     for a, b in zip(loss_and_gradients(compiled, x, operators), expected, strict=True):  # type: ignore[arg-type]
         assert relative(a, b) < 1e-5
     if mode == "spectral":
-        assert {name.split(".")[1] for name in seen} == {
-            "diffusion_features",
-            "mlp",
-            "spmm",
-        }
+        # On a GPU, the operators remember the gradients of the basis from the call before.
+        prepares = {"spmm"} if device == "cpu" else set()
+        assert {name.split(".")[1] for name in seen} == {"diffusion_features", "mlp"} | prepares
 
 
 def train_step(model: DiffusionNet, x: Tensor, operators: Operators) -> Callable[[], Tensor]:

