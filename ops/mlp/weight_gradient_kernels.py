@@ -69,11 +69,10 @@ def mlp_backward_weights_kernel(
         column_sum += g.to(tl.float32)
     base = partial + index.to(tl.int64) * size
     inside = (h < h_size)[:, None] & (c < c_size)[None, :]
-    if pair < PARTS:
-        tl.store(base + h[:, None] * (PARTS * c_size) + (pair * c_size + c)[None, :], total, mask=inside)
-    else:
-        matrix = base + pair.to(tl.int64) * h_size * c_size  # all matrices together may exceed 2³¹
-        tl.store(matrix + h[:, None] * c_size + c[None, :], total, mask=inside)
+    # One store for both cases: a branch here would stand between the matrix units and their result.
+    row_size = tl.where(pair < PARTS, PARTS, 1) * c_size
+    before = tl.where(pair < PARTS, pair, pair * h_size).to(tl.int64) * c_size  # together they may exceed 2³¹
+    tl.store(base + before + (h[:, None] * row_size + c[None, :]), total, mask=inside)
     if which % columns == 0 and pair >= PARTS - 1:
         at = (pair * 0 + PAIRS).to(tl.int64) * c_size + (pair - (PARTS - 1))
         tl.store(base + at * h_size + h, tl.sum(column_sum, axis=0), mask=h < h_size)
