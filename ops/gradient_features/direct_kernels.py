@@ -112,9 +112,9 @@ def gradient_features_backward_kernel(
 def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
     """f (V, C) in A's dtype. The gradients (2, V, C) may have another dtype; only the products round them to A's."""
     _, rows, c = gradients.shape
-    (gradients, plane_rows), a_re = planes_apart(gradients), a_re.contiguous()
     check_rows("gradient_features", rows)
     check_matrix("gradient_features", c, c)
+    (gradients, plane_rows), a_re = planes_apart(gradients), a_re.contiguous()
     out = a_re.new_empty(rows, c)
     if out.numel():
         precision = dot_precision(a_re)

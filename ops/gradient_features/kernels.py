@@ -434,10 +434,10 @@ def forward(
     gradient_evecs (2, V, K)
     """
     (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape[-4:]
-    gradient_evecs, plane_rows = planes_apart(gradient_evecs)
-    evecs = evecs if evecs is None else row_major(evecs)
     check_rows("spectral_gradient_features", rows)
     check_matrix("spectral_gradient_features", k, c)
+    gradient_evecs, plane_rows = planes_apart(gradient_evecs)
+    evecs = evecs if evecs is None else row_major(evecs)
     features = gradient_evecs.new_empty(rows, c)
     diffused = features.new_empty(0 if evecs is None else rows, c)
     if features.numel():

@@ -97,8 +97,9 @@ def test_the_original_form_computes_the_same_outputs_as_the_network() -> None:
 
 @pytest.mark.parametrize("rotates", [False, True])
 def test_loops_train_on_the_same_meshes(rotates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The losses of three steps, with the same weights, dropout and rotations."""
+    """The losses of three steps, with the same weights and rotations. Dropout draws other numbers."""
     monkeypatch.setattr(workload, "BLOCKS", 1)
+    monkeypatch.setattr(workload, "DiffusionNet", partial(DiffusionNet, dropout=0.0))
     (size,) = sweep(replace(TINY, vertices=(60,)))
     work = workload.mixed_meshes(size, 6, 4, rotates=rotates)
     losses = []

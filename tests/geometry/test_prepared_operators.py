@@ -203,8 +203,10 @@ def test_a_compiled_network_takes_a_batch_that_is_not_packed_yet(gradient: Any, 
     expected = model(x, collate(fresh()))
     for _ in range(4):  # new batches and old ones share what was compiled
         batch = collate(fresh())
-        torch.testing.assert_close(compiled(x, batch), expected)
-        torch.testing.assert_close(compiled(x, batch), expected)
+        for _ in range(2):
+            # The CPU path rounds to bfloat16 at other places than the reference, which is compiled.
+            error = torch.linalg.norm(compiled(x, batch) - expected) / torch.linalg.norm(expected)
+            assert error <= (2**-7 if autocast else 1e-5)
     assert len(graphs) <= 2
 
 
