@@ -26,7 +26,7 @@ from diffnet.ops.common.launch import (
     tile,
 )
 from diffnet.ops.common.launcher import launched
-from diffnet.ops.common.limits import check_matrix, check_rows
+from diffnet.ops.common.limits import check_rows
 from diffnet.ops.common.matmul import load, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.mlp.linear_kernels import activated, inputs_backward, linear, linear_backward, threshold_and_scale
@@ -148,8 +148,6 @@ def forward(
     none; residual (V, Hₙ); seeds (n − 1, 2) int64 with dropout → (V, Hₙ), then (V, H₁), …
     """
     check_rows("mlp", len(inputs[0]))
-    for weight in weights:
-        check_matrix("mlp", *weight.shape[-2:])
     t = tiling or forward_tiling(inputs, weights, dropout > 0)
     precision = dot_precision(inputs[0])
     if t is None:

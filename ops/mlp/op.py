@@ -12,6 +12,7 @@ from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_dropout, check_matrix, check_rank, check_tensor
 from diffnet.ops.common.cpu import eager_on_cpu
 from diffnet.ops.common.dispatch import differentiable, opaque
+from diffnet.ops.common.limits import check_matrix as check_matrix_size
 from diffnet.ops.common.precision import compute_dtype, dot_precision, in_dtype
 from diffnet.ops.mlp import cpu, reference
 
@@ -137,6 +138,8 @@ def _mlp_implementation(
     from diffnet.ops.mlp.kernels import forward
 
     x = inputs[0]
+    for weight in weights:  # before they are copied
+        check_matrix_size("mlp", *weight.shape)
     matrices = operands(weights, x.dtype, dot_precision(x))
     outs = forward(inputs, matrices, biases, x if skip else residual, dropout, seeds, keep)
     if keep and _converts(x, weights):  # an operator returns none of its arguments
