@@ -100,7 +100,7 @@ class CapturedSteps:
             self._lane.make_room(size)
             try:
                 on_buffers = self._on_buffers(batch, size, counted).batch
-                with preserved(self._network, self._lane.device), trial():
+                with self._lane.stream(), preserved(self._network, self._lane.device), trial():
                     compile_ahead(lambda: self._loss_of(on_buffers), self._network.parameters())  # noqa: B023
                     with torch.no_grad():
                         self._loss_of(on_buffers)
