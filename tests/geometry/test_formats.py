@@ -13,16 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import polygon_files
 import pytest
 import torch
 import trimesh
+from polygon_files import FAN, VERTS, check, read
 
 from diffnet.geometry import FORMATS, MeshError, load_mesh, normalize_positions, precompute
 from diffnet.geometry.mesh import content
-
-VERTS = [[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]]
-FAN = [[1, 4, 2], [0, 1, 4], [0, 4, 2], [0, 1, 3]]  # a triangle, a quadrilateral and a triangle
-SOURCE = [0, 1, 1, 2]
 
 OBJ = "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\nv 1 1 0\nf 2 5 3\nf 1 2 5 3\nf 1 2 4\n"
 OFF = "OFF\n5 3 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n1 1 0\n3 1 4 2\n4 0 1 4 2\n3 0 1 3\n"
@@ -33,25 +31,9 @@ PLY = (
 TEXTS = {".obj": OBJ, ".off": OFF, ".ply": PLY}
 
 
-def read(path: Path, data: str | bytes, cache: Path | None = None) -> Any:
-    path.write_bytes(data.encode() if isinstance(data, str) else data)
-    return load_mesh(path, cache)
-
-
-def check(mesh: Any) -> None:
-    np.testing.assert_array_equal(mesh.verts, VERTS)
-    np.testing.assert_array_equal(mesh.faces, FAN)
-    np.testing.assert_array_equal(mesh.polygons, SOURCE)
-    assert mesh.polygon_count == 3
-
-
 def refused(path: Path, data: str | bytes, message: str) -> None:
-    """The file is refused with one line that begins with its path."""
-    with pytest.raises(MeshError, match=message) as e:
-        read(path, data)
-    assert str(e.value).startswith(f"{path}: ")
-    assert "\n" not in str(e.value)
-    assert "install" not in str(e.value)
+    """The file is refused, and the message asks for no package."""
+    assert "install" not in polygon_files.refused(path, data, message)
 
 
 def stl(triangles: Any, header: bytes = b"solid of a binary file") -> bytes:

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from polygon_files import VERTS, check, read, refused
 
-from diffnet.geometry import MeshError, load_mesh
+from diffnet.geometry import load_mesh
 from diffnet.geometry.mesh import vtk_files
 
-VERTS = [[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]]
 POLYGONS = [[1, 4, 2], [0, 1, 4, 2], [0, 1, 3]]
-FAN = [[1, 4, 2], [0, 1, 4], [0, 4, 2], [0, 1, 3]]
-SOURCE = [0, 1, 1, 2]
 
 HEAD = "# vtk DataFile Version 3.0\na surface\nASCII\n"
 POINTS = "POINTS 5 float\n0 0 0  1 0 0  0 1 0\n0 0 1  1 1 0\n"
@@ -31,26 +29,6 @@ needs_vtk = pytest.mark.usefixtures("_vtk")
 @pytest.fixture
 def _vtk() -> None:
     pytest.importorskip("vtkmodules", reason="the package vtk is not installed: pip install 'diffnet[vtk]'")
-
-
-def read(path: Path, data: str | bytes, cache: Path | None = None) -> Any:
-    path.write_bytes(data.encode() if isinstance(data, str) else data)
-    return load_mesh(path, cache)
-
-
-def check(mesh: Any) -> None:
-    np.testing.assert_array_equal(mesh.verts, VERTS)
-    np.testing.assert_array_equal(mesh.faces, FAN)
-    np.testing.assert_array_equal(mesh.polygons, SOURCE)
-    assert mesh.polygon_count == 3
-
-
-def refused(path: Path, data: str | bytes, message: str) -> None:
-    """The file is refused with one line that begins with its path."""
-    with pytest.raises(MeshError, match=message) as e:
-        read(path, data)
-    assert str(e.value).startswith(f"{path}: ")
-    assert "\n" not in str(e.value)
 
 
 @needs_vtk
