@@ -50,7 +50,7 @@ class BatchBuffers:
         # It is small, so it has memory of its own. For one mesh, its values then never change.
         with torch.inference_mode(False):
             self.ptr = torch.zeros(size.meshes + 1, dtype=torch.int64, device=arena.device)
-        self._load_extents(example, first=True)
+        self._load_extents(example)
 
     def rows(self, name: str, read: Read, shape: Shape, *, needs: str = "", rest: Rest | None = lambda _: 0) -> Tensor:
         """The buffer of this name. It is made and filled when it is asked for the first time.
@@ -62,8 +62,7 @@ class BatchBuffers:
 
         Raises NotCounted if `needs` names a count that is not known.
         """
-        if needs and needs not in self.counted:
-            raise NotCounted(needs)
+        self._check_counted(needs)
         if name not in self._filled:
             tensor = self.arena.take(name, self.size, shape, read(self.example).dtype)
             self._filled[name] = _Buffer(tensor, read, rest)
@@ -72,8 +71,7 @@ class BatchBuffers:
 
     def planes(self, name: str, read: Read, shape: Shape, *, needs: str = "") -> Tensor:
         """Like `rows`, for values (2, n, …). The shape is that of one plane."""
-        if needs and needs not in self.counted:
-            raise NotCounted(needs)
+        self._check_counted(needs)
         tensor = self.arena.take(name, self.size, lambda size: (2, *shape(size)), read(self.example).dtype)
         if f"{name}[0]" not in self._filled:
             for i in range(2):
@@ -81,16 +79,19 @@ class BatchBuffers:
             fill([_rows(self._filled[f"{name}[{i}]"], self.example) for i in range(2)])
         return tensor
 
+    def _check_counted(self, needs: str) -> None:
+        if needs and needs not in self.counted:
+            raise NotCounted(needs)
+
     def load(self, source: Operators, *others: Rows) -> None:
         """Copy the operators of a batch into all buffers that have been asked for, and other rows into theirs."""
         self.example = source
-        self._load_extents(source)
+        if self.size.meshes > 1:
+            self._load_extents(source)
         fill([*(_rows(buffer, source) for buffer in self._filled.values()), *others])
 
-    def _load_extents(self, source: Operators, first: bool = False) -> None:
+    def _load_extents(self, source: Operators) -> None:
         """The last mesh of the batch owns all further rows, and further meshes are empty."""
-        if self.size.meshes == 1 and not first:
-            return  # they are always 0 and the number of rows
         meshes, vertices = self.size.meshes, self.size.vertices
         ends = [*accumulate(source.lengths[:-1], initial=0), *[vertices] * (meshes + 1 - len(source))]
         self.ptr.copy_(torch.tensor(ends), non_blocking=True)

@@ -46,9 +46,9 @@ def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1)
     those of the network without graphs up to rounding; dropout draws other numbers. Wrap the network first and give the
     result to `DistributedDataParallel`.
 
-    A call runs without graphs on the CPU, under `torch.compile` and `torch.func`, with hooks on submodules, with
-    implicit diffusion, with more than four forward passes before a backward pass, and if the graphs don't fit into the
-    memory. It says why in a warning, once. Gradients of gradients are not available.
+    A call runs without graphs on the CPU and under `torch.compile` and `torch.func`. It also does so with hooks on
+    submodules, with implicit diffusion, with more than four forward passes before a backward pass, and if the graphs
+    don't fit into the memory. A warning then says why, once. Gradients of gradients are not available.
 
     Raises ValueError for an unknown `outputs_at`.
 
