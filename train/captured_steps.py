@@ -126,8 +126,7 @@ class CapturedSteps:
         captured = self._on_buffers(batch, size, counted)
         self._loss()  # memory that is allocated in a recording would belong to the graph
         with self._lane.stream():
-            with self._lane.memory():
-                self._run(captured.batch)
+            self._run(captured.batch)
             try:
                 (captured.graph,) = self._lane.record([lambda: self._run(captured.batch)])
             except (NotCapturable, torch.OutOfMemoryError) as error:

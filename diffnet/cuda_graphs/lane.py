@@ -119,23 +119,6 @@ class Lane(Generic[T]):
             self._pool = SimpleNamespace()
 
     @contextmanager
-    def memory(self) -> Iterator[None]:
-        """Take memory from the pool of the graphs while no graph runs. Call it inside `stream`.
-
-        The first call of a function then needs no memory besides that of the graphs. Tensors that it leaves, such as
-        the state of an optimizer, stay as they are: graphs that are recorded later take only what is free.
-        """
-        if self.device.type != "cuda":
-            yield
-            return
-        if self._pool is None:
-            self._open_pool()
-        pool: Any = SimpleNamespace(id=self._pool)  # as a `MemPool`, which would own the memory
-        # Backward passes would run in other threads, whose memory comes from elsewhere.
-        with torch.cuda.use_mem_pool(pool, self.device), torch.autograd.set_multithreading_enabled(False):
-            yield
-
-    @contextmanager
     def stream(self) -> Iterator[None]:
         """The stream on which functions are called and recorded."""
         if self.device.type != "cuda":

@@ -97,7 +97,7 @@ def record_network(
         if not compiled:
             compile_network(network, leaf, static)
             static.buffers.load(operators)
-        with lane.memory(), preserved(network, features.device), trial():  # loads kernels; the results are not used
+        with preserved(network, features.device), trial():  # loads kernels; the results are not used
             forward()
             out = tape.pop()
             numbers = _with_gradients(out, inputs)
