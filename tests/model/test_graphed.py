@@ -366,7 +366,7 @@ def test_memory_stays_near_that_of_the_largest_batch() -> None:
             del model
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert peaks[1] <= 1.6 * peaks[0]
+    assert peaks[1] <= 1.5 * peaks[0]
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["recomputed", "reentrant"])
