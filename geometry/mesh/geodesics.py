@@ -50,9 +50,12 @@ def geodesic_label_errors(mesh: MeshLike, predicted: Any, labels: Any) -> Tensor
     tensor([0.0000, 1.0000, 0.0000, 1.4142], dtype=torch.float64)
     """
     surface = load_mesh(mesh)
-    ends = np.stack([_indices(name, x) for name, x in (("predicted", predicted), ("labels", labels))])
+    found, truth = _indices("predicted", predicted), _indices("labels", labels)
+    if len(found) != len(truth):
+        raise ValueError(f"predicted and labels should have one length, got {len(found)} and {len(truth)}")
+    ends = np.stack([found, truth])
     if (ends >= len(surface.verts)).any() or (ends[0] < 0).any():
-        wrong = ends[(ends >= len(surface.verts)) | (ends < 0)][0]
+        wrong = found[found < 0][0] if (found < 0).any() else ends[ends >= len(surface.verts)][0]
         raise IndexError(f"vertices should be from 0 to {len(surface.verts) - 1}, got {wrong}")
     known = ends[1] >= 0
     pairs, place = np.unique(ends[:, known], axis=1, return_inverse=True)

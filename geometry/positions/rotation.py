@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -36,11 +37,10 @@ def random_rotation(
     counts = [len(verts)] if lengths is None else list(lengths)
     if sum(counts) != len(verts):
         raise ValueError(f"lengths should add up to the {len(verts)} rows of verts, got {counts}")
-    wide = torch.promote_types(verts.dtype, torch.float32)
-    rotations = random_rotations(len(counts), generator, wide).to(verts.device)
-    repeats = torch.tensor(counts).to(verts.device, non_blocking=True)
-    of_vertex = torch.repeat_interleave(rotations, repeats, dim=0, output_size=len(verts))
-    return (verts[:, :, None] * of_vertex).sum(1).to(verts.dtype)
+    rotations = random_rotations(len(counts), generator, torch.promote_types(verts.dtype, torch.float32))
+    ptr = torch.tensor(list(accumulate(counts, initial=0)))
+    turned = rotate(verts, rotations.to(verts.device), ptr.to(verts.device, non_blocking=True))
+    return turned.to(verts.dtype)
 
 
 def random_rotations(
