@@ -8,9 +8,9 @@ from .discretize.frames import tangent_frames
 from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
+from .geodesics import geodesic_label_errors
 from .mesh.boundary import boundary_vertices
 from .mesh.errors import MeshError
-from .mesh.geodesics import geodesic_label_errors
 from .mesh.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
 from .mesh.normalize import normalize_positions
 from .neighborhoods import with_k_ring, with_nearest

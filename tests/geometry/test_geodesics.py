@@ -11,7 +11,7 @@ import trimesh
 from shapes import TETRAHEDRON, arrays, cloud_of, moebius
 
 from diffnet.geometry import MeshError, geodesic_label_errors
-from diffnet.geometry.mesh.geodesics import is_manifold
+from diffnet.geometry.geodesics import is_manifold
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,6 +75,29 @@ def test_the_heat_method_elsewhere(kind: str) -> None:
         assert not is_manifold(fin[1])
     found = geodesic_label_errors(source, predicted, labels).numpy() * np.sqrt(area)
     assert np.abs(found - distances).mean() < (0.1 if kind == "cloud" else 0.04) * distances.mean()
+
+
+def test_vertices_at_one_position_are_joined() -> None:
+    """In a triangle soup, as `precompute` joins them."""
+    mesh, predicted, labels, _ = sphere_case(2)
+    verts, faces = arrays(mesh)
+    corner = np.argsort(faces.reshape(-1), kind="stable")
+    corner = corner[np.searchsorted(faces.reshape(-1)[corner], np.arange(len(verts)))]  # a corner at each vertex
+    soup = verts[faces].reshape(-1, 3), np.arange(3 * len(faces)).reshape(-1, 3)
+    found = geodesic_label_errors(soup, corner[predicted], corner[labels])
+    torch.testing.assert_close(found, geodesic_label_errors(mesh, predicted, labels))
+
+
+def test_distances_are_at_least_straight_lines() -> None:
+    """On a mesh with a face of zero area, which only the heat method takes."""
+    mesh, predicted, labels, _ = sphere_case(2)
+    verts, faces = arrays(mesh)
+    middle = verts[faces[0, :2]].mean(0)
+    flat = np.concatenate([verts, middle[None]]), np.concatenate([faces, [[faces[0, 1], faces[0, 0], len(verts)]]])
+    found = geodesic_label_errors(flat, predicted, labels).numpy() * np.sqrt(mesh.area)
+    lines = np.linalg.norm(verts[predicted] - verts[labels], axis=1)
+    assert (found >= lines * (1 - 1e-9)).all()
+    assert (found <= 1.5 * lines + 0.2).all()
 
 
 def test_manifolds() -> None:

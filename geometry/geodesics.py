@@ -12,8 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diffnet.geometry.discretize.coincident import joined_vertices
+from diffnet.geometry.discretize.laplacian import laplacian_and_mass
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
+from diffnet.geometry.preprocessing.recipe import round_positions
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -36,8 +39,8 @@ def geodesic_label_errors(mesh: MeshLike, predicted: Any, labels: Any) -> Tensor
 
     On manifold meshes, a distance is the length of a geodesic path, found by edge flips from the shortest path along
     edges. It is exact unless there is a shorter path around another side of the surface. On other meshes and on point
-    clouds, distances come from the heat method, which is less accurate for close points. Each pair of vertices is
-    computed once.
+    clouds, distances come from the heat method, which is less accurate for close points. Vertices at the same position
+    are joined as in `precompute`. Each pair of vertices is computed once.
 
     Raises MeshError for a mesh that can't be used or has no area, TypeError for indices that are not integers,
     ValueError for other shapes, IndexError for indices out of range.
@@ -58,9 +61,10 @@ def geodesic_label_errors(mesh: MeshLike, predicted: Any, labels: Any) -> Tensor
         wrong = found[found < 0][0] if (found < 0).any() else ends[ends >= len(surface.verts)][0]
         raise IndexError(f"vertices should be from 0 to {len(surface.verts) - 1}, got {wrong}")
     known = ends[1] >= 0
-    pairs, place = np.unique(ends[:, known], axis=1, return_inverse=True)
+    joined = joined_vertices(round_positions(surface))
+    pairs, place = np.unique(joined[ends[:, known]], axis=1, return_inverse=True)
     errors = np.full(ends.shape[1], np.nan)
-    errors[known] = _distances(surface, pairs)[place.reshape(-1)] / np.sqrt(_area(surface))
+    errors[known] = _distances(surface, joined, pairs)[place.reshape(-1)] / np.sqrt(_area(surface))
     return torch.from_numpy(errors)
 
 
@@ -75,8 +79,6 @@ def _indices(name: str, given: Any) -> Ints:
 
 def _area(mesh: Mesh) -> float:
     if mesh.is_point_cloud:
-        from diffnet.geometry.discretize.laplacian import laplacian_and_mass
-
         area = laplacian_and_mass(mesh)[1].sum()
     else:
         area = potpourri3d.face_areas(mesh.verts, mesh.faces).sum()
@@ -85,19 +87,17 @@ def _area(mesh: Mesh) -> float:
     return float(area)
 
 
-def _distances(mesh: Mesh, pairs: Ints) -> Floats:
-    """The distances (N,) between the ends (2, N) of pairs, all different."""
+def _distances(mesh: Mesh, joined: Ints, pairs: Ints) -> Floats:
+    """The distances (N,) between the ends (2, N) of pairs, all different, of joined vertices."""
     distances = np.where(pairs[0] == pairs[1], 0.0, np.inf)
-    corners = mesh.faces
+    corners = joined[mesh.faces]
     faces = corners[(corners != np.roll(corners, 1, axis=1)).all(1)]
     if mesh.is_point_cloud:
-        component = np.zeros(len(mesh.verts), np.int64)
-        used, verts = np.arange(len(mesh.verts)), mesh.verts
+        component, used = np.zeros(len(joined), np.int64), np.unique(joined)
     else:
-        component = _components(faces, len(mesh.verts))
-        used = np.unique(faces)
-        verts = mesh.verts[used]
-    number = np.full(len(mesh.verts), -1)
+        component, used = _components(faces, len(joined)), np.unique(faces)
+    verts = mesh.verts[used]
+    number = np.full(len(joined), -1)
     number[used] = np.arange(len(used))
     same = (component[pairs[0]] == component[pairs[1]]) & (number[pairs] >= 0).all(0)
     to_find = np.flatnonzero(same & (pairs[0] != pairs[1]))
@@ -107,7 +107,8 @@ def _distances(mesh: Mesh, pairs: Ints) -> Floats:
     # The solvers of the heat method compute all distances from one vertex, so pairs with equal labels stand together.
     for i in to_find[np.argsort(pairs[1, to_find], kind="stable")]:
         start, end = number[pairs[:, i]]
-        distances[i] = find(int(end), int(start))
+        straight = float(np.linalg.norm(verts[start] - verts[end]))
+        distances[i] = max(find(int(end), int(start)), straight)  # the heat method can fall below it
     return distances
 
 
