@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
+import torch
 from torch import Tensor
 
 from diffnet.ops.common.checks import not_a_tensor
@@ -31,7 +32,7 @@ def unpack(operators: Operators, y: Tensor, at: UnpackAt, dim: int) -> list[Tens
     lengths = _LENGTHS[at](operators)
     if not -y.ndim <= dim < y.ndim or y.shape[dim] != sum(lengths):
         raise ValueError(f"y should have {sum(lengths)} {_ROWS[at]} in dimension {dim}, shape is {tuple(y.shape)}")
-    return list(y.unbind(dim) if at == "mesh" else y.split(lengths, dim))
+    return list(y.unbind(dim) if at == "mesh" else torch.split(y, list(lengths), dim))
 
 
 _ROWS = {"vertices": "vertices", "faces": "faces", "edges": "edges", "mesh": "meshes"}

@@ -50,7 +50,7 @@ def farthest_points(
         return torch.empty(0, count, dtype=torch.int64, device=positions.device)
     x = positions.detach().to(torch.promote_types(positions.dtype, torch.float32))
     # One row per mesh: all meshes take a step at once. The places after the end of a mesh are never the farthest.
-    rows = torch.nn.utils.rnn.pad_sequence(list(x.split(counts)), batch_first=True)
+    rows = torch.nn.utils.rnn.pad_sequence(list(torch.split(x, counts)), batch_first=True)
     sizes = torch.tensor(counts, device=x.device)[:, None]
     outside = torch.arange(rows.shape[1], device=x.device) >= sizes
     if generator is None:
