@@ -311,6 +311,8 @@ class Operators:
         """
 
         device, dtype = device_and_dtype(device, dtype)
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"operators are real, so their dtype should be floating point, got {dtype}")
 
         def move(x: Tensor) -> Tensor:
             return x.to(device=device, dtype=dtype if x.is_floating_point() else None, non_blocking=non_blocking)

@@ -60,13 +60,11 @@ def check_dropout(value: Any) -> None:
 def device_and_dtype(
     device: torch.device | str | torch.dtype | None, dtype: torch.dtype | None
 ) -> tuple[torch.device | str | None, torch.dtype | None]:
-    """Sort the arguments of `.to`, whose first one may be a dtype. Raises TypeError if a dtype isn't floating point."""
+    """Sort the arguments of `.to`, whose first one may be a dtype. Raises TypeError for two dtypes."""
     if isinstance(device, torch.dtype):
         if dtype is not None:
             raise TypeError(f".to expects one dtype, got {device} and {dtype}")
         device, dtype = None, device
-    if dtype is not None and not dtype.is_floating_point:
-        raise TypeError(f"the values are real, so the dtype should be floating point, got {dtype}")
     return device, dtype
 
 

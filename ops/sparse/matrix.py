@@ -62,7 +62,7 @@ class SparseMatrix:
     ) -> SparseMatrix:
         """Move the pattern and the values to a device, and convert the values to a dtype, as `torch.Tensor.to` does.
 
-        `.to(dtype)` is allowed. Index arrays keep their dtype. Raises TypeError for a dtype that isn't floating point.
+        `.to(dtype)` is allowed. Index arrays keep their dtype.
         """
         device, dtype = device_and_dtype(device, dtype)
         values = self.values.to(device=device, dtype=dtype, non_blocking=non_blocking)
