@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from diffnet.geometry.batches.edges import Edges, edge_index, find_edges
+from diffnet.geometry.batches.edges import Edges, edge_index, find_edges, pack_edges
 from diffnet.geometry.batches.unpack import UnpackAt, unpack
 from diffnet.geometry.mesh.boundary import boundary_vertices
 from diffnet.geometry.transfer import own_memory, pinned, to_gpu
@@ -473,7 +473,8 @@ def pack(batch: Sequence[Operators]) -> Operators:
         "frames": partial(torch.cat, [o.frames for o in batch]),
         "faces": partial(cat_shifted, [o.faces for o in batch], row_offsets([o.num_vertices for o in batch])),
     }
-    known = {"_lengths": lengths, "_face_lengths": face_lengths}
+    edges = pack_edges([o._edges for o in batch], row_offsets([o.num_vertices for o in batch]))
+    known = {"_lengths": lengths, "_face_lengths": face_lengths, "_edges": edges}
     if not (can_remember() and _plain(pieces)):
         return remember(Operators(**fields, **{name: pack() for name, pack in later.items()}), **known)
     packed = _packed_later(fields, {name: Later(pack) for name, pack in later.items()}, known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from diffnet.geometry.mesh.mesh import mesh_edges
 from diffnet.ops.common.compiler import not_compiled
+from diffnet.ops.common.ragged import cat_shifted
 
 if TYPE_CHECKING:
     from diffnet.geometry.operators import Operators
@@ -41,6 +43,15 @@ def find_edges(operators: Operators) -> Edges:
         mesh = np.searchsorted(np.cumsum(operators.lengths), pairs[:, 0], side="right")
         counts = np.bincount(mesh, minlength=len(operators)).tolist()
     return Edges(torch.from_numpy(pairs).to(faces.device), tuple(counts))
+
+
+def pack_edges(found: Sequence[Edges | None], vertex_offsets: Sequence[int]) -> Edges | None:
+    """The edges of a batch from those of its meshes, if all are known, else None."""
+    known = [edges for edges in found if edges is not None]
+    if len(known) < len(found):
+        return None
+    pairs = cat_shifted([edges.pairs for edges in known], vertex_offsets)
+    return Edges(pairs, sum((edges.lengths for edges in known), ()))
 
 
 def edge_index(operators: Operators, self_loops: bool = False) -> Tensor:

@@ -31,8 +31,6 @@ def unpack(operators: Operators, y: Tensor, at: UnpackAt, dim: int) -> list[Tens
         raise not_a_tensor("y", y)
     lengths = _LENGTHS[at](operators)
     if not -y.ndim <= dim < y.ndim or y.shape[dim] != sum(lengths):
-        raise ValueError(f"y should have {sum(lengths)} {_ROWS[at]} in dimension {dim}, shape is {tuple(y.shape)}")
+        rows = "meshes" if at == "mesh" else at
+        raise ValueError(f"y should have {sum(lengths)} {rows} in dimension {dim}, shape is {tuple(y.shape)}")
     return list(y.unbind(dim) if at == "mesh" else torch.split(y, list(lengths), dim))
-
-
-_ROWS = {"vertices": "vertices", "faces": "faces", "edges": "edges", "mesh": "meshes"}

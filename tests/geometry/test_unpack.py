@@ -17,6 +17,7 @@ from torch import Tensor
 import diffnet
 from diffnet import DiffusionNet, ops
 from diffnet.geometry import Operators, boundary_vertices, collate, mesh_edges, one_ring, precompute
+from diffnet.geometry.batches import edges
 from diffnet.ops import Pattern, SparseMatrix
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -83,6 +84,20 @@ def test_edges_of_each_mesh(packed: Operators) -> None:
     empty = packed[2:2]
     assert empty.edges.shape == (0, 2)
     assert empty.edge_lengths == ()
+
+
+def test_known_edges_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of meshes whose edges are known finds none again."""
+    each = [replace(o) for o in tiny_operators()[:3]]
+    expected = collate(each)
+    for o in each:
+        o.edges  # noqa: B018, found before
+    packed = collate(each)
+    monkeypatch.setattr(edges, "mesh_edges", None)
+    assert torch.equal(packed.edges, torch.cat([o.edges + first for o, first in zip(each, (0, 42, 46), strict=True)]))
+    assert packed.edge_lengths == (120, 6, 18)
+    monkeypatch.undo()
+    assert torch.equal(packed.edges, expected.edges)
 
 
 def test_clouds_have_no_edges_of_faces() -> None:
