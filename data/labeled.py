@@ -25,7 +25,8 @@ class LabeledMesh:
     """One mesh of a data set.
 
     labels: (V,), (F,) or (E,) int64, indices into the set's `label_names`. UNLABELED elements count neither in training
-        nor in scores. Edges are in the order of `diffnet.geometry.mesh_edges`.
+        nor in scores. Edges are in the order of `diffnet.geometry.mesh_edges`. In a set of your own, it may be one
+        label of the mesh, () or (1,), see `Sample`.
     """
 
     name: str

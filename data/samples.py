@@ -22,7 +22,7 @@ class Sample:
 
     names: the names of the meshes
     features: (V, C) float32
-    labels: (V,), (F,) or (E,) int64
+    labels: (V,), (F,) or (E,) int64, or (B,) with one label per mesh. The label of a single mesh, (), becomes (1,).
     operators: the operators of the packed batch
     """
 
@@ -31,13 +31,35 @@ class Sample:
     labels: Tensor
     operators: Operators
 
-    def to(self, device: torch.device | str) -> Sample:
-        """The sample with all tensors on a device."""
+    def __post_init__(self) -> None:
+        if self.labels.ndim == 0:
+            object.__setattr__(self, "labels", self.labels[None])  # the only way to set a field of a frozen dataclass
+
+    def to(
+        self,
+        device: torch.device | str | torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        non_blocking: bool = False,
+    ) -> Sample:
+        """The sample with all tensors on a device, and features and operators in a dtype. See `Operators.to`."""
+        operators = self.operators.to(device, dtype, non_blocking=non_blocking)
+        converts = dtype is not None or isinstance(device, torch.dtype)
+        real = operators.mass.dtype if converts else self.features.dtype
         return replace(
             self,
-            features=self.features.to(device),
-            labels=self.labels.to(device),
-            operators=self.operators.to(device),
+            features=self.features.to(operators.device, real, non_blocking=non_blocking),
+            labels=self.labels.to(operators.device, non_blocking=non_blocking),
+            operators=operators,
+        )
+
+    def pin_memory(self) -> Sample:
+        """The sample in pinned memory, see `Operators.pin_memory`. A `DataLoader` with `pin_memory=True` calls this."""
+        return replace(
+            self,
+            features=self.features.pin_memory(),
+            labels=self.labels.pin_memory(),
+            operators=self.operators.pin_memory(),
         )
 
 
@@ -45,11 +67,14 @@ def make_sample(item: LabeledMesh, options: Preprocessing, cache_dir: str | os.P
     """Preprocess one labeled mesh. Raises MeshError for a mesh that can't be used."""
     mesh, operators = prepare(item.mesh, options, cache_dir)
     features = input_features(mesh, operators, options.features)
-    return Sample((item.name,), features, torch.from_numpy(item.labels), operators)
+    return Sample((item.name,), features, torch.as_tensor(item.labels), operators)
 
 
 def collate_samples(samples: Sequence[Sample]) -> Sample:
-    """Pack samples into one. Pass this function to a DataLoader as `collate_fn`."""
+    """Pack samples into one. Pass this function to a DataLoader as `collate_fn`.
+
+    Raises ValueError if some samples have one label per mesh and others one per vertex, face or edge.
+    """
     if len(samples) == 1:
         return samples[0]
     return Sample(
@@ -67,7 +92,10 @@ class MeshBatches(Sampler[list[int]]):
     meshes: maximum number of meshes in a batch
     max_vertices: maximum number of vertices in a batch. A mesh with more vertices is a batch of its own. At least one
         of the two limits is required.
-    shuffle, seed: a new order in every epoch. The order depends only on the seed and the epoch, see `set_epoch`.
+    shuffle, seed: a new order in every epoch. The order depends only on the seed and the epoch.
+    generator: draws the seed, once, instead of `seed`
+
+    Each iteration is one epoch, from 0. `set_epoch` chooses the next one, for example to resume a run.
 
     Raises ValueError if both limits are missing, or if one is below 1.
 
@@ -83,6 +111,7 @@ class MeshBatches(Sampler[list[int]]):
         max_vertices: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
+        generator: torch.Generator | None = None,
     ) -> None:
         if meshes is None and max_vertices is None:
             raise ValueError("MeshBatches needs meshes, max_vertices or both")
@@ -94,23 +123,31 @@ class MeshBatches(Sampler[list[int]]):
         self.max_vertices = max_vertices
         self.shuffle = shuffle
         self.seed = seed
+        if generator is not None:
+            self.seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
         self.epoch = 0
+        self._begun = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, counted from 0, whose order the next iteration has."""
-        self.epoch = epoch
+        self.epoch = self._begun = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._batches())
+        self._begun = self.epoch
+        self.epoch += 1
+        return iter(self._batches(self._begun))
 
     def __len__(self) -> int:
-        """The number of batches in this epoch. With `max_vertices`, it can differ between epochs."""
-        return len(self._batches())
+        """The number of batches in the epoch that was begun or chosen last.
 
-    def _batches(self) -> list[list[int]]:
+        With `max_vertices` and `shuffle`, it can differ between epochs.
+        """
+        return len(self._batches(self._begun))
+
+    def _batches(self, epoch: int) -> list[list[int]]:
         order = list(range(len(self.lengths)))
         if self.shuffle:
-            generator = torch.Generator().manual_seed(epoch_seed(self.seed, self.epoch))
+            generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch))
             order = torch.randperm(len(order), generator=generator).tolist()
         batches: list[list[int]] = []
         vertices = 0

@@ -5,12 +5,21 @@ from .diffusion import LearnedTimeDiffusion
 from .geometry import (
     MeshError,
     Operators,
+    boundary_vertices,
     collate,
+    diffuse,
+    farthest_points,
+    from_spectral,
+    geodesic_label_errors,
+    gradient,
     hks,
     load_mesh,
+    mesh_mean,
     normalize_positions,
     precompute,
     precompute_all,
+    random_rotation,
+    to_spectral,
     wks,
 )
 from .geometry.errors import DiffnetError
@@ -18,6 +27,7 @@ from .gradient_features import SpatialGradientFeatures
 from .implicit_diffusion import ImplicitDiffusion
 from .mesh_attention import MeshAttention
 from .model import DiffusionNet
+from .ops import label_smoothing_loss
 
 __version__: str
 
@@ -34,12 +44,22 @@ __all__ = [
     "MeshError",
     "Operators",
     "SpatialGradientFeatures",
+    "boundary_vertices",
     "collate",
+    "diffuse",
+    "farthest_points",
+    "from_spectral",
+    "geodesic_label_errors",
+    "gradient",
     "graphed",
     "hks",
+    "label_smoothing_loss",
     "load_mesh",
+    "mesh_mean",
     "normalize_positions",
     "precompute",
     "precompute_all",
+    "random_rotation",
+    "to_spectral",
     "wks",
 ]

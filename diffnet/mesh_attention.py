@@ -48,7 +48,7 @@ class MeshAttention(nn.Module):
         if not isinstance(pattern, Pattern):
             found = type(pattern).__name__
             raise TypeError(f"pattern should be a Pattern, got {found}; write for example operators.gradient.pattern")
-        check_matrix("x", x, "V", self.out.in_features, pattern.indices.device)
+        check_matrix("x", x, "V", self.out.in_features, pattern.device)
         if pattern.shape != (len(x), len(x)):
             raise ValueError(f"the pattern should have shape {(len(x), len(x))}, shape is {pattern.shape}")
         width = x.shape[-1] // self.heads

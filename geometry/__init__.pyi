@@ -1,3 +1,6 @@
+from .batches.collate import collate
+from .batches.functional import diffuse, from_spectral, gradient, mesh_mean, to_spectral
+from .batches.unpack import UnpackAt
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
 from .discretize.coincident import joined_vertices
@@ -5,11 +8,15 @@ from .discretize.frames import tangent_frames
 from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
+from .geodesics import geodesic_label_errors
+from .mesh.boundary import boundary_vertices
 from .mesh.errors import MeshError
 from .mesh.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
 from .mesh.normalize import normalize_positions
 from .neighborhoods import with_k_ring, with_nearest
-from .operators import Operators, collate
+from .operators import Operators
+from .positions.farthest import farthest_points
+from .positions.rotation import random_rotation, random_rotations, rotate
 from .preprocessing.many import precompute_all
 from .preprocessing.one import precompute
 from .preprocessing.options import (
@@ -36,10 +43,17 @@ __all__ = [
     "MeshLike",
     "Operators",
     "Patches",
+    "UnpackAt",
+    "boundary_vertices",
     "collate",
     "diagnose",
+    "diffuse",
     "eigenbases",
     "eigenbasis",
+    "farthest_points",
+    "from_spectral",
+    "geodesic_label_errors",
+    "gradient",
     "gradient_values",
     "hks",
     "joined_vertices",
@@ -47,12 +61,17 @@ __all__ = [
     "load_mesh",
     "make_mesh",
     "mesh_edges",
+    "mesh_mean",
     "normalize_positions",
     "one_ring",
     "patches",
     "precompute",
     "precompute_all",
+    "random_rotation",
+    "random_rotations",
+    "rotate",
     "tangent_frames",
+    "to_spectral",
     "with_k_ring",
     "with_nearest",
     "wks",

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from diffnet.geometry.mesh.mesh import mesh_edges
+from diffnet.geometry.batches.edges import Edges, edge_index, find_edges, pack_edges
+from diffnet.geometry.batches.unpack import UnpackAt, unpack
+from diffnet.geometry.mesh.boundary import boundary_vertices
 from diffnet.geometry.transfer import own_memory, pinned, to_gpu
 from diffnet.ops import (
     Pattern,
@@ -24,8 +26,7 @@ from diffnet.ops import (
     split_diagonal_pattern,
     spmm,
 )
-from diffnet.ops.common.checks import check_count
-from diffnet.ops.common.compiler import not_compiled
+from diffnet.ops.common.checks import check_count, device_and_dtype
 from diffnet.ops.common.memo import Later, can_remember, memoized, remember
 from diffnet.ops.common.ragged import cat_shifted
 from diffnet.ops.sparse.matrix import check_matrix_blocks
@@ -56,7 +57,7 @@ class Operators:
         if there is none. None means that no vertices are joined; see `precompute`. Joined vertices share their mass
         equally and have equal rows in `evecs`, `frames` and `gradient`. The gradient reads functions at the first ones.
 
-    >>> from diffnet.geometry import precompute
+    >>> from diffnet.geometry import collate, precompute
     >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
     >>> collate([triangle, triangle, triangle])[1:]
     Operators(meshes=2, vertices=6, faces=2, k=2, dtype=torch.float32, device=cpu)
@@ -77,10 +78,10 @@ class Operators:
     # Found at first use, see `memoized`.
     _lengths: ClassVar[tuple[int, ...] | None] = None
     _face_lengths: ClassVar[tuple[int, ...] | None] = None
-    _edges: ClassVar[Tensor | None] = None
+    _edges: ClassVar[Edges | None] = None
     # For each dtype, what `prepared` returned, and what it was computed from, see `_basis_version`.
     _preparations: ClassVar[Mapping[torch.dtype, tuple[Any, Operators]] | None] = None
-    # Fields that `collate` packs when they are first read.
+    # Fields that `pack` packs when they are first read.
     _unpacked: ClassVar[Mapping[str, Later[Any]] | None] = None
 
     def __post_init__(self) -> None:
@@ -124,7 +125,7 @@ class Operators:
             if numbers.step == 1 or len(numbers) == 0:
                 return self._consecutive(numbers.start, len(numbers))
             each = self.split()
-            return collate([each[i] for i in numbers])
+            return pack([each[i] for i in numbers])
         number = check_count("the number of a mesh", index, -sys.maxsize)
         if not -meshes <= number < meshes:
             raise IndexError(f"the batch has {meshes} meshes, there is no mesh {number}")
@@ -157,13 +158,72 @@ class Operators:
 
     @property
     def edges(self) -> Tensor:
-        """(E, 2) int64, the undirected edges of the faces in the order of `mesh_edges`, mesh after mesh."""
-        return memoized(self, "_edges", lambda operators: _find_edges(operators.faces))
+        """(E, 2) int64, the undirected edges of the faces in the order of `mesh_edges`, mesh after mesh.
+
+        Point clouds among meshes have none. Raises ValueError if there are point clouds only; see `edge_index`.
+        """
+        return memoized(self, "_edges", find_edges).pairs
 
     @property
     def face_lengths(self) -> tuple[int, ...]:
         """The number of faces of each mesh, kept on the host like `lengths`."""
         return memoized(self, "_face_lengths", _find_face_lengths)
+
+    @property
+    def edge_lengths(self) -> tuple[int, ...]:
+        """The number of edges of each mesh, kept on the host like `lengths`. For errors see `edges`."""
+        return memoized(self, "_edges", find_edges).lengths
+
+    @property
+    def edge_ptr(self) -> Tensor:
+        """(B+1,) int64; mesh b owns the edges edge_ptr[b]:edge_ptr[b+1]. For errors see `edges`."""
+        return torch.tensor(list(accumulate(self.edge_lengths, initial=0)), device=self.device)
+
+    @property
+    def normals(self) -> Tensor:
+        """(V, 3), the unit normals of the vertices: the third axes of `frames`."""
+        return self.frames[:, 2]
+
+    @property
+    def boundary(self) -> Tensor:
+        """(V,) bool, whether a vertex lies on an edge that has exactly one face. False everywhere for point clouds.
+
+        Vertices that `precompute` has joined count as one vertex.
+        """
+        if self.joined is None:
+            return boundary_vertices(self.faces, self.num_vertices)
+        return boundary_vertices(self.joined[self.faces], self.num_vertices)[self.joined]
+
+    def edge_index(self, self_loops: bool = False) -> Tensor:
+        """Return the edges in both directions, (2, E) int64, as graph networks expect them. They are sorted.
+
+        Two vertices are joined if the gradient of one reads the other: on meshes by the edges of the faces, in point
+        clouds by the local triangulations of the points. It waits for a GPU.
+
+        self_loops: whether each vertex is also joined to itself
+
+        >>> from diffnet.geometry import precompute
+        >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
+        >>> triangle.edge_index().tolist()
+        [[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]]
+        """
+        return edge_index(self, self_loops)
+
+    def unpack(self, y: Tensor, at: UnpackAt = "vertices", dim: int = 0) -> list[Tensor]:
+        """Split packed values into a list of one tensor per mesh. The tensors are views.
+
+        y: one row per vertex, face, edge or mesh in dimension `dim`, such as the outputs of a network
+        at: "vertices", "faces", "edges" or "mesh". With "mesh", the tensors lose dimension `dim`.
+
+        Raises ValueError for another number of rows and an unknown `at`, TypeError if y is no tensor.
+
+        >>> from diffnet.geometry import collate, precompute
+        >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
+        >>> batch = collate([triangle, triangle])
+        >>> [each.shape for each in batch.unpack(batch.faces, at="faces")]
+        [torch.Size([1, 3]), torch.Size([1, 3])]
+        """
+        return unpack(self, y, at, dim)
 
     def with_gradient_evecs(self) -> Operators:
         """These operators with `gradient_evecs`, so that gradients can be computed in the eigenbasis."""
@@ -232,12 +292,16 @@ class Operators:
 
     def to(
         self,
-        device: torch.device | str | None = None,
+        device: torch.device | str | torch.dtype | None = None,
         dtype: torch.dtype | None = None,
         *,
         non_blocking: bool = False,
     ) -> Operators:
         """Move to a device and convert the real-valued fields to a dtype. Returns self if nothing changes.
+
+        Like the method of a tensor: `.to("cuda")`, `.to(torch.float64)` or `.to("cuda", torch.float64)`. The dtype is
+        that of mass, evals, evecs, frames, gradient_evecs and of the values of laplacian and gradient. Index tensors
+        keep theirs. Raises TypeError for a dtype that is not floating point.
 
         From the CPU to a GPU, everything is copied as one buffer. The fields are views of it, so its memory is freed
         when none of them is used any more. It is fastest after `pin_memory`.
@@ -245,6 +309,10 @@ class Operators:
         non_blocking: whether to return before the GPU has finished, see `torch.Tensor.to`. Operators in pinned memory
             must not change until then.
         """
+
+        device, dtype = device_and_dtype(device, dtype)
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"operators are real, so their dtype should be floating point, got {dtype}")
 
         def move(x: Tensor) -> Tensor:
             return x.to(device=device, dtype=dtype if x.is_floating_point() else None, non_blocking=non_blocking)
@@ -307,7 +375,7 @@ class Operators:
             operators,
             _lengths=self.lengths,
             _face_lengths=self.face_lengths,
-            _edges=None if self._edges is None else function(self._edges),
+            _edges=None if self._edges is None else self._edges._replace(pairs=function(self._edges.pairs)),
         )
 
     def _tensors(self) -> list[Tensor]:
@@ -366,21 +434,8 @@ class Operators:
         ]
 
 
-def collate(batch: Sequence[Operators]) -> Operators:
-    """Pack operators into one batch.
-
-    All must have the same K, dtype and device; otherwise ValueError is raised. `gradient_evecs` is kept if all have it.
-    Each mesh keeps its neighborhood. What `prepared` remembers for all meshes is packed, too.
-
-    `evecs`, `laplacian`, `gradient`, `frames` and `faces` are packed when they are first read, so don't write to the
-    meshes' tensors before. Networks don't read all of them.
-
-    >>> from diffnet.geometry import precompute
-    >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
-    >>> batch = collate([triangle, triangle])
-    >>> batch.ptr.tolist(), batch.faces.tolist()
-    ([0, 3, 6], [[0, 1, 2], [3, 4, 5]])
-    """
+def pack(batch: Sequence[Operators]) -> Operators:
+    """Pack operators into one batch. `collate` calls this, see there."""
     if not batch:
         raise ValueError("collate needs at least one Operators, got an empty sequence")
     if len(batch) == 1:
@@ -418,7 +473,8 @@ def collate(batch: Sequence[Operators]) -> Operators:
         "frames": partial(torch.cat, [o.frames for o in batch]),
         "faces": partial(cat_shifted, [o.faces for o in batch], row_offsets([o.num_vertices for o in batch])),
     }
-    known = {"_lengths": lengths, "_face_lengths": face_lengths}
+    edges = pack_edges([o._edges for o in batch], row_offsets([o.num_vertices for o in batch]))
+    known = {"_lengths": lengths, "_face_lengths": face_lengths, "_edges": edges}
     if not (can_remember() and _plain(pieces)):
         return remember(Operators(**fields, **{name: pack() for name, pack in later.items()}), **known)
     packed = _packed_later(fields, {name: Later(pack) for name, pack in later.items()}, known)
@@ -475,11 +531,6 @@ def _plain(tensors: Sequence[Tensor]) -> bool:
     return all(type(x) is Tensor and not x.requires_grad for x in tensors)
 
 
-def _packed_joined(batch: Sequence[Operators], vertex_offsets: Sequence[int]) -> Tensor:
-    joined = [torch.arange(o.num_vertices, device=o.device) if o.joined is None else o.joined for o in batch]
-    return torch.cat([x + n for x, n in zip(joined, vertex_offsets, strict=True)])
-
-
 def _find_lengths(operators: Operators) -> tuple[int, ...]:
     return _extents_on_host(operators.ptr, operators.num_vertices, "lengths")
 
@@ -494,10 +545,3 @@ def _extents_on_host(ptr: Tensor, rows: int, name: str) -> tuple[int, ...]:
     if ptr.is_meta:
         raise ValueError(f"operators on the meta device hold no extents; read .{name} before .to('meta')")
     return tuple(torch.diff(ptr).tolist())
-
-
-@not_compiled
-def _find_edges(faces: Tensor) -> Tensor:
-    if faces.is_meta:
-        raise ValueError("operators on the meta device hold no faces to find edges of; read .edges before .to('meta')")
-    return torch.from_numpy(mesh_edges(faces.cpu().numpy())).to(faces.device)

@@ -3,7 +3,7 @@
 from diffnet.ops.block_sparse import BlockPattern, block_attention, block_matmul, block_softmax
 from diffnet.ops.common.backend import Backend
 from diffnet.ops.common.ragged import row_offsets
-from diffnet.ops.cross_entropy.op import cross_entropy
+from diffnet.ops.cross_entropy import cross_entropy, label_smoothing_loss
 from diffnet.ops.diffusion_features.op import diffusion_and_gradient_features
 from diffnet.ops.gradient_features.op import (
     gradient_features,
@@ -49,6 +49,7 @@ __all__ = [
     "from_spectral",
     "gradient_features",
     "implicit_diffusion",
+    "label_smoothing_loss",
     "mlp",
     "row_offsets",
     "row_sum",

@@ -125,6 +125,6 @@ def padded(x: Tensor) -> Tensor:
 
 def dense_of(pattern: Pattern, values: Tensor) -> Tensor:
     """Convert values (…, nnz) to a dense (…, rows, columns), differentiably."""
-    place = pattern.row_indices.long() * pattern.columns + pattern.indices.long()
+    place = pattern.row_indices.long() * pattern.columns + pattern.column_indices.long()
     flat = values.new_zeros(*values.shape[:-1], pattern.shape[0] * pattern.columns)
     return flat.index_add(-1, place, values).reshape(*values.shape[:-1], *pattern.shape)

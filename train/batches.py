@@ -1,4 +1,4 @@
-"""Batches on the device, and random rotations of their positions."""
+"""Batches on the device."""
 
 from __future__ import annotations
 
@@ -75,24 +75,3 @@ def computed_ahead(function: Callable[[S], T], items: Iterable[S], ahead: bool) 
         while (result := pending.result()) is not _END:
             pending = pool.submit(next, results, _END)
             yield result  # type: ignore[misc]
-
-
-def random_rotations(count: int) -> Tensor:
-    """Rotations (count, 3, 3), uniform over all rotations. The global random generator of the CPU draws.
-
-    Source: Mezzadri 2007, How to generate random matrices from the classical compact groups.
-    """
-    # The Q of a Gaussian matrix is uniform over the orthogonal group once the signs of R's diagonal are removed.
-    q, r = torch.linalg.qr(torch.randn(count, 3, 3))
-    orthogonal: Tensor = q * r.diagonal(dim1=1, dim2=2).sign()[:, None]
-    rotations: Tensor = orthogonal * torch.linalg.det(orthogonal)[:, None, None]
-    return rotations
-
-
-def rotate(positions: Tensor, rotations: Tensor, ptr: Tensor) -> Tensor:
-    """Rotate each mesh about the origin.
-
-    positions: (V, 3), packed. rotations: (B, 3, 3). ptr: (B+1,), the extents of the meshes. Returns (V, 3).
-    """
-    mesh = torch.searchsorted(ptr[1:], torch.arange(len(positions), device=ptr.device), right=True)
-    return (positions[:, :, None] * rotations[mesh]).sum(1)

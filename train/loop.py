@@ -15,8 +15,9 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
 from diffnet.data import LabeledMeshes, MeshBatches, Sample, epoch_seed
+from diffnet.geometry import random_rotations
 from diffnet.geometry.errors import DiffnetError, OptionError
-from diffnet.train.batches import packed, random_rotations
+from diffnet.train.batches import packed
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.evaluate import evaluate
 from diffnet.train.metrics import accuracy

@@ -13,10 +13,10 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs.lane import Recorder, record_graph
 from diffnet.data import UNLABELED, LabelsAt, Sample
-from diffnet.geometry import Operators
+from diffnet.geometry import Operators, rotate
 from diffnet.ops import Backend, cross_entropy
 from diffnet.ops.common.cuda_graph import NotCapturable
-from diffnet.train.batches import Batch, rotate
+from diffnet.train.batches import Batch
 from diffnet.train.captured_steps import CapturedSteps
 from diffnet.train.device import autocast
 from diffnet.train.metrics import confusion_matrix

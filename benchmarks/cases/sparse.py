@@ -155,7 +155,7 @@ def implicit_cases(options: Options) -> Iterator[Case]:
     for v in options.vertices or (10_000, 100_000):
         pattern = mesh_pattern(v, "local", device)
         count = pattern.columns
-        diagonal = pattern.row_indices == pattern.indices
+        diagonal = pattern.row_indices == pattern.column_indices
         laplacian = SparseMatrix(pattern, torch.where(diagonal, 6.0, -1.0))
         mass, ptr = torch.full((count,), 1 / count, device=device), torch.tensor([0, count], device=device)
         for c in options.widths or (128,):

@@ -338,8 +338,8 @@ def tune_spmm(options: Options) -> Iterator[Case]:
     """How programs walk along the rows in sparse times dense, for one and two sets of values."""
 
     def make(pattern: Pattern, kind: Arithmetic, sets: int, c: int) -> Callable[..., object]:
-        values = _random(pattern.indices.device, kind, sets, pattern.nnz)
-        x = _random(pattern.indices.device, kind, 1, pattern.columns, c)
+        values = _random(pattern.device, kind, sets, pattern.nnz)
+        x = _random(pattern.device, kind, 1, pattern.columns, c)
 
         def run(*sizes: int) -> object:
             from diffnet.ops.sparse import spmm_kernels
@@ -358,8 +358,8 @@ def tune_sddmm(options: Options) -> Iterator[Case]:
     """How programs gather in dense times dense at the entries of a pattern, for one and two sets of values."""
 
     def make(pattern: Pattern, kind: Arithmetic, sets: int, c: int) -> Callable[..., object]:
-        a = _random(pattern.indices.device, kind, sets, pattern.shape[0], c)
-        b = _random(pattern.indices.device, kind, 1, pattern.columns, c)
+        a = _random(pattern.device, kind, sets, pattern.shape[0], c)
+        b = _random(pattern.device, kind, 1, pattern.columns, c)
 
         def run(*sizes: int) -> object:
             from diffnet.ops.sparse import sddmm_kernels

@@ -16,8 +16,8 @@ from diffnet.benchmarks.harness.registry import Run, Unavailable
 from diffnet.benchmarks.loops.workload import BLOCKS, Workload
 from diffnet.benchmarks.original.network import original_network
 from diffnet.data import Sample, collate_samples
+from diffnet.geometry import rotate
 from diffnet.ops import Backend
-from diffnet.train.batches import rotate
 from diffnet.train.options import TrainOptions
 from diffnet.train.step import TrainingStep, make_optimizer
 

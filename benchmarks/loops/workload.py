@@ -16,8 +16,8 @@ from diffnet.benchmarks.harness.sweep import Size
 from diffnet.benchmarks.harness.synthetic import synthetic_operators
 from diffnet.benchmarks.original.network import OriginalMesh, original_meshes
 from diffnet.data import Sample
+from diffnet.geometry import random_rotations, rotate
 from diffnet.ops import Backend
-from diffnet.train.batches import random_rotations, rotate
 
 BLOCKS, INPUTS, CLASSES = 4, 16, 8
 

@@ -34,7 +34,7 @@ def original_meshes(operators: Operators) -> list[OriginalMesh]:
     meshes = []
     for o in operators.split():
         pattern = o.gradient.pattern
-        entries = torch.stack([pattern.row_indices, pattern.indices]).long()
+        entries = torch.stack([pattern.row_indices, pattern.column_indices]).long()
         grad_x, grad_y = (torch.sparse_coo_tensor(entries, v, pattern.shape).coalesce() for v in o.gradient.values)
         meshes.append(OriginalMesh(o.mass, o.evals[0], o.evecs, grad_x, grad_y))
     return meshes

@@ -127,7 +127,7 @@ def _pattern(buffers: BatchBuffers, name: str, needs: str, read: Callable[[Opera
             pattern = read(source)
             if len(pattern.long_pieces):
                 raise NotCapturable("a vertex has more neighbors than a CUDA graph of kernels on sparse rows allows")
-            indptr = pattern.indptr
+            indptr = pattern.stored_indptr
             own = torch.arange(len(indptr) - 1, dtype=indptr.dtype, device=indptr.device)
             return own if pattern.row_order is None else pattern.row_order
 
@@ -137,12 +137,12 @@ def _pattern(buffers: BatchBuffers, name: str, needs: str, read: Callable[[Opera
         order = buffers.rows(f"{name}.row_order", row_order, lambda size: (size.vertices,), needs=needs, rest=None)
         indptr = buffers.rows(
             f"{name}.indptr",
-            lambda source: read(source).indptr,
+            lambda source: read(source).stored_indptr,
             lambda size: (size.vertices + 1,),
             needs=needs,
             rest=lambda source: read(source).nnz,
         )
-        indices = buffers.rows(f"{name}.indices", lambda source: read(source).indices, entries, needs=needs)
+        indices = buffers.rows(f"{name}.indices", lambda source: read(source).stored_indices, entries, needs=needs)
         no_pieces = torch.empty(0, 4, dtype=torch.int64, device=indptr.device)
         pattern = Pattern(indptr, indices, len(order), order, check=False)
         return pattern.with_known(transpose=transposed, long_pieces=no_pieces, rows_by_length=indptr[:0])

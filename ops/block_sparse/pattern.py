@@ -77,8 +77,8 @@ class BlockPattern:
     def covering(cls, pattern: Pattern, block: int) -> BlockPattern:
         """Make the pattern with the fewest blocks that cover all entries of a pattern, for one head."""
         rows, columns = pattern.shape
-        mask = torch.zeros(-(-rows // block), -(-columns // block), dtype=torch.bool, device=pattern.indices.device)
-        mask[pattern.row_indices.long() // block, pattern.indices.long() // block] = True
+        mask = torch.zeros(-(-rows // block), -(-columns // block), dtype=torch.bool, device=pattern.device)
+        mask[pattern.row_indices.long() // block, pattern.column_indices.long() // block] = True
         return cls.from_mask(mask, block, rows, columns)
 
     @property

@@ -57,6 +57,17 @@ def check_dropout(value: Any) -> None:
         raise ValueError(f"dropout should be at least 0 and below 1, got {value}")
 
 
+def device_and_dtype(
+    device: torch.device | str | torch.dtype | None, dtype: torch.dtype | None
+) -> tuple[torch.device | str | None, torch.dtype | None]:
+    """Sort the arguments of `.to`, whose first one may be a dtype. Raises TypeError for two dtypes."""
+    if isinstance(device, torch.dtype):
+        if dtype is not None:
+            raise TypeError(f".to expects one dtype, got {device} and {dtype}")
+        device, dtype = None, device
+    return device, dtype
+
+
 def not_a_tensor(name: str, value: Any) -> TypeError:
     """Return the error for an argument that is no tensor. It says how to convert a list or an array."""
     converter = {"list": "torch.tensor", "tuple": "torch.tensor", "ndarray": "torch.from_numpy"}

@@ -87,8 +87,8 @@ def implicit_diffusion(
     pattern = laplacian.pattern
     if pattern.shape != (rows, rows):
         raise ValueError(f"laplacian should have shape {(rows, rows)}, shape is {tuple(pattern.shape)}")
-    if pattern.indices.device != device:
-        raise ValueError(f"laplacian should be on {device}, it is on {pattern.indices.device}")
+    if pattern.device != device:
+        raise ValueError(f"laplacian should be on {device}, it is on {pattern.device}")
     check_tensor("the values of the laplacian", laplacian.values, (pattern.nnz,), device)
     ptr = check_ptr(ptr, rows, lengths, device)
     _check_values(time, mass)

@@ -89,12 +89,12 @@ class EllPattern:
             width = longest
         if width < longest:
             raise ValueError(f"width should be at least the longest row's length, {longest}, got {width}")
-        place = torch.arange(width, device=pattern.indices.device)
+        place = torch.arange(width, device=pattern.device)
         there = place < lengths[:, None]
         entries = torch.where(there, pattern.row_starts[:, None] + place, -1)
         if pattern.nnz == 0:
-            return cls(entries.to(pattern.indices.dtype), pattern.columns, check=False), entries
-        indices = torch.where(there, pattern.indices[entries.clamp(min=0)], -1)
+            return cls(entries.to(pattern.column_indices.dtype), pattern.columns, check=False), entries
+        indices = torch.where(there, pattern.column_indices[entries.clamp(min=0)], -1)
         return cls(indices, pattern.columns, check=False), entries
 
     def to_pattern(self) -> tuple[Pattern, Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import not_a_tensor
+from diffnet.ops.common.checks import device_and_dtype, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in
 from diffnet.ops.sparse.op import spmm
 from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern, check_blocks, split_diagonal_pattern
@@ -43,19 +43,28 @@ class SparseMatrix:
             raise ValueError(f"values should have shape (…, {self.pattern.nnz}), shape is {tuple(self.values.shape)}")
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """(…, rows, columns)"""
+        return *self.values.shape[:-1], *self.pattern.shape
+
+    @property
     def mT(self) -> SparseMatrix:
-        """The transposed matrix."""
+        """The transposed matrix, so that `matrix.mT @ x` is the transposed product."""
         pattern, order = self.pattern.transpose
         return SparseMatrix(pattern, self.values[..., order])
 
     def to(
         self,
-        device: torch.device | str | None = None,
+        device: torch.device | str | torch.dtype | None = None,
         dtype: torch.dtype | None = None,
         *,
         non_blocking: bool = False,
     ) -> SparseMatrix:
-        """Move the pattern and the values to a device, and convert the values to a dtype. See `torch.Tensor.to`."""
+        """Move the pattern and the values to a device, and convert the values to a dtype, as `torch.Tensor.to` does.
+
+        `.to(dtype)` is allowed. Index arrays keep their dtype.
+        """
+        device, dtype = device_and_dtype(device, dtype)
         values = self.values.to(device=device, dtype=dtype, non_blocking=non_blocking)
         return SparseMatrix(self.pattern.to(device, non_blocking=non_blocking), values)
 
@@ -75,6 +84,9 @@ class SparseMatrix:
         return SparseMatrix(pattern, self.values[..., entries])
 
     def __matmul__(self, x: Tensor) -> Tensor:
+        """Multiply by x (columns, C) or (columns,), see `spmm`. Returns (…, rows, C) or (…, rows). Differentiable."""
+        if isinstance(x, Tensor) and x.ndim == 1:
+            return spmm(self.pattern, self.values, x[:, None])[..., 0]
         return spmm(self.pattern, self.values, x)
 
     @classmethod

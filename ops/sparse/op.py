@@ -48,7 +48,7 @@ def spmm(pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False
             [0., 3., 0.]])
     """
     rows, columns = reversed(pattern.shape) if transpose else pattern.shape
-    device = pattern.indices.device
+    device = pattern.device
     check_operand("values", values, (pattern.nnz,), device)
     check_operand("the dense factor", x, (columns, "C"), device)
     dtype = values.dtype
@@ -56,7 +56,9 @@ def spmm(pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False
         dtype = torch.promote_types(dtype, x.dtype)
         if not dtype.is_floating_point:
             use_kernels(backend)  # refuses an unknown backend
-            return reference.integer_spmm(pattern.row_indices, pattern.indices, rows, values, x, transpose).to(dtype)
+            return reference.integer_spmm(pattern.row_indices, pattern.column_indices, rows, values, x, transpose).to(
+                dtype
+            )
     batch = broadcast_shapes(values.shape[:-1], x.shape[:-2])
     flat = values.to(dtype).expand(*batch, pattern.nnz).reshape(math.prod(batch), pattern.nnz)
     dense = _flat_sets(x.to(dtype), batch)
@@ -92,7 +94,7 @@ def sddmm(pattern: Pattern, a: Tensor, b: Tensor, *, backend: Backend = "auto") 
     tensor([3., 5., 8.])
     """
     rows, columns = pattern.shape
-    device = pattern.indices.device
+    device = pattern.device
     check_operand("the dense factor a", a, (rows, "C"), device)
     check_operand("the dense factor b", b, (columns, a.shape[-1]), device)
     if a.dtype != b.dtype or not a.is_floating_point():
@@ -101,7 +103,7 @@ def sddmm(pattern: Pattern, a: Tensor, b: Tensor, *, backend: Backend = "auto") 
         dtype = torch.promote_types(a.dtype, b.dtype)
         if not dtype.is_floating_point:
             use_kernels(backend)  # refuses an unknown backend
-            return reference.integer_sddmm(pattern.row_indices, pattern.indices, a, b).to(dtype)
+            return reference.integer_sddmm(pattern.row_indices, pattern.column_indices, a, b).to(dtype)
         a, b = a.to(dtype), b.to(dtype)
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     flat = [_flat_sets(t, batch) for t in (a, b)]
@@ -120,7 +122,7 @@ def row_sum(pattern: Pattern, values: Tensor, *, backend: Backend = "auto") -> T
     >>> row_sum(pattern, torch.tensor([1.0, 2.0, 3.0]))
     tensor([3., 3.])
     """
-    check_operand("values", values, (pattern.nnz,), pattern.indices.device)
+    check_operand("values", values, (pattern.nnz,), pattern.device)
     dtype = values.dtype if values.is_floating_point() else torch.int64
     ones = torch.ones(pattern.columns, 1, dtype=dtype, device=values.device)
     return spmm(pattern, values, ones, backend=backend)[..., 0]
@@ -134,9 +136,9 @@ def diagonal(pattern: Pattern, values: Tensor) -> Tensor:
     >>> diagonal(pattern, torch.tensor([1.0, 2.0, 3.0]))
     tensor([1., 3.])
     """
-    check_operand("values", values, (pattern.nnz,), pattern.indices.device)
+    check_operand("values", values, (pattern.nnz,), pattern.device)
     rows = pattern.row_indices
-    on_diagonal = values.masked_fill(rows != pattern.indices, 0)
+    on_diagonal = values.masked_fill(rows != pattern.column_indices, 0)
     # Each row has at most one diagonal entry. The order of the atomic additions doesn't matter: all others are zeros.
     sums = values.new_zeros(*values.shape[:-1], pattern.shape[0]).index_add(-1, rows, on_diagonal)
     return sums[..., : pattern.columns]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
@@ -28,11 +28,15 @@ ROWS_TOGETHER = 8
 TOO_UNEVEN = 2.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Pattern:
     """The structure of a sparse matrix in CSR form. It holds no values.
 
     Non-contiguous index arrays are copied, because kernels read them with stride 1.
+
+    Entry e lies in row row_indices[e] and column column_indices[e], whatever the row order. The arrays of the
+    constructor are `stored_indptr` and `stored_indices`. Without a row order, `indptr` and `indices` are the same
+    arrays. With one, they would belong to other rows, so reading them raises ValueError.
 
     Args:
         indptr: (rows+1,) int32 or int64. Row i has the entries indptr[i]:indptr[i+1]. With a row order, these are the
@@ -58,32 +62,38 @@ class Pattern:
     tensor([0, 0, 1])
     """
 
-    indptr: Tensor
-    indices: Tensor
+    stored_indptr: Tensor
+    stored_indices: Tensor
     columns: int
-    row_order: Tensor | None = None
-    check: InitVar[bool] = field(default=True, kw_only=True)
+    row_order: Tensor | None
     # Found at first use, see `memoized`.
     _transpose: ClassVar[tuple[Pattern, Tensor] | None] = None
     _long_pieces: ClassVar[Tensor | None] = None
     _by_length: ClassVar[Tensor | None] = None
 
-    def __post_init__(self, check: bool) -> None:
-        remember(self, _transpose=None, _long_pieces=None, _by_length=None)
+    def __init__(
+        self, indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor | None = None, *, check: bool = True
+    ) -> None:
         if check:
-            arrays = [("indptr", self.indptr), ("indices", self.indices)]
-            arrays += [] if self.row_order is None else [("row_order", self.row_order)]
+            arrays = [("indptr", indptr), ("indices", indices)]
+            arrays += [] if row_order is None else [("row_order", row_order)]
             for name, array in arrays:
                 check_plain(name, array)
-            if not is_stand_in(self.columns):
-                check_count("columns", self.columns, 0)
+            if not is_stand_in(columns):
+                check_count("columns", columns, 0)
             # While something is traced, tensors are instances of subclasses, which have no values to check.
-            if all(type(array) is Tensor for _, array in arrays) and not (self.indptr.is_meta and self.indices.is_meta):
-                check_csr(self.indptr, self.indices, self.columns, self.row_order)
-        for name in ("indptr", "indices", "row_order"):
-            array = getattr(self, name)
-            if isinstance(array, Tensor) and not array.is_contiguous():
-                object.__setattr__(self, name, array.contiguous())  # the only way to set a field of a frozen dataclass
+            if all(type(array) is Tensor for _, array in arrays) and not (indptr.is_meta and indices.is_meta):
+                check_csr(indptr, indices, columns, row_order)
+        remember(
+            self,
+            stored_indptr=_contiguous(indptr),
+            stored_indices=_contiguous(indices),
+            columns=columns,
+            row_order=_contiguous(row_order),
+            _transpose=None,
+            _long_pieces=None,
+            _by_length=None,
+        )
 
     @classmethod
     def from_row_lengths(cls, lengths: Tensor, indices: Tensor, columns: int, *, check: bool = True) -> Pattern:
@@ -112,23 +122,47 @@ class Pattern:
         return cls(indices.new_tensor([0, len(indices)]), indices, size, check=check)
 
     @property
+    def indptr(self) -> Tensor:
+        """(rows+1,); row i has the entries indptr[i]:indptr[i+1]. Raises ValueError for a pattern with a row order."""
+        self._expect_own_order("indptr")
+        return self.stored_indptr
+
+    @property
+    def indices(self) -> Tensor:
+        """The column of each entry, (nnz,), row by row. Raises ValueError for a pattern with a row order."""
+        self._expect_own_order("indices")
+        return self.stored_indices
+
+    def _expect_own_order(self, name: str) -> None:
+        if self.row_order is not None:
+            raise ValueError(
+                f"the rows of this pattern are stored in the order row_order, so it has no .{name} in the order of the "
+                "rows; read .row_indices and .column_indices, or convert with .with_row_order(None), to_torch or "
+                f"to_scipy of the matrix. The array as it is stored is .stored_{name}"
+            )
+
+    @property
+    def device(self) -> torch.device:
+        return self.stored_indices.device
+
+    @property
     def shape(self) -> tuple[int, int]:
-        return len(self.indptr) - 1, self.columns
+        return len(self.stored_indptr) - 1, self.columns
 
     @property
     def nnz(self) -> int:
         """The number of entries."""
-        return len(self.indices)
+        return len(self.stored_indices)
 
     @property
     def row_lengths(self) -> Tensor:
         """The number of entries of each row, (rows,)."""
-        return self._of_each_row(torch.diff(self.indptr))
+        return self._of_each_row(torch.diff(self.stored_indptr))
 
     @property
     def row_starts(self) -> Tensor:
         """The first entry of each row, (rows,)."""
-        return self._of_each_row(self.indptr[:-1])
+        return self._of_each_row(self.stored_indptr[:-1])
 
     def _of_each_row(self, stored: Tensor) -> Tensor:
         return stored if self.row_order is None else stored[inverse_order(self.row_order)]
@@ -136,8 +170,13 @@ class Pattern:
     @property
     def row_indices(self) -> Tensor:
         """The row of each entry, (nnz,)."""
-        rows = row_of_each(self.indptr, self.indices)
+        rows = row_of_each(self.stored_indptr, self.stored_indices)
         return rows if self.row_order is None else self.row_order[rows]
+
+    @property
+    def column_indices(self) -> Tensor:
+        """The column of each entry, (nnz,)."""
+        return self.stored_indices
 
     @property
     def transpose(self) -> tuple[Pattern, Tensor]:
@@ -186,12 +225,12 @@ class Pattern:
         if order is not None:
             if check:
                 check_plain("order", order)
-            order = order.to(self.indptr)
+            order = order.to(self.stored_indptr)
             if check:
-                check_row_order(order, self.indptr)
-        rows = torch.arange(self.shape[0], device=self.indptr.device) if order is None else order
+                check_row_order(order, self.stored_indptr)
+        rows = torch.arange(self.shape[0], device=self.stored_indptr.device) if order is None else order
         stored, entries = rows_of(self, rows)
-        return replace(stored, row_order=order, check=False), entries
+        return Pattern(stored.indptr, stored.indices, stored.columns, order, check=False), entries
 
     def with_rows_taken_in(self, order: Tensor) -> Pattern:
         """Return the same pattern, whose products take rows in this order instead of `rows_by_length`.
@@ -212,7 +251,7 @@ class Pattern:
     ) -> Pattern:
         """Return the same pattern, for which some properties are known already and need not be found."""
         return remember(
-            replace(self, check=False),
+            Pattern(self.stored_indptr, self.stored_indices, self.columns, self.row_order, check=False),
             _transpose=self._transpose if transpose is None else transpose,
             _long_pieces=self._long_pieces if long_pieces is None else long_pieces,
             _by_length=self._by_length if rows_by_length is None else rows_by_length,
@@ -223,11 +262,11 @@ class Pattern:
 
         non_blocking: see `torch.Tensor.to`
         """
-        indices = self.indices.to(device=device, non_blocking=non_blocking)
-        if indices is self.indices:
+        indices = self.stored_indices.to(device=device, non_blocking=non_blocking)
+        if indices is self.stored_indices:
             return self
         return self.map_tensors(
-            lambda x: indices if x is self.indices else x.to(device=device, non_blocking=non_blocking)
+            lambda x: indices if x is self.stored_indices else x.to(device=device, non_blocking=non_blocking)
         )
 
     def pin_memory(self) -> Pattern:
@@ -242,12 +281,17 @@ class Pattern:
         row_order, pieces, by_length = (
             None if x is None else function(x) for x in (self.row_order, self._long_pieces, self._by_length)
         )
-        mapped = Pattern(function(self.indptr), function(self.indices), self.columns, row_order, check=False)
+        indptr, indices = function(self.stored_indptr), function(self.stored_indices)
+        mapped = Pattern(indptr, indices, self.columns, row_order, check=False)
         transpose = None
         if self._transpose is not None:
             pattern, order = self._transpose
             transpose = pattern.map_tensors(function), function(order)
         return remember(mapped, _transpose=transpose, _long_pieces=pieces, _by_length=by_length)
+
+
+def _contiguous(array: Any) -> Any:
+    return array.contiguous() if isinstance(array, Tensor) and not array.is_contiguous() else array
 
 
 def check_plain(name: str, array: Any) -> None:
@@ -260,9 +304,11 @@ def check_plain(name: str, array: Any) -> None:
 
 def csr_arrays(pattern: Pattern, triton: bool) -> CsrArrays:
     """Return the arrays of a pattern. Only Triton's kernels need the pieces of long rows."""
-    none = pattern.indices.new_empty(0)
+    none = pattern.stored_indices.new_empty(0)
     order = none if pattern.row_order is None else pattern.row_order
-    return CsrArrays(pattern.indptr, pattern.indices, pattern.long_pieces if triton else none, order, none)
+    return CsrArrays(
+        pattern.stored_indptr, pattern.stored_indices, pattern.long_pieces if triton else none, order, none
+    )
 
 
 def balanced_arrays(pattern: Pattern, triton: bool) -> CsrArrays:
@@ -276,7 +322,7 @@ def rows_of(pattern: Pattern, rows: Tensor) -> tuple[Pattern, Tensor]:
     lengths = pattern.row_lengths[rows]
     starts = torch.repeat_interleave(pattern.row_starts[rows] - (lengths.cumsum(0) - lengths), lengths)
     entries = starts + torch.arange(len(starts), device=starts.device)
-    return Pattern.from_row_lengths(lengths, pattern.indices[entries], pattern.columns, check=False), entries
+    return Pattern.from_row_lengths(lengths, pattern.stored_indices[entries], pattern.columns, check=False), entries
 
 
 def block_diagonal_pattern(patterns: Sequence[Pattern]) -> Pattern:
@@ -303,8 +349,8 @@ def check_blocks(patterns: Sequence[Pattern]) -> None:
     """Check that patterns can be the blocks of one pattern. Raises ValueError, see `block_diagonal_pattern`."""
     if len(patterns) == 0:
         raise ValueError("block_diagonal needs one block or more, got none")
-    if len({(p.indices.dtype, p.indices.device) for p in patterns}) > 1:
-        kinds = sorted({f"{p.indices.dtype} on {p.indices.device}" for p in patterns})
+    if len({(p.stored_indices.dtype, p.stored_indices.device) for p in patterns}) > 1:
+        kinds = sorted({f"{p.stored_indices.dtype} on {p.stored_indices.device}" for p in patterns})
         raise ValueError(f"blocks should have indices of one dtype on one device, got {', '.join(kinds)}")
 
 
@@ -322,16 +368,16 @@ def split_diagonal_pattern(pattern: Pattern, lengths: Sequence[int]) -> list[tup
             f"lengths should be at least 0 and add up to both the rows and the columns of the pattern, "
             f"{rows} and {columns}, got {list(lengths)}"
         )
-    if pattern.indptr.is_meta:
+    if pattern.stored_indptr.is_meta:
         raise ValueError("a pattern on the meta device has no values to split by; split it before .to('meta')")
     bounds = list(accumulate(lengths, initial=0))
-    entries = pattern.indptr[bounds].tolist()
+    entries = pattern.stored_indptr[bounds].tolist()
     order = pattern.row_order
     _check_extents(pattern, bounds, entries)
     parts = []
     for lo, hi, first, last in zip(bounds, bounds[1:], entries, entries[1:], strict=False):
         own = None if order is None else order[lo:hi] - lo
-        indptr, indices = pattern.indptr[lo : hi + 1] - first, pattern.indices[first:last] - lo
+        indptr, indices = pattern.stored_indptr[lo : hi + 1] - first, pattern.stored_indices[first:last] - lo
         parts.append((Pattern(indptr, indices, hi - lo, own, check=False), slice(first, last)))
     return parts
 
@@ -341,7 +387,7 @@ def _check_extents(pattern: Pattern, bounds: Sequence[int], entries: Sequence[in
 
     bounds, entries: the first row and the first entry of each block, and the ends
     """
-    arrays = [(pattern.indices, entries)]
+    arrays = [(pattern.stored_indices, entries)]
     if pattern.row_order is not None:
         arrays.append((pattern.row_order, bounds))
     outside = []
@@ -358,7 +404,7 @@ def _check_extents(pattern: Pattern, bounds: Sequence[int], entries: Sequence[in
             f"rows {bounds[b]} to {bounds[b + 1] - 1} form a block, but rows of other blocks are stored among them"
         )
     entry = int(outside[0].nonzero()[0])
-    row, column = int(pattern.row_indices[entry]), int(pattern.indices[entry])
+    row, column = int(pattern.row_indices[entry]), int(pattern.stored_indices[entry])
     raise ValueError(f"lengths should cut no entry, got {_differences(bounds)}, which cut entry ({row}, {column})")
 
 
@@ -370,9 +416,9 @@ def _pack(patterns: Sequence[Pattern]) -> Pattern:
     rows = row_offsets([p.shape[0] for p in patterns])
     columns = [p.columns for p in patterns]
     entries = row_offsets([p.nnz for p in patterns])
-    *first, last = (p.indptr for p in patterns)
+    *first, last = (p.stored_indptr for p in patterns)
     indptr = cat_shifted([*(each[:-1] for each in first), last], entries)
-    indices = cat_shifted([p.indices for p in patterns], row_offsets(columns))
+    indices = cat_shifted([p.stored_indices for p in patterns], row_offsets(columns))
     known = [p._long_pieces for p in patterns if p._long_pieces is not None]
     pieces = _pack_pieces(known, rows, entries) if len(known) == len(patterns) else None
     order = _pack_orders([p.row_order for p in patterns], patterns, rows)
@@ -399,7 +445,7 @@ def _pack_orders(orders: Sequence[Tensor | None], patterns: Sequence[Pattern], o
     if all(order is None for order in orders):
         return None
     own = [
-        torch.arange(p.shape[0], dtype=p.indptr.dtype, device=p.indptr.device) if order is None else order
+        torch.arange(p.shape[0], dtype=p.stored_indptr.dtype, device=p.stored_indptr.device) if order is None else order
         for order, p in zip(orders, patterns, strict=True)
     ]
     return cat_shifted(own, offsets)
@@ -408,26 +454,26 @@ def _pack_orders(orders: Sequence[Tensor | None], patterns: Sequence[Pattern], o
 @not_compiled
 def _sort_transpose(pattern: Pattern) -> tuple[Pattern, Tensor]:
     (rows, columns), row_order = pattern.shape, pattern.row_order
-    if pattern.indices.is_meta:
+    if pattern.stored_indices.is_meta:
         counts = torch.zeros(columns, dtype=torch.int64, device="meta")  # bincount is not implemented there
     else:
-        counts = torch.bincount(pattern.indices, minlength=columns)
+        counts = torch.bincount(pattern.stored_indices, minlength=columns)
     if row_order is None:
-        order = torch.sort(pattern.indices, stable=True).indices
+        order = torch.sort(pattern.stored_indices, stable=True).indices
     else:
-        column = pattern.indices.long()
+        column = pattern.stored_indices.long()
         if rows == columns:
             column, counts = inverse_order(row_order)[column], counts[row_order]
         else:
             row_order = None
         order = torch.sort(column * rows + pattern.row_indices).indices
-    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(pattern.indptr.dtype)
+    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(pattern.stored_indptr.dtype)
     return Pattern(indptr, pattern.row_indices[order], rows, row_order, check=False), order
 
 
 @not_compiled
 def _find_long_pieces(pattern: Pattern) -> Tensor:
-    indptr = pattern.indptr.long()
+    indptr = pattern.stored_indptr.long()
     lengths = torch.diff(indptr)
     if lengths.numel() == 0 or lengths.is_meta or lengths.max() <= PIECE:
         return lengths.new_empty(0, 4)
@@ -442,9 +488,9 @@ def _find_long_pieces(pattern: Pattern) -> Tensor:
 
 @not_compiled
 def _find_rows_by_length(pattern: Pattern) -> Tensor:
-    lengths = torch.diff(pattern.indptr)
+    lengths = torch.diff(pattern.stored_indptr)
     short = torch.where(lengths > PIECE, 0, lengths)  # long rows are computed in pieces
     groups = torch.nn.functional.pad(short, (0, -len(short) % ROWS_TOGETHER)).reshape(-1, ROWS_TOGETHER)
     if groups.numel() == 0 or groups.is_meta or ROWS_TOGETHER * groups.amax(1).sum() <= TOO_UNEVEN * short.sum():
-        return pattern.indices.new_empty(0)
-    return torch.sort(lengths, stable=True).indices.to(pattern.indptr)
+        return pattern.stored_indices.new_empty(0)
+    return torch.sort(lengths, stable=True).indices.to(pattern.stored_indptr)

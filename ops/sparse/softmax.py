@@ -58,7 +58,7 @@ def sparse_softmax(
     >>> sparse_softmax(pattern, torch.tensor([1.0, 1.0, 5.0]))
     tensor([0.5000, 0.5000, 1.0000])
     """
-    device = pattern.indices.device
+    device = pattern.device
     check_operand("scores", scores, (pattern.nnz,), device, floating=True)
     if mask is not None:
         mask = _flat_mask(mask, scores)

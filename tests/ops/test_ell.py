@@ -133,11 +133,11 @@ def dense_softmax(pattern: Pattern, scores: Tensor, scale: float, mask: Tensor |
     weights = dense_of(pattern, torch.exp(scale * scores) * visible)
     total = weights.sum(-1, keepdim=True)
     weights = weights / torch.where(total > 0, total, 1)
-    return weights[..., pattern.row_indices.long(), pattern.indices.long()]
+    return weights[..., pattern.row_indices.long(), pattern.column_indices.long()]
 
 
 def dense_sddmm(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
-    return (a @ b.mT)[..., pattern.row_indices.long(), pattern.indices.long()]
+    return (a @ b.mT)[..., pattern.row_indices.long(), pattern.column_indices.long()]
 
 
 @backends

@@ -44,7 +44,7 @@ def dense_solution(x: Tensor, time: Tensor, values: Tensor, mass: Tensor, operat
     """Solve by dense factorization of the part that has mass."""
     pattern, live = operators.laplacian.pattern, mass > 0
     laplacian = torch.zeros(len(x), len(x), dtype=x.dtype)
-    laplacian = laplacian.index_put((pattern.row_indices.long(), pattern.indices.long()), values)[live][:, live]
+    laplacian = laplacian.index_put((pattern.row_indices.long(), pattern.column_indices.long()), values)[live][:, live]
     columns = [
         torch.linalg.solve(torch.diag(mass[live]) + t * laplacian, mass[live] * x[live, c]) for c, t in enumerate(time)
     ]

@@ -166,15 +166,15 @@ def test_packed_patterns_have_64_bit_indices_if_they_need_them(prepared: bool, w
         # The transpose of so many columns would take 16 GB. Any will do here.
         object.__setattr__(wide, "_long_pieces", wide.long_pieces)
     packed = ops.block_diagonal_pattern([wide, wide, wide])
-    assert packed.indices.dtype == packed.indptr.dtype == torch.int64
+    assert packed.stored_indices.dtype == packed.stored_indptr.dtype == torch.int64
     assert packed.columns == 3 * (2**31 - 1)
     expected = torch.arange(3)[:, None] * (2**31 - 1) + indices
-    assert torch.equal(packed.indices, expected.flatten())
-    assert packed.indptr.tolist() == [0, 1, 3, 4, 6, 7, 9]
+    assert torch.equal(packed.stored_indices, expected.flatten())
+    assert packed.stored_indptr.tolist() == [0, 1, 3, 4, 6, 7, 9]
     assert not with_order or packed.row_order.tolist() == [1, 0, 3, 2, 5, 4]
-    assert ops.block_diagonal_pattern([small_pattern()] * 2).indices.dtype == torch.int64  # as it was
+    assert ops.block_diagonal_pattern([small_pattern()] * 2).column_indices.dtype == torch.int64  # as it was
     narrow = ops.Pattern(indptr, torch.tensor([1, 0, 1], dtype=torch.int32), 2, order)
-    assert ops.block_diagonal_pattern([narrow, narrow]).indices.dtype == torch.int32
+    assert ops.block_diagonal_pattern([narrow, narrow]).column_indices.dtype == torch.int32
 
 
 def test_patterns_of_many_entries_have_64_bit_indices() -> None:

@@ -55,7 +55,7 @@ def test_derivatives_are_difference_quotients() -> None:
 def test_plain_operations_agree_on_a_gpu() -> None:
     dense = normal(2, 20, 20) * (normal(20, 20) > 0.5)
     pattern = SparseMatrix.from_torch((dense[0] != 0).double().to_sparse_csr()).pattern
-    sampled = dense[:, pattern.row_indices, pattern.indices]
+    sampled = dense[:, pattern.row_indices, pattern.column_indices]
     x, evecs, mass, evals = normal(20, C), normal(20, K), normal(20).abs(), normal(4, K).abs()
     time, a_re, a_im, ptr = normal(C).abs(), normal(C, C), normal(C, C), pointer(LENGTHS)
 

@@ -74,14 +74,14 @@ def test_strided_arrays_become_contiguous(check: bool) -> None:
     """A column of an (E, 2) edge list is a strided array."""
     pattern, _ = random_pattern().with_row_order(torch.arange(9).flip(0))
     assert pattern.row_order is not None
-    given = [strided(t) for t in (pattern.indptr, pattern.indices)]
+    given = [strided(t) for t in (pattern.stored_indptr, pattern.stored_indices)]
     made = Pattern(*given, pattern.columns, strided(pattern.row_order), check=check)
     assert made.row_order is not None
-    for name in ("indptr", "indices", "row_order"):
+    for name in ("stored_indptr", "stored_indices", "row_order"):
         assert getattr(made, name).is_contiguous()
         assert torch.equal(getattr(made, name), getattr(pattern, name))
-    edges = torch.stack([pattern.row_indices, pattern.indices], dim=1)
-    assert Pattern(pattern.indptr, edges[:, 1], 6, check=check).indices.is_contiguous()
+    edges = torch.stack([pattern.row_indices, pattern.column_indices], dim=1)
+    assert Pattern(pattern.stored_indptr, edges[:, 1], 6, check=check).indices.is_contiguous()
 
 
 def test_contiguous_arrays_are_shared() -> None:
@@ -324,7 +324,7 @@ def test_splits_follow_blocks() -> None:
         assert [p.shape for p, _ in parts] == [(n, n) for n in lengths]
         together = block_diagonal_pattern([p for p, _ in parts])
         assert torch.equal(together.row_indices, square().row_indices)
-        assert torch.equal(together.indices, square().indices)
+        assert torch.equal(together.column_indices, square().column_indices)
 
 
 def test_splits_cut_no_entry() -> None:
@@ -332,7 +332,7 @@ def test_splits_cut_no_entry() -> None:
         plain = square().with_row_order(None)[0]
         first = min(
             (int(e), int(r), int(c))
-            for e, (r, c) in enumerate(zip(plain.row_indices, plain.indices, strict=True))
+            for e, (r, c) in enumerate(zip(plain.row_indices, plain.column_indices, strict=True))
             if block_of(int(r), lengths) != block_of(int(c), lengths)
         )[1:]
         message = f"lengths should cut no entry, got {lengths}, which cut entry {first}"

@@ -21,7 +21,7 @@ def test_sddmm(shape: Shape, backend: Backend, dtype: torch.dtype, index: torch.
     mask, channels = random_mask(shape)
     pattern = pattern_of(mask, index)
     moved = pattern.to(DEVICE)
-    rows, columns = pattern.row_indices.long(), pattern.indices.long()
+    rows, columns = pattern.row_indices.long(), pattern.column_indices.long()
     check(
         lambda a, b: sddmm(moved, a, b, backend=backend),
         lambda a, b: (a @ b.mT)[..., rows, columns],
@@ -48,7 +48,7 @@ def test_sddmm_over_sets(shape: Shape, a: tuple[int, ...], b: tuple[int, ...], b
     moved = pattern.to(DEVICE)
     check(
         lambda a, b: sddmm(moved, a, b, backend=backend),
-        lambda a, b: (a @ b.mT)[..., pattern.row_indices, pattern.indices],
+        lambda a, b: (a @ b.mT)[..., pattern.row_indices, pattern.column_indices],
         [random(*a, mask.shape[0], channels), random(*b, mask.shape[1], channels, seed=1)],
         torch.float32,
     )

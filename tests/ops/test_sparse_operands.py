@@ -179,7 +179,7 @@ def test_an_integer_dense_factor_is_promoted(dtype: torch.dtype, backend: Backen
     a = random(9, 3).float()
     found = sddmm(pattern, a.to(DEVICE), x.to(DEVICE), backend=backend)
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found.cpu(), (a @ x.float().mT)[PATTERN.row_indices, PATTERN.indices])
+    torch.testing.assert_close(found.cpu(), (a @ x.float().mT)[PATTERN.row_indices, PATTERN.column_indices])
 
 
 @backends
@@ -189,14 +189,14 @@ def test_large_integers_are_exact(transpose: bool, backend: Backend) -> None:
     values = torch.arange(2 * NNZ).reshape(2, NNZ) + 2**55 + 1
     x = torch.arange(27 if transpose else 18).reshape(-1, 3) - 7
     matrix = torch.zeros(2, 9, 6, dtype=torch.int64)
-    matrix[:, PATTERN.row_indices.long(), PATTERN.indices.long()] = values
+    matrix[:, PATTERN.row_indices.long(), PATTERN.column_indices.long()] = values
     out = spmm(PATTERN.to(DEVICE), values.to(DEVICE), x.to(DEVICE), transpose=transpose, backend=backend)
     assert out.dtype == torch.int64
     assert torch.equal(out.cpu(), (matrix.mT if transpose else matrix) @ x)
     a = torch.arange(27).reshape(9, 3) + 2**55 + 1
     b = torch.arange(18).reshape(6, 3) - 7
     found = sddmm(PATTERN.to(DEVICE), a.to(DEVICE), b.to(DEVICE), backend=backend)
-    assert torch.equal(found.cpu(), (a @ b.mT)[PATTERN.row_indices, PATTERN.indices])
+    assert torch.equal(found.cpu(), (a @ b.mT)[PATTERN.row_indices, PATTERN.column_indices])
 
 
 @backends
@@ -289,7 +289,7 @@ def test_expanded_operands(backend: Backend) -> None:
 def test_strided_index_arrays(backend: Backend) -> None:
     """All operations on a pattern whose arrays are columns of edge lists, also beside rows of several pieces."""
     contiguous, _ = random_pattern("skewed").with_row_order(torch.arange(6).flip(0))
-    arrays = contiguous.indptr, contiguous.indices, contiguous.row_order
+    arrays = contiguous.stored_indptr, contiguous.stored_indices, contiguous.row_order
     results = []
     for change in (lambda t: t, strided):
         indptr, indices, order = (change(t.to(DEVICE)) for t in arrays)
@@ -328,7 +328,7 @@ def test_views_of_heads(backend: Backend) -> None:
     out = spmm(moved, values.to(DEVICE), x.to(DEVICE), backend=backend)
     torch.testing.assert_close(out.cpu(), dense_of(pattern, values) @ x)
     out = sddmm(moved, q.to(DEVICE), k.to(DEVICE), backend=backend)
-    torch.testing.assert_close(out.cpu(), (q @ k.mT)[pattern.row_indices, pattern.indices])
+    torch.testing.assert_close(out.cpu(), (q @ k.mT)[pattern.row_indices, pattern.column_indices])
 
 
 @backends

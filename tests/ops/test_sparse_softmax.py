@@ -26,7 +26,7 @@ def dense_softmax(pattern: Pattern, scores: Tensor, scale: float, mask: Tensor |
     full = torch.where(there, scale * dense_of(pattern, scores), -torch.inf)
     weights = torch.exp(full - full.amax(-1, keepdim=True).clamp(min=-1e300)).masked_fill(~there, 0)
     probabilities = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
-    return probabilities[..., pattern.row_indices, pattern.indices]
+    return probabilities[..., pattern.row_indices, pattern.column_indices]
 
 
 @cases

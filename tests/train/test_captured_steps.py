@@ -14,9 +14,10 @@ import trimesh
 from graph_emulator import EmulatedGraph
 
 from diffnet.data import LabeledMesh, LabeledMeshes, LabelsAt, Sample, collate_samples, make_sample
+from diffnet.geometry import random_rotations
 from diffnet.geometry.mesh.mesh import make_mesh, mesh_edges
 from diffnet.ops.common.cuda_graph import capturable_stream, record
-from diffnet.train.batches import keep_on_device, random_rotations
+from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import build_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.loop import train

@@ -16,9 +16,9 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from diffnet.data import DataError, LabeledMesh, LabeledMeshes, epoch_seed, make_sample
-from diffnet.geometry import make_mesh, mesh_edges
+from diffnet.geometry import make_mesh, mesh_edges, random_rotations, rotate
 from diffnet.train import batches, loop
-from diffnet.train.batches import computed_ahead, keep_on_device, random_rotations, rotate
+from diffnet.train.batches import computed_ahead, keep_on_device
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.device import autocast, matmul_dtype, pick_device
 from diffnet.train.evaluate import evaluate

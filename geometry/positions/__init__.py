@@ -1,0 +1,1 @@
+"""Functions of positions alone: random rotations and farthest point sampling."""

@@ -1,0 +1,144 @@
+"""Random rotations and farthest point sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+
+from diffnet.geometry import farthest_points, random_rotation, random_rotations
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+def seeded(seed: int, device: str = "cpu") -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
+
+
+@DEVICES
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_each_mesh_has_its_own_rotation(dtype: torch.dtype, device: str) -> None:
+    points = torch.randn(60, 3, generator=seeded(0), dtype=torch.float64).to(device, dtype)
+    lengths = (10, 0, 30, 20)
+    turned = random_rotation(points, lengths, seeded(1))
+    assert (turned.dtype, turned.device) == (points.dtype, points.device)
+    tolerance = {torch.float16: 2e-3, torch.float32: 1e-5, torch.float64: 1e-12}[dtype]
+    found = []
+    for x, y in zip(points.split(lengths), turned.split(lengths), strict=True):
+        if len(x):
+            rotation = np.linalg.lstsq(x.double().cpu().numpy(), y.double().cpu().numpy(), rcond=None)[0]
+            np.testing.assert_allclose(rotation @ rotation.T, np.eye(3), atol=4 * tolerance)
+            assert np.linalg.det(rotation) == pytest.approx(1, abs=8 * tolerance)
+            found.append(rotation)
+    assert all(np.abs(a - b).max() > 0.1 for i, a in enumerate(found) for b in found[:i])
+    again = random_rotation(points, lengths, seeded(1))
+    assert torch.equal(turned, again)
+    expected = random_rotations(4, seeded(1), torch.promote_types(dtype, torch.float32))
+    torch.testing.assert_close(turned[:10], (points[:10].to(expected) @ expected[0]).to(points), rtol=0, atol=tolerance)
+
+
+def test_rotations_are_uniform() -> None:
+    """Where a fixed axis goes is uniform on the sphere, and the angle has the density (1 − cos θ) / π."""
+    rotations = random_rotations(20_000, seeded(0)).double()
+    assert rotations.mean(0).abs().max() < 0.02
+    second = torch.einsum("nij,nkl->ijkl", rotations, rotations) / len(rotations)
+    expected = torch.einsum("ik,jl->ijkl", torch.eye(3), torch.eye(3)).double() / 3
+    assert (second - expected).abs().max() < 0.02
+    cosine = (rotations.diagonal(dim1=1, dim2=2).sum(1) - 1) / 2
+    angle = torch.arccos(cosine.clamp(-1, 1)).sort().values
+    share = (angle - torch.sin(angle)) / torch.pi
+    assert (share - torch.linspace(0, 1, len(share))).abs().max() < 0.02  # Kolmogorov and Smirnov's distance
+
+
+def test_rotations_use_the_given_generator_only() -> None:
+    points = torch.eye(3)
+    state = torch.get_rng_state()
+    first = random_rotation(points, generator=seeded(3))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(3)
+    assert torch.equal(random_rotation(points), first)
+    generator = seeded(3)
+    assert torch.equal(random_rotation(points, generator=generator), first)
+    assert not torch.equal(random_rotation(points, generator=generator), first)
+    points.requires_grad_()
+    (grad,) = torch.autograd.grad(random_rotation(points, generator=seeded(3)).square().sum(), points)
+    torch.testing.assert_close(grad, 2 * points.detach())  # rotations keep lengths
+
+
+def test_positions_that_cannot_be_rotated() -> None:
+    with pytest.raises(ValueError, match=r"\(V, 3\), shape is \(4, 2\)"):
+        random_rotation(torch.zeros(4, 2))
+    with pytest.raises(ValueError, match=r"add up to the 4 rows of verts, got \[2, 3\]"):
+        random_rotation(torch.zeros(4, 3), [2, 3])
+    with pytest.raises(TypeError, match="verts should be a tensor, got ndarray"):
+        random_rotation(np.zeros((4, 3)))  # type: ignore[arg-type]
+    assert random_rotation(torch.zeros(0, 3), []).shape == (0, 3)
+
+
+# ---- farthest points ----
+
+
+def farthest_by_loop(x: np.ndarray, count: int, start: int) -> list[int]:
+    chosen = [start]
+    while len(chosen) < count:
+        distance = np.min([((x - x[i]) ** 2).sum(1) for i in chosen], axis=0)
+        distance[chosen] = -1
+        chosen.append(int(distance.argmax()))
+    return chosen
+
+
+@DEVICES
+def test_farthest_points_against_a_loop(device: str) -> None:
+    lengths = (40, 7, 25)
+    x = torch.randn(72, 3, generator=seeded(0), dtype=torch.float64)
+    found = farthest_points(x.to(device), 7, lengths)
+    assert (found.dtype, found.device.type) == (torch.int64, device)
+    for points, chosen, first in zip(x.split(lengths), found.cpu(), (0, 40, 47), strict=True):
+        p = points.numpy()
+        start = int(((p - p.mean(0)) ** 2).sum(1).argmax())
+        assert (chosen - first).tolist() == farthest_by_loop(p, 7, start)
+    assert sorted(found[1].tolist()) == list(range(40, 47))
+    drawn = farthest_points(x.to(device), 5, lengths, generator=seeded(2)).cpu()
+    for points, chosen, first in zip(x.split(lengths), drawn, (0, 40, 47), strict=True):
+        assert (chosen - first).tolist() == farthest_by_loop(points.numpy(), 5, int(chosen[0]) - first)
+    assert torch.equal(drawn, farthest_points(x.to(device), 5, lengths, generator=seeded(2)).cpu())
+    starts = {tuple(farthest_points(x, 1, lengths, generator=seeded(i))[:, 0].tolist()) for i in range(8)}
+    assert len(starts) > 4
+
+
+@DEVICES
+def test_no_point_is_chosen_twice(device: str) -> None:
+    """Also if points coincide, and if the meshes have different sizes."""
+    x = torch.zeros(9, 3, device=device, dtype=torch.float16)
+    x[4:] += 1
+    assert farthest_points(x, 4, (4, 5)).sort().values.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert farthest_points(torch.zeros(0, 3, device=device), 2, ()).shape == (0, 2)
+
+
+def test_farthest_points_cover_a_sphere() -> None:
+    verts = torch.from_numpy(trimesh.creation.icosphere(3).vertices)
+    chosen = verts[farthest_points(verts, 50)[0]]
+    # 50 caps that cover the sphere have a mean radius of about 0.3; those of random points leave larger gaps.
+    assert torch.cdist(verts, chosen).amin(1).max() < 0.45
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((torch.zeros(3, 3), 4), ValueError, r"at least count = 4 points, lengths are \[3\]"),
+        ((torch.zeros(3, 3), 0), ValueError, "count should be at least 1, got 0"),
+        ((torch.zeros(3, 3), 1.0), TypeError, "count should be an integer"),
+        ((torch.zeros(3), 1), ValueError, r"\(V, N\), shape is \(3,\)"),
+        ((torch.zeros(3, 3), 1, [2]), ValueError, r"add up to the 3 rows of positions, got \[2\]"),
+        ((torch.tensor([[0.0], [torch.nan]]), 1), ValueError, "positions should be finite"),
+        ((torch.zeros(3, 3, dtype=torch.int64), 1), TypeError, "positions should be floating point"),
+    ],
+)
+def test_positions_without_farthest_points(arguments: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        farthest_points(*arguments)

@@ -1,0 +1,331 @@
+"""Outputs of each mesh, edges, normals, boundaries, and operations as functions of operators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from operator_checks import gradient as gradient_in_space
+from operator_checks import matrix, tiny_operators
+from shapes import TETRAHEDRON, arrays, moebius
+from torch import Tensor
+
+import diffnet
+from diffnet import DiffusionNet, ops
+from diffnet.geometry import Operators, boundary_vertices, collate, mesh_edges, one_ring, precompute
+from diffnet.geometry.batches import edges
+from diffnet.ops import Pattern, SparseMatrix
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def packed() -> Operators:
+    """Three meshes and a point cloud."""
+    return collate(tiny_operators())
+
+
+# ---- unpack ----
+
+
+@pytest.mark.parametrize("at", ["vertices", "faces", "edges", "mesh"])
+def test_outputs_of_each_mesh(packed: Operators, at: Any) -> None:
+    torch.manual_seed(0)
+    model = DiffusionNet(3, 5, width=8, blocks=1, outputs_at="global_mean" if at == "mesh" else at).eval()
+    x = torch.randn(packed.num_vertices, 3)
+    parts = packed.unpack(model(x, packed), at)
+    assert len(parts) == 4
+    features = packed.unpack(x)
+    for part, own, operators in zip(parts, features, tiny_operators(), strict=True):
+        if at in ("faces", "edges") and len(operators.faces) == 0:
+            assert part.shape == (0, 5)
+            continue
+        expected = model(own, operators)
+        torch.testing.assert_close(part, expected[0] if at == "mesh" else expected, rtol=1e-4, atol=1e-5)
+
+
+def test_unpacking_another_dimension(packed: Operators) -> None:
+    x = torch.randn(packed.num_vertices, 2)
+    parts = packed.unpack(packed.gradient @ x, dim=1)
+    for part, own, operators in zip(parts, packed.unpack(x), tiny_operators(), strict=True):
+        torch.testing.assert_close(part, operators.gradient @ own)
+    (alone,) = tiny_operators()[0].unpack(x[:42])
+    assert torch.equal(alone, x[:42])
+
+
+def test_values_that_do_not_fit(packed: Operators) -> None:
+    with pytest.raises(ValueError, match=r"84 vertices in dimension 0, shape is \(83, 2\)"):
+        packed.unpack(torch.zeros(83, 2))
+    with pytest.raises(ValueError, match=r"96 faces in dimension 1, shape is \(96,\)"):
+        packed.unpack(torch.zeros(96), "faces", dim=1)
+    with pytest.raises(ValueError, match=r"4 meshes in dimension 0, shape is \(84,\)"):
+        packed.unpack(torch.zeros(84), "mesh")
+    with pytest.raises(ValueError, match="vertices, faces, edges, mesh, got 'global_mean'"):
+        packed.unpack(torch.zeros(4), "global_mean")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="y should be a tensor, got list"):
+        packed.unpack([1, 2])  # type: ignore[arg-type]
+
+
+# ---- edges ----
+
+
+def test_edges_of_each_mesh(packed: Operators) -> None:
+    counts = [len(mesh_edges(o.faces.numpy())) for o in tiny_operators()]
+    assert packed.edge_lengths == tuple(counts) == (120, 6, 18, 0)
+    assert packed.edge_ptr.tolist() == [0, 120, 126, 144, 144]
+    assert packed.edge_ptr.dtype == torch.int64
+    moved = replace(packed).to(dtype=torch.float64)  # without the edges, then with them
+    assert torch.equal(moved.edges, packed.edges)
+    assert packed.to(dtype=torch.float64).edge_lengths == packed.edge_lengths
+    empty = packed[2:2]
+    assert empty.edges.shape == (0, 2)
+    assert empty.edge_lengths == ()
+
+
+def test_known_edges_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of meshes whose edges are known finds none again."""
+    each = [replace(o) for o in tiny_operators()[:3]]
+    expected = collate(each)
+    for o in each:
+        o.edges  # noqa: B018, found before
+    packed = collate(each)
+    monkeypatch.setattr(edges, "mesh_edges", None)
+    assert torch.equal(packed.edges, torch.cat([o.edges + first for o, first in zip(each, (0, 42, 46), strict=True)]))
+    assert packed.edge_lengths == (120, 6, 18)
+    monkeypatch.undo()
+    assert torch.equal(packed.edges, expected.edges)
+
+
+def test_clouds_have_no_edges_of_faces() -> None:
+    cloud = tiny_operators()[3]
+    for points in (cloud, collate([cloud, cloud])):
+        for read in (lambda o: o.edges, lambda o: o.edge_lengths, lambda o: o.edge_ptr):
+            with pytest.raises(ValueError, match=r"point clouds have no faces .* write \.edge_index\(\)"):
+                read(points)
+
+
+@pytest.mark.parametrize("shuffled", [False, True], ids=["tidy", "shuffled"])
+def test_edge_index_of_a_mesh(shuffled: bool) -> None:
+    """Both directions of the edges of the faces, also if the patterns store their rows in another order."""
+    verts, faces = arrays(trimesh.creation.icosphere(3))
+    if shuffled:
+        order = np.random.default_rng(0).permutation(len(verts))
+        verts, faces = verts[order], np.argsort(order)[faces]
+    operators = precompute((verts, faces), k=2)
+    if shuffled:
+        stored = operators.gradient.with_row_order(torch.from_numpy(order))  # as precompute does for large meshes
+        operators = replace(operators, gradient=stored)
+    edges = mesh_edges(faces)
+    both = np.concatenate([edges, edges[:, ::-1]])
+    expected = both[np.lexsort(both.T[::-1])].T
+    found = operators.edge_index()
+    assert found.dtype == torch.int64
+    np.testing.assert_array_equal(found, expected)
+    looped = operators.edge_index(self_loops=True)
+    loops = looped[0] == looped[1]
+    assert torch.equal(looped[:, ~loops], found)
+    assert torch.equal(looped[0, loops], torch.arange(len(verts)))
+
+
+def test_edge_index_of_clouds(packed: Operators) -> None:
+    *_, cloud = tiny_operators()
+    found = cloud.edge_index()
+    keys = found[0] * 30 + found[1]
+    assert torch.equal(keys, keys.unique())  # sorted, none twice
+    assert torch.equal((found[1] * 30 + found[0]).sort().values, keys)  # both directions
+    joined = matrix(cloud.gradient, 0).toarray() != 0
+    np.fill_diagonal(joined, False)
+    assert (joined | joined.T)[tuple(found.numpy())].all()
+    assert len(set(found[0].tolist())) == 30
+    # In a batch, each mesh has its own edges.
+    offsets = packed.ptr.tolist()
+    expected = torch.cat([o.edge_index() + offsets[b] for b, o in enumerate(tiny_operators())], dim=1)
+    assert torch.equal(packed.edge_index(), expected)
+    assert packed[2:2].edge_index(self_loops=True).shape == (2, 0)
+
+
+# ---- normals and boundaries ----
+
+
+def test_normals() -> None:
+    (sphere, *_) = tiny_operators()
+    verts = torch.from_numpy(trimesh.creation.icosphere(1).vertices).float()
+    assert (sphere.normals * verts).sum(1).min() > 0.99
+
+
+def test_boundaries() -> None:
+    verts, faces = arrays(trimesh.creation.icosphere(2))
+    assert not precompute((verts, faces), k=2).boundary.any()
+    hole = precompute((verts, faces[faces.min(1) > 0]), k=10)  # without the faces around vertex 0
+    around = np.unique(faces[(faces == 0).any(1)])
+    assert hole.boundary.nonzero()[:, 0].tolist() == sorted(set(around.tolist()) - {0})
+    assert boundary_vertices(torch.from_numpy(moebius(12)[1]), 24).all()
+    assert not collate([hole, tiny_operators()[3]]).boundary[-30:].any()
+    assert collate([tiny_operators()[0], hole]).boundary[42:].equal(hole.boundary)
+
+
+def test_joined_vertices_count_once() -> None:
+    verts, faces = arrays(trimesh.creation.icosphere(1))
+    soup = verts[faces].reshape(-1, 3), np.arange(3 * len(faces)).reshape(-1, 3)
+    apart = boundary_vertices(torch.from_numpy(soup[1]), len(soup[0]))
+    assert apart.all()
+    operators = precompute(soup, k=2)
+    assert operators.joined is not None
+    assert not operators.boundary.any()
+
+
+def test_faces_that_have_no_boundary() -> None:
+    for wrong, error, words in (
+        ([[0, 1, 2]], TypeError, "faces should be a tensor, got list"),
+        (torch.zeros(1, 3), TypeError, "faces should be integers, got torch.float32"),
+        (torch.zeros(1, 4, dtype=torch.int64), ValueError, r"\(F, 3\), shape is \(1, 4\)"),
+    ):
+        with pytest.raises(error, match=words):
+            boundary_vertices(wrong, 3)  # type: ignore[arg-type]
+    assert boundary_vertices(torch.zeros(0, 3, dtype=torch.int64), 0).shape == (0,)
+    folded = torch.tensor([[0, 0, 1], [2, 3, 4]], dtype=torch.int32)  # the first face has a repeated corner
+    assert boundary_vertices(folded, 6).tolist() == [False, False, True, True, True, False]
+
+
+# ---- dtypes ----
+
+
+def test_dtype_as_the_only_argument(packed: Operators) -> None:
+    wide = packed.to(torch.float64)
+    assert wide.evecs.dtype == wide.laplacian.values.dtype == torch.float64
+    assert wide.faces.dtype == wide.ptr.dtype == torch.int64
+    assert wide.laplacian.pattern.column_indices.dtype == torch.int32
+    assert packed.to(torch.float32) is packed
+    both = packed.to("meta", torch.float64)
+    assert both.device.type == "meta"
+    assert both.mass.dtype == torch.float64
+    single = packed.laplacian.to(torch.float64)
+    assert single.values.dtype == torch.float64
+    assert single.pattern.column_indices.dtype == torch.int32
+    with pytest.raises(TypeError, match=r"floating point, got torch\.int64"):
+        packed.to(torch.int64)
+    for wrong in (packed, packed.laplacian):
+        with pytest.raises(TypeError, match=r"one dtype, got torch\.float16 and torch\.float64"):
+            wrong.to(torch.float16, torch.float64)  # type: ignore[arg-type]
+
+
+# ---- functions of operators ----
+
+
+def test_functions_of_operators(packed: Operators) -> None:
+    o = packed
+    torch.manual_seed(0)
+    x, time = torch.randn(o.num_vertices, 3), torch.rand(3)
+    coefficients = ops.to_spectral(x, o.evecs, o.mass, o.ptr)
+    assert torch.equal(diffnet.to_spectral(x, o), coefficients)
+    assert torch.equal(diffnet.from_spectral(coefficients, o), ops.from_spectral(coefficients, o.evecs, o.ptr))
+    spread = ops.from_spectral(ops.diffuse(coefficients, o.evals, time), o.evecs, o.ptr)
+    assert torch.equal(diffnet.diffuse(x, o, time), spread)
+    assert torch.equal(diffnet.gradient(x, o), o.gradient @ x)
+    assert torch.equal(diffnet.mesh_mean(x, o), ops.segment_mean(x, o.mass, o.ptr))
+
+
+def test_gradients_of_functions_of_operators() -> None:
+    o = collate(tiny_operators()[1:3]).to(torch.float64)
+    x, time = torch.randn(12, 2, dtype=torch.float64).requires_grad_(), torch.rand(2, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x, t: diffnet.diffuse(x, o, t), (x, time.requires_grad_()))
+    assert torch.autograd.gradcheck(lambda x: diffnet.gradient(x, o), (x,))
+    assert torch.autograd.gradcheck(lambda x: diffnet.mesh_mean(x, o), (x,))
+
+
+def test_gradient_in_space() -> None:
+    (operators, *_) = tiny_operators()
+    f = torch.randn(42, 1)
+    found = torch.einsum("dvc,vdx->vx", diffnet.gradient(f, operators), operators.frames[:, :2])
+    np.testing.assert_allclose(found, gradient_in_space(operators, f[:, 0].numpy()), atol=1e-4)
+
+
+def test_functions_of_wrong_arguments() -> None:
+    x, none = torch.zeros(4, 1), precompute(TETRAHEDRON, k=0)
+    for name, call in (
+        ("to_spectral", lambda o: diffnet.to_spectral(x, o)),
+        ("from_spectral", lambda o: diffnet.from_spectral(x[None], o)),
+        ("diffuse", lambda o: diffnet.diffuse(x, o, torch.zeros(1))),
+    ):
+        with pytest.raises(ValueError, match=f"{name} needs eigenpairs, but the operators have k = 0"):
+            call(none)
+        with pytest.raises(TypeError, match="operators should be Operators, got Tensor"):
+            call(x)
+    for function in (diffnet.gradient, diffnet.mesh_mean):
+        with pytest.raises(TypeError, match="operators should be Operators, got list"):
+            function(x, [none])
+        assert function(x, none).isfinite().all()
+
+
+# ---- products ----
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["own-order", "reordered"])
+def test_products_with_vectors(ordered: bool) -> None:
+    pattern = Pattern.from_row_lengths(torch.tensor([2, 0, 1]), torch.tensor([0, 3, 1]), 4)
+    values = torch.randn(2, 3, dtype=torch.float64)
+    dense = torch.zeros(2, 3, 4, dtype=torch.float64)
+    dense[:, pattern.row_indices, pattern.column_indices] = values
+    several = SparseMatrix(pattern, values)
+    several = several.with_row_order(torch.tensor([2, 0, 1])) if ordered else several
+    single = SparseMatrix(several.pattern, several.values[0])
+    assert several.shape == (2, 3, 4)
+    assert single.mT.shape == (4, 3)
+    x, rows = torch.randn(4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    torch.testing.assert_close(several @ x, dense @ x)
+    torch.testing.assert_close(single @ x, dense[0] @ x)
+    torch.testing.assert_close(single @ x[:, None], dense[0] @ x[:, None])
+    torch.testing.assert_close(single.mT @ rows, dense[0].mT @ rows)
+    torch.testing.assert_close(single.mT @ rows[:, None], dense[0].mT @ rows[:, None])
+
+    def product(x: Tensor, rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        matrix = SparseMatrix(single.pattern, values)
+        return matrix @ x, matrix.mT @ rows
+
+    leaves = [t.clone().requires_grad_() for t in (x, rows, single.values)]
+    assert torch.autograd.gradcheck(product, leaves)
+    with pytest.raises(ValueError, match="dense factor"):
+        single @ rows
+
+
+# ---- the stored order of rows ----
+
+
+def test_stored_rows_cannot_be_mistaken() -> None:
+    ring = one_ring(np.array([[0, 1, 2], [2, 1, 3]]), 4)
+    plain = SparseMatrix.from_scipy(ring).pattern
+    assert plain.indptr is plain.stored_indptr
+    assert plain.indices is plain.stored_indices is plain.column_indices
+    stored, entries = plain.with_row_order(torch.tensor([3, 1, 0, 2]))
+    for name in ("indptr", "indices"):
+        with pytest.raises(ValueError, match=rf"row_order, so it has no \.{name} .* is \.stored_{name}"):
+            getattr(stored, name)
+    assert torch.equal(stored.column_indices, plain.indices[entries])
+    assert torch.equal(stored.row_indices, plain.row_indices[entries])
+    back, _ = stored.with_row_order(None)
+    assert torch.equal(back.indptr, plain.indptr)
+    assert torch.equal(back.indices, plain.indices)
+    assert stored.device == torch.device("cpu")
+    shuffled = SparseMatrix(stored, torch.rand(stored.nnz))
+    assert (shuffled.to_scipy().toarray() == shuffled.to_torch().to_dense().numpy()).all()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(packed: Operators) -> None:
+    there = packed.to("cuda", non_blocking=True)
+    assert torch.equal(there.edge_index(self_loops=True).cpu(), packed.edge_index(self_loops=True))
+    assert there.edge_ptr.tolist() == packed.edge_ptr.tolist()
+    assert torch.equal(there.boundary.cpu(), packed.boundary)
+    assert torch.equal(there.normals.cpu(), packed.normals)
+    x = torch.randn(packed.num_vertices, 3)
+    for here, found in zip(packed.unpack(x), there.unpack(x.cuda()), strict=True):
+        assert torch.equal(here, found.cpu())
+    torch.testing.assert_close(diffnet.gradient(x.cuda(), there).cpu(), diffnet.gradient(x, packed))
+    wide = packed.to("cuda", torch.float64)
+    assert wide.evecs.dtype == torch.float64
+    found = diffnet.to_spectral(x.cuda().double(), wide).cpu()
+    torch.testing.assert_close(found, diffnet.to_spectral(x.double(), packed.to(torch.float64)))
