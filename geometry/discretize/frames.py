@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.discretize.laplacian import CLOUD_NEIGHBORS
 from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.mesh.normals import unit_normals
 
 
-def tangent_frames(mesh: Mesh) -> NDArray[np.float64]:
+def tangent_frames(mesh: Mesh, normals: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
     """Orthonormal right-handed frames (V, 3, 3) at the vertices, float64.
 
     The rows of a frame are tangent x, tangent y and normal. A vertex normal of a mesh is the area-weighted mean of the
@@ -19,12 +20,23 @@ def tangent_frames(mesh: Mesh) -> NDArray[np.float64]:
     the normals of neighbors agree and point outward. A vertex without geometry has normal z. The direction of tangent x
     is arbitrary, but the same at every call.
 
+    normals: (V, 3) of any length, which are used instead, except where they are 0
+
     >>> from diffnet.geometry import load_mesh
     >>> triangle = load_mesh(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
     >>> tangent_frames(triangle)[0, 2].tolist()
     [0.0, 0.0, 1.0]
     """
-    normals = _cloud_normals(mesh.verts) if mesh.is_point_cloud else _mesh_normals(mesh)
+    given = unit_normals(normals)
+    missing = True if given is None else ~given.any(axis=1, keepdims=True)
+    if np.any(missing):
+        found = _cloud_normals(mesh.verts) if mesh.is_point_cloud else _mesh_normals(mesh)
+        given = found if given is None else np.where(missing, found, given)
+    return frames_of(given)
+
+
+def frames_of(normals: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Orthonormal right-handed frames (V, 3, 3) with these normals (V, 3) of length 1."""
     # The coordinate axis farthest from the normal gives the best conditioned cross product.
     axis = np.eye(3)[np.argmin(np.abs(normals), axis=1)]
     tangent = axis - (axis * normals).sum(1, keepdims=True) * normals

@@ -47,8 +47,9 @@ class Discretization:
 
 
 def round_positions(mesh: Mesh) -> Mesh:
-    """Round the positions to float32 and return them as float64. A mesh far from the origin is moved there first.
+    """Round positions and normals to float32 and return them as float64.
 
+    A mesh far from the origin is moved there first.
     Raises MeshError for positions that float32 can't hold.
     """
     used = np.full(len(mesh.verts), mesh.is_point_cloud)
@@ -63,12 +64,14 @@ def round_positions(mesh: Mesh) -> Mesh:
         verts = verts.astype(np.float32).astype(np.float64)
     if not np.isfinite(verts).all():
         raise MeshError(f"{mesh.name}: coordinates up to {np.abs(mesh.verts).max():.3g} are beyond single precision")
-    return replace(mesh, verts=verts)
+    normals = None if mesh.normals is None else mesh.normals.astype(np.float32).astype(np.float64)
+    return replace(mesh, verts=verts, normals=normals)
 
 
 def discretize(mesh: Mesh, kind: LaplacianKind, join_rule: JoinRule = "auto") -> Discretization:
     """Laplacian, mass, frames and gradient of a mesh with rounded positions.
 
+    mesh: its `normals` define the frames, if it has any; see `with_chosen_normals`
     kind: see `laplacian_and_mass`
     join_rule: see `joined_vertices`
 
@@ -78,8 +81,9 @@ def discretize(mesh: Mesh, kind: LaplacianKind, join_rule: JoinRule = "auto") ->
     firsts, place = np.unique(first, return_inverse=True)
     joined = len(firsts) < len(first)
     surface = join(mesh, firsts, place) if joined else mesh
-    laplacian, mass = problem = laplacian_and_mass(surface, kind)
-    frames = tangent_frames(surface)
+    given = None if surface.normals is None else tangent_frames(surface, surface.normals)
+    laplacian, mass = problem = laplacian_and_mass(surface, kind, given)
+    frames = tangent_frames(surface) if given is None else given
     edges = _cloud_pattern(laplacian) if mesh.is_point_cloud else one_ring(usable_faces(surface), len(surface.verts))
     gradient = gradient_values(surface.verts, frames, edges)
     if joined:

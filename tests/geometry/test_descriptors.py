@@ -59,7 +59,7 @@ def test_descriptors_of_a_batch_are_those_of_its_meshes() -> None:
 
 
 def test_missing_pairs_add_nothing_to_descriptors() -> None:
-    all_pairs, padded = precompute(TETRAHEDRON, 4), precompute(TETRAHEDRON, 9)
+    all_pairs, padded = precompute(TETRAHEDRON, k=4), precompute(TETRAHEDRON, k=9)
     for descriptor in (hks, wks):
         torch.testing.assert_close(descriptor(padded), descriptor(all_pairs))
         assert (descriptor(padded) >= 0).all()
@@ -68,15 +68,15 @@ def test_missing_pairs_add_nothing_to_descriptors() -> None:
 def test_wks_does_not_depend_on_the_scale(sphere: trimesh.Trimesh) -> None:
     verts, faces = arrays(sphere)
     verts = verts * [1, 0.8, 0.6]
-    small = wks(precompute((verts, faces), 20))
-    large = wks(precompute((100 * verts, faces), 20))
+    small = wks(precompute((verts, faces), k=20))
+    large = wks(precompute((100 * verts, faces), k=20))
     assert relative(large * 1e4, small) < 1e-3  # φ² scales as 1/area
 
 
 def test_descriptors_without_eigenpairs(sphere: trimesh.Trimesh) -> None:
     corners = np.array(sphere.vertices)[sphere.faces[:9]].reshape(-1, 3)
-    many = precompute((corners, np.arange(27).reshape(-1, 3)), 5, join="never")
-    operators, none = precompute(sphere, 1), precompute(sphere, 0)
+    many = precompute((corners, np.arange(27).reshape(-1, 3)), k=5, join="never")
+    operators, none = precompute(sphere, k=1), precompute(sphere, k=0)
     for descriptor in (hks, wks):
         assert descriptor(operators).shape == (642, 16)
         assert descriptor(operators).isfinite().all()

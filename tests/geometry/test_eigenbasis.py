@@ -423,7 +423,7 @@ def test_no_convergence_names_the_mesh(sphere: trimesh.Trimesh, monkeypatch: pyt
         pytest.warns(UserWarning, match="block Lanczos failed"),
         pytest.raises(MeshError, match="trimesh object: the eigenbasis didn't converge for 4 pairs on 642 vertices"),
     ):
-        precompute(sphere, 5)
+        precompute(sphere, k=5)
 
 
 # Rounding and wrong input

@@ -46,7 +46,7 @@ def stored(name: str) -> Golden:
 def computed(name: str) -> Operators:
     """The operators that `precompute` returns for the stored surface."""
     golden = stored(name)
-    return precompute((golden["verts"], golden["faces"]), golden["evals"].size, laplacian="cotan")
+    return precompute((golden["verts"], golden["faces"]), k=golden["evals"].size, laplacian="cotan")
 
 
 def matrix_of(golden: Golden, name: str) -> scipy.sparse.csr_matrix:
