@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -101,3 +103,27 @@ def test_wrong_arguments_are_refused() -> None:
         hks(operators, scales=[0.1, 0.2])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"scales should have shape \(T,\), shape is \(1, 2\)"):
         hks(operators, scales=torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("k", [4, 32, 128])
+@pytest.mark.parametrize("scale", [0.01, 0.1, 20, 1000])
+def test_hks_warns_once_of_meshes_of_another_size(
+    sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch, k: int, scale: float
+) -> None:
+    # The warning is issued once in a process, so earlier tests must not count.
+    monkeypatch.setattr("diffnet.geometry.descriptors._warned_of_size", [])
+    verts, faces = arrays(sphere)
+    unit, other = (precompute(size * verts, faces, k=k) for size in (1, scale))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hks(unit)
+        hks(precompute(scale * verts, faces, k=k, normalize=True))
+        hks(other, scales=torch.ones(1))
+    expected = "long for the mesh" if scale < 1 else "short for mesh 1 of the batch"
+    operators = other if scale < 1 else collate([unit, other])
+    with pytest.warns(UserWarning, match=rf"too {expected}.* Its area is .*normalize=True") as found:
+        values = [hks(operators) for _ in range(2)][0]
+    assert [w.filename for w in found] == [__file__]
+    rows = values[-len(verts) :]  # most channels are the same, or most vertices have the same value
+    spread = rows[:, :8].std(1) if scale > 1 else rows[:, 8:].std(0)
+    assert (spread < 0.1 * rows.mean()).all()

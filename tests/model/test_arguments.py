@@ -212,10 +212,7 @@ def test_clouds_have_no_faces(outputs_at: Any, operators: Operators) -> None:
     assert network()(x, cloud).shape == (12, 5)
 
 
-@pytest.mark.parametrize("diffusion", ["spectral", "implicit"])
 @pytest.mark.parametrize("change", [lambda m: m[:, None], lambda m: m[None], lambda m: m[:1]])
-def test_mass_of_another_shape(operators: Operators, diffusion: Any, change: Callable[[Tensor], Tensor]) -> None:
-    wrong = replace(operators, mass=change(operators.mass))
-    x = torch.randn(wrong.num_vertices, 3)
+def test_mass_of_another_shape(operators: Operators, change: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(ValueError, match=re.escape("shape is")):
-        network(diffusion=diffusion)(x, wrong)
+        replace(operators, mass=change(operators.mass))
