@@ -8,6 +8,7 @@ from .eigen.solve import eigenbases, eigenbasis
 from .mesh.errors import MeshError
 from .mesh.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
 from .mesh.normalize import normalize_positions
+from .mesh.normals import NORMALS_RULES, NormalsRule
 from .neighborhoods import with_k_ring, with_nearest
 from .operators import Operators, collate
 from .preprocessing.many import precompute_all
@@ -27,6 +28,7 @@ __all__ = [
     "FORMATS",
     "JOIN_RULES",
     "LAPLACIANS",
+    "NORMALS_RULES",
     "BasisPrecision",
     "Diagnosis",
     "JoinRule",
@@ -34,6 +36,7 @@ __all__ = [
     "Mesh",
     "MeshError",
     "MeshLike",
+    "NormalsRule",
     "Operators",
     "Patches",
     "collate",

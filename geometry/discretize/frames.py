@@ -22,26 +22,30 @@ def tangent_frames(mesh: Mesh, normals: NDArray[np.float64] | None = None) -> ND
 
     normals: (V, 3) of any length, which are used instead, except where they are 0
 
+    Raises ValueError for normals of another shape.
+
     >>> from diffnet.geometry import load_mesh
     >>> triangle = load_mesh(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
     >>> tangent_frames(triangle)[0, 2].tolist()
     [0.0, 0.0, 1.0]
     """
-    given = unit_normals(normals)
-    missing = True if given is None else ~given.any(axis=1, keepdims=True)
-    if np.any(missing):
-        found = _cloud_normals(mesh.verts) if mesh.is_point_cloud else _mesh_normals(mesh)
-        given = found if given is None else np.where(missing, found, given)
-    return frames_of(given)
-
-
-def frames_of(normals: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Orthonormal right-handed frames (V, 3, 3) with these normals (V, 3) of length 1."""
+    if normals is not None and np.shape(normals) != mesh.verts.shape:
+        raise ValueError(f"normals should have shape {mesh.verts.shape}, shape is {np.shape(normals)}")
+    normals = unit_normals(normals)
+    if normals is None:
+        normals = _normals(mesh)
+    missing = ~normals.any(axis=1, keepdims=True)
+    if missing.any():
+        normals = np.where(missing, _normals(mesh), normals)
     # The coordinate axis farthest from the normal gives the best conditioned cross product.
     axis = np.eye(3)[np.argmin(np.abs(normals), axis=1)]
     tangent = axis - (axis * normals).sum(1, keepdims=True) * normals
     tangent /= np.linalg.norm(tangent, axis=1, keepdims=True)
     return np.stack([tangent, np.cross(normals, tangent), normals], axis=1)
+
+
+def _normals(mesh: Mesh) -> NDArray[np.float64]:
+    return _cloud_normals(mesh.verts) if mesh.is_point_cloud else _mesh_normals(mesh)
 
 
 def _mesh_normals(mesh: Mesh) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -61,10 +62,10 @@ def operators_from_parts(
         raise ValueError(
             f"from_parts needs the tangent frames of grad_x and grad_y: pass frames (V, 3, 3), {_OR_POSITIONS}"
         )
-    stiffness = _as_scipy("laplacian", laplacian)
-    problem = checked_problem(stiffness, diagonal_of(_as_scipy("mass", mass) if _is_matrix(mass) else on_host(mass)))
-    _check_problem(*problem)
-    vertices = len(problem[1])
+    mass = diagonal_of(_as_scipy("mass", mass) if _is_matrix(mass) else on_host(mass))
+    laplacian, mass = checked_problem(_as_scipy("laplacian", laplacian), mass)
+    _check_problem(laplacian, mass)
+    vertices = len(mass)
     mesh = _mesh(verts, faces, vertices)
 
     if frames is not None:
@@ -73,14 +74,14 @@ def operators_from_parts(
         gradient, edges = _merged([_square("grad_x", grad_x, vertices), _square("grad_y", grad_y, vertices)])
         frames = _frames_of(mesh, edges, gradient) if frames is None else frames
     else:
-        ring = mesh.faces if mesh.is_point_cloud else usable_faces(mesh)
-        edges = pattern_with_diagonal(stiffness) if mesh.is_point_cloud else one_ring(ring, vertices)
+        cloud = mesh.is_point_cloud
+        edges = pattern_with_diagonal(laplacian) if cloud else one_ring(usable_faces(mesh), vertices)
         frames = tangent_frames(mesh) if frames is None else frames
         gradient = gradient_values(mesh.verts, frames, edges)
 
-    arrays = packed_arrays(NAME, problem[0], problem[1], frames, gradient, edges)
-    discretization = Discretization(NAME, arrays, *problem)
-    pairs = _solved(discretization, k) if evals is None else _checked_pairs(evals, evecs, problem[1])
+    arrays = packed_arrays(NAME, laplacian, mass, frames, gradient, edges)
+    discretization = Discretization(NAME, arrays, laplacian, mass)
+    pairs = _solved(discretization, k) if evals is None else _checked_pairs(evals, evecs, mass)
     return assembled(complete(discretization, pairs, "float32"), mesh.faces)
 
 
@@ -114,7 +115,7 @@ def _as_scipy(name: str, matrix: Any) -> scipy.sparse.csr_matrix:
     elif isinstance(matrix, Tensor):
         if matrix.ndim != 2:
             raise ValueError(f"{name} should be a matrix (V, V), shape is {tuple(matrix.shape)}")
-        entries = matrix.detach().cpu().to_sparse_coo().coalesce()
+        entries = matrix.detach().cpu().to_sparse(layout=torch.sparse_coo).coalesce()
         matrix = scipy.sparse.coo_matrix((on_host(entries.values()), entries.indices().numpy()), tuple(entries.shape))
     elif not scipy.sparse.issparse(matrix):
         matrix = np.asarray(matrix)
@@ -221,7 +222,8 @@ def _merged(matrices: Sequence[scipy.sparse.csr_matrix]) -> tuple[Array, scipy.s
 
     def keys(matrix: scipy.sparse.csr_matrix) -> NDArray[np.int64]:
         rows = np.repeat(np.arange(matrix.shape[0], dtype=np.int64), np.diff(matrix.indptr))
-        return rows * matrix.shape[1] + matrix.indices
+        numbers: NDArray[np.int64] = rows * matrix.shape[1] + matrix.indices
+        return numbers
 
     everywhere = keys(pattern)
     values = np.zeros((len(matrices), pattern.nnz))

@@ -196,6 +196,8 @@ def test_area_of_a_grid_with_normals() -> None:
 
 def test_tangent_frames_with_normals(sphere: trimesh.Trimesh) -> None:
     mesh = load_mesh(sphere)
+    with pytest.raises(ValueError, match=r"normals should have shape \(642, 3\), shape is \(641, 3\)"):
+        tangent_frames(mesh, mesh.verts[1:])
     normals = np.where(np.arange(642)[:, None] < 9, 0, [0, 3.0, 0])
     frames = tangent_frames(mesh, normals)
     np.testing.assert_allclose(frames[9:, 2], np.tile([0, 1, 0], (633, 1)))
