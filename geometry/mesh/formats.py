@@ -59,11 +59,9 @@ def parse(data: bytes, suffix: str) -> Content:
 
 def mentions_normals(data: bytes, suffix: str) -> bool:
     """Whether the content may hold normals at the vertices. Files without the names of normals hold none."""
-    name = _NORMAL_NAMES.get(suffix)
-    return name is not None and name in data
-
-
-_NORMAL_NAMES = {".obj": b"vn", ".ply": b"nx"}
+    if suffix == ".ply":
+        return b" nx" in data[: max(data.find(b"end_header"), 0)]
+    return suffix == ".obj" and b"vn" in data
 
 
 def _read_obj(data: bytes) -> Content:

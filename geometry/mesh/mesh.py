@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -21,6 +22,7 @@ from diffnet.geometry.mesh.objects import on_host, source_of
 
 if TYPE_CHECKING:
     import trimesh
+    from torch import Tensor
 
 FORMATS = tuple(READERS)  # each may be followed by .gz
 
@@ -68,7 +70,7 @@ class HasVertices(Protocol):
 
 MeshLike: TypeAlias = (
     "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh.PointCloud | trimesh.Scene | tuple[Any, Any]"
-    " | HasPositions | HasVertices"
+    " | HasPositions | HasVertices | NDArray[Any] | Tensor | Sequence[Sequence[float]]"
 )
 
 
