@@ -18,6 +18,9 @@ def local_triangles(points: NDArray[np.float64], frames: NDArray[np.float64], ne
     frames: (V, 3, 3), see `tangent_frames`
     neighbors: the number of nearest neighbors of a point
 
+    Neighbors keep their distance to the point in its plane. So where the surface bends, or another sheet is near,
+    points of the other side don't come between the point and its own neighbors.
+
     A triangle is listed for each of its corners in whose plane it is a Delaunay triangle, so three times at most.
 
     >>> square = np.array([[0.0, 0, 0], [1, 0, 0], [1.1, 1, 0], [0, 1, 0]])
@@ -35,10 +38,20 @@ def local_triangles(points: NDArray[np.float64], frames: NDArray[np.float64], ne
     parts = []
     for first in range(0, count, POINTS_AT_ONCE):
         rows = slice(first, first + POINTS_AT_ONCE)
-        plane = np.einsum("vni,vai->vna", points[near[rows]] - points[rows, None], frames[rows, :2])
+        plane = _in_plane(points[near[rows]] - points[rows, None], frames[rows, :2])
         point, corner, following = _stars(plane)
         parts.append(np.stack([point + first, near[point + first, corner], near[point + first, following]], axis=1))
     return np.concatenate(parts)
+
+
+def _in_plane(offsets: NDArray[np.float64], axes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The offsets (N, n, 3), turned into the planes with these axes (N, 2, 3) without a change of length, (N, n, 2)."""
+    plane = np.einsum("vni,vai->vna", offsets, axes)
+    length, size = np.linalg.norm(offsets, axis=-1), np.linalg.norm(plane, axis=-1)
+    has_direction = size > 1e-6 * length
+    factor = np.where(has_direction, length / np.where(has_direction, size, 1.0), 0.0)
+    scaled: NDArray[np.float64] = plane * factor[..., None]
+    return scaled
 
 
 def _stars(plane: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

@@ -21,10 +21,10 @@ from diffnet.geometry.errors import OptionError
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def ellipsoid(sphere: trimesh.Trimesh) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def ellipsoid(sphere: trimesh.Trimesh, thickness: float = 0.3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Vertices, faces and the exact normals of a flat ellipsoid."""
     verts, faces = arrays(sphere)
-    axes = np.array([1, 0.8, 0.3])
+    axes = np.array([1, 0.8, thickness])
     normals = verts / axes
     return verts * axes, faces, normals / np.linalg.norm(normals, axis=1, keepdims=True)
 
@@ -68,6 +68,14 @@ def test_clouds_with_own_normals_are_as_accurate_as_meshes(sphere: trimesh.Trime
 
     assert tilt(own.frames) > 0.9999 > tilt(estimated.frames)
     assert not torch.equal(own.laplacian.values, estimated.laplacian.values)
+
+
+def test_thin_clouds_with_own_normals(sphere: trimesh.Trimesh) -> None:
+    """Neighbors include points of the other side. With estimated normals, the area is half too large."""
+    verts, faces, normals = ellipsoid(sphere, 0.1)
+    mesh, own = precompute(verts, faces, k=6), precompute(verts, k=6, normals=normals)
+    assert abs(float(own.mass.sum() / mesh.mass.sum()) - 1) < 0.03
+    np.testing.assert_allclose(own.evals[0, 1:3], mesh.evals[0, 1:3], rtol=0.05)
 
 
 @pytest.mark.parametrize("write", [ply, obj])
