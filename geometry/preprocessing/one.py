@@ -50,11 +50,11 @@ def precompute(
         a different key, an older format and indices out of range are found, and the entry is computed again. Reading
         runs no code from an entry. But the checks can't tell whether its numbers are right, and changing a file while
         it is in use can crash a reader. So share a folder only with users whom you trust with your results.
-    normals: (V, 3), the normals of the tangent frames at the vertices, of any length. By default, frames of a mesh
-        follow from its faces. Frames of a point cloud follow from the normals in its file (PLY and OBJ files can have
-        them), else from estimated ones. "file" uses the file's normals for a mesh, too; "geometry" uses no normals of
-        the file. A vertex for which the file has no normal gets the one that follows from the geometry. The Laplacian
-        of a point cloud is computed in the tangent planes of these frames.
+    normals: (V, 3), the normals of the tangent frames, one for each vertex, of any length. By default, the normals of a
+        mesh are computed from its faces. A point cloud uses the normals of its file, if it is a PLY or OBJ file that
+        has them; otherwise they are estimated. "file" uses the normals of the file for a mesh, too. "geometry" uses no
+        normals of the file. A vertex for which the file has no normal gets one from the geometry. The Laplacian of a
+        point cloud is computed in the tangent planes of given normals.
     normalize: whether to move the mean of the vertices to the origin and scale the farthest to distance 1 first, as
         the command line does; see `normalize_positions`
     basis: the precision in which eigenvectors are stored. "float16" and "bfloat16" save a third of the cache at
