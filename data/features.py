@@ -34,7 +34,13 @@ def prepare(
     """
     mesh = load_normalized(source, cache_dir)
     return mesh, precompute(
-        mesh, options.k, options.laplacian, cache_dir, basis=options.basis, device=device, join=options.join
+        mesh,
+        k=options.k,
+        laplacian=options.laplacian,
+        cache_dir=cache_dir,
+        basis=options.basis,
+        device=device,
+        join=options.join,
     )
 
 

@@ -13,6 +13,7 @@ from .mesh.boundary import boundary_vertices
 from .mesh.errors import MeshError
 from .mesh.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
 from .mesh.normalize import normalize_positions
+from .mesh.normals import NORMALS_RULES, NormalsRule
 from .neighborhoods import with_k_ring, with_nearest
 from .operators import Operators
 from .positions.farthest import farthest_points
@@ -34,6 +35,7 @@ __all__ = [
     "FORMATS",
     "JOIN_RULES",
     "LAPLACIANS",
+    "NORMALS_RULES",
     "BasisPrecision",
     "Diagnosis",
     "JoinRule",
@@ -41,6 +43,7 @@ __all__ = [
     "Mesh",
     "MeshError",
     "MeshLike",
+    "NormalsRule",
     "Operators",
     "Patches",
     "UnpackAt",

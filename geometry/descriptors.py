@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -10,7 +11,10 @@ from torch import Tensor
 
 from diffnet.geometry.operators import Operators
 from diffnet.ops import from_spectral
-from diffnet.ops.common.checks import check_count, check_rank
+from diffnet.ops.common.checks import check_count, check_rank, readable
+
+SHORTEST, LONGEST = 0.01, 1.0  # default times of `hks`
+_warned_of_size: list[str] = []  # names what was said, so that it is said once
 
 
 def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) -> Tensor:
@@ -18,7 +22,7 @@ def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) 
 
     count: number of times, if `scales` is not given
     scales: (T,) times. By default they are spaced logarithmically from 0.01 to 1, which suits shapes of unit size (see
-        `normalize_positions`).
+        `normalize_positions`). On the CPU, this warns once if they don't fit the size of a mesh.
 
     Raises ValueError for operators without eigenpairs and for a count below 1.
 
@@ -31,7 +35,8 @@ def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) 
     if scales is not None:
         check_rank("scales", scales, "(T,)", 1)
     if scales is None:
-        scales = torch.logspace(-2, 0, count)
+        _warn_of_size(operators)
+        scales = torch.logspace(math.log10(SHORTEST), math.log10(LONGEST), count)
     scales = scales.to(operators.evals)
     return _weighted_squares(operators, torch.exp(-operators.evals[:, :, None] * scales))
 
@@ -70,6 +75,37 @@ def _check(name: str, operators: Any, count: Any) -> None:
     check_count("count", count, 1)
     if operators.k == 0:
         raise ValueError(f"{name} needs eigenpairs, but the operators have k = 0; write precompute(mesh, k=128)")
+
+
+def _warn_of_size(operators: Operators) -> None:
+    """Warn, the first time, of a mesh at which most of the default times of `hks` give nearly the same values.
+
+    With the smallest positive eigenvalue λ₁ and the largest λ_K, exp(−λ t) is nearly 0 for all λ > 0 if λ₁ t is large,
+    and nearly 1 if λ_K t is small. The bounds on the area keep shapes of unit size from a warning whose spectrum is
+    unusual, such as many small parts.
+    """
+    if _warned_of_size or not (readable(operators.evals) and readable(operators.mass)):
+        return
+    middle = math.sqrt(SHORTEST * LONGEST)
+    masses = torch.split(operators.mass, list(operators.lengths))
+    for number, (values, mass) in enumerate(zip(operators.evals.tolist(), masses, strict=True)):
+        positive = [value for value in values if value > 1e-6 * values[-1]]
+        if not positive:
+            continue
+        area, smallest, largest = float(mass.sum()), positive[0], positive[-1]
+        small = smallest * middle > 4 and area < 1
+        if not small and not (largest * middle < 1 and area > 50):
+            continue
+        which = f"mesh {number} of the batch" if len(operators) > 1 else "the mesh"
+        effect = "too long for {}, so all vertices have" if small else "too short for {}, so all times have"
+        message = (
+            f"hks: most of the default times, {SHORTEST:g} to {LONGEST:g}, are {effect.format(which)} nearly the same "
+            f"value. Its area is {area:.3g}, and its eigenvalues above 0 run from {smallest:.3g} to {largest:.3g}. "
+            "Use precompute(…, normalize=True), or pass `scales` near 1/λ"
+        )
+        _warned_of_size.append(message)
+        warnings.warn(message, stacklevel=3)
+        return
 
 
 def _weighted_squares(operators: Operators, weights: Tensor) -> Tensor:

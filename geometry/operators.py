@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diffnet.geometry.batches.edges import Edges, edge_index, find_edges, pack_edges
 from diffnet.geometry.batches.unpack import UnpackAt, unpack
+from diffnet.geometry.field_checks import check_fields
 from diffnet.geometry.mesh.boundary import boundary_vertices
 from diffnet.geometry.transfer import own_memory, pinned, to_gpu
 from diffnet.ops import (
@@ -33,6 +34,9 @@ from diffnet.ops.sparse.matrix import check_matrix_blocks
 
 # `prepared` remembers its results on a GPU while this part of the GPU's memory stays free.
 STAYS_FREE = 0.5
+
+# What `Operators` finds at first use.
+_NOTHING_FOUND = dict.fromkeys(("_lengths", "_face_lengths", "_edges", "_preparations", "_unpacked"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +60,9 @@ class Operators:
     joined: (V,) int64 or None; the first of the vertices at its position that a vertex is joined with, its own number
         if there is none. None means that no vertices are joined; see `precompute`. Joined vertices share their mass
         equally and have equal rows in `evecs`, `frames` and `gradient`. The gradient reads functions at the first ones.
+
+    The constructor raises TypeError or ValueError for fields of other types or shapes. It reads no values. `from_parts`
+    takes matrices of other libraries and checks their values, too.
 
     >>> from diffnet.geometry import collate, precompute
     >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
@@ -85,7 +92,77 @@ class Operators:
     _unpacked: ClassVar[Mapping[str, Later[Any]] | None] = None
 
     def __post_init__(self) -> None:
-        remember(self, _lengths=None, _face_lengths=None, _edges=None, _preparations=None, _unpacked=None)
+        check_fields(self)
+        remember(self, **_NOTHING_FOUND)
+
+    @classmethod
+    def from_parts(
+        cls,
+        *,
+        mass: Any,
+        laplacian: Any,
+        evals: Any = None,
+        evecs: Any = None,
+        grad_x: Any = None,
+        grad_y: Any = None,
+        frames: Any = None,
+        verts: Any = None,
+        faces: Any = None,
+        k: int = 128,
+    ) -> Operators:
+        """Operators of one mesh from matrices of your own. What is missing is computed as `precompute` does it.
+
+        Matrices are SciPy sparse matrices, NumPy arrays, PyTorch tensors (CSR, COO or dense) or `SparseMatrix`. Arrays
+        are NumPy arrays, tensors or lists. The result is float32 on the CPU.
+
+        mass: (V,), or a diagonal matrix (V, V); positive, and 0 only at vertices that the Laplacian doesn't connect
+        laplacian: (V, V), symmetric and positive semi-definite. Negate a Laplacian of libigl.
+        evals: (K,), ascending, and evecs: (V, K), with L φ = λ M φ and ΦᵀMΦ = I. Without them, `eigenbasis` solves for
+            k pairs. The rows of the Laplacian must then sum to 0.
+        grad_x, grad_y: (V, V), the gradient in the tangent frames. Without them, it is fitted to the edges of the faces
+            or, without faces, to those of the Laplacian; this needs `verts`.
+        frames: (V, 3, 3), see `Operators`. Without them, they are those of grad_x and grad_y if these are given, else
+            those of `tangent_frames`; this needs `verts`.
+        verts: (V, 3)
+        faces: (F, 3); None for a point cloud
+        k: number of eigenpairs, if they are not given
+
+        Raises ValueError that names the wrong or missing part: for shapes that don't fit, entries that are not finite,
+        a Laplacian that is not symmetric or has the other sign, a mass matrix that is not diagonal, masses that are not
+        positive, and eigenpairs that don't ascend or aren't orthonormal.
+
+        >>> path = [[1.0, -1, 0], [-1, 2, -1], [0, -1, 1]]
+        >>> verts = [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
+        >>> Operators.from_parts(mass=[1, 1, 1], laplacian=path, verts=verts, k=2).evals.round(decimals=3)
+        tensor([[0., 1.]])
+        """
+        from diffnet.geometry.preprocessing.from_parts import operators_from_parts
+
+        return operators_from_parts(
+            mass=mass,
+            laplacian=laplacian,
+            evals=evals,
+            evecs=evecs,
+            grad_x=grad_x,
+            grad_y=grad_y,
+            frames=frames,
+            verts=verts,
+            faces=faces,
+            k=k,
+        )
+
+    @classmethod
+    def from_reference(cls, parts: Sequence[Any], faces: Any = None) -> Operators:
+        """Operators of one mesh from what the original implementation's `get_operators` returns.
+
+        parts: the tuple (frames, mass, L, evals, evecs, gradX, gradY)
+        faces: (F, 3); None for a point cloud
+
+        Raises the errors of `from_parts`.
+        """
+        from diffnet.geometry.preprocessing.from_parts import operators_from_reference
+
+        return operators_from_reference(parts, faces)
 
     if not TYPE_CHECKING:  # type checkers should still find misspelt names
 
@@ -495,9 +572,7 @@ def has_room(size: int, device: torch.device) -> bool:
 
 def _packed_later(fields: Mapping[str, Any], later: Mapping[str, Later[Any]], known: Mapping[str, Any]) -> Operators:
     """Operators without the fields in `later`, which are packed when they are first read."""
-    operators = remember(object.__new__(Operators), **fields)
-    operators.__post_init__()
-    return remember(operators, _unpacked=later, **known)
+    return remember(object.__new__(Operators), **{**_NOTHING_FOUND, **fields, "_unpacked": later, **known})
 
 
 def _pack_preparations(batch: Sequence[Operators], packed: Operators) -> dict[torch.dtype, tuple[Any, Operators]]:

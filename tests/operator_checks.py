@@ -83,4 +83,4 @@ def tiny_operators() -> list[Operators]:
         arrays(trimesh.creation.box()),
         (np.random.default_rng(0).random((30, 3)), None),
     ]
-    return [precompute(mesh, 10) for mesh in meshes]
+    return [precompute(mesh, k=10) for mesh in meshes]

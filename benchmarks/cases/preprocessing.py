@@ -224,7 +224,7 @@ def _mesh_parameters(name: str, meshes: Sequence[Mesh], k: int) -> dict[str, Par
 
 
 def _precompute(meshes: Sequence[Mesh], k: int, laplacian: LaplacianKind, device: torch.device) -> list[Operators]:
-    return [precompute(mesh, k, laplacian, device=device) for mesh in meshes]
+    return [precompute(mesh, k=k, laplacian=laplacian, device=device) for mesh in meshes]
 
 
 def _precompute_all_afresh(meshes: Sequence[Mesh], k: int) -> list[Operators]:

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.discretize.laplacian import CLOUD_NEIGHBORS
 from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.mesh.normals import unit_normals
 
 
-def tangent_frames(mesh: Mesh) -> NDArray[np.float64]:
+def tangent_frames(mesh: Mesh, normals: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
     """Orthonormal right-handed frames (V, 3, 3) at the vertices, float64.
 
     The rows of a frame are tangent x, tangent y and normal. A vertex normal of a mesh is the area-weighted mean of the
@@ -19,17 +20,32 @@ def tangent_frames(mesh: Mesh) -> NDArray[np.float64]:
     the normals of neighbors agree and point outward. A vertex without geometry has normal z. The direction of tangent x
     is arbitrary, but the same at every call.
 
+    normals: (V, 3) of any length, which are used instead, except where they are 0
+
+    Raises ValueError for normals of another shape.
+
     >>> from diffnet.geometry import load_mesh
     >>> triangle = load_mesh(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
     >>> tangent_frames(triangle)[0, 2].tolist()
     [0.0, 0.0, 1.0]
     """
-    normals = _cloud_normals(mesh.verts) if mesh.is_point_cloud else _mesh_normals(mesh)
+    if normals is not None and np.shape(normals) != mesh.verts.shape:
+        raise ValueError(f"normals should have shape {mesh.verts.shape}, shape is {np.shape(normals)}")
+    normals = unit_normals(normals)
+    if normals is None:
+        normals = _normals(mesh)
+    missing = ~normals.any(axis=1, keepdims=True)
+    if missing.any():
+        normals = np.where(missing, _normals(mesh), normals)
     # The coordinate axis farthest from the normal gives the best conditioned cross product.
     axis = np.eye(3)[np.argmin(np.abs(normals), axis=1)]
     tangent = axis - (axis * normals).sum(1, keepdims=True) * normals
     tangent /= np.linalg.norm(tangent, axis=1, keepdims=True)
     return np.stack([tangent, np.cross(normals, tangent), normals], axis=1)
+
+
+def _normals(mesh: Mesh) -> NDArray[np.float64]:
+    return _cloud_normals(mesh.verts) if mesh.is_point_cloud else _mesh_normals(mesh)
 
 
 def _mesh_normals(mesh: Mesh) -> NDArray[np.float64]:

@@ -9,6 +9,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.discretize.intrinsic_delaunay import delaunay_laplacian
+from diffnet.geometry.discretize.local_triangulations import local_triangles
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.preprocessing.options import LaplacianKind
@@ -24,12 +25,14 @@ def usable_faces(mesh: Mesh) -> NDArray[np.int64]:
 
 
 def laplacian_and_mass(
-    mesh: Mesh, kind: LaplacianKind = "robust"
+    mesh: Mesh, kind: LaplacianKind = "robust", frames: NDArray[np.float64] | None = None
 ) -> tuple[scipy.sparse.csr_matrix, NDArray[np.float64]]:
     """The positive semi-definite Laplacian L (V, V) and the lumped vertex areas (V,), both float64.
 
     kind: "robust", the tufted intrinsic Delaunay Laplacian (Sharp & Crane 2020), which accepts any triangle soup; or
         "cotan", the cotangent Laplacian of the faces as they are. Point clouds always get the robust Laplacian.
+    frames: (V, 3, 3), in whose tangent planes a point cloud is triangulated; by default in estimated planes. The
+        Laplacian of a mesh doesn't depend on them.
 
     The rows of L sum to 0. L doesn't change when the mesh is scaled; areas grow with the square of the scale. Vertices
     that no face uses have zero rows and zero mass.
@@ -65,7 +68,7 @@ def laplacian_and_mass(
 
     try:
         if mesh.is_point_cloud:
-            laplacian, mass = _cloud_laplacian(verts)
+            laplacian, mass = _cloud_laplacian(verts, frames)
         elif kind == "robust":
             found = delaunay_laplacian(verts, faces)
             if found is None:
@@ -93,7 +96,9 @@ def laplacian_and_mass(
     return laplacian, spread @ mass * scale**2
 
 
-def _cloud_laplacian(verts: NDArray[np.float64]) -> tuple[scipy.sparse.csc_matrix, NDArray[np.float64]]:
+def _cloud_laplacian(
+    verts: NDArray[np.float64], frames: NDArray[np.float64] | None
+) -> tuple[scipy.sparse.csc_matrix, NDArray[np.float64]]:
     """The robust Laplacian of all triangles that the points (V, 3) have in their local triangulations, and the areas.
 
     robust_laplacian (1.1.0) has local triangulations of its own, but it divides the sum of k neighbors by k + 1 to find
@@ -101,11 +106,14 @@ def _cloud_laplacian(verts: NDArray[np.float64]) -> tuple[scipy.sparse.csc_matri
     the unit sphere with 60,000 points, half of the area was missing. Only clouds that are too small for potpourri3d are
     left to it: the neighbors of a point are then all other points, and their center is near the origin.
     """
-    if len(verts) <= CLOUD_NEIGHBORS:
+    if frames is not None:
+        triangles = local_triangles(verts, frames, CLOUD_NEIGHBORS)
+    elif len(verts) <= CLOUD_NEIGHBORS:
         laplacian, mass = robust_laplacian.point_cloud_laplacian(verts, n_neighbors=len(verts) - 1)
         return laplacian, mass.diagonal()
-    triangles = potpourri3d.PointCloudLocalTriangulation(verts).get_local_triangulation()
-    triangles = triangles[(triangles >= 0).all(axis=-1)]  # -1 fills the rows of points with few triangles
+    else:
+        triangles = potpourri3d.PointCloudLocalTriangulation(verts).get_local_triangulation()
+        triangles = triangles[(triangles >= 0).all(axis=-1)]  # -1 fills the rows of points with few triangles
     if len(triangles) == 0:
         raise ValueError("no point has a triangle with its neighbors")
     laplacian, mass = robust_laplacian.mesh_laplacian(verts, triangles)

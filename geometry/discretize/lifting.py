@@ -16,14 +16,16 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.mesh.normals import mean_normals
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 
 def join(mesh: Mesh, firsts: Indices, place: Indices) -> Mesh:
-    """The joined mesh. It has the same faces, in the same order."""
-    return replace(mesh, verts=mesh.verts[firsts], faces=place[mesh.faces])
+    """The joined mesh. It has the same faces, in the same order. Normals are the means of those of the copies."""
+    normals = None if mesh.normals is None else mean_normals(mesh.normals, place, len(firsts))
+    return replace(mesh, verts=mesh.verts[firsts], faces=place[mesh.faces], normals=normals)
 
 
 def lift_mass(mass: Array, place: Indices) -> Array:

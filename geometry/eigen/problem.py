@@ -42,12 +42,12 @@ class Component(NamedTuple):
 def checked_problem(laplacian: Any, mass: Any) -> Problem:
     """The Laplacian as a CSR matrix and the masses as an array, both float64.
 
+    mass: see `diagonal_of`
+
     Raises ValueError for shapes that don't fit, entries that are not finite, negative masses, and a negative
     semi-definite Laplacian.
     """
-    if scipy.sparse.issparse(mass) or np.ndim(mass) != 1:
-        raise ValueError(f"mass should be a vector (V,), shape is {np.shape(mass)}; pass the diagonal of a mass matrix")
-    mass = np.asarray(mass, np.float64)
+    mass = diagonal_of(mass)
     laplacian = scipy.sparse.csr_matrix(laplacian, dtype=np.float64)
     if laplacian.shape != (len(mass), len(mass)):
         raise ValueError(
@@ -63,10 +63,31 @@ def checked_problem(laplacian: Any, mass: Any) -> Problem:
             f"the first is mass[{bad[0]}] = {mass[bad[0]]}"
         )
     diagonal = laplacian.diagonal()
-    lowest, highest = diagonal.min(initial=0), diagonal.max(initial=0)
-    if lowest < 0 and highest <= 1e-9 * -lowest:
+    # Rounding at degenerate faces can turn the sign of a few entries.
+    if (diagonal < 0).sum() > (diagonal > 0).sum():
         raise ValueError(
             f"the Laplacian should be positive semi-definite, but its diagonal is negative (down to "
-            f"{lowest:.3g}); negate a Laplacian of the other sign convention: eigenbasis(-laplacian, …)"
+            f"{diagonal.min():.3g}); pass -laplacian if it has the other sign convention, as libigl's cotmatrix has"
         )
     return laplacian, mass
+
+
+def diagonal_of(mass: Any) -> Array:
+    """The masses (V,) float64 of a vector, or of a diagonal matrix (V, V), dense or a SciPy matrix.
+
+    Raises ValueError for other shapes, and for a matrix with entries beside the diagonal.
+    """
+    if not scipy.sparse.issparse(mass) and np.ndim(mass) == 1:
+        return np.asarray(mass, np.float64)
+    shape = np.shape(mass)
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ValueError(f"mass should be a vector (V,) or a diagonal matrix (V, V), shape is {shape}")
+    matrix = scipy.sparse.coo_matrix(mass, dtype=np.float64)
+    beside = int(((matrix.row != matrix.col) & (matrix.data != 0)).sum())
+    if beside:
+        raise ValueError(
+            f"mass should be diagonal, but the matrix has {beside} entries beside the diagonal. Lump it: pass the sums "
+            "of its rows, np.asarray(mass.sum(axis=1)).ravel()"
+        )
+    diagonal: Array = matrix.diagonal()
+    return diagonal

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 def eigenbasis(
-    laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, device: torch.device | str = "cpu"
+    laplacian: scipy.sparse.csr_matrix, mass: Array | scipy.sparse.spmatrix, k: int, device: torch.device | str = "cpu"
 ) -> tuple[Array, Array]:
     """The k smallest eigenpairs of L φ = λ M φ: evals (k,), ascending and ≥ 0, and evecs (V, k) with ΦᵀMΦ = I, float64.
 
     laplacian: (V, V) positive semi-definite. libigl's `cotmatrix` has the other sign: negate it.
-    mass: (V,) ≥ 0. Vertices of zero mass take no part; their entries in the eigenvectors are 0.
+    mass: (V,) ≥ 0, or a diagonal matrix (V, V). Vertices of zero mass take no part; their entries in the eigenvectors
+        are 0.
     device: "cpu" or a GPU. A GPU solves for large components, the CPU for small ones.
 
     The null vectors are known: they are the constants on each connected component. They are set exactly, and the

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,37 +20,67 @@ from plyfile import PlyData, PlyParseError
 
 from diffnet.geometry.mesh.content import is_binary_stl, stl_count
 from diffnet.geometry.mesh.gltf import read_gltf
+from diffnet.geometry.mesh.normals import mean_normals, unit_normals
 from diffnet.geometry.mesh.vtk_files import read_vtk
 
 T = TypeVar("T")
 Line: TypeAlias = "tuple[int, str]"
-Content: TypeAlias = "tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]"
+
+
+class Content(NamedTuple):
+    """What a file holds.
+
+    verts: (V, 3)
+    sizes: (P,) the number of corners of each polygon
+    corners: the vertex indices of all corners, from 0
+    normals: (V, 3) at the vertices, not checked; None if the file has none
+    """
+
+    verts: NDArray[np.float64]
+    sizes: NDArray[np.int64]
+    corners: NDArray[np.int64]
+    normals: NDArray[np.float64] | None = None
 
 
 def parse(data: bytes, suffix: str) -> Content:
-    """Vertices (V, 3), the number of corners of each polygon (P,), and the vertex indices of all corners, from 0.
+    """The content of a mesh file.
 
     suffix: the format, a key of READERS
 
-    Indices aren't checked. Raises ValueError if the content doesn't parse; the message says where.
+    Indices and normals aren't checked. Raises ValueError if the content doesn't parse; the message says where.
     """
     if not data.strip():
         raise ValueError("the file is empty")
     try:
-        return READERS[suffix](data)
+        return Content(*READERS[suffix](data))
     except OverflowError as e:
         raise ValueError("an index is beyond 64 bits") from e
+
+
+def mentions_normals(data: bytes, suffix: str) -> bool:
+    """Whether the content may hold normals at the vertices. Files without the names of normals hold none."""
+    if suffix == ".ply":
+        return b" nx" in data[: max(data.find(b"end_header"), 0)]
+    return suffix == ".obj" and b"vn" in data
 
 
 def _read_obj(data: bytes) -> Content:
     verts: list[list[float]] = []
     polygons: list[list[int]] = []
+    normals: list[list[float]] = []
+    references: list[tuple[int, str]] = []  # of corners: the number of normals before, and the corner's word
+    text = _text(data).replace("\\\n", " ")
+    has_normals = _OBJ_NORMAL.search(text) is not None
 
     def read(words: list[str]) -> None:
         if words[0] == "v":
             verts.append(_point(words[1:]))
         elif words[0] == "f":
             polygons.append([corner(word) for word in words[1:]])
+            if has_normals:
+                references.extend((len(normals), word) for word in words[1:])
+        elif words[0] == "vn":
+            normals.append(_point(words[1:], "normal"))
 
     def corner(word: str) -> int:
         index = int(word.split("/", 1)[0])
@@ -58,10 +88,42 @@ def _read_obj(data: bytes) -> Content:
             raise ValueError(f"index {index} after {len(verts)} vertices (the first is 1, the last is -1)")
         return index - 1 if index > 0 else len(verts) + index
 
-    _read_lines(_lines(_text(data).replace("\\\n", " ")), read)
+    _read_lines(_lines(text), read)
     if not verts:
         raise ValueError("the mesh is empty: no line begins with 'v', as the vertices of an OBJ file do")
-    return _content(verts, polygons)
+    content = _content(verts, polygons)
+    return content._replace(normals=_obj_normals(content, normals, references))
+
+
+_OBJ_NORMAL = re.compile(r"^[ \t]*vn[ \t]", re.MULTILINE)
+
+
+def _obj_normals(
+    content: Content, normals: list[list[float]], references: list[tuple[int, str]]
+) -> NDArray[np.float64] | None:
+    """The normals (V, 3) of an OBJ file at the vertices, 0 where there is none.
+
+    Corners name them (``1//3`` or ``1/2/3``), and a vertex gets the mean of those at its corners. If no corner names a
+    normal, as in a point cloud, and there are as many as vertices, they are those of the vertices in order.
+    """
+    unit = unit_normals(np.array(normals, np.float64).reshape(-1, 3))
+    if unit is None:
+        return None
+    count = len(content.verts)
+    places = np.array([_normal_index(word, before) for before, word in references], np.int64)
+    named = (places >= 0) & (places < len(unit))
+    if named.any():
+        return mean_normals(unit[places[named]], content.corners[named], count)
+    return unit if len(unit) == count else None
+
+
+def _normal_index(word: str, before: int) -> int:
+    """The normal of a corner, from 0; -1 if the corner names none."""
+    parts = word.split("/")
+    if len(parts) < 3 or not parts[2]:
+        return -1
+    index = int(parts[2])
+    return index - 1 if index > 0 else before + index
 
 
 _OFF_HEADER = re.compile(r"((?:ST)?C?N?OFF|c?off|Off)(\d.*)?")
@@ -92,7 +154,7 @@ def _read_off(data: bytes) -> Content:
     points = _table(verts, np.float64, 3)
     triangles = _table(polygons, np.int64, 4)
     if points is not None and triangles is not None and (triangles[:, 0] == 3).all():
-        return points, triangles[:, 0], triangles[:, 1:].reshape(-1)
+        return Content(points, triangles[:, 0], triangles[:, 1:].reshape(-1))
     # Parse line by line, because polygons have other sizes or a line is wrong and the message must name it.
     return _content(_read_lines(verts, _point), _read_polygons(lines[vertices:], faces))
 
@@ -145,17 +207,23 @@ def _read_ply(data: bytes) -> Content:
         raise ValueError(str(e)) from e
     if "vertex" not in elements or not {"x", "y", "z"} <= set(elements["vertex"].dtype.names):
         raise ValueError("there is no element 'vertex' with properties x, y and z")
-    verts = np.stack([elements["vertex"][axis].astype(np.float64) for axis in "xyz"], axis=1)
+    verts = _columns(elements["vertex"], ("x", "y", "z"))
+    names = ("nx", "ny", "nz")
+    normals = _columns(elements["vertex"], names) if set(names) <= set(elements["vertex"].dtype.names) else None
     if len(elements.get("tristrips", ())):
         raise ValueError("triangle strips are not supported")
     faces = elements.get("face", np.zeros(0))
     if len(faces) == 0:
-        return verts, np.zeros(0, np.int64), np.zeros(0, np.int64)
+        return Content(verts, np.zeros(0, np.int64), np.zeros(0, np.int64), normals)
     found = [faces[name] for name in PLY_CORNERS if name in faces.dtype.names]
     if not found or found[0].dtype != object or found[0][0].dtype.kind not in "iu":
         raise ValueError(f"faces have no list of integers named {' or '.join(PLY_CORNERS)}")
     sizes = np.fromiter((len(polygon) for polygon in found[0]), np.int64, len(found[0]))
-    return verts, sizes, np.concatenate(found[0]).astype(np.int64)
+    return Content(verts, sizes, np.concatenate(found[0]).astype(np.int64), normals)
+
+
+def _columns(rows: NDArray[Any], names: Sequence[str]) -> NDArray[np.float64]:
+    return np.stack([rows[name].astype(np.float64) for name in names], axis=1)
 
 
 def _read_stl(data: bytes) -> Content:
@@ -165,7 +233,7 @@ def _read_stl(data: bytes) -> Content:
     binary = is_binary_stl(data)
     content, count = (data, stl_count(data)) if binary else _check_ascii_stl(data)
     if count == 0:
-        return np.zeros((0, 3)), np.zeros(0, np.int64), np.zeros(0, np.int64)
+        return Content(np.zeros((0, 3)), np.zeros(0, np.int64), np.zeros(0, np.int64))
     try:
         triangles = trimesh.load_mesh(io.BytesIO(content), file_type="stl", process=False).triangles
     except Exception as e:  # trimesh doesn't check what it reads, so damage can cause any error
@@ -173,7 +241,7 @@ def _read_stl(data: bytes) -> Content:
     if len(triangles) != count:
         raise ValueError(f"{_DAMAGED_STL}: only {len(triangles)} of {count} triangles can be read")
     verts = np.array(triangles, np.float64).reshape(-1, 3)
-    return verts, np.full(len(triangles), 3), np.arange(len(verts))
+    return Content(verts, np.full(len(triangles), 3), np.arange(len(verts)))
 
 
 _DAMAGED_STL = "not an STL file, or a damaged one"
@@ -208,10 +276,10 @@ def _check_ascii_stl(data: bytes) -> tuple[bytes, int]:
 
 def _read_gltf(data: bytes) -> Content:
     verts, faces = read_gltf(data)
-    return verts, np.full(len(faces), 3), faces.reshape(-1)
+    return Content(verts, np.full(len(faces), 3), faces.reshape(-1))
 
 
-READERS: dict[str, Callable[[bytes], Content]] = {
+READERS: dict[str, Callable[[bytes], tuple[Any, ...]]] = {
     ".obj": _read_obj,
     ".off": _read_off,
     ".ply": _read_ply,
@@ -255,10 +323,10 @@ def _table(lines: Sequence[Line], dtype: type, columns: int) -> NDArray[Any] | N
         return None
 
 
-def _point(words: list[str]) -> list[float]:
+def _point(words: list[str], what: str = "vertex") -> list[float]:
     point = [float(word) for word in words[:3]]
     if len(point) < 3:
-        raise ValueError(f"a vertex with {len(point)} coordinates")
+        raise ValueError(f"a {what} with {len(point)} coordinates")
     return point
 
 
@@ -274,4 +342,4 @@ def _polygon(words: list[str]) -> list[int]:
 def _content(verts: list[list[float]], polygons: list[list[int]]) -> Content:
     sizes = np.array([len(polygon) for polygon in polygons], np.int64)
     corners = np.array([corner for polygon in polygons for corner in polygon], np.int64)
-    return np.array(verts, np.float64).reshape(-1, 3), sizes, corners
+    return Content(np.array(verts, np.float64).reshape(-1, 3), sizes, corners)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import reprlib
-import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
 from diffnet.geometry.mesh.errors import MeshError
-from diffnet.geometry.mesh.formats import READERS, parse
+from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
-from diffnet.geometry.mesh.objects import source_of
+from diffnet.geometry.mesh.normals import own_normals, unit_normals
+from diffnet.geometry.mesh.objects import on_host, source_of
 
 if TYPE_CHECKING:
     import trimesh
+    from torch import Tensor
 
 FORMATS = tuple(READERS)  # each may be followed by .gz
 
@@ -68,7 +70,7 @@ class HasVertices(Protocol):
 
 MeshLike: TypeAlias = (
     "str | os.PathLike[str] | Mesh | trimesh.Trimesh | trimesh.PointCloud | trimesh.Scene | tuple[Any, Any]"
-    " | HasPositions | HasVertices"
+    " | HasPositions | HasVertices | NDArray[Any] | Tensor | Sequence[Sequence[float]]"
 )
 
 
@@ -82,6 +84,8 @@ class Mesh:
     polygon_count: the number of polygons of the source. Polygons of fewer than three corners count, but give no
         triangle.
     name: where the mesh came from, for messages
+    normals: (V, 3) float64 of length 1, the normals at the vertices that the source gives, or None. A vertex for which
+        it gives none has 0. `precompute` says when they are used.
     """
 
     verts: NDArray[np.float64]
@@ -89,6 +93,7 @@ class Mesh:
     polygons: NDArray[np.int64]
     polygon_count: int
     name: str
+    normals: NDArray[np.float64] | None = None
 
     @property
     def is_point_cloud(self) -> bool:
@@ -103,6 +108,7 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
         VTK files need ``pip install 'diffnet[vtk]'``;
         arrays (verts (V, 3), faces (F, 3) or quadrilaterals (F, 4)): NumPy arrays, tensors or lists. For a point
         cloud, faces is None or empty;
+        points (V, 3) of a point cloud: a NumPy array, a tensor or a list;
         a trimesh object. The geometries of a scene become one mesh, in the scene's coordinates;
         an object with `vertices` (V, 3) and `faces` (F, 3), or with `pos` (V, 3) and `face` (3, F), as PyTorch
         Geometric's `Data` has them
@@ -111,7 +117,8 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
 
     Vertices and polygons keep the order of the source, so labels stored beside it stay valid. Polygons are cut into
     fans of triangles. STL files have no shared vertices, so corners with identical coordinates become one vertex,
-    numbered by first appearance. In VTK files, each triangle of a strip is a polygon.
+    numbered by first appearance. In VTK files, each triangle of a strip is a polygon. Normals in PLY files (nx, ny, nz)
+    and OBJ files (vn) are read. If a vertex of an OBJ file has several, it gets their mean.
 
     Raises MeshError for a file that is missing or doesn't parse, an empty mesh, NaN or infinite coordinates,
     coordinates beyond single precision, and an index out of range.
@@ -137,29 +144,45 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
         raise MeshError(f"{type(source).__name__} object: {e}") from e
     if found is not None:
         return make_mesh(found.verts, found.faces, name=found.name)
+    if is_array(source):
+        return make_mesh(source, None, name="points")
     raise MeshError(f"expected a path, a trimesh object or (verts, faces), got {_described(source)}")
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array or a tensor, or a list of points."""
+    if not isinstance(value, (list, tuple)):
+        return hasattr(value, "shape")
+    try:
+        return len(value) > 0 and np.shape(value[0]) == (3,)
+    except ValueError:  # an item of several lengths, such as vertices and faces
+        return False
 
 
 def _described(source: Any) -> str:
     """What was given instead of a mesh, with a hint."""
-    shape = getattr(source, "shape", None)
-    if shape is not None:
-        return f"{type(source).__name__} of shape {tuple(shape)}. For a point cloud, write (points, None)"
     if isinstance(source, list):
         return f"a list of {len(source)} items. Vertices and faces should be a tuple; precompute_all takes many meshes"
     return f"{type(source).__name__} {reprlib.repr(source)}"
 
 
 def make_mesh(
-    verts: Any, faces: Any, *, name: str = "mesh", polygons: Any = None, polygon_count: int | None = None
+    verts: Any,
+    faces: Any,
+    *,
+    name: str = "mesh",
+    polygons: Any = None,
+    polygon_count: int | None = None,
+    normals: Any = None,
 ) -> Mesh:
     """A `Mesh` of checked arrays. `load_mesh` says what is accepted and raised.
 
     name: for messages
     polygons, polygon_count: see `Mesh`; by default each face is a polygon. Quadrilaterals (F, 4) have no `polygons`.
+    normals: (V, 3), finite and not zero, of any length; or None
     """
     try:
-        given = _on_host(verts)
+        given = on_host(verts)
         if np.iscomplexobj(given):
             raise ValueError("they are complex")
         v = np.array(given, dtype=np.float64)
@@ -181,12 +204,13 @@ def make_mesh(
             f"{name}: coordinates up to {np.abs(v).max():.3g} are beyond single precision ({_LARGEST:.3g}), the "
             f"largest is at vertex {worst}. Scale the mesh down, or correct this vertex"
         )
+    unit = None if normals is None else own_normals(normals, len(v), name)
     try:
-        f = np.asarray([] if faces is None else _on_host(faces))
+        f = np.asarray([] if faces is None else on_host(faces))
     except (TypeError, ValueError) as e:
         raise MeshError(f"{name}: faces are not an array of numbers ({e})") from e
     if f.ndim > 0 and len(f) == 0:
-        return Mesh(v, np.zeros((0, 3), np.int64), np.zeros(0, np.int64), polygon_count or 0, name)
+        return Mesh(v, np.zeros((0, 3), np.int64), np.zeros(0, np.int64), polygon_count or 0, name, unit)
     if f.ndim != 2 or f.shape[1] not in ((3, 4) if polygons is None else (3,)):
         hint = ". Pass its transpose" if f.ndim == 2 and f.shape[0] in (3, 4) else ""
         raise MeshError(
@@ -207,18 +231,10 @@ def make_mesh(
         f, p = _triangulate(np.full(len(f), 4), f.reshape(-1))
     else:
         p = np.arange(len(f)) if polygons is None else np.asarray(polygons, np.int64)
-    return Mesh(v, f, p, polygon_count, name)
+    return Mesh(v, f, p, polygon_count, name, unit)
 
 
 _LARGEST = float(np.finfo(np.float32).max)
-
-
-def _on_host(values: Any) -> Any:
-    torch = sys.modules.get("torch")  # if the values are a tensor, PyTorch is loaded
-    if torch is None or not isinstance(values, torch.Tensor):
-        return values
-    values = values.detach().cpu()
-    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # NumPy has no bfloat16
 
 
 def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -240,7 +256,9 @@ def _read(path: Path, cache_dir: str | os.PathLike[str] | None) -> Mesh:
     suffix, data = _content(path)
     if cache_dir is None:
         return _parse(data, suffix, str(path))
-    entry = entry_path(cache_dir, cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix), "mesh")
+    # Earlier versions stored files with normals without them, under a key that doesn't say `normals`.
+    more = {"normals": True} if mentions_normals(data, suffix) else {}
+    entry = entry_path(cache_dir, cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix, **more), "mesh")
     stored = read_entry(entry, _check_stored)
     if stored is not None:
         return _from_arrays(stored, str(path))
@@ -277,7 +295,7 @@ def _content(path: Path) -> tuple[str, bytes]:
 
 def _parse(data: bytes, suffix: str, name: str) -> Mesh:
     try:
-        verts, sizes, corners = parse(data, suffix)
+        verts, sizes, corners, normals = parse(data, suffix)
     except ValueError as e:
         raise MeshError(f"{name}: the file can't be read: {e}") from e
     faces, polygons = _triangulate(sizes, corners)
@@ -285,17 +303,19 @@ def _parse(data: bytes, suffix: str, name: str) -> Mesh:
         raise MeshError(f"{name}: none of the {len(sizes)} polygons has three corners")
     if suffix == ".stl":
         verts, faces = _merge_corners(verts, faces)
-    return make_mesh(verts, faces, name=name, polygons=polygons, polygon_count=len(sizes))
+    mesh = make_mesh(verts, faces, name=name, polygons=polygons, polygon_count=len(sizes))
+    return replace(mesh, normals=unit_normals(normals))
 
 
 def _as_arrays(mesh: Mesh) -> Arrays:
     arrays = (mesh.verts, mesh.faces, mesh.polygons, np.array([mesh.polygon_count]))
-    return {name: np.ascontiguousarray(x) for name, x in zip(_STORED, arrays, strict=True)}
+    normals = {} if mesh.normals is None else {"normals": mesh.normals}
+    return {name: np.ascontiguousarray(x) for name, x in zip(_STORED, arrays, strict=True)} | normals
 
 
 def _from_arrays(arrays: Arrays, name: str) -> Mesh:
     verts, faces, polygons, count = (arrays[name] for name in _STORED)
-    return Mesh(verts, faces, polygons, int(count[0]), name)
+    return Mesh(verts, faces, polygons, int(count[0]), name, arrays.get("normals"))
 
 
 _STORED = ("verts", "faces", "polygons", "polygon_count")
@@ -310,13 +330,16 @@ def _check_stored(arrays: Arrays) -> None:
         "polygons": ("int64", (len(faces),)),
         "polygon_count": ("int64", (1,)),
     }
+    if "normals" in arrays:
+        expected["normals"] = ("float64", (len(verts), 3))
     if {name: (array.dtype.name, array.shape) for name, array in arrays.items()} != expected or len(verts) == 0:
         raise ValueError("it holds other arrays than it should")
     for what, indices, limit in (("faces", faces, len(verts)), ("polygons", polygons, int(count[0]))):
         if indices.size and not (indices.min() >= 0 and indices.max() < limit):
             raise ValueError(f"{what} has indices that are not from 0 to {limit - 1}")
-    if not np.isfinite(verts).all():
-        raise ValueError("verts has entries that are not finite")
+    for what in {"verts", "normals"} & arrays.keys():
+        if not np.isfinite(arrays[what]).all():
+            raise ValueError(f"{what} has entries that are not finite")
 
 
 def _triangulate(sizes: NDArray[np.int64], corners: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -9,6 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def on_host(values: Any) -> Any:
+    """A tensor as a NumPy array. Other values are returned as they are."""
+    torch = sys.modules.get("torch")  # if the values are a tensor, PyTorch is loaded
+    if torch is None or not isinstance(values, torch.Tensor):
+        return values
+    values = values.detach().cpu()
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # NumPy has no bfloat16
+
+
 class Source(NamedTuple):
     """Vertices (V, 3), faces (F, 3) or None, not yet checked, and a name for messages."""
 

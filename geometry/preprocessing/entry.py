@@ -21,8 +21,10 @@ BASIS_DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": "uint16"
 
 
 def operators_path(mesh: Mesh, options: Options, cache_dir: str | os.PathLike[str]) -> Path:
-    """The file of the entry of a mesh with rounded positions. The file need not exist."""
+    """The file of the entry of a mesh with rounded positions and the normals in use. The file need not exist."""
     content: Arrays = {"verts": mesh.verts.astype(np.float32), "faces": mesh.faces}
+    if mesh.normals is not None:
+        content["normals"] = mesh.normals.astype(np.float32)
     return entry_path(cache_dir, cache_key(content, **asdict(options)), "operators")
 
 

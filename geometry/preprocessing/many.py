@@ -17,6 +17,7 @@ import torch
 
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import MeshLike
+from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.gpu_queue import gpu_solver
@@ -47,12 +48,17 @@ def precompute_all(
     basis: BasisPrecision = "float32",
     device: torch.device | str = "cpu",
     join: JoinRule = "auto",
+    normals: NormalsRule | None = None,
+    normalize: bool = False,
     jobs: int | None = None,
 ) -> list[Operators]:
     """`precompute` for each mesh, on several cores.
 
-    meshes, k, laplacian, cache_dir, basis, join: see `precompute`. Without a cache, a temporary folder holds the
+    meshes: each is a mesh for `load_mesh`; arrays are tuples (verts, faces)
+    k, laplacian, cache_dir, basis, join, normalize: see `precompute`. Without a cache, a temporary folder holds the
         entries until they are read.
+    normals: None, "file" or "geometry"; see `precompute`. `make_mesh` makes meshes with own normals, which count as
+        those of the file.
     device: the device that computes eigenbases. A GPU solves for all meshes that wait for it at once. Rounding depends
         on which meshes these are.
     jobs: number of worker processes; by default one for each core
@@ -65,10 +71,23 @@ def precompute_all(
     """
     options = Options(k, laplacian, basis, join)
     device = usable_device(device)
+    check_normals_rule(normals)
     with TemporaryDirectory() if cache_dir is None else nullcontext(cache_dir) as folder:
         failed, loaded = load_meanwhile(
-            lambda i: precompute(meshes[i], k, laplacian, folder, basis=basis, device=device, join=join),
-            lambda ready: fill_cache(meshes, options, folder, jobs, device=device, ready=ready),
+            lambda i: precompute(
+                meshes[i],
+                k=k,
+                laplacian=laplacian,
+                cache_dir=folder,
+                normals=normals,
+                normalize=normalize,
+                basis=basis,
+                device=device,
+                join=join,
+            ),
+            lambda ready: fill_cache(
+                meshes, options, folder, jobs, device=device, ready=ready, normalize=normalize, normals=normals
+            ),
         )
         if failed:
             reasons = "; ".join(list(failed.values())[:MOST_REASONS])
@@ -87,6 +106,7 @@ def fill_cache(
     ready: Callable[[int], Any] = lambda position: None,
     *,
     normalize: bool = False,
+    normals: NormalsRule | None = None,
 ) -> dict[int, str]:
     """Store the operators of all these meshes in the cache, unless they are there.
 
@@ -95,6 +115,7 @@ def fill_cache(
     device: the device that computes eigenbases; see `precompute_all`
     ready: called with the position of each mesh as soon as the cache has it
     normalize: compute the operators at normalized positions; see `normalize_positions`
+    normals: see `precompute_all`
 
     Returns an error message for each mesh that can't be used, by position. These don't hold up the others.
 
@@ -102,7 +123,7 @@ def fill_cache(
     """
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     jobs = min(jobs or available_cores(), len(sources))
-    job = CacheJob(options, cache_dir, normalize)
+    job = CacheJob(options, cache_dir, normalize, normals)
     failed: dict[int, str] = {}
 
     def done(position: int, error: str | None) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import reprlib
 import warnings
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -11,28 +13,36 @@ import torch
 
 from diffnet.geometry.cache import Arrays, write_entry
 from diffnet.geometry.diagnosis import diagnose
-from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
+from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.mesh.mesh import Mesh, MeshLike, is_array, load_mesh
+from diffnet.geometry.mesh.normalize import load_normalized
+from diffnet.geometry.mesh.normals import with_chosen_normals
 from diffnet.geometry.operators import Operators
+from diffnet.geometry.preprocessing.assembled import assembled
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.entry import operators_path, read_operators
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind, Options
 from diffnet.geometry.preprocessing.recipe import complete, discretize, round_positions, solve
-from diffnet.ops import Pattern, SparseMatrix
 
 
 def precompute(
     mesh: MeshLike,
+    faces: Any = None,
+    *,
     k: int = 128,
     laplacian: LaplacianKind = "robust",
     cache_dir: str | os.PathLike[str] | None = None,
-    *,
+    normals: Any = None,
+    normalize: bool = False,
     basis: BasisPrecision = "float32",
     device: torch.device | str = "cpu",
     join: JoinRule = "auto",
 ) -> Operators:
     """Operators of one mesh or point cloud: mass, Laplacian, gradient, frames and k eigenpairs, all on the CPU.
 
-    mesh: a path, a trimesh object, (verts (V, 3), faces (F, 3)), or an object that has them; see `load_mesh`
+    mesh: the vertices (V, 3), or a whole mesh: a path, a trimesh object, a tuple (verts, faces), or an object that has
+        them; see `load_mesh`
+    faces: (F, 3), if `mesh` is an array of vertices; None for a point cloud. Arrays are NumPy arrays, tensors or lists.
     k: number of eigenpairs, at least 0. See `eigenbasis` for meshes that have fewer.
     laplacian: "robust" or "cotan"; see `laplacian_and_mass`
     cache_dir: a folder for results. The content of the mesh and the options identify an entry, so data sets and
@@ -40,6 +50,13 @@ def precompute(
         a different key, an older format and indices out of range are found, and the entry is computed again. Reading
         runs no code from an entry. But the checks can't tell whether its numbers are right, and changing a file while
         it is in use can crash a reader. So share a folder only with users whom you trust with your results.
+    normals: (V, 3), the normals of the tangent frames, one for each vertex, of any length. By default, the normals of a
+        mesh are computed from its faces. A point cloud uses the normals of its file, if it is a PLY or OBJ file that
+        has them; otherwise they are estimated. "file" uses the normals of the file for a mesh, too. "geometry" uses no
+        normals of the file. A vertex for which the file has no normal gets one from the geometry. The Laplacian of a
+        point cloud is computed in the tangent planes of given normals.
+    normalize: whether to move the mean of the vertices to the origin and scale the farthest to distance 1 first, as
+        the command line does; see `normalize_positions`
     basis: the precision in which eigenvectors are stored. "float16" and "bfloat16" save a third of the cache at
         k = 128. The returned eigenvectors are float32, rounded to that precision with or without a cache.
     device: the device that computes the eigenbasis, "cpu", "cuda" or "cuda:N"; see `eigenbasis`
@@ -54,13 +71,14 @@ def precompute(
     1/length², gradients have 1/length. Vertices keep their numbers. Where neighbors have distant numbers, the sparse
     matrices store their rows in an order along the surface; see `Pattern.with_row_order`.
 
-    Raises MeshError for a mesh that can't be used, and OptionError for a bad option or a device that is not available.
+    Raises MeshError for a mesh or normals that can't be used, and for faces beside a mesh that has its own. Raises
+    OptionError for a bad option or a device that is not available.
     Warns if the mesh has as many components as eigenpairs, or more: each component has an eigenvalue 0, so there are no
     others then.
 
     >>> verts = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
     >>> faces = [[0, 2, 1], [0, 1, 3], [1, 2, 3], [0, 3, 2]]
-    >>> operators = precompute((verts, faces), k=3)
+    >>> operators = precompute(verts, faces, k=3)
     >>> operators.num_vertices, operators.k
     (4, 3)
     >>> round(float(operators.mass.sum()), 3)  # the surface area, (3 + √3) / 2
@@ -68,7 +86,9 @@ def precompute(
     """
     options = Options(k, laplacian, basis, join)
     device = usable_device(device)
-    checked = round_positions(load_mesh(mesh))
+    source = _source(mesh, faces)
+    loaded = load_normalized(source) if normalize else load_mesh(source)
+    checked = round_positions(with_chosen_normals(loaded, normals))
     path = None if cache_dir is None else operators_path(checked, options, cache_dir)
     arrays = None if path is None else read_operators(path, checked, options)
     if arrays is None:
@@ -78,7 +98,25 @@ def precompute(
         if path is not None:
             write_entry(path, arrays)
     _warn_of_components(checked, arrays)
-    return _operators(checked, arrays)
+    return assembled(arrays, checked.faces)
+
+
+def _source(mesh: Any, faces: Any) -> MeshLike:
+    """The mesh that both arguments describe. Raises MeshError if they can't belong together."""
+    if faces is None:
+        return mesh  # type: ignore[no-any-return]
+    if not isinstance(faces, (list, tuple)) and not getattr(faces, "shape", ()):
+        hint = f"; write k={faces}" if hasattr(faces, "__index__") else ""
+        raise MeshError(f"faces should be an array (F, 3) or None, got {reprlib.repr(faces)}{hint}")
+    whole = isinstance(mesh, tuple) and len(mesh) == 2
+    if whole or not is_array(mesh):
+        path = isinstance(mesh, (str, os.PathLike))
+        given = "a tuple (verts, faces)" if whole else f"the path {str(mesh)!r}" if path else type(mesh).__name__
+        raise MeshError(
+            f"faces were given beside {given}, which has its own. Write precompute(mesh), or precompute(verts, faces) "
+            "with vertices (V, 3)"
+        )
+    return mesh, faces
 
 
 def _warn_of_components(mesh: Mesh, arrays: Arrays) -> None:
@@ -111,56 +149,3 @@ def _components(arrays: Arrays) -> int:
     graph = scipy.sparse.csr_matrix((np.ones(len(rows)), (rows, indices)), (len(live), len(live)))
     _, label = scipy.sparse.csgraph.connected_components(graph, directed=False)
     return len(np.unique(label[live]))
-
-
-def _operators(mesh: Mesh, arrays: Arrays) -> Operators:
-    """Operators that share the memory of the arrays of a cache entry."""
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    order = tensors["row_order"] if len(tensors["row_order"]) > 0 else None
-
-    def sparse(name: str) -> SparseMatrix:
-        indptr, indices = tensors[f"{name}_indptr"], tensors[f"{name}_indices"]
-        pattern = Pattern(indptr, indices, len(mesh.verts), order, check=False)
-        pattern = pattern.with_known(transpose=_transposed(indptr, indices, order))
-        # Products and their backward need index arrays. `prepare` computes them here, once, outside of training steps
-        # that may be compiled or captured.
-        return SparseMatrix(pattern.prepare(), tensors[name])
-
-    def extent(count: int) -> torch.Tensor:
-        return torch.tensor([0, count], dtype=torch.int64)
-
-    evecs = tensors["evecs"]
-    if evecs.dtype == torch.uint16:
-        evecs = evecs.view(torch.bfloat16)
-    return Operators(
-        ptr=extent(len(mesh.verts)),
-        mass=tensors["mass"],
-        evals=tensors["evals"][None],
-        evecs=evecs if evecs.dtype == torch.float32 else evecs.float() * tensors["evecs_scale"],
-        laplacian=sparse("laplacian"),
-        gradient=sparse("gradient"),
-        frames=tensors["frames"],
-        faces=torch.from_numpy(mesh.faces),
-        face_ptr=extent(len(mesh.faces)),
-        joined=tensors["joined"].long() if len(tensors["joined"]) > 0 else None,
-    )
-
-
-def _transposed(
-    indptr: torch.Tensor, indices: torch.Tensor, row_order: torch.Tensor | None
-) -> tuple[Pattern, torch.Tensor]:
-    """`Pattern.transpose` of a square pattern, by SciPy.
-
-    SciPy counts entries on this thread. PyTorch sorts them on several threads, which share the cores with the threads
-    of NumPy's BLAS for some milliseconds after an eigenbasis.
-    """
-    rows = len(indptr) - 1
-    positions = np.arange(len(indices), dtype=np.int64)
-    matrix = scipy.sparse.csr_array((positions, indices.numpy(), indptr.numpy()), shape=(rows, rows))
-    if row_order is None:
-        matrix = matrix.tocsc()
-    else:
-        order = row_order.numpy()
-        matrix = matrix[np.argsort(order)].tocsc()[:, order]
-    starts, columns = (torch.from_numpy(a.astype(np.int32, copy=False)) for a in (matrix.indptr, matrix.indices))
-    return Pattern(starts, columns, rows, row_order, check=False), torch.from_numpy(matrix.data)

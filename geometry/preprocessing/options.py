@@ -54,7 +54,7 @@ def _checked_k(k: Any) -> int:
     except TypeError as e:
         hint = ""
         if k is None or not isinstance(k, (str, bytes, int, float, complex)):
-            hint = ". Pass vertices and faces as one tuple: precompute((verts, faces)); faces is None for a point cloud"
+            hint = ". Pass vertices and faces as one tuple: precompute_all([(verts, faces), …])"
         raise OptionError(f"k should be an integer, got {_shown(k)}{hint}") from e
     if number < 0:
         raise OptionError(f"k should be at least 0, got {number}")

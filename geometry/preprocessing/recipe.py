@@ -47,8 +47,9 @@ class Discretization:
 
 
 def round_positions(mesh: Mesh) -> Mesh:
-    """Round the positions to float32 and return them as float64. A mesh far from the origin is moved there first.
+    """Round positions and normals to float32 and return them as float64.
 
+    A mesh far from the origin is moved there first.
     Raises MeshError for positions that float32 can't hold.
     """
     used = np.full(len(mesh.verts), mesh.is_point_cloud)
@@ -63,12 +64,14 @@ def round_positions(mesh: Mesh) -> Mesh:
         verts = verts.astype(np.float32).astype(np.float64)
     if not np.isfinite(verts).all():
         raise MeshError(f"{mesh.name}: coordinates up to {np.abs(mesh.verts).max():.3g} are beyond single precision")
-    return replace(mesh, verts=verts)
+    normals = None if mesh.normals is None else mesh.normals.astype(np.float32).astype(np.float64)
+    return replace(mesh, verts=verts, normals=normals)
 
 
 def discretize(mesh: Mesh, kind: LaplacianKind, join_rule: JoinRule = "auto") -> Discretization:
     """Laplacian, mass, frames and gradient of a mesh with rounded positions.
 
+    mesh: its `normals` define the frames, if it has any; see `with_chosen_normals`
     kind: see `laplacian_and_mass`
     join_rule: see `joined_vertices`
 
@@ -78,29 +81,53 @@ def discretize(mesh: Mesh, kind: LaplacianKind, join_rule: JoinRule = "auto") ->
     firsts, place = np.unique(first, return_inverse=True)
     joined = len(firsts) < len(first)
     surface = join(mesh, firsts, place) if joined else mesh
-    laplacian, mass = problem = laplacian_and_mass(surface, kind)
-    frames = tangent_frames(surface)
-    edges = _cloud_pattern(laplacian) if mesh.is_point_cloud else one_ring(usable_faces(surface), len(surface.verts))
+    given = None if surface.normals is None else tangent_frames(surface, surface.normals)
+    laplacian, mass = problem = laplacian_and_mass(surface, kind, given)
+    frames = tangent_frames(surface) if given is None else given
+    edges = (
+        pattern_with_diagonal(laplacian) if mesh.is_point_cloud else one_ring(usable_faces(surface), len(surface.verts))
+    )
     gradient = gradient_values(surface.verts, frames, edges)
     if joined:
         mass, frames = lift_mass(mass, place), frames[place]
         laplacian = lift_laplacian(laplacian, firsts, place)
         gradient, edges = lift_gradient(gradient, edges, firsts, place)
 
+    arrays = packed_arrays(mesh.name, laplacian, mass, frames, gradient, edges, first if joined else None)
+    return Discretization(mesh.name, arrays, *problem, place if joined else None)
+
+
+def packed_arrays(
+    name: str,
+    laplacian: scipy.sparse.csr_matrix,
+    mass: Array,
+    frames: Array,
+    gradient: Array,
+    edges: scipy.sparse.csr_matrix,
+    joined: NDArray[np.int64] | None = None,
+) -> Arrays:
+    """The arrays of a cache entry except the eigenpairs. Rows are stored along the surface, see `order_unless_near`.
+
+    name: the mesh, for messages
+    gradient: values (2, nnz) on the pattern `edges`
+    joined: see `joined_vertices`; None if no vertices are joined
+
+    Raises MeshError for values that single precision can't hold.
+    """
     arrays = _in_single_precision(
-        mesh.name, {"mass": mass, "laplacian": laplacian.data, "gradient": gradient, "frames": frames}
+        name, {"mass": mass, "laplacian": laplacian.data, "gradient": gradient, "frames": frames}
     )
-    arrays["joined"] = first.astype(np.int32) if joined else np.zeros(0, np.int32)
+    arrays["joined"] = np.zeros(0, np.int32) if joined is None else joined.astype(np.int32)
     order = order_unless_near(edges)
     arrays["row_order"] = np.zeros(0, np.int32) if order is None else order.astype(np.int32)
-    for name, matrix in (("laplacian", laplacian), ("gradient", edges)):
+    for which, matrix in (("laplacian", laplacian), ("gradient", edges)):
         if order is not None:
             numbered = scipy.sparse.csr_matrix((np.arange(matrix.nnz), matrix.indices, matrix.indptr), matrix.shape)
             matrix = numbered[order]
-            arrays[name] = np.ascontiguousarray(arrays[name][..., matrix.data])
-        arrays[f"{name}_indptr"] = matrix.indptr.astype(np.int32)
-        arrays[f"{name}_indices"] = matrix.indices.astype(np.int32)
-    return Discretization(mesh.name, arrays, *problem, place if joined else None)
+            arrays[which] = np.ascontiguousarray(arrays[which][..., matrix.data])
+        arrays[f"{which}_indptr"] = matrix.indptr.astype(np.int32)
+        arrays[f"{which}_indices"] = matrix.indices.astype(np.int32)
+    return arrays
 
 
 def solve(discretization: Discretization, k: int, device: torch.device | str = "cpu") -> Pairs:
@@ -129,12 +156,16 @@ def complete(discretization: Discretization, pairs: Pairs, basis: BasisPrecision
     return arrays | {"evecs_scale": scale}
 
 
-def _cloud_pattern(laplacian: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
-    """The pattern of a point cloud's Laplacian with its diagonal.
+def pattern_with_diagonal(*matrices: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
+    """The pattern of all entries of square matrices, and the diagonal.
 
-    A cloud has no edges but its local triangulations'.
+    It is the gradient's pattern of a point cloud, which has no edges but its local triangulations', those of the
+    Laplacian.
     """
-    pattern = abs(laplacian) + scipy.sparse.eye(laplacian.shape[0], format="csr")
+    pattern = scipy.sparse.eye(matrices[0].shape[0], format="csr")
+    for matrix in matrices:
+        ones = scipy.sparse.csr_matrix((np.ones(matrix.nnz), matrix.indices, matrix.indptr), matrix.shape)
+        pattern = pattern + ones
     pattern.sort_indices()
     return scipy.sparse.csr_matrix(pattern)
 

@@ -12,6 +12,7 @@ from diffnet.geometry.cache import write_entry
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.mesh.normalize import load_normalized
+from diffnet.geometry.mesh.normals import NormalsRule, with_chosen_normals
 from diffnet.geometry.preprocessing.entry import operators_path, read_operators
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.recipe import Discretization, complete, discretize, round_positions, solve
@@ -28,16 +29,18 @@ class CacheJob:
     """What to store of each mesh, and where.
 
     normalize: whether positions are normalized before the operators are computed; see `normalize_positions`
+    normals: see `precompute_all`
     """
 
     options: Options
     cache_dir: str | os.PathLike[str]
     normalize: bool
+    normals: NormalsRule | None = None
 
     def read(self, source: MeshLike) -> Mesh:
         """The mesh at the positions that operators are computed from. Raises MeshError for an unusable source."""
         mesh = load_normalized(source, self.cache_dir) if self.normalize else load_mesh(source, self.cache_dir)
-        return round_positions(mesh)
+        return round_positions(with_chosen_normals(mesh, self.normals))
 
 
 def has_entry(source: MeshLike, job: CacheJob) -> bool:

@@ -274,7 +274,7 @@ def test_preprocessing_names_bad_options():
 
 def test_features_of_wrong_arguments():
     mesh = ellipsoid(0)
-    operators = geometry.precompute(mesh, 0)
+    operators = geometry.precompute(mesh, k=0)
     with pytest.raises(ValueError, match=r"one of hks, log-hks, xyz, wks, got 'HKS'"):
         input_features(mesh, operators, "HKS")
     for kind in ("hks", "log-hks", "wks"):

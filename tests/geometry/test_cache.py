@@ -80,20 +80,20 @@ def test_a_hit_is_equal_and_not_computed(
     mesh: Any, k: int, near: int, tmp_path: Path, compute: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vertex_order, "NEAR", near)
-    fresh = precompute(mesh, k)
+    fresh = precompute(mesh, k=k)
     assert (fresh.gradient.pattern.row_order is None) == (near > 0)
-    first = precompute(mesh, k, cache_dir=tmp_path)
+    first = precompute(mesh, k=k, cache_dir=tmp_path)
     assert len(compute) == 2
     written = entry(tmp_path).read_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        again = precompute(mesh, k, cache_dir=str(tmp_path))
+        again = precompute(mesh, k=k, cache_dir=str(tmp_path))
     assert len(compute) == 2
     assert entry(tmp_path).read_bytes() == written
     assert_equal(fresh, first)
     assert_equal(fresh, again)
     again.mass[0] = 5  # arrays that were read are writable, and the entry doesn't change
-    assert_equal(fresh, precompute(mesh, k, cache_dir=tmp_path))
+    assert_equal(fresh, precompute(mesh, k=k, cache_dir=tmp_path))
 
 
 def test_types_of_arrays_and_options_share_an_entry(mesh: Any, tmp_path: Path, compute: list[int]) -> None:
@@ -105,8 +105,8 @@ def test_types_of_arrays_and_options_share_an_entry(mesh: Any, tmp_path: Path, c
         trimesh.Trimesh(verts, faces, process=False),
     ]
     for source in callers:
-        precompute(source, np.int64(K), cache_dir=tmp_path)
-    precompute((mesh[0], faces), K, cache_dir=tmp_path)  # positions are rounded to single precision first
+        precompute(source, k=np.int64(K), cache_dir=tmp_path)
+    precompute((mesh[0], faces), k=K, cache_dir=tmp_path)  # positions are rounded to single precision first
     assert len(compute) == len(entries(tmp_path)) == 1
 
 
@@ -172,7 +172,7 @@ def other_entry(path: Path, kind: str = "operators") -> Path:
     """A valid entry of a mesh of the same size, in another folder, or of another kind."""
     folder = path.parents[2] / "other"
     if kind == "operators":
-        precompute(ellipsoid(0), K, cache_dir=folder)
+        precompute(ellipsoid(0), k=K, cache_dir=folder)
         return entry(folder)
     other = folder / path.name.replace("operators", kind)
     cache.write_entry(other, cache.read_entry(path))
@@ -242,17 +242,17 @@ def test_damaged_entries_are_computed_again_and_repaired(
     mesh: Any, tmp_path: Path, compute: list[int], damage: str
 ) -> None:
     folder = tmp_path / "cache"
-    fresh = precompute(mesh, K, cache_dir=folder)
+    fresh = precompute(mesh, k=K, cache_dir=folder)
     path = entry(folder)
     DAMAGES[damage](path)
     compute.clear()
     with pytest.warns(UserWarning, match=f"cache entry .*{path.name}.* computed again"):
-        assert_equal(fresh, precompute(mesh, K, cache_dir=folder))
+        assert_equal(fresh, precompute(mesh, k=K, cache_dir=folder))
     assert len(compute) == 1
     assert entry(folder) == path
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert_equal(fresh, precompute(mesh, K, cache_dir=folder))
+        assert_equal(fresh, precompute(mesh, k=K, cache_dir=folder))
     assert len(compute) == 1
 
 
@@ -262,11 +262,11 @@ def test_entries_of_format_5_have_other_names(
     """They are neither read nor changed."""
     with monkeypatch.context() as patch:
         patch.setattr(cache, "FORMAT", 5)
-        fresh = precompute(mesh, K, cache_dir=tmp_path)
+        fresh = precompute(mesh, k=K, cache_dir=tmp_path)
         old = entry(tmp_path)
         as_format_5(old, dict(cache.read_entry(old)))
     before = old.read_bytes()
-    assert_equal(fresh, precompute(mesh, K, cache_dir=tmp_path))
+    assert_equal(fresh, precompute(mesh, k=K, cache_dir=tmp_path))
     assert len(compute) == 2
     assert old.read_bytes() == before
     assert len(entries(tmp_path)) == 2
@@ -321,7 +321,7 @@ def test_no_flipped_byte_passes_or_crashes(tmp_path: Path) -> None:
 
 def test_pickles_are_never_loaded(mesh: Any, tmp_path: Path) -> None:
     folder, mark = tmp_path / "cache", tmp_path / "unpickled"
-    fresh = precompute(mesh, K, cache_dir=folder)
+    fresh = precompute(mesh, k=K, cache_dir=folder)
     path = entry(folder)
     trap = np.empty(1, object)
     trap[0] = Trap(str(mark))
@@ -331,7 +331,7 @@ def test_pickles_are_never_loaded(mesh: Any, tmp_path: Path) -> None:
     ):
         write()
         with pytest.warns(UserWarning, match="computed again"):
-            assert_equal(fresh, precompute(mesh, K, cache_dir=folder))
+            assert_equal(fresh, precompute(mesh, k=K, cache_dir=folder))
         assert not mark.exists()
 
 
@@ -346,7 +346,7 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for mesh in meshes:
-            assert_equal(precompute(mesh, K, cache_dir=tmp_path), precompute(mesh, K))
+            assert_equal(precompute(mesh, k=K, cache_dir=tmp_path), precompute(mesh, k=K))
     assert len(entries(tmp_path)) == 8
 
 
@@ -376,8 +376,8 @@ def test_many_threads_at_once(tmp_path: Path) -> None:
 def test_folder_that_cannot_be_written(mesh: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.warns(UserWarning, match="can't be written"):
-        operators = precompute(mesh, K, cache_dir=tmp_path / "file")
-    assert_equal(operators, precompute(mesh, K))
+        operators = precompute(mesh, k=K, cache_dir=tmp_path / "file")
+    assert_equal(operators, precompute(mesh, k=K))
     assert entries(tmp_path) == [tmp_path / "file"]
     assert (tmp_path / "file").read_text() == "in the way"
 
@@ -400,20 +400,20 @@ def test_a_folder_in_the_place_of_an_entry(tmp_path: Path) -> None:
 
 
 def test_full_disk(mesh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh = precompute(mesh, K)
+    fresh = precompute(mesh, k=K)
     with monkeypatch.context() as patch:
         patch.setattr(cache, "save_file", interrupted(OSError(28, "No space left on device")))
         with pytest.warns(UserWarning, match="No space left"):
-            assert_equal(fresh, precompute(mesh, K, cache_dir=tmp_path))
+            assert_equal(fresh, precompute(mesh, k=K, cache_dir=tmp_path))
     assert entries(tmp_path) == []
-    assert_equal(fresh, precompute(mesh, K, cache_dir=tmp_path))
+    assert_equal(fresh, precompute(mesh, k=K, cache_dir=tmp_path))
     entry(tmp_path)
 
 
 def test_interrupted_write(mesh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "save_file", interrupted(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        precompute(mesh, K, cache_dir=tmp_path)
+        precompute(mesh, k=K, cache_dir=tmp_path)
     assert entries(tmp_path) == []
 
 
@@ -431,10 +431,10 @@ def test_interrupted_write_keeps_the_old_entry(tmp_path: Path, monkeypatch: pyte
 def test_half_precision(mesh: Any, tmp_path: Path, compute: list[int], basis: Any, digits: int) -> None:
     """Eigenvectors are rounded once, computed or read. The error is relative to the largest entry of each vector."""
     # Eigenvectors have entries of 10⁶, which float16 can't hold
-    full = precompute((mesh[0] * 1e-6, mesh[1]), K, cache_dir=tmp_path)
-    fresh = precompute((mesh[0] * 1e-6, mesh[1]), K, basis=basis)
-    first = precompute((mesh[0] * 1e-6, mesh[1]), K, cache_dir=tmp_path, basis=basis)
-    again = precompute((mesh[0] * 1e-6, mesh[1]), K, cache_dir=tmp_path, basis=basis)
+    full = precompute((mesh[0] * 1e-6, mesh[1]), k=K, cache_dir=tmp_path)
+    fresh = precompute((mesh[0] * 1e-6, mesh[1]), k=K, basis=basis)
+    first = precompute((mesh[0] * 1e-6, mesh[1]), k=K, cache_dir=tmp_path, basis=basis)
+    again = precompute((mesh[0] * 1e-6, mesh[1]), k=K, cache_dir=tmp_path, basis=basis)
     assert len(compute) == 3
     for operators in (fresh, first):
         assert_equal(operators, again)
@@ -448,7 +448,7 @@ def test_half_precision_takes_less_space(tmp_path: Path) -> None:
     sphere = trimesh.creation.icosphere(3)
     sizes = {}
     for basis in ("float32", "float16"):
-        precompute(sphere, 128, cache_dir=tmp_path / basis, basis=basis)
+        precompute(sphere, k=128, cache_dir=tmp_path / basis, basis=basis)
         sizes[basis] = entry(tmp_path / basis).stat().st_size
     assert sizes["float32"] - sizes["float16"] == pytest.approx(642 * 128 * 2, rel=0.01)
 
@@ -478,7 +478,7 @@ def test_parsed_files(tmp_path: Path) -> None:
 
 def test_bad_meshes_leave_no_entry(tmp_path: Path) -> None:
     with pytest.raises(MeshError):
-        precompute((np.zeros((4, 3)), np.array([[0, 1, 2]])), K, cache_dir=tmp_path)
+        precompute((np.zeros((4, 3)), np.array([[0, 1, 2]])), k=K, cache_dir=tmp_path)
     assert entries(tmp_path) == []
 
 

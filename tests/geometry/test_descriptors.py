@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -59,7 +61,7 @@ def test_descriptors_of_a_batch_are_those_of_its_meshes() -> None:
 
 
 def test_missing_pairs_add_nothing_to_descriptors() -> None:
-    all_pairs, padded = precompute(TETRAHEDRON, 4), precompute(TETRAHEDRON, 9)
+    all_pairs, padded = precompute(TETRAHEDRON, k=4), precompute(TETRAHEDRON, k=9)
     for descriptor in (hks, wks):
         torch.testing.assert_close(descriptor(padded), descriptor(all_pairs))
         assert (descriptor(padded) >= 0).all()
@@ -68,15 +70,15 @@ def test_missing_pairs_add_nothing_to_descriptors() -> None:
 def test_wks_does_not_depend_on_the_scale(sphere: trimesh.Trimesh) -> None:
     verts, faces = arrays(sphere)
     verts = verts * [1, 0.8, 0.6]
-    small = wks(precompute((verts, faces), 20))
-    large = wks(precompute((100 * verts, faces), 20))
+    small = wks(precompute((verts, faces), k=20))
+    large = wks(precompute((100 * verts, faces), k=20))
     assert relative(large * 1e4, small) < 1e-3  # φ² scales as 1/area
 
 
 def test_descriptors_without_eigenpairs(sphere: trimesh.Trimesh) -> None:
     corners = np.array(sphere.vertices)[sphere.faces[:9]].reshape(-1, 3)
-    many = precompute((corners, np.arange(27).reshape(-1, 3)), 5, join="never")
-    operators, none = precompute(sphere, 1), precompute(sphere, 0)
+    many = precompute((corners, np.arange(27).reshape(-1, 3)), k=5, join="never")
+    operators, none = precompute(sphere, k=1), precompute(sphere, k=0)
     for descriptor in (hks, wks):
         assert descriptor(operators).shape == (642, 16)
         assert descriptor(operators).isfinite().all()
@@ -101,3 +103,27 @@ def test_wrong_arguments_are_refused() -> None:
         hks(operators, scales=[0.1, 0.2])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"scales should have shape \(T,\), shape is \(1, 2\)"):
         hks(operators, scales=torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("k", [4, 32, 128])
+@pytest.mark.parametrize("scale", [0.01, 0.1, 20, 1000])
+def test_hks_warns_once_of_meshes_of_another_size(
+    sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch, k: int, scale: float
+) -> None:
+    # The warning is issued once in a process, so earlier tests must not count.
+    monkeypatch.setattr("diffnet.geometry.descriptors._warned_of_size", [])
+    verts, faces = arrays(sphere)
+    unit, other = (precompute(size * verts, faces, k=k) for size in (1, scale))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hks(unit)
+        hks(precompute(scale * verts, faces, k=k, normalize=True))
+        hks(other, scales=torch.ones(1))
+    expected = "long for the mesh" if scale < 1 else "short for mesh 1 of the batch"
+    operators = other if scale < 1 else collate([unit, other])
+    with pytest.warns(UserWarning, match=rf"too {expected}.* Its area is .*normalize=True") as found:
+        values, _ = hks(operators), hks(operators)
+    assert [w.filename for w in found] == [__file__]
+    rows = values[-len(verts) :]  # most channels are the same, or most vertices have the same value
+    spread = rows[:, :8].std(1) if scale > 1 else rows[:, 8:].std(0)
+    assert (spread < 0.1 * rows.mean()).all()

@@ -70,7 +70,7 @@ def test_frames_where_normals_cancel() -> None:
 @SOURCES
 def test_gradients_of_linear_functions_are_exact(plane: tuple[np.ndarray, np.ndarray], source: str) -> None:
     verts, faces = plane
-    operators = precompute((verts, faces if source == "mesh" else None), 4)
+    operators = precompute((verts, faces if source == "mesh" else None), k=4)
     normal = random_rotation(1)[:, 2]
     for direction in np.random.default_rng(0).standard_normal((3, 3)):
         expected = direction - (direction @ normal) * normal
@@ -80,7 +80,7 @@ def test_gradients_of_linear_functions_are_exact(plane: tuple[np.ndarray, np.nda
 
 @SOURCES
 def test_gradients_of_constants_are_zero(sphere: trimesh.Trimesh, source: str) -> None:
-    operators = precompute(sphere if source == "mesh" else cloud_of(sphere), 4)
+    operators = precompute(sphere if source == "mesh" else cloud_of(sphere), k=4)
     largest = float(operators.gradient.values.abs().max())
     assert np.abs(gradient(operators, np.ones(642))).max() < 1e-6 * largest
 
@@ -94,7 +94,10 @@ def test_gradient_turns_with_the_mesh(sphere: trimesh.Trimesh, source: str, kind
     faces = faces if source == "mesh" else None
     turn = random_rotation(3)
     f = np.sin(3 * verts[:, 0]) + verts[:, 1] * verts[:, 2]
-    still, turned = precompute((verts, faces), 8, kind), precompute((verts @ turn.T, faces), 8, kind)
+    still, turned = (
+        precompute((verts, faces), k=8, laplacian=kind),
+        precompute((verts @ turn.T, faces), k=8, laplacian=kind),
+    )
     before, after = gradient(still, f), gradient(turned, f)
     assert relative(np.linalg.norm(after, axis=1), np.linalg.norm(before, axis=1)) < 1e-4
     assert relative(after, before @ turn.T) < 1e-4
@@ -119,5 +122,5 @@ def test_gradient_against_a_loop(sphere: trimesh.Trimesh) -> None:
 
 def test_slivers_do_not_blow_gradients_up() -> None:
     verts = np.array([[0.0, 0, 0], [1, 1e-5, 0], [2, 0, 0], [3, 1e-5, 0]])
-    operators = precompute((verts, [[0, 1, 2], [1, 3, 2]]), 2)
+    operators = precompute((verts, [[0, 1, 2], [1, 3, 2]]), k=2)
     assert np.abs(gradient(operators, np.array([0, 1, 0, 1.0]))).max() < 5

@@ -48,7 +48,7 @@ def test_workers_do_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert failed[3] == "ellipsoid 3: the eigenbasis didn't converge"
     assert (sorted(ready), len(seen)) == ([0, 2, 4], 5)
     for i in (0, 2, 4):
-        cached, fresh = precompute(sources[i], 8, cache_dir=tmp_path), precompute(sources[i], 8)
+        cached, fresh = precompute(sources[i], k=8, cache_dir=tmp_path), precompute(sources[i], k=8)
         for name in ("mass", "evals", "evecs", "frames"):
             assert torch.equal(getattr(cached, name), getattr(fresh, name))
         assert torch.equal(cached.gradient.values, fresh.gradient.values)
@@ -84,7 +84,7 @@ def test_a_gpu_gives_the_same_pairs(tmp_path: Path) -> None:
     sources = [ellipsoid(i, 5) for i in range(3)] + [ellipsoid(3)]
     assert fill_cache(sources, OPTIONS, tmp_path, 2, device="cuda") == {}
     for source in sources:
-        cached, fresh = precompute(source, 8, cache_dir=tmp_path), precompute(source, 8)
+        cached, fresh = precompute(source, k=8, cache_dir=tmp_path), precompute(source, k=8)
         torch.testing.assert_close(cached.evals, fresh.evals, rtol=1e-5, atol=1e-6)
         # An ellipsoid's eigenvectors have equal peaks on both sides, so rounding decides their signs.
         along = (cached.evecs * fresh.evecs * fresh.mass[:, None]).sum(0)

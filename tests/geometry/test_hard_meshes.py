@@ -44,7 +44,7 @@ HARD = (  # the files of shared/data/hard_meshes
 @KINDS
 def test_hard_meshes(shared: Path, name: str, kind: Any) -> None:
     mesh = load_mesh(shared / "data" / "hard_meshes" / name)
-    operators = precompute(mesh, 16, kind)
+    operators = precompute(mesh, k=16, laplacian=kind)
     assert_sound(operators, 16)
     used = np.unique(mesh.faces[[len(set(f)) == 3 for f in mesh.faces.tolist()]])
     assert (operators.mass > 0).sum() == len(used)
@@ -57,13 +57,13 @@ def test_every_hard_mesh_is_tested(shared: Path) -> None:
 def test_degenerate_faces_do_not_hide_the_spectrum(shared: Path) -> None:
     """The capsule has 200 faces of zero area with cotangents above 10⁷. Both Laplacians still find its spectrum."""
     path = shared / "data" / "hard_meshes" / "capsule.obj"
-    robust, cotan = precompute(path, 40, "robust"), precompute(path, 40, "cotan")
+    robust, cotan = precompute(path, k=40, laplacian="robust"), precompute(path, k=40, laplacian="cotan")
     np.testing.assert_allclose(cotan.evals, robust.evals, rtol=1e-3, atol=1e-5)
 
 
 @KINDS
 def test_moebius_strip(kind: Any) -> None:
-    operators = precompute(moebius(), 10, kind)
+    operators = precompute(moebius(), k=10, laplacian=kind)
     assert_sound(operators, 10)
     assert (operators.evals[0] < 1e-4).sum() == 1
 
@@ -72,7 +72,7 @@ def test_moebius_strip(kind: Any) -> None:
 def test_non_manifold_fan(kind: Any) -> None:
     """Five half discs around one common diameter."""
     verts = [[0.0, 0, 0], [0, 0, 1]] + [[np.cos(a), np.sin(a), 0.5] for a in range(5)]
-    operators = precompute((verts, [[0, 1, i] for i in range(2, 7)]), 7, kind)
+    operators = precompute((verts, [[0, 1, i] for i in range(2, 7)]), k=7, laplacian=kind)
     assert_sound(operators, 7)
     assert float(operators.mass.sum()) == pytest.approx(2.5, rel=1e-3)
 
@@ -84,7 +84,10 @@ def test_unreferenced_vertices_change_nothing(sphere: trimesh.Trimesh, kind: Any
     far = np.array([[100.0, -50, 3], [0, 0, 0], [1e5, 0, 0]])
     more = np.concatenate([far[:1], verts, far[1:]])
     more_faces = np.concatenate([faces + 1, [[0, 0, 5], [643, 643, 643]]])
-    clean, padded = precompute((verts, faces), 12, kind), precompute((more, more_faces), 12, kind)
+    clean, padded = (
+        precompute((verts, faces), k=12, laplacian=kind),
+        precompute((more, more_faces), k=12, laplacian=kind),
+    )
     assert_sound(padded, 12)
     rest = slice(1, 643)
     np.testing.assert_allclose(padded.mass[rest], clean.mass, rtol=1e-5)
@@ -106,10 +109,10 @@ def test_unreferenced_vertices_change_nothing(sphere: trimesh.Trimesh, kind: Any
 def test_faulty_faces(plane: tuple[np.ndarray, np.ndarray], kind: Any) -> None:
     verts, faces = plane
     repeated = [[0, 1, 0], [2, 2, 2]]  # faces without area
-    assert_sound(precompute((verts, np.concatenate([faces, repeated])), 8, kind), 8)
-    assert_sound(precompute((verts, np.concatenate([faces, faces[:20], faces[:5, ::-1]])), 8, kind), 8)
+    assert_sound(precompute((verts, np.concatenate([faces, repeated])), k=8, laplacian=kind), 8)
+    assert_sound(precompute((verts, np.concatenate([faces, faces[:20], faces[:5, ::-1]])), k=8, laplacian=kind), 8)
     flat = np.concatenate([verts, (verts[:1] + verts[1:2]) / 2])  # a face of zero area on an edge
-    operators = precompute((flat, np.concatenate([faces, [[0, 1, 121]]])), 8, kind)
+    operators = precompute((flat, np.concatenate([faces, [[0, 1, 121]]])), k=8, laplacian=kind)
     assert_sound(operators, 8)
     assert operators.mass[121] > 0
 
@@ -120,10 +123,10 @@ def test_coincident_vertices(sphere: trimesh.Trimesh, kind: Any) -> None:
     verts, faces = arrays(sphere)
     soup = verts[faces[:200]].reshape(-1, 3), np.arange(600).reshape(-1, 3)
     with pytest.warns(UserWarning, match="200 components"):
-        apart = precompute(soup, 12, kind, join="never")
+        apart = precompute(soup, k=12, laplacian=kind, join="never")
     assert_sound(apart, 12)
     assert (apart.evals == 0).all()
-    joined = precompute(soup, 12, kind)
+    joined = precompute(soup, k=12, laplacian=kind)
     assert_sound(joined, 12)
     assert (joined.evals > 0).sum() == 11
 
@@ -138,7 +141,7 @@ def test_hundreds_of_components(kind: Any, k: int, zeros: int) -> None:
         np.concatenate([verts + np.array([3 * i, 0, 0]) for i in range(300)]),
         np.concatenate([faces + 4 * i for i in range(300)]),
     )
-    operators = precompute(many, k, kind)
+    operators = precompute(many, k=k, laplacian=kind)
     assert_sound(operators, k)
     assert (operators.evals[0, :zeros] == 0).all()
     assert (operators.evals[0, zeros:] > 0.1).all()
@@ -149,7 +152,7 @@ def test_hundreds_of_components(kind: Any, k: int, zeros: int) -> None:
 
 @KINDS
 def test_fewer_vertices_than_pairs(kind: Any) -> None:
-    operators = precompute(TETRAHEDRON, 9, kind)
+    operators = precompute(TETRAHEDRON, k=9, laplacian=kind)
     assert_sound(operators, 9)
     assert (operators.evecs[:, 4:] == 0).all()
     assert (operators.evals[0, 3:] == operators.evals[0, 3]).all()
@@ -188,7 +191,7 @@ def test_fewer_vertices_than_pairs(kind: Any) -> None:
 )
 def test_meshes_without_surface_are_refused(source: Any, message: str, kind: Any) -> None:
     with pytest.raises(MeshError, match=message) as e:
-        precompute(source, 4, kind)
+        precompute(source, k=4, laplacian=kind)
     assert str(e.value).startswith("arrays: ")
 
 
@@ -202,7 +205,7 @@ def test_exceptions_of_libraries_name_the_mesh(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module.potpourri3d, "cotan_laplacian", fail)
     for kind in LAPLACIANS:
         with pytest.raises(MeshError, match=r"arrays: .*assertion in C\+\+"):
-            precompute((TETRAHEDRON[0], TETRAHEDRON[1][:3]), 4, kind)
+            precompute((TETRAHEDRON[0], TETRAHEDRON[1][:3]), k=4, laplacian=kind)
 
 
 @st.composite
@@ -222,7 +225,7 @@ def random_mesh(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 def test_random_meshes_are_sound_or_refused(kind: Any, source: tuple[np.ndarray, np.ndarray], k: int) -> None:
     operators, message = None, "arrays: "
     try:
-        operators = precompute(source, k, kind)
+        operators = precompute(source, k=k, laplacian=kind)
     except MeshError as e:
         message = str(e)
     assert message.startswith("arrays: ")
@@ -240,7 +243,7 @@ def test_degraded_meshes_are_sound_or_refused(kind: Any, seeds: range) -> None:
     refused = 0
     for seed in seeds:
         try:
-            assert_sound(precompute(degraded_sphere(seed), 40, kind), 40)
+            assert_sound(precompute(degraded_sphere(seed), k=40, laplacian=kind), 40)
         except MeshError:
             refused += 1
     assert refused <= 0.02 * len(seeds)

@@ -132,7 +132,7 @@ def test_vertices_that_no_face_uses_stay_apart() -> None:
         first = joined_vertices(load_mesh(more), rule)
         assert first[0] == 0
         assert (first[1:] == joined_vertices(load_mesh((verts, faces)), rule) + 1).all()
-        operators = precompute(more, 8, join=rule)
+        operators = precompute(more, k=8, join=rule)
         assert_sound(operators, 8)
         assert operators.mass[0] == 0
 
@@ -149,7 +149,7 @@ def test_zeros_of_either_sign_are_one_position() -> None:
 def test_positions_are_compared_in_single_precision() -> None:
     (verts, faces), _ = soup(ellipsoid_arrays(1))
     verts = verts * (1 + 1e-13 * np.random.default_rng(0).standard_normal(verts.shape))
-    operators = precompute((verts, faces), 6)
+    operators = precompute((verts, faces), k=6)
     assert operators.joined is not None
     assert len(operators.joined.unique()) == 42
     assert diagnose(load_mesh((verts, faces))).joined_by_default == 240 - 42
@@ -158,7 +158,7 @@ def test_positions_are_compared_in_single_precision() -> None:
 def test_an_unknown_rule_is_refused() -> None:
     for wrong in ("yes", True, None):
         with pytest.raises(OptionError, match="join should be one of auto, always, never, got"):
-            precompute(grid(), 4, join=wrong)
+            precompute(grid(), k=4, join=wrong)
         with pytest.raises(OptionError, match="join should be one of auto, always, never, got"):
             joined_vertices(load_mesh(grid()), wrong)
 
@@ -170,7 +170,7 @@ def test_an_unknown_rule_is_refused() -> None:
 def test_a_soup_has_the_operators_of_the_connected_mesh(kind: Any) -> None:
     mesh = ellipsoid_arrays()
     broken, source = soup(mesh)
-    whole, split = precompute(mesh, 20, kind), precompute(broken, 20, kind)
+    whole, split = precompute(mesh, k=20, laplacian=kind), precompute(broken, k=20, laplacian=kind)
     assert_sound(split, 20)
     np.testing.assert_allclose(split.evals, whole.evals, rtol=1e-6, atol=1e-6)
     expected = whole.evecs[source]
@@ -196,7 +196,7 @@ def test_a_soup_has_the_operators_of_the_connected_mesh(kind: Any) -> None:
 def test_the_laplacian_of_the_copies(source: str, kind: Any) -> None:
     """It is symmetric and positive semi-definite, and agrees with the joined Laplacian on functions that are joined."""
     mesh = {"soup": soup(ellipsoid_arrays(1))[0], "seam": both(grid(), grid(at=(5, 0))), "tube": tube()}[source]
-    operators = precompute(mesh, 8, kind, join="always")
+    operators = precompute(mesh, k=8, laplacian=kind, join="always")
     assert_sound(operators, 8)
     laplacian, mass = matrix(operators.laplacian).toarray(), operators.mass.double().numpy()
     np.testing.assert_array_equal(laplacian, laplacian.T)
@@ -209,7 +209,7 @@ def test_the_laplacian_of_the_copies(source: str, kind: Any) -> None:
 
 def test_vertices_that_share_no_position_keep_their_rows() -> None:
     mesh = both(grid(), grid(at=(5, 0)))
-    whole, split = precompute((mesh[0], mesh[1]), 4, join="never"), precompute(mesh, 4)
+    whole, split = precompute((mesh[0], mesh[1]), k=4, join="never"), precompute(mesh, k=4)
     assert split.joined is not None
     seam = np.isin(split.joined.numpy(), np.flatnonzero(split.joined.numpy() != np.arange(60)))
     seam |= np.isclose(mesh[0][:, 0], 5)
@@ -224,7 +224,7 @@ def test_vertices_that_share_no_position_keep_their_rows() -> None:
 def test_implicit_diffusion_of_a_soup() -> None:
     mesh = ellipsoid_arrays(1)
     broken, source = soup(mesh)
-    whole, split = precompute(mesh, 0), precompute(broken, 0)
+    whole, split = precompute(mesh, k=0), precompute(broken, k=0)
     x, time = torch.randn(42, 3), torch.tensor([0.0, 0.01, 1.0])
 
     def diffuse(operators: Any, x: torch.Tensor) -> torch.Tensor:
@@ -251,7 +251,7 @@ def test_a_network_sees_the_connected_mesh(options: dict[str, Any]) -> None:
     """The outputs at all copies are those of the connected mesh."""
     mesh = ellipsoid_arrays(1)
     broken, source = soup(mesh)
-    whole, split = precompute(mesh, 12), precompute(broken, 12)
+    whole, split = precompute(mesh, k=12), precompute(broken, k=12)
     if "attention_heads" in options and "diffusion" not in options:
         whole, split = with_k_ring(whole, 2), with_k_ring(split, 2)
     model = DiffusionNet(3, 4, width=8, blocks=2, **options).eval()
@@ -270,7 +270,7 @@ def test_a_network_sees_the_connected_mesh(options: dict[str, Any]) -> None:
 def test_nothing_changes_where_nothing_is_joined(request: pytest.FixtureRequest, source: str, kind: Any) -> None:
     mesh = tube() if source == "cut open" else request.getfixturevalue("sphere" if source == "cloud" else source)
     mesh = cloud_of(mesh) if source == "cloud" else mesh
-    auto, never = precompute(mesh, 12, kind), precompute(mesh, 12, kind, join="never")
+    auto, never = precompute(mesh, k=12, laplacian=kind), precompute(mesh, k=12, laplacian=kind, join="never")
     assert auto.joined is never.joined is None
     for name in ("mass", "evals", "evecs", "frames", "faces"):
         assert torch.equal(getattr(auto, name), getattr(never, name)), name
@@ -283,7 +283,7 @@ def test_nothing_changes_where_nothing_is_joined(request: pytest.FixtureRequest,
 def test_repeated_points_of_a_cloud_change_nothing(sphere: trimesh.Trimesh) -> None:
     points = np.array(sphere.vertices) * [1, 0.8, 0.6]
     source = np.concatenate([np.arange(642), np.zeros(40, int), np.arange(100)])
-    distinct, repeated = precompute((points, None), 8), precompute((points[source], None), 8)
+    distinct, repeated = precompute((points, None), k=8), precompute((points[source], None), k=8)
     assert_sound(repeated, 8)
     assert torch.equal(repeated.evals, distinct.evals)
     assert torch.equal(repeated.evecs, distinct.evecs[source])
@@ -297,20 +297,20 @@ def test_thousands_of_copies_of_one_vertex() -> None:
     """Faces that have collapsed into a point. The matrices grow with the number of copies, not with its square."""
     (verts, faces), _ = soup(ellipsoid_arrays(1), None)
     collapsed = np.repeat(verts[:1], 9000, 0), np.arange(9000).reshape(-1, 3)
-    operators = precompute(both((verts, faces), collapsed), 6)
+    operators = precompute(both((verts, faces), collapsed), k=6)
     assert_sound(operators, 6)
     assert operators.joined is not None
     assert len(operators.joined.unique()) == 42
     assert operators.laplacian.pattern.nnz < 20 * 9240
-    np.testing.assert_allclose(operators.evals, precompute((verts, faces), 6).evals, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(operators.evals, precompute((verts, faces), k=6).evals, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("basis", ["float32", "float16", "bfloat16"])
 def test_rows_along_the_surface(monkeypatch: pytest.MonkeyPatch, basis: Any) -> None:
     broken = soup(ellipsoid_arrays(1))[0]
-    expected = precompute(broken, 8)
+    expected = precompute(broken, k=8)
     monkeypatch.setattr("diffnet.geometry.discretize.vertex_order.NEAR", 0)
-    found = precompute(broken, 8, basis=basis)
+    found = precompute(broken, k=8, basis=basis)
     assert found.gradient.pattern.row_order is not None
     for ours, theirs in ((found.laplacian, expected.laplacian), (found.gradient, expected.gradient)):
         x = torch.randn(240, 2)
@@ -322,8 +322,8 @@ def test_rows_along_the_surface(monkeypatch: pytest.MonkeyPatch, basis: Any) -> 
 
 
 def test_batches_keep_the_map(sphere: trimesh.Trimesh) -> None:
-    broken = precompute(soup(ellipsoid_arrays(1))[0], 6)
-    whole = precompute(sphere, 6)
+    broken = precompute(soup(ellipsoid_arrays(1))[0], k=6)
+    whole = precompute(sphere, k=6)
     assert broken.joined is not None
     batch = collate([whole, broken, whole, broken])
     assert batch.joined is not None
@@ -345,9 +345,9 @@ def test_rules_have_their_own_entries(tmp_path: Path) -> None:
     broken, k = soup(ellipsoid_arrays(1))[0], 81  # more than the 80 faces, so there is no warning
     for rule in ("auto", "never", "always"):
         before = len(list(tmp_path.rglob("*.safetensors")))
-        fresh = precompute(broken, k, cache_dir=tmp_path, join=rule)
+        fresh = precompute(broken, k=k, cache_dir=tmp_path, join=rule)
         assert len(list(tmp_path.rglob("*.safetensors"))) == before + 1
-        read = precompute(broken, k, cache_dir=tmp_path, join=rule)
+        read = precompute(broken, k=k, cache_dir=tmp_path, join=rule)
         assert len(list(tmp_path.rglob("*.safetensors"))) == before + 1
         assert (read.joined is None) == (fresh.joined is None) == (rule == "never")
         assert read.joined is None or torch.equal(read.joined, fresh.joined)
@@ -359,7 +359,7 @@ def test_rules_have_their_own_entries(tmp_path: Path) -> None:
 def test_many_meshes(jobs: int) -> None:
     meshes = [soup(ellipsoid_arrays(1), seed)[0] for seed in range(2)]
     for mesh, found in zip(meshes, precompute_all(meshes, 6, jobs=jobs), strict=True):
-        expected = precompute(mesh, 6)
+        expected = precompute(mesh, k=6)
         assert torch.equal(found.evecs, expected.evecs)
         assert torch.equal(found.joined, expected.joined)
     assert all(o.joined is None for o in precompute_all(meshes, 81, join="never", jobs=jobs))
@@ -370,7 +370,7 @@ def test_the_arrays_passed_in_stay() -> None:
     mesh = load_mesh((verts, faces))
     assert isinstance(mesh, Mesh)
     before = verts.copy(), faces.copy(), mesh.verts.copy(), mesh.faces.copy()
-    operators = precompute(mesh, 4)
+    operators = precompute(mesh, k=4)
     assert operators.num_vertices == len(verts)
     for now, then in zip((verts, faces, mesh.verts, mesh.faces), before, strict=True):
         np.testing.assert_array_equal(now, then)

@@ -55,7 +55,7 @@ def test_a_bad_mesh_does_not_stop_the_others(tmp_path: Path, jobs: int) -> None:
     assert len(written) == 3
     assert fill_cache([sources[0], sources[2]], OPTIONS, cache, jobs) == {}
     for i in (0, 2, 4):
-        precompute(sources[i], 8, cache_dir=cache)
+        precompute(sources[i], k=8, cache_dir=cache)
     assert {path: path.stat().st_mtime_ns for path in operator_entries(cache)} == written
     assert fill_cache([], OPTIONS, cache, jobs) == {}
 
@@ -75,7 +75,7 @@ def test_precompute_all_is_precompute_for_each_mesh(tmp_path: Path, jobs: int) -
     """Positions aren't normalized."""
     meshes = [ellipsoid(i) for i in range(3)]
     meshes[1] = replace(meshes[1], verts=3 * meshes[1].verts)
-    expected = [precompute(mesh, 8, "cotan", basis="float16") for mesh in meshes]
+    expected = [precompute(mesh, k=8, laplacian="cotan", basis="float16") for mesh in meshes]
     for cache in (None, tmp_path):
         found = precompute_all(meshes, 8, "cotan", cache, basis="float16", jobs=jobs)
         for a, b in zip(found, expected, strict=True):

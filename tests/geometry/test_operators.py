@@ -76,7 +76,7 @@ def test_gradient_evecs_are_dropped_unless_all_have_them() -> None:
 def test_operators_that_cannot_be_packed() -> None:
     a, b, *_ = tiny_operators()
     with pytest.raises(ValueError, match=r"different k .*10, 5"):
-        collate([a, precompute(TETRAHEDRON, 5)])
+        collate([a, precompute(TETRAHEDRON, k=5)])
     with pytest.raises(ValueError, match=r"different dtype .*float32.*float64"):
         collate([a, b.to(dtype=torch.float64)])
     with pytest.raises(ValueError, match=r"different device .*cpu.*meta"):

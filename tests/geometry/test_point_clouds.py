@@ -18,9 +18,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_small_and_flat_point_clouds() -> None:
     rng = np.random.default_rng(0)
     for points in (rng.random((4, 3)), rng.random((5, 3)), rng.random((31, 3))):
-        assert_sound(precompute((points, None), 6), 6)
+        assert_sound(precompute((points, None), k=6), 6)
     flat = np.c_[rng.random((300, 2)), np.zeros(300)] @ random_rotation(2).T
-    operators = precompute((flat, None), 6)
+    operators = precompute((flat, None), k=6)
     assert_sound(operators, 6)
     assert float(operators.mass.sum()) == pytest.approx(1, abs=0.15)
     normals = operators.frames[:, 2].double().numpy()
@@ -30,22 +30,22 @@ def test_small_and_flat_point_clouds() -> None:
 @pytest.mark.parametrize("copies", [2, 3, 10, 40], ids=lambda copies: f"{copies}-copies")
 def test_coincident_points(sphere: trimesh.Trimesh, copies: int) -> None:
     points = np.array(sphere.vertices)[:60]
-    assert_sound(precompute((np.concatenate([points, np.repeat(points[:1], copies, 0)]), None), 6), 6)
+    assert_sound(precompute((np.concatenate([points, np.repeat(points[:1], copies, 0)]), None), k=6), 6)
     everywhere = np.repeat(points, copies, 0), None
-    operators = precompute(everywhere, 6)
+    operators = precompute(everywhere, k=6)
     assert_sound(operators, 6)
-    distinct = precompute((points, None), 6)
+    distinct = precompute((points, None), k=6)
     assert torch.equal(operators.evals, distinct.evals)
     assert relative(operators.mass, distinct.mass.repeat_interleave(copies) / copies) < 1e-6
     if copies < 30:  # the number of neighbors that a local triangulation has
-        assert_sound(precompute(everywhere, 6, join="never"), 6)
+        assert_sound(precompute(everywhere, k=6, join="never"), 6)
     else:
         with pytest.raises(MeshError, match=r"arrays: the robust Laplacian can't be computed"):
-            precompute(everywhere, 6, join="never")
+            precompute(everywhere, k=6, join="never")
 
 
 def test_point_cloud_operators_resemble_those_of_the_surface(sphere: trimesh.Trimesh) -> None:
-    mesh, cloud = precompute(sphere, 9), precompute(cloud_of(sphere), 9)
+    mesh, cloud = precompute(sphere, k=9), precompute(cloud_of(sphere), k=9)
     assert_sound(cloud, 9)
     assert float(cloud.mass.sum()) == pytest.approx(4 * np.pi, rel=0.1)
     np.testing.assert_allclose(cloud.evals, mesh.evals, rtol=0.1, atol=0.02)

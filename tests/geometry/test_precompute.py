@@ -19,6 +19,8 @@ from diffnet.geometry import (
     LAPLACIANS,
     MeshError,
     eigenbasis,
+    load_mesh,
+    normalize_positions,
     patches,
     precompute,
     precompute_all,
@@ -36,7 +38,7 @@ SOURCES = pytest.mark.parametrize("source", ["mesh", "cloud"])
 @KINDS
 def test_sphere_eigenvalues(sphere: trimesh.Trimesh, kind: Any) -> None:
     """The eigenvalues are l(l+1), each 2l+1 times."""
-    operators = precompute(sphere, 36, kind)
+    operators = precompute(sphere, k=36, laplacian=kind)
     assert_sound(operators, 36)
     expected = np.repeat([l * (l + 1) for l in range(6)], [2 * l + 1 for l in range(6)])  # noqa: E741
     np.testing.assert_allclose(operators.evals[0], expected, rtol=0.06, atol=1e-6)
@@ -47,7 +49,7 @@ def test_sphere_eigenvalues(sphere: trimesh.Trimesh, kind: Any) -> None:
 @pytest.mark.parametrize("source", ["sphere", "plane", "cloud"])
 def test_eigenpairs(request: pytest.FixtureRequest, source: str, kind: Any) -> None:
     mesh = request.getfixturevalue("sphere" if source == "cloud" else source)
-    operators = precompute(cloud_of(mesh) if source == "cloud" else mesh, 40, kind)
+    operators = precompute(cloud_of(mesh) if source == "cloud" else mesh, k=40, laplacian=kind)
     assert_sound(operators, 40)
     np.testing.assert_allclose(gram(operators), np.eye(40), atol=1e-6)
     evecs, mass = operators.evecs.double().numpy(), operators.mass.double().numpy()
@@ -57,7 +59,7 @@ def test_eigenpairs(request: pytest.FixtureRequest, source: str, kind: Any) -> N
 
 @KINDS
 def test_no_eigenpairs(sphere: trimesh.Trimesh, kind: Any) -> None:
-    operators = precompute(sphere, 0, kind)
+    operators = precompute(sphere, k=0, laplacian=kind)
     assert_sound(operators, 0)
     assert operators.k == 0
     assert operators.with_gradient_evecs().gradient_evecs.shape == (2, 642, 0)
@@ -65,24 +67,56 @@ def test_no_eigenpairs(sphere: trimesh.Trimesh, kind: Any) -> None:
 
 def test_bad_options(sphere: trimesh.Trimesh) -> None:
     with pytest.raises(ValueError, match="k should be at least 0, got -1"):
-        precompute(sphere, -1)
+        precompute(sphere, k=-1)
     with pytest.raises(ValueError, match="k should be at least 0, got -2"):
         eigenbasis(scipy.sparse.eye(3, format="csr"), np.ones(3), -2)
     with pytest.raises(ValueError, match="laplacian should be one of robust, cotan, got 'graph'"):
-        precompute(sphere, 4, "graph")
+        precompute(sphere, k=4, laplacian="graph")
     for wrong in (4.5, "128", True):
         with pytest.raises(OptionError, match=f"k should be an integer, got {wrong!r}$"):
-            precompute(sphere, wrong)
+            precompute(sphere, k=wrong)
 
 
 def test_vertices_and_faces_as_two_arguments(sphere: trimesh.Trimesh) -> None:
     verts, faces = arrays(sphere)
-    for second in (faces, torch.tensor(faces), faces.tolist(), None):
-        for further in ((), (128,), (128, "robust")):
-            with pytest.raises(OptionError, match=r"k should be an integer, got .*: precompute\(\(verts, faces\)\)"):
-                precompute(verts, second, *further)
-    with pytest.raises(MeshError, match=r"ndarray of shape \(642, 3\)\. For a point cloud, write \(points, None\)"):
-        precompute(verts)
+    expected = precompute((verts, faces), k=8)
+    for convert in (np.asarray, torch.tensor, np.ndarray.tolist):
+        found = precompute(convert(verts), convert(faces), k=8)
+        assert torch.equal(found.faces, expected.faces)
+        assert torch.equal(found.evecs, expected.evecs)
+    cloud = precompute((verts, None), k=4)
+    for points in (verts, torch.tensor(verts), verts.tolist()):
+        for found in (precompute(points, k=4), precompute(points, None, k=4), precompute(points, [], k=4)):
+            assert torch.equal(found.evecs, cloud.evecs)
+
+
+def test_faces_beside_a_whole_mesh(sphere: trimesh.Trimesh) -> None:
+    verts, faces = arrays(sphere)
+    for mesh, given in (
+        ("a.off", "the path 'a.off'"),
+        (Path("a.off"), "the path 'a.off'"),
+        (sphere, "Trimesh"),
+        ((verts, faces), r"a tuple \(verts, faces\)"),
+        (load_mesh(sphere), "Mesh"),
+    ):
+        with pytest.raises(MeshError, match=f"faces were given beside {given}, which has its own"):
+            precompute(mesh, faces)
+    for wrong, hint in ((64, "; write k=64"), (np.int64(64), "; write k=64"), ("cotan", "")):
+        with pytest.raises(MeshError, match=rf"faces should be an array \(F, 3\) or None, got .*{hint}$"):
+            precompute(sphere, wrong)
+    with pytest.raises(MeshError, match=r"faces should have shape \(F, 3\)"):
+        precompute(verts, faces.T)
+
+
+def test_normalized_positions(sphere: trimesh.Trimesh, tmp_path: Path) -> None:
+    verts, faces = arrays(sphere)
+    far = 30 * verts + [5, 6, 7]
+    expected = precompute(normalize_positions(far), faces, k=8)
+    found = precompute(far, faces, k=8, normalize=True, cache_dir=tmp_path)
+    assert torch.equal(found.evals, expected.evals)
+    (also,) = precompute_all([(far, faces)], 8, cache_dir=tmp_path, normalize=True, jobs=1)
+    assert torch.equal(also.evecs, expected.evecs)
+    assert len(list(tmp_path.rglob("*.operators.safetensors"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -101,7 +135,7 @@ def test_unusable_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devic
 
     monkeypatch.setattr("diffnet.geometry.preprocessing.one.load_mesh", load)
     with pytest.raises(OptionError, match=message):
-        precompute("a.off", 4, cache_dir=tmp_path, device=device)
+        precompute("a.off", k=4, cache_dir=tmp_path, device=device)
     with pytest.raises(OptionError, match=message):
         precompute_all(["a.off"], 4, cache_dir=tmp_path, device=device, jobs=1)
 
@@ -109,15 +143,15 @@ def test_unusable_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devic
 def test_no_gpu(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(OptionError, match=r"device 'cuda' is not available: PyTorch finds no GPU"):
-        precompute(sphere, 4, device=torch.device("cuda"))
-    assert precompute(sphere, 4, device="cpu:0").k == 4
+        precompute(sphere, k=4, device=torch.device("cuda"))
+    assert precompute(sphere, k=4, device="cpu:0").k == 4
 
 
 @KINDS
 @SOURCES
 def test_same_at_every_call(sphere: trimesh.Trimesh, kind: Any, source: str) -> None:
     mesh = sphere if source == "mesh" else cloud_of(sphere)
-    a, b = precompute(mesh, 20, kind), precompute(mesh, 20, kind)
+    a, b = precompute(mesh, k=20, laplacian=kind), precompute(mesh, k=20, laplacian=kind)
     for name in ("mass", "evals", "evecs", "frames"):
         assert torch.equal(getattr(a, name), getattr(b, name)), name
     assert torch.equal(a.laplacian.values, b.laplacian.values)
@@ -131,7 +165,10 @@ def test_scaling_laws(sphere: trimesh.Trimesh, scale: float, kind: Any, source: 
     verts, faces = arrays(sphere)
     faces = faces if source == "mesh" else None
     verts = verts * [1, 0.8, 0.6]  # no repeated eigenvalues
-    unit, scaled = precompute((verts, faces), 10, kind), precompute((scale * verts, faces), 10, kind)
+    unit, scaled = (
+        precompute((verts, faces), k=10, laplacian=kind),
+        precompute((scale * verts, faces), k=10, laplacian=kind),
+    )
     assert relative(scaled.mass / scale**2, unit.mass) < 1e-5
     np.testing.assert_allclose(scaled.evals * scale**2, unit.evals, rtol=1e-4, atol=1e-6)
     assert abs(matrix(scaled.laplacian) - matrix(unit.laplacian)).max() < 1e-4
@@ -145,8 +182,8 @@ def test_scaling_laws(sphere: trimesh.Trimesh, scale: float, kind: Any, source: 
 def test_far_from_the_origin(sphere: trimesh.Trimesh, kind: Any) -> None:
     verts, faces = arrays(sphere)
     stray = np.zeros((1, 3))  # a vertex that no face uses must not keep the mesh from being moved back
-    here = precompute((np.concatenate([verts, stray]), faces), 9, kind)
-    there = precompute((np.concatenate([verts + np.array([1e6, -1e6, 3e5]), stray]), faces), 9, kind)
+    here = precompute((np.concatenate([verts, stray]), faces), k=9, laplacian=kind)
+    there = precompute((np.concatenate([verts + np.array([1e6, -1e6, 3e5]), stray]), faces), k=9, laplacian=kind)
     assert relative(there.mass, here.mass) < 1e-5
     np.testing.assert_allclose(there.evals, here.evals, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(there.frames, here.frames, atol=1e-4)
@@ -156,7 +193,7 @@ def test_far_from_the_origin(sphere: trimesh.Trimesh, kind: Any) -> None:
 def test_positions_are_taken_at_single_precision(sphere: trimesh.Trimesh) -> None:
     """Positions in double and in single precision give the same operators."""
     verts, faces = arrays(sphere)
-    a, b = precompute((verts, faces), 8), precompute((verts.astype(np.float32), faces), 8)
+    a, b = precompute((verts, faces), k=8), precompute((verts.astype(np.float32), faces), k=8)
     for name in ("mass", "evals", "evecs", "frames"):
         assert torch.equal(getattr(a, name), getattr(b, name)), name
     assert torch.equal(a.gradient.values, b.gradient.values)
@@ -166,7 +203,7 @@ def test_faces_stay_those_of_the_mesh() -> None:
     """Degenerate and duplicate faces stay, so outputs at faces keep their places."""
     verts, faces = TETRAHEDRON
     odd = np.concatenate([[[0, 0, 1]], faces, faces[:1]])
-    operators = precompute((verts, odd), 3)
+    operators = precompute((verts, odd), k=3)
     np.testing.assert_array_equal(operators.faces, odd)
     assert operators.face_ptr.tolist() == [0, 6]
 
@@ -224,7 +261,7 @@ def test_components_that_leave_no_other_eigenpairs_are_reported(tmp_path: Path) 
     """Once for each mesh, computed or read from the cache."""
     mesh = soup(trimesh.creation.icosphere(1))
     for cache_dir in (None, tmp_path, tmp_path):
-        (message,) = caught(lambda cache_dir=cache_dir: precompute(mesh, 12, cache_dir=cache_dir, join="never"))
+        (message,) = caught(lambda cache_dir=cache_dir: precompute(mesh, k=12, cache_dir=cache_dir, join="never"))
         assert message.startswith("arrays: every eigenvalue is 0")
         assert "The mesh has 80 components, and k is 12. Use k > 80" in message
         assert "198 vertices at the position of another" in message
@@ -236,8 +273,8 @@ def test_components_that_leave_no_other_eigenpairs_are_reported(tmp_path: Path) 
         assert sum("every eigenvalue is 0" in message for message in messages) == 3
         (message,) = (message for message in messages if "has 3 components" in message)
         assert "join" not in message
-    assert caught(lambda: precompute(mesh, 12)) == []
-    (message,) = caught(lambda: precompute(soup(other), 3))  # joining leaves three components
+    assert caught(lambda: precompute(mesh, k=12)) == []
+    (message,) = caught(lambda: precompute(soup(other), k=3))  # joining leaves three components
     assert "The mesh has 3 components" in message
     assert "join" not in message
 
@@ -245,17 +282,17 @@ def test_components_that_leave_no_other_eigenpairs_are_reported(tmp_path: Path) 
 def test_the_warning_counts_components_of_reordered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffnet.geometry.discretize.vertex_order.NEAR", 0)
     operators = []
-    (message,) = caught(lambda: operators.append(precompute(soup(trimesh.creation.icosphere(1)), 12, join="never")))
+    (message,) = caught(lambda: operators.append(precompute(soup(trimesh.creation.icosphere(1)), k=12, join="never")))
     assert operators[0].gradient.pattern.row_order is not None
     assert "80 components" in message
     extra = np.concatenate([soup(trimesh.creation.icosphere(0))[0], np.ones((5, 3))])
     unused = extra, np.arange(60).reshape(-1, 3)  # 5 vertices that no face uses
-    (message,) = caught(lambda: precompute(unused, 12, join="never"))
+    (message,) = caught(lambda: precompute(unused, k=12, join="never"))
     assert "20 components" in message
 
 
 def test_enough_eigenpairs_give_no_warning(sphere: trimesh.Trimesh) -> None:
     small = soup(trimesh.creation.icosphere(0))
     for mesh, k in ((sphere, 1), (sphere, 0), (sphere, 2), (small, 21), (soup(sphere), 2)):
-        assert caught(lambda mesh=mesh, k=k: precompute(mesh, k)) == []
-    assert caught(lambda: precompute(cloud_of(sphere), 2)) == []
+        assert caught(lambda mesh=mesh, k=k: precompute(mesh, k=k)) == []
+    assert caught(lambda: precompute(cloud_of(sphere), k=2)) == []

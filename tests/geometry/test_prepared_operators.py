@@ -217,7 +217,7 @@ def test_replaced_fields_drop_what_was_found() -> None:
     assert len(replace(o, faces=o.faces[:1]).edges) == 3
     packed = collate(fresh())
     assert packed.lengths == (42, 4, 8, 30)
-    one = replace(packed, ptr=packed.ptr[[0, 1, 4]])
+    one = replace(packed, ptr=packed.ptr[[0, 1, 4]], face_ptr=packed.face_ptr[[0, 1, 4]], evals=packed.evals[:2])
     assert one.lengths == (42, 42)
     known = one.with_lengths((42, 42), (80, 16))
     assert (known.lengths, known.face_lengths) == ((42, 42), (80, 16))

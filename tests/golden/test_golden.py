@@ -46,7 +46,7 @@ def stored(name: str) -> Golden:
 def computed(name: str) -> Operators:
     """The operators that `precompute` returns for the stored surface."""
     golden = stored(name)
-    return precompute((golden["verts"], golden["faces"]), golden["evals"].size, laplacian="cotan")
+    return precompute((golden["verts"], golden["faces"]), k=golden["evals"].size, laplacian="cotan")
 
 
 def matrix_of(golden: Golden, name: str) -> scipy.sparse.csr_matrix:
@@ -78,6 +78,33 @@ def operators_of(golden: Golden) -> Operators:
         faces=torch.tensor(golden["faces"]).long(),
         face_ptr=torch.tensor([0, len(golden["faces"])]),
     )
+
+
+def test_from_reference(name: str) -> None:
+    """From sparse tensors, as the original's `get_operators` returns them."""
+    golden, expected = stored(name), operators_of(stored(name))
+    frames, mass, evals, evecs = (torch.tensor(golden[key]) for key in ("frames", "mass", "evals", "evecs"))
+    laplacian, grad_x, grad_y = (
+        SparseMatrix.from_scipy(matrix_of(golden, key)).to_torch().to_sparse_coo() for key in ("L", "gradX", "gradY")
+    )
+    parts = (frames, mass, laplacian, evals, evecs, grad_x, grad_y)
+    found = Operators.from_reference(parts, torch.tensor(golden["faces"]))
+    for field in ("mass", "evals", "evecs", "frames", "faces", "face_ptr", "ptr"):
+        assert torch.equal(getattr(found, field), getattr(expected, field)), field
+    for key, (matrix, value) in {
+        "L": (found.laplacian, found.laplacian.values),
+        "gradX": (found.gradient, found.gradient.values[0]),
+        "gradY": (found.gradient, found.gradient.values[1]),
+    }.items():
+        ours = SparseMatrix(matrix.pattern, value).to_scipy()
+        assert abs(scipy.sparse.csr_matrix(ours) - matrix_of(golden, key)).max() == 0, key
+    torch.manual_seed(0)
+    x, network = torch.tensor(golden["verts"]), DiffusionNet(3, 4, width=8, blocks=1).eval()
+    assert torch.equal(network(x, found), network(x, expected))
+    solved = Operators.from_parts(
+        mass=mass, laplacian=laplacian, verts=x, faces=golden["faces"], k=len(golden["evals"])
+    ).evals[0]
+    assert np.abs(solved.numpy() - golden["evals"]).max() < 1e-4
 
 
 def relative(a: np.ndarray | Tensor, b: np.ndarray | Tensor) -> float:

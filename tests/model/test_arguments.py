@@ -38,7 +38,7 @@ network = partial(DiffusionNet, 3, 5, width=8, blocks=1)
 
 @pytest.fixture(scope="module")
 def operators() -> Operators:
-    return precompute(MESH, 6)
+    return precompute(MESH, k=6)
 
 
 def refused(call: Callable[[], object], kind: type[Exception], *words: str) -> None:
@@ -189,7 +189,7 @@ def test_operators(operators: Operators) -> None:
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_spectral_diffusion_needs_eigenpairs(backend: Any) -> None:
     """With k = 0 all that diffusion returns is 0. Implicit diffusion needs no eigenpairs."""
-    none = precompute(MESH, 0)
+    none = precompute(MESH, k=0)
     x = torch.randn(12, 3)
     words = ("but the operators have k = 0", "precompute(mesh, k=128)", 'diffusion="implicit"')
     for options in ({}, {"gradient": "spectral"}, {"gradient": "sparse"}, {"gradient_features": False}):
@@ -201,7 +201,7 @@ def test_spectral_diffusion_needs_eigenpairs(backend: Any) -> None:
 
 @pytest.mark.parametrize("outputs_at", ["faces", "edges"])
 def test_clouds_have_no_faces(outputs_at: Any, operators: Operators) -> None:
-    cloud = precompute((MESH.vertices, None), 6)
+    cloud = precompute((MESH.vertices, None), k=6)
     model, x = network(outputs_at=outputs_at), torch.randn(12, 3)
     for points in (cloud, collate([cloud, cloud])):
         features = x.repeat(len(points), 1)
@@ -212,10 +212,7 @@ def test_clouds_have_no_faces(outputs_at: Any, operators: Operators) -> None:
     assert network()(x, cloud).shape == (12, 5)
 
 
-@pytest.mark.parametrize("diffusion", ["spectral", "implicit"])
 @pytest.mark.parametrize("change", [lambda m: m[:, None], lambda m: m[None], lambda m: m[:1]])
-def test_mass_of_another_shape(operators: Operators, diffusion: Any, change: Callable[[Tensor], Tensor]) -> None:
-    wrong = replace(operators, mass=change(operators.mass))
-    x = torch.randn(wrong.num_vertices, 3)
+def test_mass_of_another_shape(operators: Operators, change: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(ValueError, match=re.escape("shape is")):
-        network(diffusion=diffusion)(x, wrong)
+        replace(operators, mass=change(operators.mass))

@@ -26,7 +26,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def operators() -> Operators:
-    return collate([precompute(trimesh.creation.icosphere(n), 8) for n in (0, 1)])
+    return collate([precompute(trimesh.creation.icosphere(n), k=8) for n in (0, 1)])
 
 
 def networks(count: int, **options: Any) -> list[DiffusionNet]:

@@ -14,7 +14,7 @@ from diffnet import DiffusionNet, Operators, collate, precompute
 
 @pytest.fixture(scope="module")
 def operators() -> Operators:
-    batch = collate([precompute(trimesh.creation.icosphere(0), 8) for _ in range(2)])
+    batch = collate([precompute(trimesh.creation.icosphere(0), k=8) for _ in range(2)])
     return batch.with_gradient_evecs().to(DEVICE)
 
 

@@ -77,7 +77,7 @@ def pretend(launch: Any) -> None:
 
 def step_of(meshes: Sequence[trimesh.Trimesh], k: int, dtype: torch.dtype, model: DiffusionNet) -> Any:
     """A function that computes the loss of a network and its gradients."""
-    operators = collate([precompute(mesh, k) for mesh in meshes]).with_gradient_evecs().with_basis_dtype(dtype)
+    operators = collate([precompute(mesh, k=k) for mesh in meshes]).with_gradient_evecs().with_basis_dtype(dtype)
     x = torch.randn(operators.num_vertices, 3)
     parameters = list(model.parameters())
     labels = torch.randint(model.last.out_features, (len(x),))

@@ -81,7 +81,7 @@ torch.is_autocast_enabled = lambda device: Autocast.on
 torch.get_autocast_dtype = lambda device: torch.bfloat16
 torch.set_float32_matmul_precision("high")
 
-operators = collate([precompute(trimesh.creation.icosphere(n), 16) for n in (1, 2)]).to("meta").with_gradient_evecs()
+operators = collate([precompute(trimesh.creation.icosphere(n), k=16) for n in (1, 2)]).to("meta").with_gradient_evecs()
 for arithmetic in ("tf32", "bf16"):
     for options in NETWORKS:
         model = DiffusionNet(3, 8, width=64, blocks=2, **options).to("meta")

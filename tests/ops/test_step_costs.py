@@ -64,7 +64,7 @@ def test_other_sizes_compile_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -
         compiled.append(repr)
 
     def step(*meshes: trimesh.Trimesh) -> int:
-        operators = collate([precompute(mesh, 16) for mesh in meshes]).to("cuda").with_gradient_evecs()
+        operators = collate([precompute(mesh, k=16) for mesh in meshes]).to("cuda").with_gradient_evecs()
         x = torch.randn(operators.num_vertices, 3, device="cuda")
         compiled.clear()
         with torch.autocast("cuda", torch.bfloat16):
@@ -102,7 +102,7 @@ def test_a_graphed_network_compiles_its_kernels_in_other_threads(monkeypatch: py
         (here if threading.current_thread() is threading.main_thread() else elsewhere).append(repr)
 
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", record)
-    operators = precompute(trimesh.creation.icosphere(2), 16).to("cuda")
+    operators = precompute(trimesh.creation.icosphere(2), k=16).to("cuda")
     x = torch.randn(operators.num_vertices, 3, device="cuda")
     plain = DiffusionNet(3, 7, width=44, blocks=2, dropout=0.0).cuda()
     model = graphed(copy.deepcopy(plain))

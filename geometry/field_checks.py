@@ -1,0 +1,68 @@
+"""Checks of the fields of `Operators`. They read types, shapes and devices only, so they never wait for a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from diffnet.ops import Pattern, SparseMatrix
+from diffnet.ops.common.checks import check_index, check_rank, check_tensor
+from diffnet.ops.common.compiler import is_stand_in
+
+if TYPE_CHECKING:
+    from diffnet.geometry.operators import Operators
+
+
+def check_fields(operators: Operators) -> None:
+    """Check that all fields have the types and shapes that `Operators` documents, on one device.
+
+    Does nothing while torch.compile traces, because values are then stand-ins.
+
+    Raises TypeError or ValueError that names the field and what is expected.
+    """
+    mass = operators.mass
+    if torch.compiler.is_compiling() or is_stand_in(mass):
+        return
+    check_rank("mass", mass, "(V,)", 1)
+    device, vertices = mass.device, mass.shape[0]
+    check_index("ptr", operators.ptr, None, device)
+    meshes = operators.ptr.shape[0] - 1
+    if meshes < 0:
+        raise ValueError("ptr should have one value more than there are meshes, got none")
+    check_rank("evals", operators.evals, "(B, K)", 2)
+    k = operators.evals.shape[1]
+    check_tensor("evals", operators.evals, (meshes, k), device)
+    check_tensor("evecs", operators.evecs, (vertices, k), device)
+    _check_matrix("laplacian", operators.laplacian, vertices, (), device)
+    _check_matrix("gradient", operators.gradient, vertices, (2,), device)
+    check_tensor("frames", operators.frames, (vertices, 3, 3), device)
+    faces = operators.faces
+    check_index("faces", faces, tuple(faces.shape) if isinstance(faces, Tensor) else None, device)
+    if faces.ndim != 2 or faces.shape[1] != 3:
+        raise ValueError(f"faces should have shape (F, 3), shape is {tuple(faces.shape)}")
+    check_index("face_ptr", operators.face_ptr, (meshes + 1,), device)
+    if operators.gradient_evecs is not None:
+        check_tensor("gradient_evecs", operators.gradient_evecs, (2, vertices, k), device)
+    if operators.neighborhood is not None:
+        _check_pattern("neighborhood", operators.neighborhood, vertices, device)
+    if operators.joined is not None:
+        check_index("joined", operators.joined, (vertices,), device)
+
+
+def _check_matrix(name: str, matrix: Any, vertices: int, sets: tuple[int, ...], device: torch.device) -> None:
+    if not isinstance(matrix, SparseMatrix):
+        found = f"Tensor of {matrix.layout}" if isinstance(matrix, Tensor) else type(matrix).__name__
+        raise TypeError(f"{name} should be a SparseMatrix, got {found}; Operators.from_parts takes other matrices")
+    _check_pattern(f"{name}.pattern", matrix.pattern, vertices, device)
+    check_tensor(f"{name}.values", matrix.values, (*sets, matrix.pattern.nnz), device)
+
+
+def _check_pattern(name: str, pattern: Any, vertices: int, device: torch.device) -> None:
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"{name} should be a Pattern, got {type(pattern).__name__}")
+    if pattern.shape != (vertices, vertices):
+        raise ValueError(f"{name} should have shape {(vertices, vertices)}, shape is {pattern.shape}")
+    if pattern.device != device:
+        raise ValueError(f"{name} should be on {device}, it is on {pattern.device}")

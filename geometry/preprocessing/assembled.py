@@ -1,0 +1,69 @@
+"""From the arrays of a cache entry to `Operators`."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.sparse
+import torch
+from numpy.typing import NDArray
+
+from diffnet.geometry.cache import Arrays
+from diffnet.geometry.operators import Operators
+from diffnet.ops import Pattern, SparseMatrix
+
+
+def assembled(arrays: Arrays, faces: NDArray[np.int64]) -> Operators:
+    """Operators that share the memory of the arrays of a cache entry.
+
+    faces: (F, 3)
+    """
+    vertices = len(arrays["mass"])
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    order = tensors["row_order"] if len(tensors["row_order"]) > 0 else None
+
+    def sparse(name: str) -> SparseMatrix:
+        indptr, indices = tensors[f"{name}_indptr"], tensors[f"{name}_indices"]
+        pattern = Pattern(indptr, indices, vertices, order, check=False)
+        pattern = pattern.with_known(transpose=_transposed(indptr, indices, order))
+        # Products and their backward need index arrays. `prepare` computes them here, once, outside of training steps
+        # that may be compiled or captured.
+        return SparseMatrix(pattern.prepare(), tensors[name])
+
+    def extent(count: int) -> torch.Tensor:
+        return torch.tensor([0, count], dtype=torch.int64)
+
+    evecs = tensors["evecs"]
+    if evecs.dtype == torch.uint16:
+        evecs = evecs.view(torch.bfloat16)
+    return Operators(
+        ptr=extent(vertices),
+        mass=tensors["mass"],
+        evals=tensors["evals"][None],
+        evecs=evecs if evecs.dtype == torch.float32 else evecs.float() * tensors["evecs_scale"],
+        laplacian=sparse("laplacian"),
+        gradient=sparse("gradient"),
+        frames=tensors["frames"],
+        faces=torch.from_numpy(faces),
+        face_ptr=extent(len(faces)),
+        joined=tensors["joined"].long() if len(tensors["joined"]) > 0 else None,
+    )
+
+
+def _transposed(
+    indptr: torch.Tensor, indices: torch.Tensor, row_order: torch.Tensor | None
+) -> tuple[Pattern, torch.Tensor]:
+    """`Pattern.transpose` of a square pattern, by SciPy.
+
+    SciPy counts entries on this thread. PyTorch sorts them on several threads, which share the cores with the threads
+    of NumPy's BLAS for some milliseconds after an eigenbasis.
+    """
+    rows = len(indptr) - 1
+    positions = np.arange(len(indices), dtype=np.int64)
+    matrix = scipy.sparse.csr_array((positions, indices.numpy(), indptr.numpy()), shape=(rows, rows))
+    if row_order is None:
+        matrix = matrix.tocsc()
+    else:
+        order = row_order.numpy()
+        matrix = matrix[np.argsort(order)].tocsc()[:, order]
+    starts, columns = (torch.from_numpy(a.astype(np.int32, copy=False)) for a in (matrix.indptr, matrix.indices))
+    return Pattern(starts, columns, rows, row_order, check=False), torch.from_numpy(matrix.data)

@@ -1,0 +1,304 @@
+"""`Operators` from matrices of other programs, and the checks of `Operators` itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+import scipy.sparse.linalg
+import torch
+import trimesh
+from operator_checks import assert_sound, matrix, relative
+from shapes import arrays
+
+from diffnet import DiffusionNet, Operators, hks, precompute
+from diffnet.geometry import eigenbasis, one_ring
+from diffnet.ops import SparseMatrix
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def mesh() -> tuple[np.ndarray, np.ndarray]:
+    verts, faces = arrays(trimesh.creation.icosphere(2))
+    return verts * [1, 0.8, 0.6], faces
+
+
+@pytest.fixture(scope="module")
+def expected(mesh: tuple[np.ndarray, np.ndarray]) -> Operators:
+    return precompute(*mesh, k=12, laplacian="cotan")
+
+
+def cotangents(verts: np.ndarray, faces: np.ndarray) -> tuple[scipy.sparse.csr_matrix, scipy.sparse.dia_matrix]:
+    """Cotangent Laplacian and lumped mass matrix, as users of libigl or pyFM have them."""
+    rows, columns, values, areas = [], [], [], np.zeros(len(verts))
+    for i in range(3):
+        a, b, c = (faces[:, (i + n) % 3] for n in range(3))
+        u, v = verts[a] - verts[c], verts[b] - verts[c]
+        double_area = np.linalg.norm(np.cross(u, v), axis=1)
+        cotangent = (u * v).sum(1) / double_area / 2
+        rows += [a, b, a, b]
+        columns += [b, a, a, b]
+        values += [-cotangent, -cotangent, cotangent, cotangent]
+        areas += np.bincount(c, double_area / 6, len(verts))
+    entries = np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))
+    return scipy.sparse.csr_matrix(entries, (len(verts),) * 2), scipy.sparse.diags(areas)
+
+
+def parts_of(o: Operators) -> dict[str, Any]:
+    """The arguments of `from_parts` that give these operators again."""
+    return {
+        "mass": o.mass,
+        "laplacian": o.laplacian,
+        "evals": o.evals[0],
+        "evecs": o.evecs,
+        "grad_x": SparseMatrix(o.gradient.pattern, o.gradient.values[0]),
+        "grad_y": SparseMatrix(o.gradient.pattern, o.gradient.values[1]),
+        "frames": o.frames,
+        "faces": o.faces,
+    }
+
+
+def outputs(o: Operators, **options: Any) -> torch.Tensor:
+    torch.manual_seed(0)
+    network = DiffusionNet(3, 5, width=8, blocks=2, **options).eval()
+    return network(torch.linspace(-1, 1, 3 * o.num_vertices).reshape(-1, 3), o)
+
+
+def assert_same(found: Operators, expected: Operators) -> None:
+    for field in fields(Operators):
+        a, b = getattr(found, field.name), getattr(expected, field.name)
+        if isinstance(b, SparseMatrix):
+            assert torch.equal(a.pattern.indptr, b.pattern.indptr), field.name
+            assert torch.equal(a.pattern.indices, b.pattern.indices), field.name
+            assert torch.equal(a.values, b.values), field.name
+        else:
+            assert a is b is None or torch.equal(a, b), field.name
+
+
+CONVERSIONS: dict[str, Callable[[SparseMatrix], Any]] = {
+    "own": lambda m: m,
+    "scipy-csr": lambda m: m.to_scipy(),
+    "scipy-coo": lambda m: scipy.sparse.coo_matrix(m.to_scipy()),
+    "torch-csr": lambda m: m.to_torch(),
+    "torch-coo": lambda m: m.to_torch().to_sparse_coo(),
+    "torch-dense": lambda m: m.to_torch().to_dense(),
+    "numpy": lambda m: m.to_scipy().toarray(),
+}
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
+def test_all_parts_give_the_same_operators(expected: Operators, convert: Callable[[SparseMatrix], Any]) -> None:
+    parts = parts_of(expected)
+    for name in ("laplacian", "grad_x", "grad_y"):
+        parts[name] = convert(parts[name])
+    assert_same(Operators.from_parts(**parts), expected)
+    everything = tuple(
+        parts.pop(name) for name in ("frames", "mass", "laplacian", "evals", "evecs", "grad_x", "grad_y")
+    )
+    found = Operators.from_reference(everything, parts["faces"])
+    assert_same(found, expected)
+    for options in ({}, {"diffusion": "implicit"}, {"attention_heads": 2}, {"outputs_at": "faces"}):
+        assert torch.equal(outputs(found, **options), outputs(expected, **options))
+
+
+def test_masses_of_any_kind(expected: Operators) -> None:
+    masses = expected.mass.double().numpy()
+    diagonal = scipy.sparse.diags(masses)
+    sparse = torch.sparse_coo_tensor(np.stack([np.arange(len(masses))] * 2), masses, diagonal.shape)
+    for mass in (
+        masses,
+        masses.tolist(),
+        diagonal,
+        diagonal.tocsr(),
+        diagonal.toarray(),
+        sparse,
+        sparse.to_sparse_csr(),
+    ):
+        assert_same(Operators.from_parts(**parts_of(expected) | {"mass": mass}), expected)
+    laplacian = matrix(expected.laplacian)
+    np.testing.assert_array_equal(eigenbasis(laplacian, diagonal, 4)[0], eigenbasis(laplacian, masses, 4)[0])
+
+
+def test_an_own_cotangent_laplacian(mesh: tuple[np.ndarray, np.ndarray], expected: Operators) -> None:
+    laplacian, mass = cotangents(*mesh)
+    verts, faces = mesh
+    found = Operators.from_parts(mass=mass, laplacian=laplacian, verts=verts, faces=faces, k=12)
+    assert_sound(found, 12)
+    assert_same(
+        replace(found, **{name: getattr(expected, name) for name in ("mass", "laplacian", "evals", "evecs")}), expected
+    )
+    assert relative(found.mass, expected.mass) < 1e-6
+    assert relative(found.evals, expected.evals) < 1e-5
+    assert relative(outputs(found).detach(), outputs(expected).detach()) < 1e-3
+    solved = Operators.from_parts(
+        mass=mass, laplacian=laplacian, verts=verts, faces=faces, evals=found.evals[0], evecs=found.evecs
+    )
+    assert_same(solved, found)
+
+
+def test_a_graph_laplacian_without_faces(mesh: tuple[np.ndarray, np.ndarray]) -> None:
+    """The gradient is fitted to the edges of the graph."""
+    verts, faces = mesh
+    weights = one_ring(faces, len(verts)) - scipy.sparse.eye(len(verts))
+    laplacian = scipy.sparse.diags(np.asarray(weights.sum(axis=1)).ravel()) - weights
+    found = Operators.from_parts(mass=np.ones(len(verts)), laplacian=laplacian, verts=torch.tensor(verts), k=6)
+    assert_sound(found, 6)
+    assert len(found.faces) == 0
+    assert found.gradient.pattern.nnz == laplacian.nnz
+    assert outputs(found).isfinite().all()
+    degrees = laplacian.diagonal() ** -0.5
+    normalized = scipy.sparse.diags(degrees) @ laplacian @ scipy.sparse.diags(degrees)
+    parts = {"mass": np.ones(len(verts)), "laplacian": normalized, "verts": verts}
+    with pytest.raises(ValueError, match=r"rows of laplacian should sum to 0, but .* Pass evals and evecs"):
+        Operators.from_parts(**parts, k=6)
+    evals, evecs = scipy.sparse.linalg.eigsh(normalized, 6, sigma=-1e-6)
+    assert Operators.from_parts(**parts, evals=evals, evecs=evecs).k == 6
+
+
+@pytest.mark.parametrize("cloud", [False, True])
+def test_frames_of_a_gradient(mesh: tuple[np.ndarray, np.ndarray], expected: Operators, cloud: bool) -> None:
+    """The gradient is given in frames that are turned about the normals. They are found from it."""
+    verts, faces = mesh
+    turn = torch.linspace(0, 6, len(verts))
+    cos, sin = torch.cos(turn), torch.sin(turn)
+    x, y, normal = expected.frames.unbind(1)
+    frames = torch.stack([cos[:, None] * x + sin[:, None] * y, cos[:, None] * y - sin[:, None] * x, normal], 1)
+    grad_x, grad_y = (scipy.sparse.csr_matrix(matrix(expected.gradient, i)) for i in range(2))
+    c, s = scipy.sparse.diags(cos.double().numpy()), scipy.sparse.diags(sin.double().numpy())
+    parts = parts_of(expected) | {"grad_x": c @ grad_x + s @ grad_y, "grad_y": c @ grad_y - s @ grad_x}
+    del parts["frames"]
+    found = Operators.from_parts(**parts | {"verts": verts, "faces": None if cloud else faces})
+    cosine = (found.frames * frames).sum(-1).min()
+    assert cosine > (0.95 if cloud else 1 - 1e-6)  # the normals of clouds are estimated
+
+
+def test_gradients_of_two_patterns(expected: Operators) -> None:
+    """SciPy drops zeros, so the patterns of both components can differ. Rows without entries keep the diagonal."""
+    grad_x, grad_y = (scipy.sparse.lil_matrix(matrix(expected.gradient, i)) for i in range(2))
+    grad_x[0], grad_y[1], grad_y[5] = 0, 0, 0
+    grad_x[5] = 0
+    found = Operators.from_parts(**parts_of(expected) | {"grad_x": grad_x.tocsr(), "grad_y": grad_y})
+    for i, given in enumerate((grad_x, grad_y)):
+        assert abs(matrix(found.gradient, i) - given).max() < 1e-6 * abs(given).max()
+    assert found.gradient.pattern.row_lengths[5] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: {"laplacian": -matrix(p["laplacian"])}, "positive semi-definite.*pass -laplacian .*libigl"),
+        (lambda p: {"laplacian": scipy.sparse.diags(1 / p["mass"].numpy()) @ matrix(p["laplacian"])}, "symmetric, but"),
+        (lambda p: {"laplacian": matrix(p["laplacian"])[1:]}, r"should have shape \(162, 162\), shape is \(161, 162\)"),
+        (lambda p: {"laplacian": matrix(p["laplacian"]) * np.nan}, "Laplacian has entries that are not finite"),
+        (lambda p: {"laplacian": p["mass"]}, r"laplacian should be a matrix \(V, V\), shape is \(162,\)"),
+        (lambda p: {"laplacian": None}, r"laplacian should be a matrix \(V, V\) of SciPy.*got NoneType"),
+        (lambda p: {"mass": p["mass"] * torch.nan}, r"162 are not; the first is mass\[0\] = nan"),
+        (lambda p: {"mass": -p["mass"]}, "masses should be finite and at least 0, but 162 are not"),
+        (lambda p: {"mass": 0 * p["mass"]}, "mass should be positive .* 162 masses are 0"),
+        (lambda p: {"mass": abs(matrix(p["laplacian"]))}, r"entries beside the diagonal\. Lump it: .*sum\(axis=1\)"),
+        (lambda p: {"mass": p["mass"][:, None]}, r"vector \(V,\) or a diagonal matrix \(V, V\), shape is \(162, 1\)"),
+        (lambda p: {"evals": p["evals"][1:]}, r"evecs should have shape \(162, 11\), shape is \(162, 12\)"),
+        (lambda p: {"evals": p["evals"][None]}, r"evals should have shape \(K,\), shape is \(1, 12\)"),
+        (lambda p: {"evecs": p["evecs"][1:]}, r"evecs should have shape \(162, 12\), shape is \(161, 12\)"),
+        (lambda p: {"evecs": 2 * p["evecs"]}, "ΦᵀMΦ differs from I by up to 3, more than 0.001"),
+        (lambda p: {"evecs": p["evecs"].flip(0)}, "ΦᵀMΦ differs from I"),
+        (lambda p: {"evecs": p["evecs"] * torch.inf}, "evecs has entries that are not finite"),
+        (lambda p: {"evals": p["evals"].flip(0)}, "evals should be at least 0 and ascend"),
+        (lambda p: {"evals": -p["evals"].flip(0)}, "evals should be at least 0 and ascend"),
+        (lambda p: {"evals": None}, "evecs is given without evals; pass both, or neither"),
+        (lambda p: {"grad_y": None}, "grad_x is given without grad_y; pass both, or neither"),
+        (lambda p: {"grad_x": None, "grad_y": None}, r"needs a gradient: pass grad_x and grad_y .* or verts \(V, 3\)"),
+        (lambda p: {"frames": None}, r"needs the tangent frames .* pass frames \(V, 3, 3\), or verts"),
+        (lambda p: {"frames": p["frames"][:, :2]}, r"frames should have shape \(162, 3, 3\), shape is \(162, 2, 3\)"),
+        (lambda p: {"grad_x": p["evecs"]}, r"grad_x should have shape \(162, 162\), shape is \(162, 12\)"),
+        (lambda p: {"grad_y": scipy.sparse.diags(np.full(162, np.inf))}, "grad_y has entries that are not finite"),
+        (lambda p: {"grad_x": matrix(p["grad_x"]) * 1j}, r"grad_x should be real.*grad_x=G\.real and grad_y=G\.imag"),
+        (lambda p: {"faces": p["faces"] + 1}, "from_parts: face .* vertex indices run from 0 to 161"),
+        (lambda p: {"verts": np.zeros((161, 3)), "faces": None}, "there are 161 verts, but 162 masses"),
+    ],
+)
+def test_wrong_parts(expected: Operators, change: Callable[[dict[str, Any]], dict[str, Any]], message: str) -> None:
+    parts = parts_of(expected)
+    with pytest.raises(ValueError, match=message):
+        Operators.from_parts(**parts | change(parts))
+
+
+def test_wrong_tuples(expected: Operators) -> None:
+    for wrong, found in ((expected, "Operators"), ((expected.mass,), "1 items")):
+        with pytest.raises(ValueError, match=rf"frames, mass, L, evals, evecs, gradX and gradY, got {found}"):
+            Operators.from_reference(wrong)
+
+
+WRONG_FIELDS: list[tuple[str, Callable[[Any], Any], type[Exception], str]] = [
+    (
+        "laplacian",
+        lambda x: x.to_torch().to_sparse_coo(),
+        TypeError,
+        r"got Tensor of torch.sparse_coo; Operators\.from_parts",
+    ),
+    ("laplacian", lambda x: None, TypeError, "laplacian should be a SparseMatrix, got NoneType"),
+    (
+        "laplacian",
+        lambda x: SparseMatrix(x.pattern, x.values[None]),
+        ValueError,
+        r"laplacian\.values should have shape",
+    ),
+    (
+        "gradient",
+        lambda x: SparseMatrix(x.pattern, x.values[0]),
+        ValueError,
+        r"gradient\.values should have shape \(2, ",
+    ),
+    (
+        "gradient",
+        lambda x: SparseMatrix.from_scipy(scipy.sparse.eye(3)),
+        ValueError,
+        r"\(162, 162\), shape is \(3, 3\)",
+    ),
+    ("ptr", lambda x: x.tolist(), TypeError, "ptr should be a tensor, got list; convert it with torch.tensor"),
+    ("ptr", lambda x: x.float(), TypeError, "ptr should be int32 or int64, got torch.float32"),
+    ("ptr", lambda x: x[:0], ValueError, "ptr should have one value more than there are meshes, got none"),
+    ("mass", lambda x: None, TypeError, "mass should be a tensor, got NoneType"),
+    ("mass", lambda x: x[:, None], ValueError, r"mass should have shape \(V,\), shape is \(162, 1\)"),
+    ("evals", lambda x: x[0], ValueError, r"evals should have shape \(B, K\), shape is \(12,\)"),
+    ("evals", lambda x: x.repeat(2, 1), ValueError, r"evals should have shape \(1, 12\), shape is \(2, 12\)"),
+    ("evecs", lambda x: x[1:], ValueError, r"evecs should have shape \(162, 12\), shape is \(161, 12\)"),
+    ("evecs", lambda x: x.numpy(), TypeError, "evecs should be a tensor, got ndarray"),
+    ("evecs", lambda x: x.to("meta"), ValueError, "evecs should be on cpu, it is on meta"),
+    ("frames", lambda x: x[:, 0], ValueError, r"frames should have shape \(162, 3, 3\)"),
+    ("faces", lambda x: x.T, ValueError, r"faces should have shape \(F, 3\), shape is \(3, 320\)"),
+    ("faces", lambda x: x.float(), TypeError, "faces should be int32 or int64, got torch.float32"),
+    ("faces", lambda x: None, TypeError, "faces should be a tensor, got NoneType"),
+    ("face_ptr", lambda x: x[1:], ValueError, r"face_ptr should have shape \(2,\), shape is \(1,\)"),
+    ("gradient_evecs", lambda x: torch.zeros(2, 162, 3), ValueError, r"should have shape \(2, 162, 12\)"),
+    ("neighborhood", lambda x: torch.zeros(3), TypeError, "neighborhood should be a Pattern, got Tensor"),
+    ("joined", lambda x: torch.zeros(3), TypeError, "joined should be int32 or int64"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "error", "message"), WRONG_FIELDS)
+def test_wrong_fields(
+    expected: Operators, name: str, change: Callable[[Any], Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        replace(expected, **{name: change(getattr(expected, name))})
+
+
+def test_a_laplacian_in_single_precision_is_solved(expected: Operators) -> None:
+    """Its rows sum to 0 up to rounding only, and slivers have entries that are much larger than the others."""
+    laplacian = matrix(expected.laplacian)
+    sliver = np.zeros((162, 162))
+    sliver[np.ix_([0, 1], [0, 1])] = np.array([[1, -1], [-1, 1]]) * 1e6 / 3
+    rounded = scipy.sparse.csr_matrix((laplacian + sliver).astype(np.float32))
+    parts = parts_of(expected) | {"laplacian": rounded, "evals": None, "evecs": None}
+    exact = eigenbasis(laplacian + sliver, expected.mass.double().numpy(), 12)[0]
+    np.testing.assert_allclose(Operators.from_parts(**parts, k=12).evals[0], exact, rtol=1e-3, atol=1e-3)
+
+
+def test_hks_of_parts(expected: Operators) -> None:
+    assert torch.equal(hks(Operators.from_parts(**parts_of(expected))), hks(expected))
