@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffnet.geometry.mesh.mesh import mesh_edges
-from diffnet.geometry.transfer import own_memory, pinned, to_gpu
+from diffnet.geometry.transfer import copies_of, own_memory, pinned, to_gpu
 from diffnet.ops import (
     Pattern,
     SparseMatrix,
@@ -82,9 +82,12 @@ class Operators:
     _preparations: ClassVar[Mapping[torch.dtype, tuple[Any, Operators]] | None] = None
     # Fields that `collate` packs when they are first read.
     _unpacked: ClassVar[Mapping[str, Later[Any]] | None] = None
+    # The buffer in which `pin_memory` has put all tensors.
+    _pinned: ClassVar[Tensor | None] = None
 
     def __post_init__(self) -> None:
-        remember(self, _lengths=None, _face_lengths=None, _edges=None, _preparations=None, _unpacked=None)
+        remember(self, _lengths=None, _face_lengths=None, _edges=None)
+        remember(self, _preparations=None, _unpacked=None, _pinned=None)
 
     if not TYPE_CHECKING:  # type checkers should still find misspelt names
 
@@ -252,10 +255,13 @@ class Operators:
         real = (self.mass, self.evals, self.evecs, self.frames, self.laplacian.values, self.gradient.values)
         if device is None or torch.device(device).type != "cuda" or self.device.type != "cpu":
             return self if all(move(x) is x for x in real) else self.map_tensors(move)
+        target = torch.device(device)
+        if self._pinned is not None and dtype is None and can_remember():
+            return self._copy_of_buffer(self._pinned, target, non_blocking)
         tensors = self._tensors()
         if not (can_remember() and _plain(tensors)):
             return self.map_tensors(move)
-        return self._copied(tensors, to_gpu(tensors, torch.device(device), dtype, non_blocking=non_blocking))
+        return self._copied(tensors, to_gpu(tensors, target, dtype, non_blocking=non_blocking))
 
     def cuda(self, device: torch.device | int | None = None, *, non_blocking: bool = False) -> Operators:
         """Move to a GPU, by default the current one."""
@@ -272,7 +278,17 @@ class Operators:
         A `DataLoader` with `pin_memory=True` calls this. Raises RuntimeError if PyTorch finds no GPU.
         """
         tensors = self._tensors()
-        return self._copied(tensors, pinned(tensors)) if _plain(tensors) else self.map_tensors(Tensor.pin_memory)
+        if not _plain(tensors):
+            return self.map_tensors(Tensor.pin_memory)
+        buffer, copies = pinned(tensors)
+        return remember(self._copied(tensors, copies), _pinned=buffer)
+
+    def _copy_of_buffer(self, buffer: Tensor, device: torch.device, non_blocking: bool) -> Operators:
+        """These operators, which `pin_memory` has put into a buffer, on a GPU."""
+        moved = self.map_tensors(copies_of(buffer, device))
+        if not non_blocking:
+            torch.cuda.current_stream(device).synchronize()
+        return moved
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Operators:
         """Apply a function to all tensors, also to those that the operators have already found.
