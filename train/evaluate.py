@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.data import Sample
+from diffnet.train.batches import packed
 from diffnet.train.device import autocast
 from diffnet.train.metrics import confusion_matrix
 from diffnet.train.options import TrainOptions
 
 
-def evaluate(model: DiffusionNet, samples: Iterable[Sample], options: TrainOptions, device: torch.device) -> Tensor:
+def evaluate(model: DiffusionNet, samples: Sequence[Sample], options: TrainOptions, device: torch.device) -> Tensor:
     """The confusion matrix (C, C) int64 of a network on samples, on the CPU. See `confusion_matrix`."""
     classes = model.last.out_features
     matrix = torch.zeros(classes, classes, dtype=torch.int64, device=device)
-    for sample in samples:
-        sample = sample.to(device)
+    for sample in packed(samples, [[i] for i in range(len(samples))], device):
         matrix += confusion_matrix(predict_classes(model, sample, options, device), sample.labels, classes)
     return matrix.cpu()
 
