@@ -76,7 +76,7 @@ def copies_of(buffer: Tensor, device: torch.device) -> Callable[[Tensor], Tensor
             return x.to(device, non_blocking=True)
         if x.dtype not in typed:
             typed[x.dtype] = flat.view(x.dtype)
-        return _view(typed[x.dtype], x, x.storage_offset())
+        return _view(typed[x.dtype], x, int(x.storage_offset()))
 
     return copy_of
 

@@ -93,7 +93,7 @@ def packed(samples: Sequence[Sample], batches: Iterable[list[int]], device: torc
 @cache
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream on which batches are moved to a GPU. PyTorch caches memory for each stream, so there is only one."""
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def computed_ahead(function: Callable[[S], T], items: Iterable[S], ahead: bool) -> Iterator[T]:
