@@ -16,7 +16,7 @@ from diffnet.geometry.batches.edges import Edges, edge_index, find_edges, pack_e
 from diffnet.geometry.batches.unpack import UnpackAt, unpack
 from diffnet.geometry.field_checks import check_fields
 from diffnet.geometry.mesh.boundary import boundary_vertices
-from diffnet.geometry.transfer import own_memory, pinned, to_gpu
+from diffnet.geometry.transfer import copies_of, own_memory, pinned, to_gpu
 from diffnet.ops import (
     Pattern,
     SparseMatrix,
@@ -36,7 +36,7 @@ from diffnet.ops.sparse.matrix import check_matrix_blocks
 STAYS_FREE = 0.5
 
 # What `Operators` finds at first use.
-_NOTHING_FOUND = dict.fromkeys(("_lengths", "_face_lengths", "_edges", "_preparations", "_unpacked"))
+_NOTHING_FOUND = dict.fromkeys(("_lengths", "_face_lengths", "_edges", "_preparations", "_unpacked", "_pinned"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +90,8 @@ class Operators:
     _preparations: ClassVar[Mapping[torch.dtype, tuple[Any, Operators]] | None] = None
     # Fields that `pack` packs when they are first read.
     _unpacked: ClassVar[Mapping[str, Later[Any]] | None] = None
+    # The buffer in which `pin_memory` has put all tensors.
+    _pinned: ClassVar[Tensor | None] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -397,10 +399,13 @@ class Operators:
         real = (self.mass, self.evals, self.evecs, self.frames, self.laplacian.values, self.gradient.values)
         if device is None or torch.device(device).type != "cuda" or self.device.type != "cpu":
             return self if all(move(x) is x for x in real) else self.map_tensors(move)
+        target = torch.device(device)
+        if self._pinned is not None and dtype is None and can_remember():
+            return self._copy_of_buffer(self._pinned, target, non_blocking)
         tensors = self._tensors()
         if not (can_remember() and _plain(tensors)):
             return self.map_tensors(move)
-        return self._copied(tensors, to_gpu(tensors, torch.device(device), dtype, non_blocking=non_blocking))
+        return self._copied(tensors, to_gpu(tensors, target, dtype, non_blocking=non_blocking))
 
     def cuda(self, device: torch.device | int | None = None, *, non_blocking: bool = False) -> Operators:
         """Move to a GPU, by default the current one."""
@@ -417,7 +422,17 @@ class Operators:
         A `DataLoader` with `pin_memory=True` calls this. Raises RuntimeError if PyTorch finds no GPU.
         """
         tensors = self._tensors()
-        return self._copied(tensors, pinned(tensors)) if _plain(tensors) else self.map_tensors(Tensor.pin_memory)
+        if not _plain(tensors):
+            return self.map_tensors(Tensor.pin_memory)
+        buffer, copies = pinned(tensors)
+        return remember(self._copied(tensors, copies), _pinned=buffer)
+
+    def _copy_of_buffer(self, buffer: Tensor, device: torch.device, non_blocking: bool) -> Operators:
+        """These operators, which `pin_memory` has put into a buffer, on a GPU."""
+        moved = self.map_tensors(copies_of(buffer, device))
+        if not non_blocking:
+            torch.cuda.current_stream(device).synchronize()
+        return moved
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Operators:
         """Apply a function to all tensors, also to those that the operators have already found.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,8 +12,10 @@ from torch import Tensor
 # pointers, so tensors in a flat buffer have the same.
 ALIGNMENT = 512
 
-# Bytes. Copying a piece to pinned memory overlaps with the transfer of the previous piece.
+# Bytes. Copying a piece to pinned memory overlaps with the transfer of the previous piece. Each piece has a fixed cost,
+# so pieces grow to LARGEST_PIECE.
 PIECE = 4 * 2**20
+LARGEST_PIECE = 16 * 2**20
 
 
 def to_gpu(
@@ -21,44 +23,62 @@ def to_gpu(
 ) -> list[Tensor]:
     """Copy tensors from the CPU to a GPU. The results are contiguous views of one buffer on the GPU.
 
+    They pass through pinned memory, piece by piece. For tensors that already lie there, see `copies_of`.
+
     tensors: without gradients
     dtype: converts floating-point tensors to this dtype
     non_blocking: whether to return before the GPU has finished. Tensors in pinned memory must not change until then.
-
-    Tensors that were pinned together, see `pinned`, are copied at once. All others pass through pinned memory, piece by
-    piece.
     """
     sources = [_converted(x, dtype) for x in tensors]
-    common = common_buffer(sources)
-    if common is not None:
-        flat = torch.empty(len(common), dtype=torch.uint8, device=device)
-        flat.copy_(common, non_blocking=True)
-        offsets = [int(x.storage_offset()) * x.itemsize for x in sources]
-    else:
-        offsets, size = layout(sources)
-        flat = torch.empty(size, dtype=torch.uint8, device=device)
-        arrays = [_as_bytes(x) for x in sources]
-        for first in range(0, size, PIECE):
-            # PyTorch reuses pinned memory only once all copies from it have ended.
-            piece = empty_pinned(min(PIECE, size - first))
-            write(arrays, offsets, first, piece)
-            flat[first : first + len(piece)].copy_(piece, non_blocking=True)
+    offsets, size = layout(sources)
+    flat = torch.empty(size, dtype=torch.uint8, device=device)
+    arrays = [_as_bytes(x) for x in sources]
+    first = 0
+    while first < size:
+        # PyTorch reuses pinned memory only once all copies from it have ended.
+        piece = empty_pinned(min(max(PIECE, first), LARGEST_PIECE, size - first))
+        write(arrays, offsets, first, piece)
+        flat[first : first + len(piece)].copy_(piece, non_blocking=True)
+        first += len(piece)
     copies = views(flat, sources, offsets)
     if not non_blocking:
         torch.cuda.current_stream(device).synchronize()
     return copies
 
 
-def pinned(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copy tensors on the CPU to one buffer of pinned memory. The results are contiguous views of it.
+def pinned(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Copy tensors on the CPU to one buffer of pinned memory, (bytes,) uint8.
 
-    Raises RuntimeError if PyTorch finds no GPU.
+    Returns the buffer, and contiguous views of it. Raises RuntimeError if PyTorch finds no GPU.
     """
     sources = [_converted(x, None) for x in tensors]
     offsets, size = layout(sources)
     flat = empty_pinned(size)
     write([_as_bytes(x) for x in sources], offsets, 0, flat)
-    return views(flat, sources, offsets)
+    return flat, views(flat, sources, offsets)
+
+
+def copies_of(buffer: Tensor, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Start to copy a buffer of pinned memory to a GPU, and return a function that gives the copy of a tensor.
+
+    The copy starts before the tensors are known, so the host makes their views while the GPU copies. Tensors outside of
+    the buffer and tensors with gradients are copied one by one. Wait for the current stream before the buffer changes.
+
+    buffer: as returned by `pinned`
+    """
+    flat = torch.empty(len(buffer), dtype=torch.uint8, device=device)
+    flat.copy_(buffer, non_blocking=True)
+    start = buffer.untyped_storage().data_ptr()
+    typed: dict[torch.dtype, Tensor] = {}
+
+    def copy_of(x: Tensor) -> Tensor:
+        if x.requires_grad or x.untyped_storage().data_ptr() != start:
+            return x.to(device, non_blocking=True)
+        if x.dtype not in typed:
+            typed[x.dtype] = flat.view(x.dtype)
+        return _view(typed[x.dtype], x, int(x.storage_offset()))
+
+    return copy_of
 
 
 def layout(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
@@ -82,18 +102,20 @@ def write(arrays: Sequence[Tensor], offsets: Sequence[int], first: int, out: Ten
             break
         begin, end = max(offset, first), min(offset + len(array), last)
         if begin < end:
-            out[begin - first : end - first].copy_(array[begin - offset : end - offset])
+            whole = end - begin == len(array)
+            out[begin - first : end - first].copy_(array if whole else array[begin - offset : end - offset])
 
 
 def views(flat: Tensor, like: Sequence[Tensor], offsets: Sequence[int]) -> list[Tensor]:
     """Return the tensors that lie in a flat buffer, with the shapes, strides and dtypes of `like`."""
     typed = {x.dtype: flat.view(x.dtype) for x in like}
+    return [_view(typed[x.dtype], x, offset // x.itemsize) for x, offset in zip(like, offsets, strict=True)]
+
+
+def _view(typed: Tensor, like: Tensor, offset: int) -> Tensor:
     # `.data`, because views share a version counter: writing to one of them would invalidate what autograd has saved
     # of the others.
-    return [
-        typed[x.dtype].as_strided(x.shape, x.stride(), offset // x.itemsize).data
-        for x, offset in zip(like, offsets, strict=True)
-    ]
+    return typed.as_strided(like.shape, like.stride(), offset).data
 
 
 def own_memory(x: Tensor) -> Tensor:
@@ -113,18 +135,4 @@ def _converted(x: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _as_bytes(x: Tensor) -> Tensor:
-    return x.view(-1).view(torch.uint8)
-
-
-def common_buffer(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the buffer of pinned memory, (bytes,) uint8, if all tensors lie in it and fill most of it, else None."""
-    storage = tensors[0].untyped_storage()
-    start = storage.data_ptr()
-    if any(x.untyped_storage().data_ptr() != start for x in tensors) or not tensors[0].is_pinned():
-        return None
-    aligned = (
-        all(x.storage_offset() * x.itemsize % ALIGNMENT == 0 for x in tensors) and storage.nbytes() % ALIGNMENT == 0
-    )
-    if not aligned or storage.nbytes() > 2 * sum(x.nbytes for x in tensors) + ALIGNMENT * len(tensors):
-        return None
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+    return (x if x.ndim == 1 else x.view(-1)).view(torch.uint8)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -56,15 +58,48 @@ def _with_gradient_evecs(sample: Sample, basis_dtype: torch.dtype) -> Sample:
 
 
 def packed(samples: Sequence[Sample], batches: Iterable[list[int]], device: torch.device) -> Iterator[Sample]:
-    """Batches of samples on the device. If samples are moved to a GPU, they are packed and moved a step ahead."""
-    moves = device.type == "cuda" and any(s.operators.device.type != "cuda" for s in samples)
-    return computed_ahead(lambda batch: collate_samples([samples[i] for i in batch]).to(device), batches, moves)
+    """Batches of samples on the device.
+
+    If samples must be moved to a GPU, a thread packs and moves a batch while the GPU works on the one before. A batch
+    may be used until the next one is asked for. The GPU may still work on it then.
+    """
+
+    def pack(batch: list[int]) -> Sample:
+        return collate_samples([samples[i] for i in batch])
+
+    if device.type != "cuda" or all(s.operators.device.type == "cuda" for s in samples):
+        yield from (pack(batch).to(device) for batch in batches)
+        return
+    # On the stream of the training steps, copies would wait for these steps.
+    copies = copy_stream(device)
+    copies.wait_stream(torch.cuda.current_stream(device))  # memory of earlier batches may still be read
+    steps: deque[torch.cuda.Event] = deque()
+
+    def load(numbered: tuple[int, list[int]]) -> Sample:
+        number, batch = numbered
+        sample = pack(batch)
+        if number >= 2:
+            # Its memory may be that of the last batch but one, so the step on that one must have ended. This also
+            # bounds the memory of waiting batches.
+            steps.popleft().synchronize()
+        with torch.cuda.stream(copies):
+            return sample.to(device)  # waits for the copies
+
+    for sample in computed_ahead(load, enumerate(batches), ahead=True):
+        yield sample
+        steps.append(torch.cuda.current_stream(device).record_event())
+
+
+@cache
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which batches are moved to a GPU. PyTorch caches memory for each stream, so there is only one."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def computed_ahead(function: Callable[[S], T], items: Iterable[S], ahead: bool) -> Iterator[T]:
-    """The results of a function of each item. `ahead`: a thread computes the next one while the caller uses the last.
+    """The results of a function of each item.
 
-    On the CPU, the steps of a training run need all cores, so nothing should be computed ahead.
+    ahead: whether a thread computes the next one while the caller uses the last
     """
     if not ahead:
         yield from map(function, items)

@@ -43,6 +43,7 @@ def train(
     resume: bool = False,
     capture: bool = True,
     after_epoch: Callable[[Row], Any] = lambda row: None,
+    predictions: list[Tensor] | None = None,
 ) -> Checkpoint:
     """Train a network and write its checkpoints into the folder `out`.
 
@@ -56,6 +57,8 @@ def train(
     only on the previous epoch and on (seed, epoch), so a resumed run equals an uninterrupted one.
 
     capture: on a GPU, replay CUDA graphs of steps and evaluations. Graphs serve batches of any size.
+    predictions: a list that gets the classes of each test sample by the checkpoint to judge, (N,) int64 on the CPU. It
+        gets them only if this call trains the last epoch and that epoch is the one to judge.
 
     Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises
     CheckpointError if a run can't be resumed, and OptionError if validation leaves no mesh to train on.
@@ -69,6 +72,7 @@ def train(
         step.capture(data.labels_at, [s.operators for s in fitted])
         graphed(model, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
     history: list[Row] = []
+    last_predictions: list[Tensor] = []
     best = -math.inf
     fingerprint = _fingerprint(data)
 
@@ -110,14 +114,16 @@ def train(
             torch.manual_seed(epoch_seed(options.seed, epoch))
             set_learning_rate(optimizer, options.learning_rate_at(epoch))
             loss, matrix = _train_epoch(model, step, fitted, batches, options, device, epoch)
-            due = (epoch + 1) % options.eval_every == 0 or epoch + 1 == options.epochs
+            last = epoch + 1 == options.epochs
+            due = (epoch + 1) % options.eval_every == 0 or last
+            tested = evaluate(model, test_samples, options, device, last_predictions if last else None) if due else None
             row: Row = {
                 "epoch": epoch + 1,
                 "learning_rate": options.learning_rate_at(epoch),
                 "train_loss": loss,
                 "train_accuracy": accuracy(matrix),
                 "validation_accuracy": accuracy(evaluate(model, held_out, options, device)) if held_out else None,
-                "test_accuracy": accuracy(evaluate(model, test_samples, options, device)) if due else None,
+                "test_accuracy": None if tested is None else accuracy(tested),
                 "seconds": time.perf_counter() - started,
             }
             history.append(row)
@@ -133,7 +139,10 @@ def train(
             write_atomically(out / "metrics.csv", as_csv(history))
             board.add({name: value for name in COLUMNS[1:] if (value := row[name]) is not None}, epoch + 1)
             after_epoch(row)
-    return load_checkpoint(out / ("best.pt" if held_out else "last.pt"), device)
+    judged = load_checkpoint(out / ("best.pt" if held_out else "last.pt"), device)
+    if predictions is not None and len(judged["history"]) == options.epochs:
+        predictions.extend(last_predictions)
+    return judged
 
 
 def set_aside(samples: Sequence[Sample], options: TrainOptions) -> tuple[list[Sample], list[Sample]]:

@@ -41,7 +41,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import restore_model
 from diffnet.train.device import matmul_dtype
-from diffnet.train.evaluate import predict_classes
+from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, percent
 from diffnet.train.options import TrainOptions
@@ -94,6 +94,7 @@ def run_segmentation(
                 if row["test_accuracy"] is not None:
                     console.print(_line(row), highlight=False)
 
+            predictions: list[torch.Tensor] = []
             judged = train(
                 data,
                 train_samples,
@@ -104,11 +105,12 @@ def run_segmentation(
                 resume=resume,
                 capture=capture,
                 after_epoch=after_epoch,
+                predictions=predictions,
             )
             bar.update(task, completed=options.epochs)
 
-        model = restore_model(judged)[0].to(device)
-        predictions = [predict_classes(model, sample, options, device).cpu() for sample in test_samples]
+        if not predictions:
+            evaluate(restore_model(judged)[0].to(device), test_samples, options, device, predictions)
         truth = torch.cat([sample.labels.cpu() for sample in test_samples])
         matrix = confusion_matrix(torch.cat(predictions), truth, len(data.label_names)).numpy()
         iou = class_scores(matrix).iou

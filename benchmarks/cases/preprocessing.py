@@ -34,6 +34,7 @@ from diffnet.geometry import (
     precompute,
 )
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.geometry.processes import WorkerPool, available_cores
 
 Problem: TypeAlias = tuple[scipy.sparse.csr_matrix, NDArray[np.float64]]
@@ -175,9 +176,9 @@ def _mesh_sets(options: Options) -> Iterator[tuple[str, list[Mesh]]]:
 
 
 def _files(folder: Path) -> list[Path]:
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in FORMATS)
+    files = sorted(path for path in folder.iterdir() if mesh_suffix(path) in FORMATS)
     if not files:
-        raise OptionError(f"{folder}: no meshes ({', '.join(FORMATS)}) in this folder")
+        raise OptionError(f"{folder}: no meshes ({', '.join(FORMATS)}, also with .gz) in this folder")
     return files
 
 

@@ -91,8 +91,8 @@ def pair_beside(root: Path, parts: Parts, subfolder: str, suffixes: tuple[str, .
     places = [list(dict.fromkeys([m[0].parent, m[0].parent / subfolder, root / subfolder])) for m in parts]
     paired = [pair_labels(meshes, folders, suffixes) for meshes, folders in zip(parts, places, strict=True)]
     stems = {mesh_stem(mesh) for meshes in parts for mesh in meshes_in(meshes[0].parent)}
-    labels = {file: None for folders in places for folder in folders for file in _label_files(folder, suffixes)}
-    orphans = [str(file.relative_to(root)) for file in labels if file.stem not in stems]
+    labels = {file: None for folders in places for folder in folders for file in label_files(folder, suffixes)}
+    orphans = [str(file.relative_to(root)) for file in labels if mesh_stem(file) not in stems]
     if orphans:
         raise DataError(f"{root}: labels without a mesh: {_some(orphans)}")
     return paired
@@ -102,8 +102,8 @@ def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ..
     """The label file of each mesh. Raises DataError if a mesh has none or several."""
     found: dict[str, list[Path]] = {}
     for folder in folders:
-        for file in _label_files(folder, suffixes):
-            found.setdefault(file.stem, []).append(file)
+        for file in label_files(folder, suffixes):
+            found.setdefault(mesh_stem(file), []).append(file)
     missing = [mesh.name for mesh in meshes if mesh_stem(mesh) not in found]
     if missing:
         places = ", ".join(str(folder) for folder in folders)
@@ -116,8 +116,10 @@ def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ..
     return [found[mesh_stem(mesh)][0] for mesh in meshes]
 
 
-def _label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    return [file for file in files_in(folder, suffixes) if file.name.lower() not in _NOT_LABELS]
+def label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The label files of a folder with these extensions, also with .gz, sorted by name."""
+    files = [file for file in files_in(folder, (*suffixes, ".gz")) if mesh_suffix(file) in suffixes]
+    return [file for file in files if _key(file.name).lower() not in _NOT_LABELS]
 
 
 def meshes_in(folder: Path, formats: tuple[str, ...] = FORMATS) -> list[Path]:

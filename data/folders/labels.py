@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 
 from diffnet.data.labeled import UNLABELED, DataError, LabelsAt
 from diffnet.geometry import Mesh, mesh_edges
+from diffnet.geometry.mesh.content import decompress
+from diffnet.geometry.mesh.mesh import mesh_suffix
 
 _INT64 = np.iinfo(np.int64)
 
@@ -20,6 +23,7 @@ def read_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
 
     A `.npy` file holds a one-dimensional array of integers or whole floats. Any other file is text: integers separated
     by line breaks or blanks. They may be written as floats (`1.000e+00`). Blank lines are ignored.
+    Both may be compressed by gzip (`.txt.gz`).
 
     Raises DataError for a missing or empty file, and for a value that is not a whole number or does not fit int64. The
     message names the file and the line or the value.
@@ -27,7 +31,7 @@ def read_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path}: no such label file")
-    values = _read_npy(path) if path.suffix.lower() == ".npy" else _read_text(path)
+    values = _read_npy(path) if mesh_suffix(path) == ".npy" else _read_text(path)
     if not len(values):
         raise DataError(f"{path}: there are no labels in the file")
     return values
@@ -155,8 +159,9 @@ def _whole_number(token: str) -> int:
 
 
 def _read_npy(path: Path) -> NDArray[np.int64]:
+    content = _content_of(path)
     try:
-        array = np.load(path, allow_pickle=False)
+        array = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, EOFError, OSError) as e:
         raise DataError(f"{path}: the file is not a NumPy array of numbers ({e})") from e
     if not isinstance(array, np.ndarray):
@@ -181,6 +186,16 @@ def _text_of(path: Path) -> str:
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return _content_of(path).decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise DataError(f"{path}: the file is not text ({e})") from e
+
+
+def _content_of(path: Path) -> bytes:
+    data = path.read_bytes()
+    if path.suffix.lower() != ".gz":
+        return data
+    try:
+        return decompress(data)
+    except ValueError as e:
+        raise DataError(f"{path}: {e}") from e

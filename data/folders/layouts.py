@@ -15,8 +15,8 @@ from diffnet.data.folders.files import (
     MESH_FOLDERS,
     Parts,
     check_parts,
-    files_in,
     find_parts,
+    label_files,
     meshes_in,
     pair_beside,
     pair_labels,
@@ -73,7 +73,8 @@ def load_dataset(
     polygon of the source file, or one per triangle.
 
     Meshes keep the order of the lists, else they are sorted by name (`a2` before `a10`). Hidden files and the case of
-    extensions are ignored. In every layout, meshes may be compressed by gzip: `NAME.obj.gz` is found like `NAME.obj`.
+    extensions are ignored. In every layout, meshes and labels may be compressed by gzip: `NAME.obj.gz` is found like
+    `NAME.obj`.
 
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
 
@@ -101,11 +102,11 @@ def load_dataset(
 
 def _detect(root: Path) -> Layout:
     parted = (root / "train").is_dir() and (root / "test").is_dir()
-    if parted and files_in(root / "seg", (".eseg",)):
+    if parted and label_files(root / "seg", (".eseg",)):
         return "meshcnn"
     if _is_rna(root):
         return "rna"
-    if any(files_in(root / name, (".seg",)) for name in (*MESH_FOLDERS, "seg", "train", "test")):
+    if any(label_files(root / name, (".seg",)) for name in (*MESH_FOLDERS, "seg", "train", "test")):
         return "princeton"
     if any(meshes_in(root / name) for name in (*MESH_FOLDERS, "train", "test")):
         return "folder"

@@ -24,6 +24,8 @@ _SIGNATURES = (
 _MARKUP = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype|html|head|body|!--|\?xml)", re.IGNORECASE)
 _TEXT_FORMATS = (".obj", ".off", ".gltf")
 _VTK_FORMATS = (".vtk", ".vtp", ".vtu")
+# The third line of a legacy VTK file tells text from binary data.
+_ASCII_VTK = re.compile(rb"# vtk[^\r\n]*(\r\n|\r|\n)[^\r\n]*(\r\n|\r|\n)\s*ASCII\b", re.IGNORECASE)
 _LONE_CR = re.compile(rb"\r(?!\n)")
 
 
@@ -59,6 +61,7 @@ def check_content(data: bytes, suffix: str) -> None:
 def with_line_feeds(data: bytes, suffix: str) -> bytes:
     """The data with line ends that a reader of this format knows. A carriage return alone ends a line on old Macs."""
     text = suffix in (".obj", ".off") or (suffix == ".stl" and not is_binary_stl(data))
+    text = text or (suffix == ".vtk" and _ASCII_VTK.match(data) is not None)
     return _LONE_CR.sub(b"\n", data) if text and b"\r" in data and _LONE_CR.search(data) else data
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 from collections.abc import Callable
@@ -121,3 +122,13 @@ def test_kernels_are_measured_on_the_gpu(bench: Callable[..., int], tmp_path: Pa
         # batches. Everything else should run.
         errors = [row["error"] for row in table if row["error"]]
         assert all("OutOfResources" in e or "batches of one mesh" in e for e in errors), name
+
+
+def test_preprocessing_finds_compressed_meshes(tmp_path: Path) -> None:
+    mesh = preprocessing.bumpy_torus(60)
+    off = f"OFF\n{len(mesh.verts)} {len(mesh.faces)} 0\n"
+    off += "".join(f"{x} {y} {z}\n" for x, y, z in mesh.verts) + "".join(f"3 {a} {b} {c}\n" for a, b, c in mesh.faces)
+    (tmp_path / "torus.off.gz").write_bytes(gzip.compress(off.encode()))
+    (tmp_path / "notes.txt.gz").write_bytes(gzip.compress(b"not a mesh"))
+    case = next(iter(preprocessing.precompute_cases(replace(TINY, meshes=tmp_path))))
+    assert case.parameters["vertices"] == len(mesh.verts)

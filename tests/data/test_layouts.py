@@ -448,6 +448,35 @@ def test_compressed_meshes_are_found_like_others(tmp_path, files, pattern):
             np.testing.assert_array_equal(item.labels, same.labels)
 
 
+@pytest.mark.parametrize(
+    ("files", "pattern"),
+    [
+        (RNA_SET, "labels/*"),
+        (MESHCNN_SET, "seg/*"),
+        (SEG_SET, "seg/*"),
+        (FOLDER_SET, "t*/*.npy"),
+        (FOLDER_SET, "train/labels/*"),
+    ],
+    ids=["rna", "meshcnn", "princeton", "npy", "txt"],
+)
+def test_compressed_labels_are_found_like_others(tmp_path, files, pattern):
+    expected = load_dataset(write(tmp_path, files))
+    compress(tmp_path, pattern)
+    assert list(tmp_path.rglob("*.gz"))
+    data = load_dataset(tmp_path)
+    assert data.labels_at == expected.labels_at
+    for item, same in zip(data.train + data.test, expected.train + expected.test, strict=True):
+        assert item.name == same.name
+        np.testing.assert_array_equal(item.labels, same.labels)
+
+
+def test_damaged_compressed_labels(tmp_path):
+    for name in ("a.txt.gz", "a.npy.gz"):
+        (tmp_path / name).write_bytes(b"not compressed")
+        with pytest.raises(DataError, match=f"{name}: not a gzip file, or a damaged one"):
+            read_labels(tmp_path / name)
+
+
 def test_folder_reads_vtk_files(tmp_path):
     pytest.importorskip("vtkmodules", reason="the package vtk is not installed: pip install 'diffnet[vtk]'")
     rows = [" ".join(map(str, (len(f), *f))) for f in MIXED[1]]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from operator_checks import tiny_operators
 
 from diffnet import DiffusionNet
-from diffnet.geometry import Operators, collate, transfer
+from diffnet.geometry import Operators, collate, operators, transfer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,36 +62,75 @@ def test_views_of_a_buffer_have_their_own_versions() -> None:
     assert (a._version, b._version) == (1, 0)
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_pinned_tensors_are_found_together(monkeypatch: pytest.MonkeyPatch, mode: type) -> None:
-    monkeypatch.setattr(transfer, "empty_pinned", lambda size: torch.zeros(size, dtype=torch.uint8))
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda x: True)
-    tensors = mixed_tensors()
-    with mode():
-        copies = transfer.pinned(tensors)
-        assert_equal(copies, tensors)
-    common = transfer.common_buffer(copies)
-    assert common is not None
-    assert len(common) == transfer.layout(tensors)[1]
-    assert common.data_ptr() == copies[0].data_ptr()
-    assert transfer.common_buffer(copies[:2]) is None  # most of the buffer would be copied in vain
-    assert transfer.common_buffer([*copies, torch.zeros(3)]) is None
-    assert transfer.common_buffer([copies[0][1:], *copies[1:]]) is None  # not aligned
-
-
-@pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
-def test_copies_without_a_gpu(monkeypatch: pytest.MonkeyPatch, pin: bool) -> None:
-    """The same code with the CPU in place of the GPU, in several pieces."""
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ordinary memory in place of pinned memory, so that the same code copies from the CPU to the CPU."""
     monkeypatch.setattr(transfer, "empty_pinned", lambda size: torch.full((size,), 255, dtype=torch.uint8))
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda x: pin)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_pinned_buffer_is_copied_at_once(no_gpu: None, mode: type) -> None:
+    tensors = mixed_tensors()
+    outside, with_gradient = torch.zeros(3), torch.zeros(2, requires_grad=True)
+    with mode():
+        buffer, sources = transfer.pinned([*tensors, with_gradient.detach()])
+        assert_equal(sources[:-1], tensors)
+        copy_of = transfer.copies_of(buffer, torch.device("cpu"))
+        copies = [copy_of(x) for x in sources]
+        assert_equal(copies[:-1], tensors)
+        assert copy_of(outside) is outside  # it is on that device already
+    assert len(buffer) == transfer.layout([*tensors, with_gradient])[1]
+    (of_sources,) = {x.untyped_storage().data_ptr() for x in sources}
+    (of_copies,) = {x.untyped_storage().data_ptr() for x in copies}
+    assert of_sources == buffer.data_ptr() != of_copies
+    if mode is not torch.inference_mode:
+        assert copy_of(sources[-1].requires_grad_()).requires_grad
+
+
+def test_pinned_operators_are_copied_at_once(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a tensor has been found or replaced since. Operators derived from them are copied as others are."""
+    source = collate(tiny_operators())
+    pinned = source.pin_memory()
+    pinned.edges  # noqa: B018, found after `pin_memory`
+    pinned.mass.mul_(2)
+    pinned.evals.data = pinned.evals * 3
+    buffers: list[torch.Tensor] = []
+
+    def copies_of(buffer: torch.Tensor, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+        buffers.append(buffer)
+        return transfer.copies_of(buffer, torch.device("cpu"))
+
+    monkeypatch.setattr(operators, "copies_of", copies_of)
+    monkeypatch.setattr(operators, "to_gpu", lambda tensors, device, dtype, non_blocking: tensors)
+    moved = pinned.to("cuda", non_blocking=True)
+    assert len(buffers) == 1
+    assert torch.equal(moved.mass, 2 * source.mass)
+    assert torch.equal(moved.evals, 3 * source.evals)
+    for name in ("evecs", "frames", "faces", "ptr", "edges"):
+        assert torch.equal(getattr(moved, name), getattr(source, name))
+    for name in ("laplacian", "gradient"):
+        ours, theirs = getattr(moved, name), getattr(source, name)
+        assert torch.equal(ours.values, theirs.values)
+        assert torch.equal(ours.pattern.indices, theirs.pattern.indices)
+        assert torch.equal(ours.pattern.transpose[1], theirs.pattern.transpose[1])
+    assert moved.lengths == source.lengths
+    for other in (replace(pinned), pinned.with_gradient_evecs(), copy.copy(pinned), moved):
+        other.to("cuda", non_blocking=True)
+    pinned.to("cuda", torch.float64, non_blocking=True)
+    assert len(buffers) == 1
+
+
+@pytest.mark.parametrize("largest", [1000, 5000])
+def test_copies_without_a_gpu(no_gpu: None, monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+    """The same code with the CPU in place of the GPU, in several pieces."""
     monkeypatch.setattr(transfer, "PIECE", 1000)
+    monkeypatch.setattr(transfer, "LARGEST_PIECE", largest)
     tensors, cpu = mixed_tensors(), torch.device("cpu")
-    sources = transfer.pinned(tensors) if pin else tensors
-    copies = transfer.to_gpu(sources, cpu, non_blocking=True)
+    copies = transfer.to_gpu(tensors, cpu, non_blocking=True)
     assert_equal(copies, tensors)
     assert len({x.untyped_storage().data_ptr() for x in copies}) == 1
-    assert copies[0].data_ptr() != sources[0].data_ptr()
-    doubled = transfer.to_gpu(sources, cpu, torch.float64, non_blocking=True)
+    assert copies[0].data_ptr() != tensors[0].data_ptr()
+    doubled = transfer.to_gpu(tensors, cpu, torch.float64, non_blocking=True)
     assert_equal(doubled, [x.double() if x.is_floating_point() else x for x in tensors])
 
 

@@ -36,6 +36,7 @@ def _vtk() -> None:
 def test_legacy_text(tmp_path: Path, text: str, capfd: pytest.CaptureFixture[str]) -> None:
     check(read(tmp_path / "a.vtk", text))
     check(read(tmp_path / "b.VTK.gz", gzip.compress(text.replace("\n", "\r\n").encode())))
+    check(read(tmp_path / "c.vtk", text.replace("\n", "\r")))
     assert capfd.readouterr() == ("", "")
 
 

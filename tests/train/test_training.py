@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from diffnet.data import DataError, LabeledMesh, LabeledMeshes, epoch_seed, make_sample
 from diffnet.geometry import make_mesh, mesh_edges, random_rotations, rotate
 from diffnet.train import batches, loop
+from diffnet.train import evaluate as evaluate_module
 from diffnet.train.batches import computed_ahead, keep_on_device
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.device import autocast, matmul_dtype, pick_device
@@ -524,6 +525,35 @@ def whole_run(data, out, tmp_path, resume=False, **given):
 
 def not_blank(path):
     return np.asarray(Image.open(path).convert("RGB")).std() > 5
+
+
+def test_the_last_evaluation_is_reported(data, tmp_path, monkeypatch):
+    """The test set is evaluated once more only if training has not evaluated the weights that are judged."""
+    evaluated = []
+    original = evaluate_module.predict_classes
+
+    def predict_classes(model, sample, *rest):
+        evaluated.append(sample.names[0])
+        return original(model, sample, *rest)
+
+    monkeypatch.setattr(evaluate_module, "predict_classes", predict_classes)
+    tests = [item.name for item in data.test]
+    once = whole_run(data, tmp_path / "once", tmp_path, epochs=2, eval_every=2)
+    assert evaluated == tests
+    # Nothing is left to train, so the stored weights are evaluated.
+    evaluated.clear()
+    again = whole_run(data, tmp_path / "once", tmp_path, resume=True, epochs=2, eval_every=2)
+    assert evaluated == tests
+    for name in ("test_accuracy", "mean_iou", "classes"):
+        assert once[name] == again[name]
+    # The best epoch is not the last one.
+    scores = iter([0.9, 0.1])
+    monkeypatch.setattr(loop, "accuracy", lambda matrix: next(scores) if matrix.sum() == 42 else 0.5)
+    best = whole_run(data, tmp_path / "best", tmp_path, epochs=2, eval_every=2, validation=0.2)
+    assert best["judged_epoch"] == 1
+    model = restore_model(load_checkpoint(tmp_path / "best" / "best.pt"))[0]
+    samples = [make_sample(item, options().preprocessing) for item in data.test]
+    assert best["test_accuracy"] == accuracy(evaluate(model, samples, options(), CPU))
 
 
 def test_a_run_is_reported(tmp_path):
