@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.precision import allows_tf32, compute_dtype
+from diffnet.ops.common.precision import compute_dtype, multiplies_bfloat16
 
 Backend: TypeAlias = Literal["auto", "torch", "triton"]
 
@@ -28,9 +28,9 @@ def use_kernels(backend: Backend, *tensors: Tensor, matrix: bool = False) -> boo
             GPU. "torch" never takes them. "triton" always takes them; on the CPU this needs Triton's interpreter
             (TRITON_INTERPRET=1 in the environment before Triton is imported).
         tensors: the floating-point inputs.
-        matrix: whether the kernels are mostly matrix products. Matrix units don't multiply plain float32, and cuBLAS is
-            hard to beat without them. "auto" therefore leaves float32 to PyTorch unless tf32 is allowed (see
-            `torch.set_float32_matmul_precision`).
+        matrix: whether the kernels are mostly matrix products. They multiply float32 as sums of bfloat16 numbers, see
+            `ops.common.precision.dot_precision`. "auto" leaves float32 to PyTorch on GPUs without matrix units for
+            bfloat16 (before compute capability 8).
 
     Raises:
         ValueError: for an unknown backend, and if "triton" is asked to compute in float64.
@@ -41,7 +41,7 @@ def use_kernels(backend: Backend, *tensors: Tensor, matrix: bool = False) -> boo
     if backend == "auto":
         if not HAS_TRITON or not all(t.is_cuda and t.dtype in KERNEL_DTYPES for t in tensors):
             return False
-        return not matrix or compute_dtype(*tensors) != torch.float32 or allows_tf32()
+        return not matrix or compute_dtype(*tensors) != torch.float32 or multiplies_bfloat16(tensors[0])
     if backend != "triton":
         raise ValueError(f"backend should be one of {', '.join(get_args(Backend))}, got {backend!r}")
     if not HAS_TRITON:
