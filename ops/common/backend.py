@@ -9,7 +9,8 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.precision import compute_dtype, multiplies_bfloat16
+from diffnet.ops.common.launch import multiplies_bfloat16
+from diffnet.ops.common.precision import compute_dtype
 
 Backend: TypeAlias = Literal["auto", "torch", "triton"]
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.compiler import constant
+from diffnet.ops.common.launch import multiplies_bfloat16
 
 
 def promoted_dtype(*tensors: Tensor) -> torch.dtype:
@@ -51,20 +52,6 @@ def dot_precision(operand: Tensor) -> Literal["ieee", "bf16x3", "bf16x6"]:
     if tf32_precision(operand) == "tf32":
         return "bf16x3"
     return "bf16x6" if operand.dtype == torch.float32 and multiplies_bfloat16(operand) else "ieee"
-
-
-def multiplies_bfloat16(tensor: Tensor) -> bool:
-    """Return whether the tensor's device has matrix units for bfloat16. They multiply float32 in parts.
-
-    NVIDIA's GPUs have them from compute capability 8 on. Triton's interpreter on the CPU does the same.
-    """
-    return not tensor.is_cuda or _major_capability(tensor.device.index) >= 8
-
-
-@constant
-@functools.cache
-def _major_capability(device: int) -> int:
-    return int(torch.cuda.get_device_properties(device).major)
 
 
 def part_count(precision: str) -> int:

@@ -438,12 +438,12 @@ def spectral_gradient_features_backward_sum_kernel(
     derivatives, gradient_evecs, ptr, partial,
     rows_size, meshes, spans, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, gradient_stride: tl.constexpr,
-    ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
+    ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Sum a tile of dD, dP or dQ over the rows of one span, from the planes of the derivatives kernel, with bf16x6.
 
-    With three parts, registers hold one of the three sums at a time. Without ROTATION, no program asks for dQ.
+    Registers hold one of the three sums, because operands of three parts need more of them.
     """
     columns = tl.cdiv(c_size, BLOCK_C)
     tiles = tl.cdiv(k_size, BLOCK_K) * columns
@@ -551,18 +551,21 @@ def backward(
     partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
     if partial.numel() and part_count(precision) > 1:
         products = derivatives(grad, table, gradient_evecs, ptr)
-        kernel = (
-            spectral_gradient_features_backward_sum_kernel
-            if precision == "bf16x6"
-            else spectral_gradient_features_backward_sums_kernel
-        )
         with device_of(gradient_evecs):
-            kernel[(spans, tiles)](
-                products, gradient_evecs, ptr, partial,
-                rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
-                ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+            if precision == "bf16x6":
+                spectral_gradient_features_backward_sum_kernel[(spans, tiles)](
+                    products, gradient_evecs, ptr, partial,
+                    rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
+                    ONE_MESH=meshes == 1, PRECISION=precision,
+                    BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+                )  # fmt: skip
+            else:
+                spectral_gradient_features_backward_sums_kernel[(spans, tiles)](
+                    products, gradient_evecs, ptr, partial,
+                    rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
+                    ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION=precision,
+                    BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+                )  # fmt: skip
     elif partial.numel():
         with device_of(gradient_evecs):
             spectral_gradient_features_backward_kernel[(spans, tiles)](
