@@ -1,4 +1,4 @@
-"""Float32 products where tf32 isn't allowed: their errors, the largest numbers, infinities, and which GPUs have them."""
+"""Float32 products where tf32 isn't allowed: errors, the largest numbers, infinities, and the GPUs that have them."""
 
 from __future__ import annotations
 
