@@ -49,13 +49,12 @@ def split(x, PRECISION: tl.constexpr):
         hi = _truncated(x)
         rest = x - hi
         mid = _bfloat16(rest)
-        parts = _bfloat16(hi), mid, _bfloat16(rest - mid.to(tl.float32))
-    elif PRECISION == "bf16x3":
+        return _bfloat16(hi), mid, _bfloat16(rest - mid.to(tl.float32))
+    elif PRECISION == "bf16x3":  # noqa: RET505 - Triton also compiles what follows a return
         hi = _bfloat16(x)
-        parts = hi, _bfloat16(x - hi.to(tl.float32))
+        return hi, _bfloat16(x - hi.to(tl.float32))
     else:
-        parts = (x,)
-    return parts
+        return (x,)
 
 
 @triton.jit
@@ -71,12 +70,11 @@ def load(at, apart, mask, PRECISION: tl.constexpr):
     """Load an operand that `operands` has written. `apart` is the distance between its parts, in elements."""
     hi = _load_part(at, mask, PRECISION)
     if PRECISION == "bf16x6":
-        parts = hi, _load_part(at + apart, mask, PRECISION), _load_part(at + apart + apart, mask, PRECISION)
-    elif PRECISION == "bf16x3":
-        parts = hi, _load_part(at + apart, mask, PRECISION)
+        return hi, _load_part(at + apart, mask, PRECISION), _load_part(at + apart + apart, mask, PRECISION)
+    elif PRECISION == "bf16x3":  # noqa: RET505 - Triton also compiles what follows a return
+        return hi, _load_part(at + apart, mask, PRECISION)
     else:
-        parts = (hi,)
-    return parts
+        return (hi,)
 
 
 @triton.jit
@@ -90,12 +88,11 @@ def store(at, apart, x, mask, PRECISION: tl.constexpr):
 @triton.jit
 def transposed(a):
     if len(a) == 3:
-        parts = tl.trans(a[0]), tl.trans(a[1]), tl.trans(a[2])
-    elif len(a) == 2:
-        parts = tl.trans(a[0]), tl.trans(a[1])
+        return tl.trans(a[0]), tl.trans(a[1]), tl.trans(a[2])
+    elif len(a) == 2:  # noqa: RET505
+        return tl.trans(a[0]), tl.trans(a[1])
     else:
-        parts = (tl.trans(a[0]),)
-    return parts
+        return (tl.trans(a[0]),)
 
 
 @triton.jit
