@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.launch import multiplies_bfloat16
-from diffnet.ops.common.precision import compute_dtype
+from diffnet.ops.common.launch import multiplies_bfloat16, roomy
+from diffnet.ops.common.precision import allows_tf32, compute_dtype
 
 Backend: TypeAlias = Literal["auto", "torch", "triton"]
 
@@ -30,8 +30,9 @@ def use_kernels(backend: Backend, *tensors: Tensor, matrix: bool = False) -> boo
             (TRITON_INTERPRET=1 in the environment before Triton is imported).
         tensors: the floating-point inputs.
         matrix: whether the kernels are mostly matrix products. They multiply float32 as sums of bfloat16 numbers, see
-            `ops.common.precision.dot_precision`. "auto" leaves float32 to PyTorch on GPUs without matrix units for
-            bfloat16 (before compute capability 8).
+            `ops.common.precision.dot_precision`. "auto" leaves float32 to PyTorch on GPUs that are not faster with
+            them: below compute capability 8, and where tf32 isn't allowed on all but data-center GPUs of Hopper and
+            Blackwell (9 and 10). docs/kernels.md says why.
 
     Raises:
         ValueError: for an unknown backend, and if "triton" is asked to compute in float64.
@@ -42,7 +43,7 @@ def use_kernels(backend: Backend, *tensors: Tensor, matrix: bool = False) -> boo
     if backend == "auto":
         if not HAS_TRITON or not all(t.is_cuda and t.dtype in KERNEL_DTYPES for t in tensors):
             return False
-        return not matrix or compute_dtype(*tensors) != torch.float32 or multiplies_bfloat16(tensors[0])
+        return not matrix or compute_dtype(*tensors) != torch.float32 or _multiplies_float32(tensors[0])
     if backend != "triton":
         raise ValueError(f"backend should be one of {', '.join(get_args(Backend))}, got {backend!r}")
     if not HAS_TRITON:
@@ -54,3 +55,8 @@ def use_kernels(backend: Backend, *tensors: Tensor, matrix: bool = False) -> boo
         if dtype not in KERNEL_DTYPES:
             raise ValueError(f"backend 'triton' computes in {', '.join(map(str, KERNEL_DTYPES))}, got {dtype}")
     return True
+
+
+def _multiplies_float32(tensor: Tensor) -> bool:
+    """Return whether sums of bfloat16 numbers are the fast way to multiply float32 on the tensor's GPU."""
+    return multiplies_bfloat16(tensor) if allows_tf32() else roomy(tensor)

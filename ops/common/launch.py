@@ -72,7 +72,7 @@ def roomy(tensor: Tensor) -> bool:
 
     Other GPUs have 99 KB or more.
     """
-    return _properties(tensor.device.index).major in (9, 10)
+    return _major(tensor.device.index) in (9, 10)
 
 
 def multiplies_bfloat16(tensor: Tensor) -> bool:

@@ -102,17 +102,34 @@ def test_products_with_the_largest_numbers_and_infinities(device: str) -> None:
         )
 
 
-@pytest.mark.parametrize(("index", "major", "kernels"), [(101, 7, False), (102, 8, True), (103, 9, True)])
-def test_gpus_with_matrix_units_for_bfloat16_take_the_kernels(
-    monkeypatch: pytest.MonkeyPatch, index: int, major: int, kernels: bool
+# The compute capability and, for "highest" and "high", whether kernels multiply float32, and in which arithmetic.
+@pytest.mark.parametrize(
+    ("major", "kernels", "precisions"),
+    [
+        (7, (False, False), ("ieee", "bf16x3")),
+        (8, (False, True), ("bf16x6", "bf16x3")),
+        (9, (True, True), ("bf16x6", "bf16x3")),
+        (12, (False, True), ("bf16x6", "bf16x3")),
+    ],
+)
+def test_gpus_on_which_parts_are_faster_take_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, major: int, kernels: tuple[bool, bool], precisions: tuple[str, str]
 ) -> None:
     pytest.importorskip("triton")
     properties = SimpleNamespace(multi_processor_count=1, major=major)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    tensor: Any = SimpleNamespace(is_cuda=True, is_meta=False, dtype=torch.float32, device=torch.device("cuda", index))
-    assert use_kernels("auto", tensor, matrix=True) == kernels
-    assert use_kernels("auto", tensor)
-    assert not use_kernels("torch", tensor, matrix=True)
-    assert dot_precision(tensor) == ("bf16x6" if kernels else "ieee")
+    # Properties are remembered by the number of the device, so each case has its own.
+    device = torch.device("cuda", 100 + major)
+    tensor: Any = SimpleNamespace(is_cuda=True, is_meta=False, dtype=torch.float32, device=device)
+    before = torch.get_float32_matmul_precision()
+    try:
+        for setting, takes, precision in zip(("highest", "high"), kernels, precisions, strict=True):
+            torch.set_float32_matmul_precision(setting)
+            assert use_kernels("auto", tensor, matrix=True) == takes
+            assert use_kernels("auto", tensor)
+            assert not use_kernels("torch", tensor, matrix=True)
+            assert dot_precision(tensor) == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
     tensor.dtype = torch.float64
     assert not use_kernels("auto", tensor, matrix=True)
