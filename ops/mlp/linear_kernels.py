@@ -22,6 +22,8 @@ def linear_tiling(x: Tensor, k: int, c: int) -> Tiling:
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if x.dtype != torch.float32:
         return Tiling(64, tile(k, 64), tile(c, 128), 4, 3, 1)
+    if dot_precision(x) == "bf16x6":
+        return Tiling(64, tile(k, 64), tile(c, 128), 4, 2, 1)
     return Tiling(64, tile(k, 32), tile(c, 128), 4, 3, 1)
 
 
