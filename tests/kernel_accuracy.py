@@ -1,7 +1,7 @@
 """Triton kernels against plain PyTorch in float64: arithmetics, sizes, random inputs, and the comparison itself.
 
 Without a GPU the kernels run in Triton's interpreter, which is slow. Sizes are small there, and the arithmetics are
-float32, float32 in two bfloat16 parts if tf32 is allowed, and float16; the interpreter has no bfloat16 products.
+float32 in three bfloat16 parts, in two if tf32 is allowed, and float16; the interpreter has no bfloat16 products.
 `pytest -m gpu` runs larger sizes and all arithmetics on a GPU.
 """
 

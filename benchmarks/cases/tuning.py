@@ -26,6 +26,7 @@ FORWARD = {
         *((64, 32, 64, 4, 3), (64, 32, 64, 4, 2), (128, 32, 64, 8, 3), (128, 32, 64, 8, 2)),
         *((64, 32, 32, 4, 3), (128, 32, 32, 8, 3), (64, 64, 32, 4, 2)),
     ],
+    "fp32": [(64, 32, 32, 4, 3), (64, 32, 32, 4, 2), (64, 32, 64, 4, 2), (128, 32, 64, 8, 2), (64, 16, 64, 4, 3)],
 }
 BACKWARD = {
     "bf16": [(64, 128, 32, 4, 2), (64, 128, 32, 4, 3), (128, 128, 32, 8, 1), (128, 128, 64, 8, 1), (64, 64, 32, 4, 2)],
@@ -33,6 +34,7 @@ BACKWARD = {
         *((32, 128, 128, 8, 2), (32, 128, 64, 8, 3), (32, 128, 64, 8, 2)),
         *((32, 64, 64, 4, 3), (32, 64, 64, 4, 2), (32, 64, 128, 8, 2), (64, 64, 64, 4, 2)),
     ],
+    "fp32": [(32, 64, 128, 4, 3), (32, 64, 128, 4, 2), (32, 128, 128, 8, 3), (64, 128, 128, 8, 2), (32, 128, 64, 8, 3)],
 }
 PROJECT = {
     "bf16": [
@@ -47,6 +49,7 @@ PROJECT = {
         *((32, 128, 128, 8, 4), (32, 128, 128, 8, 3), (64, 128, 128, 8, 2)),
         *((32, 128, 64, 4, 3), (64, 128, 64, 4, 2), (64, 64, 64, 4, 3)),
     ],
+    "fp32": [(32, 64, 128, 4, 3), (32, 128, 128, 8, 3), (64, 128, 128, 8, 2), (32, 64, 64, 4, 3)],
 }
 EVALUATE = {
     "bf16": [(64, 128, 128, 4, 3), (64, 128, 128, 8, 3), (64, 128, 64, 4, 3), (128, 128, 64, 4, 2)],
@@ -54,6 +57,7 @@ EVALUATE = {
         *((64, 128, 64, 4, 2), (64, 128, 64, 4, 1), (128, 128, 64, 8, 2)),
         *((64, 128, 128, 4, 1), (64, 128, 32, 4, 2), (64, 64, 64, 4, 2)),
     ],
+    "fp32": [(64, 128, 64, 4, 2), (64, 128, 64, 4, 1), (64, 64, 64, 4, 2), (64, 32, 64, 4, 3)],
 }
 LINEAR = {
     "bf16": [
@@ -67,15 +71,18 @@ LINEAR = {
         *((128, 64, 128, 8, 3), (128, 64, 128, 8, 2), (128, 32, 128, 8, 3), (128, 32, 128, 8, 4)),
         *((64, 64, 128, 4, 3), (64, 64, 128, 4, 2), (64, 32, 128, 4, 3), (64, 32, 128, 4, 4)),
     ],
+    "fp32": [(64, 32, 128, 4, 3), (64, 32, 128, 4, 2), (128, 32, 128, 8, 3), (64, 64, 128, 4, 2), (64, 32, 64, 4, 3)],
 }
 # In these two tables a tile holds all channels. Some of the tiles are too large for 128 channels.
 MLP_FORWARD = {
     "bf16": [(64, 64, 128, 4, 2), (64, 64, 128, 4, 3), (64, 32, 128, 4, 3), (32, 64, 128, 4, 3), (128, 64, 128, 8, 3)],
     "tf32": [(64, 32, 128, 4, 2), (64, 32, 128, 4, 3), (64, 64, 128, 4, 2), (32, 32, 128, 4, 3), (64, 32, 128, 8, 3)],
+    "fp32": [(64, 64, 128, 4, 2), (64, 32, 128, 4, 2), (64, 32, 128, 4, 3)],
 }
 MLP_BACKWARD = {
     "bf16": [(32, 128, 128, 4, 3), (32, 128, 128, 8, 3), (64, 128, 128, 4, 2), (64, 128, 128, 4, 3)],
     "tf32": [(32, 128, 128, 4, 2), (32, 128, 128, 8, 3), (64, 128, 128, 4, 1), (64, 128, 128, 4, 3)],
+    "fp32": [(64, 128, 128, 4, 3), (64, 128, 128, 4, 1), (32, 128, 128, 4, 3)],
 }
 WEIGHTS = {
     "bf16": [
@@ -86,6 +93,7 @@ WEIGHTS = {
         (64, 128, 64, 4, 3),
     ],
     "tf32": [(32, 128, 128, 8, 3), (32, 64, 128, 4, 3), (32, 64, 64, 4, 4)],
+    "fp32": [(32, 64, 128, 4, 3), (32, 128, 128, 8, 3), (64, 128, 128, 8, 2), (32, 64, 64, 4, 3)],
 }
 # Programs per multiprocessor, registers per thread, and the entries gathered together: in the first step, and later.
 WALKS = [
@@ -117,7 +125,7 @@ def _cases(
     device, k = options.device, options.k or 128
     for dtype in options.dtypes or ("bf16", "tf32"):
         kind = arithmetic(dtype)
-        listed = candidates["bf16" if kind.storage.itemsize == 2 else "tf32"]
+        listed = candidates["bf16" if kind.storage.itemsize == 2 else dtype]
         for c in options.widths or widths:
             for v in options.vertices or (2_000, 50_000, 524_288):
                 run, flops, moved = make(device, kind, v, k, c)
@@ -177,12 +185,14 @@ def tune_backward(options: Options) -> Iterator[Case]:
 
 @benchmark("tune-gradient-features-derivatives", metrics=("TFLOP/s",))
 def tune_derivatives(options: Options) -> Iterator[Case]:
-    """Tiles of the first half of the backward of gradient features, with float32 split into two parts.
+    """Tiles of the first half of the backward of gradient features, with float32 in parts.
 
     `tune-gradient-features-backward` measures the second half.
     """
-    tf32 = replace(options, dtypes=("tf32",))
-    yield from _cases(tf32, "derivatives", FORWARD, (2, 4, 8), _backward("derivatives", 12.0, 5))
+    in_parts = tuple(dtype for dtype in options.dtypes or ("tf32", "fp32") if dtype in ("tf32", "fp32"))
+    if in_parts:
+        options = replace(options, dtypes=in_parts)
+        yield from _cases(options, "derivatives", FORWARD, (2, 4, 8), _backward("derivatives", 12.0, 5))
 
 
 def _backward(name: str, flops: float, columns: int) -> Make:

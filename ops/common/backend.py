@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.launch import multiplies_bfloat16, roomy
 from diffnet.ops.common.precision import allows_tf32, compute_dtype
 
 Backend: TypeAlias = Literal["auto", "torch", "triton"]
@@ -28,9 +29,10 @@ def use_kernels(backend: Backend, *tensors: Tensor, matrix: bool = False) -> boo
             GPU. "torch" never takes them. "triton" always takes them; on the CPU this needs Triton's interpreter
             (TRITON_INTERPRET=1 in the environment before Triton is imported).
         tensors: the floating-point inputs.
-        matrix: whether the kernels are mostly matrix products. Matrix units don't multiply plain float32, and cuBLAS is
-            hard to beat without them. "auto" therefore leaves float32 to PyTorch unless tf32 is allowed (see
-            `torch.set_float32_matmul_precision`).
+        matrix: whether the kernels are mostly matrix products. They multiply float32 as sums of bfloat16 numbers, see
+            `ops.common.precision.dot_precision`. "auto" leaves float32 to PyTorch on GPUs that are not faster with
+            them: below compute capability 8, and where tf32 isn't allowed on all but data-center GPUs of Hopper and
+            Blackwell (9 and 10). docs/kernels.md says why.
 
     Raises:
         ValueError: for an unknown backend, and if "triton" is asked to compute in float64.
@@ -41,7 +43,7 @@ def use_kernels(backend: Backend, *tensors: Tensor, matrix: bool = False) -> boo
     if backend == "auto":
         if not HAS_TRITON or not all(t.is_cuda and t.dtype in KERNEL_DTYPES for t in tensors):
             return False
-        return not matrix or compute_dtype(*tensors) != torch.float32 or allows_tf32()
+        return not matrix or compute_dtype(*tensors) != torch.float32 or _multiplies_float32(tensors[0])
     if backend != "triton":
         raise ValueError(f"backend should be one of {', '.join(get_args(Backend))}, got {backend!r}")
     if not HAS_TRITON:
@@ -53,3 +55,8 @@ def use_kernels(backend: Backend, *tensors: Tensor, matrix: bool = False) -> boo
         if dtype not in KERNEL_DTYPES:
             raise ValueError(f"backend 'triton' computes in {', '.join(map(str, KERNEL_DTYPES))}, got {dtype}")
     return True
+
+
+def _multiplies_float32(tensor: Tensor) -> bool:
+    """Return whether sums of bfloat16 numbers are the fast way to multiply float32 on the tensor's GPU."""
+    return multiplies_bfloat16(tensor) if allows_tf32() else roomy(tensor)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.compiler import constant
+
 # Arguments of kernels that change from batch to batch. Triton would compile a kernel again for the value 1 and for
 # multiples of 16. Addresses are products with sizes that are constants of a kernel, which shows what is aligned.
 SIZES = (
@@ -70,7 +72,20 @@ def roomy(tensor: Tensor) -> bool:
 
     Other GPUs have 99 KB or more.
     """
-    return _properties(tensor.device.index).major in (9, 10)
+    return _major(tensor.device.index) in (9, 10)
+
+
+def multiplies_bfloat16(tensor: Tensor) -> bool:
+    """Return whether the tensor's device has matrix units for bfloat16: GPUs from compute capability 8 on.
+
+    It is true on the CPU, where Triton's interpreter multiplies.
+    """
+    return not tensor.is_cuda or _major(tensor.device.index) >= 8
+
+
+@constant
+def _major(device: int) -> int:
+    return _properties(device).major
 
 
 def starts_early(tensor: Tensor) -> bool:

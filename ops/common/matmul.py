@@ -1,7 +1,8 @@
-"""Matrix products in kernels. If tf32 is allowed, float32 numbers are split into two bfloat16 numbers (bf16x3).
+"""Matrix products in kernels. On matrix units, a float32 number is the sum of two or three bfloat16 numbers.
 
-PRECISION is "bf16x3" or what `tl.dot` takes. An operand is always a pair (hi, lo); only bf16x3 uses lo.
-docs/kernels.md explains the split, its error, and why small matrices are split before the launch.
+PRECISION is "bf16x6" (three parts), "bf16x3" (two parts) or what `tl.dot` takes (one part). An operand is a tuple of
+its parts, the largest first. docs/kernels.md explains the parts, their error, and why small matrices are split before
+the launch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from diffnet.ops.common.launch import SIZES, cdiv, device_of
 from diffnet.ops.common.launcher import launched
+from diffnet.ops.common.precision import empty_operand, part_count
 
 _MOST_MATRICES = 32  # that one launch converts
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
@@ -35,40 +37,62 @@ def _bfloat16(x):
 
 
 @triton.jit
+def _truncated(x):
+    """Return the upper 16 bits of x. Rounding would make infinities of the largest numbers."""
+    return (x.to(tl.int32, bitcast=True) & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def split(x, PRECISION: tl.constexpr):
-    """Split an operand into the pair that `product` takes."""
-    hi = x
-    lo = x
-    if PRECISION == "bf16x3":
+    """Split an operand into the parts that `product` takes."""
+    if PRECISION == "bf16x6":
+        hi = _truncated(x)
+        rest = x - hi
+        mid = _bfloat16(rest)
+        return _bfloat16(hi), mid, _bfloat16(rest - mid.to(tl.float32))
+    elif PRECISION == "bf16x3":  # noqa: RET505 - Triton also compiles what follows a return
         hi = _bfloat16(x)
-        lo = _bfloat16(x - hi.to(tl.float32))
-    return hi, lo
+        return hi, _bfloat16(x - hi.to(tl.float32))
+    else:
+        return (x,)
+
+
+@triton.jit
+def _load_part(at, mask, PRECISION: tl.constexpr):
+    x = tl.load(at, mask=mask, other=0.0)
+    if INTERPRETED and (PRECISION == "bf16x3" or PRECISION == "bf16x6"):
+        x = x.to(tl.float32)
+    return x
 
 
 @triton.jit
 def load(at, apart, mask, PRECISION: tl.constexpr):
-    """Load an operand that `operands` has written. `apart` is the distance between hi and lo, in elements."""
-    hi = tl.load(at, mask=mask, other=0.0)
-    lo = hi
-    if PRECISION == "bf16x3":
-        lo = tl.load(at + apart, mask=mask, other=0.0)
-        if INTERPRETED:
-            hi = hi.to(tl.float32)
-            lo = lo.to(tl.float32)
-    return hi, lo
+    """Load an operand that `operands` has written. `apart` is the distance between its parts, in elements."""
+    hi = _load_part(at, mask, PRECISION)
+    if PRECISION == "bf16x6":
+        return hi, _load_part(at + apart, mask, PRECISION), _load_part(at + apart + apart, mask, PRECISION)
+    elif PRECISION == "bf16x3":  # noqa: RET505 - Triton also compiles what follows a return
+        return hi, _load_part(at + apart, mask, PRECISION)
+    else:
+        return (hi,)
 
 
 @triton.jit
-def store(at, apart, x, mask):
-    """Store x as hi and lo of bf16x3, for `load`."""
-    hi, lo = split(x, "bf16x3")
-    tl.store(at, hi.to(tl.bfloat16), mask=mask)
-    tl.store(at + apart, lo.to(tl.bfloat16), mask=mask)
+def store(at, apart, x, mask, PRECISION: tl.constexpr):
+    """Store x in parts for `load`, or as it is if it has one part."""
+    parts = split(x, PRECISION)
+    for i in tl.static_range(len(parts)):
+        tl.store(at + i * apart, parts[i].to(at.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def transposed(a):
-    return tl.trans(a[0]), tl.trans(a[1])
+    if len(a) == 3:
+        return tl.trans(a[0]), tl.trans(a[1]), tl.trans(a[2])
+    elif len(a) == 2:  # noqa: RET505
+        return tl.trans(a[0]), tl.trans(a[1])
+    else:
+        return (tl.trans(a[0]),)
 
 
 @triton.jit
@@ -78,20 +102,44 @@ def split_transpose(x, PRECISION: tl.constexpr):
     The move instruction changes nothing. It keeps the compiler from loading x in the order of the transpose, which
     would copy words of 4 bytes to few banks of shared memory.
     """
-    if PRECISION == "bf16x3" and not INTERPRETED:
+    if (PRECISION == "bf16x3" or PRECISION == "bf16x6") and not INTERPRETED:
         x = tl.inline_asm_elementwise("mov.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1)
     return transposed(split(x, PRECISION))
 
 
 @triton.jit
 def negated(a):
+    """Return −a for an operand of two parts. `less_product` subtracts products of the others."""
     return -a[0], -a[1]
 
 
 @triton.jit
+def _product_of_three_parts(a, b):
+    """Return a b, to which three parts of a float32 number contribute. The smallest products come first.
+
+    A float32 product of an infinity is infinite. Here its products with the smaller parts may be NaN or have another
+    sign, so they don't count unless they are finite.
+    """
+    y = tl.dot(a[2], b[0])
+    y = tl.dot(a[1], b[1], y)
+    y = tl.dot(a[0], b[2], y)
+    y = tl.dot(a[1], b[0], y)
+    y = tl.dot(a[0], b[1], y)
+    y = tl.where(tl.abs(y) < float("inf"), y, 0.0)  # false for NaN
+    return tl.dot(a[0], b[0], y)
+
+
+@triton.jit
 def product(a, b, total, PRECISION: tl.constexpr):
-    """Return total + a b in float32. total may be None. a and b are pairs from `split` or `load`."""
-    if PRECISION == "bf16x3":
+    """Return total + a b in float32. total may be None. a and b are operands from `split` or `load`."""
+    if PRECISION == "bf16x6":
+        # Matrix units cut off bits of a sum. So `total` is added outside of them, where it is rounded.
+        y = _product_of_three_parts(a, b)
+        if total is None:
+            total = y
+        else:
+            total += y
+    elif PRECISION == "bf16x3":
         total = tl.dot(a[0], b[1], total, input_precision="ieee")
         total = tl.dot(a[1], b[0], total, input_precision="ieee")
         total = tl.dot(a[0], b[0], total, input_precision="ieee")
@@ -103,7 +151,9 @@ def product(a, b, total, PRECISION: tl.constexpr):
 @triton.jit
 def less_product(a, b, total, PRECISION: tl.constexpr):
     """Return total − a b. With bf16x3, a is negated: a later subtraction would keep the products from overlapping."""
-    if PRECISION == "bf16x3":
+    if PRECISION == "bf16x6":
+        total -= _product_of_three_parts(a, b)
+    elif PRECISION == "bf16x3":
         total = product(negated(a), b, total, PRECISION)
     else:
         total -= tl.dot(a[0], b[0], input_precision=PRECISION)
@@ -121,17 +171,14 @@ def chosen(items, which):
 
 @launched
 @triton.jit(do_not_specialize=SIZES)
-def operands_forward_kernel(matrices, outs, sizes, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
-    """Convert one matrix of a tuple per program row: to `out`'s dtype, or to hi and lo (SPLIT)."""
+def operands_forward_kernel(matrices, outs, sizes, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
+    """Convert one matrix of a tuple per program row to its parts, which have the dtype of `out`."""
     matrix = chosen(matrices, tl.program_id(1))
     out = chosen(outs, tl.program_id(1))
     size = chosen(sizes, tl.program_id(1))
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # the table of many meshes may exceed 2³¹
     x = tl.load(matrix + at, mask=at < size).to(tl.float32)
-    if SPLIT:
-        store(out + at, size, x, at < size)
-    else:
-        tl.store(out + at, x.to(out.dtype.element_ty), mask=at < size)
+    store(out + at, size, x, at < size, PRECISION)
 
 
 class _Converted(threading.local):
@@ -174,26 +221,20 @@ def _known(matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> li
 
 
 def operands(matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> list[Tensor]:
-    """Convert small matrices to what `load` takes, in one launch.
-
-    They become contiguous tensors of this dtype or, for bf16x3, bfloat16 tensors (2, …) that hold hi and lo.
-    """
+    """Convert small matrices to what `load` takes, in one launch, see `precision.empty_operand`."""
     known = _known(matrices, dtype, precision)
     if known is not None:
         return known
     matrices = [matrix.contiguous() for matrix in matrices]
-    parts = precision == "bf16x3"
     if any(matrix.dtype != matrices[0].dtype for matrix in matrices):
         matrices = [matrix.to(dtype) for matrix in matrices]
-    if not matrices or (matrices[0].dtype == dtype and not parts):
+    if not matrices or (matrices[0].dtype == dtype and part_count(precision) == 1):
         return matrices
-    shapes = [(2, *matrix.shape) if parts else matrix.shape for matrix in matrices]
-    kind, device = torch.bfloat16 if parts else dtype, matrices[0].device
-    outs = [torch.empty(shape, dtype=kind, device=device) for shape in shapes]
+    outs = [empty_operand(matrix, matrix.shape, dtype, precision) for matrix in matrices]
     sizes = [matrix.numel() for matrix in matrices]
     if max(sizes):
         with device_of(matrices[0]):
             operands_forward_kernel[(cdiv(max(sizes), 1024), len(sizes))](
-                tuple(matrices), tuple(outs), tuple(sizes), SPLIT=parts, BLOCK=1024, num_warps=4
+                tuple(matrices), tuple(outs), tuple(sizes), PRECISION=precision, BLOCK=1024, num_warps=4
             )
     return outs

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from diffnet.ops.common.compiler import constant
+from diffnet.ops.common.launch import multiplies_bfloat16
 
 
 def promoted_dtype(*tensors: Tensor) -> torch.dtype:
@@ -40,14 +42,30 @@ def allows_tf32() -> bool:
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
-def dot_precision(operand: Tensor) -> Literal["ieee", "bf16x3"]:
+def dot_precision(operand: Tensor) -> Literal["ieee", "bf16x3", "bf16x6"]:
     """Return how kernels multiply float32 matrices.
 
     `torch.set_float32_matmul_precision` decides, or its newer form `torch.backends.cuda.matmul.fp32_precision`. If tf32
-    is allowed, each number is split into two bfloat16 numbers, see `ops.common.matmul`. Operands of 16 bits are
-    multiplied as they are.
+    is allowed, each number is the sum of two bfloat16 numbers (bf16x3). If not, it is the sum of three, which is as
+    accurate as float32 (bf16x6), see `ops.common.matmul`. Operands of 16 bits are multiplied as they are.
     """
-    return "bf16x3" if tf32_precision(operand) == "tf32" else "ieee"
+    if tf32_precision(operand) == "tf32":
+        return "bf16x3"
+    return "bf16x6" if operand.dtype == torch.float32 and multiplies_bfloat16(operand) else "ieee"
+
+
+def part_count(precision: str) -> int:
+    """Return of how many bfloat16 numbers a number consists in products of this precision; 1 for no parts."""
+    return {"bf16x6": 3, "bf16x3": 2}.get(precision, 1)
+
+
+def empty_operand(like: Tensor, shape: Sequence[int], dtype: torch.dtype, precision: str) -> Tensor:
+    """Return an empty tensor for a matrix of this shape as kernels load it (`matmul.load`).
+
+    It has this shape and dtype or, if numbers have several parts, it is (parts, …) bfloat16.
+    """
+    parts = part_count(precision)
+    return like.new_empty(shape, dtype=dtype) if parts == 1 else like.new_empty((parts, *shape), dtype=torch.bfloat16)
 
 
 def tf32_precision(operand: Tensor) -> Literal["ieee", "tf32"]:

@@ -16,6 +16,7 @@ from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, tile
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
 from diffnet.ops.common.matmul import store
+from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import sum_spans
 from diffnet.ops.gradient_features.table import empty_table
 
@@ -26,9 +27,10 @@ ROWS = 16  # rows of a program: the fewest that matrix units take, because there
 @triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_forward_table_kernel(
     d, a_re, a_im, table, rows_size, c_size: tl.constexpr,
-    ROTATION: tl.constexpr, SPLIT: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+    ROTATION: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """D, P = D A_reᵀ and Q = D A_imᵀ, into the planes of `table`. SPLIT: as the two parts of bf16x3."""
+    """D, P = D A_reᵀ and Q = D A_imᵀ, into the planes of `table`, as operands (`matmul.store`)."""
     rows = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     in_rows = (rows < rows_size)[:, None]
@@ -49,17 +51,11 @@ def spectral_gradient_features_forward_table_kernel(
     plane = (rows_size + tl.program_id(0) * 0).to(tl.int64) * c_size
     place = table + rows.to(tl.int64)[:, None] * c_size + c[None, :]
     own = tl.load(d_at + c[None, :], mask=inside, other=0.0)
-    if SPLIT:
-        apart = (2 + ROTATION) * plane
-        store(place, apart, own, inside)
-        store(place + plane, apart, p, inside)
-        if ROTATION:
-            store(place + 2 * plane, apart, q, inside)
-    else:
-        tl.store(place, own.to(table.dtype.element_ty), mask=inside)
-        tl.store(place + plane, p.to(table.dtype.element_ty), mask=inside)
-        if ROTATION:
-            tl.store(place + 2 * plane, q.to(table.dtype.element_ty), mask=inside)
+    apart = (2 + ROTATION) * plane
+    store(place, apart, own, inside, PRECISION)
+    store(place + plane, apart, p, inside, PRECISION)
+    if ROTATION:
+        store(place + 2 * plane, apart, q, inside, PRECISION)
 
 
 def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, evecs: Tensor) -> Tensor:
@@ -74,7 +70,7 @@ def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, evecs: Tensor) -> Tensor
         with device_of(d):
             spectral_gradient_features_forward_table_kernel[(cdiv(meshes * k, ROWS), cdiv(c, block_c))](
                 d, a_re.contiguous(), a_re if a_im is None else a_im.contiguous(), out, meshes * k, c,
-                ROTATION=a_im is not None, SPLIT=out.ndim == 5,
+                ROTATION=a_im is not None, PRECISION=dot_precision(evecs),
                 BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
             )  # fmt: skip
     return out

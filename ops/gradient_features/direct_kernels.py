@@ -24,7 +24,7 @@ def direct_tiling(a: Tensor, c: int, precision: str) -> Tiling:
         return Tiling(64, tile(c, 64), tile(c, 64), 4, 3, 1)
     if precision == "bf16x3":
         return Tiling(64, tile(c, 32), tile(c, 64), 4, 3, 1)
-    return Tiling(64, 16, tile(c, 64), 8, 2, 1)
+    return Tiling(64, tile(c, 32), tile(c, 32), 4, 3, 1)
 
 
 @triton.jit
@@ -40,16 +40,18 @@ def _products(
     for step in range(0, c_size, BLOCK_K):
         k = step + tl.arange(0, BLOCK_K)
         inside = live[:, None] & (k < c_size)[None, :]
-        x = split(tl.load(x_at + k[None, :], mask=inside, other=0.0).to(dtype), PRECISION)
-        y = split(tl.load(y_at + k[None, :], mask=inside, other=0.0).to(dtype), PRECISION)
         at = c[:, None] * c_size + k[None, :]
         stored = (c < c_size)[:, None] & (k < c_size)[None, :]
         re = transposed(split(tl.load(a_re + at, mask=stored, other=0.0), PRECISION))
-        bx = product(x, re, bx, PRECISION)
-        by = product(y, re, by, PRECISION)
         if ROTATION:
             im = transposed(split(tl.load(a_im + at, mask=stored, other=0.0), PRECISION))
+        x = split(tl.load(x_at + k[None, :], mask=inside, other=0.0).to(dtype), PRECISION)
+        bx = product(x, re, bx, PRECISION)
+        if ROTATION:
             by = product(x, im, by, PRECISION)
+        y = split(tl.load(y_at + k[None, :], mask=inside, other=0.0).to(dtype), PRECISION)
+        by = product(y, re, by, PRECISION)
+        if ROTATION:
             bx = less_product(y, im, bx, PRECISION)
     inside = live[:, None] & (c < c_size)[None, :]
     gx = tl.load(x_at + c[None, :], mask=inside, other=0.0).to(tl.float32)

@@ -29,8 +29,17 @@ from diffnet.ops.common.launch import (
 )
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
-from diffnet.ops.common.matmul import less_product, load, negated, product, split, store, transposed
-from diffnet.ops.common.precision import dot_precision
+from diffnet.ops.common.matmul import (
+    less_product,
+    load,
+    negated,
+    product,
+    split,
+    split_transpose,
+    store,
+    transposed,
+)
+from diffnet.ops.common.precision import dot_precision, empty_operand, part_count
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
 from diffnet.ops.spectral.kernels import load_coefficients, project_spans
 
@@ -46,7 +55,7 @@ def forward_tiling(evecs: Tensor, k: int, c: int, precision: str, diffused: bool
     if precision == "bf16x3":
         # Registers would spill if a program held all of the table at once.
         return Tiling(64, tile(k, 32), tile(c, 64), 4, 3, 4)
-    return Tiling(32, 16, tile(c, 64), 8, 1, 4)
+    return Tiling(64, tile(k, 32), tile(c, 64), 4, 2, 4)  # spills 20 registers, and is faster than 32 columns
 
 
 def backward_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
@@ -58,9 +67,11 @@ def backward_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
         return Tiling(32, tile(k, 32 if evecs.dtype == torch.float32 else 128), tile(c, 32), 4, 1, 2)
     if evecs.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 32), 4, 2, 2)
-    if precision == "bf16x3":  # for the kernel of the sums
+    if precision == "bf16x3":  # for the kernel of the three sums
         return Tiling(32, tile(k, 128), tile(c, 128), 8, 2, 1)
-    return Tiling(16, tile(k, 32), tile(c, 32), 4, 1, 4)
+    if k <= 64:  # for the kernel of one sum
+        return Tiling(32, tile(k, 64), tile(c, 128), 4, 3, 2)
+    return Tiling(32, 128, tile(c, 64), 8, 3, 2)
 
 
 def narrow(x: Tensor) -> bool:
@@ -107,9 +118,15 @@ def halves(ab):
 
 
 @triton.jit
-def _tables(coefficients, mesh, meshes, k_size: tl.constexpr, c_size: tl.constexpr, ROTATION: tl.constexpr):
-    """Return the addresses of D, P and Q of a mesh, and the distance between the two parts of bf16x3."""
-    plane = (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
+def _tables(
+    coefficients, mesh, meshes, k_size: tl.constexpr, c_size: tl.constexpr,
+    ROTATION: tl.constexpr, ONE_MESH: tl.constexpr,
+):  # fmt: skip
+    """Return the addresses of D, P and Q of a mesh, and the distance between the parts of a number."""
+    if ONE_MESH:
+        plane: tl.constexpr = k_size * c_size
+    else:
+        plane = (mesh * 0 + meshes).to(tl.int64) * k_size * c_size
     d_at = coefficients + mesh.to(tl.int64) * k_size * c_size
     return d_at, d_at + plane, d_at + plane + plane, (2 + ROTATION) * plane
 
@@ -135,16 +152,17 @@ def _products(
         ks = step + k
         inside = live & (ks < k_size)[None, :]
         x = split(tl.load(gx_at + ks[None, :], mask=inside, other=0.0), PRECISION)
-        y = split(tl.load(gy_at + ks[None, :], mask=inside, other=0.0), PRECISION)
         d = _load_table(d_at, apart, ks, c, k_size, c_size, PRECISION)
         p = _load_table(p_at, apart, ks, c, k_size, c_size, PRECISION)
         gx = product(x, d, gx, PRECISION)
-        gy = product(y, d, gy, PRECISION)
         bx = product(x, p, bx, PRECISION)
-        by = product(y, p, by, PRECISION)
         if ROTATION:
             q = _load_table(q_at, apart, ks, c, k_size, c_size, PRECISION)
             by = product(x, q, by, PRECISION)
+        y = split(tl.load(gy_at + ks[None, :], mask=inside, other=0.0), PRECISION)
+        gy = product(y, d, gy, PRECISION)
+        by = product(y, p, by, PRECISION)
+        if ROTATION:
             bx = less_product(y, q, bx, PRECISION)
     return gx, gy, bx, by
 
@@ -160,15 +178,15 @@ def spectral_gradient_features_forward_kernel(
 ):  # fmt: skip
     """x = Φ D (if DIFFUSED) and f at the rows of one span.
 
-    ONE_STEP: D, P and Q fit into one tile each and are read once. PRECISION isn't bf16x3 then, because twice as many
-    operands would not fit.
+    ONE_STEP: D, P and Q fit into one tile each and are read once. Numbers have one part then, because more operands
+    would not fit.
     """
     columns = tl.cdiv(c_size, BLOCK_C)
     index = tl.program_id(0) // columns
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = tl.arange(0, BLOCK_K)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
-    d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION)
+    d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION, ONE_MESH)
     in_c = (c < c_size)[None, :]
     if ONE_STEP:
         d = load_coefficients(d_at, k, c, k_size, c_size)
@@ -230,9 +248,10 @@ def spectral_gradient_features_backward_kernel(
     ROTATION: tl.constexpr, PAIRED: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Sum dD, dP and dQ (K, C) over the rows of one span, into the planes of `partial`; not for bf16x3, see `backward`.
+    """Sum dD, dP and dQ (K, C) over the rows of one span, into the planes of `partial`.
 
-    The kernel reads inputs only and computes the products of the forward again.
+    The kernel reads inputs only and computes the products of the forward again. It takes numbers of one part, see
+    `backward`.
 
     PAIRED: P and Q, and also their gradients, stand side by side in one product. If each is narrow, one product takes
     as long as either of them, because the other operand is fetched once instead of twice.
@@ -244,7 +263,7 @@ def spectral_gradient_features_backward_kernel(
     own = (which // columns) * BLOCK_K + tl.arange(0, BLOCK_K)  # the rows of dD, dP and dQ of this program
     k = tl.arange(0, BLOCK_K)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
-    d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION)
+    d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION, ONE_MESH)
     dtype = gradient_evecs.dtype.element_ty
     if ONE_STEP:
         d = load_coefficients(d_at, k, c, k_size, c_size)
@@ -332,13 +351,17 @@ def spectral_gradient_features_backward_derivatives_kernel(
     ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Store ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y with ds = df ∘ (1 − f²) at the rows of one span, as hi and lo."""
+    """Store ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y with ds = df ∘ (1 − f²) at the rows of one span.
+
+    They are stored in parts with bf16x3, and in float32 with bf16x6, where three parts would take more memory.
+    """
+    stored: tl.constexpr = "ieee" if PRECISION == "bf16x6" else PRECISION
     columns = tl.cdiv(c_size, BLOCK_C)
     index = tl.program_id(0) // columns
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = tl.arange(0, BLOCK_K)
     mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
-    d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION)
+    d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION, ONE_MESH)
     plane = (mesh * 0 + rows_size).to(tl.int64) * c_size
     component = tl.cast(plane_rows, tl.int64) * gradient_stride
     v = tl.arange(0, BLOCK_V)[:, None]
@@ -356,10 +379,10 @@ def spectral_gradient_features_backward_derivatives_kernel(
         df = tl.load(grad + wide * grad_stride + (v * grad_stride + c[None, :]), mask=inside, other=0.0)
         ds = df * (1.0 - f * f)
         at = derivatives + wide * c_size + (v * c_size + c[None, :])
-        store(at, 4 * plane, ds * bx, inside)
-        store(at + plane, 4 * plane, ds * by, inside)
-        store(at + 2 * plane, 4 * plane, ds * gx, inside)
-        store(at + 3 * plane, 4 * plane, ds * gy, inside)
+        store(at, 4 * plane, ds * bx, inside, stored)
+        store(at + plane, 4 * plane, ds * by, inside, stored)
+        store(at + 2 * plane, 4 * plane, ds * gx, inside, stored)
+        store(at + 3 * plane, 4 * plane, ds * gy, inside, stored)
 
 
 @launched
@@ -371,7 +394,7 @@ def spectral_gradient_features_backward_sums_kernel(
     ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Sum dD, dP and dQ over the rows of one span, from the planes of the derivatives kernel.
+    """Sum dD, dP and dQ over the rows of one span, from the planes of the derivatives kernel, with bf16x3.
 
     The sums are transposed, so that no operand has to be kept in registers; the three sums fill them.
     """
@@ -409,6 +432,49 @@ def spectral_gradient_features_backward_sums_kernel(
     _store_sums(
         partial, index, spans, k, c, tl.trans(d_sum), tl.trans(p_sum), tl.trans(q_sum), k_size, c_size, ROTATION
     )
+
+
+@launched
+@triton.jit(do_not_specialize=SIZES)
+def spectral_gradient_features_backward_sum_kernel(
+    derivatives, gradient_evecs, ptr, partial,
+    rows_size, meshes, spans, span, plane_rows,
+    k_size: tl.constexpr, c_size: tl.constexpr, gradient_stride: tl.constexpr,
+    ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Sum a tile of dD, dP or dQ over the rows of one span, from the planes of the derivatives kernel, with bf16x6.
+
+    Registers hold one of the three sums, because operands of three parts need more of them.
+    """
+    columns = tl.cdiv(c_size, BLOCK_C)
+    tiles = tl.cdiv(k_size, BLOCK_K) * columns
+    index = tl.program_id(0)
+    which = tl.program_id(1) // tiles  # 0 for dD, 1 for dP, 2 for dQ
+    tile_index = tl.program_id(1) % tiles
+    c = (tile_index % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    k = (tile_index // columns) * BLOCK_K + tl.arange(0, BLOCK_K)
+    _, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    plane = (index * 0 + rows_size).to(tl.int64) * c_size
+    total = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
+    v = tl.arange(0, BLOCK_V)[:, None]
+    for component in tl.static_range(2):
+        # The components of the derivatives: 0 and 1 for dD, 2 and 3 for dP, and for dQ 3 and, negative, 2.
+        number = tl.where(which == 2, 3 - component, 2 * which + component)
+        sign = tl.where((which == 2) & (component == 1), -1.0, 1.0)
+        u_base = derivatives + number.to(tl.int64) * plane
+        g_base = gradient_evecs + component * tl.cast(plane_rows, tl.int64) * gradient_stride
+        for row in range(first, last, BLOCK_V):
+            live = row + v < last
+            wide = tl.cast(row, tl.int64)
+            g_at = g_base + wide * gradient_stride + (v * gradient_stride + k[None, :])
+            g = tl.load(g_at, mask=live & (k < k_size)[None, :], other=0.0)
+            u_at = u_base + wide * c_size + (v * c_size + c[None, :])
+            u = tl.load(u_at, mask=live & (c < c_size)[None, :], other=0.0) * sign
+            total = product(split_transpose(g, PRECISION), split(u, PRECISION), total, PRECISION)
+    place = partial + (index.to(tl.int64) * k_size + k)[:, None] * c_size + c[None, :]
+    partial_plane = (index * 0 + spans).to(tl.int64) * k_size * c_size
+    tl.store(place + which * partial_plane, total, mask=(k < k_size)[:, None] & (c < c_size)[None, :])
 
 
 @triton.jit
@@ -452,7 +518,7 @@ def forward(
                 meshes, span, plane_rows,
                 k, c, some_evecs.stride(0), gradient_evecs.stride(1),
                 DIFFUSED=evecs is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1,
-                ONE_STEP=k <= t.k and precision != "bf16x3", NARROW=narrow(gradient_evecs), PRECISION=precision,
+                ONE_STEP=k <= t.k and part_count(precision) == 1, NARROW=narrow(gradient_evecs), PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return diffused, features
@@ -472,28 +538,36 @@ def backward(
 
     Given the gradient (V, C) of x and the evecs (V, K), Φᵀ dx is one more plane.
 
-    With bf16x3, one kernel would need too many registers. Two kernels do it then, with 16 bytes for each vertex and
-    channel between them.
+    For numbers in parts, one kernel would need too many registers. Two kernels do it then, with 16 bytes for each
+    vertex and channel between them.
     """
     (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape[-4:]
     (gradient_evecs, plane_rows), grad = planes_apart(gradient_evecs), row_major(grad)
     precision = dot_precision(gradient_evecs)
     t = tiling or backward_tiling(gradient_evecs, k, c, precision)
-    tiles = cdiv(k, t.k) * cdiv(c, t.c)
+    tiles = cdiv(k, t.k) * cdiv(c, t.c) * (planes if precision == "bf16x6" else 1)
     span = choose_span(rows, t.v, processors(table) * t.programs // max(tiles, 1))
     spans = span_count(rows, meshes, span)
     check_programs("spectral_gradient_features", spans, tiles)
     paired = planes == 3 and k <= t.k and precision == "ieee" and gradient_evecs.dtype != torch.float32
     partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
-    if partial.numel() and precision == "bf16x3":
+    if partial.numel() and part_count(precision) > 1:
         products = derivatives(grad, table, gradient_evecs, ptr)
         with device_of(gradient_evecs):
-            spectral_gradient_features_backward_sums_kernel[(spans, tiles)](
-                products, gradient_evecs, ptr, partial,
-                rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
-                ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+            if precision == "bf16x6":
+                spectral_gradient_features_backward_sum_kernel[(spans, tiles)](
+                    products, gradient_evecs, ptr, partial,
+                    rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
+                    ONE_MESH=meshes == 1, PRECISION=precision,
+                    BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+                )  # fmt: skip
+            else:
+                spectral_gradient_features_backward_sums_kernel[(spans, tiles)](
+                    products, gradient_evecs, ptr, partial,
+                    rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
+                    ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION=precision,
+                    BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+                )  # fmt: skip
     elif partial.numel():
         with device_of(gradient_evecs):
             spectral_gradient_features_backward_kernel[(spans, tiles)](
@@ -512,12 +586,13 @@ def backward(
 def derivatives(
     grad: Tensor, table: Tensor, gradient_evecs: Tensor, ptr: Tensor, tiling: Tiling | None = None
 ) -> Tensor:
-    """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y with ds = df ∘ (1 − f²), as `load` takes them: (2, 4, V, C) bfloat16"""
+    """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y with ds = df ∘ (1 − f²): (2, 4, V, C) bfloat16 or (4, V, C) float32"""
     (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape[-4:]
     (gradient_evecs, plane_rows), grad = planes_apart(gradient_evecs), row_major(grad)
-    out = torch.empty(2, 4, rows, c, dtype=torch.bfloat16, device=table.device)
+    precision = dot_precision(gradient_evecs)
+    out = empty_operand(table, (4, rows, c), torch.float32, "ieee" if precision == "bf16x6" else precision)
     if out.numel():
-        t = tiling or forward_tiling(gradient_evecs, k, c, "bf16x3", False)
+        t = tiling or forward_tiling(gradient_evecs, k, c, precision, False)
         columns = cdiv(c, t.c)
         span = choose_span(rows, t.v, processors(table) * t.programs // columns)
         with device_of(gradient_evecs):
@@ -525,7 +600,7 @@ def derivatives(
                 grad, table, gradient_evecs, ptr, out,
                 rows, meshes, span, plane_rows,
                 k, c, grad.stride(0), gradient_evecs.stride(1),
-                ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION="bf16x3",
+                ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return out

@@ -28,17 +28,18 @@ from diffnet.ops.common.launch import (
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_rows
 from diffnet.ops.common.matmul import load, product, split, transposed
-from diffnet.ops.common.precision import dot_precision
+from diffnet.ops.common.precision import dot_precision, part_count
 from diffnet.ops.mlp.linear_kernels import activated, inputs_backward, linear, linear_backward, threshold_and_scale
 
 
 def forward_tiling(inputs: Sequence[Tensor], weights: Sequence[Tensor], dropout: bool) -> Tiling | None:
     """Return the tiling of one kernel for all layers, or None if the layers differ or one kernel each is faster.
 
-    A tile has all channels of the hidden layers, and k channels of the inputs.
+    A tile has all channels of the hidden layers, and k channels of the inputs. With numbers of three parts, more than
+    64 channels would not fit into registers.
     """
     x, c = inputs[0], inputs[0].shape[1]
-    if not _fits(inputs, weights, 128):
+    if not _fits(inputs, weights, (128, 128, 64)):
         return None
     if interpreted(x):
         return Tiling(16, 16, tile(c, 128), 4, 1, 1)
@@ -51,7 +52,7 @@ def backward_tiling(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tili
     """Return the tiling of the backward in one kernel, or None. A program keeps all weights in shared memory."""
     x, c = inputs[0], inputs[0].shape[1]
     block = tile(c, 128)
-    if not _fits(inputs, weights, 64 if x.dtype == torch.float32 else 128):
+    if not _fits(inputs, weights, (128, 64, 32)):
         return None
     if interpreted(x):
         return Tiling(16, block, block, 4, 1, 1)
@@ -60,11 +61,13 @@ def backward_tiling(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tili
     return Tiling(32, block, block, 8, 3, 1) if c > 64 else Tiling(64, block, block, 4, 2, 3)
 
 
-def _fits(inputs: Sequence[Tensor], weights: Sequence[Tensor], widest: int) -> bool:
-    x, c = inputs[0], inputs[0].shape[1]
-    if c > widest or [tuple(weight.shape[-2:]) for weight in weights] != [(c, len(inputs) * c), (c, c), (c, c)]:
+def _fits(inputs: Sequence[Tensor], weights: Sequence[Tensor], widest: tuple[int, int, int]) -> bool:
+    """Whether one kernel can compute all layers. `widest` are the most channels for numbers of 1, 2 and 3 parts."""
+    x, c, parts = inputs[0], inputs[0].shape[1], part_count(dot_precision(inputs[0]))
+    shapes = [(c, len(inputs) * c), (c, c), (c, c)]
+    if c > widest[parts - 1] or [tuple(weight.shape[-2:]) for weight in weights] != shapes:
         return False
-    return interpreted(x) or (roomy(x) and (x.dtype != torch.float32 or dot_precision(x) == "bf16x3"))
+    return interpreted(x) or (roomy(x) and (x.dtype != torch.float32 or parts > 1))
 
 
 @triton.jit

@@ -15,16 +15,16 @@ from diffnet.ops.common.matmul import load, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 
 
-def linear_tiling(x: Tensor, k: int, c: int, precision: str) -> Tiling:
+def linear_tiling(x: Tensor, k: int, c: int) -> Tiling:
     if interpreted(x):
         return Tiling(16, 16, 16, 4, 1, 1)
     if not roomy(x):
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if x.dtype != torch.float32:
         return Tiling(64, tile(k, 64), tile(c, 128), 4, 3, 1)
-    if precision == "bf16x3":
-        return Tiling(64, tile(k, 32), tile(c, 128), 4, 3, 1)
-    return Tiling(64, 16, tile(c, 64), 8, 2, 1)
+    if dot_precision(x) == "bf16x6":
+        return Tiling(64, tile(k, 64), tile(c, 128), 4, 2, 1)
+    return Tiling(64, tile(k, 32), tile(c, 128), 4, 3, 1)
 
 
 @triton.jit
@@ -197,7 +197,7 @@ def _launch(
     out, plane_rows = empty_planes(first, parts, rows, out_size // parts)
     if out.numel():
         precision = dot_precision(first)
-        t = tiling or linear_tiling(first, c, out_size, precision)
+        t = tiling or linear_tiling(first, c, out_size)
         some_residual = first if residual is None else residual
         with device_of(out):
             mlp_forward_linear_kernel[(cdiv(rows, t.v) * cdiv(out_size, t.c),)](

@@ -13,7 +13,7 @@ from diffnet.ops.common.checks import check_dropout, check_matrix, check_rank, c
 from diffnet.ops.common.cpu import eager_on_cpu
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.limits import check_matrix as check_matrix_size
-from diffnet.ops.common.precision import compute_dtype, dot_precision, in_dtype
+from diffnet.ops.common.precision import compute_dtype, dot_precision, empty_operand, in_dtype, part_count
 from diffnet.ops.mlp import cpu, reference
 
 MOST_INPUTS = 3  # that the kernel of the first layer reads without concatenation
@@ -149,7 +149,7 @@ def _mlp_implementation(
 
 def _converts(x: Tensor, weights: Sequence[Tensor]) -> bool:
     """Whether the kernels multiply with weights in another form. The backward gets these, and converts nothing."""
-    return dot_precision(x) == "bf16x3" or any(weight.dtype != x.dtype for weight in weights)
+    return part_count(dot_precision(x)) > 1 or any(weight.dtype != x.dtype for weight in weights)
 
 
 def _mlp_fake(*arguments: Any) -> list[Tensor]:
@@ -158,10 +158,7 @@ def _mlp_fake(*arguments: Any) -> list[Tensor]:
     outs = [x.new_empty(x.shape[0], weight.shape[0]) for weight in call.weights]
     if not call.keep:
         return outs[-1:]
-    parts = dot_precision(x) == "bf16x3"
-    matrices = [
-        x.new_empty((2, *w.shape), dtype=torch.bfloat16) if parts else x.new_empty(w.shape) for w in call.weights
-    ]
+    matrices = [empty_operand(x, w.shape, x.dtype, dot_precision(x)) for w in call.weights]
     return [outs[-1], *outs[:-1], *(matrices if _converts(x, call.weights) else [])]
 
 

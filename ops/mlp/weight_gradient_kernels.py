@@ -29,7 +29,7 @@ def weight_tiling(grad: Tensor, h: int, c: int, precision: str) -> Tiling:
         # One group of 4 warps multiplies up to 64 rows. Two groups would take twice as long for them.
         warps, programs = (4, 2) if h <= 64 else (8, 1)
         return Tiling(32, tile(h, 128), tile(c, 128), warps, 4, programs)
-    return Tiling(16, tile(h, 64), tile(c, 64), 8, 2, 4)
+    return Tiling(32, tile(h, 64), tile(c, 128), 4, 3, 2) if h <= 64 else Tiling(64, 128, tile(c, 128), 8, 2, 1)
 
 
 @launched

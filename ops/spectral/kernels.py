@@ -46,7 +46,7 @@ def project_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
         return Tiling(64, tile(k, 128), 256, 8, 4, 1) if large else Tiling(128, tile(k, 128), 128, 8, 3, 1)
     if precision == "bf16x3":
         return Tiling(32, tile(k, 128), tile(c, 128), 8, 3, 2)  # 128 registers, so two programs fit
-    return Tiling(16, tile(k, 64), tile(c, 64), 8, 2, 4)
+    return Tiling(32, tile(k, 64), tile(c, 128), 4, 3, 2) if k <= 64 else Tiling(32, 128, tile(c, 128), 8, 3, 1)
 
 
 def evaluate_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
@@ -56,9 +56,9 @@ def evaluate_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if evecs.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 64), 4, 3, 8) if c <= 64 else Tiling(64, tile(k, 128), 128, 8, 3, 2)
-    if precision == "bf16x3":
-        return Tiling(64, tile(k, 128), tile(c, 64), 4, 2, 4)
-    return Tiling(64, 16, tile(c, 64), 8, 2, 4)
+    if precision == "bf16x6" and k > 128:  # registers would spill otherwise
+        return Tiling(64, 32, tile(c, 64), 4, 3, 4)
+    return Tiling(64, tile(k, 128), tile(c, 64), 4, 2, 4)
 
 
 @triton.jit

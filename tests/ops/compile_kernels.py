@@ -1,6 +1,6 @@
 """Compile every dense kernel for a GPU that need not be there. Code that the interpreter runs may still not compile.
 
-The arguments are the GPU's compute capability, 90 for 9.0, and the arithmetic, bf16 or tf32.
+The arguments are the GPU's compute capability, 90 for 9.0, and the arithmetic, bf16, tf32 or fp32.
 test_kernel_compilation.py runs this in a process of its own, without the interpreter. It prints, for each launched
 kernel, its name, the precision of its products and its shared memory in bytes.
 """
@@ -90,4 +90,4 @@ for module in (
     if hasattr(module, "processors"):
         module.processors = lambda tensor: 132
 torch.backends.cuda.matmul.fp32_precision = "tf32" if ARITHMETIC == "tf32" else "ieee"
-launch_all({"bf16": torch.bfloat16, "tf32": torch.float32}[ARITHMETIC])
+launch_all(torch.bfloat16 if ARITHMETIC == "bf16" else torch.float32)

@@ -34,12 +34,19 @@ DENSE_KERNELS = {
     "spectral_gradient_features_forward_table_kernel",
     "sum_spans_forward_kernel",
 }
-# With bf16x3, two kernels replace one.
+# Where float32 numbers have several parts, two kernels replace one.
 BACKWARD = {"spectral_gradient_features_backward_kernel"}
 BACKWARD_IN_PARTS = {
-    "spectral_gradient_features_backward_derivatives_kernel",
-    "spectral_gradient_features_backward_sums_kernel",
+    "tf32": {
+        "spectral_gradient_features_backward_derivatives_kernel",
+        "spectral_gradient_features_backward_sums_kernel",
+    },
+    "fp32": {
+        "spectral_gradient_features_backward_derivatives_kernel",
+        "spectral_gradient_features_backward_sum_kernel",
+    },
 }
+PRECISIONS = {"tf32": {"bf16x3", ""}, "fp32": {"bf16x6", ""}, "bf16": {"ieee", ""}}  # "" for kernels without products
 ONE_WIDTH = {"mlp_forward_kernel", "mlp_backward_kernel"}  # an MLP in one kernel, on GPUs with much shared memory
 EVERY_STEP = {
     "evaluate_forward_kernel",
@@ -66,9 +73,9 @@ SPARSE_GRADIENT = {
 
 
 def in_arithmetic(kernels: set[str], arithmetic: str) -> set[str]:
-    """The kernels that compute these results in bf16 or tf32."""
-    split = arithmetic == "tf32" and kernels >= BACKWARD
-    return kernels - BACKWARD | BACKWARD_IN_PARTS if split else kernels
+    """The kernels that compute these results in bf16, tf32 or fp32."""
+    split = arithmetic in BACKWARD_IN_PARTS and kernels >= BACKWARD
+    return kernels - BACKWARD | BACKWARD_IN_PARTS[arithmetic] if split else kernels
 
 
 def run(script: str, cache: Path, *arguments: str) -> str:
@@ -85,15 +92,13 @@ def run(script: str, cache: Path, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("capability", "shared_kb"), [(90, 227), pytest.param(89, 99, marks=pytest.mark.slow)], ids=["sm90", "sm89"]
 )
-@pytest.mark.parametrize("arithmetic", ["bf16", "tf32"])
+@pytest.mark.parametrize("arithmetic", ["bf16", "tf32", "fp32"])
 def test_kernels_compile(triton_cache: Path, arithmetic: str, capability: int, shared_kb: int) -> None:
     done = run("compile_kernels.py", triton_cache, str(capability), arithmetic)
     rows = [line.rsplit(maxsplit=1) for line in done.splitlines()]
     kernels = DENSE_KERNELS if shared_kb > 99 else DENSE_KERNELS - ONE_WIDTH
     assert {name.split()[0] for name, _ in rows} == in_arithmetic(kernels, arithmetic)
-    if arithmetic == "tf32":
-        # If tf32 is allowed, products take float32 in two bfloat16 parts. Other kernels contain no products.
-        assert {name.partition(" ")[2] for name, _ in rows} == {"bf16x3", ""}
+    assert {name.partition(" ")[2] for name, _ in rows} == PRECISIONS[arithmetic]
     assert all(int(shared) <= shared_kb * 1024 for _, shared in rows), done
 
 
@@ -103,12 +108,12 @@ def test_kernels_compile(triton_cache: Path, arithmetic: str, capability: int, s
 def test_a_training_step_stays_on_the_gpu(triton_cache: Path, arguments: tuple[str, ...]) -> None:
     """A step launches the expected kernels, reads nothing back and copies nothing to the GPU."""
     steps = [json.loads(line) for line in run("step_without_gpu.py", triton_cache, *arguments).splitlines()]
-    assert [arithmetic for arithmetic, *_ in steps] == ["tf32"] * 4 + ["bf16"] * 4
-    dense = DENSE_KERNELS | BACKWARD_IN_PARTS
+    assert [arithmetic for arithmetic, *_ in steps] == ["tf32"] * 4 + ["fp32"] * 4 + ["bf16"] * 4
+    dense = DENSE_KERNELS.union(*BACKWARD_IN_PARTS.values())
     for arithmetic, options, launched in steps:
         sparse, attention = "gradient" in options, "attention_heads" in options
         expected = EVERY_STEP | (SPARSE_GRADIENT if sparse else SPECTRAL_GRADIENT)
-        expected |= set() if attention else ONE_WIDTH
+        expected |= set() if attention else ONE_WIDTH - ({"mlp_backward_kernel"} if arithmetic == "fp32" else set())
         assert set(launched) & dense == in_arithmetic(expected, arithmetic), options
         others = " ".join(set(launched) - dense)
         for part in ("spmm", "sddmm", "softmax"):

@@ -11,6 +11,9 @@ from kernel_accuracy import Place, feature_inputs, normal, pointer
 from torch import Tensor
 
 from diffnet.ops import diffusion_and_gradient_features, gradient_features, mlp, spectral_gradient_features
+from diffnet.ops.common.matmul import operands
+from diffnet.ops.common.precision import dot_precision
+from diffnet.ops.gradient_features.table import empty_table
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 
@@ -32,11 +35,12 @@ def operator_calls(place: Place) -> dict[str, list[tuple[Any, ...]]]:
     labels = torch.tensor([0, 4, -1, 2, 1, 3, 0], device=place.device)
     seeds = torch.randint(2**31, (1, 2), device=place.device)
     inputs, weights, biases = [x, leaf(7, 5)], [leaf(4, 10), leaf(6, 4)], [leaf(4), leaf(6)]
-    constants = [[t.detach() for t in group] for group in (inputs, weights)]
+    constants, fixed_weights = ([t.detach() for t in group] for group in (inputs, weights))
+    matrices = operands(fixed_weights, place.dtype, dot_precision(x))
     hidden = [leaf(7, 4).detach()]
     features_saved, diffusion_saved = [], []
     for turned in (None, fixed_a):
-        table = torch.zeros(2 if turned is None else 3, *d.shape, device=place.device, dtype=place.dtype)
+        table = empty_table(fixed_evecs, fixed_d, turned is not None).zero_()
         features_saved.append((fixed_d, fixed_a, turned, fixed_evecs, fixed_gradient_evecs, ptr, table))
         diffusion_saved.append((*operators, fixed_time, fixed_a, turned, ptr, fixed_d, fixed_d, table))
     return {
@@ -62,7 +66,7 @@ def operator_calls(place: Place) -> dict[str, list[tuple[Any, ...]]]:
             ([fixed_x], [leaf(4, 5)], [], None, False, 0.0, None, False),
         ],
         "mlp_backward": [
-            (leaf(7, 6).detach(), *constants, hidden, False, 0.5, need_inputs) for need_inputs in (True, False)
+            (leaf(7, 6).detach(), constants, matrices, hidden, False, 0.5, need_inputs) for need_inputs in (True, False)
         ],
     }
 
