@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diffnet.block import DiffusionNetBlock
 from diffnet.diffusion import LearnedTimeDiffusion, kept_nonnegative
-from diffnet.mlp import MLP
+from diffnet.mlp import MLP, drawn_together
 from diffnet.ops import Backend
 from diffnet.ops.common.backend import use_kernels
 from diffnet.ops.common.compiler import under_transforms
@@ -37,6 +37,19 @@ def shared_launches(first: nn.Linear, blocks: Iterable[nn.Module], last: nn.Line
     precision = dot_precision(weights[0]) if weights and dtype == torch.float32 else "ieee"
     converts = dtype != torch.float32 or precision != "ieee"
     with kept_nonnegative(times), converted_together(weights if converts else [], dtype, precision):
+        yield
+
+
+@contextmanager
+def shared_dropout_seeds(blocks: Iterable[nn.Module], device: torch.device) -> Iterator[None]:
+    """Draw the seeds for the dropout of all blocks in one launch.
+
+    A checkpoint (`torch.utils.checkpoint`) runs a block again with the state that the random generator had before the
+    block. Such a block has to draw its own seeds, so it must not run in this context.
+    """
+    plain = [block for block in blocks if isinstance(block, DiffusionNetBlock) and block.is_plain()]
+    own = [block.mlp for block in plain if not block._forward_pre_hooks and "forward" not in vars(block)]
+    with drawn_together(own, device):
         yield
 
 

@@ -23,6 +23,8 @@ SIZES = (
     "spans",
     "other_span",
     "other_spans",
+    "whole_spans",
+    "programs",
     "plane_rows",
     "ignored",
     "threshold",
