@@ -22,6 +22,23 @@ from diffnet.ops.gradient_features.table import empty_table
 ROWS = 16  # rows of a program: the fewest that matrix units take, because there are few rows for many multiprocessors
 
 
+@triton.jit
+def add_product(x, a, c, k, total, c_size: tl.constexpr):
+    """total + x Aᵀ for the columns k of D in x and the rows c of A"""
+    inside = (c < c_size)[:, None] & (k < c_size)[None, :]
+    tile_of_a = tl.load(a + c[:, None] * c_size + k[None, :], mask=inside, other=0.0).to(tl.float32)
+    return tl.dot(x, tl.trans(tile_of_a), total, input_precision="tf32x3")
+
+
+@triton.jit
+def store_plane(table, at, number: tl.constexpr, plane, x, inside, ROTATION: tl.constexpr, SPLIT: tl.constexpr):
+    """Store x at one of the planes D, P and Q of `table`. SPLIT: as the two parts of bf16x3."""
+    if SPLIT:
+        store(table + number * plane + at, (2 + ROTATION) * plane, x, inside)
+    else:
+        tl.store(table + number * plane + at, x.to(table.dtype.element_ty), mask=inside)
+
+
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_forward_table_kernel(
@@ -38,28 +55,16 @@ def spectral_gradient_features_forward_table_kernel(
     for step in range(0, c_size, BLOCK_K):
         k = step + tl.arange(0, BLOCK_K)
         x = tl.load(d_at + k[None, :], mask=in_rows & (k < c_size)[None, :], other=0.0)
-        at = c[:, None] * c_size + k[None, :]
-        inside = (c < c_size)[:, None] & (k < c_size)[None, :]
-        a = tl.load(a_re + at, mask=inside, other=0.0).to(tl.float32)
-        p = tl.dot(x, tl.trans(a), p, input_precision="tf32x3")
+        p = add_product(x, a_re, c, k, p, c_size)
         if ROTATION:
-            a = tl.load(a_im + at, mask=inside, other=0.0).to(tl.float32)
-            q = tl.dot(x, tl.trans(a), q, input_precision="tf32x3")
+            q = add_product(x, a_im, c, k, q, c_size)
     inside = in_rows & (c < c_size)[None, :]
     plane = (rows_size + tl.program_id(0) * 0).to(tl.int64) * c_size
-    place = table + rows.to(tl.int64)[:, None] * c_size + c[None, :]
-    own = tl.load(d_at + c[None, :], mask=inside, other=0.0)
-    if SPLIT:
-        apart = (2 + ROTATION) * plane
-        store(place, apart, own, inside)
-        store(place + plane, apart, p, inside)
-        if ROTATION:
-            store(place + 2 * plane, apart, q, inside)
-    else:
-        tl.store(place, own.to(table.dtype.element_ty), mask=inside)
-        tl.store(place + plane, p.to(table.dtype.element_ty), mask=inside)
-        if ROTATION:
-            tl.store(place + 2 * plane, q.to(table.dtype.element_ty), mask=inside)
+    place = rows.to(tl.int64)[:, None] * c_size + c[None, :]
+    store_plane(table, place, 0, plane, tl.load(d + place, mask=inside, other=0.0), inside, ROTATION, SPLIT)
+    store_plane(table, place, 1, plane, p, inside, ROTATION, SPLIT)
+    if ROTATION:
+        store_plane(table, place, 2, plane, q, inside, ROTATION, SPLIT)
 
 
 def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, evecs: Tensor) -> Tensor:
