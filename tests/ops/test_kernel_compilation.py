@@ -29,7 +29,6 @@ DENSE_KERNELS = {
     "project_forward_kernel",
     "spectral_gradient_features_backward_coefficients_kernel",
     "spectral_gradient_features_backward_kernel",
-    "spectral_gradient_features_backward_matrices_kernel",
     "spectral_gradient_features_forward_kernel",
     "spectral_gradient_features_forward_table_kernel",
     "sum_spans_forward_kernel",
@@ -53,7 +52,6 @@ SPECTRAL_GRADIENT = {
     *BACKWARD,
     "diffusion_features_forward_table_kernel",
     "spectral_gradient_features_backward_coefficients_kernel",
-    "spectral_gradient_features_backward_matrices_kernel",
     "spectral_gradient_features_forward_kernel",
 }
 SPARSE_GRADIENT = {
