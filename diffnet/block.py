@@ -120,7 +120,8 @@ class DiffusionNetBlock(nn.Module):
         """
         if torch.compiler.is_compiling() or type(self) is not DiffusionNetBlock or self.attention is not None:
             return False
-        return type(self.mlp) is MLP and self.mlp.is_plain(self.backend)
+        mlp = self.mlp
+        return type(mlp) is MLP and mlp.is_plain(self.backend)
 
     def _arguments(self, operators: Operators) -> BlockArguments:
         """Return the arguments of `diffusion_and_gradient_features` for operators with `gradient_evecs`."""

@@ -67,7 +67,8 @@ class MLP(nn.Module):
 
     def current_dropout(self) -> float:
         """Return the probability of a zero, which is 0 outside of training."""
-        return self.dropout.p if self.dropout.training else 0.0
+        dropout = self.dropout
+        return dropout.p if dropout.training else 0.0
 
     def is_plain(self, backend: Backend) -> bool:
         """Return whether a call is one of `forward` as it is above, on this backend and without hooks."""
@@ -93,7 +94,7 @@ def drawn_together(mlps: Sequence[MLP], device: torch.device) -> Iterator[None]:
     """
     mlps = [mlp for mlp in mlps if mlp.current_dropout() > 0]
     before, _DRAWN.seeds = _DRAWN.seeds, {}
-    counts = [len(mlp.layers) - 1 for mlp in mlps]
+    counts = [len(mlp._layer_names) - 1 for mlp in mlps]
     if sum(counts):
         seeds = new_seeds(sum(counts), device).split(counts)
         _DRAWN.seeds = {id(mlp): seed for mlp, seed in zip(mlps, seeds, strict=True)}

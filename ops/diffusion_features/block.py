@@ -102,7 +102,7 @@ class _Block(torch.autograd.Function):
         unsummed: list[Any] = []  # the sum over spans that is launched together with those of the features
         grad = in_dtype(grad, evecs.dtype)
         input_grads, *sums = mlp_backward(grad, inputs, matrices, hidden, True, ctx.dropout, True, unsummed)
-        x_grad, diffused_grad, features_grad = input_grads
+        x_grad, diffused_grad, features_grad = input_grads.unbind()
         coefficient_sums = backward(
             features_grad,
             table,

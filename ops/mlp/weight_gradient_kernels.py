@@ -138,6 +138,6 @@ def _of_one_shape(
         total = partial.new_empty(size)
         unsummed.append(Unsummed(partial, total))
     sizes = [parts * h * c, *[h * c] * (len(grads) - 1), *[h] * len(grads)]
-    first, *others = total.split(sizes)
+    first, *others = total.split_with_sizes(sizes)
     found = [first.view(h, parts * c)]
     return found + [other.view(h, c) if n < len(grads) - 1 else other for n, other in enumerate(others)]

@@ -49,7 +49,7 @@ def test_other_batches_compile_nothing() -> None:
     """Once a single mesh and a batch of two have been seen, for widths that are multiples of 16 and for others."""
     for found in run("variants"):
         kernels = {name: counts for name, counts in found.items() if not name.startswith("spmm")}
-        assert len(kernels) > 15
+        assert len(kernels) > 12
         assert {name: again for name, (_, again) in kernels.items() if again} == {}  # type: ignore[misc]
 
 
