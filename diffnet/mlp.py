@@ -74,7 +74,8 @@ class MLP(nn.Module):
         """Return whether a call is one of `forward` as it is above, on this backend and without hooks."""
         hooks = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
         replaced = "forward" in vars(self) or self._compiled_call_impl is not None
-        return not (hooks or replaced or _has_any_global_hook()) and self.backend == backend
+        on_all_modules = _has_any_global_hook()  # type: ignore[no-untyped-call]
+        return not (hooks or replaced or on_all_modules) and self.backend == backend
 
 
 class _Drawn(threading.local):
@@ -94,9 +95,9 @@ def drawn_together(mlps: Sequence[MLP], device: torch.device) -> Iterator[None]:
     """
     mlps = [mlp for mlp in mlps if mlp.current_dropout() > 0]
     before, _DRAWN.seeds = _DRAWN.seeds, {}
-    counts = [len(mlp._layer_names) - 1 for mlp in mlps]
+    counts = [len(mlp.layers) - 1 for mlp in mlps]
     if sum(counts):
-        seeds = new_seeds(sum(counts), device).split(counts)
+        seeds = new_seeds(sum(counts), device).split_with_sizes(counts)
         _DRAWN.seeds = {id(mlp): seed for mlp, seed in zip(mlps, seeds, strict=True)}
     try:
         yield

@@ -56,7 +56,10 @@ def diffusion_block(
         seeds = new_seeds(len(weights) - 1, x.device) if seeds is None else seeds
     else:
         seeds = None
-    out: Tensor = _Block.apply(torch.is_grad_enabled(), dropout, seeds, x, *arguments, *weights, *biases)
+    tensors = x, *arguments, *weights, *biases
+    keep = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    apply: Any = _Block.apply
+    out: Tensor = apply(keep, dropout, seeds, *tensors)
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from diffnet import DiffusionNet, collate, precompute
+from diffnet import block as block_module
 from diffnet.geometry import Operators
-from diffnet.ops.diffusion_features import block as one_node
 
 pytest.importorskip("triton")
 
@@ -41,14 +42,13 @@ def network(request: pytest.FixtureRequest) -> Iterator[DiffusionNet]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Has one element for each block that ran as one node."""
     found: list[None] = []
-    apply = one_node._Block.apply
+    original = block_module.diffusion_block
 
-    def counted(*arguments: object) -> Tensor:
+    def counted(*arguments: Any) -> Tensor:
         found.append(None)
-        out: Tensor = apply(*arguments)
-        return out
+        return original(*arguments)
 
-    monkeypatch.setattr(one_node._Block, "apply", counted)
+    monkeypatch.setattr(block_module, "diffusion_block", counted)
     return found
 
 
