@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
+import torch
 from torch import Tensor, nn
 
 from diffnet.arguments import check_eigenpairs, refuses
@@ -13,10 +14,11 @@ from diffnet.geometry import Operators
 from diffnet.gradient_features import SpatialGradientFeatures
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
-from diffnet.mlp import MLP
+from diffnet.mlp import MLP, shared_seeds
 from diffnet.ops import Backend, diffusion_and_gradient_features, spmm
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
+from diffnet.ops.diffusion_features.block import BlockArguments, diffusion_block, is_one_node
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
@@ -93,41 +95,51 @@ class DiffusionNetBlock(nn.Module):
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
-        x, *parts = self._diffused_and_features(x, operators)
+        if self.on_basis(operators):
+            o = operators.prepared(compute_dtype(x, operators.evecs))
+            arguments = self._arguments(o)
+            if self.is_plain():
+                mlp = self.mlp
+                weights, biases = mlp.weights_and_biases()
+                if is_one_node(self.backend, x, arguments, weights):
+                    seeds = shared_seeds(mlp)
+                    return diffusion_block(x, arguments, o.lengths, weights, biases, mlp.current_dropout(), seeds)
+            # The rest of the block uses the returned x; its gradients are then summed in one kernel.
+            x, *parts = diffusion_and_gradient_features(x, *arguments, o.lengths, self.backend)
+        else:
+            parts = self._diffused_and_features(x, operators)
         if self.attention is not None:
             parts.append(self.attention(x, operators.neighborhood or operators.gradient.pattern))
         out: Tensor = self.mlp([x, *parts], residual=x)
         return out
 
-    def _diffused_and_features(self, x: Tensor, operators: Operators) -> tuple[Tensor, ...]:
-        """Return x, the diffused x and, if the block has them, its gradient features, (V, C) each.
+    def is_plain(self) -> bool:
+        """Whether the parts of the block are as built, and no hook expects a call of its MLP.
 
-        The rest of the block uses the returned x; its gradients are then summed in one kernel.
+        Such a block may run as one operation, unless torch.compile traces it.
         """
-        o, features = operators, self.gradient_features
-        if features is not None and isinstance(self.diffusion, LearnedTimeDiffusion) and self.on_basis(o):
-            check_eigenpairs(o)
-            o = o.prepared(compute_dtype(x, o.evecs))
-            gradient_evecs = o.gradient_evecs
-            assert gradient_evecs is not None
-            return diffusion_and_gradient_features(
-                x,
-                o.mass,
-                o.evals,
-                o.evecs,
-                gradient_evecs,
-                self.diffusion.learned_time(),
-                features.a_re,
-                features.a_im,
-                o.ptr,
-                o.lengths,
-                self.backend,
-            )
-        diffused = self.diffusion(x, o)
+        if torch.compiler.is_compiling() or type(self) is not DiffusionNetBlock or self.attention is not None:
+            return False
+        mlp = self.mlp
+        return type(mlp) is MLP and mlp.is_plain(self.backend)
+
+    def _arguments(self, operators: Operators) -> BlockArguments:
+        """Return the arguments of `diffusion_and_gradient_features` for operators with `gradient_evecs`."""
+        check_eigenpairs(operators)
+        diffusion, features, gradient_evecs = self.diffusion, self.gradient_features, operators.gradient_evecs
+        assert isinstance(diffusion, LearnedTimeDiffusion)
+        assert features is not None
+        assert gradient_evecs is not None
+        o, time = operators, diffusion.learned_time()
+        return BlockArguments(o.mass, o.evals, o.evecs, gradient_evecs, time, features.a_re, features.a_im, o.ptr)
+
+    def _diffused_and_features(self, x: Tensor, operators: Operators) -> list[Tensor]:
+        """Return the diffused x and, if the block has them, its gradient features from sparse gradients, (V, C)."""
+        diffused, features = self.diffusion(x, operators), self.gradient_features
         if features is None:
-            return x, diffused
-        gradients = spmm(o.gradient.pattern, o.gradient.values, diffused, backend=self.backend)
-        return x, diffused, features(gradients)
+            return [diffused]
+        gradient = operators.gradient
+        return [diffused, features(spmm(gradient.pattern, gradient.values, diffused, backend=self.backend))]
 
     def on_basis(self, operators: Operators) -> bool:
         """Whether the block takes gradients on the basis, so that it uses `operators.prepared`.

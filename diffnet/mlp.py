@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from diffnet.ops import Backend, mlp
 from diffnet.ops.common.checks import check_count, check_dropout
+from diffnet.ops.mlp.op import new_seeds
 
 
 class MLP(nn.Module):
@@ -44,19 +49,62 @@ class MLP(nn.Module):
     @property
     def layers(self) -> list[nn.Linear]:
         """The linear layers, first to last."""
-        return [getattr(self, name) for name in self._layer_names]
+        return [self._modules[name] for name in self._layer_names]  # type: ignore[misc]
 
     def forward(self, inputs: Sequence[Tensor], residual: Tensor | None = None) -> Tensor:
         """Apply the layers to the concatenated inputs and add the residual.
 
         inputs: (V, C_i) each, with Σ C_i = widths[0]; residual: (V, widths[-1]) or None → (V, widths[-1])
         """
+        weights, biases = self.weights_and_biases()
+        dropout = self.current_dropout()
+        return mlp(inputs, weights, biases, dropout=dropout, residual=residual, backend=self.backend)
+
+    def weights_and_biases(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the weights and the biases of the layers, first to last."""
         layers = self.layers
-        return mlp(
-            inputs,
-            [layer.weight for layer in layers],
-            [layer.bias for layer in layers],
-            dropout=self.dropout.p if self.dropout.training else 0.0,
-            residual=residual,
-            backend=self.backend,
-        )
+        return [layer.weight for layer in layers], [layer.bias for layer in layers]
+
+    def current_dropout(self) -> float:
+        """Return the probability of a zero, which is 0 outside of training."""
+        dropout = self.dropout
+        return dropout.p if dropout.training else 0.0
+
+    def is_plain(self, backend: Backend) -> bool:
+        """Return whether a call is one of `forward` as it is above, on this backend and without hooks."""
+        hooks = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+        replaced = "forward" in vars(self) or self._compiled_call_impl is not None
+        on_all_modules = _has_any_global_hook()  # type: ignore[no-untyped-call]
+        return not (hooks or replaced or on_all_modules) and self.backend == backend
+
+
+class _Drawn(threading.local):
+    """The seeds that `drawn_together` has drawn in this thread, by the id of the MLP that will use them."""
+
+    seeds: dict[int, Tensor] = {}  # noqa: RUF012 - never changed, only replaced
+
+
+_DRAWN = _Drawn()
+
+
+@contextmanager
+def drawn_together(mlps: Sequence[MLP], device: torch.device) -> Iterator[None]:
+    """Draw the seeds for the dropout of several MLPs in one launch, for one call of each in the block.
+
+    Without it, a block draws them when it runs. The seeds are the same then on the CPU.
+    """
+    mlps = [mlp for mlp in mlps if mlp.current_dropout() > 0]
+    before, _DRAWN.seeds = _DRAWN.seeds, {}
+    counts = [len(mlp.layers) - 1 for mlp in mlps]
+    if sum(counts):
+        seeds = new_seeds(sum(counts), device).split_with_sizes(counts)
+        _DRAWN.seeds = {id(mlp): seed for mlp, seed in zip(mlps, seeds, strict=True)}
+    try:
+        yield
+    finally:
+        _DRAWN.seeds = before
+
+
+def shared_seeds(mlp: MLP) -> Tensor | None:
+    """Return the seeds of `drawn_together`. A second call in its block returns None, because seeds are used once."""
+    return _DRAWN.seeds.pop(id(mlp), None)

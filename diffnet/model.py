@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Literal, TypeAlias, get_args
 
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from diffnet.geometry import Operators
 from diffnet.ops import Backend, mlp, segment_mean
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.shared_launches import shared_launches, shares_launches
+from diffnet.shared_launches import shared_dropout_seeds, shared_launches, shares_launches
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
 
@@ -137,8 +138,10 @@ class DiffusionNet(nn.Module):
         dtype = compute_dtype(x)
         on_basis = any(isinstance(block, DiffusionNetBlock) and block.on_basis(operators) for block in self.blocks)
         shared = operators.prepared(dtype) if on_basis else operators.with_basis_dtype(dtype)
-        for block in self.blocks:
-            x = block(x, shared)
+        shares = shares_launches(self.backend, x)
+        with shared_dropout_seeds(self.blocks, x.device) if shares else nullcontext():
+            for block in self.blocks:
+                x = block(x, shared)
         return self._outputs(self._linear(self.last, x), operators)
 
     def _linear(self, layer: nn.Linear, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diffnet.block import DiffusionNetBlock
 from diffnet.diffusion import LearnedTimeDiffusion, kept_nonnegative
-from diffnet.mlp import MLP
+from diffnet.mlp import MLP, drawn_together
 from diffnet.ops import Backend
 from diffnet.ops.common.backend import use_kernels
 from diffnet.ops.common.compiler import under_transforms
@@ -26,17 +26,38 @@ def shared_launches(first: nn.Linear, blocks: Iterable[nn.Module], last: nn.Line
     """
     from diffnet.ops.common.matmul import converted_together  # imports Triton
 
-    own = [block for block in blocks if type(block) is DiffusionNetBlock and not _may_change(block)]
-    layers = [first, last, *(layer for block in own if type(block.mlp) is MLP for layer in block.mlp.layers)]
+    layers, times = [first, last], []
+    for block in blocks:
+        if type(block) is not DiffusionNetBlock:
+            continue
+        mlp, diffusion = block.mlp, block.diffusion
+        if block._forward_pre_hooks or mlp._forward_pre_hooks or diffusion._forward_pre_hooks:
+            continue  # hooks run before the block reads its parameters, and may change them
+        if type(mlp) is MLP:
+            layers += mlp.layers
+        if type(diffusion) is LearnedTimeDiffusion and diffusion.training:
+            times.append(diffusion.time)
     # A parametrized layer has a class of its own, and computes its weight anew whenever it is read.
     weights = [layer.weight for layer in layers if type(layer) is nn.Linear]
     weights = [w for w in weights if w.dtype == torch.float32 and _is_plain(w, x.device)]
-    diffusions = [block.diffusion for block in own if type(block.diffusion) is LearnedTimeDiffusion]
-    times = [diffusion.time for diffusion in diffusions if diffusion.training and _is_plain(diffusion.time, x.device)]
+    times = [time for time in times if _is_plain(time, x.device)]
     dtype = compute_dtype(x, *weights[:1])
     precision = dot_precision(weights[0]) if weights and dtype == torch.float32 else "ieee"
     converts = dtype != torch.float32 or precision != "ieee"
     with kept_nonnegative(times), converted_together(weights if converts else [], dtype, precision):
+        yield
+
+
+@contextmanager
+def shared_dropout_seeds(blocks: Iterable[nn.Module], device: torch.device) -> Iterator[None]:
+    """Draw the seeds for the dropout of all blocks in one launch.
+
+    A checkpoint (`torch.utils.checkpoint`) runs a block again with the state that the random generator had before the
+    block. Such a block has to draw its own seeds, so it must not run in this context.
+    """
+    plain = [block for block in blocks if isinstance(block, DiffusionNetBlock) and block.is_plain()]
+    own = [block.mlp for block in plain if not block._forward_pre_hooks and "forward" not in vars(block)]
+    with drawn_together(own, device):
         yield
 
 
@@ -51,8 +72,3 @@ def _is_plain(parameter: Tensor, device: torch.device) -> bool:
     """Whether a kernel may read a parameter, and PyTorch counts its changes."""
     plain = type(parameter) is nn.Parameter or type(parameter) is Tensor
     return plain and parameter.device == device and not parameter.is_inference()
-
-
-def _may_change(block: DiffusionNetBlock) -> bool:
-    """Whether hooks run before the block reads its parameters, and may change them."""
-    return bool(block._forward_pre_hooks or block.mlp._forward_pre_hooks or block.diffusion._forward_pre_hooks)

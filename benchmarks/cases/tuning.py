@@ -323,7 +323,7 @@ def _block_mlp(device: torch.device, kind: Arithmetic, v: int, c: int) -> tuple[
 def _all_channels(tiling: Any, c: int) -> Any:
     from diffnet.ops.common.launch import tile
 
-    return tiling and replace(tiling, c=tile(c, tiling.c), k=tile(c, tiling.k))
+    return tiling and tiling._replace(c=tile(c, tiling.c), k=tile(c, tiling.k))
 
 
 @benchmark("tune-weight-gradients", metrics=("GB/s",))

@@ -131,6 +131,11 @@ def _flattened(arguments: Sequence[Any]) -> list[Any]:
     return flat
 
 
+def is_traced(arguments: Sequence[Any]) -> bool:
+    """Return whether a call has to go through PyTorch's dispatcher, or is refused under a transform of torch.func."""
+    return under_transforms() or _traced(arguments)
+
+
 def _traced(arguments: Sequence[Any]) -> bool:
     """Return whether the registered operator has to be called. On the meta device it calls `fake`."""
     if torch.compiler.is_compiling():

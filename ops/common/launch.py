@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,14 +25,15 @@ SIZES = (
     "spans",
     "other_span",
     "other_spans",
+    "whole_spans",
+    "programs",
     "plane_rows",
     "ignored",
     "threshold",
 )
 
 
-@dataclass(frozen=True)
-class Tiling:
+class Tiling(NamedTuple):
     """Tile sizes of a program and how it is launched.
 
     Attributes:

@@ -8,6 +8,7 @@ rows // span + meshes, depends on sizes that the host knows. docs/kernels.md der
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -75,26 +76,18 @@ def sum_of_spans(
     return total
 
 
-@launched
-@triton.jit(do_not_specialize=SIZES)
-def sum_spans_forward_kernel(
-    partial, other, out, ptr, meshes, span, spans, other_span, other_spans, factor, size: tl.constexpr,
-    PLANES: tl.constexpr, WHOLE: tl.constexpr, FACTOR: tl.constexpr, EARLY: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
+@triton.jit
+def _sum_planes(
+    program, partial, other, out, ptr, meshes, span, spans, other_span, other_spans, factor, size: tl.constexpr,
+    PLANES: tl.constexpr, WHOLE: tl.constexpr, FACTOR: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
 ):  # fmt: skip
-    """out[p, b] = factor Σ partial[p, s] over the spans s of mesh b. EARLY: see `launch.starts_early`.
-
-    From plane PLANES on, the planes of `other` are summed instead, which has other spans.
-    """
-    if EARLY:
-        gdc_wait()
     blocks = tl.cdiv(size, BLOCK)
-    mesh = tl.program_id(0) // blocks  # not a second grid axis: that has at most 65535 programs
-    cell = tl.program_id(0) % blocks
+    plane = program // (blocks * meshes)  # not a second grid axis: that has at most 65535 programs
+    mesh = program // blocks % meshes
+    cell = program % blocks
     if size > _LARGEST - BLOCK:
         cell = cell.to(tl.int64)
     cell = cell * BLOCK + tl.arange(0, BLOCK)
-    plane = tl.program_id(1)
     is_other = plane >= PLANES
     source = tl.where(is_other, other, partial)
     source_span = tl.where(is_other, other_span, span)
@@ -109,12 +102,57 @@ def sum_spans_forward_kernel(
     tl.store(out + place + cell, total, mask=cell < size)
 
 
+@launched
+@triton.jit(do_not_specialize=SIZES)
+def sum_spans_forward_kernel(
+    partial, other, out, ptr, factor, whole, whole_out,
+    meshes, span, spans, other_span, other_spans, whole_spans, programs, size: tl.constexpr, whole_size: tl.constexpr,
+    PLANES: tl.constexpr, WHOLE: tl.constexpr, FACTOR: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
+):  # fmt: skip
+    """out[p, b] = factor Σ partial[p, s] over the spans s of mesh b. EARLY: see `launch.starts_early`.
+
+    From plane PLANES on, the planes of `other` are summed instead, which has other spans. If whole_size isn't 0, the
+    programs from number `programs` on compute whole_out = Σ whole[s] over all its spans.
+    """
+    if EARLY:
+        gdc_wait()
+    program = tl.program_id(0)
+    if whole_size > 0:
+        if program >= programs:
+            cell = program - programs
+            if whole_size > _LARGEST - BLOCK:
+                cell = cell.to(tl.int64)
+            cell = cell * BLOCK + tl.arange(0, BLOCK)
+            zero = program * 0
+            total = sum_of_spans(whole, cell, whole_size, zero, zero, ptr, span, whole_spans, True, BLOCK, BLOCK_SPANS)
+            tl.store(whole_out + cell, total, mask=cell < whole_size)
+        else:
+            _sum_planes(
+                program, partial, other, out, ptr, meshes, span, spans, other_span, other_spans, factor, size,
+                PLANES, WHOLE, FACTOR, BLOCK, BLOCK_SPANS,
+            )  # fmt: skip
+    else:
+        _sum_planes(
+            program, partial, other, out, ptr, meshes, span, spans, other_span, other_spans, factor, size,
+            PLANES, WHOLE, FACTOR, BLOCK, BLOCK_SPANS,
+        )  # fmt: skip
+
+
+class Unsummed(NamedTuple):
+    """A sum over all spans that is still to be launched: partial (1, spans, N) and its empty result (N,), float32"""
+
+    partial: Tensor
+    total: Tensor
+
+
 def sum_spans(
     partial: Tensor,
     ptr: Tensor | None,
     span: int,
     factor: Tensor | None = None,
     other: tuple[Tensor, int] | None = None,
+    unsummed: Unsummed | None = None,
 ) -> Tensor:
     """Add up the results of the spans of each mesh, times `factor`.
 
@@ -126,6 +164,7 @@ def sum_spans(
         span: rows of a span
         factor: a tensor with one number, or None
         other: further planes with spans of their own, and the rows of these spans; summed in the same launch
+        unsummed: another sum, computed in the same launch
 
     Returns:
         (planes, B, …) float32, zeros for a mesh without rows; the planes of `other` come last
@@ -136,15 +175,18 @@ def sum_spans(
     other_spans, first = other_partial.shape[1], planes
     planes += 0 if other is None else len(other_partial)
     out = torch.empty(planes, meshes, *rest, dtype=torch.float32, device=partial.device)
-    if out.numel():
-        # If there are many spans, a program takes fewer cells and loads more spans at a time.
-        block, block_spans = (64, 64) if max(spans, other_spans) <= 64 else (32, 128)
-        size = math.prod(rest)
+    size = math.prod(rest)
+    whole, whole_out = unsummed or (partial, out)
+    whole_spans, whole_size = whole.shape[1], len(whole_out) if unsummed else 0
+    # If there are many spans, a program takes fewer cells and loads more spans at a time.
+    block, block_spans = (64, 64) if max(spans, other_spans, whole_spans) <= 64 else (32, 128)
+    programs = cdiv(size, block) * meshes * planes
+    if programs + whole_size:
         early = starts_early(partial)
         with device_of(partial):
-            sum_spans_forward_kernel[(cdiv(size, block) * meshes, planes)](
-                partial, other_partial, out, partial if ptr is None else ptr,
-                meshes, span, spans, other_span, other_spans, partial if factor is None else factor, size,
+            sum_spans_forward_kernel[(programs + cdiv(whole_size, block),)](
+                partial, other_partial, out, partial if ptr is None else ptr, partial if factor is None else factor,
+                whole, whole_out, meshes, span, spans, other_span, other_spans, whole_spans, programs, size, whole_size,
                 PLANES=first, WHOLE=ptr is None, FACTOR=factor is not None,
                 EARLY=early, BLOCK=block, BLOCK_SPANS=block_spans, num_warps=4, launch_pdl=early,
             )  # fmt: skip

@@ -55,16 +55,7 @@ def diffusion_and_gradient_features(
         TypeError: for arguments that are not tensors or have other dtypes.
         ValueError: for other shapes, devices or extents.
     """
-    check_rank("x", x, "(V, C)", 2)
-    (rows, channels), device = x.shape, x.device
-    check_matrix("evecs", evecs, rows, "K", device)
-    k = evecs.shape[1]
-    check_tensor("mass", mass, (rows,), device)
-    check_tensor("gradient_evecs", gradient_evecs, (2, rows, k), device)
-    ptr = check_ptr(ptr, rows, lengths, device)
-    check_tensor("evals", evals, (len(ptr) - 1, k), device)
-    check_tensor("time", time, (channels,), device)
-    check_matrices(a_re, a_im, channels, device)
+    ptr = check_arguments(x, mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, lengths)
     operators = (mass, evals, evecs, gradient_evecs)
     if not use_kernels(backend, x, *operators, matrix=True):
         return reference.diffusion_and_gradient_features(
@@ -82,7 +73,33 @@ def diffusion_and_gradient_features(
     return passed if x.dtype == dtype else x, diffused, features
 
 
-def _diffusion_features_implementation(
+def check_arguments(
+    x: Tensor,
+    mass: Tensor,
+    evals: Tensor,
+    evecs: Tensor,
+    gradient_evecs: Tensor,
+    time: Tensor,
+    a_re: Tensor,
+    a_im: Tensor | None,
+    ptr: Tensor,
+    lengths: Sequence[int] | None,
+) -> Tensor:
+    """Check the arguments of `diffusion_and_gradient_features`, and return ptr contiguous."""
+    check_rank("x", x, "(V, C)", 2)
+    (rows, channels), device = x.shape, x.device
+    check_matrix("evecs", evecs, rows, "K", device)
+    k = evecs.shape[1]
+    check_tensor("mass", mass, (rows,), device)
+    check_tensor("gradient_evecs", gradient_evecs, (2, rows, k), device)
+    ptr = check_ptr(ptr, rows, lengths, device)
+    check_tensor("evals", evals, (len(ptr) - 1, k), device)
+    check_tensor("time", time, (channels,), device)
+    check_matrices(a_re, a_im, channels, device)
+    return ptr
+
+
+def diffusion_features_forward(
     x: Tensor,
     mass: Tensor,
     evals: Tensor,
@@ -94,14 +111,13 @@ def _diffusion_features_implementation(
     ptr: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """x_d and f (V, C); for the backward S and D (B, K, C) float32 and their table, see `coefficient_kernels.table`"""
-    from diffnet.ops.diffusion_features.kernels import sum_and_diffuse
-    from diffnet.ops.gradient_features.coefficient_kernels import table
+    from diffnet.ops.diffusion_features.kernels import diffused_table
     from diffnet.ops.gradient_features.kernels import forward
     from diffnet.ops.spectral.kernels import project_spans
 
-    spectrum, d = sum_and_diffuse(*project_spans(x, evecs, mass, ptr), ptr, evals, time)
-    coefficients = table(d, a_re, a_im, gradient_evecs)
-    return *forward(coefficients, evecs, gradient_evecs, ptr), spectrum, d, coefficients
+    spans = project_spans(x, evecs, mass, ptr)
+    spectrum, d, table = diffused_table(*spans, ptr, evals, time, a_re, a_im, evecs)
+    return *forward(table, evecs, gradient_evecs, ptr), spectrum, d, table
 
 
 def _diffusion_features_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -130,14 +146,34 @@ def _backward_implementation(
     passed_grad: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dx (V, C) plus passed_grad; dt (C,), dA_re (C, C) and dA_im (empty without rotations) in float32"""
-    from diffnet.ops.gradient_features.coefficient_kernels import backward as coefficients_backward
     from diffnet.ops.gradient_features.kernels import backward
-    from diffnet.ops.spectral.kernels import evaluate
 
     sums = backward(features_grad, table, gradient_evecs, ptr, values_grad=diffused_grad, evecs=evecs)
-    spectrum_grad, re_grad, im_grad, time_grad = coefficients_backward(sums, d, a_re, a_im, (spectrum, evals, time))
-    x_grad = evaluate(spectrum_grad, evecs, mass, ptr, added=passed_grad)
+    x_grad, time_grad, re_grad, im_grad = gradients_of_sums(
+        sums, mass, evals, evecs, time, a_re, a_im, ptr, spectrum, d, passed_grad
+    )
     return x_grad, time_grad, re_grad, re_grad.new_empty(0, 0) if im_grad is None else im_grad
+
+
+def gradients_of_sums(
+    sums: Tensor,
+    mass: Tensor,
+    evals: Tensor,
+    evecs: Tensor,
+    time: Tensor,
+    a_re: Tensor,
+    a_im: Tensor | None,
+    ptr: Tensor,
+    spectrum: Tensor,
+    d: Tensor,
+    passed_grad: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """dx (V, C) plus passed_grad, and dt (C,), dA_re and dA_im (C, C) in float32; sums: dD, dP, dQ and Φᵀ dx_d"""
+    from diffnet.ops.gradient_features.coefficient_kernels import backward
+    from diffnet.ops.spectral.kernels import evaluate
+
+    spectrum_grad, re_grad, im_grad, time_grad = backward(sums, d, a_re, a_im, (spectrum, evals, time))
+    return evaluate(spectrum_grad, evecs, mass, ptr, added=passed_grad), time_grad, re_grad, im_grad
 
 
 def _backward_fake(diffused_grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -171,7 +207,7 @@ def _backward(
 
 _diffusion_features = differentiable(
     "diffnet::diffusion_features",
-    _diffusion_features_implementation,
+    diffusion_features_forward,
     _diffusion_features_fake,
     _setup,
     _backward,

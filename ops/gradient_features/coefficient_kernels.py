@@ -17,10 +17,24 @@ from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
 from diffnet.ops.common.matmul import store
 from diffnet.ops.common.precision import dot_precision
-from diffnet.ops.common.spans import sum_spans
+from diffnet.ops.common.spans import Unsummed, sum_spans
 from diffnet.ops.gradient_features.table import empty_table
 
 ROWS = 16  # rows of a program: the fewest that matrix units take, because there are few rows for many multiprocessors
+
+
+@triton.jit
+def add_product(x, a, c, k, total, c_size: tl.constexpr):
+    """total + x Aᵀ for the columns k of D in x and the rows c of A"""
+    inside = (c < c_size)[:, None] & (k < c_size)[None, :]
+    tile_of_a = tl.load(a + c[:, None] * c_size + k[None, :], mask=inside, other=0.0).to(tl.float32)
+    return tl.dot(x, tl.trans(tile_of_a), total, input_precision="tf32x3")
+
+
+@triton.jit
+def store_plane(table, at, number: tl.constexpr, plane, x, inside, ROTATION: tl.constexpr, PRECISION: tl.constexpr):
+    """Store x as an operand at one of the planes D, P and Q of `table`, see `matmul.store`."""
+    store(table + number * plane + at, (2 + ROTATION) * plane, x, inside, PRECISION)
 
 
 @launched
@@ -40,22 +54,16 @@ def spectral_gradient_features_forward_table_kernel(
     for step in range(0, c_size, BLOCK_K):
         k = step + tl.arange(0, BLOCK_K)
         x = tl.load(d_at + k[None, :], mask=in_rows & (k < c_size)[None, :], other=0.0)
-        at = c[:, None] * c_size + k[None, :]
-        inside = (c < c_size)[:, None] & (k < c_size)[None, :]
-        a = tl.load(a_re + at, mask=inside, other=0.0).to(tl.float32)
-        p = tl.dot(x, tl.trans(a), p, input_precision="tf32x3")
+        p = add_product(x, a_re, c, k, p, c_size)
         if ROTATION:
-            a = tl.load(a_im + at, mask=inside, other=0.0).to(tl.float32)
-            q = tl.dot(x, tl.trans(a), q, input_precision="tf32x3")
+            q = add_product(x, a_im, c, k, q, c_size)
     inside = in_rows & (c < c_size)[None, :]
     plane = (rows_size + tl.program_id(0) * 0).to(tl.int64) * c_size
-    place = table + rows.to(tl.int64)[:, None] * c_size + c[None, :]
-    own = tl.load(d_at + c[None, :], mask=inside, other=0.0)
-    apart = (2 + ROTATION) * plane
-    store(place, apart, own, inside, PRECISION)
-    store(place + plane, apart, p, inside, PRECISION)
+    place = rows.to(tl.int64)[:, None] * c_size + c[None, :]
+    store_plane(table, place, 0, plane, tl.load(d + place, mask=inside, other=0.0), inside, ROTATION, PRECISION)
+    store_plane(table, place, 1, plane, p, inside, ROTATION, PRECISION)
     if ROTATION:
-        store(place + 2 * plane, apart, q, inside, PRECISION)
+        store_plane(table, place, 2, plane, q, inside, ROTATION, PRECISION)
 
 
 def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, evecs: Tensor) -> Tensor:
@@ -76,20 +84,20 @@ def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, evecs: Tensor) -> Tensor
     return out
 
 
-@launched
-@triton.jit(do_not_specialize=SIZES)
-def spectral_gradient_features_backward_coefficients_kernel(
-    sums, spectrum, evals, time, a_re, a_im, out, time_partial, rows_size, c_size: tl.constexpr,
+@triton.jit
+def _coefficients(
+    program, sums, spectrum, evals, time, a_re, a_im, out, time_partial, rows_size, c_size: tl.constexpr,
     PROJECTED: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dD' or, if DIFFUSED, dS and one row of partial sums of dt; see `backward`."""
-    rows = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    columns = tl.cdiv(c_size, BLOCK_C)
+    rows = (program // columns) * BLOCK_V + tl.arange(0, BLOCK_V)
+    c = (program % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     in_rows = (rows < rows_size)[:, None]
     inside = in_rows & (c < c_size)[None, :]
     at = rows.to(tl.int64)[:, None] * c_size
-    plane = (rows_size + tl.program_id(0) * 0).to(tl.int64) * c_size
+    plane = rows_size.to(tl.int64) * c_size
     total = tl.load(sums + at + c[None, :], mask=inside, other=0.0)
     if PROJECTED:
         total += tl.load(sums + (2 + ROTATION) * plane + at + c[None, :], mask=inside, other=0.0)
@@ -112,26 +120,21 @@ def spectral_gradient_features_backward_coefficients_kernel(
         total *= tl.exp(-value * tl.where(t < 0.0, 0.0, t))
         s = tl.load(spectrum + at + c[None, :], mask=inside, other=0.0)
         slope = tl.sum(tl.where(t < 0.0, 0.0, -value * total * s), axis=0)
-        tl.store(time_partial + tl.program_id(0).to(tl.int64) * c_size + c, slope, mask=c < c_size)
+        tl.store(time_partial + (program // columns).to(tl.int64) * c_size + c, slope, mask=c < c_size)
     tl.store(out + at + c[None, :], total, mask=inside)
 
 
-@launched
-@triton.jit(do_not_specialize=SIZES)
-def spectral_gradient_features_backward_matrices_kernel(
-    sums, d, time_partial, partial, meshes, k_size: tl.constexpr, c_size: tl.constexpr, size: tl.constexpr,
-    SPAN: tl.constexpr, TIME_ROWS: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
+@triton.jit
+def _matrices(
+    program, sums, d, partial, rows_size, c_size: tl.constexpr, size: tl.constexpr,
+    SPAN: tl.constexpr, ROTATION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Sum a tile of dPᵀ D and of dQᵀ D over SPAN rows.
-
-    The programs of the first row of tiles also add up dt. `time_partial` has one row for every TIME_ROWS rows.
-    """
+    """Sum a tile of dPᵀ D and of dQᵀ D over SPAN rows."""
     columns = tl.cdiv(c_size, BLOCK_C)
-    i = (tl.program_id(1) // columns) * BLOCK_C + tl.arange(0, BLOCK_C)
-    c = (tl.program_id(1) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
-    first = tl.program_id(0) * SPAN
-    rows_size = first * 0 + meshes * k_size
+    index = program // (columns * columns)
+    i = (program // columns % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    c = (program % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
+    first = index * SPAN
     last = tl.minimum(first + SPAN, rows_size)
     plane = rows_size.to(tl.int64) * c_size
     re = tl.zeros((BLOCK_C, BLOCK_C), tl.float32)
@@ -147,18 +150,31 @@ def spectral_gradient_features_backward_matrices_kernel(
             q = tl.load(sums + 2 * plane + at + i[None, :], mask=live & (i < c_size)[None, :], other=0.0)
             im = tl.dot(tl.trans(q), x, im, input_precision="tf32x3")
     inside = (i < c_size)[:, None] & (c < c_size)[None, :]
-    place = partial + tl.program_id(0).to(tl.int64) * size + i[:, None] * c_size + c[None, :]
+    place = partial + index.to(tl.int64) * size + i[:, None] * c_size + c[None, :]
     tl.store(place, re, mask=inside)
     if ROTATION:
         tl.store(place + c_size * c_size, im, mask=inside)
-    if DIFFUSED and tl.program_id(1) // columns == 0:
-        slope = tl.zeros((BLOCK_C,), tl.float32)
-        for block in range(first // TIME_ROWS, tl.cdiv(last, TIME_ROWS), BLOCK_V):
-            step = block + tl.arange(0, BLOCK_V)
-            live = (step < tl.cdiv(last, TIME_ROWS))[:, None] & (c < c_size)[None, :]
-            t_at = time_partial + step.to(tl.int64)[:, None] * c_size + c[None, :]
-            slope += tl.sum(tl.load(t_at, mask=live, other=0.0), axis=0)
-        tl.store(partial + (tl.program_id(0) + 1).to(tl.int64) * size - c_size + c, slope, mask=c < c_size)
+
+
+@launched
+@triton.jit(do_not_specialize=SIZES)
+def spectral_gradient_features_backward_coefficients_kernel(
+    sums, d, spectrum, evals, time, a_re, a_im, out, time_partial, partial, meshes, programs,
+    k_size: tl.constexpr, c_size: tl.constexpr, size: tl.constexpr,
+    PROJECTED: tl.constexpr, DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, SPAN: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+    MATRICES_V: tl.constexpr, MATRICES_C: tl.constexpr,
+):  # fmt: skip
+    """The first `programs` programs compute gradients of coefficients, the others those of the matrices A."""
+    program = tl.program_id(0)
+    rows_size = program * 0 + meshes * k_size
+    if program < programs:
+        _coefficients(
+            program, sums, spectrum, evals, time, a_re, a_im, out, time_partial, rows_size, c_size,
+            PROJECTED, DIFFUSED, ROTATION, BLOCK_V, BLOCK_K, BLOCK_C,
+        )  # fmt: skip
+    else:
+        _matrices(program - programs, sums, d, partial, rows_size, c_size, size, SPAN, ROTATION, MATRICES_V, MATRICES_C)
 
 
 def backward(
@@ -184,32 +200,35 @@ def backward(
     """
     meshes, k, c = d.shape
     rows, matrices, small = meshes * k, 1 if a_im is None else 2, interpreted(d)
-    rotation, d = matrices == 2, d.contiguous()
+    d = d.contiguous()
     grad = torch.empty_like(d)
-    blocks = cdiv(rows, ROWS)
-    time_partial = torch.empty(blocks if diffused else 0, c, dtype=torch.float32, device=d.device)
-    size = matrices * c * c + (c if diffused else 0)
-    span = 2 * ROWS if small else 64 * ROWS  # rows that one program adds up
-    partial = torch.empty(1, max(1, cdiv(rows, span)), size, dtype=torch.float32, device=d.device)
+    # A program takes many rows and few columns, so that a mesh has one row of partial sums of dt.
+    block_v, block_k, block_c = (ROWS, 16, 16) if small else (tile(k, 128), tile(c, 32), 16)
+    blocks = cdiv(rows, block_v)
+    time_partial = d.new_empty(1, blocks if diffused else 0, c)
+    span = 2 * ROWS if small else 64 * ROWS  # rows that one program adds up for the matrices
+    spans = max(1, cdiv(rows, span))
+    size = matrices * c * c
+    partial = d.new_empty(1, spans, size)
     spectrum, evals, time = (x.contiguous() for x in diffused) if diffused else (d, d, d)
     a_re, a_im = a_re.contiguous(), a_re if a_im is None else a_im.contiguous()
-    block_k, block_c = (16, 16) if small else (tile(c, 64), tile(c, 32))
-    columns = cdiv(c, block_c)
-    check_programs("spectral_gradient_features", blocks, columns * columns)
+    matrices_v, matrices_c = (16, 16) if small else (64, tile(c, 32))
+    programs = blocks * cdiv(c, block_c)
+    all_programs = programs + spans * cdiv(c, matrices_c) ** 2
+    check_programs("spectral_gradient_features", all_programs)
     if c:
         with device_of(d):
-            if rows:
-                spectral_gradient_features_backward_coefficients_kernel[(blocks, columns)](
-                    sums, spectrum, evals, time, a_re, a_im,
-                    grad, time_partial, rows, c,
-                    PROJECTED=len(sums) == 2 + matrices, DIFFUSED=diffused is not None, ROTATION=rotation,
-                    BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
-                )  # fmt: skip
-            spectral_gradient_features_backward_matrices_kernel[(partial.shape[1], columns * columns)](
-                sums, d, time_partial, partial, meshes, k, c, size,
-                SPAN=span, TIME_ROWS=ROWS, DIFFUSED=diffused is not None, ROTATION=rotation,
-                BLOCK_V=16 if small else 64, BLOCK_C=block_c, num_warps=4,
+            spectral_gradient_features_backward_coefficients_kernel[(all_programs,)](
+                sums, d, spectrum, evals, time, a_re, a_im, grad, time_partial, partial, meshes, programs, k, c, size,
+                PROJECTED=len(sums) == 2 + matrices, DIFFUSED=diffused is not None, ROTATION=matrices == 2,
+                SPAN=span, BLOCK_V=block_v, BLOCK_K=block_k, BLOCK_C=block_c,
+                MATRICES_V=matrices_v, MATRICES_C=matrices_c, num_warps=4,
             )  # fmt: skip
-    total = (sum_spans(partial, None, span) if partial.shape[1] > 1 else partial).flatten()
-    re, *im = total[: matrices * c * c].view(matrices, c, c)
-    return grad, re, im[0] if im else None, total[matrices * c * c :]
+    time_grad = time_partial.view(-1, c)[0] if blocks == 1 and diffused else d.new_empty(c if diffused else 0)
+    unsummed = Unsummed(time_partial, time_grad) if diffused and blocks != 1 else None
+    if spans > 1:
+        partial = sum_spans(partial, None, span, unsummed=unsummed)
+    elif unsummed:
+        time_grad = sum_spans(time_partial, None, span).view(c)
+    re, *im = partial.view(matrices, c, c)
+    return grad, re, im[0] if im else None, time_grad

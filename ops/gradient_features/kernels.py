@@ -40,7 +40,7 @@ from diffnet.ops.common.matmul import (
     transposed,
 )
 from diffnet.ops.common.precision import dot_precision, empty_operand, part_count
-from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
+from diffnet.ops.common.spans import Unsummed, choose_span, span_count, span_rows, sum_spans
 from diffnet.ops.spectral.kernels import load_coefficients, project_spans
 
 
@@ -533,10 +533,11 @@ def backward(
     *,
     values_grad: Tensor | None = None,
     evecs: Tensor | None = None,
+    unsummed: Unsummed | None = None,
 ) -> Tensor:
     """dD, dP and, with rotations, dQ, (2 or 3, B, K, C) in float32, from the gradient (V, C) of f
 
-    Given the gradient (V, C) of x and the evecs (V, K), Φᵀ dx is one more plane.
+    Given the gradient (V, C) of x and the evecs (V, K), Φᵀ dx is one more plane. unsummed: see `sum_spans`.
 
     For numbers in parts, one kernel would need too many registers. Two kernels do it then, with 16 bytes for each
     vertex and channel between them.
@@ -578,9 +579,9 @@ def backward(
                 num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     if values_grad is None or evecs is None:
-        return sum_spans(partial, ptr, span)
+        return sum_spans(partial, ptr, span, unsummed=unsummed)
     projected, projected_span, _ = project_spans(values_grad, evecs, None, ptr)
-    return sum_spans(partial, ptr, span, other=(projected, projected_span))
+    return sum_spans(partial, ptr, span, other=(projected, projected_span), unsummed=unsummed)
 
 
 def derivatives(

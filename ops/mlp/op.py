@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.limits import check_matrix as check_matrix_size
 from diffnet.ops.common.precision import compute_dtype, dot_precision, empty_operand, in_dtype, part_count
 from diffnet.ops.mlp import cpu, reference
+
+if TYPE_CHECKING:
+    from diffnet.ops.common.spans import Unsummed
 
 MOST_INPUTS = 3  # that the kernel of the first layer reads without concatenation
 
@@ -57,7 +60,7 @@ def mlp(
     >>> mlp([x], [torch.eye(2), torch.ones(1, 2)], [torch.zeros(2), torch.ones(1)])
     tensor([[2.]])
     """
-    _check(inputs, weights, biases, dropout, residual)
+    check_mlp(inputs, weights, biases, dropout, residual)
     if not use_kernels(backend, *inputs, *weights, matrix=True):
         rest = [] if residual is None else [residual]
         on_cpu = eager_on_cpu(*inputs, *weights, *(biases or []), *rest)
@@ -67,7 +70,7 @@ def mlp(
     alike = len(inputs) <= MOST_INPUTS and len({x.shape[-1] for x in inputs}) == 1
     parts = [in_dtype(x, dtype) for x in (inputs if alike else [torch.cat(list(inputs), dim=-1)])]
     hidden = len(weights) - 1
-    seeds = torch.randint(2**31, (hidden, 2), device=parts[0].device) if dropout > 0 and hidden else None
+    seeds = new_seeds(hidden, parts[0].device) if dropout > 0 and hidden else None
     skip = residual is inputs[0] and alike
     added = None if skip or residual is None else in_dtype(residual, dtype)
     tensors = [*parts, *weights, *(biases or []), *([] if added is None else [added])]
@@ -76,7 +79,12 @@ def mlp(
     return out
 
 
-def _check(
+def new_seeds(layers: int, device: torch.device) -> Tensor:
+    """Draw the seeds of dropout in hidden layers, (layers, 2)."""
+    return torch.randint(2**31, (layers, 2), device=device)
+
+
+def check_mlp(
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
     biases: Sequence[Tensor] | None,
@@ -107,7 +115,7 @@ def _check(
 
 
 class _Call(NamedTuple):
-    """The arguments of the operator, see `_mlp_implementation`."""
+    """The arguments of the operator, see `mlp_forward`."""
 
     inputs: Sequence[Tensor]
     weights: Sequence[Tensor]
@@ -119,7 +127,7 @@ class _Call(NamedTuple):
     keep: bool
 
 
-def _mlp_implementation(
+def mlp_forward(
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
@@ -162,6 +170,28 @@ def _mlp_fake(*arguments: Any) -> list[Tensor]:
     return [outs[-1], *outs[:-1], *(matrices if _converts(x, call.weights) else [])]
 
 
+def mlp_backward(
+    grad: Tensor,
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    hidden: Sequence[Tensor],
+    skip: bool,
+    dropout: float,
+    need_inputs: bool,
+    unsummed: list[Unsummed] | None = None,
+) -> list[Tensor]:
+    """The gradients of the inputs (n, V, C), empty if not needed, then of weights, then of biases in float32
+
+    weights: as `matmul.operands` returns them; unsummed: see `weight_gradients`
+    """
+    from diffnet.ops.mlp.kernels import backward
+    from diffnet.ops.mlp.weight_gradient_kernels import weight_gradients
+
+    input_grads, grads = backward(grad, inputs, weights, hidden, skip, dropout, need_inputs)
+    weight_grads, bias_grads = weight_gradients(inputs, hidden, grads, unsummed=unsummed)
+    return [input_grads, *weight_grads, *bias_grads]
+
+
 def _mlp_backward_implementation(
     grad: Tensor,
     inputs: Sequence[Tensor],
@@ -171,16 +201,7 @@ def _mlp_backward_implementation(
     dropout: float,
     need_inputs: bool,
 ) -> list[Tensor]:
-    """The gradients of the inputs (n, V, C), empty if not needed, then of weights, then of biases in float32
-
-    weights: as `matmul.operands` returns them
-    """
-    from diffnet.ops.mlp.kernels import backward
-    from diffnet.ops.mlp.weight_gradient_kernels import weight_gradients
-
-    input_grads, grads = backward(grad, inputs, weights, hidden, skip, dropout, need_inputs)
-    weight_grads, bias_grads = weight_gradients(inputs, hidden, grads)
-    return [input_grads, *weight_grads, *bias_grads]
+    return mlp_backward(grad, inputs, weights, hidden, skip, dropout, need_inputs)
 
 
 def _mlp_backward_fake(
@@ -224,4 +245,4 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     return by_input, weight_grads, bias_grads, grad if ctx.residual else None, None, None, None, None
 
 
-_mlp = differentiable("diffnet::mlp", _mlp_implementation, _mlp_fake, _setup, _backward, tensor_lists=True)
+_mlp = differentiable("diffnet::mlp", mlp_forward, _mlp_fake, _setup, _backward, tensor_lists=True)

@@ -14,7 +14,7 @@ from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs
 from diffnet.ops.common.matmul import chosen, product, split, split_transpose
 from diffnet.ops.common.precision import dot_precision
-from diffnet.ops.common.spans import choose_span, sum_spans
+from diffnet.ops.common.spans import Unsummed, choose_span, sum_spans
 
 
 def weight_tiling(grad: Tensor, h: int, c: int, precision: str) -> Tiling:
@@ -79,12 +79,17 @@ def mlp_backward_weights_kernel(
 
 
 def weight_gradients(
-    inputs: Sequence[Tensor], hidden: Sequence[Tensor], grads: Sequence[Tensor], tiling: Tiling | None = None
+    inputs: Sequence[Tensor],
+    hidden: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    tiling: Tiling | None = None,
+    unsummed: list[Unsummed] | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return dyᵀ x (H, C) of each layer's weights and Σ dy (H,) of each layer's bias, in float32.
 
     inputs: x₁ … xₘ (V, C₁) of the first layer, whose weights are (H₁, m·C₁); hidden: x (V, C) of each other layer;
-    grads: dy (V, H) of each layer
+    grads: dy (V, H) of each layer; unsummed: if this empty list is given, one sum of spans is added to it and left to
+    the caller, before which these results are empty
 
     Layers of one shape share a kernel and the memory of their results.
     """
@@ -95,13 +100,18 @@ def weight_gradients(
     bias_grads = list(weight_grads)
     for shape in dict.fromkeys(shapes):
         places = [i for i, other in enumerate(shapes) if other == shape]
-        found = _of_one_shape([layers[i] for i in places], [grads[i] for i in places], tiling)
+        found = _of_one_shape([layers[i] for i in places], [grads[i] for i in places], tiling, unsummed)
         for n, i in enumerate(places):
             weight_grads[i], bias_grads[i] = found[n], found[len(places) + n]
     return weight_grads, bias_grads
 
 
-def _of_one_shape(layers: Sequence[Sequence[Tensor]], grads: Sequence[Tensor], tiling: Tiling | None) -> list[Tensor]:
+def _of_one_shape(
+    layers: Sequence[Sequence[Tensor]],
+    grads: Sequence[Tensor],
+    tiling: Tiling | None,
+    unsummed: list[Unsummed] | None,
+) -> list[Tensor]:
     """The gradients of the weights of all layers, then those of the biases. Only the first may have several inputs."""
     parts = len(layers[0])
     grads = [grad.contiguous() for grad in grads]
@@ -122,8 +132,12 @@ def _of_one_shape(layers: Sequence[Sequence[Tensor]], grads: Sequence[Tensor], t
                 PAIRS=pairs, PARTS=parts, PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
-    total = sum_spans(partial, None, span).view(size)
+    if unsummed is None or unsummed:
+        total = sum_spans(partial, None, span).view(size)
+    else:
+        total = partial.new_empty(size)
+        unsummed.append(Unsummed(partial, total))
     sizes = [parts * h * c, *[h * c] * (len(grads) - 1), *[h] * len(grads)]
-    first, *others = total.split(sizes)
+    first, *others = total.split_with_sizes(sizes)
     found = [first.view(h, parts * c)]
     return found + [other.view(h, c) if n < len(grads) - 1 else other for n, other in enumerate(others)]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from diffnet.ops.common.matmul import operands
 from diffnet.ops.common.precision import dot_precision
+from diffnet.ops.common.spans import Unsummed
 from diffnet.ops.cross_entropy import kernels as cross_entropy
 from diffnet.ops.diffusion_features import kernels as diffusion_features
 from diffnet.ops.gradient_features import coefficient_kernels as coefficients
@@ -46,7 +47,10 @@ def launch_all(dtype: torch.dtype) -> None:
     gradient_features.forward(table, evecs, gradient_evecs, ptr)
     sums = gradient_features.backward(x, table, gradient_evecs, ptr, values_grad=x, evecs=evecs)
     matrix, evals, time = torch.randn(C, C), torch.rand(2, K), torch.rand(C)
-    diffusion_features.sum_and_diffuse(*spectral.project_spans(x, evecs, mass, ptr), ptr, evals, time)
+    spans = spectral.project_spans(x, evecs, mass, ptr)
+    diffusion_features.diffused_table(*spans, ptr, evals, time, matrix, matrix, evecs)
+    total = Unsummed(torch.empty(1, 3, 100), torch.empty(100))
+    gradient_features.backward(x, table, gradient_evecs, ptr, values_grad=x, evecs=evecs, unsummed=total)
     coefficients.backward(sums, d, matrix, matrix, (d, evals, time))
     direct_gradient_features.forward(random(2, V, C), a, a)
     direct_gradient_features.pointwise_backward(x, random(2, V, C), a, a)
@@ -78,6 +82,7 @@ for module in (
     coefficients,
     cross_entropy,
     diffusion,
+    diffusion_features,
     spectral,
     gradient_features,
     direct_gradient_features,

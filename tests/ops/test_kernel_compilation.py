@@ -17,7 +17,7 @@ DENSE_KERNELS = {
     "cross_entropy_forward_kernel",
     "diffuse_backward_kernel",
     "diffuse_forward_kernel",
-    "diffusion_features_forward_spectrum_kernel",
+    "diffusion_features_forward_table_kernel",
     "evaluate_forward_kernel",
     "gradient_features_backward_kernel",
     "gradient_features_forward_kernel",
@@ -29,7 +29,6 @@ DENSE_KERNELS = {
     "project_forward_kernel",
     "spectral_gradient_features_backward_coefficients_kernel",
     "spectral_gradient_features_backward_kernel",
-    "spectral_gradient_features_backward_matrices_kernel",
     "spectral_gradient_features_forward_kernel",
     "spectral_gradient_features_forward_table_kernel",
     "sum_spans_forward_kernel",
@@ -58,11 +57,9 @@ EVERY_STEP = {
 }
 SPECTRAL_GRADIENT = {
     *BACKWARD,
-    "diffusion_features_forward_spectrum_kernel",
+    "diffusion_features_forward_table_kernel",
     "spectral_gradient_features_backward_coefficients_kernel",
-    "spectral_gradient_features_backward_matrices_kernel",
     "spectral_gradient_features_forward_kernel",
-    "spectral_gradient_features_forward_table_kernel",
 }
 SPARSE_GRADIENT = {
     "diffuse_backward_kernel",

@@ -1,0 +1,124 @@
+"""A block in the eigenbasis as one node of autograd.
+
+It computes the same as `diffusion_and_gradient_features` and `mlp` one after the other, with fewer launches and less
+Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from diffnet.ops.common.backend import Backend, use_kernels
+from diffnet.ops.common.dispatch import is_traced
+from diffnet.ops.common.precision import compute_dtype, in_dtype
+from diffnet.ops.diffusion_features.op import check_arguments, diffusion_features_forward, gradients_of_sums
+from diffnet.ops.mlp.op import check_mlp, mlp_backward, mlp_forward, new_seeds
+
+
+class BlockArguments(NamedTuple):
+    """Tensors of a block: the operators, the parameters of its diffusion and of its gradient features."""
+
+    mass: Tensor
+    evals: Tensor
+    evecs: Tensor
+    gradient_evecs: Tensor
+    time: Tensor
+    a_re: Tensor
+    a_im: Tensor | None
+    ptr: Tensor
+
+
+def diffusion_block(
+    x: Tensor,
+    arguments: BlockArguments,
+    lengths: Sequence[int] | None,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    dropout: float,
+    seeds: Tensor | None = None,
+) -> Tensor:
+    """Compute x + MLP([x, x_d, f]) for the diffused x and its gradient features. It can be differentiated once.
+
+    Call it if `is_one_node` is true. Arguments are those of `diffusion_and_gradient_features` and `mlp`.
+
+    seeds: of the hidden layers' dropout (n − 1, 2) int64, or None to draw them
+
+    Raises TypeError and ValueError as these operations do.
+    """
+    arguments = arguments._replace(ptr=check_arguments(x, *arguments, lengths))
+    check_mlp([x] * 3, weights, biases, dropout, x)
+    if dropout > 0 and len(weights) > 1:
+        seeds = new_seeds(len(weights) - 1, x.device) if seeds is None else seeds
+    else:
+        seeds = None
+    tensors = x, *arguments, *weights, *biases
+    keep = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    apply: Any = _Block.apply
+    out: Tensor = apply(keep, dropout, seeds, *tensors)
+    return out
+
+
+def is_one_node(backend: Backend, x: Tensor, arguments: BlockArguments, weights: Sequence[Tensor]) -> bool:
+    """Whether `diffusion_block` computes with these tensors as its two halves do.
+
+    It doesn't under torch.compile and torch.func, in plain PyTorch, for operators with a gradient, and if tensors have
+    to be converted first.
+    """
+    operators = arguments[:4]
+    if is_traced((x, *arguments, *weights)) or any(operator.requires_grad for operator in operators):
+        return False
+    dtype = compute_dtype(x, arguments.evecs, *weights)
+    if not x.dtype == arguments.evecs.dtype == arguments.gradient_evecs.dtype == dtype:
+        return False
+    return use_kernels(backend, x, *operators, *weights, matrix=True)
+
+
+class _Block(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, keep: bool, dropout: float, seeds: Tensor | None, x: Tensor, *tensors: Any) -> Tensor:
+        arguments = BlockArguments(*tensors[:8])
+        parameters = tensors[8:]
+        weights, biases = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
+        diffused, features, *coefficients = diffusion_features_forward(x, *arguments)
+        out, *kept = mlp_forward([x, diffused, features], weights, biases, None, True, dropout, seeds, keep)
+        ctx.layers, ctx.dropout = len(weights), dropout
+        ctx.dtypes = [parameter.dtype for parameter in parameters]
+        if keep:
+            hidden, matrices = kept[: len(weights) - 1], kept[len(weights) - 1 :] or weights
+            matrices = [matrix.contiguous() for matrix in matrices]
+            ctx.save_for_backward(x, diffused, features, *matrices, *hidden, *arguments, *coefficients)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        from diffnet.ops.gradient_features.kernels import backward
+
+        saved, layers = ctx.saved_tensors, ctx.layers
+        inputs, matrices, hidden = saved[:3], saved[3 : 3 + layers], saved[3 + layers : 2 + 2 * layers]
+        mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, spectrum, d, table = saved[2 + 2 * layers :]
+        unsummed: list[Any] = []  # the sum over spans that is launched together with those of the features
+        grad = in_dtype(grad, evecs.dtype)
+        input_grads, *sums = mlp_backward(grad, inputs, matrices, hidden, True, ctx.dropout, True, unsummed)
+        x_grad, diffused_grad, features_grad = input_grads.unbind()
+        coefficient_sums = backward(
+            features_grad,
+            table,
+            gradient_evecs,
+            ptr,
+            values_grad=diffused_grad,
+            evecs=evecs,
+            unsummed=unsummed[0] if unsummed else None,
+        )
+        x_grad, time_grad, re_grad, im_grad = gradients_of_sums(
+            coefficient_sums, mass, evals, evecs, time, a_re, a_im, ptr, spectrum, d, x_grad
+        )
+        im_grad = None if im_grad is None else in_dtype(im_grad, a_im.dtype)
+        parameter_grads = [in_dtype(g, dtype) for g, dtype in zip(sums, ctx.dtypes, strict=True)]
+        of_features = in_dtype(time_grad, time.dtype), in_dtype(re_grad, a_re.dtype), im_grad
+        return None, None, None, x_grad, None, None, None, None, *of_features, None, *parameter_grads
