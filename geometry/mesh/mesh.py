@@ -159,7 +159,7 @@ def make_mesh(
     polygons, polygon_count: see `Mesh`; by default each face is a polygon. Quadrilaterals (F, 4) have no `polygons`.
     """
     try:
-        given = _on_host(verts)
+        given = on_host(verts)
         if np.iscomplexobj(given):
             raise ValueError("they are complex")
         v = np.array(given, dtype=np.float64)
@@ -182,7 +182,7 @@ def make_mesh(
             f"largest is at vertex {worst}. Scale the mesh down, or correct this vertex"
         )
     try:
-        f = np.asarray([] if faces is None else _on_host(faces))
+        f = np.asarray([] if faces is None else on_host(faces))
     except (TypeError, ValueError) as e:
         raise MeshError(f"{name}: faces are not an array of numbers ({e})") from e
     if f.ndim > 0 and len(f) == 0:
@@ -213,7 +213,8 @@ def make_mesh(
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def _on_host(values: Any) -> Any:
+def on_host(values: Any) -> Any:
+    """A tensor on any device as an array of NumPy. Other values are returned as they are."""
     torch = sys.modules.get("torch")  # if the values are a tensor, PyTorch is loaded
     if torch is None or not isinstance(values, torch.Tensor):
         return values
