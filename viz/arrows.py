@@ -41,8 +41,8 @@ def vector_arrows(surface: Surface, vectors: Any, frames: Any = None) -> Surface
     longest = float(np.percentile(lengths[shown], 95))
     shown = shown[_spread(points[shown], _MOST)]
     spacing = _spacing(points[shown])
-    directions = unit(given[shown]) * (np.minimum(lengths[shown] / longest, 1) * 1.8 * spacing)[:, None]
-    return arrow_surface(points[shown], directions, 0.07 * spacing)
+    directions = unit(given[shown]) * (np.minimum(lengths[shown] / longest, 1) * 1.6 * spacing)[:, None]
+    return arrow_surface(points[shown], directions, 0.055 * spacing)
 
 
 def arrow_surface(starts: Floats, vectors: Floats, radius: float) -> Surface:

@@ -85,7 +85,8 @@ def color_table(color_map: ColorMap) -> NDArray[np.uint8]:
         if color_map in _POINTS:
             points = parse_colors(_POINTS[color_map].split())
             places = np.linspace(0, 1, len(points))
-            return np.stack([np.interp(shares, places, column).round() for column in points.T], 1).astype(np.uint8)
+            table: Floats = np.stack([np.interp(shares, places, column) for column in points.T], 1)
+            return table.round().astype(np.uint8)
         color_map = _of_matplotlib(color_map)
     if not callable(color_map):
         raise ValueError(f"color_map should be a name or a function, got {type(color_map).__name__}")

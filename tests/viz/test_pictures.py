@@ -157,24 +157,28 @@ def test_several_shapes_share_one_scale():
     plain = picture(meshes, size=(50, 40)).pixels
     assert plain.shape == (80, 200, 3)
     np.testing.assert_array_equal(plain[40:, 50:], np.broadcast_to(BACKGROUND, (40, 150, 3)))
-    mixed = picture([SQUARE, (verts, None)], labels=[[0, 1], None], colors=[None, np.zeros((len(verts), 3))])
-    assert mixed.pixels.shape[1] > 1200
+    mixed = picture(
+        [SQUARE, (verts, None)], labels=[[0, 1], None], colors=[None, np.zeros((len(verts), 3))], size=(50, 40)
+    )
+    assert mixed.pixels.shape[1] > 100
 
 
 def test_legends():
-    verts, faces = ball()
-    with_names = picture((verts, faces), labels=np.arange(len(verts)) % 3 - 1, label_names=["one", "two"]).pixels
-    assert with_names.shape[1] > 650
-    side = with_names[:, 600:].reshape(-1, 3)
+    verts, faces = ball(1)
+    size = (200, 160)
+    labels = np.arange(len(verts)) % 3 - 1
+    with_names = picture((verts, faces), labels=labels, label_names=["one", "two"], size=size).pixels
+    assert with_names.shape[1] > 230
+    side = with_names[:, 200:].reshape(-1, 3)
     for color in (*label_colors(2), UNLABELED_COLOR):
         assert (side == color).all(-1).sum() > 50
     legend = label_legend("heading", np.arange(-1, 300), ["zero", "one"])
     assert [name for name, _ in legend.entries[:3]] == ["zero", "one", "2"]
     assert legend.entries[-1] == ("unlabeled", UNLABELED_COLOR)
-    assert legend_image(legend, 200, 12, BACKGROUND).height == 200  # with "and 289 more"
-    bar = picture((verts, faces), scalars={"height (m)": verts[:, 1]}).pixels
-    assert (bar[:, 600:].reshape(-1, 3) == color_table("viridis")[128]).all(-1).any()
-    assert picture((verts, faces), scalars=verts[:, 1], legend=False).pixels.shape == (600, 600, 3)
+    assert legend_image(legend, 200, 12, BACKGROUND).height == 200  # the last line tells how many are left out
+    bar = picture((verts, faces), scalars={"height (m)": verts[:, 1]}, size=size).pixels
+    assert (bar[:, 200:].reshape(-1, 3) == color_table("viridis")[128]).all(-1).any()
+    assert picture((verts, faces), scalars=verts[:, 1], size=size, legend=False).pixels.shape == (160, 200, 3)
 
 
 def test_a_picture_is_saved_and_shown(tmp_path):
@@ -193,11 +197,11 @@ def test_a_picture_is_saved_and_shown(tmp_path):
 
 def test_views():
     verts, faces = ball()
-    moved = verts * [1, 2, 3]
-    np.testing.assert_array_equal(
-        picture((moved, faces), view=(20, 30)).pixels, picture((moved, faces), view=View("z", 20, 30)).pixels
-    )
-    assert (picture((moved, faces), view=View("y", 20, 30)).pixels != picture((moved, faces)).pixels).any()
+    mesh = (verts * [1, 2, 3], faces)
+    chosen = picture(mesh, size=(60, 60), view=(20, 30)).pixels
+    np.testing.assert_array_equal(chosen, picture(mesh, size=(60, 60), view=View("z", 20, 30)).pixels)
+    assert (chosen != picture(mesh, size=(60, 60), view=View("y", 20, 30)).pixels).any()
+    assert (chosen != picture(mesh, size=(60, 60)).pixels).any()
 
 
 def test_color_maps_equal_those_of_matplotlib():
