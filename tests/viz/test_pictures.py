@@ -177,7 +177,8 @@ def test_legends():
     assert legend.entries[-1] == ("unlabeled", UNLABELED_COLOR)
     assert legend_image(legend, 200, 12, BACKGROUND).height == 200  # the last line tells how many are left out
     bar = picture((verts, faces), scalars={"height (m)": verts[:, 1]}, size=size).pixels
-    assert (bar[:, 200:].reshape(-1, 3) == color_table("viridis")[128]).all(-1).any()
+    shown = {tuple(color) for color in bar[:, 200:].reshape(-1, 3).tolist()}
+    assert len(shown & {tuple(color) for color in color_table("viridis").tolist()}) > 40
     assert picture((verts, faces), scalars=verts[:, 1], size=size, legend=False).pixels.shape == (160, 200, 3)
 
 
