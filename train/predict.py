@@ -60,17 +60,15 @@ def write_predictions(
     """Write each prediction as a colored mesh, and optionally all of them as one interactive page and one picture."""
     for (mesh, labels), path in zip(predictions, plys, strict=True):
         write_ply(path, mesh, labels=labels, at=at)
-    meshes, labels, titles = [], [], []
-    for mesh, predicted in predictions:
-        meshes.append(mesh)
-        labels.append({"prediction": predicted})
-        titles.append(mesh_stem(mesh.name))
+    meshes = [mesh for mesh, _ in predictions]
+    predicted = [{"prediction": labels} for _, labels in predictions]
+    titles = [mesh_stem(mesh.name) for mesh in meshes]
     if html is not None:
         shown = page(
-            meshes, labels=labels, at=at, label_names=label_names, titles=titles, heading="Predicted segmentation"
+            meshes, labels=predicted, at=at, label_names=label_names, titles=titles, heading="Predicted segmentation"
         )
         shown.save(html)
     if png is not None:
         several = titles if len(titles) > 1 else None
-        drawn = picture(meshes, labels=labels, at=at, label_names=label_names, titles=several, size=PICTURE_SIZE)
+        drawn = picture(meshes, labels=predicted, at=at, label_names=label_names, titles=several, size=PICTURE_SIZE)
         write_atomically(png, png_bytes(drawn.pixels))

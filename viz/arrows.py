@@ -100,7 +100,8 @@ def _spread(points: Floats, most: int) -> Ints:
 def _cells(points: Floats, side: float) -> Ints:
     """The number of the cell of a grid that holds each of the points (N, 3), which are not negative."""
     x, y, z = (points / side).astype(np.int64).T
-    return (x * 2**20 + y) * 2**20 + z
+    numbers: Ints = (x * 2**20 + y) * 2**20 + z
+    return numbers
 
 
 def _spacing(points: Floats) -> float:

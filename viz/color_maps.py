@@ -85,15 +85,19 @@ def color_table(color_map: ColorMap) -> NDArray[np.uint8]:
         if color_map in _POINTS:
             points = parse_colors(_POINTS[color_map].split())
             places = np.linspace(0, 1, len(points))
-            table: Floats = np.stack([np.interp(shares, places, column) for column in points.T], 1)
-            return table.round().astype(np.uint8)
+            return _rounded(np.stack([np.interp(shares, places, column) for column in points.T], 1))
         color_map = _of_matplotlib(color_map)
     if not callable(color_map):
         raise ValueError(f"color_map should be a name or a function, got {type(color_map).__name__}")
     colors = np.asarray(color_map(shares), np.float64)
     if colors.shape not in ((_LEVELS, 3), (_LEVELS, 4)) or not ((colors >= 0) & (colors <= 1)).all():
         raise ValueError(f"color_map should return colors (N, 3) from 0 to 1, got values of shape {colors.shape}")
-    return (colors[:, :3] * 255).round().astype(np.uint8)
+    return _rounded(colors[:, :3] * 255)
+
+
+def _rounded(colors: Floats) -> NDArray[np.uint8]:
+    rounded: NDArray[np.uint8] = colors.round().astype(np.uint8)
+    return rounded
 
 
 def _of_matplotlib(name: str) -> Callable[[Any], Any]:
