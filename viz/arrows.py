@@ -105,10 +105,10 @@ def _cells(points: Floats, side: float) -> Ints:
 
 
 def _spacing(points: Floats) -> float:
-    """The typical distance (median) of a point to the nearest other point, at most a quarter of the extent."""
+    """The typical distance (median) of a point to the nearest other point, at most a tenth of the extent."""
     from scipy.spatial import cKDTree  # imported here because it takes a tenth of a second
 
     extent = float(np.linalg.norm(np.ptp(points, axis=0))) or 4.0
     if len(points) < 2:
-        return 0.25 * extent
-    return min(float(np.median(cKDTree(points).query(points, k=2)[0][:, 1])), 0.25 * extent) or 0.02 * extent
+        return 0.1 * extent
+    return min(float(np.median(cKDTree(points).query(points, k=2)[0][:, 1])), 0.1 * extent) or 0.02 * extent
