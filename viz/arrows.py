@@ -8,7 +8,7 @@ import numpy as np
 
 from diffnet.geometry.mesh.mesh import on_host
 from diffnet.viz.fields import elements_of
-from diffnet.viz.surface import Floats, Ints, Surface, unit
+from diffnet.viz.surface import Floats, Ints, Surface, is_operators, unit
 
 _MOST = 400
 _SIDES = 6
@@ -17,7 +17,7 @@ _SIDES = 6
 def vector_arrows(surface: Surface, vectors: Any, frames: Any = None) -> Surface:
     """Arrows for vectors at the vertices (V, 3) or faces (F, 3), or for tangent vectors (V, 2) in frames (V, 3, 3).
 
-    frames: the rows of each are tangent x, tangent y and normal, as in `Operators.frames`
+    frames: the rows of each are tangent x, tangent y and normal; `Operators` stand for their frames
 
     At most 400 arrows are drawn, evenly spread. They start at the vertices or in the middle of the faces. Their lengths
     are proportional to the vectors; above the 95th percentile of the lengths, all are equally long. Vectors of length
@@ -74,8 +74,8 @@ def _in_space(surface: Surface, tangent: Floats, frames: Any) -> Floats:
     if len(tangent) != verts:
         raise ValueError(f"vectors: {len(tangent)} tangent vectors do not fit {verts} vertices")
     if frames is None:
-        raise ValueError("vectors: tangent vectors (V, 2) need frames. Pass Operators, or frames=operators.frames")
-    axes = np.asarray(on_host(frames), np.float64)
+        raise ValueError("vectors: tangent vectors (V, 2) need frames, such as frames=operators")
+    axes = np.asarray(on_host(frames.frames if is_operators(frames) else frames), np.float64)
     if axes.shape != (verts, 3, 3):
         raise ValueError(f"frames should have shape ({verts}, 3, 3), shape is {axes.shape}")
     return tangent[:, :1] * axes[:, 0] + tangent[:, 1:] * axes[:, 1]

@@ -38,8 +38,7 @@ class Scale(NamedTuple):
 
     def shares(self, values: Floats) -> Floats:
         """The places of scalars on the scale, from 0 to 1. NaN stays NaN."""
-        with np.errstate(over="ignore"):
-            shares: Floats = ((values - self.low) / (self.high - self.low)).clip(0, 1)
+        shares: Floats = (values.clip(self.low, self.high) - self.low) / (self.high - self.low)
         return shares
 
 
@@ -59,10 +58,10 @@ def make_scale(values: Floats, color_map: ColorMap = "viridis", range: Any = Non
             low, high = (float(end) for end in range)
         except (TypeError, ValueError) as e:
             raise ValueError(f"range should be two numbers (low, high), got {range!r}") from e
-        if not (np.isfinite([low, high]).all() and low < high):
+        if not (low < high and np.isfinite(high - low)):
             raise ValueError(f"range should be two increasing finite numbers, got ({low:g}, {high:g})")
         return Scale(low, high, table)
-    finite = values[np.isfinite(values)]
+    finite = values[np.abs(values) <= np.finfo(np.float32).max]  # differences of larger ones could overflow
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
     largest = max(abs(low), abs(high))
     if color_map in _DIVERGING:
@@ -120,10 +119,10 @@ def ticks(low: float, high: float, count: int = 5) -> list[tuple[float, str]]:
     rough = (high - low) / count
     power = 10.0 ** np.floor(np.log10(rough))
     step = float(power * min((1, 2, 5, 10), key=lambda factor: abs(np.log(factor * power / rough))))
-    numbers = np.arange(np.ceil(low / step - 1e-9), np.floor(high / step + 1e-9) + 1)
+    numbers = np.arange(np.ceil(low / step - 1e-9), np.floor(high / step + 1e-9) + 1) + 0.0  # -0 becomes 0
     largest = max(abs(low), abs(high))
     digits = int(np.floor(np.log10(step) + 1e-9))
     if 1e-4 <= largest < 1e6:
-        return [(float(round(n * step, max(-digits, 0))), f"{n * step + 0.0:.{max(-digits, 0)}f}") for n in numbers]
+        return [(float(round(n * step, max(-digits, 0))), f"{n * step:.{max(-digits, 0)}f}") for n in numbers]
     decimals = max(int(np.floor(np.log10(largest))) - digits, 0)
-    return [(float(n * step), f"{n * step + 0.0:.{decimals}e}" if n else "0") for n in numbers]
+    return [(float(n * step), f"{n * step:.{decimals}e}" if n else "0") for n in numbers]

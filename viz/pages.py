@@ -155,7 +155,7 @@ def _pack_field(field: Field) -> dict[str, Any]:
     if field.kind == "colors":
         values = values.astype(np.int64) @ np.array([65536, 256, 1])
     kind = "<f4" if field.kind == "scalars" else "<i4"
-    with np.errstate(over="ignore"):  # scalars beyond single precision have the color of an end of the scale
+    with np.errstate(over="ignore"):  # scalars beyond single precision become infinite
         return {"name": field.name, "kind": field.kind, "at": field.at, "values": _base64(values.astype(kind))}
 
 

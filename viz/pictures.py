@@ -80,14 +80,13 @@ def picture(
 ) -> Picture:
     """Draw a mesh or a point cloud, colored by labels, scalars or colors, with arrows for vectors.
 
-    mesh: what `load_mesh` accepts, `Operators` that hold their vertices, or a list of these, which are drawn side by
-        side, four in a row. For a list, each of the arguments `labels` to `frames` is a list, too; its entries may be
-        None.
+    mesh: what `load_mesh` accepts, or a list of these, which are drawn side by side, four in a row. For a list, each
+        of the arguments `labels` to `frames` is a list, too; its entries may be None.
     labels: (N,) integers; negative ones are unlabeled and gray
     scalars: (N,) real numbers; NaN is gray. `{"height (m)": values}` gives the legend a heading.
     colors: (N, 3) integers from 0 to 255 or floats from 0 to 1; NaN is gray
     vectors: (V, 3) or (F, 3), or tangent vectors (V, 2) in `frames`; see `vector_arrows`
-    frames: (V, 3, 3), the frames of tangent vectors. Default: those of `Operators`.
+    frames: (V, 3, 3), the frames of tangent vectors, or the `Operators` of the mesh
     at: the elements that the values belong to: "vertices", "faces" or "edges" (in the order of `mesh_edges`). Default:
         those whose number is N, in this order.
     label_names: the names of the labels 0, 1, … in the legend; a label without a name is shown as its number

@@ -22,7 +22,7 @@ _RESERVED = {"x", "y", "z", "nx", "ny", "nz", "red", "green", "blue", "alpha", "
 
 def write_ply(
     path: str | os.PathLike[str],
-    mesh: MeshLike | Any,
+    mesh: MeshLike,
     *,
     labels: Any = None,
     scalars: Mapping[str, Any] | None = None,
@@ -31,7 +31,7 @@ def write_ply(
 ) -> None:
     """Write a mesh or point cloud with its values as a binary PLY file.
 
-    mesh: what `load_mesh` accepts, or `Operators` that hold their vertices
+    mesh: what `load_mesh` accepts
     labels: (N,) integers, written as the property `label`, with colors of the labels
     scalars: by name, each (N,) real numbers, written as properties of these names: `double` for 64-bit numbers, else
         `float`. A name has letters, digits and underscores.

@@ -11,9 +11,9 @@ from diffnet.geometry.mesh.mesh import MeshLike
 from diffnet.viz.arrows import vector_arrows
 from diffnet.viz.color_maps import Scale, make_scale
 from diffnet.viz.fields import PLAIN_COLOR, Field, Kind, make_field
-from diffnet.viz.surface import Surface, ValuesAt, is_operators, surface_of
+from diffnet.viz.surface import Surface, ValuesAt, surface_of
 
-Meshes: TypeAlias = "MeshLike | Any | list[MeshLike | Any]"
+Meshes: TypeAlias = "MeshLike | list[Any]"
 
 
 class Shape(NamedTuple):
@@ -103,8 +103,5 @@ def _make_shape(title: str, mesh: Any, given: dict[str, Any], at: ValuesAt | Non
     if not fields:
         plain = np.tile(np.array(PLAIN_COLOR, np.uint8), (len(surface.verts), 1))
         fields = [Field("", "colors", "vertices", plain)]
-    frames = given["frames"]
-    if frames is None and is_operators(mesh):
-        frames = mesh.frames
-    arrows = None if given["vectors"] is None else vector_arrows(surface, given["vectors"], frames)
+    arrows = None if given["vectors"] is None else vector_arrows(surface, given["vectors"], given["frames"])
     return Shape(title, surface, fields, arrows)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.mesh.mesh import MeshLike, load_mesh, mesh_edges, on_host
+from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.mesh.mesh import MeshLike, load_mesh, mesh_edges
 
 if TYPE_CHECKING:
     from diffnet.geometry import Operators
@@ -52,22 +53,14 @@ def is_operators(mesh: Any) -> TypeGuard[Operators]:
     return module is not None and isinstance(mesh, module.Operators)
 
 
-def surface_of(mesh: MeshLike | Operators | Surface) -> Surface:
-    """The surface of what `load_mesh` accepts, or of the operators of one mesh that hold its vertices.
-
-    Raises MeshError as `load_mesh` does, and ValueError for a batch and for operators without vertices.
-    """
+def surface_of(mesh: MeshLike | Surface) -> Surface:
+    """The surface of what `load_mesh` accepts. Raises MeshError as it does, and for `Operators`."""
     if isinstance(mesh, Surface):
         return mesh
-    if not is_operators(mesh):
-        loaded = load_mesh(cast("MeshLike", mesh))
-        return Surface(loaded.verts, loaded.faces)
-    if len(mesh) != 1:
-        raise ValueError(f"these operators are a batch of {len(mesh)} meshes. Pass a list of meshes: list(operators)")
-    verts = getattr(mesh, "verts", None)
-    if verts is None:
-        raise ValueError("these operators hold no vertices. Pass the mesh instead, and its frames as frames=")
-    return make_surface(on_host(verts), on_host(mesh.faces))
+    if is_operators(mesh):
+        raise MeshError("operators hold no vertices. Pass the mesh, and frames=operators for tangent vectors")
+    loaded = load_mesh(mesh)
+    return Surface(loaded.verts, loaded.faces)
 
 
 def shown_points(surface: Surface) -> Floats:

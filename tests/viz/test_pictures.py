@@ -1,6 +1,5 @@
 """Pictures with values, legends and arrows, from Python."""
 
-import dataclasses
 import io
 import subprocess
 import sys
@@ -63,6 +62,9 @@ def test_nan_is_gray_and_leaves_its_neighbors_alone():
     np.testing.assert_allclose(hue(image[54, 6]), hue(UNLABELED_COLOR), atol=0.02)
     np.testing.assert_allclose(hue(image[30, 45]), hue([253, 231, 37]), atol=0.02)
     np.testing.assert_allclose(hue(image[20, 30]), hue([253, 231, 37]), atol=0.02)
+    ends = flat(SQUARE, scalars=[-np.inf, 1e300], at="faces", range=(0, 1))
+    np.testing.assert_allclose(hue(ends[45, 50]), hue([68, 1, 84]), atol=0.02)
+    np.testing.assert_allclose(hue(ends[15, 10]), hue([253, 231, 37]), atol=0.02)
     nothing = flat(SQUARE, scalars=[np.nan] * 4)
     np.testing.assert_allclose(hue(nothing[30, 30]), hue(UNLABELED_COLOR), atol=0.02)
 
@@ -109,19 +111,18 @@ def test_every_kind_of_mesh(tmp_path):
     assert (cloud != flat((verts, None))).any()
 
 
-def test_operators():
+def test_tangent_vectors():
     verts, faces = ball()
     operators = precompute((verts, faces), k=4)
-    if getattr(operators, "verts", None) is None:
-        with pytest.raises(ValueError, match="hold no vertices"):
-            picture(operators)
-    held = dataclasses.replace(operators)
-    object.__setattr__(held, "verts", torch.tensor(verts))
-    tangent = torch.ones(len(verts), 2)
-    np.testing.assert_array_equal(
-        flat(held, vectors=tangent), flat((verts, faces), vectors=tangent, frames=operators.frames)
-    )
-    assert (flat(held, vectors=tangent) != flat(held)).any()
+    tangent = torch.tensor([[1.0, 2.0]]).expand(len(verts), 2)
+    frames = operators.frames.numpy()
+    arrows = vector_arrows(make_surface(verts, faces), tangent, operators)
+    expected = vector_arrows(make_surface(verts, faces), frames[:, 0] + 2 * frames[:, 1])
+    np.testing.assert_allclose(arrows.verts, expected.verts, atol=1e-6)
+    image = flat((verts, faces), vectors=tangent, frames=operators)
+    np.testing.assert_array_equal(image, flat((verts, faces), vectors=tangent, frames=operators.frames))
+    with pytest.raises(MeshError, match="operators hold no vertices"):
+        picture(operators)
 
 
 def test_arrows():
@@ -250,8 +251,9 @@ def test_ticks():
         ({"scalars": [1j] * 4}, "real numbers, dtype is complex128"),
         ({"labels": [0.0] * 4}, "labels should be integers, dtype is float64"),
         ({"colors": [0.0] * 4}, r"colors should have shape \(N, 3\), shape is \(4,\)"),
-        ({"colors": np.full((4, 3), 255.0)}, "from 0 to 1, but run from 255 to 255"),
-        ({"colors": np.full((4, 3), 256)}, "from 0 to 255, but run from 256"),
+        ({"colors": np.full((4, 3), 255.0)}, "from 0 to 1, but run from 0 to 255"),
+        ({"colors": np.full((4, 3), 256)}, "from 0 to 255, but run from 0 to 256"),
+        ({"colors": np.full((4, 3), np.inf)}, "from 0 to 1, but run from 0 to inf"),
         ({"colors": np.full((3, 3), 0)}, "colors: 3 values do not fit 4 vertices"),
         ({"labels": [0] * 4, "scalars": [0.0] * 4}, "shows one field of each shape, got labels, scalars"),
         ({"vectors": np.zeros((4, 4))}, r"vectors: expected shape \(N, 3\)"),

@@ -114,3 +114,9 @@ def test_values_that_do_not_fit_are_named(tmp_path, given, message):
     with pytest.raises(ValueError, match=message):
         write_ply(tmp_path / "out.ply", trimesh.creation.icosphere(subdivisions=1), **given)
     assert not list(tmp_path.iterdir())
+
+
+def test_large_scalars_are_written_as_they_are(tmp_path):
+    given = np.array([1e300, -np.inf, np.nan])
+    write_ply(tmp_path / "out.ply", (np.eye(3), None), scalars={"large": given})
+    np.testing.assert_array_equal(ply_element(tmp_path / "out.ply", "vertex")["large"], given)
