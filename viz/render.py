@@ -16,7 +16,7 @@ from diffnet.viz.surface import Floats, Ints, Surface, ValuesAt, corner_normals,
 from diffnet.viz.view import View, default_view, rotation_of, to_screen
 
 BACKGROUND = (250, 250, 251)
-ARROW_COLOR = (38, 42, 48)
+ARROW_COLOR = (26, 29, 33)
 _OVERSAMPLE = 3  # samples per pixel and axis
 _KEY_LIGHT = np.array([-0.45, 0.62, 0.64])
 _FILL_LIGHT = np.array([0.80, 0.05, 0.60])
