@@ -14,12 +14,13 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS: dict[str, tuple[str, set[str]]] = {
     "ops": ("diffnet.ops", set()),
     "geometry": ("diffnet.geometry", {"diffnet.ops"}),
+    "viz": ("diffnet.viz", {"diffnet.geometry"}),
     "diffnet": ("diffnet", {"diffnet.ops", "diffnet.geometry"}),
     "data": ("diffnet.data", {"diffnet.geometry"}),
-    "train": ("diffnet.train", {"diffnet.ops", "diffnet.geometry", "diffnet", "diffnet.data"}),
+    "train": ("diffnet.train", {"diffnet.ops", "diffnet.geometry", "diffnet.viz", "diffnet", "diffnet.data"}),
     "benchmarks": (
         "diffnet.benchmarks",
-        {"diffnet.ops", "diffnet.geometry", "diffnet", "diffnet.data", "diffnet.train"},
+        {"diffnet.ops", "diffnet.geometry", "diffnet.viz", "diffnet", "diffnet.data", "diffnet.train"},
     ),
 }
 # The command line joins all rooms, and no room imports it.

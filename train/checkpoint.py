@@ -10,6 +10,7 @@ import torch
 from diffnet import DiffusionNet, __version__
 from diffnet.checkpoint_file import CheckpointError, check_named_tensors, check_names_and_shapes, read_checkpoint_file
 from diffnet.data import FEATURE_CHANNELS, LabelsAt
+from diffnet.geometry.files import write_atomically
 from diffnet.train.checkpoint_checks import (
     FORMAT,
     Checkpoint,
@@ -19,7 +20,6 @@ from diffnet.train.checkpoint_checks import (
     checked_values,
 )
 from diffnet.train.options import TrainOptions
-from diffnet.train.report.export import write_atomically
 
 __all__ = ["Checkpoint", "CheckpointError", "build_model", "load_checkpoint", "restore_model", "save_checkpoint"]
 

@@ -17,12 +17,12 @@ from diffnet.cuda_graphs import graphed
 from diffnet.data import LabeledMeshes, MeshBatches, Sample, epoch_seed
 from diffnet.geometry import random_rotations
 from diffnet.geometry.errors import DiffnetError, OptionError
+from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import packed
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.evaluate import evaluate
 from diffnet.train.metrics import accuracy
 from diffnet.train.options import TrainOptions
-from diffnet.train.report.export import write_atomically
 from diffnet.train.run_folder.event_file import EventFile
 from diffnet.train.run_folder.history import COLUMNS, Row, as_csv
 from diffnet.train.step import TrainingStep, make_optimizer, restore_optimizer, set_learning_rate

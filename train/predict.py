@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from diffnet.cuda_graphs import graphed
 from diffnet.data import LabelsAt, Sample, input_features, prepare
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
+from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.checkpoint import Checkpoint, restore_model
 from diffnet.train.evaluate import predict_classes
-from diffnet.train.report.export import png_bytes, write_atomically, write_ply
-from diffnet.train.report.render import render
-from diffnet.train.report.viewer import ViewerItem, write_html
+from diffnet.viz import page, picture, write_ply
+from diffnet.viz.render import png_bytes
 
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
 
@@ -59,13 +59,16 @@ def write_predictions(
 ) -> None:
     """Write each prediction as a colored mesh, and optionally all of them as one interactive page and one picture."""
     for (mesh, labels), path in zip(predictions, plys, strict=True):
-        write_ply(path, mesh.verts, mesh.faces, labels, at)
+        write_ply(path, mesh, labels=labels, at=at)
+    meshes = [mesh for mesh, _ in predictions]
+    predicted = [{"prediction": labels} for _, labels in predictions]
+    titles = [mesh_stem(mesh.name) for mesh in meshes]
     if html is not None:
-        items = [
-            ViewerItem(mesh_stem(mesh.name), mesh.verts, mesh.faces, {"prediction": labels}, at)
-            for mesh, labels in predictions
-        ]
-        write_html(html, items, label_names, title="Predicted segmentation")
+        shown = page(
+            meshes, labels=predicted, at=at, label_names=label_names, titles=titles, heading="Predicted segmentation"
+        )
+        shown.save(html)
     if png is not None:
-        pictures = [render(mesh.verts, mesh.faces, labels, at=at, size=PICTURE_SIZE) for mesh, labels in predictions]
-        write_atomically(png, png_bytes(np.concatenate(pictures, axis=1)))
+        several = titles if len(titles) > 1 else None
+        drawn = picture(meshes, labels=predicted, at=at, label_names=label_names, titles=several, size=PICTURE_SIZE)
+        write_atomically(png, png_bytes(drawn.pixels))

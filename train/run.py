@@ -38,6 +38,7 @@ from diffnet.data import (
 )
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import restore_model
 from diffnet.train.device import matmul_dtype
@@ -45,7 +46,6 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, percent
 from diffnet.train.options import TrainOptions
-from diffnet.train.report.export import write_atomically
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
 

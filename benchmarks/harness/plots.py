@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from diffnet.benchmarks.harness.registry import Benchmark, Metric
 from diffnet.benchmarks.harness.results import read_csv
-from diffnet.train.report.export import write_atomically
-from diffnet.train.report.palette import label_colors
+from diffnet.geometry.files import write_atomically
+from diffnet.viz.palette import label_colors
 
 _COLUMN: dict[Metric, str] = {"ms": "median_ms", "TFLOP/s": "tflops", "GB/s": "gbps", "MB": "peak_mb"}
 

@@ -21,7 +21,7 @@ from diffnet import __version__
 from diffnet.benchmarks.harness.registry import Case, Options
 from diffnet.benchmarks.harness.timing import Failure, Measurement
 from diffnet.data import available_cores
-from diffnet.train.report.export import write_atomically
+from diffnet.geometry.files import write_atomically
 
 Row = dict[str, str | int | float | None]
 

@@ -22,11 +22,11 @@ from diffnet.benchmarks.robustness.changes import CHANGES, LOST
 from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, figures, fill_cache, load_dataset
 from diffnet.geometry import Mesh, MeshError
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import write_atomically
 from diffnet.train.checkpoint import Checkpoint, load_checkpoint
 from diffnet.train.metrics import percent
 from diffnet.train.options import TrainOptions
 from diffnet.train.predict import predict_labels
-from diffnet.train.report.export import write_atomically
 
 Labels: TypeAlias = NDArray[np.int64]
 

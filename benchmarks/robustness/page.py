@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from diffnet.geometry.files import write_atomically
 from diffnet.train.metrics import percent
-from diffnet.train.report.export import write_atomically
 
 _TABLE = re.compile(r"(<!-- table of (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 

@@ -156,7 +156,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         info = {name.split(".dist-info/")[1] for name in archive.namelist() if ".dist-info/" in name}
     assert names == expected_files()
-    assert {"diffnet/py.typed", "diffnet/train/report/viewer.html"} <= names
+    assert {"diffnet/py.typed", "diffnet/viz/viewer.html"} <= names
     assert "licenses/LICENSE" in info
 
 

@@ -28,8 +28,8 @@ from diffnet.train import cli
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint
 from diffnet.train.loop import TrainingError
 from diffnet.train.predict import predict_labels
-from diffnet.train.report.palette import label_colors
 from diffnet.train.run_folder.lock import locked
+from diffnet.viz.palette import label_colors
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 

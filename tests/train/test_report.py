@@ -12,9 +12,9 @@ from PIL import Image
 
 from diffnet.train.metrics import class_scores
 from diffnet.train.report.charts import confusion_png, curves_png
-from diffnet.train.report.export import png_bytes
-from diffnet.train.report.palette import label_colors
 from diffnet.train.report.report import Prediction, write_report
+from diffnet.viz.palette import label_colors
+from diffnet.viz.render import png_bytes
 
 MATRIX = np.array([[8, 2, 0, 0], [1, 3, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
 METRICS = "epoch,train_loss,train_accuracy,test_accuracy,learning_rate\n1,2.0,0.1,,0.001\n2,1.0,0.5,0.4,0.001\n"

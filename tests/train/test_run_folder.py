@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from diffnet.geometry.errors import OptionError
-from diffnet.train.report.export import write_atomically
+from diffnet.geometry.files import write_atomically
 from diffnet.train.run_folder import lock
 from diffnet.train.run_folder.event_file import EventFile
 from diffnet.train.run_folder.lock import check_unlocked, locked

@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from diffnet.data import DataError, LabeledMesh, LabeledMeshes, epoch_seed, make_sample
 from diffnet.geometry import make_mesh, mesh_edges, random_rotations, rotate
+from diffnet.geometry.files import write_atomically
 from diffnet.train import batches, loop
 from diffnet.train import evaluate as evaluate_module
 from diffnet.train.batches import computed_ahead, keep_on_device
@@ -26,7 +27,6 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import TrainingError, set_aside, train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix
 from diffnet.train.options import TrainOptions
-from diffnet.train.report import export
 from diffnet.train.run import run_segmentation
 from diffnet.train.run_folder.history import COLUMNS
 from diffnet.train.step import Adam, segmentation_loss
@@ -380,7 +380,7 @@ def test_a_run_that_ends_between_two_files_can_be_resumed(data, tmp_path, monkey
         if left[0] == 0:
             raise KeyboardInterrupt
         left[0] -= 1
-        export.write_atomically(path, content)
+        write_atomically(path, content)
 
     with monkeypatch.context() as patch:
         patch.setattr("diffnet.train.loop.write_atomically", count)

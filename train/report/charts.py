@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from diffnet.train.metrics import square_counts
-from diffnet.train.report.palette import label_colors
+from diffnet.viz.palette import label_colors
 
 DPI = 160
 _MOST_CLASSES_WITH_NUMBERS = 25

@@ -13,13 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.labeled import UNLABELED, LabelsAt
+from diffnet.geometry.files import write_atomically
 from diffnet.geometry.processes import available_cores
 from diffnet.train.metrics import class_scores, percent
 from diffnet.train.report.charts import class_name
-from diffnet.train.report.export import fill_template, png_bytes, write_atomically
-from diffnet.train.report.palette import ERROR_COLORS, label_colors
-from diffnet.train.report.render import draw, paint
-from diffnet.train.report.surface import check_labeled
+from diffnet.viz.fields import make_field
+from diffnet.viz.pages import fill_template
+from diffnet.viz.palette import ERROR_COLORS, colorize, label_colors
+from diffnet.viz.render import draw, paint, png_bytes
+from diffnet.viz.surface import make_surface
 
 PICTURE_SIZE = (420, 340)  # width and height of each picture of a mesh, in pixels
 
@@ -73,7 +75,9 @@ def write_report(
         meshes = "".join(pool.map(_mesh_section, rows))
     if meshes:
         parts.append(f"<section><h2>Test meshes</h2>{meshes}</section>")
-    write_atomically(path, fill_template("report.html", title=html.escape(title), body="\n".join(parts)))
+    write_atomically(
+        path, fill_template("diffnet.train.report", "report.html", title=html.escape(title), body="\n".join(parts))
+    )
 
 
 def _summary(summary: Mapping[str, str]) -> str:
@@ -122,11 +126,12 @@ def _mesh_section(row: Prediction) -> str:
         ("Truth", truth, None),
         ("Errors", errors, ERROR_COLORS),
     ]
-    verts, faces, _ = check_labeled(row.verts, row.faces, prediction, row.at)
-    drawing = draw(verts, faces, row.at, PICTURE_SIZE)
+    surface = make_surface(row.verts, row.faces)
+    make_field("labels", "prediction", prediction, surface, row.at)  # raises an error if it does not fit
+    drawing = draw(surface, row.at, PICTURE_SIZE)
     figures = "".join(
         _figure(
-            png_bytes(paint(drawing, labels, colors)),
+            png_bytes(paint(drawing, colorize(labels, colors))),
             f"{row.name}: {kind.lower()}",
             kind,
             f"{len(scored) - int((scored == 0).sum()):,} of {len(scored):,}" if kind == "Errors" else "",

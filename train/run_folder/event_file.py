@@ -16,7 +16,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from diffnet.train.report.export import named
+from diffnet.geometry.files import named
 
 
 class EventFile:

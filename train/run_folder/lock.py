@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from diffnet.geometry.errors import OptionError
-from diffnet.train.report.export import named
+from diffnet.geometry.files import named
 
 NAME = "run.lock"
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}

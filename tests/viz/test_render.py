@@ -1,17 +1,15 @@
-"""Pictures, colors and colored PLY files of labeled surfaces."""
-
-from pathlib import Path
+"""Drawing surfaces, and the colors of labels."""
 
 import numpy as np
 import pytest
 import trimesh
 
-from diffnet.geometry import load_mesh, mesh_edges
-from diffnet.train.report.export import write_atomically, write_ply
-from diffnet.train.report.palette import UNLABELED_COLOR, colorize, label_colors
-from diffnet.train.report.render import BACKGROUND, draw, paint, render
-from diffnet.train.report.surface import corner_normals, face_elements
-from diffnet.train.report.view import default_view
+from diffnet.geometry import mesh_edges
+from diffnet.viz.fields import make_field
+from diffnet.viz.palette import UNLABELED_COLOR, colorize, label_colors
+from diffnet.viz.render import BACKGROUND, draw, paint
+from diffnet.viz.surface import corner_normals, face_elements, make_surface
+from diffnet.viz.view import default_view
 
 RED, BLUE = np.array([[220, 30, 30], [30, 60, 220]], np.uint8)
 COLORS = np.stack([RED, BLUE])
@@ -20,6 +18,12 @@ COLORS = np.stack([RED, BLUE])
 def sphere(radius: float = 1.0, center: tuple[float, float, float] = (0, 0, 0), subdivisions: int = 3):
     mesh = trimesh.creation.icosphere(subdivisions=subdivisions, radius=radius)
     return np.asarray(mesh.vertices) + center, np.asarray(mesh.faces)
+
+
+def render(verts, faces, labels, *, at="vertices", size=(600, 600), view=None, colors=None):
+    surface = make_surface(verts, faces)
+    labels = make_field("labels", "labels", labels, surface, at).values
+    return paint(draw(surface, at, size, view), colorize(labels, colors))
 
 
 def covered(image):
@@ -100,12 +104,12 @@ def test_labels_at_faces_and_edges():
 def test_pictures_of_several_labelings_share_a_drawing(at):
     verts, faces = sphere(subdivisions=2)
     count = {"vertices": len(verts), "faces": len(faces), "edges": len(mesh_edges(faces))}[at]
-    drawing = draw(verts, faces, at, (50, 40))
+    drawing = draw(make_surface(verts, faces), at, (50, 40))
     for seed in range(2):
         labels = np.random.default_rng(seed).integers(-1, 9, count)
         expected = render(verts, faces, labels, at=at, size=(50, 40))
-        np.testing.assert_array_equal(paint(drawing, labels), expected)
-    assert len(np.unique(paint(drawing, labels).reshape(-1, 3), axis=0)) > 9
+        np.testing.assert_array_equal(paint(drawing, colorize(labels)), expected)
+    assert len(np.unique(paint(drawing, colorize(labels)).reshape(-1, 3), axis=0)) > 9
 
 
 def test_no_gaps_between_triangles():
@@ -193,9 +197,9 @@ def test_smooth_and_sharp_normals():
 @pytest.mark.parametrize(
     ("labels", "at", "message"),
     [
-        ([0, 0], "vertices", r"\(4,\)"),
-        ([0] * 4, "faces", r"\(2,\)"),
-        ([0] * 4, "edges", r"\(5,\)"),
+        ([0, 0], "vertices", "labels: 2 values do not fit 4 vertices"),
+        ([0] * 4, "faces", "4 values do not fit 2 faces"),
+        ([0] * 4, "edges", "4 values do not fit 5 edges"),
         ([0] * 4, "hands", "'hands'"),
     ],
     ids=["vertices", "faces", "edges", "unknown-element"],
@@ -227,73 +231,3 @@ def test_unlabeled_is_gray():
     np.testing.assert_array_equal(colorize([[-1, 2], [1, -5]])[0, 1], label_colors(3)[2])
     assert colorize([]).shape == (0, 3)
     assert colorize([-1]).tolist() == [list(UNLABELED_COLOR)]
-
-
-def ply_element(path, element):
-    """The columns of one element of a PLY file, from a parser of its own."""
-    head, body = Path(path).read_bytes().split(b"end_header\n", 1)
-    types = {"double": "<f8", "int": "<i4", "uchar": "u1"}
-    for block in head.decode("ascii").split("element ")[1:]:
-        name, count, *lines = block.replace("\n", " \n ").split(" ", 2)
-        fields = []
-        for line in lines[0].split("\n"):
-            match line.split():
-                case ["property", "list", _, kind, field]:
-                    fields += [("count", "u1"), (field, types[kind], 3)]
-                case ["property", kind, field]:
-                    fields.append((field, types[kind]))
-        dtype = np.dtype(fields)
-        table = np.frombuffer(body, dtype, int(count))
-        body = body[dtype.itemsize * int(count) :]
-        if name == element:
-            assert not (element == "face" and body), "bytes are left over"
-            return table
-    return None
-
-
-@pytest.mark.parametrize("at", ["vertices", "faces", "edges", "points"])
-def test_ply_round_trip(tmp_path, at):
-    verts, faces = sphere(subdivisions=1)
-    count = {"vertices": len(verts), "faces": len(faces), "edges": len(mesh_edges(faces)), "points": len(verts)}[at]
-    labels = np.random.default_rng(0).integers(-1, 300, count)
-    path = tmp_path / "out.ply"
-    write_ply(path, verts, None if at == "points" else faces, labels, "vertices" if at == "points" else at)
-    assert [p.name for p in tmp_path.iterdir()] == ["out.ply"]
-
-    table = ply_element(path, "face" if at == "faces" else "vertex")
-    if at == "edges":
-        labels = table["label"]
-    np.testing.assert_array_equal(table["label"], labels)
-    np.testing.assert_array_equal(np.stack([table[c] for c in ("red", "green", "blue")], 1), colorize(labels))
-
-    again = load_mesh(path)
-    np.testing.assert_array_equal(again.verts, verts)
-    np.testing.assert_array_equal(again.faces, np.zeros((0, 3)) if at == "points" else faces)
-    loaded = trimesh.load(path, process=False)
-    colors = (
-        loaded.colors if at == "points" else loaded.visual.face_colors if at == "faces" else loaded.visual.vertex_colors
-    )
-    np.testing.assert_array_equal(colors[:, :3], colorize(labels))
-
-
-def test_ply_of_edges_takes_the_most_frequent_label(tmp_path):
-    faces = np.array([[0, 1, 2], [0, 2, 3]])  # edges 01 12 02 23 03
-    for labels, expected in (([5, 2, 5, 2, 7], [5, 2, 2, 2]), ([-1, -1, -1, 4, 9], [9, -1, 4, 4])):
-        write_ply(tmp_path / "out.ply", np.eye(5, 3), faces, labels, "edges")
-        assert ply_element(tmp_path / "out.ply", "vertex")["label"].tolist() == [*expected, -1]
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "a.txt"
-    write_atomically(path, "old é")
-
-    def full(self, content):
-        with open(self, "wb") as file:
-            file.write(content[:2])
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, "new")
-    assert path.read_text(encoding="utf-8") == "old é"
-    assert list(tmp_path.iterdir()) == [path]

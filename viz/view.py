@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diffnet.train.report.surface import Floats
+from diffnet.viz.surface import Floats
 
 _MARGIN = 0.05  # of the picture, on each side
 

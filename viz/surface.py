@@ -1,21 +1,40 @@
-"""Labeled surfaces as checked arrays, and the normals and elements of their corners."""
+"""Surfaces as checked arrays, and the normals and elements of their corners."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import sys
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.labeled import LabelsAt
-from diffnet.geometry import mesh_edges
+from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.mesh.mesh import MeshLike, load_mesh, mesh_edges
 
+if TYPE_CHECKING:
+    from diffnet.geometry import Operators
+
+ValuesAt: TypeAlias = Literal["vertices", "faces", "edges"]
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
 
-def check_labeled(verts: Any, faces: Any, labels: Any, at: LabelsAt) -> tuple[Floats, Ints, Ints]:
-    """The arguments as arrays (V, 3) float64, (F, 3) int64 and (N,) int64. Raises ValueError if they do not fit."""
+class Surface(NamedTuple):
+    """A mesh or, if it has no faces, a point cloud: vertices (V, 3) and triangles (F, 3) with indices of vertices."""
+
+    verts: Floats
+    faces: Ints
+
+    @property
+    def is_cloud(self) -> bool:
+        return len(self.faces) == 0
+
+
+def make_surface(verts: Any, faces: Any) -> Surface:
+    """Arrays as a surface. Raises ValueError if they do not fit. Coordinates may be NaN or infinite.
+
+    verts: (V, 3); faces: (F, 3), None or empty for a point cloud
+    """
     verts = np.asarray(verts, np.float64)
     if verts.ndim != 2 or verts.shape[1] != 3:
         raise ValueError(f"vertices should have shape (V, 3), shape is {verts.shape}")
@@ -24,35 +43,38 @@ def check_labeled(verts: Any, faces: Any, labels: Any, at: LabelsAt) -> tuple[Fl
         raise ValueError(f"faces should have shape (F, 3), shape is {faces.shape}")
     if len(faces) and not (faces.min() >= 0 and faces.max() < len(verts)):
         raise ValueError(f"faces should index {len(verts)} vertices, but run from {faces.min()} to {faces.max()}")
-    if at == "vertices":
-        count = len(verts)
-    elif at == "faces":
-        count = len(faces)
-    elif at == "edges":
-        count = len(mesh_edges(faces))
-    else:
-        raise ValueError(f"at should be vertices, faces or edges, got {at!r}")
-    if not len(faces) and at != "vertices":
-        raise ValueError(f"a point cloud has no {at} to label")
-    labels = np.asarray(labels)
-    if labels.shape != (count,):
-        raise ValueError(f"labels at {at} should have shape ({count},), shape is {labels.shape}")
-    if not (np.issubdtype(labels.dtype, np.integer) or labels.dtype == bool):
-        raise ValueError(f"labels should be integers, dtype is {labels.dtype}")
-    return verts, faces, labels.astype(np.int64)
+    return Surface(verts, faces)
 
 
-def shown_points(verts: Floats, faces: Ints) -> Floats:
+def is_operators(mesh: Any) -> TypeGuard[Operators]:
+    """Whether an object is an `Operators`. This doesn't load PyTorch."""
+    # If the module isn't loaded yet, the object can't be one.
+    module = sys.modules.get("diffnet.geometry.operators")
+    return module is not None and isinstance(mesh, module.Operators)
+
+
+def surface_of(mesh: MeshLike | Surface) -> Surface:
+    """The surface of what `load_mesh` accepts. Raises MeshError as it does, and for `Operators`."""
+    if isinstance(mesh, Surface):
+        return mesh
+    if is_operators(mesh):
+        raise MeshError("operators hold no vertices. Pass the mesh, and frames=operators for tangent vectors")
+    loaded = load_mesh(mesh)
+    return Surface(loaded.verts, loaded.faces)
+
+
+def shown_points(surface: Surface) -> Floats:
     """The points (N, 3) that a picture must show: the finite ones. On a mesh, only those that a face uses."""
+    verts, faces = surface
     if len(faces):
         verts = verts[np.unique(faces)]
     return verts[np.isfinite(verts).all(axis=1)]
 
 
-def face_elements(faces: Ints, at: LabelsAt) -> Ints:
+def face_elements(faces: Ints, at: ValuesAt) -> Ints:
     """For every face, the three elements (F, 3) int64 that color it.
 
-    These are its corners for labels at vertices, and the face itself for labels at faces. For labels at edges they are
+    These are its corners for values at vertices, and the face itself for values at faces. For values at edges they are
     its sides, where side k is opposite corner k.
     """
     if at == "vertices":

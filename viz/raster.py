@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.train.report.surface import Floats, Ints
+from diffnet.viz.surface import Floats, Ints
 
 BATCH = 4_000_000  # samples drawn at once, which bounds the memory
 
@@ -24,6 +24,7 @@ class DepthBuffer:
     """
 
     def __init__(self, depths: Floats, samples: tuple[int, int]) -> None:
+        self.samples = samples
         self._low = float(depths.min(initial=0.0))
         self._steps = (2**30 - 1) / max(float(depths.max(initial=0.0)) - self._low, 1.0)
         # The upper half of each integer is the depth, the lower half the item. One minimum finds both and breaks ties.
@@ -41,14 +42,13 @@ class DepthBuffer:
             yield part, self._keys[part] & 0xFFFFFFFF
 
 
-def nearest_faces(triangles: Floats, samples: tuple[int, int]) -> DepthBuffer:
-    """Draw triangles (3, 3, F), by corner and screen coordinate, into a depth buffer.
+def put_faces(nearest: DepthBuffer, triangles: Floats) -> None:
+    """Draw triangles (3, 3, F), by corner and screen coordinate, into a depth buffer as the items 0 … F - 1.
 
     Triangles are cut into rows, and rows into samples. The work is proportional to the covered samples, even for thin
     triangles.
     """
-    height, width = samples
-    nearest = DepthBuffer(triangles[:, 2], samples)
+    height, width = nearest.samples
     triangles = np.take_along_axis(triangles, triangles[:, 1:2].argsort(axis=0, kind="stable"), axis=0)  # by height
     first = _first_center(triangles[0, 1], height)
     rows = _first_center(triangles[2, 1], height) - first
@@ -66,7 +66,21 @@ def nearest_faces(triangles: Floats, samples: tuple[int, int]) -> DepthBuffer:
             row, step = _spread(counts[columns])
             row += columns.start
             nearest.put(pixel[row] + step, depth[row] + slope[row] * step, face[row])
-    return nearest
+
+
+def put_balls(nearest: DepthBuffer, centers: Floats, radius: float, first: int) -> None:
+    """Draw balls around centers (N, 3) in screen coordinates into a depth buffer as the items first … first + N - 1."""
+    height, width = nearest.samples
+    reach = np.arange(-int(np.ceil(radius)), int(np.ceil(radius)) + 1)
+    dy, dx = (grid.ravel() for grid in np.meshgrid(reach, reach, indexing="ij"))
+    for part in batches(np.full(len(centers), len(dx)), BATCH):
+        center = centers[part]
+        x, y = np.floor(center[:, :1]).astype(int) + dx, np.floor(center[:, 1:2]).astype(int) + dy
+        away = (x + 0.5 - center[:, :1]) ** 2 + (y + 0.5 - center[:, 1:2]) ** 2
+        inside = (away < radius**2) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        ball = np.nonzero(inside)[0]
+        depth = center[ball, 2] - np.sqrt(radius**2 - away[inside])
+        nearest.put((y * width + x)[inside], depth, ball + part.start + first)
 
 
 def _row_ends(triangles: Floats, face: Ints, y: NDArray[np.floating[Any]]) -> tuple[Floats, Floats, Floats, Floats]:

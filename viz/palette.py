@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,7 @@ ERROR_COLORS = np.array([[214, 217, 221], [214, 40, 48]], np.uint8)  # correct, 
 # Okabe and Ito's colors without black, which would hide the shading, then Paul Tol's indigo and wine, and a mint. All
 # ten are distinct under protanopia, deuteranopia and tritanopia too.
 _FIRST = ("0072B2", "E69F00", "009E73", "CC79A7", "56B4E9", "D55E00", "F0E442", "332288", "882255", "A5F0C8")
-_DISTINCT = 1024
+DISTINCT = 1024
 
 
 def label_colors(n: int) -> NDArray[np.uint8]:
@@ -27,35 +28,40 @@ def label_colors(n: int) -> NDArray[np.uint8]:
     array([[  0, 114, 178],
            [230, 159,   0]], dtype=uint8)
     """
-    return _table()[np.arange(n) % _DISTINCT]
+    return _table()[np.arange(n) % DISTINCT]
 
 
 def colorize(labels: Any, colors: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
     """The color (..., 3) uint8 of every label of an integer array (...). Negative labels get `UNLABELED_COLOR`.
 
-    colors: (n, 3) uint8, the colors of the labels 0 … n - 1. Default: `label_colors`.
+    colors: (n, 3) uint8, the colors of the labels 0 … n - 1, which then repeat. Default: `label_colors`.
     """
     labels = np.asarray(labels, np.int64)
     if colors is None:
-        colors = label_colors(int(labels.max(initial=0)) + 1)
+        colors = _table()
     out = np.empty((*labels.shape, 3), np.uint8)
     out[...] = UNLABELED_COLOR
     labeled = labels >= 0
-    out[labeled] = colors[labels[labeled]]
+    out[labeled] = colors[labels[labeled] % len(colors)]
     return out
+
+
+def parse_colors(codes: Sequence[str]) -> NDArray[np.uint8]:
+    """Colors (n, 3) uint8 from hexadecimal codes such as "0072B2"."""
+    return np.array([[int(c[i : i + 2], 16) for i in (0, 2, 4)] for c in codes], np.uint8)
 
 
 @cache
 def _table() -> NDArray[np.uint8]:
     """The fixed first colors. Each next color is the candidate farthest in Oklab from all previous ones."""
-    first = np.array([[int(c[i : i + 2], 16) for i in (0, 2, 4)] for c in _FIRST], np.uint8)
+    first = parse_colors(_FIRST)
     candidates = _candidates()
     lab = np.ascontiguousarray(_oklab(candidates).T)  # NumPy adds three long rows faster than many rows of three
     # The gray of unlabeled elements is taken too.
     taken = _oklab(np.concatenate([first, np.array([UNLABELED_COLOR], np.uint8)]))
     distance = ((lab[:, :, None] - taken.T[:, None]) ** 2).sum(0).min(1)
     chosen = []
-    for _ in range(_DISTINCT - len(first)):
+    for _ in range(DISTINCT - len(first)):
         chosen.append(int(distance.argmax()))
         distance = np.minimum(distance, ((lab - lab[:, chosen[-1:]]) ** 2).sum(0))
     return np.concatenate([first, candidates[chosen]])

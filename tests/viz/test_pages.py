@@ -1,0 +1,169 @@
+"""Interactive pages of surfaces."""
+
+import base64
+import html
+import json
+import re
+from importlib import resources
+
+import numpy as np
+import pytest
+import trimesh
+
+from diffnet.geometry import mesh_edges
+from diffnet.viz import page
+from diffnet.viz.palette import label_colors
+
+NASTY = "</script><script>alert('ü \"1\" & <!-- {{data}} \\ \u2028')</script>"
+
+
+@pytest.fixture(scope="module")
+def ball():
+    mesh = trimesh.creation.icosphere(subdivisions=1)
+    return np.asarray(mesh.vertices) + np.array([100, 0, 0]), np.asarray(mesh.faces)
+
+
+def data_of(shown):
+    """The data in a page."""
+    content = re.search(r'<script type="application/json" id="data">(.*?)</script>', shown.html, re.S)[1]
+    return json.loads(content, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def array(text, dtype):
+    return np.frombuffer(base64.b64decode(text), dtype)
+
+
+def test_the_page_holds_the_surfaces(ball):
+    verts, faces = ball
+    prediction, truth = np.arange(len(verts)) % 5 - 1, np.arange(len(verts)) % 300
+    data = data_of(
+        page(
+            [ball, (verts, None)],
+            labels=[{"prediction": prediction, "truth": truth}, {"truth": truth}],
+            label_names=["a", "b"],
+            titles=["ball", "cloud"],
+        )
+    )
+    mesh, cloud = data["items"]
+    assert (mesh["title"], cloud["title"]) == ("ball", "cloud")
+    positions = array(mesh["positions"], "<f4").reshape(-1, 3)
+    np.testing.assert_allclose(positions, verts - [100, 0, 0], atol=1e-6)
+    assert mesh["radius"] == pytest.approx(1)
+    assert not mesh["wideIndices"]
+    np.testing.assert_array_equal(array(mesh["faces"], "<u2").reshape(-1, 3), faces)
+    normals = array(mesh["normals"], np.int8).reshape(-1, 3, 3) / 127
+    np.testing.assert_allclose(normals, (verts - [100, 0, 0])[faces], atol=0.05)
+    assert [s["name"] for s in mesh["sets"]] == ["prediction", "truth"]
+    np.testing.assert_array_equal(array(mesh["sets"][0]["values"], "<i4"), prediction)
+    np.testing.assert_array_equal(array(mesh["sets"][1]["values"], "<i4"), truth)
+    assert cloud["faces"] == ""
+    assert data["names"] == ["a", "b"]
+    colors = array(data["colors"], np.uint8).reshape(-1, 3)
+    np.testing.assert_array_equal(colors, label_colors(truth.max() + 1))  # also for labels without a name
+
+
+def test_scalars_colors_and_arrows(ball):
+    verts, faces = ball
+    height = verts[:, 1].copy()
+    height[0] = np.nan
+    data = data_of(
+        page(
+            ball,
+            scalars={"height (m)": height, "area": np.arange(len(faces))},
+            colors=np.tile([255, 128, 1], (len(verts), 1)),
+            vectors=verts - [100, 0, 0],
+            color_map={"height (m)": "coolwarm"},
+            range={"area": (0, 40)},
+        )
+    )
+    (item,) = data["items"]
+    assert [(s["name"], s["kind"], s["at"]) for s in item["sets"]] == [
+        ("height (m)", "scalars", "vertices"),
+        ("area", "scalars", "faces"),
+        ("colors", "colors", "vertices"),
+    ]
+    np.testing.assert_array_equal(array(item["sets"][0]["values"], "<f4"), height.astype("f4"))
+    np.testing.assert_array_equal(array(item["sets"][2]["values"], "<i4"), 0xFF8001)
+    scale = data["scales"]["height (m)"]
+    assert scale["low"] == -scale["high"] == -np.nanmax(np.abs(height))
+    assert (data["scales"]["area"]["low"], data["scales"]["area"]["high"]) == (0, 40)
+    assert [tick["text"] for tick in data["scales"]["area"]["ticks"]] == ["0", "10", "20", "30", "40"]
+    assert len(array(scale["table"], np.uint8)) == 3 * 256
+    reach = array(item["arrows"]["positions"], "<f4").reshape(-1, 3)
+    assert np.linalg.norm(reach, axis=1).max() == pytest.approx(item["radius"])
+    assert item["radius"] > 1.05
+
+
+def test_a_surface_without_values_has_one_color(ball):
+    (item,) = data_of(page(ball))["items"]
+    (only,) = item["sets"]
+    assert (only["name"], only["kind"]) == ("", "colors")
+    assert len(np.unique(array(only["values"], "<i4"))) == 1
+    assert item["title"] == "Shape 1"
+
+
+def test_edges_come_with_the_sides_of_faces(ball):
+    _, faces = ball
+    edges = mesh_edges(faces)
+    (item,) = data_of(page(ball, labels={"truth": np.arange(len(edges))}))["items"]
+    sides = array(item["elements"], "<u4").reshape(-1, 3)
+    np.testing.assert_array_equal(edges[sides[:, 0]], np.sort(faces[:, 1:], axis=1))
+    assert item["sets"][0]["at"] == "edges"
+
+
+def test_page_is_self_contained(tmp_path, ball):
+    shown = page(ball, labels=np.zeros(42, int))
+    outside = r"https?:|//[a-z]|@import|url\(|<link|<img|\bsrc=|\bhref=|import\(|fetch\(|XMLHttp"
+    assert not re.findall(outside, shown.html)
+    assert "default-src 'none'" in shown.html
+    assert "{{" not in shown.html
+    shown.save(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == shown.html
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_notebooks_show_the_page_in_a_frame(ball):
+    shown = page(ball, heading=NASTY)
+    frame = shown._repr_html_()  # the method that notebooks call
+    source = re.fullmatch(r'<iframe srcdoc="([^"]*)" [^<>]*></iframe>', frame)[1]
+    assert html.unescape(source) == shown.html
+
+
+def test_text_is_escaped(ball):
+    verts, _ = ball
+    labels = {NASTY: np.zeros(len(verts), int)}
+    shown = page(ball, labels=labels, label_names=[NASTY], titles=NASTY, heading=NASTY)
+    assert shown.html.count("<script") == 2
+    assert shown.html.count("</script") == 2
+    assert "<script>alert" not in shown.html
+    assert shown.html.count("&lt;/script&gt;&lt;script&gt;alert(") == 2  # in the title and the heading
+    data = data_of(shown)
+    assert data["names"] == [NASTY]
+    assert data["items"][0]["title"] == data["items"][0]["sets"][0]["name"] == NASTY
+    assert "innerHTML" not in shown.html
+
+
+def test_the_page_names_missing_browser_features():
+    template = resources.files("diffnet.viz").joinpath("viewer.html").read_text(encoding="utf-8")
+    assert "<noscript>" in template
+    assert "needs WebGL 2" in template
+
+
+def test_faces_without_area_are_left_out():
+    verts = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 0]])
+    (item,) = data_of(page((verts, [[0, 1, 2], [2, 2, 2]]), labels=np.arange(2)))["items"]
+    assert item["radius"] == pytest.approx(np.sqrt(0.5))
+    normals = array(item["normals"], np.int8).reshape(2, 3, 3)
+    np.testing.assert_array_equal(normals[0], [[0, 0, 127]] * 3)
+    np.testing.assert_array_equal(normals[1], 0)
+
+
+def test_bad_input_is_named(tmp_path, ball):
+    with pytest.raises(ValueError, match="empty list"):
+        page([])
+    with pytest.raises(ValueError, match="truth: 2 values do not fit 42 vertices, 80 faces or 120 edges"):
+        page(ball, labels={"truth": [1, 2]})
+    with pytest.raises(ValueError, match="two fields have one name: a, a"):
+        page(ball, labels={"a": np.zeros(42, int)}, scalars={"a": np.zeros(42)})
+    with pytest.raises(FileNotFoundError, match="missing"):
+        page(ball).save(tmp_path / "missing" / "page.html")

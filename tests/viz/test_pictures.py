@@ -1,0 +1,302 @@
+"""Pictures with values, legends and arrows, from Python."""
+
+import io
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from PIL import Image
+
+from diffnet.geometry import MeshError, mesh_edges, precompute
+from diffnet.viz import COLOR_MAPS, UNLABELED_COLOR, View, label_colors, picture
+from diffnet.viz.arrows import vector_arrows
+from diffnet.viz.color_maps import color_table, make_scale, ticks
+from diffnet.viz.fields import make_field
+from diffnet.viz.legend import label_legend, legend_image
+from diffnet.viz.render import ARROW_COLOR, BACKGROUND
+from diffnet.viz.surface import make_surface
+
+SQUARE = ([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], [[0, 1, 2], [0, 2, 3]])
+
+
+def ball(subdivisions=2):
+    mesh = trimesh.creation.icosphere(subdivisions=subdivisions)
+    return np.asarray(mesh.vertices), np.asarray(mesh.faces)
+
+
+def flat(mesh, size=(60, 60), **given):
+    """The pixels of a picture from the front without a legend. A flat surface has one brightness."""
+    return picture(mesh, size=size, view=(0, 0), legend=False, **given).pixels.astype(int)
+
+
+def hue(rgb):
+    """Colors (..., 3) without their brightness."""
+    rgb = np.asarray(rgb, float)
+    return rgb / np.linalg.norm(rgb, axis=-1, keepdims=True)
+
+
+def test_scalars_at_vertices_are_blended_before_they_are_colored():
+    image = flat(SQUARE, scalars=[0.0, 1.0, 1.0, 0.0], size=(100, 100))
+    for column in (10, 30, 50, 75, 90):
+        expected = color_table("viridis")[round(255 * ((column + 0.5 - 5) / 90))]
+        assert np.abs(hue(image[40, column]) - hue(expected)).max() < 0.03, column
+
+
+def test_scalars_at_faces_and_edges_are_not_blended():
+    image = flat(SQUARE, scalars=[0.0, 1.0])
+    assert len(np.unique(image[10:50, 10:50].reshape(-1, 3), axis=0)) < 80  # two colors, and one border
+    np.testing.assert_allclose(hue(image[45, 50]), hue([68, 1, 84]), atol=0.02)
+    np.testing.assert_allclose(hue(image[15, 10]), hue([253, 231, 37]), atol=0.02)
+    edges = mesh_edges(np.array(SQUARE[1])).tolist()
+    at_edges = flat(SQUARE, scalars=[float(edge == [0, 1]) for edge in edges])
+    np.testing.assert_allclose(hue(at_edges[54, 30]), hue([253, 231, 37]), atol=0.02)
+    np.testing.assert_allclose(hue(at_edges[30, 30]), hue([68, 1, 84]), atol=0.02)
+
+
+def test_nan_is_gray_and_leaves_its_neighbors_alone():
+    image = flat(SQUARE, scalars=[np.nan, 1.0, 1.0, 1.0], range=(0, 1))
+    np.testing.assert_allclose(hue(image[54, 6]), hue(UNLABELED_COLOR), atol=0.02)
+    np.testing.assert_allclose(hue(image[30, 45]), hue([253, 231, 37]), atol=0.02)
+    np.testing.assert_allclose(hue(image[20, 30]), hue([253, 231, 37]), atol=0.02)
+    ends = flat(SQUARE, scalars=[-np.inf, 1e300], at="faces", range=(0, 1))
+    np.testing.assert_allclose(hue(ends[45, 50]), hue([68, 1, 84]), atol=0.02)
+    np.testing.assert_allclose(hue(ends[15, 10]), hue([253, 231, 37]), atol=0.02)
+    nothing = flat(SQUARE, scalars=[np.nan] * 4)
+    np.testing.assert_allclose(hue(nothing[30, 30]), hue(UNLABELED_COLOR), atol=0.02)
+
+
+def test_colors():
+    given = np.array([[255, 0, 0], [0, 0, 255], [0, 0, 255], [255, 0, 0]])
+    image = flat(SQUARE, colors=given)
+    np.testing.assert_array_equal(image, flat(SQUARE, colors=given / 255))
+    np.testing.assert_array_equal(image, flat(SQUARE, colors=np.c_[given, [9, 9, 9, 9]].astype(np.uint8)))
+    middle = hue(image[30, 30])
+    assert middle[0] == pytest.approx(middle[2], abs=0.05)  # blended
+    gray = flat(SQUARE, colors=np.full((2, 3), np.nan))
+    np.testing.assert_allclose(hue(gray[30, 30]), hue(UNLABELED_COLOR), atol=0.02)
+
+
+def test_labels_and_unlabeled():
+    image = flat(SQUARE, labels=[-3, 2])
+    np.testing.assert_allclose(hue(image[45, 50]), hue(UNLABELED_COLOR), atol=0.02)
+    np.testing.assert_allclose(hue(image[15, 10]), hue(label_colors(3)[2]), atol=0.02)
+    np.testing.assert_array_equal(flat(SQUARE, labels=[True, False]), flat(SQUARE, labels=[1, 0]))
+    flat(SQUARE, labels=[0, 10**12])  # colors repeat
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32])
+def test_tensors(dtype):
+    given = torch.tensor([0, 1, 2, 4], dtype=dtype)
+    scalars = given.requires_grad_() if dtype.is_floating_point else given
+    np.testing.assert_array_equal(flat(SQUARE, scalars=scalars), flat(SQUARE, scalars=[0, 1, 2, 4]))
+
+
+def test_every_kind_of_mesh(tmp_path):
+    verts, faces = ball()
+    height = verts[:, 1]
+    expected = flat((verts, faces), scalars=height)
+    trimesh.Trimesh(verts, faces, process=False).export(tmp_path / "ball.ply")
+    tensors = (torch.tensor(verts), torch.tensor(faces))
+    sources = [tensors, trimesh.Trimesh(verts, faces, process=False), SimpleNamespace(vertices=verts, faces=faces)]
+    for source in sources:
+        np.testing.assert_array_equal(flat(source, scalars=height), expected)
+    read = flat(str(tmp_path / "ball.ply"), scalars=height)  # the file has single precision
+    assert (read != expected).any(-1).mean() < 0.02
+    cloud = flat((verts, None), scalars=height)
+    assert (cloud != BACKGROUND).any(-1).mean() > 0.2
+    assert (cloud != flat((verts, None))).any()
+
+
+def test_tangent_vectors():
+    verts, faces = ball()
+    operators = precompute((verts, faces), k=4)
+    tangent = torch.tensor([[1.0, 2.0]]).expand(len(verts), 2)
+    frames = operators.frames.numpy()
+    arrows = vector_arrows(make_surface(verts, faces), tangent, operators)
+    expected = vector_arrows(make_surface(verts, faces), frames[:, 0] + 2 * frames[:, 1])
+    np.testing.assert_allclose(arrows.verts, expected.verts, atol=1e-6)
+    image = flat((verts, faces), vectors=tangent, frames=operators)
+    np.testing.assert_array_equal(image, flat((verts, faces), vectors=tangent, frames=operators.frames))
+    with pytest.raises(MeshError, match="operators hold no vertices"):
+        picture(operators)
+
+
+def test_arrows():
+    verts, faces = ball(4)
+    surface = make_surface(verts, faces)
+    arrows = vector_arrows(surface, np.cross(verts, [0, 0, 1.0]))
+    count = len(arrows.verts) // 24
+    assert 100 < count <= 400
+    starts = arrows.verts.reshape(count, 4, 6, 3)[:, 0].mean(axis=1)
+    tips = arrows.verts.reshape(count, 4, 6, 3)[:, 3].mean(axis=1)
+    assert np.linalg.norm(starts[:, None] - verts, axis=-1).min(1).max() < 1e-12
+    np.testing.assert_allclose(np.cross(tips - starts, np.cross(starts, [0, 0, 1.0])), np.zeros((count, 3)), atol=1e-12)
+    image = flat(SQUARE, size=(120, 120), vectors=[[0, 0, 0], [0.1, 0, 0], [np.nan, 0, 0], [0, 0, 0]])
+    assert (image.max(-1) < 1.3 * max(ARROW_COLOR)).sum() > 20
+    none = flat(SQUARE, size=(120, 120), vectors=np.zeros((2, 3)))
+    np.testing.assert_array_equal(none, flat(SQUARE, size=(120, 120)))
+    assert (flat((verts, None), vectors=verts) != flat((verts, None))).any()
+
+
+def test_arrows_are_not_cut_off():
+    verts, faces = ball(2)
+    image = picture((verts, faces), vectors=verts, size=(150, 150)).pixels
+    border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
+    np.testing.assert_array_equal(border, np.broadcast_to(BACKGROUND, border.shape))
+
+
+def test_several_shapes_share_one_scale():
+    verts, faces = ball()
+    meshes = [(verts, faces)] * 5
+    several = picture(meshes, scalars=[verts[:, 1] * i for i in range(5)], titles=list("abcde"), size=(50, 40)).pixels
+    assert several.shape[0] > 2 * 40  # two rows, with titles
+    assert several.shape[1] > 4 * 50  # four columns, and the color bar
+    plain = picture(meshes, size=(50, 40)).pixels
+    assert plain.shape == (80, 200, 3)
+    np.testing.assert_array_equal(plain[40:, 50:], np.broadcast_to(BACKGROUND, (40, 150, 3)))
+    mixed = picture(
+        [SQUARE, (verts, None)], labels=[[0, 1], None], colors=[None, np.zeros((len(verts), 3))], size=(50, 40)
+    )
+    assert mixed.pixels.shape[1] > 100
+
+
+def test_legends():
+    verts, faces = ball(1)
+    size = (200, 160)
+    labels = np.arange(len(verts)) % 3 - 1
+    with_names = picture((verts, faces), labels=labels, label_names=["one", "two"], size=size).pixels
+    assert with_names.shape[1] > 230
+    side = with_names[:, 200:].reshape(-1, 3)
+    for color in (*label_colors(2), UNLABELED_COLOR):
+        assert (side == color).all(-1).sum() > 50
+    legend = label_legend("heading", np.arange(-1, 300), ["zero", "one"])
+    assert [name for name, _ in legend.entries[:3]] == ["zero", "one", "2"]
+    assert legend.entries[-1] == ("unlabeled", UNLABELED_COLOR)
+    assert legend_image(legend, 200, 12, BACKGROUND).height == 200  # the last line tells how many are left out
+    bar = picture((verts, faces), scalars={"height (m)": verts[:, 1]}, size=size).pixels
+    shown = {tuple(color) for color in bar[:, 200:].reshape(-1, 3).tolist()}
+    assert len(shown & {tuple(color) for color in color_table("viridis").tolist()}) > 40
+    assert picture((verts, faces), scalars=verts[:, 1], size=size, legend=False).pixels.shape == (160, 200, 3)
+
+
+def test_a_picture_is_saved_and_shown(tmp_path):
+    shown = picture(SQUARE, size=(40, 30))
+    assert repr(shown) == "Picture(40 × 30 pixels)"
+    content = shown._repr_png_()  # the method that notebooks call
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(content))), shown.pixels)
+    shown.save(tmp_path / "a.png")
+    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "a.png")), np.asarray(shown))
+    shown.save(tmp_path / "a.JPG")
+    assert Image.open(tmp_path / "a.JPG").size == (40, 30)
+    for name in ("a", "a.xyz"):
+        with pytest.raises(ValueError, match="unknown format"):
+            shown.save(tmp_path / name)
+
+
+def test_views():
+    verts, faces = ball()
+    mesh = (verts * [1, 2, 3], faces)
+    chosen = picture(mesh, size=(60, 60), view=(20, 30)).pixels
+    np.testing.assert_array_equal(chosen, picture(mesh, size=(60, 60), view=View("z", 20, 30)).pixels)
+    assert (chosen != picture(mesh, size=(60, 60), view=View("y", 20, 30)).pixels).any()
+    assert (chosen != picture(mesh, size=(60, 60)).pixels).any()
+
+
+def test_color_maps_equal_those_of_matplotlib():
+    import matplotlib
+
+    for name in COLOR_MAPS:
+        known = matplotlib.colormaps[name](np.linspace(0, 1, 256))[:, :3] * 255
+        assert np.abs(color_table(name) - known).max() < 10
+    magma = matplotlib.colormaps["magma"]
+    np.testing.assert_array_equal(color_table("magma"), color_table(magma))
+    assert np.abs(color_table("magma") - magma(np.linspace(0, 1, 256))[:, :3] * 255).max() <= 0.5
+
+
+def test_scales():
+    assert make_scale(np.array([1.0, np.nan, 3, np.inf]))[:2] == (1, 3)
+    assert make_scale(np.array([-1.0, 3]), "coolwarm")[:2] == (-3, 3)
+    assert make_scale(np.array([2, 2 + 1e-9]))[:2] == pytest.approx((1, 3))  # a constant and rounding errors
+    assert make_scale(np.array([np.nan]))[:2] == (-1, 1)
+    shares = make_scale(np.zeros(1), range=(0, 2)).shares(np.array([-1.0, 1, 9, np.inf, np.nan]))
+    np.testing.assert_array_equal(shares, [0, 0.5, 1, 1, np.nan])
+
+
+def test_ticks():
+    assert [text for _, text in ticks(0, 1)] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
+    assert [text for _, text in ticks(-3e-7, 3e-7)][:2] == ["-3e-07", "-2e-07"]
+    assert [text for _, text in ticks(1e6, 1.2e6)] == ["1.00e+06", "1.05e+06", "1.10e+06", "1.15e+06", "1.20e+06"]
+    sizes = 10.0 ** np.arange(-9, 11).repeat(10)
+    for low, high in np.random.default_rng(0).normal(size=(200, 2)) * sizes[:, None]:
+        low, high = sorted((low, high))
+        found = ticks(low, high)
+        assert 3 <= len(found) <= 9
+        assert all(low - 1e-9 * (high - low) <= number <= high + 1e-9 * (high - low) for number, _ in found)
+        assert len({text for _, text in found}) == len(found)
+        np.testing.assert_allclose([float(text) for _, text in found], [n for n, _ in found], atol=1e-6 * (high - low))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"labels": [0, 1, 2]}, "labels: 3 values do not fit 4 vertices, 2 faces or 5 edges"),
+        ({"scalars": {"height": [0.0] * 7}}, "height: 7 values do not fit 4 vertices"),
+        ({"scalars": [0.0] * 4, "at": "faces"}, "scalars: 4 values do not fit 2 faces"),
+        ({"scalars": [0.0] * 4, "at": "corners"}, "at should be vertices, faces or edges, got 'corners'"),
+        ({"scalars": np.zeros((4, 2))}, r"scalars should have shape \(N,\), shape is \(4, 2\)"),
+        ({"scalars": [1j] * 4}, "real numbers, dtype is complex128"),
+        ({"labels": [0.0] * 4}, "labels should be integers, dtype is float64"),
+        ({"colors": [0.0] * 4}, r"colors should have shape \(N, 3\), shape is \(4,\)"),
+        ({"colors": np.full((4, 3), 255.0)}, "from 0 to 1, but run from 0 to 255"),
+        ({"colors": np.full((4, 3), 256)}, "from 0 to 255, but run from 0 to 256"),
+        ({"colors": np.full((4, 3), np.inf)}, "from 0 to 1, but run from 0 to inf"),
+        ({"colors": np.full((3, 3), 0)}, "colors: 3 values do not fit 4 vertices"),
+        ({"labels": [0] * 4, "scalars": [0.0] * 4}, "shows one field of each shape, got labels, scalars"),
+        ({"vectors": np.zeros((4, 4))}, r"vectors: expected shape \(N, 3\)"),
+        ({"vectors": np.zeros((3, 3))}, "vectors: 3 values do not fit 4 vertices"),
+        ({"vectors": np.zeros((5, 3))}, "vectors: 5 vectors at edges"),
+        ({"vectors": np.zeros((4, 2))}, "need frames"),
+        ({"vectors": np.zeros((2, 2)), "frames": np.zeros((4, 3, 3))}, "2 tangent vectors do not fit 4 vertices"),
+        ({"vectors": np.zeros((4, 2)), "frames": np.zeros((2, 3, 3))}, r"\(4, 3, 3\), shape is \(2, 3, 3\)"),
+        ({"scalars": [0.0] * 4, "color_map": "rainbows"}, "unknown color_map 'rainbows', expected one of viridis, "),
+        ({"scalars": [0.0] * 4, "color_map": 3}, "a name or a function, got int"),
+        ({"scalars": [0.0] * 4, "color_map": lambda x: x}, r"got values of shape \(256,\)"),
+        ({"scalars": [0.0] * 4, "range": (1, 1)}, r"increasing finite numbers, got \(1, 1\)"),
+        ({"scalars": [0.0] * 4, "range": 3}, "two numbers"),
+        ({"titles": ["a", "b"]}, "2 titles do not fit 1 shape"),
+        ({"size": (0, 5)}, "at least 1 × 1"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(given, message):
+    with pytest.raises(ValueError, match=message):
+        picture(SQUARE, **given)
+
+
+def test_lists_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match="labels: a list of 1 does not fit 2 meshes"):
+        picture([SQUARE, SQUARE], labels=[[0] * 4])
+    with pytest.raises(ValueError, match="scalars: for a list of 2 meshes, expected a list, got ndarray"):
+        picture([SQUARE, SQUARE], scalars=np.zeros((2, 4)))
+    with pytest.raises(ValueError, match="a point cloud has no faces"):
+        picture((SQUARE[0], None), labels=[0] * 4, at="faces")
+    with pytest.raises(ValueError, match="5 values do not fit 4 points"):
+        make_field("labels", "labels", [0] * 5, make_surface(SQUARE[0], None))
+    with pytest.raises(MeshError, match="got int 3"):
+        picture(3)
+
+
+def test_pictures_need_neither_matplotlib_nor_pytorch():
+    code = (
+        "import sys\n"
+        "from diffnet import viz\n"
+        "mesh = ([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]])\n"
+        "viz.picture(mesh, scalars={'x': [0, 1, 2]}, titles='a')._repr_png_()\n"
+        "viz.page(mesh, scalars=[0, 1, 2])\n"
+        "print([m for m in ('torch', 'matplotlib') if m in sys.modules])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"

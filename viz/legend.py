@@ -1,0 +1,134 @@
+"""Legends and titles of pictures. Text is drawn by Pillow, so that Matplotlib isn't needed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from diffnet.viz.color_maps import Scale, ticks
+from diffnet.viz.fields import MISSING_COLOR
+from diffnet.viz.palette import colorize
+
+_INK, _FAINT, _LINE = (29, 33, 38), (92, 101, 110), (150, 156, 163)
+
+
+class Legend(NamedTuple):
+    """What colors mean.
+
+    heading: text above, or ""
+    entries: names with their colors
+    scale: of a color bar, or None
+    """
+
+    heading: str
+    entries: Sequence[tuple[str, Any]]
+    scale: Scale | None = None
+
+
+def label_legend(heading: str, labels: Any, names: Sequence[str]) -> Legend:
+    """The legend of the labels that occur. A label without a name is shown as its number, negative ones come last."""
+    occur = np.unique(labels)
+    shown = occur[occur >= 0]
+    entries = [(label_name(names, int(c)), color) for c, color in zip(shown, colorize(shown), strict=True)]
+    return Legend(heading, entries + [("unlabeled", MISSING_COLOR)] * bool((occur < 0).any()))
+
+
+def label_name(names: Sequence[str], label: int) -> str:
+    return str(names[label]) if label < len(names) else str(label)
+
+
+def scalar_legend(heading: str, scale: Scale, missing: bool) -> Legend:
+    """A color bar. missing: whether to explain the color of NaN"""
+    return Legend(heading, [("no value", MISSING_COLOR)] if missing else [], scale)
+
+
+@cache
+def font(size: int) -> Any:
+    """DejaVu Sans from Matplotlib's files, which has Greek letters and symbols. Without it, Pillow's own font."""
+    found = importlib.util.find_spec("matplotlib")  # this doesn't import it
+    for folder in (found.submodule_search_locations or []) if found else []:
+        path = Path(folder) / "mpl-data/fonts/ttf/DejaVuSans.ttf"
+        if path.is_file():
+            return ImageFont.truetype(str(path), size)
+    return ImageFont.load_default(size)
+
+
+def font_size(height: int) -> int:
+    """The size of text beside pictures of some height, in pixels."""
+    return int(np.clip(round(height / 38), 10, 32))
+
+
+def draw_title(image: Image.Image, text: str, corner: tuple[int, int], width: int, size: int) -> None:
+    """Write a title in the middle of a strip of some width, whose upper left corner is given."""
+    (left, top), draw, letters = corner, ImageDraw.Draw(image), font(size)
+    text = _shortened(text, letters, width - size)
+    draw.text((left + (width - letters.getlength(text)) / 2, top + 0.7 * size), text, fill=_INK, font=letters)
+
+
+def legend_image(legend: Legend, height: int, size: int, background: tuple[int, int, int]) -> Image.Image:
+    """A legend as a picture of some height. Its width follows from the text, at most 18 times the size of the text."""
+    letters, row, pad = font(size), round(1.7 * size), round(0.9 * size)
+    most = 16 * size
+    heading = _shortened(legend.heading, letters, most)
+    top = pad + (row + pad // 2 if heading else 0)
+    entries = list(legend.entries)
+    marks = ticks(legend.scale.low, legend.scale.high) if legend.scale else []
+    room = max((height - top - pad) // row, 1)
+    if not legend.scale and len(entries) > room:
+        hidden = len(entries) - room + 1
+        entries = [*entries[: room - 1], (f"and {hidden} more", None)]
+    entries = [(_shortened(name, letters, most - 2 * size), color) for name, color in entries]
+    texts = [(heading, 0), *((name, 1.7 * size) for name, _ in entries), *((text, 2.2 * size) for _, text in marks)]
+    width = round(max(letters.getlength(text) + left for text, left in texts)) + pad + size // 2
+    image = Image.new("RGB", (width, height), background)
+    draw = ImageDraw.Draw(image)
+    draw.text((0, pad), heading, fill=_FAINT, font=letters)
+    if legend.scale:
+        room_below = pad + (row + pad) * len(entries)
+        bar = max(min(height - top - size // 2 - room_below, 22 * size), 2 * size)
+        _draw_bar(image, legend.scale, marks, (0, top + size // 2), (round(1.2 * size), bar), letters, size)
+        top += size // 2 + bar + pad
+    for name, color in entries:
+        if color is not None:
+            box = (0, top + 0.25 * size, size, top + 1.25 * size)
+            draw.rectangle(box, fill=tuple(int(c) for c in color), outline=_LINE)
+        draw.text((1.7 * size, top + 0.75 * size), name, fill=_INK, font=letters, anchor="lm")
+        top += row
+    return image
+
+
+def _draw_bar(
+    image: Image.Image,
+    scale: Scale,
+    marks: Sequence[tuple[float, str]],
+    corner: tuple[int, int],
+    extent: tuple[int, int],
+    letters: Any,
+    size: int,
+) -> None:
+    """A color bar with numbers on its right."""
+    (left, top), (width, height) = corner, extent
+    draw = ImageDraw.Draw(image)
+    rows = np.linspace(len(scale.table) - 1, 0, height).round().astype(int)
+    image.paste(Image.fromarray(np.repeat(scale.table[rows][:, None], width, axis=1)), (left, top))
+    draw.rectangle((left, top, left + width - 1, top + height - 1), outline=_LINE)
+    for number, text in marks:
+        y = top + (height - 1) * (1 - (number - scale.low) / (scale.high - scale.low))
+        draw.line((left + width, y, left + width + 0.4 * size, y), fill=_LINE)
+        draw.text((left + width + 0.8 * size, y), text, fill=_INK, font=letters, anchor="lm")
+
+
+def _shortened(text: str, letters: Any, width: float) -> str:
+    """The text on one line. If it is wider than `width`, its end is replaced by dots."""
+    text = " ".join(text.split())
+    if letters.getlength(text) <= width:
+        return text
+    while text and letters.getlength(text + "…") > width:
+        text = text[:-1]
+    return text + "…"
