@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from diffnet import DiffnetError, DiffusionNet
-from diffnet.checkpoint_file import CheckpointError
+from diffnet.checkpoints.files import CheckpointError
 from diffnet.train.checkpoint import build_model, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import COLUMNS
