@@ -1,5 +1,6 @@
 from .block import DiffusionNetBlock
 from .block_sparse import BlockSparseAttention, BlockSparseConv2d, BlockSparseLinear
+from .checkpoints.files import CheckpointError
 from .cuda_graphs import graphed
 from .diffusion import LearnedTimeDiffusion
 from .geometry import (
@@ -25,6 +26,7 @@ __all__ = [
     "BlockSparseAttention",
     "BlockSparseConv2d",
     "BlockSparseLinear",
+    "CheckpointError",
     "DiffnetError",
     "DiffusionNet",
     "DiffusionNetBlock",

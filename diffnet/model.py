@@ -228,17 +228,15 @@ class DiffusionNet(nn.Module):
         write_network(path, weights, self.architecture, self.metadata | metadata)
 
     @classmethod
-    def load(
-        cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu", **options: Any
-    ) -> DiffusionNet:
+    def load(cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu", **options: Any) -> DiffusionNet:
         """Load a network that `save` or `diffnet train` (last.pt, best.pt) wrote. It is in eval mode.
 
         device: where to put the network.
         options: arguments of `DiffusionNet` that replace those in the file, such as `outputs_at="faces"`,
             `last_activation=None` or `backend="torch"`.
 
-        `metadata` of the network is what was given to `save`. For a checkpoint of `diffnet train`, it is the names of
-        the labels (`label_names`), the preprocessing (`features`, `k`, `normalize`, …) and the other options of the run.
+        `metadata` of the network is what was given to `save`. For a checkpoint of `diffnet train`, it holds
+        `label_names`, the preprocessing (`features`, `k`, `normalize`, …) and the other options of the run.
 
         Reading a file runs no code from it. Raises CheckpointError, a ValueError, if the file is damaged, is none of
         these, or contradicts the options. Raises TypeError for an option that `DiffusionNet` does not have.

@@ -112,4 +112,3 @@ def _fits(value: Any, hint: Any) -> bool:
     choices = get_args(hint) or (hint,)
     types = {*choices, *((int,) if float in choices else ())}
     return type(value) in types or (value is None and NoneType in types)
-

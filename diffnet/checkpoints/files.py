@@ -35,7 +35,8 @@ def read_checkpoint_file(path: str | os.PathLike[str], device: torch.device | st
                 damaged = archive.testzip()
                 if damaged is not None:
                     raise CheckpointError(f"{path}: damaged, the checksum of {damaged} differs")
-        return torch.load(path, map_location=device, weights_only=True)
+        with Path(path).open("rb") as file:  # by its name, PyTorch may take it for another format
+            return torch.load(file, map_location=device, weights_only=True)
     except CheckpointError:
         raise
     except Exception as e:  # unpickling a damaged file can raise any error: KeyError, IndexError, struct.error …
@@ -68,7 +69,7 @@ def check_named_tensors(path: str | os.PathLike[str], found: Any) -> dict[str, T
 
 
 def check_format(path: str | os.PathLike[str], found: Any, known: int, version: Any) -> None:
-    """Raises CheckpointError unless a file has the known format. A file of a newer version gets a message of its own."""
+    """Raises CheckpointError unless a file has the known format. The message says if the file is of a newer version."""
     if type(found) is int and found > known:
         written_by = f"diffnet {version!s:.20}".strip()
         raise CheckpointError(
@@ -89,7 +90,7 @@ def difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> s
     for name, weight in expected.items():
         shape = tuple(found[name].shape)
         if shape != tuple(weight.shape):
-            return f"has a weight of another shape: {name} should have shape {tuple(weight.shape)}, its shape is {shape}"
+            return f"has another shape: {name} should have shape {tuple(weight.shape)}, its shape is {shape}"
     return None
 
 

@@ -90,14 +90,15 @@ def read_network_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], 
     except Exception as e:
         reason = e.strerror if isinstance(e, OSError) else type(e).__name__
         raise CheckpointError(f"{path}: not a safetensors file, or a damaged one ({reason})") from e
-    texts = header.get("__metadata__", {})
+    texts = header.get("__metadata__") or {}
     if "diffnet_format" not in texts:
         raise CheckpointError(
-            f"{path}: no network of DiffusionNet.save: the file has weights, but no architecture. Build the network and "
+            f"{path}: no network of DiffusionNet.save: it has weights, but no architecture. Build the network and "
             "load them with model.load_state_dict(safetensors.torch.load_file(path))"
         )
     found = texts["diffnet_format"]
-    check_format(path, int(found) if found.isdecimal() and len(found) < 10 else found, FORMAT, texts["diffnet_version"])
+    number = int(found) if found.isdecimal() and len(found) < 10 else found
+    check_format(path, number, FORMAT, texts.get("diffnet_version", ""))
     architecture, metadata = (_object(path, name, texts.get(name)) for name in ("architecture", "metadata"))
     activation = architecture.get("last_activation")
     if isinstance(activation, str):

@@ -30,8 +30,8 @@ def network_in_checkpoint(
         )
     if isinstance(checkpoint, dict) and "first.weight" in checkpoint:
         raise CheckpointError(
-            f"{path}: a state dict, which has no options of its network. Build the network and call load_state_dict, or "
-            "write the file with model.save(path)"
+            f"{path}: a state dict, which has no options of its network. Build the network and call load_state_dict, "
+            "or write the file with model.save(path)"
         )
     if not isinstance(checkpoint, dict) or "format" not in checkpoint:
         raise CheckpointError(f"{path}: neither a file of DiffusionNet.save nor a checkpoint of `diffnet train`")
