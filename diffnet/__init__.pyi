@@ -1,3 +1,4 @@
+from . import benchmarks, data, geometry, ops, train
 from .block import DiffusionNetBlock
 from .block_sparse import BlockSparseAttention, BlockSparseConv2d, BlockSparseLinear
 from .checkpoints.files import CheckpointError
@@ -15,10 +16,10 @@ from .geometry import (
     wks,
 )
 from .geometry.errors import DiffnetError
-from .gradient_features import SpatialGradientFeatures
 from .implicit_diffusion import ImplicitDiffusion
 from .mesh_attention import MeshAttention
 from .model import DiffusionNet
+from .spatial_gradient_features import SpatialGradientFeatures
 
 __version__: str
 
@@ -36,12 +37,17 @@ __all__ = [
     "MeshError",
     "Operators",
     "SpatialGradientFeatures",
+    "benchmarks",
     "collate",
+    "data",
+    "geometry",
     "graphed",
     "hks",
     "load_mesh",
     "normalize_positions",
+    "ops",
     "precompute",
     "precompute_all",
+    "train",
     "wks",
 ]

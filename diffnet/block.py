@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from diffnet.arguments import check_eigenpairs, refuses
 from diffnet.diffusion import LearnedTimeDiffusion
 from diffnet.geometry import Operators
-from diffnet.gradient_features import SpatialGradientFeatures
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP
 from diffnet.ops import Backend, diffusion_and_gradient_features, spmm
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
+from diffnet.spatial_gradient_features import SpatialGradientFeatures
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]

@@ -31,6 +31,31 @@ print(json.dumps([files, bare]))
 """
 
 
+WALK = """
+import importlib, json, pkgutil, sys
+import diffnet
+light = "torch" not in sys.modules
+names = [module.name for module in pkgutil.walk_packages(diffnet.__path__, "diffnet.")]
+for name in names:
+    importlib.import_module(name)
+try:
+    import diffnet.diffnet
+    nested = True
+except ModuleNotFoundError:
+    nested = False
+print(json.dumps([names, light, nested]))
+"""
+REACH = f"""
+import json, sys
+import diffnet
+light = "torch" not in sys.modules
+rooms = {{room: sorted(getattr(diffnet, room).__all__) for room in {SUBPACKAGES}}}
+missing = [f"{{room}}.{{name}}" for room in rooms for name in rooms[room] if not hasattr(getattr(diffnet, room), name)]
+missing += [name for name in diffnet.__all__ if not hasattr(diffnet, name)]
+print(json.dumps([light, rooms, missing, sorted(set(rooms) & set(dir(diffnet)))]))
+"""
+
+
 class Environment:
     """A temporary virtual environment that sees the dependencies of the running one.
 
@@ -144,6 +169,30 @@ def test_imports_from_a_wheel(wheel: Path, environment: Environment, tmp_path: P
     assert "Usage: diffnet" in usage(environment, tmp_path)
     assert "to-spectral" in environment.run("diffnet", "bench", "--list", cwd=tmp_path)
     assert {path.name.split("-")[0] for path in environment.site.iterdir()} == {"dependencies.pth", "diffnet"}
+
+
+@pytest.mark.parametrize("source", ["clone", "editable", "wheel"])
+def test_walking_through_all_modules(
+    source: str, clone: Path, wheel: Path, environment: Environment, tmp_path: Path
+) -> None:
+    """Tools for documentation do this. Each module is found once and can be imported, whatever is imported first."""
+    variables = {"PYTHONPATH": str(clone)} if source == "clone" else {}
+    if source != "clone":
+        environment.install(*(["-e", "."] if source == "editable" else [str(wheel)]), cwd=clone)
+    found = json.loads(environment.run("python", "-c", WALK, cwd=tmp_path, OMP_NUM_THREADS="1", **variables))
+    assert found[1:] == [True, False]
+    assert sorted(found[0]) == sorted(modules().keys() - {"diffnet"})
+
+
+def test_all_rooms_are_reached(wheel: Path, environment: Environment, tmp_path: Path) -> None:
+    """After `import diffnet`, which loads none of them. Each says what is public."""
+    environment.install(str(wheel), cwd=tmp_path)
+    light, rooms, missing, listed = json.loads(environment.run("python", "-c", REACH, cwd=tmp_path))
+    assert light
+    assert missing == []
+    assert listed == sorted(SUBPACKAGES)
+    assert all(rooms.values())
+    assert "run_segmentation" in rooms["train"]
 
 
 def usage(environment: Environment, cwd: Path) -> str:
