@@ -7,9 +7,10 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import Tensor, nn
 
-from diffnet.arguments import check_eigenpairs, refuses
+from diffnet.arguments import check_eigenpairs, refuses_fields
 from diffnet.diffusion import LearnedTimeDiffusion
 from diffnet.geometry import Operators
+from diffnet.geometry.argument_names import refuses
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP
@@ -91,6 +92,7 @@ class DiffusionNetBlock(nn.Module):
         hidden = (channels, channels) if mlp_hidden is None else mlp_hidden
         self.mlp = MLP([inputs, *hidden, channels], dropout, backend)
 
+    @refuses_fields
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
         x, *parts = self._diffused_and_features(x, operators)

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from diffnet.geometry.argument_names import refuses
 from diffnet.ops import Backend, mlp
 from diffnet.ops.common.checks import check_count, check_dropout
 
@@ -26,6 +27,7 @@ class MLP(nn.Module):
     dropout.
     """
 
+    @refuses(layer_sizes="widths", activation="nothing: it is ReLU", name="nothing: layers have numbers")
     def __init__(self, widths: Sequence[int], dropout: float = 0.0, backend: Backend = "auto") -> None:
         super().__init__()
         if len(widths) < 2:

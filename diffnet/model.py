@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffnet.activations import Activation, log_softmax
-from diffnet.arguments import check_features, check_operators, refuses
+from diffnet.arguments import check_features, check_operators, refuses_fields
 from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode
 from diffnet.geometry import Operators
+from diffnet.geometry.argument_names import refuses
 from diffnet.ops import Backend, mlp, segment_mean
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
@@ -149,6 +150,7 @@ class DiffusionNet(nn.Module):
         arguments = inspect.signature(DiffusionNet).parameters
         return {name: len(self.blocks) if name == "blocks" else getattr(self, name) for name in arguments}
 
+    @refuses_fields
     def forward(self, features: Tensor, operators: Operators) -> Tensor:
         """features (V, C_in), packed like the operators → (V, C_out), (F, C_out), (E, C_out) or (B, C_out)
 

@@ -59,7 +59,14 @@ def _sample(mesh: Mesh, expected: NetworkInput, cache_dir: str | os.PathLike[str
         taken, operators = prepare(mesh, options, cache_dir)
     else:
         taken = mesh
-        operators = precompute(mesh, options.k, options.laplacian, cache_dir, basis=options.basis, join=options.join)
+        operators = precompute(
+            mesh,
+            k=options.k,
+            laplacian=options.laplacian,
+            cache_dir=cache_dir,
+            basis=options.basis,
+            join=options.join,
+        )
     features = input_features(taken, operators, options.features)
     return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators)
 
