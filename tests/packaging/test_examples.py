@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
-import inspect
 import re
 from pathlib import Path
 
@@ -34,14 +33,8 @@ def test_docstrings(module: str) -> None:
     own = {module} | {
         f"{module}.{node.name}" for node in parsed(path).body if isinstance(node, (ast.ClassDef, ast.FunctionDef))
     }
-    runner, finder = doctest.DocTestRunner(optionflags=FLAGS), doctest.DocTestFinder()
-    imported = importlib.import_module(module)
-    tests = finder.find(imported)
-    for name, value in vars(imported).items():  # the finder leaves out functions with a decorator of another module
-        function = inspect.unwrap(value) if inspect.isfunction(value) else value
-        if function is not value and function.__module__ == module:
-            tests += finder.find(function, f"{module}.{name}", imported)
-    for test in tests:
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    for test in doctest.DocTestFinder().find(importlib.import_module(module)):
         if test.name in own or test.name.rpartition(".")[0] in own - {module}:
             runner.run(test)
     assert runner.summarize(verbose=False) == (0, examples_in(path))
