@@ -236,13 +236,13 @@ def predict(
     _check_outputs(written, [*meshes, checkpoint])
     network = DiffusionNet.load(checkpoint)
     try:
-        label_names = network_input(network).label_names
+        expected = network_input(network)
     except MetadataError as e:
         raise MetadataError(f"{checkpoint}: {e}") from e
     predictions = predict_labels(meshes, network, pick_device(device), cache)
     for path in written:
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_predictions(predictions, label_names, network.outputs_at, plys=plys, html=html, png=png)
+    write_predictions(predictions, expected.label_names, expected.labels_at, plys=plys, html=html, png=png)
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""What a trained network takes as input, as its metadata say."""
+"""The input and the labels of a trained network, as its metadata say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffnet import DiffusionNet
-from diffnet.data import FEATURE_CHANNELS
+from diffnet.data import FEATURE_CHANNELS, LabelsAt
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.train.options import TrainOptions
 
@@ -25,11 +25,13 @@ class NetworkInput:
     options: holds `features`, `k`, `laplacian`, `basis`, `join` and `precision`; its other values are not used
     normalize: whether positions are normalized first, see `normalize_positions`
     label_names: the name of each class
+    labels_at: what it predicts classes of
     """
 
     options: TrainOptions
     normalize: bool
     label_names: list[str]
+    labels_at: LabelsAt
 
 
 def network_input(network: DiffusionNet) -> NetworkInput:
@@ -44,8 +46,12 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |
     | `label_names` | a name for each output channel | "0", "1", … |
 
-    Networks of `diffnet train` have all of them. Raises MetadataError.
+    Networks of `diffnet train` have all of them. Raises MetadataError if one is missing or wrong, for a network with
+    other input channels, and for one with a single output per mesh.
     """
+    labels_at = network.outputs_at
+    if labels_at == "global_mean":
+        raise MetadataError("the network has one output for a whole mesh; predictions are at vertices, faces or edges")
     found = network.metadata
     missing = [name for name in NEEDED if name not in found]
     if missing:
@@ -69,7 +75,8 @@ def network_input(network: DiffusionNet) -> NetworkInput:
             f"the features {read.features} have {channels} channels, and the network takes {network.in_channels}; "
             "call a network with features of its own in Python"
         )
-    return NetworkInput(read, normalize, _label_names(found.get("label_names"), network.out_channels))
+    label_names = _label_names(found.get("label_names"), network.out_channels)
+    return NetworkInput(read, normalize, label_names, labels_at)
 
 
 def _label_names(names: Any, count: int) -> list[str]:

@@ -16,7 +16,7 @@ from diffnet.data import LabelsAt, Sample, input_features, prepare
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.evaluate import predict_classes
-from diffnet.train.network_input import MetadataError, NetworkInput, network_input
+from diffnet.train.network_input import NetworkInput, network_input
 from diffnet.train.report.export import png_bytes, write_atomically, write_ply
 from diffnet.train.report.render import render
 from diffnet.train.report.viewer import ViewerItem, write_html
@@ -39,14 +39,12 @@ def predict_labels(
     needed.
     """
     expected = network_input(network)
-    if network.outputs_at == "global_mean":
-        raise MetadataError("the network has one output for a whole mesh; predictions are at vertices, faces or edges")
     network = graphed(network.to(device))
     results = []
     for source in sources:
         mesh = load_mesh(source)
-        if mesh.is_point_cloud and network.outputs_at != "vertices":
-            raise MeshError(f"{mesh.name}: the network labels {network.outputs_at}, and a point cloud has none")
+        if mesh.is_point_cloud and expected.labels_at != "vertices":
+            raise MeshError(f"{mesh.name}: the network labels {expected.labels_at}, and a point cloud has none")
         sample = _sample(mesh, expected, cache_dir)
         results.append((mesh, predict_classes(network, sample, expected.options, device).cpu().numpy()))
     return results

@@ -276,7 +276,7 @@ def test_a_checkpoint_is_a_network(stored, tmp_path):
     for name, weight in expected.state_dict().items():
         assert torch.equal(network.state_dict()[name], weight)
     assert network_input(network) == NetworkInput(
-        TrainOptions(features="xyz", k=8), normalize=True, label_names=["a", "b"]
+        TrainOptions(features="xyz", k=8), normalize=True, label_names=["a", "b"], labels_at="vertices"
     )
     network.save(tmp_path / "a.safetensors")
     again = DiffusionNet.load(tmp_path / "a.safetensors")
@@ -340,7 +340,7 @@ def test_defaults_of_metadata():
     network = DiffusionNet(3, 2, width=8, blocks=1)
     network.metadata = {**NEEDED, "own": [1, 2]}
     found = network_input(network)
-    assert found == NetworkInput(TrainOptions(features="xyz", k=8, precision="fp32"), True, ["0", "1"])
+    assert found == NetworkInput(TrainOptions(features="xyz", k=8, precision="fp32"), True, ["0", "1"], "vertices")
     network.metadata |= {"laplacian": "cotan", "join": "never", "precision": "auto", "label_names": ["a", "b"]}
     found = network_input(network)
     assert found.options == TrainOptions(features="xyz", k=8, laplacian="cotan", join="never")
