@@ -38,7 +38,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 def outputs(model: nn.Module) -> Tensor:
     with torch.no_grad():
-        out: Tensor = model.eval()(FEATURES.to(next(model.parameters()).dtype), precompute(MESH, 6))
+        out: Tensor = model.eval()(FEATURES.to(next(model.parameters()).dtype), precompute(MESH, k=6))
     return out
 
 
@@ -128,7 +128,7 @@ def test_wrapped_networks(path: Path) -> None:
 @pytest.mark.gpu
 def test_networks_on_a_gpu(path: Path) -> None:
     model = network().cuda().eval()
-    operators = precompute(MESH, 6).to("cuda")
+    operators = precompute(MESH, k=6).to("cuda")
     replayed = graphed(copy.deepcopy(model), first_visits=0)
     with torch.no_grad():
         expected = model(FEATURES.cuda(), operators)
