@@ -1,4 +1,7 @@
-"""Speed and memory against peers: a registry of benchmarks, run by `diffnet bench`."""
+"""Speed and memory against peers: a registry of benchmarks, run by `diffnet bench`.
+
+The names in `__all__` are public.
+"""
 
 import lazy_loader
 

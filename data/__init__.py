@@ -1,4 +1,7 @@
-"""Data sets: generated ones, data sets on disk, and packed batches of preprocessed samples."""
+"""Data sets: generated ones, data sets on disk, and packed batches of preprocessed samples.
+
+The names in `__all__` are public.
+"""
 
 import lazy_loader
 

@@ -1,5 +1,7 @@
+from . import benchmarks, data, geometry, ops, train, viz
 from .block import DiffusionNetBlock
 from .block_sparse import BlockSparseAttention, BlockSparseConv2d, BlockSparseLinear
+from .checkpoints.files import CheckpointError
 from .cuda_graphs import graphed
 from .diffusion import LearnedTimeDiffusion
 from .geometry import (
@@ -23,11 +25,11 @@ from .geometry import (
     wks,
 )
 from .geometry.errors import DiffnetError
-from .gradient_features import SpatialGradientFeatures
 from .implicit_diffusion import ImplicitDiffusion
 from .mesh_attention import MeshAttention
 from .model import DiffusionNet
 from .ops import label_smoothing_loss
+from .spatial_gradient_features import SpatialGradientFeatures
 
 __version__: str
 
@@ -35,6 +37,7 @@ __all__ = [
     "BlockSparseAttention",
     "BlockSparseConv2d",
     "BlockSparseLinear",
+    "CheckpointError",
     "DiffnetError",
     "DiffusionNet",
     "DiffusionNetBlock",
@@ -44,12 +47,15 @@ __all__ = [
     "MeshError",
     "Operators",
     "SpatialGradientFeatures",
+    "benchmarks",
     "boundary_vertices",
     "collate",
+    "data",
     "diffuse",
     "farthest_points",
     "from_spectral",
     "geodesic_label_errors",
+    "geometry",
     "gradient",
     "graphed",
     "hks",
@@ -57,9 +63,12 @@ __all__ = [
     "load_mesh",
     "mesh_mean",
     "normalize_positions",
+    "ops",
     "precompute",
     "precompute_all",
     "random_rotation",
     "to_spectral",
+    "train",
+    "viz",
     "wks",
 ]

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any
 
 from torch import Tensor, nn
 
 from diffnet.geometry import Operators
+from diffnet.geometry.argument_names import refuses
 from diffnet.ops.common.checks import not_a_tensor
 
-P = ParamSpec("P")
+# The arguments of `forward` in the original implementation that are fields of `Operators`.
+_FIELDS = ("mass", "L", "evals", "evecs", "gradX", "gradY", "edges", "faces")
+_CALL = "model(features, operators) with operators = precompute((verts, faces))"
 
-
-def refuses(**replacements: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Make an `__init__` refuse names of arguments that the original implementation has.
-
-    replacements: for each of the original's names, what to write instead
-
-    The decorated function raises TypeError that names the replacement.
-    """
-
-    def decorate(initialize: Callable[P, None]) -> Callable[P, None]:
-        @functools.wraps(initialize)
-        def checked(*arguments: P.args, **options: P.kwargs) -> None:
-            for name in options:
-                if name in replacements:
-                    module = type(arguments[0]).__name__
-                    raise TypeError(
-                        f"{module} has no argument {name}, which is the original's name; write {replacements[name]}"
-                    )
-            initialize(*arguments, **options)
-
-        return checked
-
-    return decorate
+refuses_fields = refuses(f"write {_CALL}", x_in="features", **dict.fromkeys(_FIELDS, _CALL))
 
 
 def check_operators(operators: Any) -> None:

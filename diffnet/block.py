@@ -8,10 +8,10 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from diffnet.arguments import check_eigenpairs, refuses
+from diffnet.arguments import check_eigenpairs, refuses_fields
 from diffnet.diffusion import LearnedTimeDiffusion
 from diffnet.geometry import Operators
-from diffnet.gradient_features import SpatialGradientFeatures
+from diffnet.geometry.argument_names import refuses
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP, shared_seeds
@@ -19,6 +19,7 @@ from diffnet.ops import Backend, diffusion_and_gradient_features, spmm
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.diffusion_features.block import BlockArguments, diffusion_block, is_one_node
+from diffnet.spatial_gradient_features import SpatialGradientFeatures
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
@@ -93,6 +94,7 @@ class DiffusionNetBlock(nn.Module):
         hidden = (channels, channels) if mlp_hidden is None else mlp_hidden
         self.mlp = MLP([inputs, *hidden, channels], dropout, backend)
 
+    @refuses_fields
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
         if self.on_basis(operators):

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from diffnet.arguments import check_eigenpairs, refuses
+from diffnet.arguments import check_eigenpairs, refuses_fields
 from diffnet.geometry import Operators
+from diffnet.geometry.argument_names import refuses
 from diffnet.ops import Backend, diffuse, from_spectral, to_spectral
 from diffnet.ops.common.checks import check_count
 
@@ -50,6 +51,7 @@ class LearnedTimeDiffusion(nn.Module):
         spectrum = to_spectral(x, o.evecs, o.mass, o.ptr, o.lengths, self.backend)
         return diffuse(spectrum, o.evals, time.clamp(min=0), self.backend)
 
+    @refuses_fields
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
         coefficients = self.coefficients(x, operators)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from diffnet.geometry.argument_names import refuses
 from diffnet.ops import Backend, mlp
 from diffnet.ops.common.checks import check_count, check_dropout
 from diffnet.ops.mlp.op import new_seeds
@@ -31,6 +32,7 @@ class MLP(nn.Module):
     dropout.
     """
 
+    @refuses(layer_sizes="widths", activation="nothing: it is ReLU", name="nothing: layers have numbers")
     def __init__(self, widths: Sequence[int], dropout: float = 0.0, backend: Backend = "auto") -> None:
         super().__init__()
         if len(widths) < 2:

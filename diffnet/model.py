@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffnet.arguments import check_features, check_operators, refuses
+from diffnet.activations import Activation, log_softmax
+from diffnet.arguments import check_features, check_operators, refuses_fields
 from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode
 from diffnet.geometry import Operators
+from diffnet.geometry.argument_names import refuses
 from diffnet.ops import Backend, mlp, segment_mean
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.shared_launches import shared_dropout_seeds, shared_launches, shares_launches
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
-
-
-def log_softmax(x: Tensor) -> Tensor:
-    """Log-probabilities over the last dimension."""
-    return F.log_softmax(x, dim=-1)
 
 
 class DiffusionNet(nn.Module):
@@ -38,6 +37,9 @@ class DiffusionNet(nn.Module):
         last_activation: applied to the outputs, for example `log_softmax`. None by default.
         mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, attention_heads, backend: see
             `DiffusionNetBlock`.
+
+    The arguments are attributes of the network, except `blocks`, which is the list of the blocks. `metadata` is a
+    dictionary for what belongs to the network; `save` and `load` keep it.
 
     Raises ValueError for an unknown option, TypeError for the names that the original implementation gives arguments.
 
@@ -68,7 +70,7 @@ class DiffusionNet(nn.Module):
         width: int = 128,
         blocks: int = 4,
         outputs_at: OutputsAt = "vertices",
-        last_activation: Callable[[Tensor], Tensor] | None = None,
+        last_activation: Activation | None = None,
         mlp_hidden: Sequence[int] | None = None,
         dropout: float = 0.5,
         gradient_features: bool = True,
@@ -93,10 +95,8 @@ class DiffusionNet(nn.Module):
                 f"last_activation should be a function of a tensor, got {last_activation!r}; "
                 "write for example torch.sigmoid"
             )
-        self.outputs_at = outputs_at
+        self.outputs_at: OutputsAt = outputs_at
         self.last_activation = last_activation
-        self.gradient = gradient
-        self.backend: Backend = backend
         self.first = nn.Linear(in_channels, width)
         self.blocks = nn.ModuleList(
             DiffusionNetBlock(
@@ -113,7 +113,45 @@ class DiffusionNet(nn.Module):
             for _ in range(blocks)
         )
         self.last = nn.Linear(width, out_channels)
+        # The blocks have checked these.
+        self.mlp_hidden = [int(w) for w in ((width, width) if mlp_hidden is None else mlp_hidden)]
+        self.dropout = float(dropout)
+        self.gradient_features = bool(gradient_features)
+        self.gradient_rotation = bool(gradient_rotation)
+        self.gradient: GradientMode = gradient
+        self.diffusion: DiffusionMode = diffusion
+        self.attention_heads = int(attention_heads)
+        self.backend: Backend = backend
+        self.metadata: dict[str, Any] = {}
 
+    @property
+    def in_channels(self) -> int:
+        """C_in."""
+        return int(self.first.in_features)
+
+    @property
+    def out_channels(self) -> int:
+        """C_out."""
+        return int(self.last.out_features)
+
+    @property
+    def width(self) -> int:
+        """The channels inside the network."""
+        return int(self.first.out_features)
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """The arguments that build this network, `DiffusionNet(**model.architecture)`.
+
+        Each is also an attribute of the network, except the number of blocks, `len(model.blocks)`.
+
+        >>> DiffusionNet(3, 8, width=64).architecture["width"]
+        64
+        """
+        arguments = inspect.signature(DiffusionNet).parameters
+        return {name: len(self.blocks) if name == "blocks" else getattr(self, name) for name in arguments}
+
+    @refuses_fields
     def forward(self, features: Tensor, operators: Operators) -> Tensor:
         """features (V, C_in), packed like the operators → (V, C_out), (F, C_out), (E, C_out) or (B, C_out)
 
@@ -158,12 +196,72 @@ class DiffusionNet(nn.Module):
             x = segment_mean(x, operators.mass, operators.ptr, operators.lengths, self.backend)
         return x if self.last_activation is None else self.last_activation(x)
 
+    def save(self, path: str | os.PathLike[str], /, **metadata: Any) -> None:
+        """Write the network to one file in safetensors format, which `DiffusionNet.load` reads.
+
+        path: by custom it ends in .safetensors. An old file stays until the new one is complete.
+        metadata: anything that JSON can hold, to be found in `metadata` of the loaded network. Tuples become lists, and
+            keys of dictionaries become text. It is added to `model.metadata`. `diffnet predict` needs `features`, `k`
+            and `normalize`, and uses `label_names`.
+
+        The file holds the weights in their dtype, and in its header the architecture and the metadata as JSON. It does
+        not hold an optimizer, or the code of a `last_activation` other than `log_softmax`, `torch.sigmoid` and
+        `torch.tanh`; pass that function to `load`. Networks on a GPU and under `graphed` are saved alike.
+
+        Raises TypeError, which names the key, for metadata that JSON can't hold. Raises ValueError for a network on the
+        meta device, and for a network with other layers than `DiffusionNet(**model.architecture)` has.
+
+        >>> model = DiffusionNet(16, 8, width=64, blocks=2)
+        >>> model.save("parts.safetensors", features="hks", k=128, normalize=True, label_names=["a", "b"])
+        >>> loaded = DiffusionNet.load("parts.safetensors")
+        >>> loaded.width, loaded.metadata["features"]
+        (64, 'hks')
+        """
+        from diffnet.checkpoints.files import difference
+        from diffnet.checkpoints.safetensors_file import write_network
+
+        weights = self.state_dict()
+        if any(weight.is_meta for weight in weights.values()):
+            raise ValueError("a network on the meta device has no weights to save")
+        with torch.device("meta"):
+            changed = difference(weights, DiffusionNet(**self.architecture).state_dict())
+        if changed is not None:
+            raise ValueError(
+                f"the network is not the one of DiffusionNet(**model.architecture), it {changed}; "
+                "write torch.save(model.state_dict(), path)"
+            )
+        write_network(path, weights, self.architecture, self.metadata | metadata)
+
     @classmethod
-    def from_reference(
+    def load(cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu", **options: Any) -> DiffusionNet:
+        """Load a network that `save` or `diffnet train` (last.pt, best.pt) wrote. It is in eval mode.
+
+        device: where to put the network.
+        options: arguments of `DiffusionNet` that replace those in the file, such as `outputs_at="faces"`,
+            `last_activation=None` or `backend="torch"`.
+
+        `metadata` of the network is what was given to `save`. For a checkpoint of `diffnet train`, it holds
+        `label_names`, the preprocessing (`features`, `k`, `normalize`, …) and the other options of the run.
+
+        Reading a file runs no code from it. Raises CheckpointError, a ValueError, if the file is damaged, is none of
+        these, or contradicts the options. Raises TypeError for an option that `DiffusionNet` does not have.
+        """
+        from diffnet.checkpoints.network import read_network, restore
+
+        unknown = options.keys() - inspect.signature(DiffusionNet).parameters.keys()
+        if unknown:
+            raise TypeError(f"DiffusionNet has no argument {', '.join(sorted(unknown))}")
+        weights, architecture, metadata = read_network(path)
+        model = restore(cls, path, weights, architecture | options)
+        model.metadata = metadata
+        return model.to(device)
+
+    @classmethod
+    def from_original_checkpoint(
         cls,
         path: str | os.PathLike[str],
         outputs_at: OutputsAt = "vertices",
-        last_activation: Callable[[Tensor], Tensor] | None = log_softmax,
+        last_activation: Activation | None = log_softmax,
     ) -> DiffusionNet:
         """Load a checkpoint of the original implementation, on the CPU and in eval mode.
 
@@ -171,11 +269,33 @@ class DiffusionNet(nn.Module):
         published segmentation and classification networks end in a log-softmax, so this is the default. Pass None for
         networks that output plain features.
 
-        Only tensors are read (`weights_only`). Raises ValueError if the file holds something else.
-        """
-        from diffnet.original_checkpoint import read_original_checkpoint
+        Only tensors are read (`weights_only`). Raises CheckpointError, a ValueError, if the file holds something else.
 
-        state, arguments = read_original_checkpoint(path)
-        model = cls(**arguments, outputs_at=outputs_at, last_activation=last_activation)
-        model.load_state_dict(state)
-        return model.eval()
+        Source: https://github.com/nmwsharp/diffusion-net
+        """
+        from diffnet.checkpoints.network import restore
+        from diffnet.checkpoints.original import read_original_checkpoint
+
+        weights, options = read_original_checkpoint(path)
+        return restore(cls, path, weights, {**options, "outputs_at": outputs_at, "last_activation": last_activation})
+
+    @classmethod
+    def from_reference(
+        cls,
+        path: str | os.PathLike[str],
+        outputs_at: OutputsAt = "vertices",
+        last_activation: Activation | None = log_softmax,
+    ) -> DiffusionNet:
+        """The older name of `from_original_checkpoint`."""
+        return cls.from_original_checkpoint(path, outputs_at, last_activation)
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, strict: bool, *lists: list[str]
+    ) -> None:
+        """`load_state_dict` of PyTorch calls this, also if the network is a part of another module."""
+        if strict:
+            from diffnet.checkpoints.architecture import check_state_dict
+
+            own = {name.removeprefix(prefix): state_dict[name] for name in state_dict if name.startswith(prefix)}
+            check_state_dict(own, self.state_dict())
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)  # type: ignore[no-untyped-call]

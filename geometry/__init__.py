@@ -1,4 +1,4 @@
-"""From a mesh or a point cloud to `Operators`."""
+"""From a mesh or a point cloud to `Operators`. The names in `__all__` are public."""
 
 import lazy_loader
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.operators import Operators
 from diffnet.ops import from_spectral
 from diffnet.ops.common.checks import check_count, check_rank, readable
@@ -17,6 +18,7 @@ SHORTEST, LONGEST = 0.01, 1.0  # default times of `hks`
 _warned_of_size: list[str] = []  # names what was said, so that it is said once
 
 
+@refuses("write hks(operators, 16) or hks(operators, scales=scales)", evals="operators", evecs="operators")
 def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) -> Tensor:
     """Heat kernel signature Σ_k exp(−λ_k t) φ_k(v)² (Sun et al. 2009) at each vertex and time, (V, T).
 

@@ -1,4 +1,9 @@
-"""Differentiable functions on tensors. They know nothing of meshes or modules."""
+"""Differentiable functions on tensors. They know nothing of meshes or modules.
+
+The names in `__all__` are public. `Operators`, the matrices and the basis of a mesh, is in `diffnet.geometry`. The
+function `gradient_features` computes what the module `SpatialGradientFeatures` learns; the argument `gradient_features`
+of `DiffusionNet` decides whether the network has these modules.
+"""
 
 from diffnet.ops.block_sparse import BlockPattern, block_attention, block_matmul, block_softmax
 from diffnet.ops.common.backend import Backend

@@ -8,11 +8,16 @@ import os
 import torch
 
 from diffnet import DiffusionNet, __version__
-from diffnet.checkpoint_file import CheckpointError, check_named_tensors, check_names_and_shapes, read_checkpoint_file
+from diffnet.checkpoints.files import (
+    CheckpointError,
+    check_named_tensors,
+    check_names_and_shapes,
+    read_checkpoint_file,
+)
+from diffnet.checkpoints.training import FORMAT, metadata_of
 from diffnet.data import FEATURE_CHANNELS, LabelsAt
 from diffnet.geometry.files import write_atomically
 from diffnet.train.checkpoint_checks import (
-    FORMAT,
     Checkpoint,
     check_optimizer,
     check_sizes,
@@ -65,8 +70,12 @@ def build_model(options: TrainOptions, label_names: list[str], labels_at: Labels
 
 
 def restore_model(checkpoint: Checkpoint) -> tuple[DiffusionNet, TrainOptions]:
-    """The trained network of a checkpoint, in eval mode, and the options of its run."""
+    """The trained network of a checkpoint, in eval mode, and the options of its run.
+
+    The network is the one of `DiffusionNet.load`: it has the same metadata.
+    """
     options = TrainOptions(**checkpoint["options"])
     model = build_model(options, checkpoint["label_names"], checkpoint["labels_at"])
     model.load_state_dict(checkpoint["model"])
+    model.metadata = metadata_of(checkpoint)
     return model.eval(), options

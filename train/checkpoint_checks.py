@@ -12,17 +12,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from diffnet.checkpoint_file import CheckpointError, check_named_tensors, check_names_and_shapes
+from diffnet.checkpoints.files import (
+    CheckpointError,
+    check_format,
+    check_named_tensors,
+    check_names_and_shapes,
+    shown,
+)
+from diffnet.checkpoints.training import FORMAT, OLDER
 from diffnet.data import LabelsAt
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import COLUMNS
 
-FORMAT = 1  # increase when older versions would misread a checkpoint
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
-OLDER: dict[str, Any] = {
-    "join": "never"
-}  # options that checkpoints of older versions lack, where the default would change meshes
 LARGEST = 2**31  # bound of whole numbers in the options, except the seed
 
 Path = str | os.PathLike[str]
@@ -33,23 +36,15 @@ def checked_values(path: Path, checkpoint: Any) -> Checkpoint:
     """Check the format and all entries except weights and options."""
     if not isinstance(checkpoint, dict) or "format" not in checkpoint:
         raise CheckpointError(f"{path}: not a checkpoint of `diffnet train`")
-    found = checkpoint["format"]
-    if _fits(found, int) and found > FORMAT:
-        version = f"diffnet {checkpoint.get('version', '')!s:.20}".strip()
-        raise CheckpointError(
-            f"{path}: written by a newer version ({version}, checkpoint format {found}); this version reads format "
-            f"{FORMAT}. Update diffnet"
-        )
-    if not _fits(found, int) or found != FORMAT:
-        raise CheckpointError(f"{path}: checkpoint format {_shown(found)}, this version reads {FORMAT}")
+    check_format(path, checkpoint["format"], FORMAT, checkpoint.get("version", ""))
     if not checkpoint.keys() >= CONTENT:
         raise CheckpointError(f"{path}: the checkpoint lacks {', '.join(sorted(CONTENT - checkpoint.keys()))}")
     names = checkpoint["label_names"]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"{path}: label_names should be a list of names, got {_shown(names)}")
+        raise CheckpointError(f"{path}: label_names should be a list of names, got {shown(names)}")
     for name, hint in (("labels_at", LabelsAt), ("best", float), ("data", str)):
         if not _fits(checkpoint[name], hint):
-            raise CheckpointError(f"{path}: {name} has the value {_shown(checkpoint[name])}, which is not allowed")
+            raise CheckpointError(f"{path}: {name} has the value {shown(checkpoint[name])}, which is not allowed")
     history = checkpoint["history"]
     if not isinstance(history, list) or not all(_is_row(row, epoch) for epoch, row in enumerate(history, 1)):
         raise CheckpointError(f"{path}: history should be a list with one row of numbers per epoch")
@@ -65,10 +60,10 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
     for name, value in options.items():
         if name not in hints:
             raise CheckpointError(
-                f"{path}: unknown option {_shown(name)}; a newer version of diffnet may have written it"
+                f"{path}: unknown option {shown(name)}; a newer version of diffnet may have written it"
             )
         if not _fits(value, hints[name]) or (_fits(value, int) and name != "seed" and abs(value) >= LARGEST):
-            raise CheckpointError(f"{path}: option {name} has the value {_shown(value)}, which is not allowed")
+            raise CheckpointError(f"{path}: option {name} has the value {shown(value)}, which is not allowed")
     try:
         return TrainOptions(**OLDER | options)
     except OptionError as e:
@@ -117,12 +112,3 @@ def _fits(value: Any, hint: Any) -> bool:
     choices = get_args(hint) or (hint,)
     types = {*choices, *((int,) if float in choices else ())}
     return type(value) in types or (value is None and NoneType in types)
-
-
-def _shown(value: Any) -> str:
-    """A short text for a message. The repr of a list may be endless, and that of a huge integer is an error."""
-    if isinstance(value, str):
-        return repr(value[:80])
-    if isinstance(value, (float, NoneType)) or (isinstance(value, int) and abs(value) < 2**64):
-        return repr(value)
-    return f"of type {type(value).__name__}"

@@ -213,7 +213,7 @@ def _print_results(results: dict[str, Any], out: Path) -> None:
 @app.command()
 def predict(
     meshes: Annotated[list[Path], typer.Argument(metavar="MESH…", help=f"{MESH_FILES} files.")],
-    checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run.")],
+    checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run, or a file of DiffusionNet.save.")],
     out: Annotated[
         Path, typer.Option(help="Colored mesh to write (.ply). For several meshes, a folder to write them to.")
     ],
@@ -226,18 +226,23 @@ def predict(
 ) -> None:
     """Predict the labels of meshes with a trained network."""
     with ExitAtCtrlC():
-        from diffnet.train.checkpoint import load_checkpoint
+        from diffnet import DiffusionNet
         from diffnet.train.device import pick_device
+        from diffnet.train.network_input import MetadataError, network_input
         from diffnet.train.predict import predict_labels, write_predictions
 
     plys = _plys(meshes, out)
     written = [path for path in (*plys, html, png) if path is not None]
     _check_outputs(written, [*meshes, checkpoint])
-    loaded = load_checkpoint(checkpoint)
-    predictions = predict_labels(meshes, loaded, pick_device(device), cache)
+    network = DiffusionNet.load(checkpoint)
+    try:
+        expected = network_input(network)
+    except MetadataError as e:
+        raise MetadataError(f"{checkpoint}: {e}") from e
+    predictions = predict_labels(meshes, network, pick_device(device), cache)
     for path in written:
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_predictions(predictions, loaded["label_names"], loaded["labels_at"], plys=plys, html=html, png=png)
+    write_predictions(predictions, expected.label_names, expected.labels_at, plys=plys, html=html, png=png)
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)
 

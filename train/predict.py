@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
 from diffnet.data import LabelsAt, Sample, input_features, prepare
-from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
+from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
-from diffnet.train.checkpoint import Checkpoint, restore_model
 from diffnet.train.evaluate import predict_classes
+from diffnet.train.network_input import NetworkInput, network_input
 from diffnet.viz import page, picture, write_ply
 from diffnet.viz.render import png_bytes
 
@@ -25,27 +26,47 @@ PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pix
 
 def predict_labels(
     sources: Sequence[MeshLike],
-    checkpoint: Checkpoint,
+    network: DiffusionNet,
     device: torch.device,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.int64]]]:
     """The most likely class of every vertex, face or edge of meshes, preprocessed as in training.
 
-    Returns for each source the mesh at its original positions, and labels (V,), (F,) or (E,) int64, which are indices
-    into the checkpoint's `label_names`. Raises MeshError for a mesh that can't be used.
+    network: one of `DiffusionNet.load`, whose metadata say what it takes as input; see `network_input`
+
+    Returns for each source the mesh at its original positions, and labels (V,), (F,) or (E,) int64, which are numbers
+    of output channels. Raises MeshError for a mesh that can't be used, and MetadataError for a network without what is
+    needed.
     """
-    model, options = restore_model(checkpoint)
-    model = graphed(model.to(device))
+    expected = network_input(network)
+    network = graphed(network.to(device))
     results = []
     for source in sources:
         mesh = load_mesh(source)
-        if mesh.is_point_cloud and checkpoint["labels_at"] != "vertices":
-            raise MeshError(f"{mesh.name}: the network labels {checkpoint['labels_at']}, and a point cloud has none")
-        normalized, operators = prepare(mesh, options.preprocessing, cache_dir)
-        features = input_features(normalized, operators, options.preprocessing.features)
-        sample = Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators)
-        results.append((mesh, predict_classes(model, sample, options, device).cpu().numpy()))
+        if mesh.is_point_cloud and expected.labels_at != "vertices":
+            raise MeshError(f"{mesh.name}: the network labels {expected.labels_at}, and a point cloud has none")
+        sample = _sample(mesh, expected, cache_dir)
+        results.append((mesh, predict_classes(network, sample, expected.options, device).cpu().numpy()))
     return results
+
+
+def _sample(mesh: Mesh, expected: NetworkInput, cache_dir: str | os.PathLike[str] | None) -> Sample:
+    """A mesh as a network takes it. It has no labels."""
+    options = expected.options.preprocessing
+    if expected.normalize:
+        taken, operators = prepare(mesh, options, cache_dir)
+    else:
+        taken = mesh
+        operators = precompute(
+            mesh,
+            k=options.k,
+            laplacian=options.laplacian,
+            cache_dir=cache_dir,
+            basis=options.basis,
+            join=options.join,
+        )
+    features = input_features(taken, operators, options.features)
+    return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators)
 
 
 def write_predictions(

@@ -23,9 +23,8 @@ from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, figures, fill_ca
 from diffnet.geometry import Mesh, MeshError
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
-from diffnet.train.checkpoint import Checkpoint, load_checkpoint
+from diffnet.train.checkpoint import Checkpoint, load_checkpoint, restore_model
 from diffnet.train.metrics import percent
-from diffnet.train.options import TrainOptions
 from diffnet.train.predict import predict_labels
 
 Labels: TypeAlias = NDArray[np.int64]
@@ -130,10 +129,11 @@ def _measure(
 def _predict(meshes: Sequence[Mesh], checkpoint: Checkpoint, device: torch.device) -> list[Labels]:
     """The labels of meshes. All cores preprocess them first. Raises MeshError for a mesh that can't be used."""
     with tempfile.TemporaryDirectory() as cache:
-        failed = fill_cache(meshes, TrainOptions(**checkpoint["options"]).preprocessing, cache)
+        network, options = restore_model(checkpoint)
+        failed = fill_cache(meshes, options.preprocessing, cache)
         if failed:
             raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {next(iter(failed.values()))}")
-        return [labels for _, labels in predict_labels(meshes, checkpoint, device, cache)]
+        return [labels for _, labels in predict_labels(meshes, network, device, cache)]
 
 
 def _accuracy(predicted: Labels, truth: Labels) -> float:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import MeshLike
 from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
@@ -39,6 +40,12 @@ LOADERS = 4  # threads; more would wait for Python's global lock
 MOST_REASONS = 5  # reasons listed in one error message
 
 
+@refuses(
+    verts_list="meshes, a list of (verts, faces)",
+    faces_list="meshes, a list of (verts, faces)",
+    k_eig="k",
+    op_cache_dir="cache_dir",
+)
 def precompute_all(
     meshes: Sequence[MeshLike],
     k: int = 128,

@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse
 import torch
 
+from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.cache import Arrays, write_entry
 from diffnet.geometry.diagnosis import diagnose
 from diffnet.geometry.mesh.errors import MeshError
@@ -25,6 +26,12 @@ from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, Lap
 from diffnet.geometry.preprocessing.recipe import complete, discretize, round_positions, solve
 
 
+@refuses(
+    verts="(verts, faces)",
+    k_eig="k",
+    op_cache_dir="cache_dir",
+    overwrite_cache="another cache_dir, or delete the folder; entries are never out of date",
+)
 def precompute(
     mesh: MeshLike,
     faces: Any = None,

@@ -26,7 +26,9 @@ from diffnet import (
     Operators,
     SpatialGradientFeatures,
     collate,
+    hks,
     precompute,
+    precompute_all,
 )
 from diffnet.mlp import MLP
 
@@ -140,6 +142,9 @@ NAMES_OF_THE_ORIGINAL: list[tuple[Callable[..., nn.Module], str, Any, str]] = [
     (LearnedTimeDiffusion, "method", "spectral", "ImplicitDiffusion(channels)"),
     (SpatialGradientFeatures, "C_inout", 64, "channels"),
     (SpatialGradientFeatures, "with_gradient_rotations", True, "rotation"),
+    (MLP, "layer_sizes", [8, 8], "widths"),
+    (MLP, "activation", nn.ReLU, "nothing: it is ReLU"),
+    (MLP, "name", "miniMLP", "nothing: layers have numbers"),
 ]
 
 
@@ -148,6 +153,53 @@ def test_names_of_the_original(module: Callable[..., nn.Module], name: str, valu
     refused(lambda: module(**{name: value}), TypeError, f"has no argument {name}, which is the original's name", ours)
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         module(8, 8, colour=1) if module is DiffusionNet else module(8, colour=1)
+
+
+CALLS_OF_THE_ORIGINAL: list[tuple[Callable[..., object], dict[str, Any], str, str]] = [
+    (precompute, {"verts": 0, "faces": 0}, "verts", "(verts, faces)"),
+    (precompute, {"mesh": 0, "k_eig": 128}, "k_eig", "write k"),
+    (precompute, {"mesh": 0, "op_cache_dir": "cache"}, "op_cache_dir", "write cache_dir"),
+    (precompute, {"mesh": 0, "overwrite_cache": True}, "overwrite_cache", "delete the folder"),
+    (precompute_all, {"verts_list": [], "faces_list": []}, "verts_list", "a list of (verts, faces)"),
+    (precompute_all, {"meshes": [], "faces_list": []}, "faces_list", "a list of (verts, faces)"),
+    (precompute_all, {"meshes": [], "k_eig": 128}, "k_eig", "write k"),
+    (precompute_all, {"meshes": [], "op_cache_dir": "cache"}, "op_cache_dir", "write cache_dir"),
+    (hks, {"evals": 0, "evecs": 0, "count": 16}, "evals", "write operators"),
+    (hks, {"operators": 0, "evecs": 0}, "evecs", "write operators"),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "name", "ours"), CALLS_OF_THE_ORIGINAL)
+def test_calls_of_the_original(function: Callable[..., object], arguments: Any, name: str, ours: str) -> None:
+    words = f"{function.__name__} has no argument {name}, which is the original's name; write"
+    refused(lambda: function(**arguments), TypeError, words, ours)
+
+
+def test_positions_of_the_original() -> None:
+    """The original takes these arguments by position."""
+    network_of: Any = DiffusionNet
+    words = "DiffusionNet takes in_channels, out_channels by position, got 2 more; pass the others by name"
+    refused(lambda: network_of(3, 8, 64, 2), TypeError, words)
+    block_of: Any = DiffusionNetBlock
+    refused(lambda: block_of(8, [8, 8]), TypeError, "takes channels by position, got 1 more")
+    signature: Any = hks
+    x = torch.zeros(3)
+    refused(lambda: signature(x, x, 16), TypeError, "write hks(operators, 16) or hks(operators, scales=scales)")
+    refused(lambda: signature(x, x), TypeError, "operators should be Operators, got Tensor")
+
+
+@pytest.mark.parametrize("name", ["mass", "L", "evals", "evecs", "gradX", "gradY", "edges", "faces"])
+def test_forward_of_the_original(name: str, operators: Operators) -> None:
+    x = torch.zeros(12, 8)
+    hint = "write model(features, operators) with operators = precompute((verts, faces))"
+    model, block, diffusion = DiffusionNet(8, 5, width=8, blocks=1), DiffusionNetBlock(8), LearnedTimeDiffusion(8)
+    for module in (model, block, diffusion):
+        words = f"{type(module).__name__}.forward has no argument {name}, which is the original's name"
+        refused(lambda m=module: m(x, **{name: x}), TypeError, words, hint)  # type: ignore[misc]
+        refused(lambda m=module: m(x_in=x), TypeError, "has no argument x_in", "write features")  # type: ignore[misc]
+        refused(lambda m=module: m(x, x, x, x), TypeError, "by position, got 2 more", hint)  # type: ignore[misc]
+    refused(lambda: model(x, operators.mass), TypeError, "operators should be Operators, got Tensor")
+    refused(lambda: SpatialGradientFeatures(8)(vectors=x), TypeError, "gradients of shape (2, V, C)")
 
 
 def test_signatures_remain() -> None:

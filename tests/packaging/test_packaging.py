@@ -21,13 +21,29 @@ tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tom
 SUBPACKAGES = [room for room in ROOMS if room != "diffnet"]
 
 LOOK = f"""
-import importlib, json, sys
+import importlib, json, pkgutil, sys
 from importlib.util import find_spec
 names = ["diffnet", *(f"diffnet.{{room}}" for room in {SUBPACKAGES}), "diffnet.train.cli"]
 files = {{name: importlib.import_module(name).__file__ for name in names}}
 # Folders that are found only because of the current folder are not installed.
 bare = [name for name in {[*SUBPACKAGES, "tests"]} if find_spec(name)]
-print(json.dumps([files, bare]))
+import diffnet
+listed = [module.name for module in pkgutil.iter_modules(diffnet.__path__)]
+print(json.dumps([files, bare, listed, find_spec("diffnet.diffnet") is not None]))
+"""
+
+
+WALK = f"""
+import importlib, json, pkgutil, sys
+import diffnet
+light = "torch" not in sys.modules
+rooms = {{room: getattr(diffnet, room).__all__ for room in {SUBPACKAGES}}}
+missing = [f"{{room}}.{{name}}" for room in rooms for name in rooms[room] if not hasattr(getattr(diffnet, room), name)]
+missing += [name for name in diffnet.__all__ if not hasattr(diffnet, name)]
+names = [module.name for module in pkgutil.walk_packages(diffnet.__path__, "diffnet.")]
+for name in names:
+    importlib.import_module(name)
+print(json.dumps([names, light, missing, rooms]))
 """
 
 
@@ -64,7 +80,11 @@ class Environment:
 
     def look(self, cwd: Path, **variables: str) -> tuple[dict[str, Path], list[str]]:
         """The files of the package and its subpackages, and the rooms that can be imported under a bare name."""
-        files, bare = json.loads(self.run("python", "-c", LOOK, cwd=cwd, **variables))
+        files, bare, listed, nested = json.loads(self.run("python", "-c", LOOK, cwd=cwd, **variables))
+        assert set(listed) >= {*SUBPACKAGES, "model"}
+        assert len(listed) == len(set(listed))
+        assert "diffnet" not in listed
+        assert not nested
         return {name: Path(file) for name, file in files.items()}, bare
 
 
@@ -144,6 +164,20 @@ def test_imports_from_a_wheel(wheel: Path, environment: Environment, tmp_path: P
     assert "Usage: diffnet" in usage(environment, tmp_path)
     assert "to-spectral" in environment.run("diffnet", "bench", "--list", cwd=tmp_path)
     assert {path.name.split("-")[0] for path in environment.site.iterdir()} == {"dependencies.pth", "diffnet"}
+
+
+def test_all_modules_and_public_names_are_reached() -> None:
+    """After `import diffnet`, which loads no room. Tools for documentation walk through all modules."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", WALK]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    names, light, missing, rooms = json.loads(done.stdout)
+    assert sorted(names) == sorted(modules().keys() - {"diffnet"})
+    assert light
+    assert missing == []
+    assert all(rooms.values())
+    assert "run_segmentation" in rooms["train"]
 
 
 def usage(environment: Environment, cwd: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import re
 import tracemalloc
 import zipfile
 from dataclasses import replace
@@ -14,8 +15,9 @@ import pytest
 import torch
 
 from diffnet import DiffnetError, DiffusionNet
-from diffnet.checkpoint_file import CheckpointError
+from diffnet.checkpoints.files import CheckpointError
 from diffnet.train.checkpoint import build_model, load_checkpoint, restore_model, save_checkpoint
+from diffnet.train.network_input import MetadataError, NetworkInput, network_input
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import COLUMNS
 from diffnet.train.step import make_optimizer, restore_optimizer
@@ -258,3 +260,88 @@ def test_a_file_that_expands_is_refused(stored, tmp_path):
         archive.writestr("archive/data.pkl", b"\0" * 10**6)
     for read in (load_checkpoint, DiffusionNet.from_reference):
         assert "more than its size" in message(read, path)
+
+
+# ---- DiffusionNet.load ----
+
+
+def test_a_checkpoint_is_a_network(stored, tmp_path):
+    """`DiffusionNet.load` reads the files of a run. Saved anew, the network keeps what `predict` needs."""
+    save_checkpoint(tmp_path / "a.pt", stored)
+    network = DiffusionNet.load(tmp_path / "a.pt")
+    expected, _ = restore_model(stored)
+    assert network.architecture == expected.architecture
+    assert network.metadata == expected.metadata
+    assert not network.training
+    for name, weight in expected.state_dict().items():
+        assert torch.equal(network.state_dict()[name], weight)
+    assert network_input(network) == NetworkInput(
+        TrainOptions(features="xyz", k=8), normalize=True, label_names=["a", "b"], labels_at="vertices"
+    )
+    network.save(tmp_path / "a.safetensors")
+    again = DiffusionNet.load(tmp_path / "a.safetensors")
+    assert (again.architecture, again.metadata) == (network.architecture, network.metadata)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"format": 2, "version": "9.8"}, "newer version (diffnet 9.8, checkpoint format 2)"),
+        ({"options": []}, "options should be a dictionary"),
+        ({"options": {}}, "the options of the network lack"),
+        ({"options": {**OPTIONS.as_dict(), "width": 10**9}}, "width is 1000000000"),
+        ({"options": {**OPTIONS.as_dict(), "blocks": torch.zeros(2)}}, "blocks is of type Tensor"),
+        ({"options": {**OPTIONS.as_dict(), "dropout": torch.zeros(2)}}, "dropout is of type Tensor"),
+        ({"options": {**OPTIONS.as_dict(), "diffusion": torch.zeros(2)}}, "diffusion should be one of"),
+        ({"labels_at": "corners"}, "outputs_at should be one of"),
+        ({"model": [1]}, "weights should be a dictionary"),
+        ({"model": {}}, "should be matrices"),
+    ],
+)
+def test_checkpoints_that_are_no_network(stored, tmp_path, changes, named):
+    torch.save({**stored, **changes}, tmp_path / "a.pt")
+    assert named in message(DiffusionNet.load, tmp_path / "a.pt")
+
+
+def test_a_checkpoint_without_names(stored, tmp_path):
+    torch.save({name: value for name, value in stored.items() if name != "label_names"}, tmp_path / "a.pt")
+    assert "lacks label_names" in message(DiffusionNet.load, tmp_path / "a.pt")
+
+
+NEEDED = {"features": "xyz", "k": 8, "normalize": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"features": ...}, 'lack features; write for example model.save(path, features="hks", k=128, normalize=True)'),
+        ({"k": ..., "normalize": ...}, "lack k, normalize;"),
+        ({"normalize": "yes"}, "normalize in the metadata should be true or false, got 'yes'"),
+        ({"features": "colors"}, "features should be one of hks, log-hks, xyz, wks, got 'colors'"),
+        ({"features": ["hks"]}, "features should be one of"),
+        ({"features": "hks"}, "the features hks have 16 channels, and the network takes 3"),
+        ({"k": "8"}, "k should be an integer, got '8'"),
+        ({"k": 0}, "k should be at least 1 for spectral diffusion"),
+        ({"k": 10**40}, "k in the metadata should be below 2^31"),
+        ({"laplacian": "graph"}, "laplacian should be one of"),
+        ({"precision": "fp8"}, "precision should be one of"),
+        ({"label_names": ["a"]}, "label_names in the metadata should be a list of 2 names, got ['a']"),
+        ({"label_names": "ab"}, "got 'ab'"),
+    ],
+)
+def test_metadata_of_a_network(changes, named):
+    network = DiffusionNet(3, 2, width=8, blocks=1)
+    network.metadata = {name: value for name, value in {**NEEDED, **changes}.items() if value is not ...}
+    with pytest.raises(MetadataError, match=re.escape(named)):
+        network_input(network)
+
+
+def test_defaults_of_metadata():
+    network = DiffusionNet(3, 2, width=8, blocks=1)
+    network.metadata = {**NEEDED, "own": [1, 2]}
+    found = network_input(network)
+    assert found == NetworkInput(TrainOptions(features="xyz", k=8, precision="fp32"), True, ["0", "1"], "vertices")
+    network.metadata |= {"laplacian": "cotan", "join": "never", "precision": "auto", "label_names": ["a", "b"]}
+    found = network_input(network)
+    assert found.options == TrainOptions(features="xyz", k=8, laplacian="cotan", join="never")
+    assert found.label_names == ["a", "b"]

@@ -20,7 +20,7 @@ import torch
 import trimesh
 from PIL import Image
 
-from diffnet import DiffnetError, MeshError, geometry
+from diffnet import DiffnetError, DiffusionNet, MeshError, geometry, normalize_positions
 from diffnet.data import DataError, Preprocessing, load_dataset, prepare
 from diffnet.geometry import load_mesh, mesh_edges
 from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
@@ -342,12 +342,12 @@ def test_a_triangle_soup(room, tmp_path):
     code, out, err = diffnet("predict", soup, "--checkpoint", best, "--out", tmp_path / "soup.ply")
     assert (code, err) == (0, "")
     assert len(trimesh.load(tmp_path / "soup.ply", process=False).vertices) == 240
-    loaded = load_checkpoint(best)
-    (_, whole), (_, split) = predict_labels([ball, soup], loaded, torch.device("cpu"))
+    network = DiffusionNet.load(best)
+    (_, whole), (_, split) = predict_labels([ball, soup], network, torch.device("cpu"))
     assert (split == whole[corners]).mean() > 0.99
-    loaded["options"]["join"] = "never"
+    network.metadata["join"] = "never"
     with pytest.warns(UserWarning, match=r"soup.obj: every eigenvalue is 0.* join=\"always\""):
-        predict_labels([soup], loaded, torch.device("cpu"))
+        predict_labels([soup], network, torch.device("cpu"))
 
     train = ["train", "segmentation", "--cache", tmp_path / "cache", *SMALL, "--epochs", 1, "--join", "always"]
     data = tmp_path / "data"
@@ -504,8 +504,8 @@ def read_ply(path):
 
 
 def expected(room, mesh, run="run"):
-    checkpoint = load_checkpoint(room / run / "best.pt")
-    return predict_labels([mesh], checkpoint, torch.device("cpu"))[0]
+    network = DiffusionNet.load(room / run / "best.pt")
+    return predict_labels([mesh], network, torch.device("cpu"))[0]
 
 
 def test_a_mesh_is_predicted(room, tmp_path):
@@ -536,6 +536,40 @@ def test_a_mesh_is_predicted(room, tmp_path):
         assert diffnet(*arguments, "--out", again, "--cache", tmp_path / "cache")[0] == 0
         assert again.read_bytes() == paths[0].read_bytes()
     assert len(list((tmp_path / "cache").rglob("*.operators.*"))) == 1
+
+
+NAMES = ["spruce", "larch", "yew", "juniper"]
+
+
+def test_a_network_of_an_own_loop_predicts(room, tmp_path):
+    """It is saved with what its input is. Labels are those of the same steps in Python."""
+    mesh, path = load_mesh(room / "data" / "m0.obj"), tmp_path / "own.safetensors"
+    arguments = ["predict", room / "data" / "m0.obj", "--checkpoint", path, "--out", tmp_path / "m0.ply"]
+    torch.manual_seed(0)
+    network = DiffusionNet(3, 4, width=8, blocks=1, outputs_at="faces", last_activation=torch.tanh).eval()
+    network.save(path, k=8)
+    line = complaint(*arguments)
+    assert f"{path}: the metadata of the network lack features, normalize; write for example model.save(path" in line
+    for normalize in (True, False):
+        network.save(path, features="xyz", k=8, normalize=normalize, laplacian="cotan", label_names=NAMES)
+        page = tmp_path / f"{normalize}.html"
+        assert diffnet(*arguments, "--html", page)[0] == 0
+        verts = normalize_positions(mesh.verts) if normalize else mesh.verts
+        operators = geometry.precompute((verts, mesh.faces), k=8, laplacian="cotan")
+        with torch.no_grad():
+            expected = network(torch.from_numpy(verts).float(), operators).argmax(1)
+        np.testing.assert_array_equal(read_ply(tmp_path / "m0.ply")[3], expected)
+        assert all(name in page.read_text() for name in NAMES)
+    DiffusionNet.load(path, outputs_at="global_mean").save(path)
+    assert "one output for a whole mesh" in complaint(*arguments)
+    DiffusionNet.load(room / "run" / "last.pt").save(path)  # a run of the command line, as one small file
+    assert diffnet(*arguments)[0] == 0
+    np.testing.assert_array_equal(read_ply(tmp_path / "m0.ply")[3], expected_labels(room, "m0.obj"))
+
+
+def expected_labels(room, name):
+    network = DiffusionNet.load(room / "run" / "last.pt")
+    return predict_labels([room / "data" / name], network, torch.device("cpu"))[0][1]
 
 
 def test_several_meshes_are_predicted(room, tmp_path):

@@ -6,11 +6,10 @@ import os
 import re
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from diffnet.checkpoint_file import CheckpointError, check_named_tensors, check_names_and_shapes, read_checkpoint_file
-from diffnet.model import DiffusionNet
+from diffnet.checkpoints.architecture import visible_options
+from diffnet.checkpoints.files import CheckpointError, check_named_tensors, read_checkpoint_file
 
 _RENAMED = (
     (r"^first_lin\.", "first."),
@@ -40,7 +39,7 @@ def read_original_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Te
     """Read a checkpoint of the original implementation.
 
     Returns the state dict of a `DiffusionNet` and the arguments that build it. Raises CheckpointError, a ValueError,
-    for any other file, and for weights that no such network has.
+    for any other file.
     """
     loaded = read_checkpoint_file(path)
     required = ("first_lin.weight", "last_lin.weight", "block_0.diffusion.diffusion_time")
@@ -49,7 +48,7 @@ def read_original_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Te
         raise CheckpointError(f"{path}: not a checkpoint of the original implementation, it has no {missing[0]}")
     loaded = check_named_tensors(path, loaded)
     names = our_names(list(loaded))
-    state = {names[name]: tensor for name, tensor in loaded.items()}
+    state = {names[name]: tensor.float() for name, tensor in loaded.items()}
     layers = sorted(
         int(m[1]) for m in (re.fullmatch(r"blocks\.0\.mlp\.(\d{1,9})\.weight", name) for name in state) if m
     )
@@ -57,20 +56,7 @@ def read_original_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Te
         if state[name].ndim != 2 or 0 in state[name].shape:
             shape = tuple(state[name].shape)
             raise CheckpointError(f"{path}: {name} should be a matrix, its shape is {shape}")
-    blocks = 1 + max(int(m[1]) for m in (re.match(r"blocks\.(\d{1,9})\.", name) for name in state) if m)
-    if blocks > len(state):
-        raise CheckpointError(f"{path}: the checkpoint names block {blocks - 1} and has {len(state)} weights")
-    width, in_channels = state["first.weight"].shape
-    arguments: dict[str, Any] = {
-        "in_channels": in_channels,
-        "out_channels": len(state["last.weight"]),
-        "width": width,
-        "blocks": blocks,
-        "mlp_hidden": [len(state[f"blocks.0.mlp.{i}.weight"]) for i in layers[:-1]],
-        "gradient_features": "blocks.0.gradient_features.a_re" in state,
-        "gradient_rotation": "blocks.0.gradient_features.a_im" in state,
-    }
-    with torch.device("meta"):
-        expected = DiffusionNet(**arguments).state_dict()
-    check_names_and_shapes(path, state, expected)
-    return state, arguments
+    options = visible_options(state)
+    for name in ("dropout", "attention_heads"):  # the names are those of a network with dropout, the default
+        options.pop(name, None)
+    return state, options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from diffnet.arguments import refuses
+from diffnet.geometry.argument_names import refuses
 from diffnet.ops import Backend, gradient_features
 from diffnet.ops.common.checks import check_count
 
@@ -36,6 +36,7 @@ class SpatialGradientFeatures(nn.Module):
         else:
             self.register_parameter("a_im", None)
 
+    @refuses(vectors="gradients of shape (2, V, C); the original has (V, C, 2)")
     def forward(self, gradients: Tensor) -> Tensor:
         """gradients (2, V, C), the X and Y components → (V, C)"""
         return gradient_features(gradients, self.a_re, self.a_im, self.backend)

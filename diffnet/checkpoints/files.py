@@ -1,4 +1,4 @@
-"""Reading the file of a checkpoint, whoever wrote it."""
+"""Reading the file of a checkpoint, and checks of its content. A file can hold anything."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ class CheckpointError(DiffnetError, ValueError):
 
 
 def read_checkpoint_file(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Any:
-    """Read what `torch.save` wrote: tensors and plain values, never code.
+    """Read what `torch.save` wrote: tensors and plain values, never code (`weights_only`).
 
     Raises CheckpointError for any other file. A file never expands: one that claims to hold more than its own size is
     refused.
@@ -34,7 +35,8 @@ def read_checkpoint_file(path: str | os.PathLike[str], device: torch.device | st
                 damaged = archive.testzip()
                 if damaged is not None:
                     raise CheckpointError(f"{path}: damaged, the checksum of {damaged} differs")
-        return torch.load(path, map_location=device, weights_only=True)
+        with Path(path).open("rb") as file:  # by its name, PyTorch may take it for another format
+            return torch.load(file, map_location=device, weights_only=True)
     except CheckpointError:
         raise
     except Exception as e:  # unpickling a damaged file can raise any error: KeyError, IndexError, struct.error …
@@ -66,16 +68,45 @@ def check_named_tensors(path: str | os.PathLike[str], found: Any) -> dict[str, T
     return found
 
 
-def check_names_and_shapes(
-    path: str | os.PathLike[str], found: Mapping[str, Tensor], expected: Mapping[str, Tensor]
-) -> None:
-    """Raises CheckpointError unless the names and shapes are those of a network, which may be on the meta device."""
+def check_format(path: str | os.PathLike[str], found: Any, known: int, version: Any) -> None:
+    """Raises CheckpointError unless a file has the known format. The message says if the file is of a newer version."""
+    if type(found) is int and found > known:
+        written_by = f"diffnet {version!s:.20}".strip()
+        raise CheckpointError(
+            f"{path}: written by a newer version ({written_by}, checkpoint format {found}); this version reads format "
+            f"{known}. Update diffnet"
+        )
+    if type(found) is not int or found != known:
+        raise CheckpointError(f"{path}: checkpoint format {shown(found)}, this version reads {known}")
+
+
+def difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
+    """How the names and shapes of weights differ from those of a network, such as "lacks weights: a, b"."""
     for what, names in (("lacks", expected.keys() - found.keys()), ("has unknown", found.keys() - expected.keys())):
         if names:
             first = ", ".join(f"{name:.80}" for name in sorted(names)[:3])
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise CheckpointError(f"{path}: the checkpoint {what} weights: {first}{more}")
+            return f"{what} weights: {first}{more}"
     for name, weight in expected.items():
         shape = tuple(found[name].shape)
         if shape != tuple(weight.shape):
-            raise CheckpointError(f"{path}: {name} should have shape {tuple(weight.shape)}, its shape is {shape}")
+            return f"has another shape: {name} should have shape {tuple(weight.shape)}, its shape is {shape}"
+    return None
+
+
+def check_names_and_shapes(
+    path: str | os.PathLike[str], found: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> None:
+    """Raises CheckpointError unless the names and shapes are those of a network, which may be on the meta device."""
+    text = difference(found, expected)
+    if text is not None:
+        raise CheckpointError(f"{path}: the checkpoint {text}")
+
+
+def shown(value: Any) -> str:
+    """A short text for a message. The repr of a list may be endless, and that of a huge integer is an error."""
+    if isinstance(value, str):
+        return repr(value[:80])
+    if isinstance(value, (float, NoneType)) or (isinstance(value, int) and abs(value) < 2**64):
+        return repr(value)
+    return f"of type {type(value).__name__}"

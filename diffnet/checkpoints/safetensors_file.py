@@ -1,0 +1,119 @@
+"""The file of `DiffusionNet.save`: weights in safetensors format, and JSON texts in the metadata of its header.
+
+| entry of the header's metadata | content |
+|---|---|
+| `format` | "pt", as other programs write it |
+| `diffnet_format` | the version of this layout |
+| `diffnet_version` | the version of diffnet that wrote the file |
+| `architecture` | JSON: the arguments of `DiffusionNet` |
+| `metadata` | JSON: what the user gave to `save` |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from diffnet import __version__
+from diffnet.activations import NAMED_ACTIVATIONS
+from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors
+from diffnet.geometry.files import write_atomically
+
+FORMAT = 1  # increase when older versions would misread a file
+
+
+def write_network(
+    path: str | os.PathLike[str],
+    weights: Mapping[str, Tensor],
+    architecture: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+) -> None:
+    """Write the file of a network. The old file stays until the new one is complete.
+
+    Raises TypeError for metadata that JSON can't hold.
+    """
+    activation = architecture["last_activation"]
+    names = [name for name, function in NAMED_ACTIVATIONS.items() if function is activation]
+    own = None if activation is None else {"own": getattr(activation, "__name__", type(activation).__name__)}
+    texts = {
+        "format": "pt",
+        "diffnet_format": str(FORMAT),
+        "diffnet_version": __version__,
+        "architecture": json.dumps({**architecture, "last_activation": names[0] if names else own}),
+        "metadata": "{" + ", ".join(f"{json.dumps(name)}: {_json(name, metadata[name])}" for name in metadata) + "}",
+    }
+    # A copy of each tensor: safetensors refuses tensors that share memory.
+    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights.items()}
+    write_atomically(path, safetensors.torch.save(copies, metadata=texts))
+
+
+def _json(name: str, value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as e:  # ValueError for a list that contains itself
+        hints = {"ndarray": "tolist()", "Tensor": "tolist()"}
+        kind = type(value).__name__
+        hint = f"; write {name}={name}.{hints[kind]}" if kind in hints else ""
+        raise TypeError(
+            f"the metadata {name} should be JSON (text, numbers, booleans, None, lists and dictionaries), got {kind}: "
+            f"{e}{hint}"
+        ) from e
+
+
+def is_safetensors(path: str | os.PathLike[str]) -> bool:
+    """Whether a file looks like one in safetensors format: the length of a header, then a JSON object."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(9)[8:] == b"{"
+    except OSError:
+        return False
+
+
+def read_network_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+    """Read the weights, the arguments of `DiffusionNet` and the metadata from a file of `write_network`.
+
+    `last_activation` is a function or None, or a dictionary that names a function that the file does not hold.
+
+    Raises CheckpointError for any other file.
+    """
+    try:
+        content = Path(path).read_bytes()
+        weights = safetensors.torch.load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    # safetensors has an error class of its own. A dtype that PyTorch lacks is a KeyError.
+    except Exception as e:
+        reason = e.strerror if isinstance(e, OSError) else type(e).__name__
+        raise CheckpointError(f"{path}: not a safetensors file, or a damaged one ({reason})") from e
+    texts = header.get("__metadata__") or {}
+    if "diffnet_format" not in texts:
+        raise CheckpointError(
+            f"{path}: no network of DiffusionNet.save: it has weights, but no architecture. Build the network and "
+            "load them with model.load_state_dict(safetensors.torch.load_file(path))"
+        )
+    found = texts["diffnet_format"]
+    number = int(found) if found.isdecimal() and len(found) < 10 else found
+    check_format(path, number, FORMAT, texts.get("diffnet_version", ""))
+    architecture, metadata = (_object(path, name, texts.get(name)) for name in ("architecture", "metadata"))
+    activation = architecture.get("last_activation")
+    if isinstance(activation, str):
+        if activation not in NAMED_ACTIVATIONS:
+            known = ", ".join(NAMED_ACTIVATIONS)
+            raise CheckpointError(f"{path}: last_activation should be one of {known}, got {activation[:80]!r}")
+        architecture["last_activation"] = NAMED_ACTIVATIONS[activation]
+    return check_named_tensors(path, weights), architecture, metadata
+
+
+def _object(path: str | os.PathLike[str], name: str, text: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "")
+    except (ValueError, RecursionError) as e:
+        raise CheckpointError(f"{path}: the {name} in the file is not JSON") from e
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: the {name} should be a JSON object, got {type(found).__name__}")
+    return found

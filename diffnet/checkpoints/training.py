@@ -1,0 +1,58 @@
+"""The network in a checkpoint of `diffnet train`, which also holds an optimizer and the history of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors
+
+FORMAT = 1  # increase when older versions would misread a checkpoint
+# Options that checkpoints of older versions lack, where the default would change meshes.
+OLDER: dict[str, Any] = {"join": "never"}
+# The options of a run that are arguments of `DiffusionNet`. The others are metadata of the network.
+ARCHITECTURE = ("width", "blocks", "dropout", "diffusion", "attention_heads", "backend")
+
+
+def network_in_checkpoint(
+    path: str | os.PathLike[str], checkpoint: Any
+) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+    """Return the weights, the arguments of `DiffusionNet` and the metadata in the content of a checkpoint.
+
+    Raises CheckpointError, which says what to write instead, for the content of other files.
+    """
+    if isinstance(checkpoint, dict) and "first_lin.weight" in checkpoint:
+        raise CheckpointError(
+            f"{path}: a checkpoint of the original implementation; write DiffusionNet.from_original_checkpoint(path)"
+        )
+    if isinstance(checkpoint, dict) and "first.weight" in checkpoint:
+        raise CheckpointError(
+            f"{path}: a state dict, which has no options of its network. Build the network and call load_state_dict, "
+            "or write the file with model.save(path)"
+        )
+    if not isinstance(checkpoint, dict) or "format" not in checkpoint:
+        raise CheckpointError(f"{path}: neither a file of DiffusionNet.save nor a checkpoint of `diffnet train`")
+    check_format(path, checkpoint["format"], FORMAT, checkpoint.get("version", ""))
+    missing = {"model", "options", "label_names", "labels_at"} - checkpoint.keys()
+    if missing:
+        raise CheckpointError(f"{path}: the checkpoint lacks {', '.join(sorted(missing))}")
+    if not isinstance(checkpoint["options"], dict):
+        raise CheckpointError(f"{path}: options should be a dictionary, got {type(checkpoint['options']).__name__}")
+    weights = check_named_tensors(path, checkpoint["model"])
+    options = checkpoint["options"]
+    architecture = {name: options[name] for name in ARCHITECTURE if name in options}
+    first, last = weights.get("first.weight"), weights.get("last.weight")
+    if first is None or last is None or first.ndim != 2 or last.ndim != 2:
+        raise CheckpointError(f"{path}: first.weight and last.weight should be matrices")
+    architecture |= {"in_channels": first.shape[1], "out_channels": len(last), "outputs_at": checkpoint["labels_at"]}
+    return weights, architecture, metadata_of(checkpoint)
+
+
+def metadata_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of the network in a checkpoint: the names of its labels, its input and the options of its run."""
+    options = OLDER | checkpoint["options"]
+    described = {name: value for name, value in options.items() if name not in ARCHITECTURE}
+    return {**described, "normalize": True, "label_names": checkpoint["label_names"]}

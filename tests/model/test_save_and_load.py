@@ -1,0 +1,350 @@
+"""Networks are saved to one file and loaded from it, and files and state dicts of other networks are refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+import trimesh
+from torch import Tensor, nn
+
+from diffnet import CheckpointError, DiffnetError, DiffusionNet, graphed, precompute
+from diffnet.activations import log_softmax
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MESH = trimesh.creation.icosphere(0)  # 12 vertices
+FEATURES = torch.linspace(-1, 1, 36).reshape(12, 3)
+network = partial(DiffusionNet, 3, 5, width=8, blocks=2)
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"outputs_at": "faces", "last_activation": log_softmax, "mlp_hidden": (16,), "dropout": 0},
+    {"outputs_at": "edges", "gradient_features": False, "attention_heads": 2, "dropout": np.float32(0.25)},
+    {"gradient_rotation": False, "last_activation": torch.sigmoid, "gradient": "sparse", "mlp_hidden": []},
+    {"diffusion": "implicit", "outputs_at": "global_mean", "backend": "torch", "width": np.int64(4)},
+]
+
+
+def outputs(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        out: Tensor = model.eval()(FEATURES.to(next(model.parameters()).dtype), precompute(MESH, k=6))
+    return out
+
+
+def message(call: Callable[[], object], kind: type[Exception] = CheckpointError) -> str:
+    """The line of the error of a call."""
+    with pytest.raises(kind) as caught:
+        call()
+    line = str(caught.value)
+    assert "\n" not in line
+    assert len(line) < 600
+    return line
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "network.safetensors"
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_network_is_read_back(options: dict[str, Any], path: Path) -> None:
+    model = network(**options)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    model.save(path, features="xyz", classes=["a", "ü"], best=0.5)
+    loaded = DiffusionNet.load(path)
+    assert not loaded.training
+    assert all(p.requires_grad and p.is_contiguous() for p in loaded.parameters())
+    assert loaded.architecture == model.architecture
+    assert loaded.metadata == {"features": "xyz", "classes": ["a", "ü"], "best": 0.5}
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    assert torch.equal(outputs(loaded), outputs(model))
+    rebuilt = DiffusionNet(**loaded.architecture)
+    rebuilt.load_state_dict(loaded.state_dict())
+
+
+def test_options_are_attributes() -> None:
+    model = network(outputs_at="faces", dropout=0.25)
+    assert (model.in_channels, model.out_channels, model.width, len(model.blocks)) == (3, 5, 8, 2)
+    assert (model.outputs_at, model.dropout, model.mlp_hidden) == ("faces", 0.25, [8, 8])
+    assert (model.gradient_features, model.gradient_rotation, model.diffusion) == (True, True, "spectral")
+    assert (model.gradient, model.attention_heads, model.backend, model.metadata) == ("auto", 0, "auto", {})
+    assert [*model.architecture][:4] == ["in_channels", "out_channels", "width", "blocks"]
+    model.last = nn.Linear(8, 7)
+    assert model.architecture["out_channels"] == 7
+
+
+def test_a_network_for_other_classes_is_saved(path: Path) -> None:
+    """The usual change of a trained network: another last layer."""
+    model = network()
+    model.last = nn.Linear(8, 2)
+    model.save(path)
+    assert torch.equal(outputs(DiffusionNet.load(path)), outputs(model))
+
+
+def test_metadata_is_kept_and_added_to(path: Path) -> None:
+    network().save(path, k=8, path="a", self=1, names=("a", "b"))
+    loaded = DiffusionNet.load(path)
+    assert loaded.metadata == {"k": 8, "path": "a", "self": 1, "names": ["a", "b"]}
+    loaded.save(path, k=9)
+    assert DiffusionNet.load(path).metadata == {"k": 9, "path": "a", "self": 1, "names": ["a", "b"]}
+    assert loaded.metadata["k"] == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_dtype_of_weights_is_kept(dtype: torch.dtype, path: Path) -> None:
+    model = network().to(dtype)
+    model.save(path)
+    loaded = DiffusionNet.load(path)
+    assert {p.dtype for p in loaded.parameters()} == {dtype}
+    assert torch.equal(loaded.first.weight, model.first.weight)
+
+
+def test_wrapped_networks(path: Path) -> None:
+    plain = network()
+    expected = outputs(plain)
+    shared = copy.deepcopy(plain)
+    shared.blocks[1].mlp = shared.blocks[0].mlp  # two names for one tensor
+    for model in (graphed(copy.deepcopy(plain)), torch.compile(copy.deepcopy(plain), backend="eager")):
+        model.save(path)
+        loaded = DiffusionNet.load(path)
+        assert torch.equal(outputs(loaded), expected)
+        graphed(loaded).load_state_dict(plain.state_dict())
+    shared.save(path)
+    assert torch.equal(outputs(DiffusionNet.load(path)), outputs(shared))
+
+
+@pytest.mark.gpu
+def test_networks_on_a_gpu(path: Path) -> None:
+    model = network().cuda().eval()
+    operators = precompute(MESH, k=6).to("cuda")
+    replayed = graphed(copy.deepcopy(model), first_visits=0)
+    with torch.no_grad():
+        expected = model(FEATURES.cuda(), operators)
+        replayed(FEATURES.cuda(), operators)
+        for saved in (model, replayed):
+            saved.save(path)
+            assert DiffusionNet.load(path).first.weight.device.type == "cpu"
+            loaded = DiffusionNet.load(path, device="cuda")
+            assert loaded.first.weight.is_cuda
+            for name, weight in model.state_dict().items():
+                assert torch.equal(loaded.state_dict()[name], weight)
+            torch.testing.assert_close(loaded(FEATURES.cuda(), operators), expected)
+            torch.testing.assert_close(graphed(loaded, first_visits=0)(FEATURES.cuda(), operators), expected)
+
+
+def test_the_device(path: Path) -> None:
+    network().save(path)
+    assert DiffusionNet.load(path, device="meta").first.weight.is_meta
+
+
+def test_own_activations_are_named(path: Path) -> None:
+    model = network(last_activation=lambda x: x.exp())
+    model.save(path)
+    line = message(lambda: DiffusionNet.load(path))
+    assert "the network ends in <lambda>, a function that a file can't hold; pass last_activation=…" in line
+    loaded = DiffusionNet.load(path, last_activation=torch.exp)
+    assert torch.equal(outputs(loaded), outputs(model))
+    assert torch.equal(outputs(DiffusionNet.load(path, last_activation=None)).exp(), outputs(model))
+
+
+def test_options_can_be_replaced(path: Path) -> None:
+    model = network(last_activation=torch.tanh)
+    model.save(path)
+    loaded = DiffusionNet.load(path, outputs_at="faces", backend="torch", last_activation=None)
+    assert len(outputs(loaded)) == 20
+    assert loaded.backend == "torch"
+    assert "width is 16, but the weights are those of width 8" in message(lambda: DiffusionNet.load(path, width=16))
+    assert "outputs_at should be one of" in message(lambda: DiffusionNet.load(path, outputs_at="corners"))
+    line = message(lambda: DiffusionNet.load(path, C_width=8, colour=1), TypeError)
+    assert line == "DiffusionNet has no argument C_width, colour"
+
+
+def test_metadata_should_be_json(path: Path) -> None:
+    network().save(path, k=8)
+    before = path.read_bytes()
+    words = "the metadata accuracy should be JSON"
+    refused = partial(network().save, path, loss=1.0)
+    line = message(lambda: refused(accuracy=torch.ones(2)), TypeError)
+    assert words in line
+    assert "got Tensor" in line
+    assert "write accuracy=accuracy.tolist()" in line
+    assert "got ndarray" in message(lambda: refused(accuracy=np.ones(2)), TypeError)
+    assert words in message(lambda: refused(accuracy={"deep": [object()]}), TypeError)
+    assert words in message(lambda: refused(accuracy={(1, 2): 3}), TypeError)
+    endless: list[Any] = []
+    endless.append(endless)
+    assert words in message(lambda: refused(accuracy=endless), TypeError)
+    assert path.read_bytes() == before
+
+
+def test_networks_that_are_not_saved(path: Path) -> None:
+    changed = network()
+    changed.blocks[0].mlp = nn.Linear(24, 8)
+    line = message(lambda: changed.save(path), ValueError)
+    assert "is not the one of DiffusionNet(**model.architecture), it lacks weights: blocks.0.mlp.0.bias" in line
+    assert "write torch.save(model.state_dict(), path)" in line
+    assert "meta device" in message(lambda: network().to("meta").save(path), ValueError)
+    assert not path.exists()
+
+
+def test_a_failed_save_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network().save(path, k=8)
+    write = Path.write_bytes
+
+    def stopped(self: Path, content: bytes) -> int:
+        write(self, content[: len(content) // 2])
+        raise KeyboardInterrupt
+
+    def full(self: Path, content: bytes) -> int:
+        write(self, content[:9])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        network().save(path, k=9)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=re.escape(f"{path}")):
+        network().save(path, k=9)
+    assert DiffusionNet.load(path).metadata == {"k": 8}
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def rewrite(path: Path, weights: dict[str, Tensor], **texts: str) -> None:
+    safetensors.torch.save_file(weights, path, texts)
+
+
+def test_other_files(path: Path) -> None:
+    """Each message names the file and says what to do. Nothing is built from sizes that the weights don't have."""
+    model = network()
+    model.save(path, k=8)
+    weights = safetensors.torch.load_file(path)
+    with safetensors.safe_open(path, "pt") as file:
+        texts = file.metadata()
+    assert texts["format"] == "pt"
+    assert json.loads(texts["metadata"]) == {"k": 8}
+
+    def line(changed: dict[str, Tensor] | None = None, **changes: str) -> str:
+        rewrite(path, weights if changed is None else changed, **texts | changes)
+        found = message(lambda: DiffusionNet.load(path))
+        assert found.startswith(str(path))
+        return found
+
+    def architecture(**changes: Any) -> str:
+        return line(architecture=json.dumps(json.loads(texts["architecture"]) | changes))
+
+    assert "newer version (diffnet 9.8, checkpoint format 2)" in line(diffnet_format="2", diffnet_version="9.8")
+    assert "checkpoint format 'x'" in line(diffnet_format="x")
+    assert "the architecture in the file is not JSON" in line(architecture="{")
+    assert "the metadata in the file is not JSON" in line(metadata="[" * 100_000)
+    assert "metadata should be a JSON object, got list" in line(metadata="[]")
+    assert "blocks is 1000000000, but the weights are those of blocks 2" in architecture(blocks=10**9)
+    assert "width is 1000000000" in architecture(width=10**9)
+    assert "width is '8'" in architecture(width="8")
+    assert "mlp_hidden is of type list, but the weights are those of mlp_hidden [8, 8]" in architecture(mlp_hidden=[1])
+    assert "gradient_rotation is False" in architecture(gradient_rotation=False)
+    assert "dropout is 0" in architecture(dropout=0)
+    assert "dropout should be at least 0 and below 1, got 7" in architecture(dropout=7)
+    assert "attention_heads is 2" in architecture(attention_heads=2)
+    assert "diffusion should be one of" in architecture(diffusion=["spectral"])
+    assert "'curvature'" in architecture(curvature=1)
+    assert "last_activation should be one of log_softmax" in architecture(last_activation="os.system")
+    assert "lacks weights: last.bias" in line({n: w for n, w in weights.items() if n != "last.bias"})
+    assert "has unknown weights: more" in line({**weights, "more": torch.zeros(2)})
+    assert "not finite" in line({**weights, "last.bias": torch.full((5,), torch.nan)})
+    assert "dense tensor of real numbers" in line({**weights, "last.bias": torch.zeros(5, dtype=torch.int64)})
+    assert "not those of a DiffusionNet" in line({"weight": torch.zeros(2)})
+    less = json.loads(texts["architecture"])
+    del less["width"]
+    assert "the options of the network lack width" in line(architecture=json.dumps(less))
+
+    rewrite(path, weights)
+    assert "no network of DiffusionNet.save" in message(lambda: DiffusionNet.load(path))
+    torch.save(model.state_dict(), path)
+    assert "a state dict, which has no options of its network" in message(lambda: DiffusionNet.load(path))
+    torch.save([1], path)
+    assert "neither a file of DiffusionNet.save nor a checkpoint" in message(lambda: DiffusionNet.load(path))
+    torch.save(model, path)
+    assert "not a checkpoint" in message(lambda: DiffusionNet.load(path))  # it would need code
+    torch.save({"first_lin.weight": torch.zeros(2, 2)}, path)
+    assert "DiffusionNet.from_original_checkpoint(path)" in message(lambda: DiffusionNet.load(path))
+    path.unlink()
+    assert "no such checkpoint" in message(lambda: DiffusionNet.load(path))
+    assert issubclass(CheckpointError, DiffnetError)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_files(path: Path, seed: int) -> None:
+    """A file that was cut or has flipped bits is read or gives one line. Nothing else happens."""
+    network().save(path, k=8)
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    rng = np.random.default_rng(seed)
+    for length in [0, 1, 8, 9, *rng.integers(0, len(whole), 6), len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        message(lambda: DiffusionNet.load(path))
+    refused = 0
+    for _ in range(30):
+        damaged = bytearray(whole)
+        damaged[rng.integers(0, header)] ^= 1 << rng.integers(8)
+        path.write_bytes(damaged)
+        try:
+            DiffusionNet.load(path)
+        except CheckpointError:
+            refused += 1
+    assert refused > 10
+
+
+DIFFERENT: list[tuple[dict[str, Any], str]] = [
+    ({"width": 16}, "width is 8 in the state dict and 16 here"),
+    ({"blocks": 3}, "blocks is 2 in the state dict and 3 here"),
+    ({"in_channels": 4}, "in_channels is 3 in the state dict and 4 here"),
+    ({"out_channels": 6}, "out_channels is 5 in the state dict and 6 here"),
+    ({"mlp_hidden": [4, 8]}, "mlp_hidden is [8, 8] in the state dict and [4, 8] here"),
+    ({"gradient_features": False}, "gradient_features is True in the state dict and False here"),
+    ({"gradient_rotation": False}, "gradient_rotation is True in the state dict and False here"),
+    ({"attention_heads": 2}, "attention_heads is 0 in the state dict and above 0 here"),
+    ({"dropout": 0}, "dropout is above 0 in the state dict and 0 here"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), DIFFERENT)
+def test_state_dicts_of_other_networks(options: dict[str, Any], words: str) -> None:
+    other = DiffusionNet(**{**network().architecture, "mlp_hidden": None} | options)
+    state = network().state_dict()
+    line = message(lambda: other.load_state_dict(state), RuntimeError)
+    assert line == f"the state dict is of another network: {words}"
+    inside = {f"0.{name}": weight for name, weight in state.items()}
+    assert message(lambda: nn.Sequential(other).load_state_dict(inside), RuntimeError) == line
+
+
+def test_all_differences_are_named() -> None:
+    line = message(lambda: network(width=16, blocks=1).load_state_dict(network().state_dict()), RuntimeError)
+    assert "width is 8 in the state dict and 16 here; blocks is 2" in line
+    assert "mlp_hidden" not in line
+
+
+def test_other_state_dicts() -> None:
+    load = network().load_state_dict
+    assert "from_original_checkpoint(path)" in message(lambda: load({"first_lin.weight": torch.ones(2)}), RuntimeError)
+    assert "DiffusionNet.load(path)" in message(lambda: load({"model": {}, "options": {}}), RuntimeError)
+    for state in ({}, {"a": torch.ones(2)}, {"first.weight": 3}, {"blocks.x.0": torch.ones(2)}):
+        with pytest.raises(RuntimeError, match="Missing key"):
+            load(state)
+    model = network()
+    missing, _ = model.load_state_dict({"first.bias": torch.ones(8)}, strict=False)
+    assert "last.bias" in missing
+    assert (model.first.bias == 1).all()
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    averaged.load_state_dict(averaged.state_dict())

@@ -1,0 +1,87 @@
+"""The input and the labels of a trained network, as its metadata say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from diffnet import DiffusionNet
+from diffnet.data import FEATURE_CHANNELS, LabelsAt
+from diffnet.geometry.errors import DiffnetError, OptionError
+from diffnet.train.options import TrainOptions
+
+NEEDED = ("features", "k", "normalize")  # what no default can replace: another value changes predictions silently
+OPTIONAL = ("laplacian", "basis", "join", "precision")
+
+
+class MetadataError(DiffnetError, ValueError):
+    """The metadata of a network don't say what it takes as input. The message names what is missing or wrong."""
+
+
+@dataclass(frozen=True)
+class NetworkInput:
+    """The input of a network, and the names of its outputs.
+
+    options: holds `features`, `k`, `laplacian`, `basis`, `join` and `precision`; its other values are not used
+    normalize: whether positions are normalized first, see `normalize_positions`
+    label_names: the name of each class
+    labels_at: what it predicts classes of
+    """
+
+    options: TrainOptions
+    normalize: bool
+    label_names: list[str]
+    labels_at: LabelsAt
+
+
+def network_input(network: DiffusionNet) -> NetworkInput:
+    """Read what `diffnet predict` needs from the metadata of a network.
+
+    | entry | value | default |
+    |---|---|---|
+    | `features` | "hks", "log-hks", "wks" or "xyz", see `input_features` | none |
+    | `k` | number of eigenpairs | none |
+    | `normalize` | whether positions are normalized first | none |
+    | `laplacian`, `basis`, `join` | see `precompute` | those of `precompute` |
+    | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |
+    | `label_names` | a name for each output channel | "0", "1", … |
+
+    Networks of `diffnet train` have all of them. Raises MetadataError if one is missing or wrong, for a network with
+    other input channels, and for one with a single output per mesh.
+    """
+    labels_at = network.outputs_at
+    if labels_at == "global_mean":
+        raise MetadataError("the network has one output for a whole mesh; predictions are at vertices, faces or edges")
+    found = network.metadata
+    missing = [name for name in NEEDED if name not in found]
+    if missing:
+        raise MetadataError(
+            f"the metadata of the network lack {', '.join(missing)}; write for example "
+            'model.save(path, features="hks", k=128, normalize=True)'
+        )
+    normalize, k = found["normalize"], found["k"]
+    if not isinstance(normalize, bool):
+        raise MetadataError(f"normalize in the metadata should be true or false, got {normalize!r:.80}")
+    if isinstance(k, int) and k >= 2**31:
+        raise MetadataError(f"k in the metadata should be below 2^31, got {k!r:.80}")
+    options = {"precision": "fp32", **{name: found[name] for name in ("features", "k", *OPTIONAL) if name in found}}
+    try:
+        read = TrainOptions(**options, diffusion=network.diffusion)
+    except (OptionError, TypeError) as e:
+        raise MetadataError(f"the metadata of the network can't be used: {e}") from e
+    channels = FEATURE_CHANNELS[read.features]
+    if network.in_channels != channels:
+        raise MetadataError(
+            f"the features {read.features} have {channels} channels, and the network takes {network.in_channels}; "
+            "call a network with features of its own in Python"
+        )
+    label_names = _label_names(found.get("label_names"), network.out_channels)
+    return NetworkInput(read, normalize, label_names, labels_at)
+
+
+def _label_names(names: Any, count: int) -> list[str]:
+    if names is None:
+        return [str(i) for i in range(count)]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(names) != count:
+        raise MetadataError(f"label_names in the metadata should be a list of {count} names, got {names!r:.200}")
+    return names
