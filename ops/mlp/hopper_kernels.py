@@ -1,0 +1,228 @@
+"""The forward of a block's MLP for Hopper: weights stay in shared memory, and two groups of warps take turns.
+
+One group's products run while the other group draws random numbers and writes. The copy engine loads the next rows.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from diffnet.ops.common.launch import SIZES
+
+BARRIER = getattr(gl, "barrier", None) or gl.thread_barrier  # renamed in Triton 3.7
+
+# A matrix unit's result has two neighboring columns of eight in a thread. With bits 1 and 2 of a column's number
+# exchanged with bits 3 and 4, a thread has eight neighbors, which one instruction stores.
+CHANNELS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], [0, 32], [0, 64]],
+        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 128],
+    )
+)
+PRODUCT = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
+OPERAND = gl.constexpr(gl.DotOperandLayout(0, PRODUCT.value, 2))
+LOADED = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
+
+
+@gluon.jit
+def exchanged(x):
+    """Exchange bits 1 and 2 of the column's number with bits 3 and 4."""
+    rows: gl.constexpr = x.shape[0]
+    return x.reshape([rows, 2, 2, 2, 2, 2, 2, 2]).permute([0, 1, 2, 5, 6, 3, 4, 7]).reshape([rows, 128])
+
+
+@gluon.jit
+def _mix(h):
+    h ^= h >> 16
+    h *= 0x7FEB352D
+    h ^= h >> 15
+    h *= 0x846CA68B
+    return h
+
+
+@gluon.jit
+def _mix_all(h):
+    h = _mix(h)
+    return h ^ (h >> 16)
+
+
+@gluon.jit
+def _keep_weight(kept, weight, stride: gl.constexpr, c_size: gl.constexpr, EXCHANGE: gl.constexpr):
+    """Copy a matrix (C, C) to shared memory, with rows in the order of a product's columns; EXCHANGE: columns, too."""
+    n = gl.arange(0, 128, layout=gl.SliceLayout(1, LOADED))
+    k = gl.arange(0, 128, layout=gl.SliceLayout(0, LOADED))
+    n = (n & 0x61) | ((n & 6) << 2) | ((n & 24) >> 2)
+    inside = (n < c_size)[:, None] & (k < c_size)[None, :]
+    w = gl.load(weight + n[:, None] * stride + k[None, :], mask=inside, other=0.0)
+    if EXCHANGE:
+        kept.store(exchanged(w))
+    else:
+        kept.store(w)
+
+
+@gluon.jit
+def _load_rows(descriptor, kept, ready, tile, tiles):
+    mbarrier.expect(ready, descriptor.block_type.nbytes, pred=tile < tiles)
+    tma.async_copy_global_to_shared(descriptor, [tile * 64, 0], ready, kept, pred=tile < tiles)
+
+
+@gluon.jit
+def _load_part(first, second, third, kept, ready, load, tile, tiles, PART: gl.constexpr):
+    if PART == 0:
+        _load_rows(first, kept.index(load & 1), ready.index(load & 1), tile, tiles)
+    elif PART == 1:
+        _load_rows(second, kept.index(load & 1), ready.index(load & 1), tile, tiles)
+    else:
+        _load_rows(third, kept.index(load & 1), ready.index(load & 1), tile, tiles)
+
+
+@gluon.jit
+def _activated(
+    y, bias, low, high, by_column, rows, c, threshold, keep_scale, c_size: gl.constexpr,
+    BIAS: gl.constexpr, DROPOUT: gl.constexpr,
+):  # fmt: skip
+    """The same as `linear_kernels.activated` with ReLU."""
+    if BIAS:
+        y += gl.load(bias + c, mask=c < c_size, other=0.0).to(gl.float32)[None, :]
+    y = gl.where(y < 0.0, 0.0, y)  # lets NaN through
+    if DROPOUT:
+        by_row = _mix_all(_mix_all(rows.to(gl.uint32) ^ low) ^ high)
+        word = _mix(by_row[:, None] + by_column[None, :])
+        bits = gl.where((c % 2 == 0)[None, :], word, (word ^ (word >> 16)) << 16)
+        y = gl.where(bits < (threshold.to(gl.uint32) << 16), 0.0, y * keep_scale)
+    return y
+
+
+@gluon.jit
+def _walk(
+    first, second, third, kept_x, ready, w1, w2, w3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
+    rows_size, threshold, keep_scale, c_size: gl.constexpr, residual_stride: gl.constexpr, GROUP: gl.constexpr,
+    INPUTS: gl.constexpr, BIAS: gl.constexpr, DROPOUT: gl.constexpr, RESIDUAL: gl.constexpr, KEEP: gl.constexpr,
+):  # fmt: skip
+    """Compute every 2·programs-th tile of 64 rows."""
+    tiles = gl.cdiv(rows_size, 64)
+    step = 2 * gl.num_programs(0)
+    start = gl.program_id(0) + GROUP * gl.num_programs(0)
+    dtype: gl.constexpr = out.dtype.element_ty
+    c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
+    v = gl.arange(0, 64, layout=gl.SliceLayout(1, CHANNELS))
+    low1 = seeds
+    low2 = seeds
+    high1 = seeds
+    high2 = seeds
+    columns1 = c
+    columns2 = c
+    if DROPOUT:
+        low1 = gl.load(seeds).to(gl.uint32)
+        high1 = gl.load(seeds + 1).to(gl.uint32)
+        low2 = gl.load(seeds + 2).to(gl.uint32)
+        high2 = gl.load(seeds + 3).to(gl.uint32)
+        columns1 = _mix_all(_mix_all((c // 2).to(gl.uint32) ^ high1) ^ low1)
+        columns2 = _mix_all(_mix_all((c // 2).to(gl.uint32) ^ high2) ^ low2)
+    zeros = gl.zeros([64, 128], gl.float32, layout=PRODUCT)
+    # With 64 bits, the compiler finds that addresses in a thread differ by constants, and keeps one of them.
+    far, wide = v.to(gl.int64)[:, None], c.to(gl.int64)[None, :]
+    at = far * c_size + wide
+    load = start * 0
+    _load_part(first, second, third, kept_x, ready, load, start, tiles, 0)
+    _load_part(first, second, third, kept_x, ready, load + 1, start + (1 // INPUTS) * step, tiles, 1 % INPUTS)
+    for tile in range(start, tiles, step):
+        rows = tile * 64 + v
+        inside = (rows < rows_size)[:, None] & (c < c_size)[None, :]
+        place = (tile.to(gl.int64) * 64) * c_size
+        y = zeros
+        for i in gl.static_range(INPUTS):
+            mbarrier.wait(ready.index(load & 1), (load >> 1) & 1)
+            y = warpgroup_mma(kept_x.index(load & 1), w1.index(i).permute([1, 0]), y, use_acc=i > 0, is_async=True)
+            if i > 0:
+                y = warpgroup_mma_wait(1, deps=[y])
+                BARRIER()  # all warps have multiplied the part before this
+                later = tile + ((i + 1) // INPUTS) * step
+                _load_part(first, second, third, kept_x, ready, load + 1, later, tiles, (i + 1) % INPUTS)
+            load += 1
+        y = warpgroup_mma_wait(0, deps=[y])
+        BARRIER()
+        later = tile + ((INPUTS + 1) // INPUTS) * step
+        _load_part(first, second, third, kept_x, ready, load + 1, later, tiles, (INPUTS + 1) % INPUTS)
+        y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
+        h = _activated(
+            y, bias1, low1, high1, columns1, rows, c, threshold, keep_scale, c_size, BIAS, DROPOUT
+        ).to(dtype)
+        if c_size != 128:  # an infinite x times the zeros beyond the last channel is NaN
+            h = gl.where((c < c_size)[None, :], h, 0.0)
+        if KEEP:
+            gl.store(hidden1 + place + at, h, mask=inside)
+        h = gl.convert_layout(exchanged(h), OPERAND, assert_trivial=True)
+        y = warpgroup_mma(h, w2.permute([1, 0]), zeros, use_acc=False, is_async=True)
+        y = warpgroup_mma_wait(0, deps=[y])
+        y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
+        h = _activated(
+            y, bias2, low2, high2, columns2, rows, c, threshold, keep_scale, c_size, BIAS, DROPOUT
+        ).to(dtype)
+        if c_size != 128:
+            h = gl.where((c < c_size)[None, :], h, 0.0)
+        if KEEP:
+            gl.store(hidden2 + place + at, h, mask=inside)
+        h = gl.convert_layout(exchanged(h), OPERAND, assert_trivial=True)
+        y = warpgroup_mma(h, w3.permute([1, 0]), zeros, use_acc=False, is_async=True)
+        if RESIDUAL:
+            from_residual = residual + (tile.to(gl.int64) * 64) * residual_stride
+            added = gl.load(from_residual + far * residual_stride + wide, mask=inside, other=0.0)
+        y = warpgroup_mma_wait(0, deps=[y])
+        y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
+        if BIAS:
+            y += gl.load(bias3 + c, mask=c < c_size, other=0.0).to(gl.float32)[None, :]
+        if RESIDUAL:
+            y += added.to(gl.float32)
+        gl.store(out + place + at, y.to(dtype), mask=inside)
+
+
+@gluon.jit(do_not_specialize=SIZES)
+def mlp_forward_hopper_kernel(
+    first, second, third, weight1, weight2, weight3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
+    rows_size, threshold, keep_scale, c_size: gl.constexpr, residual_stride: gl.constexpr,
+    INPUTS: gl.constexpr, BIAS: gl.constexpr, DROPOUT: gl.constexpr, RESIDUAL: gl.constexpr, KEEP: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Compute all three layers for C ≤ 128. first, second, third: descriptors of tiles of 64 rows and 128 channels."""
+    dtype: gl.constexpr = out.dtype.element_ty
+    square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 128], dtype)
+    w1 = gl.allocate_shared_memory(dtype, [INPUTS, 128, 128], square)
+    w2 = gl.allocate_shared_memory(dtype, [128, 128], square)
+    w3 = gl.allocate_shared_memory(dtype, [128, 128], square)
+    kept_x = gl.allocate_shared_memory(dtype, [2, 64, 128], first.layout)
+    other_x = gl.allocate_shared_memory(dtype, [2, 64, 128], first.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    other_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(ready.index(slot), count=1)
+        mbarrier.init(other_ready.index(slot), count=1)
+    for i in gl.static_range(INPUTS):
+        _keep_weight(w1.index(i), weight1 + i * c_size, INPUTS * c_size, c_size, False)
+    _keep_weight(w2, weight2, c_size, c_size, True)
+    _keep_weight(w3, weight3, c_size, c_size, True)
+    fence_async_shared()
+    BARRIER()
+    gl.warp_specialize(
+        [
+            (_walk, (first, second, third, kept_x, ready, w1, w2, w3, bias1, bias2, bias3, residual,
+                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale, c_size, residual_stride, 0,
+                     INPUTS, BIAS, DROPOUT, RESIDUAL, KEEP)),
+            (_walk, (first, second, third, other_x, other_ready, w1, w2, w3, bias1, bias2, bias3, residual,
+                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale, c_size, residual_stride, 1,
+                     INPUTS, BIAS, DROPOUT, RESIDUAL, KEEP)),
+        ],
+        [4],
+        [REGISTERS],
+    )  # fmt: skip
