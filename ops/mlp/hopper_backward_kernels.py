@@ -67,12 +67,14 @@ def _walk(
         if SKIP:
             z += g.to(gl.float32)
         gl.store(out + place + at, z.to(dtype), mask=inside)
+        BARRIER()  # the next product would take registers that z still has
         later = tile + step
         inside_later = (later * 64 + v < rows_size)[:, None] & in_c
         g = gl.load(grad + (later.to(gl.int64) * 64) * grad_stride + grad_at, mask=inside_later, other=0.0)
         if PARTS > 1:
             z = _times(y, w1.index(1), zeros)
             gl.store(out + plane + place + at, z.to(dtype), mask=inside)
+            BARRIER()
         if PARTS > 2:
             z = _times(y, w1.index(2), zeros)
             gl.store(out + plane + plane + place + at, z.to(dtype), mask=inside)
