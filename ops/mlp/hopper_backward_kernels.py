@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from diffnet.ops.common.launch import SIZES
+from diffnet.ops.common.launcher import launched
 
 from diffnet.ops.mlp.hopper_kernels import BARRIER, CHANNELS, LOADED, OPERAND, PRODUCT, exchanged
 
@@ -80,6 +81,7 @@ def _walk(
             gl.store(out + plane + plane + place + at, z.to(dtype), mask=inside)
 
 
+@launched
 @gluon.jit(do_not_specialize=SIZES)
 def mlp_backward_hopper_kernel(
     grad, weight1, weight2, weight3, hidden1, hidden2, grad1, grad2, out,

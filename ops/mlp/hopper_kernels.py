@@ -1,6 +1,6 @@
 """The forward of a block's MLP for Hopper: weights stay in shared memory, and two groups of warps take turns.
 
-One group's products run while the other group draws random numbers and writes. The copy engine loads the next rows.
+One group's products run while the other group draws random numbers and writes. The next rows arrive meanwhile.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
     fence_async_shared,
-    mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language import PropagateNan
 
 from diffnet.ops.common.launch import SIZES
+from diffnet.ops.common.launcher import launched
 
 BARRIER = getattr(gl, "barrier", None) or gl.thread_barrier  # renamed in Triton 3.7
 
@@ -32,6 +33,7 @@ CHANNELS = gl.constexpr(
 )
 PRODUCT = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
 OPERAND = gl.constexpr(gl.DotOperandLayout(0, PRODUCT.value, 2))
+_NAN = gl.constexpr(PropagateNan.ALL)
 LOADED = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
 
 
@@ -72,19 +74,13 @@ def _keep_weight(kept, weight, stride: gl.constexpr, c_size: gl.constexpr, EXCHA
 
 
 @gluon.jit
-def _load_rows(descriptor, kept, ready, tile, tiles):
-    mbarrier.expect(ready, descriptor.block_type.nbytes, pred=tile < tiles)
-    tma.async_copy_global_to_shared(descriptor, [tile * 64, 0], ready, kept, pred=tile < tiles)
-
-
-@gluon.jit
-def _load_part(first, second, third, kept, ready, load, tile, tiles, PART: gl.constexpr):
-    if PART == 0:
-        _load_rows(first, kept.index(load & 1), ready.index(load & 1), tile, tiles)
-    elif PART == 1:
-        _load_rows(second, kept.index(load & 1), ready.index(load & 1), tile, tiles)
-    else:
-        _load_rows(third, kept.index(load & 1), ready.index(load & 1), tile, tiles)
+def _load_rows(kept, x, stride: gl.constexpr, tile, rows_size, c_size: gl.constexpr):
+    """Start to copy a tile of rows to shared memory."""
+    v = gl.arange(0, 64, layout=gl.SliceLayout(1, LOADED))
+    c = gl.arange(0, 128, layout=gl.SliceLayout(0, LOADED))
+    inside = (tile * 64 + v < rows_size)[:, None] & (c < c_size)[None, :]
+    at = x + (tile.to(gl.int64) * 64) * stride + (v.to(gl.int64)[:, None] * stride + c.to(gl.int64)[None, :])
+    async_copy.async_copy_global_to_shared(kept, at, mask=inside)
 
 
 @gluon.jit
@@ -95,7 +91,7 @@ def _activated(
     """The same as `linear_kernels.activated` with ReLU."""
     if BIAS:
         y += gl.load(bias + c, mask=c < c_size, other=0.0).to(gl.float32)[None, :]
-    y = gl.where(y < 0.0, 0.0, y)  # lets NaN through
+    y = gl.maximum(y, 0.0, propagate_nan=_NAN)
     if DROPOUT:
         by_row = _mix_all(_mix_all(rows.to(gl.uint32) ^ low) ^ high)
         word = _mix(by_row[:, None] + by_column[None, :])
@@ -106,11 +102,13 @@ def _activated(
 
 @gluon.jit
 def _walk(
-    first, second, third, kept_x, ready, w1, w2, w3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
-    rows_size, threshold, keep_scale, c_size: gl.constexpr, residual_stride: gl.constexpr, GROUP: gl.constexpr,
+    first, second, third, kept_x, w1, w2, w3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
+    rows_size, threshold, keep_scale, c_size: gl.constexpr,
+    first_stride: gl.constexpr, second_stride: gl.constexpr, third_stride: gl.constexpr, residual_stride: gl.constexpr,
+    GROUP: gl.constexpr,
     INPUTS: gl.constexpr, BIAS: gl.constexpr, DROPOUT: gl.constexpr, RESIDUAL: gl.constexpr, KEEP: gl.constexpr,
 ):  # fmt: skip
-    """Compute every 2·programs-th tile of 64 rows."""
+    """Compute every 2·programs-th tile of 64 rows. The first input goes to registers, the others to shared memory."""
     tiles = gl.cdiv(rows_size, 64)
     step = 2 * gl.num_programs(0)
     start = gl.program_id(0) + GROUP * gl.num_programs(0)
@@ -131,30 +129,35 @@ def _walk(
         columns1 = _mix_all(_mix_all((c // 2).to(gl.uint32) ^ high1) ^ low1)
         columns2 = _mix_all(_mix_all((c // 2).to(gl.uint32) ^ high2) ^ low2)
     zeros = gl.zeros([64, 128], gl.float32, layout=PRODUCT)
-    # With 64 bits, the compiler finds that addresses in a thread differ by constants, and keeps one of them.
     far, wide = v.to(gl.int64)[:, None], c.to(gl.int64)[None, :]
     at = far * c_size + wide
-    load = start * 0
-    _load_part(first, second, third, kept_x, ready, load, start, tiles, 0)
-    _load_part(first, second, third, kept_x, ready, load + 1, start + (1 // INPUTS) * step, tiles, 1 % INPUTS)
+    inside = (start * 64 + v < rows_size)[:, None] & (c < c_size)[None, :]
+    first_at = first + (start.to(gl.int64) * 64) * first_stride
+    x = gl.load(first_at + (far * first_stride + wide), mask=inside, other=0.0)
+    if INPUTS > 1:
+        _load_rows(kept_x.index(0), second, second_stride, start, rows_size, c_size)
+    if INPUTS > 2:
+        _load_rows(kept_x.index(1), third, third_stride, start, rows_size, c_size)
+    async_copy.commit_group()
     for tile in range(start, tiles, step):
         rows = tile * 64 + v
         inside = (rows < rows_size)[:, None] & (c < c_size)[None, :]
         place = (tile.to(gl.int64) * 64) * c_size
-        y = zeros
-        for i in gl.static_range(INPUTS):
-            mbarrier.wait(ready.index(load & 1), (load >> 1) & 1)
-            y = warpgroup_mma(kept_x.index(load & 1), w1.index(i).permute([1, 0]), y, use_acc=i > 0, is_async=True)
-            if i > 0:
-                y = warpgroup_mma_wait(1, deps=[y])
-                BARRIER()  # all warps have multiplied the part before this
-                later = tile + ((i + 1) // INPUTS) * step
-                _load_part(first, second, third, kept_x, ready, load + 1, later, tiles, (i + 1) % INPUTS)
-            load += 1
-        y = warpgroup_mma_wait(0, deps=[y])
+        later = tile + step
+        async_copy.wait_group(0)
+        fence_async_shared()
         BARRIER()
-        later = tile + ((INPUTS + 1) // INPUTS) * step
-        _load_part(first, second, third, kept_x, ready, load + 1, later, tiles, (INPUTS + 1) % INPUTS)
+        operand = gl.convert_layout(exchanged(x), OPERAND, assert_trivial=True)
+        y = warpgroup_mma(operand, w1.index(0).permute([1, 0]), zeros, use_acc=False, is_async=True)
+        for i in gl.static_range(1, INPUTS):
+            y = warpgroup_mma(kept_x.index(i - 1), w1.index(i).permute([1, 0]), y, is_async=True)
+        y = warpgroup_mma_wait(0, deps=[y])
+        BARRIER()  # all warps have multiplied the inputs
+        if INPUTS > 1:
+            _load_rows(kept_x.index(0), second, second_stride, later, rows_size, c_size)
+        if INPUTS > 2:
+            _load_rows(kept_x.index(1), third, third_stride, later, rows_size, c_size)
+        async_copy.commit_group()
         y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
         h = _activated(
             y, bias1, low1, high1, columns1, rows, c, threshold, keep_scale, c_size, BIAS, DROPOUT
@@ -176,6 +179,9 @@ def _walk(
             gl.store(hidden2 + place + at, h, mask=inside)
         h = gl.convert_layout(exchanged(h), OPERAND, assert_trivial=True)
         y = warpgroup_mma(h, w3.permute([1, 0]), zeros, use_acc=False, is_async=True)
+        first_at = first + (later.to(gl.int64) * 64) * first_stride
+        inside_later = (later * 64 + v < rows_size)[:, None] & (c < c_size)[None, :]
+        x = gl.load(first_at + (far * first_stride + wide), mask=inside_later, other=0.0)
         if RESIDUAL:
             from_residual = residual + (tile.to(gl.int64) * 64) * residual_stride
             added = gl.load(from_residual + far * residual_stride + wide, mask=inside, other=0.0)
@@ -188,39 +194,40 @@ def _walk(
         gl.store(out + place + at, y.to(dtype), mask=inside)
 
 
+@launched
 @gluon.jit(do_not_specialize=SIZES)
 def mlp_forward_hopper_kernel(
     first, second, third, weight1, weight2, weight3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
-    rows_size, threshold, keep_scale, c_size: gl.constexpr, residual_stride: gl.constexpr,
+    rows_size, threshold, keep_scale, c_size: gl.constexpr,
+    first_stride: gl.constexpr, second_stride: gl.constexpr, third_stride: gl.constexpr, residual_stride: gl.constexpr,
     INPUTS: gl.constexpr, BIAS: gl.constexpr, DROPOUT: gl.constexpr, RESIDUAL: gl.constexpr, KEEP: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Compute all three layers for C ≤ 128. first, second, third: descriptors of tiles of 64 rows and 128 channels."""
+    """Compute all three layers of tiles of 64 rows, for C ≤ 128 and numbers of 16 bits."""
     dtype: gl.constexpr = out.dtype.element_ty
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 128], dtype)
+    flat: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 128], dtype)
     w1 = gl.allocate_shared_memory(dtype, [INPUTS, 128, 128], square)
     w2 = gl.allocate_shared_memory(dtype, [128, 128], square)
     w3 = gl.allocate_shared_memory(dtype, [128, 128], square)
-    kept_x = gl.allocate_shared_memory(dtype, [2, 64, 128], first.layout)
-    other_x = gl.allocate_shared_memory(dtype, [2, 64, 128], first.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    other_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
-        mbarrier.init(ready.index(slot), count=1)
-        mbarrier.init(other_ready.index(slot), count=1)
+    slots: gl.constexpr = INPUTS - 1 if INPUTS > 1 else 1
+    kept_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
+    other_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
     for i in gl.static_range(INPUTS):
-        _keep_weight(w1.index(i), weight1 + i * c_size, INPUTS * c_size, c_size, False)
+        _keep_weight(w1.index(i), weight1 + i * c_size, INPUTS * c_size, c_size, i == 0)
     _keep_weight(w2, weight2, c_size, c_size, True)
     _keep_weight(w3, weight3, c_size, c_size, True)
     fence_async_shared()
     BARRIER()
     gl.warp_specialize(
         [
-            (_walk, (first, second, third, kept_x, ready, w1, w2, w3, bias1, bias2, bias3, residual,
-                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale, c_size, residual_stride, 0,
+            (_walk, (first, second, third, kept_x, w1, w2, w3, bias1, bias2, bias3, residual,
+                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale, c_size,
+                     first_stride, second_stride, third_stride, residual_stride, 0,
                      INPUTS, BIAS, DROPOUT, RESIDUAL, KEEP)),
-            (_walk, (first, second, third, other_x, other_ready, w1, w2, w3, bias1, bias2, bias3, residual,
-                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale, c_size, residual_stride, 1,
+            (_walk, (first, second, third, other_x, w1, w2, w3, bias1, bias2, bias3, residual,
+                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale, c_size,
+                     first_stride, second_stride, third_stride, residual_stride, 1,
                      INPUTS, BIAS, DROPOUT, RESIDUAL, KEEP)),
         ],
         [4],
