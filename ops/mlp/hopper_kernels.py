@@ -5,6 +5,9 @@ One group's products run while the other group draws random numbers and writes. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -15,8 +18,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language import PropagateNan
 
-from diffnet.ops.common.launch import SIZES
+from diffnet.ops.common.launch import SIZES, aligned, cdiv, device_of, processors
 from diffnet.ops.common.launcher import launched
+from diffnet.ops.mlp.linear_kernels import threshold_and_scale
 
 BARRIER = getattr(gl, "barrier", None) or gl.thread_barrier  # renamed in Triton 3.7
 
@@ -60,13 +64,12 @@ def _mix_all(h):
 
 
 @gluon.jit
-def _keep_weight(kept, weight, stride: gl.constexpr, c_size: gl.constexpr, EXCHANGE: gl.constexpr):
-    """Copy a matrix (C, C) to shared memory, with rows in the order of a product's columns; EXCHANGE: columns, too."""
+def keep_weight(kept, weight, stride: gl.constexpr, EXCHANGE: gl.constexpr):
+    """Copy a matrix (128, 128) to shared memory with exchanged rows; EXCHANGE: columns, too."""
     n = gl.arange(0, 128, layout=gl.SliceLayout(1, LOADED))
     k = gl.arange(0, 128, layout=gl.SliceLayout(0, LOADED))
     n = (n & 0x61) | ((n & 6) << 2) | ((n & 24) >> 2)
-    inside = (n < c_size)[:, None] & (k < c_size)[None, :]
-    w = gl.load(weight + n[:, None] * stride + k[None, :], mask=inside, other=0.0)
+    w = gl.load(weight + n[:, None] * stride + k[None, :])
     if EXCHANGE:
         kept.store(exchanged(w))
     else:
@@ -74,23 +77,22 @@ def _keep_weight(kept, weight, stride: gl.constexpr, c_size: gl.constexpr, EXCHA
 
 
 @gluon.jit
-def _load_rows(kept, x, stride: gl.constexpr, tile, rows_size, c_size: gl.constexpr):
+def _load_rows(kept, x, stride: gl.constexpr, tile, rows_size):
     """Start to copy a tile of rows to shared memory."""
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, LOADED))
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, LOADED))
-    inside = (tile * 64 + v < rows_size)[:, None] & (c < c_size)[None, :]
     at = x + (tile.to(gl.int64) * 64) * stride + (v.to(gl.int64)[:, None] * stride + c.to(gl.int64)[None, :])
-    async_copy.async_copy_global_to_shared(kept, at, mask=inside)
+    async_copy.async_copy_global_to_shared(kept, at, mask=(tile * 64 + v < rows_size)[:, None])
 
 
 @gluon.jit
 def _activated(
-    y, bias, low, high, by_column, rows, c, threshold, keep_scale, c_size: gl.constexpr,
+    y, bias, low, high, by_column, rows, c, threshold, keep_scale,
     BIAS: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
     """The same as `linear_kernels.activated` with ReLU."""
     if BIAS:
-        y += gl.load(bias + c, mask=c < c_size, other=0.0).to(gl.float32)[None, :]
+        y += gl.load(bias + c).to(gl.float32)[None, :]
     y = gl.maximum(y, 0.0, propagate_nan=_NAN)
     if DROPOUT:
         by_row = _mix_all(_mix_all(rows.to(gl.uint32) ^ low) ^ high)
@@ -103,7 +105,7 @@ def _activated(
 @gluon.jit
 def _walk(
     first, second, third, kept_x, w1, w2, w3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
-    rows_size, threshold, keep_scale, c_size: gl.constexpr,
+    rows_size, threshold, keep_scale,
     first_stride: gl.constexpr, second_stride: gl.constexpr, third_stride: gl.constexpr, residual_stride: gl.constexpr,
     GROUP: gl.constexpr,
     INPUTS: gl.constexpr, BIAS: gl.constexpr, DROPOUT: gl.constexpr, RESIDUAL: gl.constexpr, KEEP: gl.constexpr,
@@ -130,19 +132,19 @@ def _walk(
         columns2 = _mix_all(_mix_all((c // 2).to(gl.uint32) ^ high2) ^ low2)
     zeros = gl.zeros([64, 128], gl.float32, layout=PRODUCT)
     far, wide = v.to(gl.int64)[:, None], c.to(gl.int64)[None, :]
-    at = far * c_size + wide
-    inside = (start * 64 + v < rows_size)[:, None] & (c < c_size)[None, :]
+    at = far * 128 + wide
+    inside = (start * 64 + v < rows_size)[:, None]
     first_at = first + (start.to(gl.int64) * 64) * first_stride
     x = gl.load(first_at + (far * first_stride + wide), mask=inside, other=0.0)
     if INPUTS > 1:
-        _load_rows(kept_x.index(0), second, second_stride, start, rows_size, c_size)
+        _load_rows(kept_x.index(0), second, second_stride, start, rows_size)
     if INPUTS > 2:
-        _load_rows(kept_x.index(1), third, third_stride, start, rows_size, c_size)
+        _load_rows(kept_x.index(1), third, third_stride, start, rows_size)
     async_copy.commit_group()
     for tile in range(start, tiles, step):
         rows = tile * 64 + v
-        inside = (rows < rows_size)[:, None] & (c < c_size)[None, :]
-        place = (tile.to(gl.int64) * 64) * c_size
+        inside = (rows < rows_size)[:, None]
+        place = (tile.to(gl.int64) * 64) * 128
         later = tile + step
         async_copy.wait_group(0)
         fence_async_shared()
@@ -154,33 +156,25 @@ def _walk(
         y = warpgroup_mma_wait(0, deps=[y])
         BARRIER()  # all warps have multiplied the inputs
         if INPUTS > 1:
-            _load_rows(kept_x.index(0), second, second_stride, later, rows_size, c_size)
+            _load_rows(kept_x.index(0), second, second_stride, later, rows_size)
         if INPUTS > 2:
-            _load_rows(kept_x.index(1), third, third_stride, later, rows_size, c_size)
+            _load_rows(kept_x.index(1), third, third_stride, later, rows_size)
         async_copy.commit_group()
         y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
-        h = _activated(
-            y, bias1, low1, high1, columns1, rows, c, threshold, keep_scale, c_size, BIAS, DROPOUT
-        ).to(dtype)
-        if c_size != 128:  # an infinite x times the zeros beyond the last channel is NaN
-            h = gl.where((c < c_size)[None, :], h, 0.0)
+        h = _activated(y, bias1, low1, high1, columns1, rows, c, threshold, keep_scale, BIAS, DROPOUT).to(dtype)
         if KEEP:
             gl.store(hidden1 + place + at, h, mask=inside)
         h = gl.convert_layout(exchanged(h), OPERAND, assert_trivial=True)
         y = warpgroup_mma(h, w2.permute([1, 0]), zeros, use_acc=False, is_async=True)
         y = warpgroup_mma_wait(0, deps=[y])
         y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
-        h = _activated(
-            y, bias2, low2, high2, columns2, rows, c, threshold, keep_scale, c_size, BIAS, DROPOUT
-        ).to(dtype)
-        if c_size != 128:
-            h = gl.where((c < c_size)[None, :], h, 0.0)
+        h = _activated(y, bias2, low2, high2, columns2, rows, c, threshold, keep_scale, BIAS, DROPOUT).to(dtype)
         if KEEP:
             gl.store(hidden2 + place + at, h, mask=inside)
         h = gl.convert_layout(exchanged(h), OPERAND, assert_trivial=True)
         y = warpgroup_mma(h, w3.permute([1, 0]), zeros, use_acc=False, is_async=True)
         first_at = first + (later.to(gl.int64) * 64) * first_stride
-        inside_later = (later * 64 + v < rows_size)[:, None] & (c < c_size)[None, :]
+        inside_later = (later * 64 + v < rows_size)[:, None]
         x = gl.load(first_at + (far * first_stride + wide), mask=inside_later, other=0.0)
         if RESIDUAL:
             from_residual = residual + (tile.to(gl.int64) * 64) * residual_stride
@@ -188,7 +182,7 @@ def _walk(
         y = warpgroup_mma_wait(0, deps=[y])
         y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
         if BIAS:
-            y += gl.load(bias3 + c, mask=c < c_size, other=0.0).to(gl.float32)[None, :]
+            y += gl.load(bias3 + c).to(gl.float32)[None, :]
         if RESIDUAL:
             y += added.to(gl.float32)
         gl.store(out + place + at, y.to(dtype), mask=inside)
@@ -198,12 +192,11 @@ def _walk(
 @gluon.jit(do_not_specialize=SIZES)
 def mlp_forward_hopper_kernel(
     first, second, third, weight1, weight2, weight3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
-    rows_size, threshold, keep_scale, c_size: gl.constexpr,
+    rows_size, threshold, keep_scale,
     first_stride: gl.constexpr, second_stride: gl.constexpr, third_stride: gl.constexpr, residual_stride: gl.constexpr,
     INPUTS: gl.constexpr, BIAS: gl.constexpr, DROPOUT: gl.constexpr, RESIDUAL: gl.constexpr, KEEP: gl.constexpr,
-    REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Compute all three layers of tiles of 64 rows, for C ≤ 128 and numbers of 16 bits."""
+    """Compute all three layers for C = 128 and numbers of 16 bits."""
     dtype: gl.constexpr = out.dtype.element_ty
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 128], dtype)
     flat: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 128], dtype)
@@ -214,22 +207,51 @@ def mlp_forward_hopper_kernel(
     kept_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
     other_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
     for i in gl.static_range(INPUTS):
-        _keep_weight(w1.index(i), weight1 + i * c_size, INPUTS * c_size, c_size, i == 0)
-    _keep_weight(w2, weight2, c_size, c_size, True)
-    _keep_weight(w3, weight3, c_size, c_size, True)
+        keep_weight(w1.index(i), weight1 + i * 128, INPUTS * 128, i == 0)
+    keep_weight(w2, weight2, 128, True)
+    keep_weight(w3, weight3, 128, True)
     fence_async_shared()
     BARRIER()
     gl.warp_specialize(
         [
             (_walk, (first, second, third, kept_x, w1, w2, w3, bias1, bias2, bias3, residual,
-                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale, c_size,
+                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale,
                      first_stride, second_stride, third_stride, residual_stride, 0,
                      INPUTS, BIAS, DROPOUT, RESIDUAL, KEEP)),
             (_walk, (first, second, third, other_x, w1, w2, w3, bias1, bias2, bias3, residual,
-                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale, c_size,
+                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale,
                      first_stride, second_stride, third_stride, residual_stride, 1,
                      INPUTS, BIAS, DROPOUT, RESIDUAL, KEEP)),
         ],
         [4],
-        [REGISTERS],
+        [240],
     )  # fmt: skip
+
+
+def forward(
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    residual: Tensor | None,
+    dropout: float,
+    seeds: Tensor | None,
+    keep: bool,
+) -> list[Tensor]:
+    """The same as `kernels.forward` for three layers of 128 channels."""
+    rows, parts = len(inputs[0]), len(inputs)
+    inputs = [aligned(x) for x in inputs]
+    first, second, third = (*inputs, *inputs[:1], *inputs[:1])[:3]
+    added = first if residual is None else aligned(residual)
+    outs = [first.new_empty(rows, 128) for _ in range(3 if keep else 1)]
+    if rows:
+        w1, w2, w3 = (aligned(weight) for weight in weights)
+        b1, b2, b3 = (bias.contiguous() for bias in biases) if biases else (w1, w2, w3)
+        with device_of(first):
+            mlp_forward_hopper_kernel[(min(processors(first), cdiv(rows, 64)),)](
+                first, second, third, w1, w2, w3, b1, b2, b3, added, w1 if seeds is None else seeds.contiguous(),
+                outs[1 % len(outs)], outs[2 % len(outs)], outs[0], rows, *threshold_and_scale(dropout),
+                first.stride(0), second.stride(0), third.stride(0), added.stride(0),
+                INPUTS=parts, BIAS=bool(biases), DROPOUT=seeds is not None, RESIDUAL=residual is not None, KEEP=keep,
+                num_warps=4,
+            )  # fmt: skip
+    return outs

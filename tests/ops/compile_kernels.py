@@ -87,6 +87,8 @@ for module in (
 ):
     module.interpreted = lambda tensor: False
     module.roomy = lambda tensor: CAPABILITY == 90
+    if hasattr(module, "on_hopper"):
+        module.on_hopper = lambda tensor: CAPABILITY == 90
     if hasattr(module, "processors"):
         module.processors = lambda tensor: 132
 torch.backends.cuda.matmul.fp32_precision = "tf32" if ARITHMETIC == "tf32" else "ieee"
