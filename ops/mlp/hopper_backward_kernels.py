@@ -119,7 +119,7 @@ def backward(
     if rows:
         with device_of(grad):
             mlp_backward_hopper_kernel[(min(processors(grad), cdiv(rows, 64)),)](
-                grad, *(aligned(weight) for weight in weights), *(h.contiguous() for h in hidden),
+                grad, *weights, *(h.contiguous() for h in hidden),
                 first, second, input_grads, rows, plane_rows, threshold_and_scale(dropout)[1], grad.stride(0),
                 PARTS=parts, SKIP=skip, num_warps=4,
             )  # fmt: skip

@@ -244,7 +244,7 @@ def forward(
     added = first if residual is None else aligned(residual)
     outs = [first.new_empty(rows, 128) for _ in range(3 if keep else 1)]
     if rows:
-        w1, w2, w3 = (aligned(weight) for weight in weights)
+        w1, w2, w3 = weights
         b1, b2, b3 = (bias.contiguous() for bias in biases) if biases else (w1, w2, w3)
         with device_of(first):
             mlp_forward_hopper_kernel[(min(processors(first), cdiv(rows, 64)),)](
