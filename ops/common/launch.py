@@ -97,6 +97,21 @@ def starts_early(tensor: Tensor) -> bool:
     return tensor.is_cuda and torch.version.hip is None and _properties(tensor.device.index).major >= 9
 
 
+def on_hopper(tensor: Tensor) -> bool:
+    """Return whether kernels run that are written in Gluon for Hopper's matrix units.
+
+    Gluon still changes from version to version of Triton, so the version must be known.
+    """
+    if not tensor.is_cuda or torch.version.hip is not None or _properties(tensor.device.index).major != 9:
+        return False
+    import triton
+
+    return triton.__version__.startswith(_GLUON_VERSIONS)
+
+
+_GLUON_VERSIONS = ("3.6.", "3.7.")
+
+
 def processors(tensor: Tensor) -> int:
     """Return the number of multiprocessors. In Triton's interpreter it is 3, so that small tests have several spans."""
     return _properties(tensor.device.index).processors if tensor.is_cuda else 3
@@ -136,6 +151,13 @@ def row_major(x: Tensor) -> Tensor:
     """Return x with neighboring elements in each row. Kernels accept any distance between rows up to FARTHEST_ROWS."""
     near = x.stride(-2) <= FARTHEST_ROWS
     return x if near and (x.stride(-1) == 1 or x.shape[-1] == 1) else x.contiguous()
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Return x with rows that start at multiples of 16 bytes, for copies that need it."""
+    x = row_major(x)
+    fits = x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 def planes_apart(x: Tensor) -> tuple[Tensor, int]:

@@ -192,7 +192,7 @@ def functions(path: Path) -> Iterator[ast.FunctionDef]:
 
 def is_compiled(function: ast.FunctionDef) -> bool:
     """Whether Triton compiles the function."""
-    return any(re.match(r"triton\.jit\b|jit\b", ast.unparse(d)) for d in function.decorator_list)
+    return any(re.match(r"(triton|gluon)\.jit\b|jit\b", ast.unparse(d)) for d in function.decorator_list)
 
 
 def launched(path: Path) -> set[str]:

@@ -1,0 +1,257 @@
+"""The forward of a block's MLP for Hopper: weights stay in shared memory, and two groups of warps take turns.
+
+One group's products run while the other group draws random numbers and writes. The next rows arrive meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language import PropagateNan
+
+from diffnet.ops.common.launch import SIZES, aligned, cdiv, device_of, processors
+from diffnet.ops.common.launcher import launched
+from diffnet.ops.mlp.linear_kernels import threshold_and_scale
+
+BARRIER = getattr(gl, "barrier", None) or gl.thread_barrier  # renamed in Triton 3.7
+
+# A matrix unit's result has two neighboring columns of eight in a thread. With bits 1 and 2 of a column's number
+# exchanged with bits 3 and 4, a thread has eight neighbors, which one instruction stores.
+CHANNELS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], [0, 32], [0, 64]],
+        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 128],
+    )
+)
+PRODUCT = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
+OPERAND = gl.constexpr(gl.DotOperandLayout(0, PRODUCT.value, 2))
+_NAN = gl.constexpr(PropagateNan.ALL)
+LOADED = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
+
+
+@gluon.jit
+def exchanged(x):
+    """Exchange bits 1 and 2 of the column's number with bits 3 and 4."""
+    rows: gl.constexpr = x.shape[0]
+    return x.reshape([rows, 2, 2, 2, 2, 2, 2, 2]).permute([0, 1, 2, 5, 6, 3, 4, 7]).reshape([rows, 128])
+
+
+@gluon.jit
+def _mix(h):
+    h ^= h >> 16
+    h *= 0x7FEB352D
+    h ^= h >> 15
+    h *= 0x846CA68B
+    return h
+
+
+@gluon.jit
+def _mix_all(h):
+    h = _mix(h)
+    return h ^ (h >> 16)
+
+
+@gluon.jit
+def keep_weight(kept, weight, stride: gl.constexpr, EXCHANGE: gl.constexpr):
+    """Copy a matrix (128, 128) to shared memory with exchanged rows; EXCHANGE: columns, too."""
+    n = gl.arange(0, 128, layout=gl.SliceLayout(1, LOADED))
+    k = gl.arange(0, 128, layout=gl.SliceLayout(0, LOADED))
+    n = (n & 0x61) | ((n & 6) << 2) | ((n & 24) >> 2)
+    w = gl.load(weight + n[:, None] * stride + k[None, :])
+    if EXCHANGE:
+        kept.store(exchanged(w))
+    else:
+        kept.store(w)
+
+
+@gluon.jit
+def _load_rows(kept, x, stride: gl.constexpr, tile, rows_size):
+    """Start to copy a tile of rows to shared memory."""
+    v = gl.arange(0, 64, layout=gl.SliceLayout(1, LOADED))
+    c = gl.arange(0, 128, layout=gl.SliceLayout(0, LOADED))
+    at = x + (tile.to(gl.int64) * 64) * stride + (v.to(gl.int64)[:, None] * stride + c.to(gl.int64)[None, :])
+    async_copy.async_copy_global_to_shared(kept, at, mask=(tile * 64 + v < rows_size)[:, None])
+
+
+@gluon.jit
+def _activated(
+    y, bias, low, high, by_column, rows, c, threshold, keep_scale,
+    BIAS: gl.constexpr, DROPOUT: gl.constexpr,
+):  # fmt: skip
+    """The same as `linear_kernels.activated` with ReLU."""
+    if BIAS:
+        y += gl.load(bias + c).to(gl.float32)[None, :]
+    y = gl.maximum(y, 0.0, propagate_nan=_NAN)
+    if DROPOUT:
+        by_row = _mix_all(_mix_all(rows.to(gl.uint32) ^ low) ^ high)
+        word = _mix(by_row[:, None] + by_column[None, :])
+        bits = gl.where((c % 2 == 0)[None, :], word, (word ^ (word >> 16)) << 16)
+        y = gl.where(bits < (threshold.to(gl.uint32) << 16), 0.0, y * keep_scale)
+    return y
+
+
+@gluon.jit
+def _walk(
+    first, second, third, kept_x, w1, w2, w3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
+    rows_size, threshold, keep_scale,
+    first_stride: gl.constexpr, second_stride: gl.constexpr, third_stride: gl.constexpr, residual_stride: gl.constexpr,
+    GROUP: gl.constexpr,
+    INPUTS: gl.constexpr, BIAS: gl.constexpr, DROPOUT: gl.constexpr, RESIDUAL: gl.constexpr, KEEP: gl.constexpr,
+):  # fmt: skip
+    """Compute every 2·programs-th tile of 64 rows. The first input goes to registers, the others to shared memory."""
+    tiles = gl.cdiv(rows_size, 64)
+    step = 2 * gl.num_programs(0)
+    start = gl.program_id(0) + GROUP * gl.num_programs(0)
+    dtype: gl.constexpr = out.dtype.element_ty
+    c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
+    v = gl.arange(0, 64, layout=gl.SliceLayout(1, CHANNELS))
+    low1 = seeds
+    low2 = seeds
+    high1 = seeds
+    high2 = seeds
+    columns1 = c
+    columns2 = c
+    if DROPOUT:
+        low1 = gl.load(seeds).to(gl.uint32)
+        high1 = gl.load(seeds + 1).to(gl.uint32)
+        low2 = gl.load(seeds + 2).to(gl.uint32)
+        high2 = gl.load(seeds + 3).to(gl.uint32)
+        columns1 = _mix_all(_mix_all((c // 2).to(gl.uint32) ^ high1) ^ low1)
+        columns2 = _mix_all(_mix_all((c // 2).to(gl.uint32) ^ high2) ^ low2)
+    zeros = gl.zeros([64, 128], gl.float32, layout=PRODUCT)
+    far, wide = v.to(gl.int64)[:, None], c.to(gl.int64)[None, :]
+    at = far * 128 + wide
+    inside = (start * 64 + v < rows_size)[:, None]
+    first_at = first + (start.to(gl.int64) * 64) * first_stride
+    x = gl.load(first_at + (far * first_stride + wide), mask=inside, other=0.0)
+    if INPUTS > 1:
+        _load_rows(kept_x.index(0), second, second_stride, start, rows_size)
+    if INPUTS > 2:
+        _load_rows(kept_x.index(1), third, third_stride, start, rows_size)
+    async_copy.commit_group()
+    for tile in range(start, tiles, step):
+        rows = tile * 64 + v
+        inside = (rows < rows_size)[:, None]
+        place = (tile.to(gl.int64) * 64) * 128
+        later = tile + step
+        async_copy.wait_group(0)
+        fence_async_shared()
+        BARRIER()
+        operand = gl.convert_layout(exchanged(x), OPERAND, assert_trivial=True)
+        y = warpgroup_mma(operand, w1.index(0).permute([1, 0]), zeros, use_acc=False, is_async=True)
+        for i in gl.static_range(1, INPUTS):
+            y = warpgroup_mma(kept_x.index(i - 1), w1.index(i).permute([1, 0]), y, is_async=True)
+        y = warpgroup_mma_wait(0, deps=[y])
+        BARRIER()  # all warps have multiplied the inputs
+        if INPUTS > 1:
+            _load_rows(kept_x.index(0), second, second_stride, later, rows_size)
+        if INPUTS > 2:
+            _load_rows(kept_x.index(1), third, third_stride, later, rows_size)
+        async_copy.commit_group()
+        y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
+        h = _activated(y, bias1, low1, high1, columns1, rows, c, threshold, keep_scale, BIAS, DROPOUT).to(dtype)
+        if KEEP:
+            gl.store(hidden1 + place + at, h, mask=inside)
+        h = gl.convert_layout(exchanged(h), OPERAND, assert_trivial=True)
+        y = warpgroup_mma(h, w2.permute([1, 0]), zeros, use_acc=False, is_async=True)
+        y = warpgroup_mma_wait(0, deps=[y])
+        y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
+        h = _activated(y, bias2, low2, high2, columns2, rows, c, threshold, keep_scale, BIAS, DROPOUT).to(dtype)
+        if KEEP:
+            gl.store(hidden2 + place + at, h, mask=inside)
+        h = gl.convert_layout(exchanged(h), OPERAND, assert_trivial=True)
+        y = warpgroup_mma(h, w3.permute([1, 0]), zeros, use_acc=False, is_async=True)
+        first_at = first + (later.to(gl.int64) * 64) * first_stride
+        inside_later = (later * 64 + v < rows_size)[:, None]
+        x = gl.load(first_at + (far * first_stride + wide), mask=inside_later, other=0.0)
+        if RESIDUAL:
+            from_residual = residual + (tile.to(gl.int64) * 64) * residual_stride
+            added = gl.load(from_residual + far * residual_stride + wide, mask=inside, other=0.0)
+        y = warpgroup_mma_wait(0, deps=[y])
+        y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
+        if BIAS:
+            y += gl.load(bias3 + c).to(gl.float32)[None, :]
+        if RESIDUAL:
+            y += added.to(gl.float32)
+        gl.store(out + place + at, y.to(dtype), mask=inside)
+
+
+@launched
+@gluon.jit(do_not_specialize=SIZES)
+def mlp_forward_hopper_kernel(
+    first, second, third, weight1, weight2, weight3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
+    rows_size, threshold, keep_scale,
+    first_stride: gl.constexpr, second_stride: gl.constexpr, third_stride: gl.constexpr, residual_stride: gl.constexpr,
+    INPUTS: gl.constexpr, BIAS: gl.constexpr, DROPOUT: gl.constexpr, RESIDUAL: gl.constexpr, KEEP: gl.constexpr,
+):  # fmt: skip
+    """Compute all three layers for C = 128 and numbers of 16 bits."""
+    dtype: gl.constexpr = out.dtype.element_ty
+    square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 128], dtype)
+    flat: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 128], dtype)
+    w1 = gl.allocate_shared_memory(dtype, [INPUTS, 128, 128], square)
+    w2 = gl.allocate_shared_memory(dtype, [128, 128], square)
+    w3 = gl.allocate_shared_memory(dtype, [128, 128], square)
+    slots: gl.constexpr = INPUTS - 1 if INPUTS > 1 else 1
+    kept_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
+    other_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
+    for i in gl.static_range(INPUTS):
+        keep_weight(w1.index(i), weight1 + i * 128, INPUTS * 128, i == 0)
+    keep_weight(w2, weight2, 128, True)
+    keep_weight(w3, weight3, 128, True)
+    fence_async_shared()
+    BARRIER()
+    gl.warp_specialize(
+        [
+            (_walk, (first, second, third, kept_x, w1, w2, w3, bias1, bias2, bias3, residual,
+                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale,
+                     first_stride, second_stride, third_stride, residual_stride, 0,
+                     INPUTS, BIAS, DROPOUT, RESIDUAL, KEEP)),
+            (_walk, (first, second, third, other_x, w1, w2, w3, bias1, bias2, bias3, residual,
+                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale,
+                     first_stride, second_stride, third_stride, residual_stride, 1,
+                     INPUTS, BIAS, DROPOUT, RESIDUAL, KEEP)),
+        ],
+        [4],
+        [240],
+    )  # fmt: skip
+
+
+def forward(
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    residual: Tensor | None,
+    dropout: float,
+    seeds: Tensor | None,
+    keep: bool,
+) -> list[Tensor]:
+    """The same as `kernels.forward` for three layers of 128 channels."""
+    rows, parts = len(inputs[0]), len(inputs)
+    inputs = [aligned(x) for x in inputs]
+    first, second, third = (*inputs, *inputs[:1], *inputs[:1])[:3]
+    added = first if residual is None else aligned(residual)
+    outs = [first.new_empty(rows, 128) for _ in range(3 if keep else 1)]
+    if rows:
+        w1, w2, w3 = weights
+        b1, b2, b3 = (bias.contiguous() for bias in biases) if biases else (w1, w2, w3)
+        with device_of(first):
+            mlp_forward_hopper_kernel[(min(processors(first), cdiv(rows, 64)),)](
+                first, second, third, w1, w2, w3, b1, b2, b3, added, w1 if seeds is None else seeds.contiguous(),
+                outs[1 % len(outs)], outs[2 % len(outs)], outs[0], rows, *threshold_and_scale(dropout),
+                first.stride(0), second.stride(0), third.stride(0), added.stride(0),
+                INPUTS=parts, BIAS=bool(biases), DROPOUT=seeds is not None, RESIDUAL=residual is not None, KEEP=keep,
+                num_warps=4,
+            )  # fmt: skip
+    return outs
