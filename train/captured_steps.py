@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows
 from diffnet.cuda_graphs.lane import Graph, Lane, Recorder, record_graph
 from diffnet.cuda_graphs.recording import preserved, trial
 from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, size_of
-from diffnet.cuda_graphs.static_operators import StaticOperators
+from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
 from diffnet.data import UNLABELED, LabelsAt
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
@@ -26,6 +27,7 @@ class _Captured:
     """The buffers of a step and its graph. Without a graph, the step runs on the buffers kernel by kernel."""
 
     batch: Batch
+    operators: StaticOperators
     buffers: BatchBuffers
     graph: Graph | None = None
 
@@ -68,6 +70,7 @@ class CapturedSteps:
         self._meshes, self._most_meshes, self._most_vertices = meshes, most_meshes, most_vertices
         self._lane: Lane[_Captured] = Lane(device, recorder)
         self._counted: frozenset[str] | None = None
+        self._fields: Fields | None = None  # that the network reads, once a step has run
         self._said: set[str] = set()
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -117,7 +120,8 @@ class CapturedSteps:
         rotations = None
         if batch.rotations is not None:
             rotations = arena.take("rotations", size, lambda s: (s.meshes, 3, 3), batch.rotations.dtype)
-        captured = _Captured(Batch(features, labels, StaticOperators(buffers), rotations), buffers)
+        operators = StaticOperators(buffers)
+        captured = _Captured(Batch(features, labels, operators, rotations), operators, buffers)
         captured.load(batch)
         return captured
 
@@ -126,7 +130,13 @@ class CapturedSteps:
         captured = self._on_buffers(batch, size, counted)
         self._loss()  # memory that is allocated in a recording would belong to the graph
         with self._lane.stream():
-            self._run(captured.batch)
+            self._network.zero_grad()  # gradients are made in each step
+            # Buffers and what the operators remember outlive the step, so they don't lie in the memory of the graphs.
+            captured.operators.read(self._fields or [])
+            with nullcontext() if self._fields is None else self._lane.memory():
+                self._run(captured.batch)
+                self._network.zero_grad()
+            self._fields = captured.operators.fields_read()
             try:
                 (captured.graph,) = self._lane.record([lambda: self._run(captured.batch)])
             except (NotCapturable, torch.OutOfMemoryError) as error:

@@ -19,7 +19,7 @@ from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
 from diffnet.cuda_graphs.module_state import ModuleState
 from diffnet.cuda_graphs.recording import ROWS, Recording, compile_network, record_network
 from diffnet.cuda_graphs.sizes import round_up, size_of
-from diffnet.cuda_graphs.static_operators import StaticOperators
+from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
 from diffnet.geometry import Operators
 from diffnet.ops.common.compiler import under_transforms
 from diffnet.ops.common.cuda_graph import NotCapturable
@@ -88,7 +88,7 @@ class GraphedForward:
         self._lanes: list[Lane[Recording]] = []
         self._state: ModuleState | None = None
         self._called: set[Hashable] = set()  # configurations whose kernels are compiled, for given operators
-        self._recorded: set[Hashable] = set()  # and for operators in buffers
+        self._fields: dict[Hashable, Fields] = {}  # that a configuration reads, once it has been recorded
         self._counted: dict[Hashable, frozenset[str]] = {}
         self._refused: dict[Hashable, str] = {}
         self._too_large = float("inf")
@@ -191,12 +191,12 @@ class GraphedForward:
             lane.make_room(size)
             try:
                 recording = record_network(
-                    self._network, self._outputs_at, lane, size, counted, features, operators, config in self._recorded
+                    self._network, self._outputs_at, lane, size, counted, features, operators, self._fields.get(config)
                 )
             except NotCounted as missing:
                 self._counted[config] = counted | {missing.args[0]}
                 continue
-            self._recorded.add(config)
+            self._fields[config] = recording.fields
             lane.keep((config, size), recording)
             return lane, recording
 
