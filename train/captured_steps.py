@@ -139,6 +139,7 @@ class CapturedSteps:
             self._fields = captured.operators.fields_read()
             try:
                 (captured.graph,) = self._lane.record([lambda: self._run(captured.batch)])
+                captured.buffers.complete()
             except (NotCapturable, torch.OutOfMemoryError) as error:
                 reason = str(error).splitlines()[0]
                 if reason not in self._said:

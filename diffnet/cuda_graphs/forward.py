@@ -18,7 +18,7 @@ from diffnet.cuda_graphs.buffers import NotCounted, Rows, fill
 from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
 from diffnet.cuda_graphs.module_state import ModuleState
 from diffnet.cuda_graphs.recording import ROWS, Recording, compile_network, record_network
-from diffnet.cuda_graphs.sizes import round_up, size_of
+from diffnet.cuda_graphs.sizes import size_of
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
 from diffnet.geometry import Operators
 from diffnet.ops.common.compiler import under_transforms
@@ -112,7 +112,7 @@ class GraphedForward:
             return self._explained(self._refused[config], features, operators)
         if operators.num_vertices >= self._too_large:
             return self._explained(f"{self._too_large} vertices don't fit into the memory", features, operators)
-        visited = config, len(operators), round_up(operators.num_vertices + 1)
+        visited = config, size_of(operators).rounded()
         if self._visits[visited] < self._first_visits:
             self._visits[visited] += 1
             if config not in self._called:
@@ -129,13 +129,15 @@ class GraphedForward:
                 return self._replay(*found, state, features, operators)
         except torch.OutOfMemoryError:
             self._too_large = operators.num_vertices
+            reason = f"{self._too_large} vertices don't fit into the memory"
+        except NotCapturable as error:
+            reason = self._refused[config] = str(error)
+        # From here on, no error keeps the tensors of the failed call alive.
+        if operators.num_vertices >= self._too_large:
             for lane in self._lanes:
                 if not lane.busy:
                     lane.clear()
-            return self._explained(f"{self._too_large} vertices don't fit into the memory", features, operators)
-        except NotCapturable as reason:
-            self._refused[config] = str(reason)
-            return self._explained(str(reason), features, operators)
+        return self._explained(reason, features, operators)
 
     def _applies(self, features: Any, operators: Any) -> bool:
         """Whether the arguments are right and on a GPU. If not, the network itself says what is wrong."""

@@ -115,6 +115,7 @@ def record_network(
         output = of_output("output", example)
         if not numbers:
             (graph,) = lane.record([forward])
+            static.buffers.complete()
             return Recording(static.buffers, given, output, graph, static.fields_read())
         learned = [i - 1 for i in numbers if i > 0]
         gradients = [_gradient_buffer(lane, i, inputs[i + 1]) for i in learned]
@@ -131,6 +132,7 @@ def record_network(
             torch._foreach_copy_(targets, grads)
 
         graph, backward_graph = lane.record([forward, backward])
+        static.buffers.complete()
         if features.is_cuda:
             tape.clear()  # the memory is free for other recordings
         return Recording(

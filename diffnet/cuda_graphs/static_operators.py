@@ -13,7 +13,6 @@ from diffnet.geometry import Operators
 from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.common.cuda_graph import NotCapturable
 
-
 Fields = list[tuple[torch.dtype | None, str]]  # the names of fields, and the dtype of the basis, see `prepared`
 
 

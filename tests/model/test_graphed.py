@@ -264,6 +264,16 @@ def test_sizes_grow_by_at_most_an_eighth() -> None:
     assert len({round_up(v) for v in range(2_000, 20_001)}) == 27
 
 
+def test_at_most_8192_vertices_are_added() -> None:
+    for count in [*range(8192, 300_000, 4093), 65_536, 131_071, 131_072, 999_999, 1_048_576]:
+        size = BatchSize(1, count, faces=count).rounded()
+        assert count < size.vertices <= count + 8192
+        assert size.vertices <= size.faces + size.faces // 8
+        assert size.faces == round_up(count)  # only vertices have this limit
+    assert BatchSize(1, 200_000).rounded().vertices == 204_800
+    assert len({BatchSize(1, v).rounded() for v in range(20_000, 200_001, 7)}) == 32
+
+
 def test_the_largest_batch_holds_every_batch() -> None:
     sizes = [BatchSize(1, v, faces=2 * v) for v in (100, 300, 200, 50)]
     assert largest_batch(sizes, meshes=3, vertices=None) == BatchSize(3, 600, 1200)
