@@ -60,6 +60,10 @@ class Lane(Generic[T]):
             self._graphs.move_to_end(key)
         return found
 
+    def recorded(self) -> list[Any]:
+        """The keys of everything that is kept."""
+        return list(self._graphs)
+
     def keep(self, key: Hashable, graphs: T) -> None:
         """Keep graphs under a key. The least recently used ones are dropped when there are too many."""
         self._graphs[key] = graphs

@@ -203,6 +203,20 @@ def test_the_first_visits_run_without_graphs(meshes: list[Operators]) -> None:
     assert [counted_replays(lambda: model(x, meshes[0])) for _ in range(4)] == [0, 0, 1, 1]
 
 
+def test_a_first_visit_runs_on_the_graphs_of_a_larger_batch(meshes: list[Operators]) -> None:
+    plain = network()
+    model = with_graphs(plain, "cpu", first_visits=1)
+    small, large = meshes[2], precompute(trimesh.creation.icosphere(3), k=6)
+    middle = precompute(trimesh.creation.uv_sphere(count=[14, 18]), k=6)
+    assert large.num_vertices / 2 < middle.num_vertices < large.num_vertices * 3 / 4
+    for operators, replays in ((large, 0), (large, 2), (middle, 2), (small, 0), (middle, 2)):
+        for each in (plain, model):
+            x = features(operators)
+            assert counted_replays(lambda: each(x, operators).square().mean().backward()) == (each is model) * replays  # noqa: B023
+        assert_same_gradients(plain, model)
+    assert len(model.forward._lanes[0].recorded()) == 2  # type: ignore[attr-defined]
+
+
 def test_hooks_on_submodules_run_without_graphs_and_say_so(meshes: list[Operators]) -> None:
     model, x = with_graphs(network(), "cpu"), features(meshes[0])
     seen: list[str] = []
