@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -136,7 +136,9 @@ class CapturedSteps:
             with nullcontext() if self._fields is None else self._lane.memory():
                 self._run(captured.batch)
                 self._network.zero_grad()
-            self._fields = captured.operators.fields_read()
+            is_first, self._fields = self._fields is None, captured.operators.fields_read()
+            if is_first and size != self._lane.arena.capacity:
+                self._reserve(batch, counted, self._fields)
             try:
                 (captured.graph,) = self._lane.record([lambda: self._run(captured.batch)])
                 captured.buffers.complete()
@@ -148,6 +150,19 @@ class CapturedSteps:
                         f"some training steps run without CUDA graphs: {reason}", RuntimeWarning, stacklevel=4
                     )
             self._lane.keep(size, captured)
+
+    def _reserve(self, batch: Batch, counted: frozenset[str], fields: Fields) -> None:
+        """Let the graphs have the memory of a step of the largest batch, before the first one is recorded.
+
+        The memory of small steps has no room for the tensors of large ones, and it is never returned.
+        """
+        largest = self._on_buffers(batch, self._lane.arena.capacity, counted)
+        largest.operators.read(fields)
+        weights = [p for p in self._network.parameters() if p.requires_grad]
+        # If it fails, each size takes its memory when it is recorded.
+        failing = suppress(NotCapturable, torch.OutOfMemoryError)
+        with failing, preserved(self._network, self._lane.device), trial(), self._lane.reserving():
+            torch.autograd.grad(self._loss_of(largest.batch), weights, allow_unused=True)
 
     def _run(self, batch: Batch) -> None:
         self._loss().copy_(self._step(batch))

@@ -86,9 +86,7 @@ class Lane(Generic[T]):
         self._graphs.clear()
         self.arena = Arena(self.device, BatchSize(0, 0))
         self._pool = self._anchor = None
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()
+        self._free_default_memory()
 
     def record(self, functions: Sequence[Callable[[], Any]]) -> list[Graph]:
         """Record functions that are replayed one after the other. Call it inside `stream`.
@@ -98,11 +96,8 @@ class Lane(Generic[T]):
 
         Raises NotCapturable if CUDA refuses a part of a function.
         """
-        if self.device.type == "cuda":
-            # PyTorch can't return cached memory to the GPU during a recording, so the memory of the first calls goes
-            # first.
-            torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()
+        # PyTorch can't return cached memory to the GPU during a recording.
+        self._free_default_memory()
         if self._pool is None:
             self._open_pool()
         try:
@@ -116,6 +111,11 @@ class Lane(Generic[T]):
             if self.device.type == "cuda":
                 forget_recording(self.device)
             raise NotCapturable(f"it can't be recorded ({str(error).splitlines()[0]})") from error
+
+    def _free_default_memory(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
 
     def _open_pool(self) -> None:
         """PyTorch closes a pool for good when its last graph is gone, so the lane keeps a small graph in it."""
@@ -146,6 +146,15 @@ class Lane(Generic[T]):
         if self._has_other_tensors(before):
             self._leaves_tensors = True
             self._graphs.clear()  # graphs that are recorded from now on avoid the tensors
+
+    @contextmanager
+    def reserving(self) -> Iterator[None]:
+        """Let the pool of the graphs grow by the memory that the block takes. Call it inside `stream`."""
+        self._free_default_memory()
+        if self._pool is None:
+            self._open_pool()
+        with allocating_in(self._pool, self.device):
+            yield
 
     def _has_other_tensors(self, before: frozenset[int]) -> bool:
         """Whether the pool holds tensors that it did not hold before."""

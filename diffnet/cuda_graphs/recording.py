@@ -218,8 +218,10 @@ def preserved(network: nn.Module, device: torch.device) -> Iterator[None]:
     """Restore the buffers of a network and the random generators after a call that doesn't count."""
     buffers = list(network.buffers())
     before = [buffer.clone() for buffer in buffers]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    with torch.no_grad():
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)

@@ -107,6 +107,7 @@ def test_fields_are_read_before_the_first_call_of_another_size(
     assert made
     assert not any(is_open for _, is_open in made)
     larger, smaller = recordings(forward)
+    # Nothing public tells which buffers there are.
     assert list(smaller.buffers._filled) == list(larger.buffers._filled)
     assert smaller.fields == larger.fields
 
