@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows
 from diffnet.cuda_graphs.lane import Graph, Lane, Recorder, record_graph
 from diffnet.cuda_graphs.recording import preserved, trial
 from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, size_of
-from diffnet.cuda_graphs.static_operators import StaticOperators
+from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
 from diffnet.data import UNLABELED, LabelsAt
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
@@ -26,6 +27,7 @@ class _Captured:
     """The buffers of a step and its graph. Without a graph, the step runs on the buffers kernel by kernel."""
 
     batch: Batch
+    operators: StaticOperators
     buffers: BatchBuffers
     graph: Graph | None = None
 
@@ -68,6 +70,7 @@ class CapturedSteps:
         self._meshes, self._most_meshes, self._most_vertices = meshes, most_meshes, most_vertices
         self._lane: Lane[_Captured] = Lane(device, recorder)
         self._counted: frozenset[str] | None = None
+        self._fields: Fields | None = None  # that the network reads, once a step has run
         self._said: set[str] = set()
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -117,7 +120,8 @@ class CapturedSteps:
         rotations = None
         if batch.rotations is not None:
             rotations = arena.take("rotations", size, lambda s: (s.meshes, 3, 3), batch.rotations.dtype)
-        captured = _Captured(Batch(features, labels, StaticOperators(buffers), rotations), buffers)
+        operators = StaticOperators(buffers)
+        captured = _Captured(Batch(features, labels, operators, rotations), operators, buffers)
         captured.load(batch)
         return captured
 
@@ -126,9 +130,18 @@ class CapturedSteps:
         captured = self._on_buffers(batch, size, counted)
         self._loss()  # memory that is allocated in a recording would belong to the graph
         with self._lane.stream():
-            self._run(captured.batch)
+            self._network.zero_grad()  # gradients are made in each step
+            # Buffers and what the operators remember outlive the step, so they don't lie in the memory of the graphs.
+            captured.operators.read(self._fields or [])
+            with nullcontext() if self._fields is None else self._lane.memory():
+                self._run(captured.batch)
+                self._network.zero_grad()
+            is_first, self._fields = self._fields is None, captured.operators.fields_read()
+            if is_first and size != self._lane.arena.capacity:
+                self._reserve(batch, counted, self._fields)
             try:
                 (captured.graph,) = self._lane.record([lambda: self._run(captured.batch)])
+                captured.buffers.complete()
             except (NotCapturable, torch.OutOfMemoryError) as error:
                 reason = str(error).splitlines()[0]
                 if reason not in self._said:
@@ -137,6 +150,19 @@ class CapturedSteps:
                         f"some training steps run without CUDA graphs: {reason}", RuntimeWarning, stacklevel=4
                     )
             self._lane.keep(size, captured)
+
+    def _reserve(self, batch: Batch, counted: frozenset[str], fields: Fields) -> None:
+        """Let the graphs have the memory of a step of the largest batch, before the first one is recorded.
+
+        The memory of small steps has no room for the tensors of large ones, and it is never returned.
+        """
+        largest = self._on_buffers(batch, self._lane.arena.capacity, counted)
+        largest.operators.read(fields)
+        weights = [p for p in self._network.parameters() if p.requires_grad]
+        # If it fails, each size takes its memory when it is recorded.
+        failing = suppress(NotCapturable, torch.OutOfMemoryError)
+        with failing, preserved(self._network, self._lane.device), trial(), self._lane.reserving():
+            torch.autograd.grad(self._loss_of(largest.batch), weights, allow_unused=True)
 
     def _run(self, batch: Batch) -> None:
         self._loss().copy_(self._step(batch))

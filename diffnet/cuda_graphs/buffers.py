@@ -45,12 +45,23 @@ class BatchBuffers:
     """
 
     def __init__(self, arena: Arena, size: BatchSize, counted: frozenset[str], example: Operators) -> None:
-        self.arena, self.size, self.counted, self.example = arena, size, counted, example
+        self.arena, self.size, self.counted = arena, size, counted
+        self._example: Operators | None = example
         self._filled: dict[str, _Buffer] = {}
         # It is small, so it has memory of its own. For one mesh, its values then never change.
         with torch.inference_mode(False):
             self.ptr = torch.zeros(size.meshes + 1, dtype=torch.int64, device=arena.device)
         self._load_extents(example)
+
+    @property
+    def example(self) -> Operators:
+        """The batch in the buffers."""
+        assert self._example is not None, "no buffer can be made after `complete`"
+        return self._example
+
+    def complete(self) -> None:
+        """Keep no batch alive from now on. No buffer can be made afterwards."""
+        self._example = None
 
     def rows(self, name: str, read: Read, shape: Shape, *, needs: str = "", rest: Rest | None = lambda _: 0) -> Tensor:
         """The buffer of this name. It is made and filled when it is asked for the first time.
@@ -85,7 +96,8 @@ class BatchBuffers:
 
     def load(self, source: Operators, *others: Rows) -> None:
         """Copy the operators of a batch into all buffers that have been asked for, and other rows into theirs."""
-        self.example = source
+        if self._example is not None:
+            self._example = source
         if self.size.meshes > 1:
             self._load_extents(source)
         fill([*(_rows(buffer, source) for buffer in self._filled.values()), *others])

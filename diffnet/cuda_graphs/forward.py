@@ -18,8 +18,8 @@ from diffnet.cuda_graphs.buffers import NotCounted, Rows, fill
 from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
 from diffnet.cuda_graphs.module_state import ModuleState
 from diffnet.cuda_graphs.recording import ROWS, Recording, compile_network, record_network
-from diffnet.cuda_graphs.sizes import round_up, size_of
-from diffnet.cuda_graphs.static_operators import StaticOperators
+from diffnet.cuda_graphs.sizes import BatchSize, size_of
+from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
 from diffnet.geometry import Operators
 from diffnet.ops.common.compiler import under_transforms
 from diffnet.ops.common.cuda_graph import NotCapturable
@@ -39,8 +39,9 @@ def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1)
         place: its parameters, its state dict and its hooks stay the same. To undo this, write `del network.forward`.
     outputs_at: "vertices", "faces", "edges" or "global_mean": the rows of the returned tensor. None takes the attribute
         of this name, or "vertices".
-    first_visits: how many batches of a size run without graphs before they are recorded. Recording takes some ten times
-        as long as a call, so a size that never comes back should not be recorded.
+    first_visits: how many batches of a size run before they are recorded. They run on the graphs of a larger batch if
+        there are any, or else without graphs. Recording takes some ten times as long as a call, so a size that never
+        comes back should not be recorded.
 
     Loss, optimizer and loop stay as they are. Several forward passes may come before one backward pass. Results are
     those of the network without graphs up to rounding; dropout draws other numbers. Wrap the network first and give the
@@ -88,7 +89,7 @@ class GraphedForward:
         self._lanes: list[Lane[Recording]] = []
         self._state: ModuleState | None = None
         self._called: set[Hashable] = set()  # configurations whose kernels are compiled, for given operators
-        self._recorded: set[Hashable] = set()  # and for operators in buffers
+        self._fields: dict[Hashable, Fields] = {}  # that a configuration reads, once it has been recorded
         self._counted: dict[Hashable, frozenset[str]] = {}
         self._refused: dict[Hashable, str] = {}
         self._too_large = float("inf")
@@ -112,30 +113,33 @@ class GraphedForward:
             return self._explained(self._refused[config], features, operators)
         if operators.num_vertices >= self._too_large:
             return self._explained(f"{self._too_large} vertices don't fit into the memory", features, operators)
-        visited = config, len(operators), round_up(operators.num_vertices + 1)
-        if self._visits[visited] < self._first_visits:
+        visited = config, size_of(operators).rounded()
+        records = self._visits[visited] >= self._first_visits
+        if not records:
             self._visits[visited] += 1
             if config not in self._called:
                 self._called.add(config)
                 with suppress(NotCapturable, torch.OutOfMemoryError):  # the call itself says what is wrong, if anything
                     compile_network(self._network, features, operators)
-            return self._eager(features, operators)
         try:
             with self._lock:
-                found = self._lane(config, features, operators)
-                if found is None:
-                    reason = f"{MOST_LANES} forward passes wait for their backward pass"
-                    return self._explained(reason, features, operators)
-                return self._replay(*found, state, features, operators)
+                found = self._lane(config, features, operators, records)
+                if found is not None:
+                    return self._replay(*found, state, features, operators)
+            if not records:
+                return self._eager(features, operators)
+            reason = f"{MOST_LANES} forward passes wait for their backward pass"
         except torch.OutOfMemoryError:
             self._too_large = operators.num_vertices
+            reason = f"{self._too_large} vertices don't fit into the memory"
+        except NotCapturable as error:
+            reason = self._refused[config] = str(error)
+        # From here on, no error keeps the tensors of the failed call alive.
+        if operators.num_vertices >= self._too_large:
             for lane in self._lanes:
                 if not lane.busy:
                     lane.clear()
-            return self._explained(f"{self._too_large} vertices don't fit into the memory", features, operators)
-        except NotCapturable as reason:
-            self._refused[config] = str(reason)
-            return self._explained(str(reason), features, operators)
+        return self._explained(reason, features, operators)
 
     def _applies(self, features: Any, operators: Any) -> bool:
         """Whether the arguments are right and on a GPU. If not, the network itself says what is wrong."""
@@ -172,12 +176,16 @@ class GraphedForward:
         return self._state
 
     def _lane(
-        self, config: Hashable, features: Tensor, operators: Operators
+        self, config: Hashable, features: Tensor, operators: Operators, records: bool
     ) -> tuple[Lane[Recording], Recording] | None:
-        """A free lane with a recording that holds this batch. None if all lanes are taken."""
+        """A free lane with a recording that holds this batch. None if all lanes are taken.
+
+        records: whether the batch may be recorded. If not, a recording of a larger batch serves it, or the result is
+            None.
+        """
         lane = next((lane for lane in self._lanes if not lane.busy and lane.device == features.device), None)
         if lane is None:
-            if len(self._lanes) == MOST_LANES:
+            if not records or len(self._lanes) == MOST_LANES:
                 return None
             lane = Lane(features.device, self._recorder)
             self._lanes.append(lane)
@@ -185,18 +193,22 @@ class GraphedForward:
             counted = self._counted.get(config, frozenset())
             size = size_of(operators, counted).rounded()
             recording = lane.get((config, size))
+            if recording is None and not records:
+                recording = _larger(lane, config, size)
+                if recording is None:
+                    return None
             if recording is not None:
                 recording.load(features, operators)
                 return lane, recording
             lane.make_room(size)
             try:
                 recording = record_network(
-                    self._network, self._outputs_at, lane, size, counted, features, operators, config in self._recorded
+                    self._network, self._outputs_at, lane, size, counted, features, operators, self._fields.get(config)
                 )
             except NotCounted as missing:
                 self._counted[config] = counted | {missing.args[0]}
                 continue
-            self._recorded.add(config)
+            self._fields[config] = recording.fields
             lane.keep((config, size), recording)
             return lane, recording
 
@@ -247,6 +259,15 @@ class _Replay(torch.autograd.Function):
             features_grad = recording.features_grad[: ctx.shape[0]].clone()
         gradients = recording.parameter_gradients()
         return None, None, None, features_grad, *(gradients.get(i) for i in range(ctx.count))
+
+
+def _larger(lane: Lane[Recording], config: Hashable, size: BatchSize) -> Recording | None:
+    """The smallest recording that holds a batch of this size, if it has at most twice as many vertices.
+
+    A network without graphs would need memory of its own for the batch, besides that of the graphs.
+    """
+    sizes = [s for c, s in lane.recorded() if c == config and size.fits_into(s) and s.vertices <= 2 * size.vertices]
+    return lane.get((config, min(sizes, key=lambda s: s.vertices))) if sizes else None
 
 
 def _kind(operators: Operators) -> Hashable:

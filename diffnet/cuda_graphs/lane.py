@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from diffnet.cuda_graphs.arena import Arena
+from diffnet.cuda_graphs.pool import allocating_in, live_blocks
 from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.ops.common.cuda_graph import NotCapturable, capturable_stream, forget_recording, record
 
@@ -49,6 +51,7 @@ class Lane(Generic[T]):
         self.arena = Arena(device, BatchSize(0, 0))
         self._pool: Any = None
         self._anchor: Graph | None = None
+        self._leaves_tensors = False
 
     def get(self, key: Hashable) -> T | None:
         """What was kept under this key, which becomes the most recently used one."""
@@ -56,6 +59,10 @@ class Lane(Generic[T]):
         if found is not None:
             self._graphs.move_to_end(key)
         return found
+
+    def recorded(self) -> list[Any]:
+        """The keys of everything that is kept."""
+        return list(self._graphs)
 
     def keep(self, key: Hashable, graphs: T) -> None:
         """Keep graphs under a key. The least recently used ones are dropped when there are too many."""
@@ -79,9 +86,7 @@ class Lane(Generic[T]):
         self._graphs.clear()
         self.arena = Arena(self.device, BatchSize(0, 0))
         self._pool = self._anchor = None
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()
+        self._free_default_memory()
 
     def record(self, functions: Sequence[Callable[[], Any]]) -> list[Graph]:
         """Record functions that are replayed one after the other. Call it inside `stream`.
@@ -91,11 +96,8 @@ class Lane(Generic[T]):
 
         Raises NotCapturable if CUDA refuses a part of a function.
         """
-        if self.device.type == "cuda":
-            # PyTorch can't return cached memory to the GPU during a recording, so the memory of the first calls goes
-            # first.
-            torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()
+        # PyTorch can't return cached memory to the GPU during a recording.
+        self._free_default_memory()
         if self._pool is None:
             self._open_pool()
         try:
@@ -110,6 +112,11 @@ class Lane(Generic[T]):
                 forget_recording(self.device)
             raise NotCapturable(f"it can't be recorded ({str(error).splitlines()[0]})") from error
 
+    def _free_default_memory(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
     def _open_pool(self) -> None:
         """PyTorch closes a pool for good when its last graph is gone, so the lane keeps a small graph in it."""
         if self.device.type == "cuda":
@@ -117,6 +124,44 @@ class Lane(Generic[T]):
             self._anchor = self._recorder(torch.zeros(1, device=self.device).zero_, self._pool)
         else:
             self._pool = SimpleNamespace()
+
+    @contextmanager
+    def memory(self) -> Iterator[None]:
+        """Take memory from the pool of the graphs while none of them runs. Call it inside `stream`.
+
+        The first call of a function then needs no memory besides that of the graphs. The block should delete its
+        tensors, because a replay overwrites them. If some stay, all graphs are dropped, and later blocks use the
+        default memory. A lane without graphs uses the default memory, too.
+        """
+        if self._pool is None or not self._graphs or self._leaves_tensors:
+            yield
+            return
+        before = live_blocks(self._pool, self.device)
+        try:
+            with allocating_in(self._pool, self.device):
+                yield
+        except BaseException:
+            self._graphs.clear()  # the call may have left tensors
+            raise
+        if self._has_other_tensors(before):
+            self._leaves_tensors = True
+            self._graphs.clear()  # graphs that are recorded from now on avoid the tensors
+
+    @contextmanager
+    def reserving(self) -> Iterator[None]:
+        """Let the pool of the graphs grow by the memory that the block takes. Call it inside `stream`."""
+        self._free_default_memory()
+        if self._pool is None:
+            self._open_pool()
+        with allocating_in(self._pool, self.device):
+            yield
+
+    def _has_other_tensors(self, before: frozenset[int]) -> bool:
+        """Whether the pool holds tensors that it did not hold before."""
+        if live_blocks(self._pool, self.device) <= before:
+            return False
+        gc.collect()  # some may wait for the garbage collector
+        return not live_blocks(self._pool, self.device) <= before
 
     @contextmanager
     def stream(self) -> Iterator[None]:

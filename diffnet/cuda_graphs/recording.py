@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.func import functional_call
 from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows, fill
 from diffnet.cuda_graphs.lane import Graph, Lane
 from diffnet.cuda_graphs.sizes import BatchSize
-from diffnet.cuda_graphs.static_operators import StaticOperators
+from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.ops.common.launcher import compile_ahead, saved_as_usual
@@ -29,6 +29,7 @@ class Recording:
 
     forward, backward: the graphs; backward is None if nothing needs a gradient
     features, output, output_grad, features_grad: buffers with the rows of a batch first
+    fields: the fields of the operators that the network reads
     gradients: buffers for the gradients of the parameters
     learned: the numbers of these parameters. Unused parameters have no gradient.
     """
@@ -37,6 +38,7 @@ class Recording:
     features: Tensor
     output: Tensor
     forward: Graph
+    fields: Fields
     backward: Graph | None = None
     output_grad: Tensor | None = None
     features_grad: Tensor | None = None
@@ -63,11 +65,12 @@ def record_network(
     counted: frozenset[str],
     features: Tensor,
     operators: Operators,
-    compiled: bool = False,
+    fields: Fields | None = None,
 ) -> Recording:
     """Record a network on buffers that hold a batch. Autocast, modes and gradients are those of the caller.
 
-    compiled: whether the kernels are known to be compiled
+    fields: the fields of the operators that the network reads. None if it has not been recorded yet; then its kernels
+        are compiled first.
 
     Raises NotCounted, see `BatchBuffers`, and NotCapturable if the network can't be recorded.
     """
@@ -86,26 +89,34 @@ def record_network(
         dims = out.shape[1:]
         return arena.take(name, size, lambda s: (getattr(s, rows), *dims), out.dtype)
 
-    def forward() -> None:
+    def call() -> Tensor:
         out = _call(network, parameters, leaf, static)
         if not isinstance(out, Tensor) or out.ndim == 0 or len(out) != getattr(size, rows):
             raise NotCapturable(f"its output is not one tensor with a row for each of the {rows}")
+        return out
+
+    def forward() -> None:
+        out = call()
         tape[:] = [out]
         of_output("output", out).copy_(out.detach())
 
     with lane.stream(), saved_as_usual():
-        if not compiled:
+        if fields is None:
             compile_network(network, leaf, static)
             static.buffers.load(operators)
         with preserved(network, features.device), trial():  # loads kernels; the results are not used
-            forward()
-            out = tape.pop()
-            numbers = _with_gradients(out, inputs)
-        output = of_output("output", out)
-        del out
+            # Buffers and what the operators remember outlive the trial, so they don't lie in the memory of the graphs.
+            static.read(fields or [])
+            with nullcontext() if fields is None else lane.memory():
+                out = call()
+                numbers = _with_gradients(out, inputs)
+                example = out.detach().to("meta")
+                del out
+        output = of_output("output", example)
         if not numbers:
             (graph,) = lane.record([forward])
-            return Recording(static.buffers, given, output, graph)
+            static.buffers.complete()
+            return Recording(static.buffers, given, output, graph, static.fields_read())
         learned = [i - 1 for i in numbers if i > 0]
         gradients = [_gradient_buffer(lane, i, inputs[i + 1]) for i in learned]
         features_grad = None
@@ -121,6 +132,7 @@ def record_network(
             torch._foreach_copy_(targets, grads)
 
         graph, backward_graph = lane.record([forward, backward])
+        static.buffers.complete()
         if features.is_cuda:
             tape.clear()  # the memory is free for other recordings
         return Recording(
@@ -128,6 +140,7 @@ def record_network(
             given,
             output,
             graph,
+            static.fields_read(),
             backward_graph,
             output_grad,
             features_grad,
@@ -205,8 +218,10 @@ def preserved(network: nn.Module, device: torch.device) -> Iterator[None]:
     """Restore the buffers of a network and the random generators after a call that doesn't count."""
     buffers = list(network.buffers())
     before = [buffer.clone() for buffer in buffers]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    with torch.no_grad():
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)

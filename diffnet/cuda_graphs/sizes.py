@@ -1,7 +1,7 @@
 """Sizes of the buffers that CUDA graphs read.
 
 A graph serves every batch that fits into its buffers. Sizes are rounded up to a few values, which keeps the number of
-graphs small: meshes of 2,000 to 20,000 vertices need at most 27.
+graphs small: meshes of 2,000 to 20,000 vertices need at most 27, and meshes of 20,000 to 200,000 vertices at most 32.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from diffnet.geometry import Operators
 # Sizes between two powers of two. With 8, a batch is padded by 6 % on average and by 12 % at most.
 STEPS = 8
 SMALLEST = 128
+# Vertices that are added to a batch at most. Padding costs time on large batches, where graphs save little.
+MOST_ADDED = 8192
 
 
 class BatchSize(NamedTuple):
@@ -36,7 +38,7 @@ class BatchSize(NamedTuple):
     def rounded(self) -> BatchSize:
         """The size of the buffers for a batch of this size. They have at least one vertex more than the batch."""
         meshes = 1 << (self.meshes - 1).bit_length()
-        return BatchSize(meshes, round_up(self.vertices + 1), *(round_up(count) for count in self[2:]))
+        return BatchSize(meshes, round_up(self.vertices + 1, MOST_ADDED), *(round_up(count) for count in self[2:]))
 
     def fits_into(self, other: BatchSize) -> bool:
         return all(a <= b for a, b in zip(self, other, strict=True))
@@ -88,13 +90,19 @@ def largest_batch(sizes: Sequence[BatchSize], meshes: int | None, vertices: int 
     return BatchSize(*totals)
 
 
-def round_up(count: int) -> int:
+def round_up(count: int, most_added: int | None = None) -> int:
     """Round a count up to one of `STEPS` sizes between powers of two. 0 stays 0.
+
+    most_added: a power of two, the most that is added to a count. There are then more sizes. None is no limit.
 
     >>> round_up(15_000), round_up(16_385), round_up(3)
     (15360, 18432, 128)
+    >>> round_up(200_001), round_up(200_001, most_added=8192)
+    (212992, 204800)
     """
     if count <= 0:
         return 0
     step = max(SMALLEST, 1 << ((count - 1).bit_length() - 1)) // STEPS if count > 1 else 1
+    if most_added is not None:
+        step = min(step, most_added)
     return max(SMALLEST, -(-count // step) * step)

@@ -13,6 +13,8 @@ from diffnet.geometry import Operators
 from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.common.cuda_graph import NotCapturable
 
+Fields = list[tuple[torch.dtype | None, str]]  # the names of fields, and the dtype of the basis, see `prepared`
+
 
 class StaticOperators(Operators):
     """The operators of a batch in buffers that are larger than the batch.
@@ -41,6 +43,18 @@ class StaticOperators(Operators):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("operators in the buffers of a CUDA graph can't be copied")
+
+    def fields_read(self) -> Fields:
+        """The fields that have been read."""
+        found: Fields = []
+        for name, made in self.made.items():
+            found += made.fields_read() if isinstance(made, StaticOperators) else [(self.basis, name)]
+        return found
+
+    def read(self, fields: Fields) -> None:
+        """Read fields, which makes and fills their buffers."""
+        for basis, name in fields:
+            getattr(self if basis is None else self.prepared(basis), name)
 
     def prepared(self, dtype: torch.dtype) -> StaticOperators:
         if self.basis is not None:

@@ -203,6 +203,20 @@ def test_the_first_visits_run_without_graphs(meshes: list[Operators]) -> None:
     assert [counted_replays(lambda: model(x, meshes[0])) for _ in range(4)] == [0, 0, 1, 1]
 
 
+def test_a_first_visit_runs_on_the_graphs_of_a_larger_batch(meshes: list[Operators]) -> None:
+    plain = network()
+    model = with_graphs(plain, "cpu", first_visits=1)
+    small, large = meshes[2], precompute(trimesh.creation.icosphere(3), k=6)
+    middle = precompute(trimesh.creation.uv_sphere(count=[14, 18]), k=6)
+    assert large.num_vertices / 2 < middle.num_vertices < large.num_vertices * 3 / 4
+    for operators, replays in ((large, 0), (large, 2), (middle, 2), (small, 0), (middle, 2)):
+        for each in (plain, model):
+            x = features(operators)
+            assert counted_replays(lambda: each(x, operators).square().mean().backward()) == (each is model) * replays  # noqa: B023
+        assert_same_gradients(plain, model)
+    assert len(model.forward._lanes[0].recorded()) == 2  # type: ignore[attr-defined]
+
+
 def test_hooks_on_submodules_run_without_graphs_and_say_so(meshes: list[Operators]) -> None:
     model, x = with_graphs(network(), "cpu"), features(meshes[0])
     seen: list[str] = []
@@ -262,6 +276,16 @@ def test_sizes_grow_by_at_most_an_eighth() -> None:
         assert count <= round_up(count) <= max(128, count * 9 / 8)
         assert round_up(round_up(count)) == round_up(count)
     assert len({round_up(v) for v in range(2_000, 20_001)}) == 27
+
+
+def test_at_most_8192_vertices_are_added() -> None:
+    for count in [*range(8192, 300_000, 4093), 65_536, 131_071, 131_072, 999_999, 1_048_576]:
+        size = BatchSize(1, count, faces=count).rounded()
+        assert count < size.vertices <= count + 8192
+        assert size.vertices <= size.faces + size.faces // 8
+        assert size.faces == round_up(count)  # only vertices have this limit
+    assert BatchSize(1, 200_000).rounded().vertices == 204_800
+    assert len({BatchSize(1, v).rounded() for v in range(20_000, 200_001, 7)}) == 32
 
 
 def test_the_largest_batch_holds_every_batch() -> None:

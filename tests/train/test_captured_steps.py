@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import torch
 import trimesh
 from graph_emulator import EmulatedGraph
 
+from diffnet.cuda_graphs import lane
+from diffnet.cuda_graphs.buffers import BatchBuffers
 from diffnet.data import LabeledMesh, LabeledMeshes, LabelsAt, Sample, collate_samples, make_sample
 from diffnet.geometry import random_rotations
 from diffnet.geometry.mesh.mesh import make_mesh, mesh_edges
@@ -92,6 +96,43 @@ def test_implicit_diffusion_trains_without_graphs_and_says_so() -> None:
         captured, _ = losses(data, options, batches, True, False)
     assert len(caught) == 1
     torch.testing.assert_close(captured, losses(data, options, batches, False, False)[0])
+
+
+@pytest.mark.parametrize("sizes", [(3, 2, 1), (1, 2, 3)], ids=["largest first", "smallest first"])
+def test_first_steps_of_later_sizes_leave_nothing_in_the_memory_of_the_graphs(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, options = spheres("vertices", sizes), chosen()
+    batches = prepared(data, options)
+    torch.manual_seed(0)
+    model = build_model(options, data.label_names, data.labels_at)
+    step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
+    step.capture("vertices", [s.operators for s in batches], EmulatedGraph)
+    makes, rows_in_pool, is_open = BatchBuffers.rows, [], False
+
+    def note(module: Any, arguments: Any) -> None:
+        if is_open:
+            rows_in_pool.append(len(arguments[0]))
+
+    @contextmanager
+    def allocating_in(pool: Any, device: torch.device) -> Iterator[None]:
+        nonlocal is_open
+        is_open = True
+        yield
+        is_open = False
+        assert all(p.grad is None for p in model.parameters())
+
+    def rows(*arguments: Any, **given: Any) -> torch.Tensor:
+        assert not is_open, "a buffer is made in the memory of the graphs"
+        return makes(*arguments, **given)
+
+    monkeypatch.setattr(lane, "allocating_in", allocating_in)
+    monkeypatch.setattr(BatchBuffers, "rows", rows)
+    model.register_forward_pre_hook(note)
+    found = torch.stack([step(batch) for batch in batches * 2])
+    # The first size has no graphs yet. If it is not the largest one, the memory of the largest one is taken next.
+    assert rows_in_pool == ([704, 176, 704] if sizes[0] == 1 else [176, 128])
+    torch.testing.assert_close(found, losses(data, options, batches * 2, False, False)[0])
 
 
 class Refusing:

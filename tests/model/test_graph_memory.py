@@ -1,0 +1,234 @@
+"""The memory of graphed networks. Without a GPU, graphs and what lives in their pool are emulated."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import trimesh
+from graph_emulator import EmulatedGraph
+from torch import Tensor, nn
+
+from diffnet import DiffusionNet, Operators, precompute
+from diffnet.cuda_graphs import lane as lane_module
+from diffnet.cuda_graphs.buffers import BatchBuffers
+from diffnet.cuda_graphs.forward import GraphedForward
+from diffnet.cuda_graphs.lane import Lane
+from diffnet.cuda_graphs.recording import Recording
+from diffnet.cuda_graphs.static_operators import StaticOperators
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def meshes() -> list[Operators]:
+    """Spheres of 642 and 162 vertices. Their gradients on the basis are not prepared."""
+    return [precompute(trimesh.creation.icosphere(i), k=6) for i in (3, 2)]
+
+
+class Pool:
+    """Tells what happens while memory comes from the pool of the graphs."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.uses = 0
+        self.live: set[int] = set()
+
+    @contextmanager
+    def allocating_in(self, pool: Any, device: torch.device) -> Iterator[None]:
+        self.is_open, self.uses = True, self.uses + 1
+        try:
+            yield
+        finally:
+            self.is_open = False
+
+    def live_blocks(self, pool: Any, device: torch.device) -> frozenset[int]:
+        return frozenset(self.live)
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
+    emulated = Pool()
+    monkeypatch.setattr(lane_module, "allocating_in", emulated.allocating_in)
+    monkeypatch.setattr(lane_module, "live_blocks", emulated.live_blocks)
+    return emulated
+
+
+class Once:
+    """A graph that is recorded and never replayed. As a CUDA graph, it keeps no function."""
+
+    def __init__(self, function: Callable[[], Any], pool: Any) -> None:
+        function()
+
+    def replay(self) -> None:
+        pass
+
+
+def graphed(network: nn.Module, recorder: Any = EmulatedGraph) -> GraphedForward:
+    return GraphedForward(network, "vertices", 0, recorder)
+
+
+def network(**options: Any) -> DiffusionNet:
+    return DiffusionNet(3, 5, **{"width": 8, "blocks": 1, "dropout": 0.0, "gradient": "spectral", **options})
+
+
+def step(forward: GraphedForward, operators: Operators) -> Tensor:
+    out: Tensor = forward(operators.frames[:, 2], operators)
+    out.sum().backward()
+    return out
+
+
+def recordings(forward: GraphedForward) -> list[Recording]:
+    return list(forward._lanes[0]._graphs.values())  # nothing public tells what is recorded
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient": "sparse"}], ids=str)
+def test_fields_are_read_before_the_first_call_of_another_size(
+    meshes: list[Operators], pool: Pool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, bool]] = []
+    rows = BatchBuffers.rows
+
+    def noted(self: BatchBuffers, name: str, *arguments: Any, **given: Any) -> Tensor:
+        made.append((name, pool.is_open))
+        return rows(self, name, *arguments, **given)
+
+    monkeypatch.setattr(BatchBuffers, "rows", noted)
+    forward = graphed(network(**options))
+    for operators in meshes:
+        step(forward, operators)
+    assert pool.uses == 1  # the first size has no graphs whose memory it could use
+    assert made
+    assert not any(is_open for _, is_open in made)
+    larger, smaller = recordings(forward)
+    # Nothing public tells which buffers there are.
+    assert list(smaller.buffers._filled) == list(larger.buffers._filled)
+    assert smaller.fields == larger.fields
+
+
+def test_reading_fields_makes_the_buffers_that_a_network_makes(meshes: list[Operators]) -> None:
+    forward = graphed(network())
+    step(forward, meshes[0])
+    (recording,) = recordings(forward)
+    for operators in meshes:
+        buffers = BatchBuffers(recording.buffers.arena, recording.buffers.size, frozenset(), operators)
+        static = StaticOperators(buffers)
+        static.read(recording.fields)
+        assert list(buffers._filled) == list(recording.buffers._filled)
+        assert static.fields_read() == recording.fields
+
+
+def test_another_configuration_takes_its_memory_from_elsewhere(meshes: list[Operators], pool: Pool) -> None:
+    forward = graphed(network())
+    step(forward, meshes[0])
+    with torch.no_grad():
+        forward(meshes[1].frames[:, 2], meshes[1])
+    assert pool.uses == 0
+    step(forward, meshes[1])
+    assert pool.uses == 1
+
+
+class Keeping(nn.Module):
+    """Keeps a tensor for each size."""
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__()
+        self.net = network()
+        self.kept: dict[int, Tensor] = {}
+        self.pool = pool
+
+    def forward(self, x: Tensor, operators: Operators) -> Tensor:
+        if len(x) not in self.kept:
+            self.kept[len(x)] = torch.full((len(x), 1), 2.0)
+            if self.pool.is_open:
+                self.pool.live.add(len(x))
+        out: Tensor = self.net(x * self.kept[len(x)], operators)
+        return out
+
+
+def test_graphs_that_could_overwrite_a_tensor_are_dropped(meshes: list[Operators], pool: Pool) -> None:
+    forward = graphed(Keeping(pool))
+    step(forward, meshes[0])
+    before = recordings(forward)
+    step(forward, meshes[1])
+    assert pool.live
+    assert not any(old is new for old in before for new in recordings(forward))
+    assert len(recordings(forward)) == 1
+    for operators in meshes:  # from now on, first calls leave nothing in the pool
+        step(forward, operators)
+    assert pool.uses == 1
+    assert len(recordings(forward)) == 2
+
+
+def test_graphs_are_dropped_after_an_error(pool: Pool) -> None:
+    lane: Lane[int] = Lane(torch.device("cpu"), EmulatedGraph)
+    lane.record([lambda: None])
+    lane.keep("size", 1)
+    with pytest.raises(ZeroDivisionError), lane.memory():
+        raise ZeroDivisionError
+    assert pool.uses == 1
+    assert lane.get("size") is None
+
+
+def test_tensors_that_wait_for_the_garbage_collector_are_no_reason_to_drop_graphs(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane: Lane[int] = Lane(torch.device("cpu"), EmulatedGraph)
+    lane.record([lambda: None])
+    lane.keep("size", 1)
+    monkeypatch.setattr(gc, "collect", lambda: pool.live.clear())
+    with lane.memory():
+        pool.live.add(1)
+    assert lane.get("size") == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient": "sparse"}], ids=str)
+def test_a_recording_keeps_no_batch_and_is_freed_without_the_garbage_collector(
+    meshes: list[Operators], options: dict[str, Any]
+) -> None:
+    forward = graphed(network(**options), Once)
+    batch = replace(meshes[1])
+    gc.collect()
+    gc.disable()
+    try:
+        for operators in (meshes[0], batch):
+            step(forward, operators)
+        found = [weakref.ref(batch)]
+        found += [weakref.ref(x) for r in recordings(forward) for x in (r, r.buffers, r.buffers.arena, r.forward)]
+        del batch, operators
+        assert found[0]() is None
+        forward._lanes[0].clear()
+        assert [ref() for ref in found] == [None] * len(found)
+    finally:
+        gc.enable()
+
+
+def test_memory_of_a_failed_call_is_free_before_the_network_runs_without_graphs(meshes: list[Operators]) -> None:
+    class Failing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+            self.large: weakref.ref[Tensor] | None = None
+
+        def forward(self, x: Tensor, operators: Operators) -> Tensor:
+            if isinstance(operators, StaticOperators):
+                large = torch.zeros(10)
+                self.large = weakref.ref(large)
+                raise torch.OutOfMemoryError
+            assert self.large is not None
+            assert self.large() is None
+            out: Tensor = self.net(x, operators)
+            return out
+
+    gc.disable()
+    try:
+        with pytest.warns(RuntimeWarning, match="don't fit into the memory"):
+            step(graphed(Failing()), meshes[1])
+    finally:
+        gc.enable()
