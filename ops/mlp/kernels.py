@@ -20,6 +20,7 @@ from diffnet.ops.common.launch import (
     device_of,
     empty_planes,
     interpreted,
+    on_hopper,
     processors,
     roomy,
     row_major,
@@ -68,6 +69,12 @@ def _fits(inputs: Sequence[Tensor], weights: Sequence[Tensor], widest: tuple[int
     if c > widest[parts - 1] or [tuple(weight.shape[-2:]) for weight in weights] != shapes:
         return False
     return interpreted(x) or (roomy(x) and (x.dtype != torch.float32 or parts > 1))
+
+
+def _fits_hopper(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
+    """Whether kernels of their own compute this on Hopper. They are faster for any number of rows."""
+    x = inputs[0]
+    return on_hopper(x) and x.dtype.itemsize == 2 and x.shape[1] == 128 and _fits(inputs, weights, 128)
 
 
 @triton.jit
@@ -151,6 +158,10 @@ def forward(
     none; residual (V, Hₙ); seeds (n − 1, 2) int64 with dropout → (V, Hₙ), then (V, H₁), …
     """
     check_rows("mlp", len(inputs[0]))
+    if tiling is None and _fits_hopper(inputs, weights):
+        from diffnet.ops.mlp import hopper_kernels
+
+        return hopper_kernels.forward(inputs, weights, biases, residual, dropout, seeds, keep)
     t = tiling or forward_tiling(inputs, weights, dropout > 0)
     precision = dot_precision(inputs[0])
     if t is None:
@@ -243,6 +254,10 @@ def backward(
 
     grad (V, Hₙ), the others as in `forward`; skip: the first input is the residual
     """
+    if tiling is None and need_inputs and _fits_hopper(inputs, weights):
+        from diffnet.ops.mlp import hopper_backward_kernels
+
+        return hopper_backward_kernels.backward(grad, len(inputs), weights, hidden, skip, dropout)
     (rows, c), parts, precision = inputs[0].shape, len(inputs), dot_precision(grad)
     t = (tiling or backward_tiling(inputs, weights)) if need_inputs else None
     if t is None:

@@ -22,8 +22,6 @@ from diffnet.ops.diffusion_features import kernels as diffusion_features
 from diffnet.ops.gradient_features import coefficient_kernels as coefficients
 from diffnet.ops.gradient_features import direct_kernels as direct_gradient_features
 from diffnet.ops.gradient_features import kernels as gradient_features
-from diffnet.ops.mlp import hopper_backward_kernels as hopper_backward
-from diffnet.ops.mlp import hopper_kernels as hopper
 from diffnet.ops.mlp import kernels as mlp
 from diffnet.ops.mlp import linear_kernels as linear
 from diffnet.ops.mlp import weight_gradient_kernels as weight_gradients
@@ -68,9 +66,6 @@ def launch_all(dtype: torch.dtype) -> None:
         weights = operands(weights, dtype, dot_precision(x))
         mlp.forward(inputs, weights, [torch.randn(c)] * 3, inputs[0], dropout, seeds, True)
         mlp.backward(inputs[0], inputs, weights, inputs[1:], True, dropout, True)
-    if CAPABILITY == 90 and dtype == torch.bfloat16:
-        hopper.forward(inputs, weights, [torch.randn(C)] * 3, inputs[0], 0.5, torch.randint(9, (2, 2)), True)
-        hopper_backward.backward(inputs[0], 3, weights, inputs[1:], True, 0.5)
     for c in (64, C):
         weight_gradients.weight_gradients([random(V, c)] * 3, [random(V, c)] * 2, [random(V, c)] * 3)
     logits, labels = random(V, 260), torch.randint(260, (V,))
@@ -97,6 +92,8 @@ for module in (
 ):
     module.interpreted = lambda tensor: False
     module.roomy = lambda tensor: CAPABILITY == 90
+    if hasattr(module, "on_hopper"):
+        module.on_hopper = lambda tensor: CAPABILITY == 90
     if hasattr(module, "processors"):
         module.processors = lambda tensor: 132
 torch.backends.cuda.matmul.fp32_precision = "tf32" if ARITHMETIC == "tf32" else "ieee"

@@ -109,33 +109,31 @@ def test_kernels_for_hopper(parts: int, dtype: torch.dtype) -> None:
     weights = [(torch.randn(128, n * 128, device="cuda") * n**-0.5 / 8).to(dtype) for n in (parts, 1, 1)]
     biases = [torch.randn(128, device="cuda") for _ in range(3)]
     seeds = torch.randint(2**31, (2, 2), device="cuda")
-    from diffnet.ops.mlp import hopper_backward_kernels, hopper_kernels
-
     tiling = Tiling(64, 64, 128, 4, 2, 1)
     for inputs in ([x[:, :128] for x in wide], [x[:, 1:129] for x in wide], [x[:5, :128].contiguous() for x in wide]):
         for residual, seed in ((inputs[0], seeds), (None, None), (inputs[-1], None)):
             p = 0.3 if seed is not None else 0.0
-            outs = hopper_kernels.forward(inputs, weights, biases, residual, p, seed, True)
+            outs = kernels.forward(inputs, weights, biases, residual, p, seed, True)
             expected = kernels.forward(inputs, weights, biases, residual, p, seed, True, tiling)
             for out, other in zip(outs, expected, strict=True):
                 assert relative(out, other) <= 5e-3
             for out, other in zip(outs[1:], expected[1:], strict=True):
                 assert ((out == 0) != (other == 0)).double().mean() <= 2e-3
-            (only,) = hopper_kernels.forward(inputs, weights, biases, residual, p, seed, False)
+            (only,) = kernels.forward(inputs, weights, biases, residual, p, seed, False)
             assert torch.equal(only, outs[0])
             for skip in (False, True):
-                found, layers = hopper_backward_kernels.backward(inputs[0], parts, weights, outs[1:], skip, p)
+                found, layers = kernels.backward(inputs[0], inputs, weights, outs[1:], skip, p, True)
                 other, other_layers = kernels.backward(
                     inputs[0], inputs, weights, outs[1:], skip, p, True, Tiling(64, 128, 128, 4, 1, 1)
                 )
                 for grad, same in zip([*found, *layers], [*other, *other_layers], strict=True):
                     assert relative(grad, same) <= 5e-3
-        (no_bias,) = hopper_kernels.forward(inputs, weights, [], None, 0.0, None, False)
+        (no_bias,) = kernels.forward(inputs, weights, [], None, 0.0, None, False)
         assert relative(no_bias, kernels.forward(inputs, weights, [], None, 0.0, None, False, tiling)[0]) <= 5e-3
     nan = torch.full_like(inputs[0], float("nan"))
-    assert hopper_kernels.forward([nan] * parts, weights, biases, None, 0.0, None, False)[0].isnan().all()
+    assert kernels.forward([nan] * parts, weights, biases, None, 0.0, None, False)[0].isnan().all()
     empty = [x[:0] for x in inputs]
-    assert hopper_kernels.forward(empty, weights, biases, None, 0.0, None, False)[0].shape == (0, 128)
+    assert kernels.forward(empty, weights, biases, None, 0.0, None, False)[0].shape == (0, 128)
 
 
 def test_without_biases(place: Place) -> None:
