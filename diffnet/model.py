@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from diffnet.activations import Activation, log_softmax
 from diffnet.arguments import check_features, check_operators, refuses_fields
 from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode
+from diffnet.first_call import compile_before_first_call
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
 from diffnet.ops import Backend, mlp, segment_mean
@@ -167,6 +168,7 @@ class DiffusionNet(nn.Module):
             )
         if not shares_launches(self.backend, features):
             return self._computed(features, operators)
+        compile_before_first_call(self, features, operators)
         with shared_launches(self.first, self.blocks, self.last, features):
             return self._computed(features, operators)
 

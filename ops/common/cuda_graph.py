@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,12 @@ def refuse_capture(reason: str, example: Tensor) -> None:
     """
     if example.is_cuda and torch.cuda.is_current_stream_capturing():
         raise NotCapturable(reason)
+
+
+def is_recorded() -> bool:
+    """Return whether a CUDA graph is being recorded on the current stream."""
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return started and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager
@@ -59,15 +66,28 @@ def record(function: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUDA
     Returns the graph and the recorded result, which each replay writes anew. Other threads may use the GPU meanwhile.
     """
     graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(pool, capture_error_mode="thread_local")
-    try:
-        result = function()
-    except BaseException:
-        with suppress(RuntimeError):  # CUDA can't end a recording that it refused; its first error says why
-            graph.capture_end()
-        raise
-    graph.capture_end()
+    with _no_garbage_collection():
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            result = function()
+        except BaseException:
+            with suppress(RuntimeError):  # CUDA can't end a recording that it refused; its first error says why
+                graph.capture_end()
+            raise
+        graph.capture_end()
     return graph, result
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep Python's collector from running. It may delete another graph or an event, which would end a recording."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def forget_recording(device: torch.device) -> None:

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import torch
 
 from diffnet.ops.common.compiler import under_transforms
+from diffnet.ops.common.cuda_graph import is_recorded
 from diffnet.ops.common.launcher import compiles_only
 
 S = TypeVar("S")
@@ -46,8 +47,7 @@ def can_remember() -> bool:
     """
     if torch.compiler.is_compiling() or under_transforms() or compiles_only():
         return False
-    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return not (started and torch.cuda.is_current_stream_capturing())
+    return not is_recorded()
 
 
 class Later(Generic[T]):

@@ -58,7 +58,7 @@ def test_a_busy_gpu_reads_the_right_batch(pin: bool) -> None:
     for sample in packed(each, [[i] for i in range(30)], GPU):
         torch.cuda._sleep(10_000_000)  # the batch is read milliseconds later
         sums.append(torch.stack([sample.features.mean(), sample.labels.double().mean(), sample.operators.mass.sum()]))
-    mass = each[0].operators.mass.sum()
+    mass = each[0].operators.mass.sum().item()
     for i, found in enumerate(torch.stack(sums).tolist()):
         assert found == pytest.approx([i, i, mass])
 
