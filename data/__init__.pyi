@@ -1,7 +1,9 @@
 from .features import available_cores, fill_cache, input_features, load_meanwhile, precompute_all, prepare
+from .folders.classes import load_classes
 from .folders.layouts import LAYOUTS, Layout, load_dataset
+from .generated.classes import shapes
 from .generated.dataset import figures
-from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
+from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from .options import FEATURE_CHANNELS, FeatureKind, Preprocessing
 from .samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
 
@@ -18,15 +20,18 @@ __all__ = [
     "MeshBatches",
     "Preprocessing",
     "Sample",
+    "TargetsAt",
     "available_cores",
     "collate_samples",
     "epoch_seed",
     "figures",
     "fill_cache",
     "input_features",
+    "load_classes",
     "load_dataset",
     "load_meanwhile",
     "make_sample",
     "precompute_all",
     "prepare",
+    "shapes",
 ]

@@ -12,6 +12,8 @@ from diffnet.geometry import Mesh
 from diffnet.geometry.errors import DiffnetError
 
 LabelsAt: TypeAlias = Literal["vertices", "faces", "edges"]
+# In a set for classification, each mesh has one label.
+TargetsAt: TypeAlias = Literal[LabelsAt, "meshes"]
 
 UNLABELED = -1
 
@@ -25,8 +27,8 @@ class LabeledMesh:
     """One mesh of a data set.
 
     labels: (V,), (F,) or (E,) int64, indices into the set's `label_names`. UNLABELED elements count neither in training
-        nor in scores. Edges are in the order of `diffnet.geometry.mesh_edges`. In a set of your own, it may be one
-        label of the mesh, () or (1,), see `Sample`.
+        nor in scores. Edges are in the order of `diffnet.geometry.mesh_edges`. In a set for classification, it is the
+        one label of the mesh, () or (1,), see `Sample`.
     """
 
     name: str
@@ -41,4 +43,4 @@ class LabeledMeshes:
     train: list[LabeledMesh]
     test: list[LabeledMesh]
     label_names: list[str]
-    labels_at: LabelsAt
+    labels_at: TargetsAt

@@ -51,7 +51,7 @@ def bench(
     with ExitAtCtrlC():
         from diffnet.benchmarks.catalog import list_benchmarks
         from diffnet.geometry.errors import OptionError
-        from diffnet.train.cli import console
+        from diffnet.train.commands.console import console
 
     if show or not names:
         list_benchmarks(console)
@@ -98,7 +98,7 @@ def robustness(
     """
     with ExitAtCtrlC():
         from diffnet.benchmarks.robustness.measure import run_robustness
-        from diffnet.train.cli import console
+        from diffnet.train.commands.console import console
         from diffnet.train.device import pick_device
 
     run_robustness(checkpoint, data, out, pick_device(device), console)

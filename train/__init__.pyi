@@ -1,7 +1,9 @@
-from .network_input import MetadataError, NetworkInput, network_input
+from .inference.network_input import MetadataError, NetworkInput, network_input
+from .inference.predict import predict_labels, predict_probabilities
+from .inference.scoring import run_evaluation
 from .options import TrainOptions
-from .predict import predict_labels, write_predictions
-from .run import run_segmentation
+from .run import run_training
+from .tasks.segmentation import write_predictions
 
 __all__ = [
     "MetadataError",
@@ -9,6 +11,8 @@ __all__ = [
     "TrainOptions",
     "network_input",
     "predict_labels",
-    "run_segmentation",
+    "predict_probabilities",
+    "run_evaluation",
+    "run_training",
     "write_predictions",
 ]

@@ -15,7 +15,7 @@ from diffnet.cuda_graphs.lane import Graph, Lane, Recorder, record_graph
 from diffnet.cuda_graphs.recording import preserved, trial
 from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, size_of
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
-from diffnet.data import UNLABELED, LabelsAt
+from diffnet.data import UNLABELED, TargetsAt
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.ops.common.launcher import compile_ahead
@@ -49,7 +49,7 @@ class CapturedSteps:
     step: a training step. It reads and writes tensors that stay in place, and never waits for the GPU. It may call
         backward and an optimizer made with `capturable=True` whose learning rate is a tensor. Returns the loss ().
     network: the network that is trained
-    labels_at: the elements that have labels
+    labels_at: the elements that have labels, or "meshes"
     meshes: the operators of all training meshes. The buffers are made for the largest batch of these.
     most_meshes, most_vertices: the limits of a batch, see `MeshBatches`
     """
@@ -59,7 +59,7 @@ class CapturedSteps:
         loss: Callable[[Batch], Tensor],
         step: Callable[[Batch], Tensor],
         network: nn.Module,
-        labels_at: LabelsAt,
+        labels_at: TargetsAt,
         meshes: Sequence[Operators],
         most_meshes: int | None,
         most_vertices: int | None,

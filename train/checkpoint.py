@@ -14,8 +14,8 @@ from diffnet.checkpoints.files import (
     check_names_and_shapes,
     read_checkpoint_file,
 )
-from diffnet.checkpoints.training import FORMAT, metadata_of
-from diffnet.data import FEATURE_CHANNELS, LabelsAt
+from diffnet.checkpoints.training import FORMAT, metadata_of, outputs_at_of
+from diffnet.data import FEATURE_CHANNELS, TargetsAt
 from diffnet.geometry.files import write_atomically
 from diffnet.train.checkpoint_checks import (
     Checkpoint,
@@ -54,7 +54,7 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
     return checkpoint
 
 
-def build_model(options: TrainOptions, label_names: list[str], labels_at: LabelsAt) -> DiffusionNet:
+def build_model(options: TrainOptions, label_names: list[str], labels_at: TargetsAt) -> DiffusionNet:
     """A network with random weights, as the options describe it."""
     return DiffusionNet(
         FEATURE_CHANNELS[options.preprocessing.features],
@@ -64,7 +64,7 @@ def build_model(options: TrainOptions, label_names: list[str], labels_at: Labels
         dropout=options.dropout,
         diffusion=options.diffusion,
         attention_heads=options.attention_heads,
-        outputs_at=labels_at,
+        outputs_at=outputs_at_of(labels_at),
         backend=options.backend,
     )
 

@@ -20,10 +20,11 @@ from diffnet.checkpoints.files import (
     shown,
 )
 from diffnet.checkpoints.training import FORMAT, OLDER
-from diffnet.data import LabelsAt
+from diffnet.data import TargetsAt
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import COLUMNS
+from diffnet.train.tasks.names import TARGETS_AT
 
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
 LARGEST = 2**31  # bound of whole numbers in the options, except the seed
@@ -42,7 +43,7 @@ def checked_values(path: Path, checkpoint: Any) -> Checkpoint:
     names = checkpoint["label_names"]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f"{path}: label_names should be a list of names, got {shown(names)}")
-    for name, hint in (("labels_at", LabelsAt), ("best", float), ("data", str)):
+    for name, hint in (("labels_at", TargetsAt), ("best", float), ("data", str)):
         if not _fits(checkpoint[name], hint):
             raise CheckpointError(f"{path}: {name} has the value {shown(checkpoint[name])}, which is not allowed")
     history = checkpoint["history"]
@@ -65,9 +66,12 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
         if not _fits(value, hints[name]) or (_fits(value, int) and name != "seed" and abs(value) >= LARGEST):
             raise CheckpointError(f"{path}: option {name} has the value {shown(value)}, which is not allowed")
     try:
-        return TrainOptions(**OLDER | options)
+        read = TrainOptions(**OLDER | options)
     except OptionError as e:
         raise CheckpointError(f"{path}: {e}") from e
+    if checkpoint["labels_at"] not in TARGETS_AT[read.task]:
+        raise CheckpointError(f"{path}: labels_at is {checkpoint['labels_at']}, which is not allowed in {read.task}")
+    return read
 
 
 def check_sizes(path: Path, options: TrainOptions, weights: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Predictions of a network on samples, and their confusion matrix."""
+"""Predictions of a network on samples, and their tally."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from diffnet import DiffusionNet
 from diffnet.data import Sample
 from diffnet.train.batches import packed
 from diffnet.train.device import autocast
-from diffnet.train.metrics import confusion_matrix
 from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.registry import task_named
 
 
 def evaluate(
@@ -22,26 +22,26 @@ def evaluate(
     device: torch.device,
     predictions: list[Tensor] | None = None,
 ) -> Tensor:
-    """The confusion matrix (C, C) int64 of a network on samples, on the CPU. See `confusion_matrix`.
+    """The tally of a network on samples, on the CPU. For labels, that is the confusion matrix (C, C) int64.
 
-    predictions: a list to which the classes of each sample are appended, (N,) int64 on the CPU
+    predictions: a list to which the predictions of each sample are appended, on the CPU, see `Task.predict`
     """
-    classes = model.last.out_features
-    matrix = torch.zeros(classes, classes, dtype=torch.int64, device=device)
+    task, channels = task_named(options.task), model.last.out_features
+    tally = task.new_tally(channels, device)
     for sample in packed(samples, [[i] for i in range(len(samples))], device):
-        predicted = predict_classes(model, sample, options, device)
-        matrix += confusion_matrix(predicted, sample.labels, classes)
+        predicted = task.predict(network_outputs(model, sample, options, device))
+        tally += task.tally(predicted, sample.labels, channels)
         if predictions is not None:
             predictions.append(predicted.cpu())
-    return matrix.cpu()
+    return tally.cpu()
 
 
-def predict_classes(model: DiffusionNet, sample: Sample, options: TrainOptions, device: torch.device) -> Tensor:
-    """The most likely class (N,) int64 of every vertex, face or edge of a sample, on the device."""
+def network_outputs(model: DiffusionNet, sample: Sample, options: TrainOptions, device: torch.device) -> Tensor:
+    """The outputs (N, C) of a network for a sample, on the device, in eval mode and without gradients."""
     was_training = model.training
     model.eval()
     with torch.no_grad(), autocast(options.precision, device):
         sample = sample.to(device)
-        prediction: Tensor = model(sample.features, sample.operators).argmax(-1)
+        outputs: Tensor = model(sample.features, sample.operators)
     model.train(was_training)
-    return prediction
+    return outputs

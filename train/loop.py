@@ -1,4 +1,4 @@
-"""The training loop of a segmentation network."""
+"""The training loop of all tasks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import packed
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.evaluate import evaluate
-from diffnet.train.metrics import accuracy
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.event_file import EventFile
 from diffnet.train.run_folder.history import COLUMNS, Row, as_csv
 from diffnet.train.step import TrainingStep, make_optimizer, restore_optimizer, set_learning_rate
+from diffnet.train.tasks.registry import task_named
 
 
 class TrainingError(DiffnetError, RuntimeError):
@@ -43,6 +43,7 @@ def train(
     resume: bool = False,
     capture: bool = True,
     after_epoch: Callable[[Row], Any] = lambda row: None,
+    after_step: Callable[[float], Any] = lambda epochs: None,
     predictions: list[Tensor] | None = None,
 ) -> Checkpoint:
     """Train a network and write its checkpoints into the folder `out`.
@@ -57,12 +58,14 @@ def train(
     only on the previous epoch and on (seed, epoch), so a resumed run equals an uninterrupted one.
 
     capture: on a GPU, replay CUDA graphs of steps and evaluations. Graphs serve batches of any size.
-    predictions: a list that gets the classes of each test sample by the checkpoint to judge, (N,) int64 on the CPU. It
-        gets them only if this call trains the last epoch and that epoch is the one to judge.
+    after_step: gets the number of epochs that have been trained, for example 2.25 after a quarter of the third
+    predictions: a list that gets the predictions of each test sample by the checkpoint to judge, on the CPU, see
+        `Task.predict`. It gets them only if this call trains the last epoch and that epoch is the one to judge.
 
     Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises
     CheckpointError if a run can't be resumed, and OptionError if validation leaves no mesh to train on.
     """
+    task = task_named(options.task)
     fitted, held_out = set_aside(train_samples, options)
     torch.manual_seed(options.seed)
     model = build_model(options, data.label_names, data.labels_at).to(device)
@@ -113,7 +116,7 @@ def train(
             batches.set_epoch(epoch)
             torch.manual_seed(epoch_seed(options.seed, epoch))
             set_learning_rate(optimizer, options.learning_rate_at(epoch))
-            loss, matrix = _train_epoch(model, step, fitted, batches, options, device, epoch)
+            loss, tally = _train_epoch(model, step, fitted, batches, options, device, epoch, after_step)
             last = epoch + 1 == options.epochs
             due = (epoch + 1) % options.eval_every == 0 or last
             tested = evaluate(model, test_samples, options, device, last_predictions if last else None) if due else None
@@ -121,9 +124,9 @@ def train(
                 "epoch": epoch + 1,
                 "learning_rate": options.learning_rate_at(epoch),
                 "train_loss": loss,
-                "train_accuracy": accuracy(matrix),
-                "validation_accuracy": accuracy(evaluate(model, held_out, options, device)) if held_out else None,
-                "test_accuracy": None if tested is None else accuracy(tested),
+                "train_accuracy": task.score(tally),
+                "validation_accuracy": task.score(evaluate(model, held_out, options, device)) if held_out else None,
+                "test_accuracy": None if tested is None else task.score(tested),
                 "seconds": time.perf_counter() - started,
             }
             history.append(row)
@@ -171,10 +174,11 @@ def _train_epoch(
     options: TrainOptions,
     device: torch.device,
     epoch: int,
+    after_step: Callable[[float], Any],
 ) -> tuple[float, Tensor]:
-    """One pass over the training set. Returns the mean loss of its steps, and the confusion matrix under dropout."""
+    """One pass over the training set. Returns the mean loss of its steps, and their tally under dropout."""
     model.train()
-    step.matrix.zero_()
+    step.tally.zero_()
     losses: list[Tensor] = []
     names: list[tuple[str, ...]] = []
     # Drawing and moving all rotations at once takes as long as those of one step.
@@ -185,6 +189,7 @@ def _train_epoch(
         losses.append(step(sample, None if rotations is None else rotations[first : first + meshes]))
         names.append(sample.names)
         first += meshes
+        after_step(epoch + first / len(samples))
     # The losses are read once per epoch, so no step waits for the GPU.
     values = torch.stack(losses).tolist()
     broken = [(f"loss became {v}", batch) for v, batch in zip(values, names, strict=True) if not math.isfinite(v)]
@@ -197,7 +202,7 @@ def _train_epoch(
             f"the {fault} in epoch {epoch + 1}, on {', '.join(batch)}; last.pt holds epoch {epoch}. "
             "A lower --lr or --precision fp32 may help"
         )
-    return sum(values) / len(values), step.matrix
+    return sum(values) / len(values), step.tally
 
 
 def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions, out: Path) -> None:

@@ -64,6 +64,19 @@ def class_scores(matrix: Any) -> ClassScores:
         return ClassScores(truth, right / truth, right / union)
 
 
+def balanced_accuracy(matrix: Any) -> float:
+    """The mean of the accuracies of the classes that occur. NaN if nothing is labeled.
+
+    A class with few elements counts as much as one with many.
+
+    >>> balanced_accuracy([[3, 1], [0, 4]])
+    0.875
+    """
+    shares = class_scores(matrix).accuracy
+    occurring = shares[~np.isnan(shares)]
+    return float(occurring.mean()) if len(occurring) else math.nan
+
+
 def square_counts(matrix: Any) -> NDArray[np.int64]:
     """A confusion matrix as an array (C, C) int64. Raises ValueError if it is not square."""
     counts = np.asarray(matrix, np.int64)

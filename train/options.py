@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from diffnet.data.options import FeatureKind, Preprocessing
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
+from diffnet.train.tasks.names import TaskName
 
 # The same as `diffnet.block.DiffusionMode`, whose import loads PyTorch.
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
@@ -19,8 +20,10 @@ TrainBackend: TypeAlias = Literal["auto", "torch"]
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of `diffnet train segmentation`. Its `--help` explains each one.
+    """The options of `diffnet train segmentation` and `diffnet train classification`. Their `--help` explains each one.
 
+    task: what the network learns, the name of the command
+    label_smoothing: s of `label_smoothing_loss`, in training
     rotate: rotate xyz features at random in training. None means yes for xyz and no for descriptors, which do not
         change under rotation.
 
@@ -30,6 +33,7 @@ class TrainOptions:
     True
     """
 
+    task: TaskName = "segmentation"
     features: FeatureKind = "hks"
     k: int = 128
     laplacian: LaplacianKind = "robust"
@@ -47,6 +51,7 @@ class TrainOptions:
     batch_meshes: int | None = 1
     batch_vertices: int | None = None
     rotate: bool | None = None
+    label_smoothing: float = 0.0
     validation: float = 0.0
     eval_every: int = 5
     precision: Precision = "auto"
@@ -61,7 +66,7 @@ class TrainOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{name} should be at least 1, got {value}")
-        for name in ("dropout", "validation"):
+        for name in ("dropout", "validation", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
         if not 0 < self.learning_rate < 1e36:  # above 1e36, Adam's steps overflow float32
@@ -69,6 +74,7 @@ class TrainOptions:
         if not 0 <= self.seed < 2**63:
             raise OptionError(f"seed should be at least 0 and below 2^63, got {self.seed}")
         for name, choices in (
+            ("task", get_args(TaskName)),
             ("precision", get_args(Precision)),
             ("backend", get_args(TrainBackend)),
             ("schedule", get_args(Schedule)),

@@ -11,9 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -44,18 +42,19 @@ from diffnet.train.checkpoint import restore_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import train
-from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, percent
+from diffnet.train.metrics import percent
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
-
-SHOWN_MESHES = 8  # on the page of predictions
+from diffnet.train.tasks.names import TARGETS_AT
+from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.task import Scored
 
 # The files that a run writes to its folder, except those of TensorBoard.
 WRITTEN = ("last.pt", "best.pt", "metrics.csv", "results.json", "confusion.png", "curves.png", "predictions.html")
 
 
-def run_segmentation(
+def run_training(
     data: LabeledMeshes,
     options: TrainOptions,
     out: Path,
@@ -73,9 +72,14 @@ def run_segmentation(
 
     The folder is locked until the run ends. See `locked` for what holds on network file systems.
 
-    Raises OptionError, see `check_folder`; DataError for a mesh that can't be used; and the errors of `train`.
+    Raises OptionError, see `check_folder`, and for data that don't fit the task; DataError for a mesh that can't be
+    used; and the errors of `train`.
     """
     check_folder(out, resume)
+    if data.labels_at not in TARGETS_AT[options.task]:
+        raise OptionError(
+            f"{options.task} needs labels at {' or '.join(TARGETS_AT[options.task])}, got {data.labels_at}"
+        )
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
@@ -87,10 +91,10 @@ def run_segmentation(
         preprocessing_seconds = time.perf_counter() - started
 
         with progress_bar(console) as bar:
-            task = bar.add_task("training", total=options.epochs)
+            shown = bar.add_task("training", total=options.epochs)
 
             def after_epoch(row: Row) -> None:
-                bar.update(task, completed=row["epoch"], description=f"training, loss {row['train_loss']:.3f}")
+                bar.update(shown, completed=row["epoch"], description=f"training, loss {row['train_loss']:.3f}")
                 if row["test_accuracy"] is not None:
                     console.print(_line(row), highlight=False)
 
@@ -105,35 +109,55 @@ def run_segmentation(
                 resume=resume,
                 capture=capture,
                 after_epoch=after_epoch,
+                after_step=lambda epochs: bar.update(shown, completed=epochs),
                 predictions=predictions,
             )
-            bar.update(task, completed=options.epochs)
+            bar.update(shown, completed=options.epochs)
 
         if not predictions:
             evaluate(restore_model(judged)[0].to(device), test_samples, options, device, predictions)
-        truth = torch.cat([sample.labels.cpu() for sample in test_samples])
-        matrix = confusion_matrix(torch.cat(predictions), truth, len(data.label_names)).numpy()
-        iou = class_scores(matrix).iou
+        task = task_named(options.task)
+        scored = Scored(data.test, predictions, data.label_names, data.labels_at)
         results = {
-            "test_accuracy": accuracy(torch.from_numpy(matrix)) if matrix.any() else None,
-            "mean_iou": float(np.nanmean(iou)) if matrix.any() else None,
+            "task": options.task,
+            **task.results(scored),
             "judged_epoch": len(judged["history"]),
             "train_meshes": len(train_samples),
             "test_meshes": len(test_samples),
             "preprocessing_seconds": round(preprocessing_seconds, 2),
             "training_seconds": round(sum(row["seconds"] for row in judged["history"]), 2),
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
-            "cores": available_cores(),
-            "versions": {"diffnet": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            **surroundings(device),
             "options": options.as_dict(),
-            "classes": _classes(matrix, data.label_names),
         }
-        write_atomically(
-            out / "results.json", json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        )
-        _write_report(out, data, [p.numpy() for p in predictions], matrix, results)
+        write_results(out, results)
+        from diffnet.train.report.charts import curves_png  # Matplotlib takes half a second to import
+
+        curves = curves_png(out / "metrics.csv")
+        write_atomically(out / "curves.png", curves)
+        summary = {
+            "Meshes": f"{results['train_meshes']} to train, {results['test_meshes']} to test",
+            "Epochs": str(results["judged_epoch"]),
+            "Training": f"{results['training_seconds']:.0f} s on {results['device']}",
+            "Date": results["date"][:10],
+        }
+        task.write_report(out, scored, results, summary, curves)
         return results
+
+
+def surroundings(device: torch.device) -> dict[str, Any]:
+    """The entries of results.json about the machine and the date."""
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "cores": available_cores(),
+        "versions": {"diffnet": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
+
+
+def write_results(out: Path, results: dict[str, Any]) -> None:
+    """Write results.json."""
+    text = json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomically(out / "results.json", text + "\n")
 
 
 def check_folder(out: Path, resume: bool) -> None:
@@ -203,54 +227,3 @@ def _line(row: Row) -> str:
         if value is not None:
             parts.append(f"{name} {percent(value)}")
     return "  ".join(parts)
-
-
-def _classes(matrix: NDArray[np.int64], names: Sequence[str]) -> list[dict[str, Any]]:
-    """The scores of each class that occurs in the test set."""
-    count, share, iou = class_scores(matrix)
-    return [
-        {"name": names[i], "count": int(count[i]), "accuracy": float(share[i]), "iou": float(iou[i])}
-        for i in np.flatnonzero(count).tolist()
-    ]
-
-
-def _write_report(
-    out: Path,
-    data: LabeledMeshes,
-    predictions: Sequence[NDArray[np.int64]],
-    matrix: NDArray[np.int64],
-    results: dict[str, Any],
-) -> None:
-    # Matplotlib takes half a second to import, and training starts without it.
-    from diffnet.train.report.charts import confusion_png, curves_png
-    from diffnet.train.report.report import Prediction, write_report
-
-    confusion, curves = confusion_png(matrix, data.label_names), curves_png(out / "metrics.csv")
-    write_atomically(out / "confusion.png", confusion)
-    write_atomically(out / "curves.png", curves)
-    # The shown meshes are spread over the test set, because neighbors in its list are often alike.
-    count = min(SHOWN_MESHES, len(predictions))
-    shown = [round(i) for i in np.linspace(0, len(predictions) - 1, count)]
-    summary = {
-        "Test accuracy": percent(results["test_accuracy"]),
-        "Mean IoU": percent(results["mean_iou"]),
-        "Meshes": f"{results['train_meshes']} to train, {results['test_meshes']} to test",
-        "Epochs": str(results["judged_epoch"]),
-        "Training": f"{results['training_seconds']:.0f} s on {results['device']}",
-        "Date": results["date"][:10],
-    }
-
-    def row(i: int) -> Prediction:
-        item: LabeledMesh = data.test[i]
-        return Prediction(item.name, item.mesh.verts, item.mesh.faces, predictions[i], item.labels, data.labels_at)
-
-    write_report(
-        out / "predictions.html",
-        (row(i) for i in shown),
-        summary,
-        matrix=matrix,
-        label_names=data.label_names,
-        confusion=confusion,
-        curves=curves,
-        title="Segmentation of the test meshes",
-    )

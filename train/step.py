@@ -12,32 +12,31 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs.lane import Recorder, record_graph
-from diffnet.data import UNLABELED, LabelsAt, Sample
+from diffnet.data import Sample, TargetsAt
 from diffnet.geometry import Operators, rotate
-from diffnet.ops import Backend, cross_entropy
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.train.batches import Batch
 from diffnet.train.captured_steps import CapturedSteps
 from diffnet.train.device import autocast
-from diffnet.train.metrics import confusion_matrix
 from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.registry import task_named
 
 
 class TrainingStep:
     """Trains a network on one batch per call.
 
-    matrix: the confusion matrix (C, C) int64 of all steps since it was set to 0, under dropout
+    tally: the tally of all steps since it was set to 0, under dropout, see `Task`
     """
 
     def __init__(
         self, model: DiffusionNet, optimizer: torch.optim.Optimizer, options: TrainOptions, device: torch.device
     ) -> None:
         self._model, self._optimizer, self._options, self._device = model, optimizer, options, device
-        classes = model.last.out_features
-        self.matrix = torch.zeros(classes, classes, dtype=torch.int64, device=device)
+        self._task = task_named(options.task)
+        self.tally = self._task.new_tally(model.last.out_features, device)
         self._captured: CapturedSteps | None = None
 
-    def capture(self, labels_at: LabelsAt, meshes: Sequence[Operators], recorder: Recorder = record_graph) -> None:
+    def capture(self, labels_at: TargetsAt, meshes: Sequence[Operators], recorder: Recorder = record_graph) -> None:
         """Replay CUDA graphs from now on.
 
         meshes: the operators of all training meshes
@@ -62,34 +61,26 @@ class TrainingStep:
                 warnings.warn(f"training runs without CUDA graphs: {reason}", RuntimeWarning, stacklevel=2)
         return self._step(batch)
 
-    def _logits(self, batch: Batch) -> Tensor:
+    def _outputs(self, batch: Batch) -> Tensor:
         features = batch.features
         if batch.rotations is not None:
             features = rotate(features, batch.rotations, batch.operators.ptr)
         with autocast(self._options.precision, self._device):
-            logits: Tensor = self._model(features, batch.operators)
-        return logits
+            outputs: Tensor = self._model(features, batch.operators)
+        return outputs
 
     def _loss(self, batch: Batch) -> Tensor:
-        return segmentation_loss(self._logits(batch), batch.labels, self._options.backend)
+        return self._task.loss(self._outputs(batch), batch.labels, self._options)
 
     def _step(self, batch: Batch) -> Tensor:
         self._optimizer.zero_grad(set_to_none=True)
-        logits = self._logits(batch)
-        loss = segmentation_loss(logits, batch.labels, self._options.backend)
+        outputs = self._outputs(batch)
+        loss = self._task.loss(outputs, batch.labels, self._options)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
-        self.matrix += confusion_matrix(logits.detach().argmax(-1), batch.labels, len(self.matrix))
+        predictions = self._task.predict(outputs.detach())
+        self.tally += self._task.tally(predictions, batch.labels, outputs.shape[-1])
         return loss.detach()
-
-
-def segmentation_loss(logits: Tensor, labels: Tensor, backend: Backend = "auto") -> Tensor:
-    """The mean cross-entropy () over labeled elements. 0 if there are none.
-
-    logits: (N, C). labels: (N,) int64, `UNLABELED` where unlabeled.
-    """
-    # PyTorch's own loss computes this mean on a single multiprocessor of the GPU. A separate sum uses all of them.
-    return cross_entropy(logits, labels, UNLABELED, backend=backend).sum() / (labels != UNLABELED).sum().clamp(min=1)
 
 
 class Adam(torch.optim.Adam):

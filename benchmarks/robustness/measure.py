@@ -24,8 +24,8 @@ from diffnet.geometry import Mesh, MeshError
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train.checkpoint import Checkpoint, load_checkpoint, restore_model
+from diffnet.train.inference.predict import predict_labels
 from diffnet.train.metrics import percent
-from diffnet.train.predict import predict_labels
 
 Labels: TypeAlias = NDArray[np.int64]
 

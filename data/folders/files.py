@@ -35,6 +35,19 @@ def find_parts(root: Path, test_fraction: float, seed: int) -> Parts:
     return parts
 
 
+def scored_parts(root: Path) -> Parts:
+    """The meshes to score, as the test part: `test/`, else those in `test.txt`, else all. Raises DataError."""
+    if (root / "test").is_dir():
+        tests = meshes_in(root / "test")
+    else:
+        folder = next((root / name for name in MESH_FOLDERS if meshes_in(root / name)), root)
+        tests = meshes_in(folder)
+        if (root / "test.txt").exists():
+            tests = listed_meshes(root / "test.txt", tests, folder)
+    check_part(root, "test", tests, {})
+    return [], tests
+
+
 def _both_exist(train: Path, test: Path) -> bool:
     if train.exists() != test.exists():
         present, absent = (train, test) if train.exists() else (test, train)
@@ -44,16 +57,17 @@ def _both_exist(train: Path, test: Path) -> bool:
 
 def parts_by_lists(root: Path, meshes: list[Path], folder: Path) -> Parts:
     """The meshes listed in `train.txt` and `test.txt`, in that order. Raises DataError for a name without a mesh."""
+    return listed_meshes(root / "train.txt", meshes, folder), listed_meshes(root / "test.txt", meshes, folder)
+
+
+def listed_meshes(file: Path, meshes: list[Path], folder: Path) -> list[Path]:
+    """The meshes that a file lists, in that order. Raises DataError for a name without a mesh."""
     known = {_key(mesh): mesh for mesh in meshes}
-
-    def listed(file: Path) -> list[Path]:
-        names = read_lines(file)
-        unknown = [name for name in names if _key(name) not in known]
-        if unknown:
-            raise DataError(f"{file}: no mesh in {folder} for {_some(unknown)}")
-        return [known[_key(name)] for name in names]
-
-    return listed(root / "train.txt"), listed(root / "test.txt")
+    names = read_lines(file)
+    unknown = [name for name in names if _key(name) not in known]
+    if unknown:
+        raise DataError(f"{file}: no mesh in {folder} for {_some(unknown)}")
+    return [known[_key(name)] for name in names]
 
 
 def _key(name: str | Path) -> str:
@@ -76,21 +90,26 @@ def check_parts(root: Path, parts: Parts) -> None:
     """Raises DataError for an empty part, and for a mesh name that occurs twice, which would share one label file."""
     seen: dict[str, str] = {}
     for name, meshes in zip(("train", "test"), parts, strict=True):
-        if not meshes:
-            raise DataError(f"{root}: no meshes in {name}")
-        for mesh in meshes:
-            place = f"{mesh} in {name}"
-            stem = mesh_stem(mesh)
-            if stem in seen:
-                raise DataError(f"{root}: {stem!r} occurs twice, as {seen[stem]} and as {place}")
-            seen[stem] = place
+        check_part(root, name, meshes, seen)
+
+
+def check_part(root: Path, name: str, meshes: list[Path], seen: dict[str, str]) -> None:
+    """`check_parts` of one part. `seen` holds the places of mesh names, and gets those of this part."""
+    if not meshes:
+        raise DataError(f"{root}: no meshes in {name}")
+    for mesh in meshes:
+        place = f"{mesh} in {name}"
+        stem = mesh_stem(mesh)
+        if stem in seen:
+            raise DataError(f"{root}: {stem!r} occurs twice, as {seen[stem]} and as {place}")
+        seen[stem] = place
 
 
 def pair_beside(root: Path, parts: Parts, subfolder: str, suffixes: tuple[str, ...]) -> list[list[Path]]:
     """The label files of both parts, beside the meshes or in a subfolder. Raises DataError if labels have no mesh."""
-    places = [list(dict.fromkeys([m[0].parent, m[0].parent / subfolder, root / subfolder])) for m in parts]
+    places = [list(dict.fromkeys([m[0].parent, m[0].parent / subfolder, root / subfolder])) if m else [] for m in parts]
     paired = [pair_labels(meshes, folders, suffixes) for meshes, folders in zip(parts, places, strict=True)]
-    stems = {mesh_stem(mesh) for meshes in parts for mesh in meshes_in(meshes[0].parent)}
+    stems = {mesh_stem(mesh) for meshes in parts if meshes for mesh in meshes_in(meshes[0].parent)}
     labels = {file: None for folders in places for folder in folders for file in label_files(folder, suffixes)}
     orphans = [str(file.relative_to(root)) for file in labels if mesh_stem(file) not in stems]
     if orphans:

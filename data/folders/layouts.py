@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 from diffnet.data.folders.files import (
     MESH_FOLDERS,
     Parts,
+    check_part,
     check_parts,
     find_parts,
     label_files,
+    listed_meshes,
     meshes_in,
     pair_beside,
     pair_labels,
     parts_by_lists,
+    scored_parts,
 )
 from diffnet.data.folders.labels import find_labels_at, number_classes, place_labels, read_labels, read_lines
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
@@ -44,6 +47,7 @@ def load_dataset(
     test_fraction: float = 0.2,
     seed: int = 0,
     cache_dir: str | os.PathLike[str] | None = None,
+    test_only: bool = False,
 ) -> LabeledMeshes:
     """Read all of a labeled data set from a folder in one of these layouts.
 
@@ -77,6 +81,8 @@ def load_dataset(
     `NAME.obj`.
 
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
+    test_only: read only the test part, which needs no training part: the folder `test/`, else the meshes in `test.txt`,
+        else all meshes. The training part is empty. Classes are those of the labels that are read.
 
     Returns meshes with labels (V,), (F,) or (E,) int64. Raises DataError for a folder, file or label that is missing,
     malformed or contradictory, naming the file; and MeshError for a mesh that can't be read.
@@ -89,22 +95,22 @@ def load_dataset(
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
     if layout == "auto":
-        layout = _detect(root)
+        layout = _detect(root, test_only)
     if layout == "rna":
-        return _load_rna(root, cache_dir)
+        return _load_rna(root, cache_dir, test_only)
     if layout == "meshcnn":
-        return _load_meshcnn(root, cache_dir)
-    parts = find_parts(root, test_fraction, seed)
+        return _load_meshcnn(root, cache_dir, test_only)
+    parts = scored_parts(root) if test_only else find_parts(root, test_fraction, seed)
     if layout == "princeton":
         return _load(parts, pair_beside(root, parts, "seg", (".seg",)), "faces", _numbered(root), cache_dir)
     return _load(parts, pair_beside(root, parts, "labels", _LABELS), None, _numbered(root), cache_dir)
 
 
-def _detect(root: Path) -> Layout:
-    parted = (root / "train").is_dir() and (root / "test").is_dir()
+def _detect(root: Path, test_only: bool) -> Layout:
+    parted = (test_only or (root / "train").is_dir()) and (root / "test").is_dir()
     if parted and label_files(root / "seg", (".eseg",)):
         return "meshcnn"
-    if _is_rna(root):
+    if _is_rna(root, test_only):
         return "rna"
     if any(label_files(root / name, (".seg",)) for name in (*MESH_FOLDERS, "seg", "train", "test")):
         return "princeton"
@@ -117,15 +123,15 @@ def _detect(root: Path) -> Layout:
     )
 
 
-def _is_rna(root: Path) -> bool:
+def _is_rna(root: Path, test_only: bool) -> bool:
     """Decided by the listed names: other sets have the same folders, and small labels fit the range of RNA labels."""
-    lists = [root / "train.txt", root / "test.txt"]
+    lists = [root / "test.txt"] if test_only else [root / "train.txt", root / "test.txt"]
     if not ((root / "off").is_dir() and (root / "labels").is_dir() and all(file.is_file() for file in lists)):
         return False
     return all(_PDB_CHAIN.fullmatch(name) for file in lists for name in read_lines(file))
 
 
-def _load_rna(root: Path, cache_dir: _Folder) -> LabeledMeshes:
+def _load_rna(root: Path, cache_dir: _Folder, test_only: bool) -> LabeledMeshes:
     def shift(values: _Values, files: list[Path]) -> tuple[_Values, list[str]]:
         for labels, file in zip(values, files, strict=True):
             bad = np.flatnonzero((labels < -1) | (labels > 258))
@@ -133,15 +139,25 @@ def _load_rna(root: Path, cache_dir: _Folder) -> LabeledMeshes:
                 raise DataError(f"{file}: label {labels[bad[0]]} of vertex {bad[0]} is outside -1 … 258")
         return [labels + 1 for labels in values], [str(value) for value in range(-1, 259)]
 
-    parts = parts_by_lists(root, meshes_in(root / "off", (".off",)), root / "off")
-    check_parts(root, parts)
+    meshes = meshes_in(root / "off", (".off",))
+    if test_only:
+        parts: Parts = [], listed_meshes(root / "test.txt", meshes, root / "off")
+        check_part(root, "test", parts[1], {})
+    else:
+        parts = parts_by_lists(root, meshes, root / "off")
+        check_parts(root, parts)
     label_files = [pair_labels(part, [root / "labels"], (".txt",)) for part in parts]
     return _load(parts, label_files, "vertices", shift, cache_dir)
 
 
-def _load_meshcnn(root: Path, cache_dir: _Folder) -> LabeledMeshes:
-    parts = meshes_in(root / "train", (".obj",)), meshes_in(root / "test", (".obj",))
-    check_parts(root, parts)
+def _load_meshcnn(root: Path, cache_dir: _Folder, test_only: bool) -> LabeledMeshes:
+    tests = meshes_in(root / "test", (".obj",))
+    if test_only:
+        parts: Parts = [], tests
+        check_part(root, "test", tests, {})
+    else:
+        parts = meshes_in(root / "train", (".obj",)), tests
+        check_parts(root, parts)
     label_files = [pair_labels(part, [root / "seg"], (".eseg",)) for part in parts]
     return _load(parts, label_files, "edges", _numbered(root), cache_dir)
 

@@ -47,8 +47,14 @@ def network_in_checkpoint(
     first, last = weights.get("first.weight"), weights.get("last.weight")
     if first is None or last is None or first.ndim != 2 or last.ndim != 2:
         raise CheckpointError(f"{path}: first.weight and last.weight should be matrices")
-    architecture |= {"in_channels": first.shape[1], "out_channels": len(last), "outputs_at": checkpoint["labels_at"]}
+    outputs_at = outputs_at_of(checkpoint["labels_at"])
+    architecture |= {"in_channels": first.shape[1], "out_channels": len(last), "outputs_at": outputs_at}
     return weights, architecture, metadata_of(checkpoint)
+
+
+def outputs_at_of(labels_at: Any) -> Any:
+    """The `outputs_at` of a network whose labels are at vertices, faces, edges or meshes. Other values stay."""
+    return "global_mean" if labels_at == "meshes" else labels_at
 
 
 def metadata_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

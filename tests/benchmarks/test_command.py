@@ -19,7 +19,7 @@ from diffnet.benchmarks import BENCHMARKS, Case, Options, Unavailable, benchmark
 from diffnet.benchmarks.catalog import PEERS, catalog
 from diffnet.benchmarks.harness.results import read_csv
 from diffnet.benchmarks.loops import command
-from diffnet.train.cli import console
+from diffnet.train.commands.console import console
 
 
 def test_files_of_a_run(registry: dict, bench: Callable[..., int], tmp_path: Path) -> None:

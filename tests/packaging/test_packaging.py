@@ -177,7 +177,7 @@ def test_all_modules_and_public_names_are_reached() -> None:
     assert light
     assert missing == []
     assert all(rooms.values())
-    assert "run_segmentation" in rooms["train"]
+    assert "run_training" in rooms["train"]
 
 
 def usage(environment: Environment, cwd: Path) -> str:

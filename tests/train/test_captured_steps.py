@@ -70,7 +70,7 @@ def losses(data: LabeledMeshes, options: TrainOptions, batches: list[Sample], ca
     if capture:
         step.capture(data.labels_at, [s.operators for s in batches], EmulatedGraph)
     found = [step(batch, random_rotations(len(batch.operators)) if rotate else None) for batch in batches]
-    return torch.stack(found), step.matrix
+    return torch.stack(found), step.tally
 
 
 @pytest.mark.parametrize("rotate", [False, True], ids=["fixed", "rotated"])

@@ -17,7 +17,7 @@ import torch
 from diffnet import DiffnetError, DiffusionNet
 from diffnet.checkpoints.files import CheckpointError
 from diffnet.train.checkpoint import build_model, load_checkpoint, restore_model, save_checkpoint
-from diffnet.train.network_input import MetadataError, NetworkInput, network_input
+from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import COLUMNS
 from diffnet.train.step import make_optimizer, restore_optimizer

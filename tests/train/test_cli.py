@@ -26,8 +26,9 @@ from diffnet.geometry import load_mesh, mesh_edges
 from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
 from diffnet.train import cli
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint
+from diffnet.train.commands import options
+from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import TrainingError
-from diffnet.train.predict import predict_labels
 from diffnet.train.run_folder.lock import locked
 from diffnet.viz.palette import label_colors
 
@@ -186,9 +187,9 @@ def test_default_cache_folder(monkeypatch):
             monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
         else:
             monkeypatch.setenv("XDG_CACHE_HOME", value)
-        assert str(cli.default_cache()) == expected
+        assert str(options.default_cache()) == expected
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what happens for a user without a home
-    assert cli.default_cache().is_absolute()
+    assert options.default_cache().is_absolute()
 
 
 @pytest.mark.parametrize(
@@ -216,11 +217,12 @@ def test_training_starts_without_libraries_that_load_slowly(room, tmp_path):
     slow = ["torch._dynamo", "sympy", "matplotlib", "skimage"]
     code = (
         "import sys\n"
-        "from diffnet.train import cli, run\n"
-        "def scores(matrix, original=run.class_scores):  # called after the last step\n"
+        "from diffnet.train import cli\n"
+        "from diffnet.train.tasks import segmentation\n"
+        "def scores(matrix, original=segmentation.class_scores):  # called after the last step\n"
         f"    print([m for m in {slow} if m in sys.modules])\n"
         "    return original(matrix)\n"
-        "run.class_scores = scores\n"
+        "segmentation.class_scores = scores\n"
         "cli.main()\n"
     )
     where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", room / "cache", "--epochs", 1]
@@ -561,7 +563,7 @@ def test_a_network_of_an_own_loop_predicts(room, tmp_path):
         np.testing.assert_array_equal(read_ply(tmp_path / "m0.ply")[3], expected)
         assert all(name in page.read_text() for name in NAMES)
     DiffusionNet.load(path, outputs_at="global_mean").save(path)
-    assert "one output for a whole mesh" in complaint(*arguments)
+    assert "--out should be a .csv file" in complaint(*arguments)
     DiffusionNet.load(room / "run" / "last.pt").save(path)  # a run of the command line, as one small file
     assert diffnet(*arguments)[0] == 0
     np.testing.assert_array_equal(read_ply(tmp_path / "m0.ply")[3], expected_labels(room, "m0.obj"))

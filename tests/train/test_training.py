@@ -27,9 +27,11 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import TrainingError, set_aside, train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix
 from diffnet.train.options import TrainOptions
-from diffnet.train.run import run_segmentation
+from diffnet.train.run import run_training
 from diffnet.train.run_folder.history import COLUMNS
-from diffnet.train.step import Adam, segmentation_loss
+from diffnet.train.step import Adam
+from diffnet.train.tasks.labels import mean_cross_entropy
+from diffnet.train.tasks.segmentation import SEGMENTATION
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
@@ -119,8 +121,8 @@ def test_loss_is_the_mean_over_labeled_elements():
     labels = torch.tensor([2, -1, 0, -1, 1])
     kept = labels >= 0
     expected = -torch.log_softmax(logits[kept], 1).gather(1, labels[kept, None]).mean()
-    torch.testing.assert_close(segmentation_loss(logits, labels), expected)
-    loss = segmentation_loss(logits, torch.full((5,), -1))
+    torch.testing.assert_close(mean_cross_entropy(logits, labels), expected)
+    loss = mean_cross_entropy(logits, torch.full((5,), -1))
     loss.backward()
     assert loss.item() == 0
     assert logits.grad.tolist() == [[0.0] * 3] * 5
@@ -275,10 +277,14 @@ def test_held_out_meshes_depend_on_the_seed_only(data):
         set_aside([], options())
 
 
+def score_with(monkeypatch, score):
+    monkeypatch.setattr(loop, "task_named", lambda name: replace(SEGMENTATION, score=score))
+
+
 def test_with_a_validation_set_the_best_is_judged(tmp_path, monkeypatch):
     scores = iter([0.5, 0.9, 0.9, 0.1])
     # Each epoch evaluates the validation set (42 elements), then the test set (84).
-    monkeypatch.setattr(loop, "accuracy", lambda matrix: next(scores) if matrix.sum() == 42 else 0.0)
+    score_with(monkeypatch, lambda matrix: next(scores) if matrix.sum() == 42 else 0.0)
     checkpoint = fit(balls(4, 2), tmp_path, validation=0.25)
     assert [row["validation_accuracy"] for row in rows(tmp_path)] == ["0.5", "0.9", "0.9", "0.1"]
     assert len(checkpoint["history"]) == 2
@@ -511,7 +517,7 @@ def test_a_checkpoint_is_complete_at_any_time(run, tmp_path, monkeypatch):
 
 
 def whole_run(data, out, tmp_path, resume=False, **given):
-    return run_segmentation(
+    return run_training(
         data,
         options(**given),
         out,
@@ -530,13 +536,13 @@ def not_blank(path):
 def test_the_last_evaluation_is_reported(data, tmp_path, monkeypatch):
     """The test set is evaluated once more only if training has not evaluated the weights that are judged."""
     evaluated = []
-    original = evaluate_module.predict_classes
+    original = evaluate_module.network_outputs
 
-    def predict_classes(model, sample, *rest):
+    def network_outputs(model, sample, *rest):
         evaluated.append(sample.names[0])
         return original(model, sample, *rest)
 
-    monkeypatch.setattr(evaluate_module, "predict_classes", predict_classes)
+    monkeypatch.setattr(evaluate_module, "network_outputs", network_outputs)
     tests = [item.name for item in data.test]
     once = whole_run(data, tmp_path / "once", tmp_path, epochs=2, eval_every=2)
     assert evaluated == tests
@@ -548,7 +554,7 @@ def test_the_last_evaluation_is_reported(data, tmp_path, monkeypatch):
         assert once[name] == again[name]
     # The best epoch is not the last one.
     scores = iter([0.9, 0.1])
-    monkeypatch.setattr(loop, "accuracy", lambda matrix: next(scores) if matrix.sum() == 42 else 0.5)
+    score_with(monkeypatch, lambda matrix: next(scores) if matrix.sum() == 42 else 0.5)
     best = whole_run(data, tmp_path / "best", tmp_path, epochs=2, eval_every=2, validation=0.2)
     assert best["judged_epoch"] == 1
     model = restore_model(load_checkpoint(tmp_path / "best" / "best.pt"))[0]

@@ -17,6 +17,7 @@ from diffnet.geometry.files import write_atomically
 from diffnet.geometry.processes import available_cores
 from diffnet.train.metrics import class_scores, percent
 from diffnet.train.report.charts import class_name
+from diffnet.train.report.shapes import ClassifiedMesh, caption_of, picture_of
 from diffnet.viz.fields import make_field
 from diffnet.viz.pages import fill_template
 from diffnet.viz.palette import ERROR_COLORS, colorize, label_colors
@@ -51,6 +52,8 @@ def write_report(
     confusion: bytes | None = None,
     curves: bytes | None = None,
     title: str = "Predictions",
+    shapes: Iterable[ClassifiedMesh] = (),
+    elements: str = "Elements",
 ) -> None:
     """Write one self-contained HTML page about a trained model and its predictions.
 
@@ -59,10 +62,12 @@ def write_report(
     matrix: (C, C) integers, the confusion matrix over the test set, for the table of classes; rows are the truth
     label_names: the names of the classes; a class without a name is shown as its number
     confusion, curves: charts to show, see `confusion_png` and `curves_png`
+    shapes: classified meshes to show, each as one picture
+    elements: the heading of the number of elements of each class
 
     Raises ValueError for shapes that do not fit.
     """
-    parts = [_summary(summary), _classes_table(matrix, label_names)]
+    parts = [_summary(summary), _classes_table(matrix, label_names, elements)]
     charts = (
         (confusion, "Confusion matrix", "Confusions by class"),
         (curves, "Losses and accuracies over the epochs", "Training"),
@@ -73,8 +78,11 @@ def write_report(
     # NumPy and zlib work without Python's global lock, so threads draw on all cores.
     with ThreadPoolExecutor(available_cores()) as pool:
         meshes = "".join(pool.map(_mesh_section, rows))
+        classified = "".join(pool.map(lambda row: _shape_figure(row, label_names), shapes))
     if meshes:
         parts.append(f"<section><h2>Test meshes</h2>{meshes}</section>")
+    if classified:
+        parts.append(f'<section><h2>Test meshes</h2><div class="shapes">{classified}</div></section>')
     write_atomically(
         path, fill_template("diffnet.train.report", "report.html", title=html.escape(title), body="\n".join(parts))
     )
@@ -85,7 +93,7 @@ def _summary(summary: Mapping[str, str]) -> str:
     return f'<dl class="summary">{"".join(entries)}</dl>'
 
 
-def _classes_table(matrix: Any, label_names: Sequence[str]) -> str:
+def _classes_table(matrix: Any, label_names: Sequence[str], elements: str) -> str:
     scores = class_scores(matrix)
     occur = np.flatnonzero(~np.isnan(scores.iou))
     colors = label_colors(len(scores.iou))
@@ -96,7 +104,8 @@ def _classes_table(matrix: Any, label_names: Sequence[str]) -> str:
     )
     return (
         '<section><h2>Classes</h2><div class="scroll" tabindex="0" role="region" aria-label="Scores by class"><table>'
-        '<thead><tr><th scope="col">Class</th><th scope="col">Elements</th><th scope="col">Accuracy</th>'
+        f'<thead><tr><th scope="col">Class</th><th scope="col">{html.escape(elements)}</th>'
+        '<th scope="col">Accuracy</th>'
         f'<th scope="col">IoU</th></tr></thead><tbody>{rows}</tbody></table></div></section>'
     )
 
@@ -112,6 +121,12 @@ def _figure(png: bytes, alt: str, caption: str, note: str = "") -> str:
         f'<figure><img src="{source}" alt="{html.escape(alt)}" loading="lazy">'
         f"<figcaption>{html.escape(caption)}{side}</figcaption></figure>"
     )
+
+
+def _shape_figure(row: ClassifiedMesh, label_names: Sequence[str]) -> str:
+    caption, note = caption_of(row, label_names)
+    figure = _figure(picture_of(row), f"{row.name}: {caption}", caption, note)
+    return f"<article>{figure}<small>{html.escape(row.name)}</small></article>"
 
 
 def _mesh_section(row: Prediction) -> str:

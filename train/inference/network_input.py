@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffnet import DiffusionNet
-from diffnet.data import FEATURE_CHANNELS, LabelsAt
+from diffnet.data import FEATURE_CHANNELS, TargetsAt
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.names import TARGETS_AT
 
 NEEDED = ("features", "k", "normalize")  # what no default can replace: another value changes predictions silently
-OPTIONAL = ("laplacian", "basis", "join", "precision")
+OPTIONAL = ("task", "laplacian", "basis", "join", "precision")
 
 
 class MetadataError(DiffnetError, ValueError):
@@ -22,16 +23,16 @@ class MetadataError(DiffnetError, ValueError):
 class NetworkInput:
     """The input of a network, and the names of its outputs.
 
-    options: holds `features`, `k`, `laplacian`, `basis`, `join` and `precision`; its other values are not used
+    options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join` and `precision`; its other values are not used
     normalize: whether positions are normalized first, see `normalize_positions`
     label_names: the name of each class
-    labels_at: what it predicts classes of
+    labels_at: what it predicts classes of: "vertices", "faces", "edges" or "meshes"
     """
 
     options: TrainOptions
     normalize: bool
     label_names: list[str]
-    labels_at: LabelsAt
+    labels_at: TargetsAt
 
 
 def network_input(network: DiffusionNet) -> NetworkInput:
@@ -42,16 +43,15 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `features` | "hks", "log-hks", "wks" or "xyz", see `input_features` | none |
     | `k` | number of eigenpairs | none |
     | `normalize` | whether positions are normalized first | none |
+    | `task` | "segmentation" or "classification" | the one that fits `outputs_at` |
     | `laplacian`, `basis`, `join` | see `precompute` | those of `precompute` |
     | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |
     | `label_names` | a name for each output channel | "0", "1", … |
 
-    Networks of `diffnet train` have all of them. Raises MetadataError if one is missing or wrong, for a network with
-    other input channels, and for one with a single output per mesh.
+    Networks of `diffnet train` have all of them. Raises MetadataError if one is missing or wrong, and for a network
+    with other input channels.
     """
-    labels_at = network.outputs_at
-    if labels_at == "global_mean":
-        raise MetadataError("the network has one output for a whole mesh; predictions are at vertices, faces or edges")
+    labels_at: TargetsAt = "meshes" if network.outputs_at == "global_mean" else network.outputs_at
     found = network.metadata
     missing = [name for name in NEEDED if name not in found]
     if missing:
@@ -64,11 +64,18 @@ def network_input(network: DiffusionNet) -> NetworkInput:
         raise MetadataError(f"normalize in the metadata should be true or false, got {normalize!r:.80}")
     if isinstance(k, int) and k >= 2**31:
         raise MetadataError(f"k in the metadata should be below 2^31, got {k!r:.80}")
-    options = {"precision": "fp32", **{name: found[name] for name in ("features", "k", *OPTIONAL) if name in found}}
+    task = "classification" if labels_at == "meshes" else "segmentation"
+    options = {
+        "task": task,
+        "precision": "fp32",
+        **{name: found[name] for name in ("features", "k", *OPTIONAL) if name in found},
+    }
     try:
         read = TrainOptions(**options, diffusion=network.diffusion)
     except (OptionError, TypeError) as e:
         raise MetadataError(f"the metadata of the network can't be used: {e}") from e
+    if labels_at not in TARGETS_AT[read.task]:
+        raise MetadataError(f"the metadata name the task {read.task}, but the network has outputs at {labels_at}")
     channels = FEATURE_CHANNELS[read.features]
     if network.in_channels != channels:
         raise MetadataError(

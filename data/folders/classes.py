@@ -1,0 +1,183 @@
+"""Data sets for classification on disk: one label for each mesh."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from diffnet.data.folders.files import meshes_in
+from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
+from diffnet.geometry import FORMATS, load_mesh
+from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
+
+TABLE = "labels.csv"  # the name of a table in a folder
+PARTS = ("train", "test")
+
+
+class _Row(NamedTuple):
+    """One mesh of a set. split: "train", "test" or "", which means not decided."""
+
+    name: str
+    path: Path
+    label: str
+    split: str
+
+
+def load_classes(
+    path: str | os.PathLike[str],
+    *,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    cache_dir: str | os.PathLike[str] | None = None,
+    test_only: bool = False,
+) -> LabeledMeshes:
+    """Read all of a data set for classification, in one of these layouts.
+
+    - `CLASS/train/*` and `CLASS/test/*`, or `train/CLASS/*` and `test/CLASS/*`: meshes in one folder per class.
+    - `CLASS/*`: the same without a split.
+    - A table, `labels.csv` in the folder or the path itself: lines `file,label` or `file,label,split`, where the split
+      is train or test. Files are relative to the table. A first line `file,label` or `file,label,split` is a header.
+
+    Without a split, a random share of `test_fraction` of each class, drawn with `seed`, is the test part. It has at
+    least one mesh of each class. Classes are sorted by name.
+
+    cache_dir: folder that keeps parsed meshes, see `load_mesh`
+    test_only: read only the test part, or all meshes if there is no split. The training part is empty. A part of the
+        classes is enough.
+
+    Returns meshes with labels () int64. Raises DataError for a folder, file or line that is missing or malformed,
+    naming it; for a single class; for a class without a training or test mesh; and MeshError for a mesh that can't be
+    read.
+    """
+    root = Path(path)
+    if not 0 < test_fraction < 1:
+        raise DataError(f"test_fraction should be between 0 and 1, got {test_fraction}")
+    if not root.exists():
+        raise DataError(f"{root}: no such folder or table")
+    table = root if root.is_file() else root / TABLE
+    rows = _read_table(table) if table.is_file() else _read_folders(root)
+    names = sorted({row.label for row in rows})
+    if test_only:
+        chosen = [row for row in rows if row.split != "train"]
+        if not chosen:
+            raise DataError(f"{root}: there are no test meshes")
+        return LabeledMeshes([], _load(chosen, names, cache_dir), names, "meshes")
+    if len(names) < 2:
+        raise DataError(f"{root}: {names[0]!r} is the only class; classification needs at least 2")
+    if not rows[0].split:
+        rows = _split(root, rows, names, test_fraction, seed)
+    for name in names:
+        for part in PARTS:
+            if not any(row.label == name and row.split == part for row in rows):
+                raise DataError(f"{root}: class {name!r} has no {part} mesh")
+    train, test = ([row for row in rows if row.split == part] for part in PARTS)
+    return LabeledMeshes(_load(train, names, cache_dir), _load(test, names, cache_dir), names, "meshes")
+
+
+def _load(rows: Sequence[_Row], names: Sequence[str], cache_dir: str | os.PathLike[str] | None) -> list[LabeledMesh]:
+    return [
+        LabeledMesh(row.name, load_mesh(row.path, cache_dir), np.array(names.index(row.label), np.int64))
+        for row in rows
+    ]
+
+
+def _split(root: Path, rows: Sequence[_Row], names: Sequence[str], test_fraction: float, seed: int) -> list[_Row]:
+    """A random part of each class is for testing. The meshes of a class decide, with the seed, which ones."""
+    found = []
+    for number, name in enumerate(names):
+        members = [row for row in rows if row.label == name]
+        if len(members) < 2:
+            raise DataError(
+                f"{root}: class {name!r} has one mesh, {members[0].path}; training and testing need at least 2"
+            )
+        tests = min(max(round(len(members) * test_fraction), 1), len(members) - 1)
+        chosen = set(np.random.default_rng([seed, number]).permutation(len(members))[:tests].tolist())
+        found += [row._replace(split="test" if i in chosen else "train") for i, row in enumerate(members)]
+    return found
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+
+
+def _read_folders(root: Path) -> list[_Row]:
+    classes = _folders_in(root)
+    if not classes:
+        raise DataError(f"{root}: no classes found; expected one folder of meshes per class, or a table {TABLE}")
+    if {folder.name for folder in classes} <= set(PARTS):
+        return [row for part in classes for row in _parted_above(part)]
+    rows: list[_Row] = []
+    for folder in classes:
+        parts = [name for name in PARTS if (folder / name).is_dir()]
+        places = [(folder / name, name) for name in parts] or [(folder, "")]
+        for place, split in places:
+            meshes = meshes_in(place)
+            if not meshes:
+                raise DataError(f"{place}: no meshes ({', '.join(FORMATS)}, also with .gz) in this class")
+            rows += [_Row(f"{folder.name}/{mesh_stem(mesh)}", mesh, folder.name, split) for mesh in meshes]
+            if bool(split) != bool(rows[0].split):
+                with_split, without = (place.parent, root / rows[0].label) if split else (root / rows[0].label, place)
+                raise DataError(
+                    f"{with_split} has train/ or test/, and {without} has none: a set can have only one kind"
+                )
+    return rows
+
+
+def _parted_above(part: Path) -> list[_Row]:
+    """The meshes of `train/CLASS/*` or `test/CLASS/*`."""
+    classes = _folders_in(part)
+    if not classes:
+        raise DataError(f"{part}: no classes found; expected one folder of meshes per class")
+    rows = []
+    for folder in classes:
+        meshes = meshes_in(folder)
+        if not meshes:
+            raise DataError(f"{folder}: no meshes ({', '.join(FORMATS)}, also with .gz) in this class")
+        rows += [_Row(f"{folder.name}/{mesh_stem(mesh)}", mesh, folder.name, part.name) for mesh in meshes]
+    return rows
+
+
+def _read_table(table: Path) -> list[_Row]:
+    try:
+        text = table.read_bytes().decode("utf-8-sig")
+        lines = list(csv.reader(io.StringIO(text), strict=True))
+    except (UnicodeDecodeError, csv.Error) as e:
+        raise DataError(f"{table}: not a table file,label of text ({e})") from e
+    numbered = [(number, [cell.strip() for cell in line]) for number, line in enumerate(lines, 1) if any(line)]
+    if numbered and [cell.lower() for cell in numbered[0][1]] in (["file", "label"], ["file", "label", "split"]):
+        numbered = numbered[1:]
+    if not numbered:
+        raise DataError(f"{table}: there are no meshes in the table")
+    seen: dict[Path, int] = {}
+    rows: list[_Row] = []
+    for number, cells in numbered:
+        row = _table_row(table, number, cells)
+        if row.path in seen:
+            raise DataError(f"{table}, line {number}: {cells[0]} is in line {seen[row.path]}, too")
+        seen[row.path] = number
+        rows.append(row)
+        if bool(row.split) != bool(rows[0].split):
+            raise DataError(f"{table}, line {number}: either all lines or none should have a split")
+    return rows
+
+
+def _table_row(table: Path, number: int, cells: list[str]) -> _Row:
+    if len(cells) not in (2, 3) or not cells[0] or not cells[1]:
+        raise DataError(
+            f"{table}, line {number}: expected file,label or file,label,split; got {','.join(cells)[:80]!r}"
+        )
+    file, label, split = (*cells, "")[:3]
+    if split not in ("", *PARTS):
+        raise DataError(f"{table}, line {number}: the split should be train or test, got {split[:40]!r}")
+    path = table.parent / file
+    if not path.is_file():
+        raise DataError(f"{table}, line {number}: {path}: no such file")
+    if mesh_suffix(path) not in FORMATS:
+        raise DataError(f"{table}, line {number}: {file} is no mesh ({', '.join(FORMATS)}, also with .gz)")
+    return _Row(file, path, label, split)

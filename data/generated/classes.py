@@ -1,0 +1,155 @@
+"""The generated data set for classification: bodies with four bent limbs, which differ by the kinds of their limbs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations_with_replacement
+
+import numpy as np
+from scipy.spatial.transform import Rotation
+
+from diffnet.data.generated.shape import Floats, Shape
+from diffnet.data.generated.surface import Surface, polygonize
+from diffnet.data.labeled import LabeledMesh, LabeledMeshes
+from diffnet.geometry import make_mesh
+
+# A club has a ball at its end, a bead has one in the middle, and a fork has two prongs.
+LIMBS = ("plain", "club", "bead", "fork")
+_LIMB_COUNT = 4
+_CLASSES = tuple(combinations_with_replacement(LIMBS, _LIMB_COUNT))
+
+# Lengths of the skeleton; the blending of `polygonize` is made for these. Meshes are scaled at the end.
+_BODY = (0.085, 0.11)
+_LENGTH = (0.24, 0.38)
+_RADIUS = (0.026, 0.032)
+_SPACING = (0.023, 0.027)
+_SCALE = (0.5, 2.0)
+_HOLE = (0.03, 0.045)
+_BEND = 35.0  # degrees, at each of two joints of a limb
+_APART = 65.0  # degrees, between two limbs at least
+_ATTEMPTS = 200
+
+
+def shapes(classes: int = 30, train: int = 16, test: int = 4, seed: int = 0) -> LabeledMeshes:
+    """Generate bodies with four limbs, in classes that differ by the kinds of the limbs.
+
+    classes: number of classes, 2 to 35
+    train, test: number of meshes of each class in each split, ≥ 1
+    seed: ≥ 0. Equal seeds give equal arrays.
+
+    A limb is plain, or it has a ball at its end (club), a ball in the middle (bead) or two prongs (fork). A class is a
+    choice of four limbs without an order. The name of a class counts them: "club1 fork2" has a plain limb, too.
+
+    Everything else is random: the size of the body, the length, the thickness, the direction and the bending of each
+    limb, rotation and scale of the mesh, and the grid from which marching cubes makes about 1,000 vertices. Half of the
+    meshes have one or two holes in the body.
+
+    Raises ValueError for a count out of range or a negative seed.
+
+    >>> data = shapes(classes=3, train=1, test=1)
+    >>> data.label_names, len(data.train)
+    (['plain', 'club1', 'bead1'], 3)
+    """
+    if not 2 <= classes <= len(_CLASSES):
+        raise ValueError(f"classes should be 2 to {len(_CLASSES)}, got {classes}")
+    for name, count in (("train", train), ("test", test)):
+        if count < 1:
+            raise ValueError(f"{name} should be at least 1, got {count}")
+    if seed < 0:
+        raise ValueError(f"seed should be at least 0, got {seed}")
+    parts = []
+    for part, (name, count) in enumerate((("train", train), ("test", test))):
+        parts.append(
+            [
+                _mesh(f"{name}_{label:02d}_{i:02d}", label, np.random.default_rng([seed, part, label, i]))
+                for label in range(classes)
+                for i in range(count)
+            ]
+        )
+    return LabeledMeshes(*parts, [_class_name(limbs) for limbs in _CLASSES[:classes]], "meshes")
+
+
+def _class_name(limbs: tuple[str, ...]) -> str:
+    counts = Counter(limbs)
+    return " ".join(f"{kind}{counts[kind]}" for kind in LIMBS[1:] if counts[kind]) or LIMBS[0]
+
+
+def _mesh(name: str, label: int, rng: np.random.Generator) -> LabeledMesh:
+    for _ in range(_ATTEMPTS):
+        shape = _skeleton(_CLASSES[label], rng)
+        turned = shape.rotated(_any_rotation(rng))
+        surface = polygonize(turned, rng.uniform(*_SPACING))  # None if limbs touch each other
+        if surface is None:
+            continue
+        verts, faces = _with_holes(surface, rng) if rng.random() < 0.5 else surface
+        verts = _any_rotation(rng).apply(verts) * rng.uniform(*_SCALE)
+        return LabeledMesh(name, make_mesh(verts, faces, name=name), np.array(label, np.int64))
+    raise RuntimeError(f"{name}: no shape passed all checks in {_ATTEMPTS} attempts")
+
+
+def _any_rotation(rng: np.random.Generator) -> Rotation:
+    return Rotation.from_quat(rng.normal(size=4))  # uniform over all rotations
+
+
+def _skeleton(limbs: tuple[str, ...], rng: np.random.Generator) -> Shape:
+    bones: list[tuple[Floats, Floats, float, float]] = []
+    body = rng.uniform(*_BODY)
+    bones.append((np.array([0, 0, -0.01]), np.array([0, 0, 0.01]), body, body))
+    for kind, direction in zip(rng.permutation(limbs).tolist(), _directions(rng), strict=True):
+        bones += _limb(kind, direction, body, rng)
+    starts, ends, first, last = (np.array(column) for column in zip(*bones, strict=True))
+    count = len(bones)
+    return Shape(starts, ends, np.stack([first, last], axis=1), np.zeros(count), np.zeros(count, np.int64))
+
+
+def _directions(rng: np.random.Generator) -> Floats:
+    """A unit vector for each limb, (4, 3), no two of them close to each other."""
+    while True:
+        found = rng.normal(size=(_LIMB_COUNT, 3))
+        found /= np.linalg.norm(found, axis=1, keepdims=True)
+        cosines = found @ found.T - 2 * np.eye(_LIMB_COUNT)
+        if cosines.max() < np.cos(np.radians(_APART)):
+            return found
+
+
+def _limb(
+    kind: str, direction: Floats, body: float, rng: np.random.Generator
+) -> list[tuple[Floats, Floats, float, float]]:
+    """The bones of a limb: three that bend, and those of its kind. Each has two ends and a radius at each of them."""
+    length, radius = rng.uniform(*_LENGTH), rng.uniform(*_RADIUS)
+    start, bones = 0.7 * body * direction, []
+    for step in range(3):
+        end = start + length / 3 * direction
+        bones.append((start, end, radius, radius))
+        if kind == "bead" and step == 1:
+            middle = (start + end) / 2
+            bones.append((middle, middle + 0.005 * direction, 2.1 * radius, 2.1 * radius))
+        start = end
+        if step < 2:
+            direction = _bent(direction, rng)
+    if kind == "club":
+        bones.append((start, start + 0.005 * direction, 2.1 * radius, 2.1 * radius))
+    if kind == "fork":
+        side = np.cross(direction, rng.normal(size=3))
+        side /= np.linalg.norm(side)
+        for sign in (-1, 1):
+            tip = start + 0.11 * (0.62 * direction + sign * 0.78 * side)
+            bones.append((start, tip, 0.85 * radius, 0.75 * radius))
+    return bones
+
+
+def _bent(direction: Floats, rng: np.random.Generator) -> Floats:
+    axis = np.cross(direction, rng.normal(size=3))
+    axis *= np.radians(rng.uniform(-_BEND, _BEND)) / np.linalg.norm(axis)
+    return np.asarray(Rotation.from_rotvec(axis).apply(direction), np.float64)
+
+
+def _with_holes(surface: Surface, rng: np.random.Generator) -> Surface:
+    """The surface without the triangles in one or two balls around random vertices of the body."""
+    verts, faces = surface
+    near = np.flatnonzero(np.linalg.norm(verts, axis=1) < 1.15 * _BODY[1])
+    centers = verts[rng.choice(near, rng.integers(1, 3))]
+    away = np.linalg.norm(verts[:, None] - centers, axis=2)
+    inside = (away < rng.uniform(*_HOLE, size=len(centers))).any(axis=1)
+    used, compact = np.unique(faces[~inside[faces].any(axis=1)], return_inverse=True)
+    return verts[used], compact.reshape(-1, 3)

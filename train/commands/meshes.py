@@ -1,0 +1,102 @@
+"""`diffnet precompute` and `diffnet info`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from diffnet.data.options import Preprocessing
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.mesh.mesh import FORMATS, mesh_suffix
+from diffnet.interrupts import ExitAtCtrlC
+from diffnet.train.commands.console import complain, console
+from diffnet.train.commands.options import (
+    DEFAULT_CACHE,
+    MESH_FILES,
+    BasisOption,
+    CacheOption,
+    JobsOption,
+    JoinOption,
+    KOption,
+    LaplacianOption,
+)
+
+
+def precompute(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Meshes, or folders to search for meshes.")],
+    cache: CacheOption = DEFAULT_CACHE,
+    k: KOption = 128,
+    laplacian: LaplacianOption = "robust",
+    basis: BasisOption = "float32",
+    join: JoinOption = "auto",
+    jobs: JobsOption = None,
+    device: Annotated[str, typer.Option(help="Device that computes eigenvectors: cpu, cuda or cuda:N.")] = "cpu",
+) -> None:
+    """Preprocess meshes into the cache, so that training and prediction start at once.
+
+    Positions are normalized first, as in training. A mesh that can't be used does not stop the others. It is listed at
+    the end, and the exit code is 1.
+    """
+    with ExitAtCtrlC():
+        from diffnet.train.device import pick_device
+        from diffnet.train.run import fill_cache_with_bar
+
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found = (p for p in path.rglob("*") if _is_mesh(p.name) and p.is_file())
+            files += sorted(p for p in found if not p.name.startswith("."))
+        else:
+            files.append(path)
+    if not files:
+        raise OptionError(f"no meshes ({', '.join(FORMATS)}, also with .gz) in {', '.join(map(str, paths))}")
+    files = list(dict.fromkeys(files))
+    failed = fill_cache_with_bar(
+        files, Preprocessing(k, laplacian, basis=basis, join=join), cache, jobs, console, pick_device(device)
+    )
+    console.print(f"{len(files) - len(failed)} of {len(files)} meshes are in {cache}", soft_wrap=True)
+    for reason in failed.values():
+        complain(reason)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _is_mesh(name: str) -> bool:
+    return mesh_suffix(name) in FORMATS
+
+
+def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {MESH_FILES}.")]) -> None:
+    """Show the size of a mesh and list its faults."""
+    with ExitAtCtrlC():
+        from diffnet.geometry import diagnose, load_mesh
+
+    loaded = load_mesh(mesh)
+    found = diagnose(loaded)
+    table = Table(show_header=False, box=None)
+    low, high = loaded.verts.min(axis=0), loaded.verts.max(axis=0)
+    table.add_row("kind", "point cloud" if loaded.is_point_cloud else "triangle mesh")
+    table.add_row("vertices", str(found.vertices))
+    if not loaded.is_point_cloud:
+        table.add_row("faces", str(found.faces))
+        table.add_row("edges", f"{found.edges}, {found.boundary_edges} of them on the boundary")
+        table.add_row("components", str(found.components))
+        table.add_row("Euler characteristic", str(found.euler))
+        table.add_row("area", f"{found.area:.6g}")
+    if found.coincident_vertices:
+        table.add_row("coincident vertices", f"{found.coincident_vertices}, {_joined(found.joined_by_default)}")
+    table.add_row("extent", " × ".join(f"{x:.6g}" for x in high - low))
+    table.add_row("center", ", ".join(f"{x:.6g}" for x in (high + low) / 2))
+    console.print(table)
+    if found.faults:
+        console.print("faults:")
+        for fault in found.faults:
+            console.print(f"  {fault}")
+    else:
+        console.print("no faults found")
+
+
+def _joined(count: int) -> str:
+    return f"{count} of them joined by default" if count else "not joined by default; --join always joins them"

@@ -1,0 +1,88 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diffnet.data.options import FeatureKind
+from diffnet.geometry.mesh.mesh import FORMATS
+from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
+from diffnet.train.options import DiffusionMode, Precision, Schedule, TrainBackend
+
+
+def default_cache() -> Path:
+    """The `diffnet` folder in the user's cache folder, or in the temporary folder if the user has no home."""
+    folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(tempfile.gettempdir() if folder.startswith("~") else folder) / "diffnet"
+
+
+DEFAULT_CACHE = default_cache()
+
+MESH_FILES = f"{', '.join(suffix[1:] for suffix in FORMATS[:-1])} or {FORMATS[-1][1:]}, also with .gz"
+
+CacheOption = Annotated[Path, typer.Option("--cache", help="Folder that keeps preprocessed meshes between runs.")]
+JobsOption = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Meshes to preprocess at once. By default, one per core.")
+]
+DeviceOption = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")]
+KOption = Annotated[int, typer.Option("--k", min=1, help="Number of eigenpairs of the spectral basis.")]
+LaplacianOption = Annotated[
+    LaplacianKind, typer.Option(help="robust accepts any mesh; cotan is the original implementation's.")
+]
+BasisOption = Annotated[
+    BasisPrecision,
+    typer.Option(help="Storage precision of eigenvectors. Half precision makes the cache a third smaller."),
+]
+JoinOption = Annotated[
+    JoinRule,
+    typer.Option(help="Join vertices at the same position: auto does where this connects most of the mesh."),
+]
+
+# The options of `diffnet train`. Each is an option of `TrainOptions`, except the last ones.
+RunOption = Annotated[Path, typer.Option(help="Folder for checkpoints, metrics and the report.")]
+FeaturesOption = Annotated[FeatureKind, typer.Option(help="Input features at the vertices.")]
+EpochsOption = Annotated[int, typer.Option(min=1, help="Passes over the training meshes.")]
+WidthOption = Annotated[int, typer.Option(min=1, help="Channels inside the network.")]
+BlocksOption = Annotated[int, typer.Option(min=1, help="DiffusionNet blocks.")]
+DiffusionOption = Annotated[
+    DiffusionMode, typer.Option(help="spectral uses the eigenbasis; implicit solves a linear system.")
+]
+AttentionHeadsOption = Annotated[
+    int, typer.Option(min=0, help="Heads of attention over one-rings in each block, or 0.")
+]
+DropoutOption = Annotated[float, typer.Option(min=0, max=0.99, help="Dropout inside the blocks' MLPs.")]
+LearningRateOption = Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")]
+ScheduleOption = Annotated[
+    Schedule, typer.Option(help="step halves the learning rate every --decay-every epochs; cosine lowers it to 0.")
+]
+DecayEveryOption = Annotated[int, typer.Option(min=1, help="Epochs between two steps of the step schedule.")]
+BatchMeshesOption = Annotated[int | None, typer.Option(min=1, help="Meshes per step. The default is 1.")]
+BatchVerticesOption = Annotated[
+    int | None, typer.Option(min=1, help="Instead of a number of meshes: at most N vertices per step.")
+]
+RotateOption = Annotated[
+    bool | None,
+    typer.Option("--rotate/--no-rotate", help="Rotate meshes at random in training. Default: xyz only."),
+]
+ValidationOption = Annotated[
+    float, typer.Option(min=0, max=0.9, help="Share of the training meshes held out to choose the best epoch.")
+]
+EvalEveryOption = Annotated[int, typer.Option(min=1, help="Epochs between evaluations of the test set.")]
+TrainKOption = Annotated[
+    int, typer.Option("--k", min=0, help="Number of eigenpairs; 0 is allowed for implicit diffusion of xyz.")
+]
+PrecisionOption = Annotated[Precision, typer.Option(help="auto is bf16 on GPUs that support it, else fp32.")]
+BackendOption = Annotated[
+    TrainBackend, typer.Option(help="auto uses the fused kernels on a GPU; torch is plain PyTorch.")
+]
+SeedOption = Annotated[int, typer.Option(help="Seed of weights, order of meshes, dropout and splits.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")]
+CaptureOption = Annotated[bool, typer.Option(help="On a GPU, launch the kernels of a step together as a CUDA graph.")]
+LabelSmoothingOption = Annotated[
+    float, typer.Option(min=0, max=0.99, help="Weight of the wrong classes in the loss, all together.")
+]

@@ -1,0 +1,131 @@
+"""`diffnet predict` and `diffnet evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from diffnet.data.folders.layouts import Layout
+from diffnet.geometry.errors import OptionError
+from diffnet.interrupts import ExitAtCtrlC
+from diffnet.train.commands.console import console
+from diffnet.train.commands.options import DEFAULT_CACHE, MESH_FILES, CacheOption, DeviceOption, JobsOption
+from diffnet.train.commands.training import print_results
+
+if TYPE_CHECKING:
+    from diffnet.train.tasks.task import Predicted
+
+
+def predict(
+    meshes: Annotated[list[Path], typer.Argument(metavar="MESH…", help=f"{MESH_FILES} files.")],
+    checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run, or a file of DiffusionNet.save.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Colored mesh to write (.ply). For several meshes, a folder to write them to. For a network that "
+            "classifies meshes, a table (.csv) with the probability of each class."
+        ),
+    ],
+    html: Annotated[Path | None, typer.Option(help="Also write an interactive page for a browser.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also write a picture.")] = None,
+    probabilities: Annotated[
+        Path | None,
+        typer.Option(help="Also write the probabilities of all classes at each element: NumPy arrays (.npz)."),
+    ] = None,
+    device: DeviceOption = "auto",
+    cache: Annotated[
+        Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
+    ] = None,
+) -> None:
+    """Predict the labels of meshes with a trained network."""
+    with ExitAtCtrlC():
+        from diffnet import DiffusionNet
+        from diffnet.train.device import pick_device
+        from diffnet.train.inference.network_input import MetadataError, network_input
+        from diffnet.train.inference.predict import predict_meshes
+        from diffnet.train.tasks.registry import task_named
+
+    network = DiffusionNet.load(checkpoint)
+    try:
+        expected = network_input(network)
+    except MetadataError as e:
+        raise MetadataError(f"{checkpoint}: {e}") from e
+    task = task_named(expected.options.task)
+    files = task.output_files(meshes, out)
+    if probabilities is not None and probabilities.suffix.lower() != ".npz":
+        raise OptionError(f"--probabilities should be a .npz file, got {probabilities}")
+    written = [path for path in (*files, html, png, probabilities) if path is not None]
+    _check_outputs(written, [*meshes, checkpoint])
+    predictions = predict_meshes(meshes, network, pick_device(device), cache, probabilities is not None)
+    for path in written:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    task.write_predictions(predictions, expected.label_names, expected.labels_at, files, html, png)
+    if probabilities is not None:
+        _write_probabilities(probabilities, predictions, expected.label_names)
+    for path in written:
+        console.print(f"wrote {path}", soft_wrap=True)
+
+
+def _write_probabilities(path: Path, predictions: list[Predicted], label_names: list[str]) -> None:
+    """One array (N, C) float32 for each mesh, named by its file, and `label_names` (C,)."""
+    import io
+
+    import numpy as np
+
+    from diffnet.geometry.files import write_atomically
+
+    arrays = {p.mesh.name: p.probabilities.numpy() for p in predictions if p.probabilities is not None}
+    content = io.BytesIO()
+    np.savez_compressed(content, **{"label_names": np.array(label_names), **arrays})
+    write_atomically(path, content.getvalue())
+
+
+def _check_outputs(written: list[Path], read: list[Path]) -> None:
+    """Raises OptionError if a file would be written twice, or would overwrite an input."""
+    for i, path in enumerate(written):
+        if path in written[:i]:
+            raise OptionError(f"{path}: two results would be written to this file")
+        for source in read:
+            if path.exists() and source.exists() and path.samefile(source):
+                raise OptionError(f"{path}: {source} would be overwritten by its prediction")
+
+
+def evaluate(
+    checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run, or a file of DiffusionNet.save.")],
+    data: Annotated[
+        Path, typer.Option(help="Folder of labeled meshes, or a table file,label (.csv) of a network that classifies.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for results.json, confusion.png and predictions.html.")],
+    layout: Annotated[Layout, typer.Option(help="Layout of a folder for segmentation; auto detects it.")] = "auto",
+    device: DeviceOption = "auto",
+    cache: CacheOption = DEFAULT_CACHE,
+    jobs: JobsOption = None,
+) -> None:
+    """Score a trained network on labeled meshes, without training.
+
+    The meshes in test/ or of test.txt are scored. Without these, all meshes are. Labels are matched by name.
+    """
+    with ExitAtCtrlC():
+        from diffnet import DiffusionNet
+        from diffnet.data import load_classes, load_dataset
+        from diffnet.train.device import pick_device
+        from diffnet.train.inference.network_input import MetadataError, network_input
+        from diffnet.train.inference.scoring import check_empty, run_evaluation
+
+    chosen = pick_device(device)
+    check_empty(out)
+    network = DiffusionNet.load(checkpoint)
+    try:
+        expected = network_input(network)
+    except MetadataError as e:
+        raise MetadataError(f"{checkpoint}: {e}") from e
+    cache.mkdir(parents=True, exist_ok=True)
+    if expected.labels_at == "meshes":
+        dataset = load_classes(data, cache_dir=cache, test_only=True)
+    else:
+        dataset = load_dataset(data, layout, cache_dir=cache, test_only=True)
+    console.print(f"{len(dataset.test)} meshes to score")
+    results = run_evaluation(dataset, network, out, device=chosen, cache_dir=cache, jobs=jobs, console=console)
+    print_results(results, out)

@@ -1,0 +1,1 @@
+"""Trained networks on new meshes: their input, predictions and scores."""

@@ -1,0 +1,104 @@
+"""Predictions of a trained network on new meshes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diffnet import DiffusionNet
+from diffnet.cuda_graphs import graphed
+from diffnet.data import Sample, input_features, prepare
+from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute
+from diffnet.train.evaluate import network_outputs
+from diffnet.train.inference.network_input import NetworkInput, network_input
+from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.task import Predicted
+
+
+def predict_labels(
+    sources: Sequence[MeshLike],
+    network: DiffusionNet,
+    device: torch.device,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> list[tuple[Mesh, NDArray[np.int64]]]:
+    """The most likely class of every vertex, face or edge of meshes, or of each mesh, preprocessed as in training.
+
+    network: one of `DiffusionNet.load`, whose metadata say what it takes as input; see `network_input`
+
+    Returns for each source the mesh at its original positions, and labels (V,), (F,), (E,) or, in classification, (1,),
+    int64, which are numbers of output channels. Raises MeshError for a mesh that can't be used, and MetadataError for a
+    network without what is needed.
+    """
+    return [(mesh, outputs.argmax(-1).cpu().numpy()) for mesh, outputs in _outputs(sources, network, device, cache_dir)]
+
+
+def predict_probabilities(
+    sources: Sequence[MeshLike],
+    network: DiffusionNet,
+    device: torch.device,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> list[tuple[Mesh, NDArray[np.float32]]]:
+    """The probabilities of all classes, (N, C) float32 for each mesh. For the rest, see `predict_labels`."""
+    return [
+        (mesh, outputs.float().softmax(-1).cpu().numpy())
+        for mesh, outputs in _outputs(sources, network, device, cache_dir)
+    ]
+
+
+def predict_meshes(
+    sources: Sequence[MeshLike],
+    network: DiffusionNet,
+    device: torch.device,
+    cache_dir: str | os.PathLike[str] | None = None,
+    probabilities: bool = False,
+) -> list[Predicted]:
+    """Predictions as the task of a network keeps them. For the rest, see `predict_labels`.
+
+    probabilities: whether to keep the probabilities of all classes, too
+    """
+    task = task_named(network_input(network).options.task)
+    return [
+        Predicted(mesh, task.predict(outputs).cpu(), outputs.float().softmax(-1).cpu() if probabilities else None)
+        for mesh, outputs in _outputs(sources, network, device, cache_dir)
+    ]
+
+
+def _outputs(
+    sources: Sequence[MeshLike],
+    network: DiffusionNet,
+    device: torch.device,
+    cache_dir: str | os.PathLike[str] | None,
+) -> Iterator[tuple[Mesh, Tensor]]:
+    """Each mesh at its original positions, and the outputs of the network, (N, C) on the device."""
+    expected = network_input(network)
+    network = graphed(network.to(device))
+    for source in sources:
+        mesh = load_mesh(source)
+        if mesh.is_point_cloud and expected.labels_at in ("faces", "edges"):
+            raise MeshError(f"{mesh.name}: the network labels {expected.labels_at}, and a point cloud has none")
+        sample = input_sample(mesh, expected, cache_dir)
+        yield mesh, network_outputs(network, sample, expected.options, device)
+
+
+def input_sample(mesh: Mesh, expected: NetworkInput, cache_dir: str | os.PathLike[str] | None = None) -> Sample:
+    """A mesh as a network takes it, without labels. Raises MeshError for a mesh that can't be used."""
+    options = expected.options.preprocessing
+    if expected.normalize:
+        taken, operators = prepare(mesh, options, cache_dir)
+    else:
+        taken = mesh
+        operators = precompute(
+            mesh,
+            k=options.k,
+            laplacian=options.laplacian,
+            cache_dir=cache_dir,
+            basis=options.basis,
+            join=options.join,
+        )
+    features = input_features(taken, operators, options.features)
+    return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators)

@@ -1,0 +1,152 @@
+"""Classification: a label for each mesh."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diffnet.data import TargetsAt
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import write_atomically
+from diffnet.geometry.mesh.mesh import mesh_stem
+from diffnet.train.metrics import accuracy, confusion_matrix
+from diffnet.train.tasks.labels import (
+    accuracies,
+    accuracy_summary,
+    class_results,
+    label_loss,
+    matrix_of,
+    new_matrix,
+)
+from diffnet.train.tasks.task import Predicted, Scored, Task
+
+SHOWN_MESHES = 60  # on the page of predictions
+PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
+
+
+def _predict(outputs: Tensor) -> Tensor:
+    """The probabilities (B, C) float32."""
+    return outputs.float().softmax(-1)
+
+
+def _tally(probabilities: Tensor, labels: Tensor, classes: int) -> Tensor:
+    return confusion_matrix(probabilities.argmax(-1), labels, classes)
+
+
+def _matrix(scored: Scored) -> NDArray[np.int64]:
+    return matrix_of(scored, [probabilities.argmax(-1) for probabilities in scored.predictions])
+
+
+def _results(scored: Scored) -> dict[str, Any]:
+    matrix = _matrix(scored)
+    return {**accuracies(matrix), "classes": class_results(matrix, scored.label_names)}
+
+
+def _write_report(
+    out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
+) -> None:
+    # Matplotlib takes half a second to import, and training starts without it.
+    from diffnet.train.report.charts import confusion_png
+    from diffnet.train.report.report import write_report
+    from diffnet.train.report.shapes import ClassifiedMesh
+
+    matrix = _matrix(scored)
+    confusion = confusion_png(matrix, scored.label_names)
+    write_atomically(out / "confusion.png", confusion)
+
+    def row(i: int) -> ClassifiedMesh:
+        item, probabilities = scored.meshes[i], scored.predictions[i].flatten()
+        predicted, truth = int(probabilities.argmax()), int(item.labels.flat[0])
+        probability = float(probabilities[predicted])
+        return ClassifiedMesh(item.name, item.mesh.verts, item.mesh.faces, predicted, truth, probability)
+
+    write_report(
+        out / "predictions.html",
+        (),
+        {**accuracy_summary(results), **summary},
+        matrix=matrix,
+        label_names=scored.label_names,
+        confusion=confusion,
+        curves=curves,
+        title="Classification of the test meshes",
+        shapes=(row(i) for i in _shown(scored)),
+        elements="Meshes",
+    )
+
+
+def _shown(scored: Scored) -> list[int]:
+    """The meshes on the page: the errors first, then others spread over the test set."""
+    wrong = [
+        i
+        for i, item in enumerate(scored.meshes)
+        if 0 <= int(item.labels.flat[0]) != int(scored.predictions[i].argmax())
+    ][:SHOWN_MESHES]
+    others = sorted(set(range(len(scored.meshes))) - set(wrong))
+    count = min(SHOWN_MESHES - len(wrong), len(others))
+    return wrong + [others[round(i)] for i in np.linspace(0, len(others) - 1, count)]
+
+
+def _output_files(meshes: Sequence[Path], out: Path) -> list[Path]:
+    """One table of all meshes."""
+    if out.suffix.lower() != ".csv" or out.is_dir():
+        raise OptionError(f"--out should be a .csv file, because the network classifies whole meshes; got {out}")
+    return [out]
+
+
+def _write_predictions(
+    predictions: Sequence[Predicted],
+    label_names: list[str],
+    labels_at: TargetsAt,
+    files: Sequence[Path],
+    html: Path | None,
+    png: Path | None,
+) -> None:
+    """A table with the columns file, label, and the probability of each class."""
+    from diffnet.viz import page, picture
+    from diffnet.viz.render import png_bytes
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", "label", *label_names])
+    chosen = [int(predicted.values.argmax()) for predicted in predictions]
+    for predicted, label in zip(predictions, chosen, strict=True):
+        shares = (f"{share:.6g}" for share in predicted.values.flatten().tolist())
+        writer.writerow([predicted.mesh.name, label_names[label], *shares])
+    write_atomically(files[0], text.getvalue())
+    meshes = [predicted.mesh for predicted in predictions]
+    shown = [np.full(len(mesh.verts), label) for mesh, label in zip(meshes, chosen, strict=True)]
+    titles = [f"{mesh_stem(mesh.name)}: {label_names[label]}" for mesh, label in zip(meshes, chosen, strict=True)]
+    if html is not None:
+        fields = [{"prediction": labels} for labels in shown]
+        page(
+            meshes,
+            labels=fields,
+            at="vertices",
+            label_names=label_names,
+            titles=titles,
+            heading="Predicted classes",
+        ).save(html)
+    if png is not None:
+        drawn = picture(meshes, labels=shown, at="vertices", label_names=label_names, titles=titles, size=PICTURE_SIZE)
+        write_atomically(png, png_bytes(drawn.pixels))
+
+
+CLASSIFICATION = Task(
+    name="classification",
+    loss=label_loss,
+    predict=_predict,
+    new_tally=new_matrix,
+    tally=_tally,
+    score=accuracy,
+    results=_results,
+    write_report=_write_report,
+    output_files=_output_files,
+    write_predictions=_write_predictions,
+)

@@ -1,0 +1,76 @@
+"""What tasks share whose targets are labels: the loss, the confusion matrix and its scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diffnet.data import UNLABELED
+from diffnet.ops import Backend, cross_entropy, label_smoothing_loss
+from diffnet.train.metrics import accuracy, balanced_accuracy, class_scores, confusion_matrix, percent
+from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.task import Scored
+
+
+def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
+    """The mean cross-entropy () over labeled elements, with the label smoothing of the options. 0 if there are none.
+
+    logits: (N, C). labels: (N,) int64, `UNLABELED` where unlabeled.
+    """
+    if options.label_smoothing > 0:
+        return label_smoothing_loss(logits, labels, options.label_smoothing, UNLABELED, options.backend)
+    return mean_cross_entropy(logits, labels, options.backend)
+
+
+def mean_cross_entropy(logits: Tensor, labels: Tensor, backend: Backend = "auto") -> Tensor:
+    """The mean cross-entropy () over labeled elements. 0 if there are none.
+
+    logits: (N, C). labels: (N,) int64, `UNLABELED` where unlabeled.
+    """
+    # PyTorch's own loss computes this mean on a single multiprocessor of the GPU. A separate sum uses all of them.
+    return cross_entropy(logits, labels, UNLABELED, backend=backend).sum() / (labels != UNLABELED).sum().clamp(min=1)
+
+
+def new_matrix(classes: int, device: torch.device) -> Tensor:
+    """A confusion matrix (C, C) int64 of nothing."""
+    return torch.zeros(classes, classes, dtype=torch.int64, device=device)
+
+
+def matrix_of(scored: Scored, predicted: Sequence[Tensor]) -> NDArray[np.int64]:
+    """The confusion matrix (C, C) of all meshes.
+
+    predicted: the classes of each mesh, (N,) int64
+    """
+    truth = torch.cat([torch.as_tensor(item.labels).reshape(-1) for item in scored.meshes])
+    return confusion_matrix(torch.cat(list(predicted)), truth, len(scored.label_names)).numpy()
+
+
+def accuracies(matrix: NDArray[np.int64]) -> dict[str, Any]:
+    """The accuracy over all elements, and the mean over the classes that occur. None if nothing is labeled."""
+    some = bool(matrix.any())
+    return {
+        "test_accuracy": accuracy(torch.from_numpy(matrix)) if some else None,
+        "balanced_accuracy": balanced_accuracy(matrix) if some else None,
+    }
+
+
+def class_results(matrix: NDArray[np.int64], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The scores of each class that occurs in the truth."""
+    count, share, iou = class_scores(matrix)
+    return [
+        {"name": names[i], "count": int(count[i]), "accuracy": float(share[i]), "iou": float(iou[i])}
+        for i in np.flatnonzero(count).tolist()
+    ]
+
+
+def accuracy_summary(results: dict[str, Any]) -> dict[str, str]:
+    """The entries of a report's summary that all of these tasks have."""
+    return {
+        "Test accuracy": percent(results["test_accuracy"]),
+        "Balanced accuracy": percent(results["balanced_accuracy"]),
+    }

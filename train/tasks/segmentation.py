@@ -1,0 +1,144 @@
+"""Segmentation: a label for each vertex, face or edge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diffnet.data import LabelsAt, TargetsAt
+from diffnet.geometry import Mesh
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import write_atomically
+from diffnet.geometry.mesh.mesh import mesh_stem
+from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, percent
+from diffnet.train.tasks.labels import (
+    accuracies,
+    accuracy_summary,
+    class_results,
+    label_loss,
+    matrix_of,
+    new_matrix,
+)
+from diffnet.train.tasks.task import Predicted, Scored, Task
+
+SHOWN_MESHES = 8  # on the page of predictions
+PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
+
+
+def write_predictions(
+    predictions: Sequence[tuple[Mesh, NDArray[np.int64]]],
+    label_names: Sequence[str],
+    at: LabelsAt,
+    *,
+    plys: Sequence[Path],
+    html: Path | None = None,
+    png: Path | None = None,
+) -> None:
+    """Write each prediction as a colored mesh, and optionally all of them as one interactive page and one picture."""
+    from diffnet.viz import page, picture, write_ply
+    from diffnet.viz.render import png_bytes
+
+    for (mesh, labels), path in zip(predictions, plys, strict=True):
+        write_ply(path, mesh, labels=labels, at=at)
+    meshes = [mesh for mesh, _ in predictions]
+    predicted = [{"prediction": labels} for _, labels in predictions]
+    titles = [mesh_stem(mesh.name) for mesh in meshes]
+    if html is not None:
+        shown = page(
+            meshes, labels=predicted, at=at, label_names=label_names, titles=titles, heading="Predicted segmentation"
+        )
+        shown.save(html)
+    if png is not None:
+        several = titles if len(titles) > 1 else None
+        drawn = picture(meshes, labels=predicted, at=at, label_names=label_names, titles=several, size=PICTURE_SIZE)
+        write_atomically(png, png_bytes(drawn.pixels))
+
+
+def _predict(outputs: Tensor) -> Tensor:
+    return outputs.argmax(-1)
+
+
+def _results(scored: Scored) -> dict[str, Any]:
+    matrix = matrix_of(scored, scored.predictions)
+    return {
+        **accuracies(matrix),
+        "mean_iou": float(np.nanmean(class_scores(matrix).iou)) if matrix.any() else None,
+        "classes": class_results(matrix, scored.label_names),
+    }
+
+
+def _write_report(
+    out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
+) -> None:
+    # Matplotlib takes half a second to import, and training starts without it.
+    from diffnet.train.report.charts import confusion_png
+    from diffnet.train.report.report import Prediction, write_report
+
+    matrix = matrix_of(scored, scored.predictions)
+    confusion = confusion_png(matrix, scored.label_names)
+    write_atomically(out / "confusion.png", confusion)
+    # The shown meshes are spread over the test set, because neighbors in its list are often alike.
+    count = min(SHOWN_MESHES, len(scored.meshes))
+    shown = [round(i) for i in np.linspace(0, len(scored.meshes) - 1, count)]
+    at = _elements(scored.labels_at)
+
+    def row(i: int) -> Prediction:
+        item = scored.meshes[i]
+        return Prediction(item.name, item.mesh.verts, item.mesh.faces, scored.predictions[i].numpy(), item.labels, at)
+
+    write_report(
+        out / "predictions.html",
+        (row(i) for i in shown),
+        {**accuracy_summary(results), "Mean IoU": percent(results["mean_iou"]), **summary},
+        matrix=matrix,
+        label_names=scored.label_names,
+        confusion=confusion,
+        curves=curves,
+        title="Segmentation of the test meshes",
+    )
+
+
+def _elements(labels_at: TargetsAt) -> LabelsAt:
+    assert labels_at != "meshes"
+    return labels_at
+
+
+def _output_files(meshes: Sequence[Path], out: Path) -> list[Path]:
+    """A colored mesh for each mesh."""
+    if len(meshes) == 1 and out.suffix.lower() == ".ply":
+        return [out]
+    if out.suffix and not out.is_dir():
+        expected = "a .ply file" if len(meshes) == 1 else f"a folder, since there are {len(meshes)} meshes"
+        raise OptionError(f"--out should be {expected}, got {out}")
+    return [out / f"{mesh_stem(mesh)}.ply" for mesh in meshes]
+
+
+def _write_predictions(
+    predictions: Sequence[Predicted],
+    label_names: list[str],
+    labels_at: TargetsAt,
+    files: Sequence[Path],
+    html: Path | None,
+    png: Path | None,
+) -> None:
+    pairs = [(predicted.mesh, predicted.values.numpy()) for predicted in predictions]
+    write_predictions(pairs, label_names, _elements(labels_at), plys=files, html=html, png=png)
+
+
+SEGMENTATION = Task(
+    name="segmentation",
+    loss=label_loss,
+    predict=_predict,
+    new_tally=new_matrix,
+    tally=confusion_matrix,
+    score=accuracy,
+    results=_results,
+    write_report=_write_report,
+    output_files=_output_files,
+    write_predictions=_write_predictions,
+)
