@@ -1,0 +1,149 @@
+"""Data sets with one label for each mesh: folders of classes, tables, and the generated one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+
+from diffnet.data import DataError, load_classes, load_dataset, shapes
+from diffnet.data.generated.classes import LIMBS
+
+
+def write(path: Path, suffix: str = ".obj") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    trimesh.creation.icosphere(0).export(path.with_suffix(suffix))
+    return path
+
+
+def names(items) -> list[str]:
+    return [item.name for item in items]
+
+
+def labels(items) -> list[int]:
+    assert all(item.labels.shape == () and item.labels.dtype == np.int64 for item in items)
+    return [int(item.labels) for item in items]
+
+
+@pytest.mark.parametrize("form", ["{label}/{part}/{i}", "{part}/{label}/{i}"])
+def test_folders_with_parts(tmp_path: Path, form: str) -> None:
+    for label in ("cat", "dog"):
+        for part, count in (("train", 3), ("test", 2)):
+            for i in range(count):
+                write(tmp_path / form.format(label=label, part=part, i=i), ".ply" if i else ".off")
+    data = load_classes(tmp_path)
+    assert data.label_names == ["cat", "dog"]
+    assert data.labels_at == "meshes"
+    assert sorted(names(data.train)) == [f"{label}/{i}" for label in ("cat", "dog") for i in range(3)]
+    assert labels(data.train) == [0, 0, 0, 1, 1, 1]
+    assert labels(data.test) == [0, 0, 1, 1]
+    scored = load_classes(tmp_path, test_only=True)
+    assert scored.train == []
+    assert names(scored.test) == names(data.test)
+
+
+def test_a_random_part_of_each_class_is_for_testing(tmp_path: Path) -> None:
+    for label, count in (("a", 10), ("b", 3)):
+        for i in range(count):
+            write(tmp_path / label / f"m{i}")
+    data = load_classes(tmp_path, seed=1)
+    assert labels(data.test) == [0, 0, 1]
+    assert len(data.train) == 10
+    assert names(load_classes(tmp_path, seed=1).test) == names(data.test)
+    assert len({tuple(names(load_classes(tmp_path, seed=seed).test)) for seed in range(5)}) > 1
+    assert len(load_classes(tmp_path, test_only=True).test) == 13
+
+
+@pytest.mark.parametrize("header", ["", "file,label\n"])
+def test_tables(tmp_path: Path, header: str) -> None:
+    for i in range(4):
+        write(tmp_path / "meshes" / f"m{i}")
+    table = tmp_path / "labels.csv"
+    table.write_text(header + "\n\n".join(f'meshes/m{i}.obj,"{"yx"[i % 2]}"' for i in range(4)))
+    for place in (tmp_path, table):
+        data = load_classes(place)
+        assert data.label_names == ["x", "y"]
+        assert sorted(names(data.train + data.test)) == [f"meshes/m{i}.obj" for i in range(4)]
+    table.write_text(
+        "file,label,split\n" + "".join(f"meshes/m{i}.obj,{i % 2},{'train' if i < 2 else 'test'}\n" for i in range(4))
+    )
+    data = load_classes(table)
+    assert (labels(data.train), labels(data.test)) == ([0, 1], [0, 1])
+    assert names(load_classes(table, test_only=True).test) == ["meshes/m2.obj", "meshes/m3.obj"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("a.obj", r"labels.csv, line 1: expected file,label or file,label,split; got 'a.obj'"),
+        ("file,label\na.obj,1\nb.obj,2,3,4", r"labels.csv, line 3: expected"),
+        ("a.obj,1,valid", r"line 1: the split should be train or test, got 'valid'"),
+        ("none.obj,1", r"line 1: .*none.obj: no such file"),
+        ("labels.csv,1", r"line 1: labels.csv is no mesh"),
+        ("a.obj,1\na.obj,2", r"line 2: a.obj is in line 1, too"),
+        ("a.obj,1\nb.obj,2,train", r"line 2: either all lines or none should have a split"),
+        ("file,label", r"labels.csv: there are no meshes in the table"),
+        ("a.obj,1\nb.obj,1", r"'1' is the only class"),
+        ("a.obj,1\nb.obj,2", r"class '1' has one mesh, .*a.obj"),
+        ("a.obj,1,train\nb.obj,2,test", r"class '1' has no test mesh"),
+        ('a.obj,"1', r"labels.csv: not a table"),
+    ],
+)
+def test_faults_of_tables(tmp_path: Path, lines: str, message: str) -> None:
+    write(tmp_path / "a")
+    write(tmp_path / "b")
+    (tmp_path / "labels.csv").write_text(lines)
+    with pytest.raises(DataError, match=message):
+        load_classes(tmp_path)
+
+
+def test_faults_of_folders(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="none: no such folder or table"):
+        load_classes(tmp_path / "none")
+    with pytest.raises(DataError, match="no classes found"):
+        load_classes(tmp_path)
+    write(tmp_path / "a" / "train" / "m")
+    write(tmp_path / "a" / "test" / "m2")
+    with pytest.raises(DataError, match="'a' is the only class"):
+        load_classes(tmp_path)
+    (tmp_path / "b").mkdir()
+    with pytest.raises(DataError, match=r"b: no meshes .* in this class"):
+        load_classes(tmp_path)
+    write(tmp_path / "b" / "m")
+    with pytest.raises(DataError, match=r"a has train/ or test/, and .*b has none"):
+        load_classes(tmp_path)
+    (tmp_path / "b" / "m.obj").unlink()
+    write(tmp_path / "b" / "train" / "m")
+    with pytest.raises(DataError, match="class 'b' has no test mesh"):
+        load_classes(tmp_path)
+
+
+def test_the_generated_classes() -> None:
+    data = shapes(classes=4, train=2, test=1, seed=5)
+    assert data.label_names == ["plain", "club1", "bead1", "fork1"]
+    assert labels(data.train) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert labels(data.test) == [0, 1, 2, 3]
+    for item in data.train:
+        assert 600 < len(item.mesh.verts) < 2000
+    again = shapes(classes=2, train=1, test=1, seed=5).train[1]
+    np.testing.assert_array_equal(again.mesh.verts, data.train[2].mesh.verts)
+    other = shapes(classes=2, train=1, test=1, seed=6).train[1]
+    assert other.mesh.verts.shape != again.mesh.verts.shape or not np.array_equal(other.mesh.verts, again.mesh.verts)
+    assert LIMBS[0] == "plain"
+    for wrong in ({"classes": 1}, {"classes": 36}, {"train": 0}, {"seed": -1}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} should be"):
+            shapes(**wrong)
+
+
+def test_sets_for_segmentation_without_a_training_part(tmp_path: Path) -> None:
+    for i in range(3):
+        write(tmp_path / f"m{i}")
+        np.savetxt(tmp_path / f"m{i}.txt", np.arange(12) % 2, fmt="%d")
+    assert len(load_dataset(tmp_path, test_only=True).test) == 3
+    (tmp_path / "test.txt").write_text("m1.obj\n")
+    data = load_dataset(tmp_path, test_only=True)
+    assert (data.train, names(data.test)) == ([], ["m1"])
+    with pytest.raises(DataError, match="no train"):
+        load_dataset(tmp_path)

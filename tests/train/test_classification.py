@@ -1,0 +1,220 @@
+"""`diffnet train classification`, `predict` with its networks, and `diffnet evaluate`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from graph_emulator import EmulatedGraph
+
+from diffnet import DiffusionNet
+from diffnet.data import LabeledMesh, LabeledMeshes, collate_samples, make_sample
+from diffnet.geometry import make_mesh
+from diffnet.train import cli
+from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, save_checkpoint
+from diffnet.train.inference.predict import predict_labels, predict_probabilities
+from diffnet.train.metrics import balanced_accuracy
+from diffnet.train.options import TrainOptions
+from diffnet.train.step import TrainingStep, make_optimizer
+
+pytestmark = pytest.mark.usefixtures("small_pictures")
+
+CPU = torch.device("cpu")
+SMALL = ["--k", 12, "--width", 16, "--blocks", 1, "--dropout", 0, "--jobs", 1, "--device", "cpu", "--lr", 0.02]
+
+
+def diffnet(capsys, *arguments) -> tuple[int, str, str]:
+    with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as end:
+            status = end.code or 0
+    return status, *capsys.readouterr()
+
+
+def surface(label: int, seed: int) -> trimesh.Trimesh:
+    """A ball or a rod, with noise."""
+    ball = trimesh.creation.icosphere(1)
+    stretch = (1, 1, 4) if label else (1, 1, 1)
+    noise = np.random.default_rng(seed).normal(scale=0.02, size=ball.vertices.shape)
+    return trimesh.Trimesh(ball.vertices * stretch + noise, ball.faces, process=False)
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory) -> Path:
+    """A data set of two classes, and a run on it."""
+    root = tmp_path_factory.mktemp("room")
+    for label, name in enumerate(("ball", "rod")):
+        for part, count in (("train", 4), ("test", 2)):
+            for i in range(count):
+                path = root / "data" / name / part / f"{name}_{part}_{i}.off"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                surface(label, 100 * i + label + 1000 * (part == "test")).export(path)
+    where = ["--data", root / "data", "--out", root / "run", "--cache", root / "cache", "--epochs", 12]
+    with (
+        patch.object(sys, "argv", ["diffnet", *map(str, ["train", "classification", *where, *SMALL])]),
+        patch("diffnet.train.report.shapes.PICTURE_SIZE", (40, 30)),
+        patch("diffnet.train.report.charts.DPI", 40),
+        suppress(SystemExit),
+    ):
+        cli.main()
+    return root
+
+
+def test_a_run_learns_and_reports(room, capsys):
+    results = json.loads((room / "run" / "results.json").read_text())
+    assert results["task"] == "classification"
+    assert results["test_accuracy"] == results["balanced_accuracy"] == 1
+    assert results["options"]["label_smoothing"] == 0.2
+    assert [row["name"] for row in results["classes"]] == ["ball", "rod"]
+    assert [row["count"] for row in results["classes"]] == [2, 2]
+    page = (room / "run" / "predictions.html").read_text()
+    assert page.count("<article>") == 4
+    assert "Balanced accuracy" in page
+    assert (room / "run" / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    where = ["--data", room / "data", "--out", room / "run", "--cache", room / "cache", "--epochs", 13]
+    status, _, err = diffnet(capsys, "train", "classification", *where, *SMALL, "--resume", "--label-smoothing", 0.1)
+    assert status == 1
+    assert "label_smoothing = 0.2, not 0.1" in err
+
+
+def test_a_run_can_be_resumed(room, tmp_path, capsys):
+    where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", room / "cache"]
+    assert diffnet(capsys, "train", "classification", *where, *SMALL, "--epochs", 6)[0] == 0
+    assert diffnet(capsys, "train", "classification", *where, *SMALL, "--epochs", 12, "--resume")[0] == 0
+    whole, parts = (load_checkpoint(folder / "run" / "last.pt")["model"] for folder in (room, tmp_path))
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    status, _, err = diffnet(capsys, "train", "segmentation", *where, *SMALL, "--epochs", 12, "--resume")
+    assert status == 1
+    assert len(err.splitlines()) == 1
+
+
+def test_predict_writes_a_table(room, tmp_path, capsys):
+    meshes = [next((room / "data" / name / "test").iterdir()) for name in ("ball", "rod")]
+    arguments = ["predict", *meshes, "--checkpoint", room / "run" / "last.pt", "--device", "cpu"]
+    table, page, picture = tmp_path / "table.csv", tmp_path / "page.html", tmp_path / "picture.png"
+    assert diffnet(capsys, *arguments, "--out", table, "--html", page, "--png", picture)[0] == 0
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == ["ball", "rod"]
+    assert [row["file"] for row in rows] == [str(mesh) for mesh in meshes]
+    network = DiffusionNet.load(room / "run" / "last.pt")
+    for row, (_, shares) in zip(rows, predict_probabilities(meshes, network, CPU), strict=True):
+        np.testing.assert_allclose([float(row["ball"]), float(row["rod"])], shares[0], rtol=1e-4)
+        assert shares.sum() == pytest.approx(1, abs=1e-5)
+    assert [labels.tolist() for _, labels in predict_labels(meshes, network, CPU)] == [[0], [1]]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "rod" in page.read_text()
+    status, _, err = diffnet(capsys, *arguments, "--out", tmp_path / "folder")
+    assert (status, len(err.splitlines())) == (1, 1)
+    assert "--out should be a .csv file" in err
+
+
+def test_evaluate_scores_a_labeled_folder(room, tmp_path, capsys):
+    table = tmp_path / "labels.csv"
+    files = sorted((room / "data" / "rod" / "test").iterdir())
+    table.write_text("".join(f"{file},rod\n" for file in files))
+    arguments = ["evaluate", "--checkpoint", room / "run" / "last.pt", "--device", "cpu", "--cache", tmp_path / "cache"]
+    assert diffnet(capsys, *arguments, "--data", table, "--out", tmp_path / "report")[0] == 0
+    results = json.loads((tmp_path / "report" / "results.json").read_text())
+    assert results["test_accuracy"] == 1
+    assert [(row["name"], row["count"]) for row in results["classes"]] == [("rod", 2)]
+    assert (tmp_path / "report" / "predictions.html").is_file()
+    for data, out, message in (
+        (table, tmp_path / "report", "already holds results"),
+        (room / "data", room / "run", "already holds results"),
+        (tmp_path / "none", tmp_path / "new", "none: no such folder or table"),
+    ):
+        status, _, err = diffnet(capsys, *arguments, "--data", data, "--out", out)
+        assert (status, len(err.splitlines())) == (1, 1)
+        assert message in err
+    table.write_text(f"{files[0]},cone\n")
+    status, _, err = diffnet(capsys, *arguments, "--data", table, "--out", tmp_path / "new")
+    assert status == 1
+    assert "the network has no class cone; its classes are ball, rod" in err
+
+
+def test_evaluate_scores_a_segmentation(tmp_path, capsys):
+    """Labels of a test set without a training part are matched by name. Its results are those of the run."""
+    for i in range(3):
+        mesh = surface(1, i)
+        mesh.export(tmp_path / f"m{i}.off")
+        np.savetxt(tmp_path / f"m{i}.txt", np.where(mesh.vertices[:, 2] > 0, 7, 3), fmt="%d")
+    (tmp_path / "train.txt").write_text("m0.off\nm1.off")
+    (tmp_path / "test.txt").write_text("m2.off")
+    shared = ["--data", tmp_path, "--cache", tmp_path / "cache", "--device", "cpu"]
+    options = [*SMALL[:-4], *SMALL[-2:], "--epochs", 2, "--features", "xyz"]
+    assert diffnet(capsys, "train", "segmentation", *shared, *options, "--out", tmp_path / "run")[0] == 0
+    (tmp_path / "train.txt").unlink()
+    network = ["--checkpoint", tmp_path / "run" / "last.pt"]
+    assert diffnet(capsys, "evaluate", *shared, *network, "--out", tmp_path / "report")[0] == 0
+    run, report = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "report"))
+    for name in ("test_accuracy", "balanced_accuracy", "mean_iou", "classes"):
+        assert run[name] == report[name]
+    # Only one of the two labels occurs. It keeps the number that the network has for it.
+    np.savetxt(tmp_path / "m2.txt", np.full(42, 7), fmt="%d")
+    assert diffnet(capsys, "evaluate", *shared, *network, "--out", tmp_path / "one")[0] == 0
+    one = json.loads((tmp_path / "one" / "results.json").read_text())
+    assert [row["name"] for row in one["classes"]] == ["7"]
+    # Probabilities on request.
+    files = ["--out", tmp_path / "p.ply", "--probabilities", tmp_path / "p.npz"]
+    assert diffnet(capsys, "predict", tmp_path / "m2.off", *network, *files, "--device", "cpu")[0] == 0
+    with np.load(tmp_path / "p.npz") as found:
+        assert found["label_names"].tolist() == ["3", "7"]
+        (shares,) = (found[name] for name in found.files if name != "label_names")
+    assert shares.shape == (42, 2)
+    np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-5)
+
+
+def test_a_checkpoint_names_its_task(room, tmp_path):
+    stored = load_checkpoint(room / "run" / "last.pt")
+    assert DiffusionNet.load(room / "run" / "last.pt").metadata["task"] == "classification"
+    stored["options"]["task"] = "segmentation"
+    save_checkpoint(tmp_path / "a.pt", stored)
+    with pytest.raises(CheckpointError, match=r"a.pt: labels_at is meshes, which is not allowed in segmentation"):
+        load_checkpoint(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_captured_steps_equal_plain_ones(smoothing):
+    """Meshes that are added to a batch on buffers have no label and change nothing."""
+    options = TrainOptions(
+        task="classification", label_smoothing=smoothing, k=6, width=8, blocks=1, dropout=0, batch_meshes=3
+    )
+    items = [
+        LabeledMesh(str(i), make_mesh(mesh.vertices, mesh.faces), np.array(i % 2))
+        for i, mesh in enumerate(surface(i % 2, i) for i in range(6))
+    ]
+    data = LabeledMeshes(items, items, ["ball", "rod"], "meshes")
+    samples = [make_sample(item, options.preprocessing) for item in items]
+    found = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model = build_model(options, data.label_names, data.labels_at)
+        step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
+        if captured:
+            step.capture(data.labels_at, [sample.operators for sample in samples], EmulatedGraph)
+        losses = [step(collate_samples([samples[i] for i in batch])) for batch in ((0, 1, 2), (3, 4, 5), (1, 4, 0))]
+        found.append((torch.stack(losses), step.tally.clone()))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-6)
+    assert torch.equal(found[1][1], found[0][1])
+    assert found[0][1].sum() == 9
+
+
+def test_options_and_scores():
+    with pytest.raises(ValueError, match="label_smoothing should be at least 0 and below 1, got 1"):
+        TrainOptions(label_smoothing=1.0)
+    with pytest.raises(ValueError, match="task should be one of segmentation, classification, got 'other'"):
+        replace(TrainOptions(), task="other")
+    assert balanced_accuracy([[8, 0, 0], [1, 1, 0], [0, 0, 0]]) == 0.75
+    assert np.isnan(balanced_accuracy([[0, 0], [0, 0]]))
