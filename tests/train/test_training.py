@@ -277,6 +277,13 @@ def test_held_out_meshes_depend_on_the_seed_only(data):
         set_aside([], options())
 
 
+def test_progress_is_reported_after_each_step(tmp_path):
+    data, chosen, seen = balls(3, 1), options(epochs=2, batch_meshes=2), []
+    samples = [make_sample(item, chosen.preprocessing) for item in data.train]
+    train(data, samples, samples[:1], chosen, tmp_path, device=CPU, after_step=seen.append)
+    assert seen == pytest.approx([2 / 3, 1, 5 / 3, 2])
+
+
 def score_with(monkeypatch, score):
     monkeypatch.setattr(loop, "task_named", lambda name: replace(SEGMENTATION, score=score))
 
