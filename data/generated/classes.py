@@ -57,16 +57,20 @@ def shapes(classes: int = 30, train: int = 16, test: int = 4, seed: int = 0) -> 
             raise ValueError(f"{name} should be at least 1, got {count}")
     if seed < 0:
         raise ValueError(f"seed should be at least 0, got {seed}")
-    parts = []
-    for part, (name, count) in enumerate((("train", train), ("test", test))):
-        parts.append(
-            [
-                _mesh(f"{name}_{label:02d}_{i:02d}", label, np.random.default_rng([seed, part, label, i]))
-                for label in range(classes)
-                for i in range(count)
-            ]
-        )
-    return LabeledMeshes(*parts, [_class_name(limbs) for limbs in _CLASSES[:classes]], "meshes")
+    return LabeledMeshes(
+        train=_part(0, "train", classes, train, seed),
+        test=_part(1, "test", classes, test, seed),
+        label_names=[_class_name(limbs) for limbs in _CLASSES[:classes]],
+        labels_at="meshes",
+    )
+
+
+def _part(part: int, name: str, classes: int, count: int, seed: int) -> list[LabeledMesh]:
+    return [
+        _mesh(f"{name}_{label:02d}_{i:02d}", label, np.random.default_rng([seed, part, label, i]))
+        for label in range(classes)
+        for i in range(count)
+    ]
 
 
 def _class_name(limbs: tuple[str, ...]) -> str:

@@ -22,6 +22,7 @@ from diffnet.geometry import make_mesh
 from diffnet.train import cli
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.inference.predict import predict_labels, predict_probabilities
+from diffnet.train.loop import train
 from diffnet.train.metrics import balanced_accuracy
 from diffnet.train.options import TrainOptions
 from diffnet.train.step import TrainingStep, make_optimizer
@@ -48,6 +49,11 @@ def surface(label: int, seed: int) -> trimesh.Trimesh:
     stretch = (1, 1, 4) if label else (1, 1, 1)
     noise = np.random.default_rng(seed).normal(scale=0.02, size=ball.vertices.shape)
     return trimesh.Trimesh(ball.vertices * stretch + noise, ball.faces, process=False)
+
+
+def two_classes(count: int) -> list[LabeledMesh]:
+    meshes = [surface(i % 2, i) for i in range(count)]
+    return [LabeledMesh(str(i), make_mesh(mesh.vertices, mesh.faces), np.array(i % 2)) for i, mesh in enumerate(meshes)]
 
 
 @pytest.fixture(scope="module")
@@ -191,10 +197,7 @@ def test_captured_steps_equal_plain_ones(smoothing):
     options = TrainOptions(
         task="classification", label_smoothing=smoothing, k=6, width=8, blocks=1, dropout=0, batch_meshes=3
     )
-    items = [
-        LabeledMesh(str(i), make_mesh(mesh.vertices, mesh.faces), np.array(i % 2))
-        for i, mesh in enumerate(surface(i % 2, i) for i in range(6))
-    ]
+    items = two_classes(6)
     data = LabeledMeshes(items, items, ["ball", "rod"], "meshes")
     samples = [make_sample(item, options.preprocessing) for item in items]
     found = []
@@ -209,6 +212,27 @@ def test_captured_steps_equal_plain_ones(smoothing):
     torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-6)
     assert torch.equal(found[1][1], found[0][1])
     assert found[0][1].sum() == 9
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("given", [{}, {"batch_meshes": 3}, {"batch_vertices": 100}], ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_captured_runs_equal_plain_ones_on_a_gpu(given, smoothing, tmp_path):
+    options = TrainOptions(
+        task="classification", label_smoothing=smoothing, k=12, width=32, blocks=2, dropout=0, epochs=4, **given
+    )
+    options = replace(options, precision="fp32")
+    gpu = torch.device("cuda")
+    data = LabeledMeshes(two_classes(7), two_classes(4), ["ball", "rod"], "meshes")
+    samples, tests = (
+        [make_sample(item, options.preprocessing).to(gpu) for item in part] for part in (data.train, data.test)
+    )
+    found = []
+    for capture in (False, True):
+        (tmp_path / str(capture)).mkdir()
+        run = train(data, samples, tests, options, tmp_path / str(capture), device=gpu, capture=capture)
+        found.append([(row["train_loss"], row["train_accuracy"], row["test_accuracy"] or 0) for row in run["history"]])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
 def test_options_and_scores():

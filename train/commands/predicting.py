@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -76,9 +76,9 @@ def _write_probabilities(path: Path, predictions: list[Predicted], label_names: 
 
     from diffnet.geometry.files import write_atomically
 
-    arrays = {p.mesh.name: p.probabilities.numpy() for p in predictions if p.probabilities is not None}
+    arrays: dict[str, Any] = {p.mesh.name: p.probabilities.numpy() for p in predictions if p.probabilities is not None}
     content = io.BytesIO()
-    np.savez_compressed(content, **{"label_names": np.array(label_names), **arrays})
+    np.savez_compressed(content, **arrays, label_names=np.array(label_names))
     write_atomically(path, content.getvalue())
 
 
