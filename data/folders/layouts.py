@@ -119,7 +119,7 @@ def _detect(root: Path, test_only: bool) -> Layout:
     raise DataError(
         f"{root}: no data set found. Looked for train/, test/ and seg/*.eseg (meshcnn); off/, labels/, train.txt and "
         f"test.txt (rna); *.seg (princeton); and meshes, {', '.join(FORMATS)}, also with .gz, here or in off/, "
-        "meshes/, train/ or test/ (folder)"
+        "meshes/, train/ or test/ (folder). Folders of classes are for `diffnet train classification`"
     )
 
 

@@ -167,6 +167,14 @@ def test_evaluate_scores_a_segmentation(tmp_path, capsys):
     run, report = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "report"))
     for name in ("test_accuracy", "balanced_accuracy", "mean_iou", "classes"):
         assert run[name] == report[name]
+    # Checkpoints of older versions name no task.
+    older = load_checkpoint(tmp_path / "run" / "last.pt")
+    del older["options"]["task"], older["options"]["label_smoothing"]
+    save_checkpoint(tmp_path / "older.pt", older)
+    assert load_checkpoint(tmp_path / "older.pt")["options"]["task"] == "segmentation"
+    again = ["--checkpoint", tmp_path / "older.pt", "--out", tmp_path / "again"]
+    assert diffnet(capsys, "evaluate", *shared, *again)[0] == 0
+    assert json.loads((tmp_path / "again" / "results.json").read_text())["classes"] == run["classes"]
     # Only one of the two labels occurs. It keeps the number that the network has for it.
     np.savetxt(tmp_path / "m2.txt", np.full(42, 7), fmt="%d")
     assert diffnet(capsys, "evaluate", *shared, *network, "--out", tmp_path / "one")[0] == 0
