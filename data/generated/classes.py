@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import combinations_with_replacement
+from itertools import combinations
 
 import numpy as np
 from scipy.spatial.transform import Rotation
@@ -13,16 +12,17 @@ from diffnet.data.generated.surface import Surface, polygonize
 from diffnet.data.labeled import LabeledMesh, LabeledMeshes
 from diffnet.geometry import make_mesh
 
-# A club has a ball at its end, a bead has one in the middle, and a fork has two prongs.
-LIMBS = ("plain", "club", "bead", "fork")
+# A club has a ball at its end, a bead has one in the middle, and a twin has both. A fork has two prongs. A cone gets
+# wider toward its end.
+LIMBS = ("plain", "club", "bead", "fork", "thick", "cone", "twin")
 _LIMB_COUNT = 4
-_CLASSES = tuple(combinations_with_replacement(LIMBS, _LIMB_COUNT))
+_CLASSES = tuple(combinations(LIMBS, _LIMB_COUNT))
 
 # Lengths of the skeleton; the blending of `polygonize` is made for these. Meshes are scaled at the end.
-_BODY = (0.085, 0.11)
-_LENGTH = (0.24, 0.38)
-_RADIUS = (0.026, 0.032)
-_SPACING = (0.023, 0.027)
+_BODY = (0.09, 0.105)
+_LENGTH = (0.27, 0.36)
+_RADIUS = (0.027, 0.031)
+_SPACING = (0.025, 0.029)
 _SCALE = (0.5, 2.0)
 _HOLE = (0.03, 0.045)
 _BEND = 35.0  # degrees, at each of two joints of a limb
@@ -37,8 +37,9 @@ def shapes(classes: int = 30, train: int = 16, test: int = 4, seed: int = 0) -> 
     train, test: number of meshes of each class in each split, ≥ 1
     seed: ≥ 0. Equal seeds give equal arrays.
 
-    A limb is plain, or it has a ball at its end (club), a ball in the middle (bead) or two prongs (fork). A class is a
-    choice of four limbs without an order. The name of a class counts them: "club1 fork2" has a plain limb, too.
+    A limb is plain or thick, has a ball at its end (club), in the middle (bead) or at both places (twin), has two
+    prongs (fork), or gets wider toward its end (cone). A class is a choice of four different kinds, and its name lists
+    them.
 
     Everything else is random: the size of the body, the length, the thickness, the direction and the bending of each
     limb, rotation and scale of the mesh, and the grid from which marching cubes makes about 1,000 vertices. Half of the
@@ -48,7 +49,7 @@ def shapes(classes: int = 30, train: int = 16, test: int = 4, seed: int = 0) -> 
 
     >>> data = shapes(classes=3, train=1, test=1)
     >>> data.label_names, len(data.train)
-    (['plain', 'club1', 'bead1'], 3)
+    (['plain+club+bead+fork', 'plain+club+bead+thick', 'plain+club+bead+cone'], 3)
     """
     if not 2 <= classes <= len(_CLASSES):
         raise ValueError(f"classes should be 2 to {len(_CLASSES)}, got {classes}")
@@ -60,7 +61,7 @@ def shapes(classes: int = 30, train: int = 16, test: int = 4, seed: int = 0) -> 
     return LabeledMeshes(
         train=_part(0, "train", classes, train, seed),
         test=_part(1, "test", classes, test, seed),
-        label_names=[_class_name(limbs) for limbs in _CLASSES[:classes]],
+        label_names=["+".join(limbs) for limbs in _CLASSES[:classes]],
         labels_at="meshes",
     )
 
@@ -71,11 +72,6 @@ def _part(part: int, name: str, classes: int, count: int, seed: int) -> list[Lab
         for label in range(classes)
         for i in range(count)
     ]
-
-
-def _class_name(limbs: tuple[str, ...]) -> str:
-    counts = Counter(limbs)
-    return " ".join(f"{kind}{counts[kind]}" for kind in LIMBS[1:] if counts[kind]) or LIMBS[0]
 
 
 def _mesh(name: str, label: int, rng: np.random.Generator) -> LabeledMesh:
@@ -121,23 +117,24 @@ def _limb(
 ) -> list[tuple[Floats, Floats, float, float]]:
     """The bones of a limb: three that bend, and those of its kind. Each has two ends and a radius at each of them."""
     length, radius = rng.uniform(*_LENGTH), rng.uniform(*_RADIUS)
+    first, last = {"thick": (1.75, 1.75), "cone": (0.9, 2.2)}.get(kind, (1.0, 1.0))
+    balls = {"bead": (1,), "twin": (1, 2), "club": (2,)}.get(kind, ())
     start, bones = 0.7 * body * direction, []
     for step in range(3):
         end = start + length / 3 * direction
-        bones.append((start, end, radius, radius))
-        if kind == "bead" and step == 1:
-            middle = (start + end) / 2
-            bones.append((middle, middle + 0.005 * direction, 2.1 * radius, 2.1 * radius))
+        radii = [radius * (first + (last - first) * share / 3) for share in (step, step + 1)]
+        bones.append((start, end, radii[0], radii[1]))
+        if step in balls:
+            center = (start + end) / 2 if step == 1 else end
+            bones.append((center, center + 0.005 * direction, 2.2 * radius, 2.2 * radius))
         start = end
         if step < 2:
             direction = _bent(direction, rng)
-    if kind == "club":
-        bones.append((start, start + 0.005 * direction, 2.1 * radius, 2.1 * radius))
     if kind == "fork":
         side = np.cross(direction, rng.normal(size=3))
         side /= np.linalg.norm(side)
         for sign in (-1, 1):
-            tip = start + 0.11 * (0.62 * direction + sign * 0.78 * side)
+            tip = start + 0.13 * (0.62 * direction + sign * 0.78 * side)
             bones.append((start, tip, 0.85 * radius, 0.75 * radius))
     return bones
 
