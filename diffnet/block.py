@@ -14,7 +14,7 @@ from diffnet.gradient_features import SpatialGradientFeatures
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP
-from diffnet.ops import Backend, diffusion_and_gradient_features, spmm
+from diffnet.ops import Backend, diffusion_and_gradient_features, sparse_diffusion_and_gradient_features, spmm
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
 
@@ -116,6 +116,22 @@ class DiffusionNetBlock(nn.Module):
                 o.evals,
                 o.evecs,
                 gradient_evecs,
+                self.diffusion.learned_time(),
+                features.a_re,
+                features.a_im,
+                o.ptr,
+                o.lengths,
+                self.backend,
+            )
+        if features is not None and isinstance(self.diffusion, LearnedTimeDiffusion):
+            check_eigenpairs(o)
+            return sparse_diffusion_and_gradient_features(
+                x,
+                o.mass,
+                o.evals,
+                o.evecs,
+                o.gradient.pattern,
+                o.gradient.values,
                 self.diffusion.learned_time(),
                 features.a_re,
                 features.a_im,

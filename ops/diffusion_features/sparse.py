@@ -1,0 +1,78 @@
+"""The first half of a block with sparse gradients: learned diffusion, and the gradient features of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from diffnet.ops.common.backend import Backend, use_kernels
+from diffnet.ops.common.checks import check_matrix, check_ptr, check_rank, check_tensor
+from diffnet.ops.common.cpu import eager_on_cpu
+from diffnet.ops.common.ragged import row_lengths
+from diffnet.ops.diffusion_features import cpu
+from diffnet.ops.gradient_features.op import check_matrices, gradient_features
+from diffnet.ops.sparse.op import spmm
+from diffnet.ops.sparse.pattern import Pattern
+from diffnet.ops.spectral.op import diffuse, from_spectral, to_spectral
+
+
+def sparse_diffusion_and_gradient_features(
+    x: Tensor,
+    mass: Tensor,
+    evals: Tensor,
+    evecs: Tensor,
+    pattern: Pattern,
+    gradient: Tensor,
+    time: Tensor,
+    a_re: Tensor,
+    a_im: Tensor | None,
+    ptr: Tensor,
+    lengths: Sequence[int] | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `to_spectral`, `diffuse`, `from_spectral`, `spmm` and `gradient_features` one after the other.
+
+    On the CPU, float32 is computed in fewer products of dense matrices. To reuse x, use the returned x; both its
+    gradients are then summed in one pass.
+
+    Args:
+        pattern, gradient: (V, V) and (2, nnz) floating point, the X and Y components of the gradient
+        x, mass, evals, evecs, time, a_re, a_im, ptr, lengths, backend: see `diffusion_and_gradient_features`
+
+    Returns:
+        x, and the diffused function and its gradient features, (V, C) each
+
+    Raises:
+        TypeError: for arguments that are not tensors or have other dtypes.
+        ValueError: for other shapes, devices or extents.
+    """
+    operators = (mass, evals, evecs, gradient)
+    kernels = use_kernels(backend, x, *operators, matrix=True)
+    if not kernels and a_im is not None and _in_float32(pattern, operators, x, time, a_re, a_im):
+        check_rank("x", x, "(V, C)", 2)
+        (rows, channels), device = x.shape, x.device
+        check_matrix("evecs", evecs, rows, "K", device)
+        check_tensor("mass", mass, (rows,), device)
+        check_tensor("gradient", gradient, (2, pattern.nnz), device)
+        ptr = check_ptr(ptr, rows, lengths, device)
+        check_tensor("evals", evals, (len(ptr) - 1, evecs.shape[1]), device)
+        check_tensor("time", time, (channels,), device)
+        check_matrices(a_re, a_im, channels, device)
+        return cpu.sparse_diffusion_and_gradient_features(
+            x, mass, evals, evecs, pattern, gradient, time, a_re, a_im, ptr, row_lengths(ptr, lengths)
+        )
+    coefficients = diffuse(to_spectral(x, evecs, mass, ptr, lengths, backend), evals, time.clamp(min=0), backend)
+    diffused = from_spectral(coefficients, evecs, ptr, lengths, backend)
+    gradients = spmm(pattern, gradient, diffused, backend=backend)
+    return x, diffused, gradient_features(gradients, a_re, a_im, backend)
+
+
+def _in_float32(pattern: Pattern, operators: Sequence[Tensor], *tensors: Tensor) -> bool:
+    """Whether the form for the CPU computes this: everything in float32, without gradients of the operators."""
+    if torch.is_autocast_enabled("cpu") or not eager_on_cpu(*operators, *tensors):
+        return False
+    if pattern.row_order is not None or any(operator.requires_grad for operator in operators):
+        return False
+    return all(t.dtype == torch.float32 for t in (*operators, *tensors))

@@ -1,0 +1,32 @@
+"""Sparse products on a CPU, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from diffnet.ops.common.cpu import row_chunks
+
+
+def csr_product(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor) -> Tensor:
+    """A x for a CSR matrix A: indptr (rows + 1,), indices and values (nnz,), x (columns, C) → (rows, C)
+
+    PyTorch's weighted sums of table rows take a third of the time of its sparse products. Their code is generated for
+    the width C.
+    """
+    if len(indices) == 0 or x.shape[1] == 0:
+        return x.new_zeros(len(indptr) - 1, x.shape[1])
+    # `F.embedding_bag` would also compute what its backward needs.
+    weighted_sums = torch.ops.aten._embedding_bag_forward_only
+    out: Tensor = weighted_sums(x, indices, indptr.to(indices.dtype), False, 0, False, values, True)[0]
+    return out
+
+
+def csr_row_chunks(indptr: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Divide a CSR matrix by rows: the rows of each chunk, its entries, and its own indptr."""
+    chunks = list(row_chunks(len(indptr) - 1))
+    starts = indptr[[chunk.start for chunk in chunks]].tolist()
+    for chunk, start, end in zip(chunks, starts, [*starts[1:], None], strict=True):
+        yield chunk, slice(start, end), indptr[chunk.start : chunk.stop + 1] - start
