@@ -10,49 +10,40 @@ more. With ds the gradient inside of tanh, and Y = Φᵀ Gᴴ (ds ∘ g),
     dD = Φᵀ (dx_d + Re Gᴴ (ds ∘ b)) + Re(Y) A_re + Im(Y) A_im
     dA_re = Re(Y)ᵀ D  and  dA_im = Im(Y)ᵀ D.
 
-Only the products with Φᵀ have as many rows as vertices. Arguments are as in `ops.diffusion_features.sparse`, all in
-float32. Second derivatives are those of the reference.
+Only the products with Φᵀ have as many rows as vertices. Large products of dense matrices have the dtype of Φ, and
+everything else is float32. Second derivatives are those of the reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.cpu import derivatives, largest_chunk, row_chunks, tanh_
+from diffnet.ops.common.cpu import (
+    add_product,
+    derivatives,
+    keep_freed_memory,
+    largest_chunk,
+    row_chunks,
+    tanh_,
+    without_autocast,
+    write_product,
+)
+from diffnet.ops.common.precision import in_dtype
 from diffnet.ops.common.ragged import row_offsets
 from diffnet.ops.diffusion_features import reference
-from diffnet.ops.sparse.cpu import csr_product, csr_row_chunks
+from diffnet.ops.sparse.cpu import csr_chunks, csr_product
 from diffnet.ops.sparse.pattern import Pattern
 
 
-def sparse_diffusion_and_gradient_features(
-    x: Tensor,
-    mass: Tensor,
-    evals: Tensor,
-    evecs: Tensor,
-    pattern: Pattern,
-    gradient: Tensor,
-    time: Tensor,
-    a_re: Tensor,
-    a_im: Tensor,
-    ptr: Tensor,
-    lengths: Sequence[int],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x, x_d and f. They have gradients of x, time and A."""
-    operators = _SparseOperators(mass, evals, evecs, pattern, gradient, ptr, lengths)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, time, a_re, a_im)):
-        out: tuple[Tensor, Tensor, Tensor] = _DiffusionFeatures.apply(x, time, a_re, a_im, operators)  # type: ignore[no-untyped-call]
-        return out
-    diffused = _diffused(x, time, operators)[0]
-    return x, diffused, _features(diffused, a_re, a_im, operators, None)
+class SparseOperators:
+    """The operators of a batch: mass (V,), evals (B, K), evecs (V, K), pattern (V, V) and gradient (2, nnz).
 
-
-class _SparseOperators:
-    """The operators of a batch, and its meshes as slices of the vertices."""
+    chunks: slices of the vertices of one mesh, and the number of the mesh
+    """
 
     def __init__(
         self,
@@ -66,21 +57,35 @@ class _SparseOperators:
     ) -> None:
         self.mass, self.evals, self.evecs, self.pattern, self.gradient = mass, evals, evecs, pattern, gradient
         self.ptr, self.lengths = ptr, lengths
+        self.chunks = [
+            (mesh, slice(first + rows.start, first + rows.stop))
+            for mesh, (first, length) in enumerate(zip(row_offsets(lengths), lengths, strict=True))
+            for rows in row_chunks(length)
+        ]
 
-    def mesh_chunks(self) -> Iterator[tuple[int, slice]]:
-        """Vertices of one mesh at a time, and the number of the mesh."""
-        for mesh, (first, length) in enumerate(zip(row_offsets(self.lengths), self.lengths, strict=True)):
-            for chunk in row_chunks(length):
-                yield mesh, slice(first + chunk.start, first + chunk.stop)
+
+def sparse_diffusion_and_gradient_features(
+    x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor, operators: SparseOperators
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x, and x_d and f in the dtype of Φ. They are differentiable in x, time and A."""
+    with without_autocast():
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, time, a_re, a_im)):
+            out: tuple[Tensor, Tensor, Tensor] = _DiffusionFeatures.apply(  # type: ignore[no-untyped-call]
+                x, time, a_re, a_im, operators
+            )
+            return out
+        diffused = _diffused(x, time, operators)[0]
+        return x, diffused, _features(diffused, a_re, a_im, operators, None)
 
 
 class _DiffusionFeatures(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor, operators: _SparseOperators
+        ctx: Any, x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor, operators: SparseOperators
     ) -> tuple[Tensor, Tensor, Tensor]:
-        parts: list[Tensor] = []
+        keep_freed_memory()
         diffused, decay, coefficients = _diffused(x, time, operators)
+        parts: list[Tensor] = []
         features = _features(diffused, a_re, a_im, operators, parts)
         ctx.operators = operators
         ctx.save_for_backward(x, time, a_re, a_im, decay, coefficients, features, *parts)
@@ -89,111 +94,119 @@ class _DiffusionFeatures(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        o: _SparseOperators = ctx.operators
+        o: SparseOperators = ctx.operators
         x, time, a_re, a_im, decay, coefficients, features, *parts = ctx.saved_tensors
         passed_grad, diffused_grad, features_grad = grads
+        diffused_grad = torch.zeros_like(features) if diffused_grad is None else diffused_grad
+        features_grad = torch.zeros_like(features) if features_grad is None else features_grad
         if torch.is_grad_enabled():  # the derivative will be differentiated
-            raise NotImplementedError
-        zeros = torch.zeros_like
-        diffused_grad = zeros(features) if diffused_grad is None else diffused_grad
-        features_grad = zeros(features) if features_grad is None else features_grad
-        inner = _inner_gradients(features_grad, features, parts)
-        d_grad, re, im = _adjoint_sums(inner, diffused_grad, o).flatten(1, 2)
-        d = coefficients.flatten(0, 1)
-        d_grad.addmm_(re, a_re).addmm_(im, a_im)
-        time_grad = -(o.evals.flatten() @ (d_grad * d)) * (time >= 0)
-        x_grad = None
-        if ctx.needs_input_grad[0]:
-            x_grad = _from_spectrum(decay * d_grad.view_as(decay), o, passed_grad)
-        return x_grad, time_grad, re.mT @ d, im.mT @ d, None
+            found = derivatives(
+                lambda *t: _plain(*t, o), [x, time, a_re, a_im], ctx.needs_input_grad, diffused_grad, features_grad
+            )
+            if passed_grad is not None and found[0] is not None:
+                found[0] = found[0] + passed_grad
+            return *found, None
+        with without_autocast():
+            inner = _inner_gradients(features_grad, features, parts)
+            d_grad, re, im = _adjoint_sums(inner, diffused_grad, o).flatten(1, 2)
+            d = coefficients.flatten(0, 1)
+            d_grad.addmm_(re, a_re).addmm_(im, a_im)
+            time_grad = -(o.evals.flatten() @ (d_grad * d)) * (time >= 0)
+            x_grad = None
+            if ctx.needs_input_grad[0]:
+                x_grad = _from_spectrum(decay * d_grad.view_as(decay), o, passed_grad, x.dtype)
+            return x_grad, time_grad, re.mT @ d, im.mT @ d, None
 
 
-def _diffused(x: Tensor, time: Tensor, o: _SparseOperators) -> tuple[Tensor, Tensor, Tensor]:
+def _diffused(x: Tensor, time: Tensor, o: SparseOperators) -> tuple[Tensor, Tensor, Tensor]:
     """x_d (V, C), exp(−λ tᵀ) and D (B, K, C)"""
-    decay = torch.exp(-o.evals[..., None] * time.clamp(min=0))
+    decay = torch.exp(o.evals[..., None] * time.clamp(min=0).neg())
     d = torch.zeros_like(decay)
-    for mesh, rows in o.mesh_chunks():
-        d[mesh].addmm_(o.evecs[rows].mT, x[rows] * o.mass[rows, None])
+    for mesh, rows in o.chunks:
+        add_product(d[mesh], o.evecs[rows].mT, in_dtype(x[rows] * o.mass[rows, None], o.evecs.dtype))
     d *= decay
-    diffused = torch.empty_like(x, memory_format=torch.contiguous_format)
-    for mesh, rows in o.mesh_chunks():
-        torch.mm(o.evecs[rows], d[mesh], out=diffused[rows])
+    factors = in_dtype(d, o.evecs.dtype)
+    diffused = o.evecs.new_empty(x.shape)
+    for mesh, rows in o.chunks:
+        torch.mm(o.evecs[rows], factors[mesh], out=diffused[rows])
     return diffused, decay, d
 
 
-def _features(
-    diffused: Tensor, a_re: Tensor, a_im: Tensor, o: _SparseOperators, parts: list[Tensor] | None
-) -> Tensor:
+def _features(diffused: Tensor, a_re: Tensor, a_im: Tensor, o: SparseOperators, parts: list[Tensor] | None) -> Tensor:
     """The features (V, C). g_x, g_y, b_x and b_y of each chunk of vertices are appended to `parts`."""
     pattern, (gx, gy) = o.pattern, o.gradient
-    rotated = diffused.new_empty(2, *diffused.shape)
-    for a, out in zip((a_re, a_im), rotated, strict=True):
-        torch.mm(diffused, a.mT, out=out)
-    rotated = rotated.flatten(0, 1)
-    pairs, real, imaginary = _complex(pattern.indices, gx, gy, pattern.columns)
+    turned = a_re.new_empty(2, *diffused.shape)
+    for a, out in zip((a_re, a_im), turned, strict=True):
+        write_product(diffused, in_dtype(a, diffused.dtype).mT, out)
+    turned, table = turned.flatten(0, 1), in_dtype(diffused, gx.dtype)
+    pairs, real, imaginary = _complex_entries(pattern.indices, gx, gy, pattern.columns)
     features = torch.empty_like(diffused)
-    for rows, entries, starts in csr_row_chunks(pattern.indptr):
-        near, ends = pattern.indices[entries], 2 * starts
-        own = [csr_product(starts, near, g[entries], diffused) for g in (gx, gy)]
-        double = slice(2 * entries.start, None if entries.stop is None else 2 * entries.stop)
-        turned = [csr_product(ends, pairs[double], g[double], rotated) for g in (real, imaginary)]
-        tanh_(torch.mul(own[0], turned[0], out=features[rows]).addcmul_(own[1], turned[1]))
+    for rows, entries, starts in csr_chunks(pattern.indptr, list(row_chunks(len(diffused)))):
+        twice, ends, near = slice(2 * entries.start, 2 * entries.stop), 2 * starts, pattern.indices[entries]
+        g = [csr_product(starts, near, values[entries], table) for values in (gx, gy)]
+        b = [csr_product(ends, pairs[twice], values[twice], turned) for values in (real, imaginary)]
+        products = torch.mul(g[0], b[0]).addcmul_(g[1], b[1])
+        tanh_(products)
+        features[rows] = products
         if parts is not None:
-            parts += own + turned
+            parts += g + b
     return features
 
 
-def _complex(indices: Tensor, real: Tensor, imaginary: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Entries of real matrices that multiply the real parts of a vector, followed by its imaginary parts.
+def _complex_entries(indices: Tensor, real: Tensor, imaginary: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Entries of a complex matrix (nnz,) as those of real matrices, for vectors with all real parts first.
 
-    Returns the indices (2 nnz,), and the values of the matrix for the real part of the product and for the imaginary.
+    Returns the indices (2 nnz,), and the values whose product is real, and those whose product is imaginary.
     """
     pairs = torch.stack([indices, indices + size], 1)
     return pairs.flatten(), torch.stack([real, -imaginary], 1).flatten(), torch.stack([imaginary, real], 1).flatten()
 
 
 def _inner_gradients(grad: Tensor, features: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """ds ∘ b and ds ∘ g: (4, V, C), with real and imaginary parts"""
-    inner = grad.new_empty(4, *grad.shape)
-    scratch = grad.new_empty(largest_chunk(len(grad)), grad.shape[1])
+    """ds ∘ b and ds ∘ g, each with real and imaginary parts: (4, V, C) float32"""
+    inner = torch.empty(4, *grad.shape)
+    scratch = torch.empty(largest_chunk(len(grad)), grad.shape[1])
     for i, rows in enumerate(row_chunks(len(grad))):
         ds = scratch[: rows.stop - rows.start]
-        torch.ops.aten.tanh_backward.grad_input(grad[rows], features[rows], grad_input=ds)
+        f = in_dtype(features[rows], ds.dtype)
+        torch.ops.aten.tanh_backward.grad_input(in_dtype(grad[rows], ds.dtype), f, grad_input=ds)
         gx, gy, bx, by = parts[4 * i : 4 * i + 4]
         for out, factor in zip(inner[:, rows], (bx, by, gx, gy), strict=True):
             torch.mul(ds, factor, out=out)
     return inner
 
 
-def _adjoint_sums(inner: Tensor, diffused_grad: Tensor, o: _SparseOperators) -> Tensor:
-    """Φᵀ (dx_d + Re Gᴴ (ds ∘ b)), Re(Y) and Im(Y): (3, B, K, C)"""
+def _adjoint_sums(inner: Tensor, diffused_grad: Tensor, o: SparseOperators) -> Tensor:
+    """Φᵀ (dx_d + Re Gᴴ (ds ∘ b)), Re(Y) and Im(Y): (3, B, K, C) float32"""
     pattern, order = o.pattern.transpose
     gx, gy = o.gradient[:, order]
-    pairs, real, imaginary = _complex(pattern.indices, gx, -gy, pattern.columns)
+    pairs, real, imaginary = _complex_entries(pattern.indices, gx, -gy, pattern.columns)
     of_b, of_g = inner[:2].flatten(0, 1), inner[2:].flatten(0, 1)
     sums = inner.new_zeros(3, *o.evals.shape, inner.shape[2])
-    indptr = 2 * pattern.indptr
-    bounds = [(mesh, rows) for mesh, rows in o.mesh_chunks()]
-    entry = indptr[[rows.start for _, rows in bounds]].tolist()
-    for (mesh, rows), first, last in zip(bounds, entry, [*entry[1:], None], strict=True):
-        starts, entries = indptr[rows.start : rows.stop + 1] - first, slice(first, last)
-        basis = o.evecs[rows].mT
-        found = csr_product(starts, pairs[entries], real[entries], of_b).add_(diffused_grad[rows])
-        sums[0, mesh].addmm_(basis, found)
-        sums[1, mesh].addmm_(basis, csr_product(starts, pairs[entries], real[entries], of_g))
-        sums[2, mesh].addmm_(basis, csr_product(starts, pairs[entries], imaginary[entries], of_g))
+    entries_of_rows = csr_chunks(2 * pattern.indptr, [rows for _, rows in o.chunks])
+    for (mesh, _), (rows, entries, starts) in zip(o.chunks, entries_of_rows, strict=True):
+        basis, near = o.evecs[rows].mT, pairs[entries]
+        products = [
+            csr_product(starts, near, real[entries], of_b).add_(diffused_grad[rows]),
+            csr_product(starts, near, real[entries], of_g),
+            csr_product(starts, near, imaginary[entries], of_g),
+        ]
+        for total, product in zip(sums[:, mesh], products, strict=True):
+            add_product(total, basis, in_dtype(product, basis.dtype))
     return sums
 
 
-def _from_spectrum(spectrum_grad: Tensor, o: _SparseOperators, added: Tensor | None) -> Tensor:
+def _from_spectrum(spectrum_grad: Tensor, o: SparseOperators, added: Tensor | None, dtype: torch.dtype) -> Tensor:
     """m ∘ (Φ dS), plus `added`: (V, C)"""
-    out = o.evecs.new_empty(len(o.evecs), spectrum_grad.shape[2])
-    scratch = out.new_empty(largest_chunk(len(out)), out.shape[1])
-    for mesh, rows in o.mesh_chunks():
-        values, mass = scratch[: rows.stop - rows.start], o.mass[rows, None]
-        torch.mm(o.evecs[rows], spectrum_grad[mesh], out=values)
-        if added is None:
-            torch.mul(values, mass, out=out[rows])
-        else:
-            torch.addcmul(added[rows], values, mass, out=out[rows])
+    out = o.evecs.new_empty(len(o.evecs), spectrum_grad.shape[2], dtype=dtype)
+    factors = in_dtype(spectrum_grad, o.evecs.dtype)
+    for mesh, rows in o.chunks:
+        product, mass = o.evecs[rows] @ factors[mesh], o.mass[rows, None]
+        out[rows] = product * mass if added is None else torch.addcmul(added[rows], product, in_dtype(mass, dtype))
     return out
+
+
+def _plain(x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor, o: SparseOperators) -> tuple[Tensor, Tensor]:
+    return reference.sparse_diffusion_and_gradient_features(
+        x, o.mass, o.evals, o.evecs, o.pattern, o.gradient, time, a_re, a_im, o.ptr, o.lengths
+    )[1:]

@@ -10,6 +10,7 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_matrix, check_ptr, check_rank, check_tensor
 from diffnet.ops.common.cpu import eager_on_cpu
+from diffnet.ops.common.precision import compute_dtype, in_dtype
 from diffnet.ops.common.ragged import row_lengths
 from diffnet.ops.diffusion_features import cpu
 from diffnet.ops.gradient_features.op import check_matrices, gradient_features
@@ -50,29 +51,32 @@ def sparse_diffusion_and_gradient_features(
     """
     operators = (mass, evals, evecs, gradient)
     kernels = use_kernels(backend, x, *operators, matrix=True)
-    if not kernels and a_im is not None and _in_float32(pattern, operators, x, time, a_re, a_im):
-        check_rank("x", x, "(V, C)", 2)
-        (rows, channels), device = x.shape, x.device
-        check_matrix("evecs", evecs, rows, "K", device)
-        check_tensor("mass", mass, (rows,), device)
-        check_tensor("gradient", gradient, (2, pattern.nnz), device)
-        ptr = check_ptr(ptr, rows, lengths, device)
-        check_tensor("evals", evals, (len(ptr) - 1, evecs.shape[1]), device)
-        check_tensor("time", time, (channels,), device)
-        check_matrices(a_re, a_im, channels, device)
-        return cpu.sparse_diffusion_and_gradient_features(
-            x, mass, evals, evecs, pattern, gradient, time, a_re, a_im, ptr, row_lengths(ptr, lengths)
-        )
-    coefficients = diffuse(to_spectral(x, evecs, mass, ptr, lengths, backend), evals, time.clamp(min=0), backend)
-    diffused = from_spectral(coefficients, evecs, ptr, lengths, backend)
-    gradients = spmm(pattern, gradient, diffused, backend=backend)
-    return x, diffused, gradient_features(gradients, a_re, a_im, backend)
+    if a_im is None or kernels or pattern.row_order is not None or not _fast_on_cpu(operators, x, time, a_re, a_im):
+        coefficients = diffuse(to_spectral(x, evecs, mass, ptr, lengths, backend), evals, time.clamp(min=0), backend)
+        diffused = from_spectral(coefficients, evecs, ptr, lengths, backend)
+        gradients = spmm(pattern, gradient, diffused, backend=backend)
+        return x, diffused, gradient_features(gradients, a_re, a_im, backend)
+    check_rank("x", x, "(V, C)", 2)
+    (rows, channels), device = x.shape, x.device
+    check_matrix("evecs", evecs, rows, "K", device)
+    check_tensor("mass", mass, (rows,), device)
+    check_tensor("gradient", gradient, (2, pattern.nnz), device)
+    ptr = check_ptr(ptr, rows, lengths, device)
+    check_tensor("evals", evals, (len(ptr) - 1, evecs.shape[1]), device)
+    check_tensor("time", time, (channels,), device)
+    check_matrices(a_re, a_im, channels, device)
+    evecs = in_dtype(evecs, compute_dtype(x, evecs))
+    parts = cpu.SparseOperators(mass, evals, evecs, pattern, gradient, ptr, row_lengths(ptr, lengths))
+    return cpu.sparse_diffusion_and_gradient_features(x, time, a_re, a_im, parts)
 
 
-def _in_float32(pattern: Pattern, operators: Sequence[Tensor], *tensors: Tensor) -> bool:
-    """Whether the form for the CPU computes this: everything in float32, without gradients of the operators."""
-    if torch.is_autocast_enabled("cpu") or not eager_on_cpu(*operators, *tensors):
+def _fast_on_cpu(operators: Sequence[Tensor], x: Tensor, *parameters: Tensor) -> bool:
+    """Whether `ops.diffusion_features.cpu` computes this: in float32, perhaps under autocast to bfloat16."""
+    mass, evals, evecs, gradient = operators
+    tensors = (mass, evals, gradient, *parameters)
+    if not eager_on_cpu(x, evecs, *tensors) or any(operator.requires_grad for operator in operators):
         return False
-    if pattern.row_order is not None or any(operator.requires_grad for operator in operators):
-        return False
-    return all(t.dtype == torch.float32 for t in (*operators, *tensors))
+    autocast = torch.is_autocast_enabled("cpu")
+    return all(
+        t.dtype == torch.float32 or (autocast and t.dtype == torch.bfloat16) for t in (x, evecs)
+    ) and all(t.dtype == torch.float32 for t in tensors)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-
-from diffnet.ops.common.cpu import row_chunks
 
 
 def csr_product(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor) -> Tensor:
@@ -24,9 +22,9 @@ def csr_product(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor) -> T
     return out
 
 
-def csr_row_chunks(indptr: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+def csr_chunks(indptr: Tensor, chunks: Sequence[slice]) -> Iterator[tuple[slice, slice, Tensor]]:
     """Divide a CSR matrix by rows: the rows of each chunk, its entries, and its own indptr."""
-    chunks = list(row_chunks(len(indptr) - 1))
-    starts = indptr[[chunk.start for chunk in chunks]].tolist()
-    for chunk, start, end in zip(chunks, starts, [*starts[1:], None], strict=True):
-        yield chunk, slice(start, end), indptr[chunk.start : chunk.stop + 1] - start
+    starts = [int(indptr[chunk.start]) for chunk in chunks]
+    for chunk, start, end in zip(chunks, starts, [*starts[1:], int(indptr[-1])], strict=True):
+        own = indptr[chunk.start : chunk.stop + 1]
+        yield chunk, slice(start, end), own if start == 0 else own - start
