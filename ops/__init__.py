@@ -5,7 +5,6 @@ from diffnet.ops.common.backend import Backend
 from diffnet.ops.common.ragged import row_offsets
 from diffnet.ops.cross_entropy import cross_entropy, label_smoothing_loss
 from diffnet.ops.diffusion_features.op import diffusion_and_gradient_features
-from diffnet.ops.diffusion_features.sparse import sparse_diffusion_and_gradient_features
 from diffnet.ops.gradient_features.op import (
     gradient_features,
     spectral_gradient_features,
@@ -56,7 +55,6 @@ __all__ = [
     "row_sum",
     "sddmm",
     "segment_mean",
-    "sparse_diffusion_and_gradient_features",
     "sparse_softmax",
     "spectral_gradient_features",
     "split_diagonal",

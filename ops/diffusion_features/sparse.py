@@ -77,6 +77,6 @@ def _fast_on_cpu(operators: Sequence[Tensor], x: Tensor, *parameters: Tensor) ->
     if not eager_on_cpu(x, evecs, *tensors) or any(operator.requires_grad for operator in operators):
         return False
     autocast = torch.is_autocast_enabled("cpu")
-    return all(
-        t.dtype == torch.float32 or (autocast and t.dtype == torch.bfloat16) for t in (x, evecs)
-    ) and all(t.dtype == torch.float32 for t in tensors)
+    return all(t.dtype == torch.float32 or (autocast and t.dtype == torch.bfloat16) for t in (x, evecs)) and all(
+        t.dtype == torch.float32 for t in tensors
+    )

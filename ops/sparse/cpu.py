@@ -24,7 +24,7 @@ def csr_product(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor) -> T
 
 def csr_chunks(indptr: Tensor, chunks: Sequence[slice]) -> Iterator[tuple[slice, slice, Tensor]]:
     """Divide a CSR matrix by rows: the rows of each chunk, its entries, and its own indptr."""
-    starts = [int(indptr[chunk.start]) for chunk in chunks]
-    for chunk, start, end in zip(chunks, starts, [*starts[1:], int(indptr[-1])], strict=True):
+    for chunk in chunks:
         own = indptr[chunk.start : chunk.stop + 1]
-        yield chunk, slice(start, end), own if start == 0 else own - start
+        entries = slice(int(own[0]), int(own[-1]))
+        yield chunk, entries, own if entries.start == 0 else own - entries.start
