@@ -35,7 +35,7 @@ from diffnet.ops.common.cpu import (
 from diffnet.ops.common.precision import in_dtype
 from diffnet.ops.common.ragged import row_offsets
 from diffnet.ops.diffusion_features import reference
-from diffnet.ops.sparse.cpu import csr_chunks, csr_product
+from diffnet.ops.sparse.csr import csr_chunks, csr_product
 from diffnet.ops.sparse.pattern import Pattern
 
 

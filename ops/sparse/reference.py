@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.limits import LARGEST
-from diffnet.ops.sparse.cpu import csr_product
-from diffnet.ops.sparse.csr import CsrArrays, row_of_each, shifted
+from diffnet.ops.sparse.csr import CsrArrays, csr_product, row_of_each, shifted
 
 
 def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Tensor:
