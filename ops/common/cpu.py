@@ -99,6 +99,6 @@ def derivatives(
     with without_autocast():
         views = [t.view_as(t) for t in tensors]  # a tensor may occur twice, and each place has its own gradient
         out = function(*views)
-        wanted = [view for view, need in zip(views, needed, strict=False) if need]
+        wanted = [view for view, need in zip(views, needed, strict=True) if need]
         found = iter(torch.autograd.grad(out, wanted, grads, create_graph=True, allow_unused=True))
-    return [next(found) if need else None for _, need in zip(tensors, needed, strict=False)]
+    return [next(found) if need else None for need in needed]

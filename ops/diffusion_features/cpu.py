@@ -17,6 +17,7 @@ everything else is float32. Second derivatives are those of the reference.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,9 +101,8 @@ class _DiffusionFeatures(torch.autograd.Function):
         diffused_grad = torch.zeros_like(features) if diffused_grad is None else diffused_grad
         features_grad = torch.zeros_like(features) if features_grad is None else features_grad
         if torch.is_grad_enabled():  # the derivative will be differentiated
-            found = derivatives(
-                lambda *t: _plain(*t, o), [x, time, a_re, a_im], ctx.needs_input_grad, diffused_grad, features_grad
-            )
+            tensors = [x, time, a_re, a_im]
+            found = derivatives(partial(_plain, o), tensors, ctx.needs_input_grad[:4], diffused_grad, features_grad)
             if passed_grad is not None and found[0] is not None:
                 found[0] = found[0] + passed_grad
             return *found, None
@@ -206,7 +206,7 @@ def _from_spectrum(spectrum_grad: Tensor, o: SparseOperators, added: Tensor | No
     return out
 
 
-def _plain(x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor, o: SparseOperators) -> tuple[Tensor, Tensor]:
+def _plain(o: SparseOperators, x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor) -> tuple[Tensor, ...]:
     return reference.sparse_diffusion_and_gradient_features(
         x, o.mass, o.evals, o.evecs, o.pattern, o.gradient, time, a_re, a_im, o.ptr, o.lengths
     )[1:]

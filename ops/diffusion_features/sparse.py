@@ -73,10 +73,8 @@ def sparse_diffusion_and_gradient_features(
 def _fast_on_cpu(operators: Sequence[Tensor], x: Tensor, *parameters: Tensor) -> bool:
     """Whether `ops.diffusion_features.cpu` computes this: in float32, perhaps under autocast to bfloat16."""
     mass, evals, evecs, gradient = operators
-    tensors = (mass, evals, gradient, *parameters)
-    if not eager_on_cpu(x, evecs, *tensors) or any(operator.requires_grad for operator in operators):
+    always = (mass, evals, gradient, *parameters)
+    if not eager_on_cpu(x, evecs, *always) or any(operator.requires_grad for operator in operators):
         return False
-    autocast = torch.is_autocast_enabled("cpu")
-    return all(t.dtype == torch.float32 or (autocast and t.dtype == torch.bfloat16) for t in (x, evecs)) and all(
-        t.dtype == torch.float32 for t in tensors
-    )
+    allowed = [torch.float32, torch.bfloat16] if torch.is_autocast_enabled("cpu") else [torch.float32]
+    return x.dtype in allowed and evecs.dtype in allowed and all(t.dtype == torch.float32 for t in always)
