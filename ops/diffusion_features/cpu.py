@@ -1,17 +1,8 @@
 """Diffusion and the gradient features of its result on a CPU, with sparse gradients, in few products of dense matrices.
 
-In complex numbers, with G = G_X + i G_Y, A = A_re + i A_im and x_d = Φ D, the features are f = tanh(Re(ḡ ∘ b)) with
-
-    g = G x_d  and  b = g Aᵀ = G (x_d Aᵀ).
-
-The last form has two real products of dense matrices instead of four, and a larger sparse product. The backward gains
-more. With ds the gradient inside of tanh, and Y = Φᵀ Gᴴ (ds ∘ g),
-
-    dD = Φᵀ (dx_d + Re Gᴴ (ds ∘ b)) + Re(Y) A_re + Im(Y) A_im
-    dA_re = Re(Y)ᵀ D  and  dA_im = Im(Y)ᵀ D.
-
-Only the products with Φᵀ have as many rows as vertices. Large products of dense matrices have the dtype of Φ, and
-everything else is float32. Second derivatives are those of the reference.
+With the complex matrices G = G_X + i G_Y and A = A_re + i A_im, b = g Aᵀ is computed as G (x_d Aᵀ), and the backward
+applies the adjoint Gᴴ before it multiplies with Φᵀ. docs/kernels.md derives this. Large products of dense matrices have
+the dtype of Φ, and everything else is float32. Second derivatives are those of the reference.
 """
 
 from __future__ import annotations
