@@ -129,7 +129,7 @@ def train_segmentation(
     """
     with ExitAtCtrlC():
         from diffnet.data import load_dataset
-        from diffnet.train.device import pick_device
+        from diffnet.train.device import keep_memory, pick_device
         from diffnet.train.run import check_folder, run_segmentation
 
     if batch_meshes is None and batch_vertices is None:
@@ -159,6 +159,8 @@ def train_segmentation(
         seed=seed,
     )
     chosen = pick_device(device)
+    if chosen.type == "cpu":
+        keep_memory()
     check_folder(out, resume)
     cache.mkdir(parents=True, exist_ok=True)
     if data == "figures":
