@@ -5,11 +5,12 @@ from .feature_parts import (
     FeaturePart,
     Statistics,
     canonical_features,
+    check_statistics,
     feature_channels,
     feature_parts,
     vector_channels,
 )
-from .features import available_cores, fill_cache, input_features, load_meanwhile, precompute_all, prepare
+from .features import available_cores, fill_cache, input_features, load_meanwhile, precompute_all, prepare, rotate_vectors
 from .folders.layouts import LAYOUTS, Layout, load_dataset
 from .generated.dataset import figures
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
@@ -36,6 +37,7 @@ __all__ = [
     "array_statistics",
     "available_cores",
     "canonical_features",
+    "check_statistics",
     "collate_samples",
     "epoch_seed",
     "feature_channels",
@@ -49,5 +51,6 @@ __all__ = [
     "own_arrays",
     "precompute_all",
     "prepare",
+    "rotate_vectors",
     "vector_channels",
 ]

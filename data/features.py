@@ -14,7 +14,7 @@ from torch import Tensor
 from diffnet.data.feature_parts import FEATURE_CHANNELS, Statistics, feature_parts
 from diffnet.data.options import Preprocessing
 from diffnet.data.own_arrays import own_arrays, standardized
-from diffnet.geometry import Mesh, MeshLike, Operators, curvature, hks, precompute, wks
+from diffnet.geometry import Mesh, MeshLike, Operators, curvature, hks, precompute, rotate, wks
 from diffnet.geometry.mesh.normalize import load_normalized
 from diffnet.geometry.preprocessing import many
 from diffnet.geometry.preprocessing.many import load_meanwhile as load_meanwhile  # __init__.pyi exports these three
@@ -124,6 +124,17 @@ def input_features(
             shift, factor = _SCALES[part.name]
             columns.append((values - shift) * factor if len(parts) > 1 else values)
     return torch.cat(columns, 1) if len(columns) > 1 else columns[0]
+
+
+def rotate_vectors(x: Tensor, vectors: Sequence[slice], rotations: Tensor, ptr: Tensor) -> Tensor:
+    """Rotate the vectors in the input features of packed meshes. All other channels stay.
+
+    x: (V, C). vectors: see `vector_channels`. rotations: (B, 3, 3). ptr: (B+1,), the extents of the meshes. Returns a
+    new tensor (V, C).
+    """
+    turned = [rotate(x[:, channels], rotations, ptr) for channels in vectors]
+    rest = x[:, vectors[-1].stop :] if vectors else x  # vectors come first
+    return turned[0] if len(turned) == 1 and not rest.shape[1] else torch.cat([*turned, rest], 1)
 
 
 def _curvature(mesh: Mesh, operators: Operators) -> Tensor:

@@ -9,13 +9,14 @@ import torch
 
 from diffnet import DiffusionNet, __version__
 from diffnet.checkpoint_file import CheckpointError, check_named_tensors, check_names_and_shapes, read_checkpoint_file
-from diffnet.data import FEATURE_CHANNELS, LabelsAt
+from diffnet.data import LabelsAt, Statistics, feature_channels
 from diffnet.train.checkpoint_checks import (
     FORMAT,
     Checkpoint,
     check_optimizer,
     check_sizes,
     checked_options,
+    checked_statistics,
     checked_values,
 )
 from diffnet.train.options import TrainOptions
@@ -40,19 +41,25 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
     checkpoint = checked_values(path, read_checkpoint_file(path, device))
     options = checked_options(path, checkpoint)
     checkpoint["options"] = options.as_dict()
+    checkpoint["statistics"] = checked_statistics(path, checkpoint, options)
     weights = check_named_tensors(path, checkpoint["model"])
     check_sizes(path, options, weights)
     with torch.device("meta"):  # a network without memory
-        network = build_model(options, checkpoint["label_names"], checkpoint["labels_at"])
+        network = build_model(options, checkpoint["label_names"], checkpoint["labels_at"], checkpoint["statistics"])
     check_names_and_shapes(path, weights, network.state_dict())
     check_optimizer(path, checkpoint["optimizer"], list(network.parameters()))
     return checkpoint
 
 
-def build_model(options: TrainOptions, label_names: list[str], labels_at: LabelsAt) -> DiffusionNet:
-    """A network with random weights, as the options describe it."""
+def build_model(
+    options: TrainOptions, label_names: list[str], labels_at: LabelsAt, statistics: Statistics | None = None
+) -> DiffusionNet:
+    """A network with random weights, as the options describe it.
+
+    statistics: of the own arrays among the features, which tell their numbers of channels
+    """
     return DiffusionNet(
-        FEATURE_CHANNELS[options.preprocessing.features],
+        feature_channels(options.features, statistics),
         len(label_names),
         width=options.width,
         blocks=options.blocks,
@@ -67,6 +74,6 @@ def build_model(options: TrainOptions, label_names: list[str], labels_at: Labels
 def restore_model(checkpoint: Checkpoint) -> tuple[DiffusionNet, TrainOptions]:
     """The trained network of a checkpoint, in eval mode, and the options of its run."""
     options = TrainOptions(**checkpoint["options"])
-    model = build_model(options, checkpoint["label_names"], checkpoint["labels_at"])
+    model = build_model(options, checkpoint["label_names"], checkpoint["labels_at"], checkpoint["statistics"])
     model.load_state_dict(checkpoint["model"])
     return model.eval(), options

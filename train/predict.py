@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from diffnet.cuda_graphs import graphed
-from diffnet.data import LabelsAt, Sample, input_features, prepare
+from diffnet.data import LabelsAt, Sample, input_features, own_arrays, prepare
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.checkpoint import Checkpoint, restore_model
@@ -32,7 +32,10 @@ def predict_labels(
     """The most likely class of every vertex, face or edge of meshes, preprocessed as in training.
 
     Returns for each source the mesh at its original positions, and labels (V,), (F,) or (E,) int64, which are indices
-    into the checkpoint's `label_names`. Raises MeshError for a mesh that can't be used.
+    into the checkpoint's `label_names`.
+
+    Raises MeshError for a mesh that can't be used, DataError for a mesh without the own arrays that the network was
+    trained with.
     """
     model, options = restore_model(checkpoint)
     model = graphed(model.to(device))
@@ -41,8 +44,11 @@ def predict_labels(
         mesh = load_mesh(source)
         if mesh.is_point_cloud and checkpoint["labels_at"] != "vertices":
             raise MeshError(f"{mesh.name}: the network labels {checkpoint['labels_at']}, and a point cloud has none")
+        arrays = own_arrays(mesh, options.features, checkpoint["statistics"])
         normalized, operators = prepare(mesh, options.preprocessing, cache_dir)
-        features = input_features(normalized, operators, options.preprocessing.features)
+        features = input_features(
+            normalized, operators, options.features, statistics=checkpoint["statistics"], arrays=arrays
+        )
         sample = Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators)
         results.append((mesh, predict_classes(model, sample, options, device).cpu().numpy()))
     return results
