@@ -10,7 +10,16 @@ from .feature_parts import (
     feature_parts,
     vector_channels,
 )
-from .features import available_cores, fill_cache, input_features, load_meanwhile, precompute_all, prepare, rotate_vectors
+from .conversion import labels_at, with_label_names, with_labels_at
+from .features import (
+    available_cores,
+    fill_cache,
+    input_features,
+    load_meanwhile,
+    precompute_all,
+    prepare,
+    rotate_vectors,
+)
 from .folders.layouts import LAYOUTS, Layout, load_dataset
 from .generated.dataset import figures
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
@@ -45,6 +54,7 @@ __all__ = [
     "figures",
     "fill_cache",
     "input_features",
+    "labels_at",
     "load_dataset",
     "load_meanwhile",
     "make_sample",
@@ -53,4 +63,6 @@ __all__ = [
     "prepare",
     "rotate_vectors",
     "vector_channels",
+    "with_label_names",
+    "with_labels_at",
 ]

@@ -83,11 +83,11 @@ def feature_parts(features: str) -> tuple[FeaturePart, ...]:
         if not own and name not in FEATURE_CHANNELS:
             raise OptionError(
                 f"features should be one or several of {', '.join(FEATURE_CHANNELS)} and file:NAME, joined by +, "
-                f"got {name!r}" + (f" in {features!r}" if len(names) > 1 else "")
+                f"got {name[:60]!r}" + (f" in {features[:200]!r}" if len(names) > 1 else "")
             )
     for i, name in enumerate(names):
         if name in names[:i]:
-            raise OptionError(f"features should have each part once, got {name!r} twice in {features!r}")
+            raise OptionError(f"features should have each part once, got {name!r} twice in {features[:200]!r}")
     order = list(FEATURE_CHANNELS)
     known = sorted((name for name in names if name in order), key=lambda name: order.index(name))  # type: ignore[arg-type]
     return tuple(FeaturePart(name) for name in (*known, *sorted(set(names) - set(order))))

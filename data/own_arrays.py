@@ -154,4 +154,3 @@ def _checked(mesh: Mesh, name: str, given: Any, source: str) -> NDArray[np.float
 
 
 _LARGEST = 1e30  # sums of squares overflow neither float64 nor, once standardized, float32
-

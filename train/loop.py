@@ -212,7 +212,12 @@ def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions
     for name, value in fresh["options"].items():
         if (name != "epochs" or options.schedule == "cosine") and before[name] != value:
             raise CheckpointError(f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}")
-    for name, difference in (("label_names", "other labels"), ("labels_at", "other labels"), ("data", "other meshes"), ("statistics", "other own arrays")):
+    for name, difference in (
+        ("label_names", "other labels"),
+        ("labels_at", "other labels"),
+        ("data", "other meshes"),
+        ("statistics", "other own arrays"),
+    ):
         if stored[name] != fresh[name]:
             raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with {difference}")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diffnet.data.folders.labels import read_labels
+from diffnet.data.folders.numbers import read_labels
 from diffnet.data.folders.layouts import LAYOUTS, load_dataset
 from diffnet.data.labeled import UNLABELED, DataError
 from diffnet.geometry import MeshError, mesh_edges
