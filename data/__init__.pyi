@@ -1,3 +1,4 @@
+from .conversion import labels_at, with_label_names, with_labels_at
 from .feature_parts import (
     FEATURE_CHANNELS,
     ArrayStatistics,
@@ -10,7 +11,6 @@ from .feature_parts import (
     feature_parts,
     vector_channels,
 )
-from .conversion import labels_at, with_label_names, with_labels_at
 from .features import (
     available_cores,
     fill_cache,

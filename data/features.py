@@ -153,8 +153,8 @@ _KINDS: dict[str, Callable[[Mesh, Operators], Tensor]] = {
     "wks": lambda mesh, operators: wks(operators, FEATURE_CHANNELS["wks"]),
 }
 
-# Shift and factor of each part beside others. They give generated figures about mean 0 and standard deviation 1 over all
-# channels of the part. Vectors are not shifted, so they can be rotated.
+# Shift and factor of each part beside others. They give generated figures about mean 0 and standard deviation 1, over
+# all channels of the part. Vectors are not shifted, so they can be rotated.
 _SCALES: dict[str, tuple[float, float]] = {
     "xyz": (0.0, 3.0),
     "normals": (0.0, math.sqrt(3)),

@@ -70,8 +70,8 @@ def array_statistics(items: Iterable[LabeledMesh], features: str) -> dict[str, A
             shift, total, squares, count = sums[name]
             if len(shift) != array.shape[1]:
                 raise DataError(
-                    f"{item.mesh.name}: {FILE_PREFIX}{name} has {array.shape[1]} channels, but that of {first[name]} has "
-                    f"{len(shift)}; all meshes of a set need the same number"
+                    f"{item.mesh.name}: {FILE_PREFIX}{name} has {array.shape[1]} channels, but that of {first[name]} "
+                    f"has {len(shift)}; all meshes of a set need the same number"
                 )
             moved = array - shift
             sums[name] = [shift, total + moved.sum(0), squares + (moved**2).sum(0), count + len(array)]

@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from diffnet.data.folders.layouts import Layout
 from diffnet.data.feature_parts import FEATURE_CHANNELS, canonical_features
+from diffnet.data.folders.layouts import Layout
 from diffnet.data.options import Preprocessing
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.mesh.mesh import FORMATS, mesh_stem, mesh_suffix
@@ -76,8 +76,8 @@ FeaturesOption = Annotated[
     typer.Option(
         callback=checked_features,
         metavar="PART+PART…",
-        help=f"Input features at the vertices: {', '.join(FEATURE_CHANNELS)} and file:NAME, one or several joined by +. "
-        "file:NAME is NAME/MESH.npy, MESH.NAME.npy, or the mesh file's own colors or property NAME.",
+        help=f"Input features at the vertices: {', '.join(FEATURE_CHANNELS)} and file:NAME, one or several joined by +."
+        " file:NAME is NAME/MESH.npy, MESH.NAME.npy, or the mesh file's own colors or property NAME.",
     ),
 ]
 JoinOption = Annotated[

@@ -58,7 +58,9 @@ def _both_exist(train: Path, test: Path, needs_train: bool) -> bool:
 def parts_by_lists(root: Path, meshes: list[Path], folder: Path, needs_train: bool = True) -> Parts:
     """The meshes listed in `train.txt` and `test.txt`, in that order. Names may lack their extensions.
 
-    Raises DataError for a missing list and for a name without a mesh. Without `needs_train`, `train.txt` may be missing.
+    needs_train: if not, `train.txt` may be missing
+
+    Raises DataError for a missing list and for a name without a mesh.
     """
     known = {mesh_stem(mesh): mesh for mesh in meshes} | {_key(mesh): mesh for mesh in meshes}
 
@@ -91,7 +93,10 @@ def _parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed:
 
 
 def check_parts(root: Path, parts: Parts, needs_train: bool = True) -> None:
-    """Raises DataError for an empty part that is needed, and for a mesh name that occurs twice, which would share one label file."""
+    """Raises DataError for an empty part that is needed, and for a mesh name that occurs twice.
+
+    Meshes of one name would share one label file.
+    """
     seen: dict[str, str] = {}
     for name, meshes in zip(("train", "test"), parts, strict=True):
         if not meshes and (needs_train or name == "test"):

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.data.conversion import with_labels_at
 from diffnet.data.folders.files import (
     MESH_FOLDERS,
     Parts,
@@ -24,7 +25,6 @@ from diffnet.data.folders.files import (
     pair_labels,
     parts_by_lists,
 )
-from diffnet.data.conversion import with_labels_at
 from diffnet.data.folders.labels import find_labels_at, number_classes, place_labels
 from diffnet.data.folders.numbers import read_lines
 from diffnet.data.folders.sources import FileLabels, read_source

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.folders.numbers import read_labels, text_of
-from diffnet.data.labeled import UNLABELED, DataError, LabelsAt
+from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.geometry import FORMATS, Attributes, load_attributes
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 
@@ -136,8 +136,8 @@ def _of_mesh(path: Path) -> FileLabels:
     if attributes.face_colors is not None:
         return _of_colors(path, attributes.face_colors, "faces")
     raise DataError(
-        f"{path}: no labels. Expected a label file beside the mesh, a property of a PLY file ({', '.join(PROPERTIES)}), "
-        "or colors of the vertices"
+        f"{path}: no labels. Expected a label file beside the mesh, a property of a PLY file "
+        f"({', '.join(PROPERTIES)}), or colors of the vertices"
     )
 
 
@@ -163,8 +163,8 @@ def _of_colors(path: Path, colors: NDArray[np.float64], at: LabelsAt) -> FileLab
     distinct, values = np.unique(levels @ [65536, 256, 1], return_inverse=True)
     if len(distinct) > MOST_COLORS:
         raise DataError(
-            f"{path}: {len(distinct)} distinct colors of {at}. Colors can be labels if there are at most {MOST_COLORS}; "
-            "put the labels into a file beside the mesh"
+            f"{path}: {len(distinct)} distinct colors of {at}. Colors can be labels if there are at most "
+            f"{MOST_COLORS}; put the labels into a file beside the mesh"
         )
     names = [f"#{color:06x}" for color in distinct.tolist()]
     return FileLabels(path, "colors", values.reshape(-1).astype(np.int64), names, at)

@@ -63,7 +63,7 @@ def _of_ply(data: bytes) -> Attributes:
     for element, found in columns.items():
         rows = elements.get(element)
         for name in () if rows is None else rows.dtype.names or ():
-            if rows.dtype[name] != object:  # lists have different lengths
+            if rows.dtype[name].kind != "O":  # lists have different lengths
                 found[name] = np.ascontiguousarray(rows[name])
     vertices = {name: values for name, values in columns["vertex"].items() if name not in ("x", "y", "z")}
     return Attributes(_ply_colors(vertices), _ply_colors(columns["face"]), vertices, columns["face"])
