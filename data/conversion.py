@@ -63,8 +63,9 @@ def labels_at(
     else:
         first, second = _edges_of_faces(f, edges, count), np.repeat(np.arange(len(f)), 3)
     rank = ("vertices", "edges", "faces").index
-    pairs = (first, second) if rank(source) < rank(target) else (second, first)
-    return _majority(values, *pairs, sizes[target])
+    if rank(source) > rank(target):
+        first, second = second, first
+    return _majority(values, first, second, sizes[target])
 
 
 def with_labels_at(data: LabeledMeshes, target: LabelsAt) -> LabeledMeshes:

@@ -30,7 +30,8 @@ def number_classes(labels: Sequence[FileLabels], names_file: Path) -> tuple[list
     given = read_lines(names_file) if names_file.is_file() else None
     named = [file for file in labels if file.names is not None]
     if len(named) == len(labels):
-        return _number_names(named, given, names_file)
+        number = _number_colors if labels[0].kind == "colors" else _number_names
+        return number(labels, given, names_file)
     if named:
         other = next(file for file in labels if file.names is None)
         raise DataError(
@@ -52,48 +53,43 @@ def number_classes(labels: Sequence[FileLabels], names_file: Path) -> tuple[list
 def _number_names(
     labels: Sequence[FileLabels], given: list[str] | None, names_file: Path
 ) -> tuple[list[NDArray[np.int64]], list[str]]:
-    found = {name: file for file in reversed(labels) for name in file.names or ()}
-    if labels[0].kind == "colors" and len(found) > MOST_COLORS:
+    """The classes of named parts."""
+    names = sorted({name for file in labels for name in file.names or ()}, key=_natural) if given is None else given
+    return [_places(file, names, names_file) for file in labels], names
+
+
+def _number_colors(
+    labels: Sequence[FileLabels], given: list[str] | None, names_file: Path
+) -> tuple[list[NDArray[np.int64]], list[str]]:
+    """The classes of colors, sorted, or in the order of lines such as `#ff0000 arm`."""
+    colors = sorted({color for file in labels for color in file.names or ()})
+    if len(colors) > MOST_COLORS:
         raise DataError(
-            f"{labels[0].path}: the set has {len(found)} distinct colors. Colors can be labels if there are at most "
+            f"{labels[0].path}: the set has {len(colors)} distinct colors. Colors can be labels if there are at most "
             f"{MOST_COLORS}; put the labels into files beside the meshes"
         )
-    if labels[0].kind == "colors" and given is not None:
-        return _named_colors(labels, given, names_file)
-    names = sorted(found, key=_natural) if given is None else given
-    unknown = [name for name in found if name not in names]
-    if unknown:
-        raise DataError(f"{found[unknown[0]].path}: the label {unknown[0]!r} is not in {names_file}")
-    if not names:
-        raise DataError(f"{names_file.parent}: no element has a label")
+    names = colors
+    if given is not None:
+        colors, names = [], []
+        for line in given:
+            color, _, name = line.partition(" ")
+            if not re.fullmatch("#[0-9a-fA-F]{6}", color) or not name.strip() or color.lower() in colors:
+                raise DataError(
+                    f"{names_file}: the labels are colors, so each line should be another color and a name, such as "
+                    f"'#ff0000 arm', got {line[:40]!r}"
+                )
+            colors.append(color.lower())
+            names.append(name.strip())
+    return [_places(file, colors, names_file) for file in labels], names
+
+
+def _places(file: FileLabels, names: list[str], names_file: Path) -> NDArray[np.int64]:
+    """For each label of a file, the place of its name in a list. Raises DataError for a name that is not in it."""
     place = {name: i for i, name in enumerate(names)}
-    classes = []
-    for file in labels:
-        own = np.array([place[name] for name in file.names or ()] + [UNLABELED], np.int64)
-        classes.append(own[file.values])
-    return classes, names
-
-
-def _named_colors(
-    labels: Sequence[FileLabels], lines: list[str], names_file: Path
-) -> tuple[list[NDArray[np.int64]], list[str]]:
-    """The classes of colors, in the order of lines such as `#ff0000 arm`."""
-    place: dict[str, int] = {}
-    for i, line in enumerate(lines):
-        color, _, name = line.partition(" ")
-        if not re.fullmatch("#[0-9a-fA-F]{6}", color) or not name.strip() or color.lower() in place:
-            raise DataError(
-                f"{names_file}: the labels are colors, so each line should be another color and a name, such as "
-                f"'#ff0000 arm', got {line[:40]!r}"
-            )
-        place[color.lower()] = i
-    classes = []
-    for file in labels:
-        unknown = [name for name in file.names or () if name not in place]
-        if unknown:
-            raise DataError(f"{file.path}: the color {unknown[0]} is not in {names_file}")
-        classes.append(np.array([place[name] for name in file.names or ()], np.int64)[file.values])
-    return classes, [line.partition(" ")[2].strip() for line in lines]
+    unknown = [name for name in file.names or () if name not in place]
+    if unknown:
+        raise DataError(f"{file.path}: the label {unknown[0][:40]!r} is not in {names_file}")
+    return np.array([place[name] for name in file.names or ()], np.int64)[file.values]
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

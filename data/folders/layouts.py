@@ -124,10 +124,10 @@ def load_dataset(
     else:
         parts = find_parts(root, test_fraction, seed, needs_train)
         if layout == "princeton":
-            files, at = pair_beside(root, parts, "seg", (".seg",)), "faces"
+            data = _load(parts, pair_beside(root, parts, "seg", (".seg",)), "faces", _numbered(root), cache_dir)
         else:
-            files, at = pair_beside(root, parts, "labels", _LABELS, in_meshes=True), None
-        data = _load(parts, files, at, _numbered(root), cache_dir)
+            files = pair_beside(root, parts, "labels", _LABELS, in_meshes=True)
+            data = _load(parts, files, None, _numbered(root), cache_dir)
     return data if labels_at is None else with_labels_at(data, labels_at)
 
 

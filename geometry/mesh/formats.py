@@ -193,7 +193,7 @@ PLY_CORNERS = ("vertex_indices", "vertex_index")
 _PLY_ELEMENT = re.compile(rb"(?:^|[\r\n])element[ \t]+(\S+)[ \t]+(\d+)")
 
 
-def read_ply_elements(data: bytes) -> dict[str, NDArray[Any]]:
+def read_ply_elements(data: bytes) -> dict[str, Any]:
     """The rows of each element of a PLY file, structured arrays. Raises ValueError for a damaged file."""
     for what, count in _PLY_ELEMENT.findall(data[: max(data.find(b"end_header"), 0)]):
         # plyfile allocates the rows before it reads them.
