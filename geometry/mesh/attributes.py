@@ -61,8 +61,8 @@ def _of_ply(data: bytes) -> Attributes:
     columns: dict[str, dict[str, NDArray[Any]]] = {"vertex": {}, "face": {}}
     elements = read_ply_elements(data)
     for element, found in columns.items():
-        rows = elements.get(element)
-        for name in () if rows is None else rows.dtype.names or ():
+        rows = elements.get(element, np.zeros(0, []))
+        for name in rows.dtype.names or ():
             if rows.dtype[name].kind != "O":  # lists have different lengths
                 found[name] = np.ascontiguousarray(rows[name])
     vertices = {name: values for name, values in columns["vertex"].items() if name not in ("x", "y", "z")}
