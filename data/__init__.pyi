@@ -1,5 +1,6 @@
+from .arrays import array_statistics, own_arrays
 from .conversion import labels_at, with_label_names, with_labels_at
-from .feature_parts import (
+from .feature_names import (
     FEATURE_CHANNELS,
     ArrayStatistics,
     FeatureKind,
@@ -24,7 +25,6 @@ from .folders.layouts import LAYOUTS, Layout, load_dataset
 from .generated.dataset import figures
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from .options import Preprocessing
-from .own_arrays import array_statistics, own_arrays
 from .samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
 
 __all__ = [

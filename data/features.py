@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffnet.data.feature_parts import FEATURE_CHANNELS, Statistics, feature_parts
+from diffnet.data.arrays import own_arrays, standardized
+from diffnet.data.feature_names import FEATURE_CHANNELS, Statistics, feature_parts
 from diffnet.data.options import Preprocessing
-from diffnet.data.own_arrays import own_arrays, standardized
 from diffnet.geometry import Mesh, MeshLike, Operators, curvature, hks, precompute, rotate, wks
 from diffnet.geometry.mesh.normalize import load_normalized
 from diffnet.geometry.preprocessing import many

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diffnet.data.feature_parts import canonical_features, feature_parts
+from diffnet.data.feature_names import canonical_features, feature_parts
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.preprocessing.options import (
     BASIS_PRECISIONS,

@@ -1,7 +1,6 @@
 from .batches.collate import collate
 from .batches.functional import diffuse, from_spectral, gradient, mesh_mean, to_spectral
 from .batches.unpack import UnpackAt
-from .curvature import curvature
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
 from .discretize.coincident import joined_vertices
@@ -30,6 +29,7 @@ from .preprocessing.options import (
     JoinRule,
     LaplacianKind,
 )
+from .shape_operator import curvature
 from .vertex_patches import Patches, patches
 
 __all__ = [

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from diffnet.data.feature_parts import FEATURE_CHANNELS, canonical_features
+from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.options import Preprocessing
 from diffnet.geometry.errors import DiffnetError, OptionError

@@ -260,10 +260,12 @@ def test_what_is_missing_or_wrong_is_named(tmp_path):
         return text
 
     text = message()
-    assert text.startswith(f"{tmp_path / 'a.obj'}: no array for file:quality. Expected (162,) or (162, C) in {place}, ")
+    expected = "no array for file:quality. Expected an array of shape (162,) or (162, C) in"
+    assert text.startswith(f"{tmp_path / 'a.obj'}: {expected} {place} or ")
     assert str(tmp_path / "quality/a.npy") in text
-    assert "property 'quality'" in text
-    assert "and the colors of the vertices" in message("file:colors")
+    assert "or the property 'quality' of a PLY file" in text
+    assert "or the colors of the vertices" in message("file:colors")
+    assert "shape (162, 2) in" in message(statistics={"quality": {"mean": [0.0, 0.0], "std": [1.0, 1.0]}})
     assert "no array for file:quality: the mesh is not from a file" in message(mesh=ball())
     for array, expected in (
         (np.zeros(161), "file:quality should have shape (162,) or (162, C), one row for each vertex, but"),

@@ -1,4 +1,4 @@
-"""Curvature at the vertices."""
+"""Curvature at the vertices, from the shape operator."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.feature_parts import FILE_PREFIX, ArrayStatistics, Statistics, array_names
+from diffnet.data.feature_names import FILE_PREFIX, ArrayStatistics, Statistics, array_names
 from diffnet.data.labeled import DataError, LabeledMesh
 from diffnet.geometry import Mesh, load_attributes
 from diffnet.geometry.mesh.attributes import COLOR_FORMATS
@@ -38,12 +38,13 @@ def own_arrays(
     """
     found = {}
     for name in array_names(features):
-        array, source = _find(mesh, name, given or {})
+        channels = None if statistics is None or name not in statistics else len(statistics[name]["mean"])
+        array, source = _find(mesh, name, given or {}, channels)
         array = _checked(mesh, name, array, source)
-        if statistics is not None and name in statistics and array.shape[1] != len(statistics[name]["mean"]):
+        if channels is not None and array.shape[1] != channels:
             raise DataError(
                 f"{mesh.name}: {FILE_PREFIX}{name} has {array.shape[1]} channels in {source}, the network was trained "
-                f"with {len(statistics[name]['mean'])}"
+                f"with {channels}"
             )
         found[name] = array
     return found
@@ -90,14 +91,18 @@ def standardized(array: NDArray[np.float64], statistics: ArrayStatistics) -> NDA
     return scaled
 
 
-def _find(mesh: Mesh, name: str, given: Mapping[str, Any]) -> tuple[Any, str]:
-    """An own array and where it was found. Raises DataError if it is missing or there twice."""
+def _find(mesh: Mesh, name: str, given: Mapping[str, Any], channels: int | None) -> tuple[Any, str]:
+    """An own array and where it was found. Raises DataError if it is missing or there twice.
+
+    channels: the number that a network expects, for the message
+    """
     if name in given:
         return given[name], "the array"
     part = FILE_PREFIX + name
     if mesh.path is None:
         raise DataError(
-            f"{mesh.name}: no array for {part}: the mesh is not from a file. Pass the array as arrays={{{name!r}: …}}"
+            f"{mesh.name}: no array for {part}: the mesh is not from a file, so there is none beside it. In Python, "
+            f"pass arrays={{{name!r}: …}}"
         )
     path = Path(mesh.path)
     stem = mesh_stem(path)
@@ -118,11 +123,11 @@ def _find(mesh: Mesh, name: str, given: Mapping[str, Any]) -> tuple[Any, str]:
             return attributes.colors, str(path)
         if name in attributes.vertices:
             return attributes.vertices[name], str(path)
-    looked = ", ".join(map(str, places))
-    own = f", and the colors of the vertices ({', '.join(COLOR_FORMATS)})" if name == COLORS else ""
-    own = own or f", and the property {name!r} of the vertices (.ply)"
+    count = len(mesh.verts)
+    shape = f"({count},) or ({count}, C)" if channels is None else f"({count}, {channels})"
+    own = "the colors of the vertices (PLY, OBJ, OFF)" if name == COLORS else f"the property {name!r} of a PLY file"
     raise DataError(
-        f"{path}: no array for {part}. Expected ({len(mesh.verts)},) or ({len(mesh.verts)}, C) in {looked}{own}"
+        f"{path}: no array for {part}. Expected an array of shape {shape} in {' or '.join(map(str, places))}, or {own}"
     )
 
 
