@@ -23,7 +23,7 @@ FEATURE_CHANNELS: dict[FeatureKind, int] = {
 VECTORS = ("xyz", "normals")
 DESCRIPTORS = ("hks", "log-hks", "wks")  # computed from eigenpairs
 FILE_PREFIX = "file:"
-_FILE_NAME = re.compile(r"[^\W]([\w. -]*[\w])?")
+_FILE_NAME = re.compile(r"\w([\w. -]*\w)?")
 
 
 class ArrayStatistics(TypedDict):
@@ -150,16 +150,18 @@ def check_statistics(features: str, statistics: Any) -> Statistics:
     """
     names = array_names(features)
     if not isinstance(statistics, dict) or set(statistics) != set(names):
-        found = sorted(map(str, statistics)) if isinstance(statistics, dict) else type(statistics).__name__
-        raise OptionError(f"the statistics of own arrays should be those of {names}, got {found}")
+        raise OptionError(f"the statistics should be those of the own arrays {names}, and they are of others")
     for name in names:
         entry = statistics[name]
-        lists = [entry.get(key) for key in ("mean", "std")] if isinstance(entry, dict) and len(entry) == 2 else [None]
-        sizes = {len(values) if isinstance(values, list) else 0 for values in lists}
-        numbers = [value for values in lists if isinstance(values, list) for value in values]
-        finite = all(type(value) is float and abs(value) < 1e38 for value in numbers)
-        if len(sizes) != 1 or 0 in sizes or not finite or not all(value > 0 for value in lists[-1] or ()):
+        mean, std = (entry.get("mean"), entry.get("std")) if isinstance(entry, dict) else (None, None)
+        if not (_are_numbers(mean) and _are_numbers(std) and len(mean) == len(std) and min(std) > 0):
             raise OptionError(
-                f"the statistics of {FILE_PREFIX}{name} should be two lists, mean and std > 0, of finite numbers"
+                f"the statistics of {FILE_PREFIX}{name} should be two lists of finite numbers, mean and std, with std "
+                "above 0"
             )
     return statistics
+
+
+def _are_numbers(values: Any) -> bool:
+    """Whether this is a list of numbers that single precision holds, and not empty."""
+    return isinstance(values, list) and bool(values) and all(type(x) is float and abs(x) < 1e38 for x in values)

@@ -99,8 +99,8 @@ def input_features(
         leaves own arrays as they are.
     arrays: own arrays by name, instead of those beside the mesh file
 
-    A single part has the values above. Of several parts, each but the own arrays is shifted and scaled by constants to
-    values of about −1 to 1, so that none drowns the others.
+    A single part has the values above. If there are several parts, constants shift and scale each of them to values of
+    about −1 to 1, so that none drowns the others. They don't depend on the data set. Own arrays are only standardized.
 
     Raises OptionError for an unknown part, DataError for an own array that can't be used, ValueError for descriptors of
     operators without eigenpairs, and for a mesh and operators that differ in the number of vertices.
