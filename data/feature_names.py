@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict, TypeGuard
 
 from diffnet.geometry.errors import OptionError
 
@@ -152,8 +152,8 @@ def check_statistics(features: str, statistics: Any) -> Statistics:
     if not isinstance(statistics, dict) or set(statistics) != set(names):
         raise OptionError(f"the statistics should be those of the own arrays {names}, and they are of others")
     for name in names:
-        entry = statistics[name]
-        mean, std = (entry.get("mean"), entry.get("std")) if isinstance(entry, dict) else (None, None)
+        entry: Any = statistics[name]
+        mean, std = (entry.get(key) if isinstance(entry, dict) else None for key in ("mean", "std"))
         if not (_are_numbers(mean) and _are_numbers(std) and len(mean) == len(std) and min(std) > 0):
             raise OptionError(
                 f"the statistics of {FILE_PREFIX}{name} should be two lists of finite numbers, mean and std, with std "
@@ -162,6 +162,6 @@ def check_statistics(features: str, statistics: Any) -> Statistics:
     return statistics
 
 
-def _are_numbers(values: Any) -> bool:
+def _are_numbers(values: Any) -> TypeGuard[list[float]]:
     """Whether this is a list of numbers that single precision holds, and not empty."""
     return isinstance(values, list) and bool(values) and all(type(x) is float and abs(x) < 1e38 for x in values)

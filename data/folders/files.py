@@ -147,12 +147,17 @@ def labeled_stem(file: Path, stems: set[str]) -> str:
 
 
 def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ...]) -> list[Path]:
-    """The label file of each mesh. Raises DataError if a mesh has none or several."""
+    """The label file of each mesh. Raises DataError if a mesh has none or several.
+
+    A JSON file beside another label file is ignored, because it often describes the mesh.
+    """
     found: dict[str, list[Path]] = {}
     stems = {mesh_stem(mesh) for mesh in meshes}
-    for folder in folders:
-        for file in label_files(folder, suffixes):
-            found.setdefault(labeled_stem(file, stems), []).append(file)
+    files = [file for folder in folders for file in label_files(folder, suffixes)]
+    for file in sorted(files, key=lambda file: mesh_suffix(file) == ".json"):
+        stem = labeled_stem(file, stems)
+        if mesh_suffix(file) != ".json" or all(mesh_suffix(other) == ".json" for other in found.get(stem, ())):
+            found.setdefault(stem, []).append(file)
     missing = [mesh.name for mesh in meshes if mesh_stem(mesh) not in found]
     if missing:
         places = ", ".join(str(folder) for folder in folders)

@@ -151,6 +151,9 @@ def test_json_beside_meshes(tmp_path):
     data = load_dataset(write(tmp_path, {**files, "about.json": "{}"}))  # a file of its own is no label file
     assert by_name(data)["p1_upper"] == [0, 1, 1, 2, 0]
     other = tmp_path / "p1_upper.json"
+    (tmp_path / "p2_lower.txt").write_text("5 5 5 5 5")  # comes before JSON, which may describe the mesh
+    assert load_dataset(tmp_path).label_names == ["0", "5", "11", "21"]
+    (tmp_path / "p2_lower.txt").unlink()
     for content, message in (
         ("{", "the file is not JSON"),
         ("[1, 2]", 'expected an object with a list "labels"'),
