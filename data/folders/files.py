@@ -170,15 +170,11 @@ def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ..
     return [found[mesh_stem(mesh)][0] for mesh in meshes]
 
 
-def meshes_with_labels_below(root: Path, suffix: str) -> list[Path]:
-    """The meshes in subfolders of any depth that have a file of the same name and this extension beside them."""
-    labels = {file.with_suffix("") for file in root.rglob(f"*{suffix}") if not file.name.startswith(".")}
-    return [
-        mesh
-        for folder in sorted({file.parent for file in labels})
-        for mesh in meshes_in(folder)
-        if mesh.parent / mesh_stem(mesh) in labels
-    ]
+def meshes_below(root: Path) -> list[Path]:
+    """The visible meshes in visible subfolders of any depth, sorted by folder and name."""
+    folders = (path for path in root.rglob("*") if path.is_dir())
+    visible = [path for path in folders if not any(part.startswith(".") for part in path.relative_to(root).parts)]
+    return [mesh for folder in sorted(visible) for mesh in meshes_in(folder)]
 
 
 def label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

@@ -19,8 +19,8 @@ from diffnet.data.folders.files import (
     divided,
     find_parts,
     label_files,
+    meshes_below,
     meshes_in,
-    meshes_with_labels_below,
     pair_beside,
     pair_labels,
     parts_by_lists,
@@ -71,7 +71,7 @@ def load_dataset(
         whole numbers, named label, labels, class, class_id, category, segment, segmentation or part; else the colors of
         the vertices (PLY, OBJ, OFF) or of the faces (PLY). Each of at most 64 distinct colors is a class.
     "teeth": sets in the manner of Teeth3DS (Ben-Hamadou et al. 2022). Meshes are in subfolders of any depth, with
-        `NAME.json` beside them, as in "folder".
+        `NAME.json` beside each, as in "folder".
     "auto": the first of these that fits:
         meshcnn, if there are `train/`, `test/` and `seg/*.eseg`;
         rna, if there are `off/`, `labels/`, `train.txt` and `test.txt`, and every listed name is a PDB chain such as
@@ -118,7 +118,7 @@ def load_dataset(
     elif layout == "meshcnn":
         data = _load_meshcnn(root, cache_dir, needs_train)
     elif layout == "teeth":
-        parts = divided(root, meshes_with_labels_below(root, ".json"), root, test_fraction, seed, needs_train)
+        parts = divided(root, meshes_below(root), root, test_fraction, seed, needs_train)
         files = [[file for mesh in part for file in pair_labels([mesh], [mesh.parent], (".json",))] for part in parts]
         data = _load(parts, files, None, _numbered(root), cache_dir)
     else:
@@ -141,7 +141,7 @@ def _detect(root: Path, needs_train: bool) -> Layout:
         return "princeton"
     if any(meshes_in(root / name) for name in (*MESH_FOLDERS, "train", "test")):
         return "folder"
-    if meshes_with_labels_below(root, ".json"):
+    if any(mesh.with_name(f"{mesh_stem(mesh)}.json").is_file() for mesh in meshes_below(root)):
         return "teeth"
     raise DataError(
         f"{root}: no data set found. Looked for train/, test/ and seg/*.eseg (meshcnn); off/, labels/, train.txt and "

@@ -144,6 +144,8 @@ def test_teeth_in_subfolders(tmp_path, layout):
     assert by_name(data) == {"p1_upper": [0, 1, 1, 2, 0], "p2_lower": [0, 0, 3, UNLABELED, 0]}
     write(tmp_path, {"train.txt": "p2_lower\n", "test.txt": "p1_upper.obj"})
     assert [item.name for item in load_dataset(tmp_path, layout).train] == ["p2_lower"]
+    (tmp_path / "upper/p1/p1_upper.json").unlink()
+    assert f"{tmp_path / 'upper/p1'}: no labels (.json) for p1_upper.obj" in refusal(tmp_path, layout=layout)
 
 
 def test_json_beside_meshes(tmp_path):
