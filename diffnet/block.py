@@ -137,7 +137,7 @@ class DiffusionNetBlock(nn.Module):
         return BlockArguments(o.mass, o.evals, o.evecs, gradient_evecs, time, features.a_re, features.a_im, o.ptr)
 
     def _diffused_and_features(self, x: Tensor, operators: Operators) -> tuple[Tensor, ...]:
-        """Return x, the diffused x and, if the block has them, its gradient features from sparse gradients, (V, C) each.
+        """Return x, the diffused x and, if the block has them, gradient features from sparse gradients, (V, C) each.
 
         The rest of the block uses the returned x; its gradients are then summed in one kernel.
         """

@@ -20,7 +20,7 @@ from diffnet.checkpoints.files import (
     shown,
 )
 from diffnet.checkpoints.training import FORMAT, OLDER
-from diffnet.data import LabelsAt
+from diffnet.data import LabelsAt, Statistics, check_statistics
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import COLUMNS
@@ -66,6 +66,14 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
             raise CheckpointError(f"{path}: option {name} has the value {shown(value)}, which is not allowed")
     try:
         return TrainOptions(**OLDER | options)
+    except OptionError as e:
+        raise CheckpointError(f"{path}: {e}") from e
+
+
+def checked_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions) -> Statistics:
+    """The statistics of the own arrays among the features. Checkpoints of older versions have neither."""
+    try:
+        return check_statistics(options.features, checkpoint.get("statistics", {}))
     except OptionError as e:
         raise CheckpointError(f"{path}: {e}") from e
 

@@ -16,8 +16,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features
 from diffnet.data.folders.layouts import Layout
-from diffnet.data.options import FeatureKind, Preprocessing
+from diffnet.data.options import Preprocessing
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.mesh.mesh import FORMATS, mesh_stem, mesh_suffix
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
@@ -60,6 +61,25 @@ BasisOption = Annotated[
     BasisPrecision,
     typer.Option(help="Storage precision of eigenvectors. Half precision makes the cache a third smaller."),
 ]
+
+
+def checked_features(text: str) -> str:
+    """The features with their parts in canonical order. Raises BadParameter for an unknown or repeated part."""
+    try:
+        return canonical_features(text)
+    except OptionError as e:
+        raise typer.BadParameter(str(e)) from e
+
+
+FeaturesOption = Annotated[
+    str,
+    typer.Option(
+        callback=checked_features,
+        metavar="PART+PART…",
+        help=f"Input features at the vertices: {', '.join(FEATURE_CHANNELS)} and file:NAME, one or several joined by +."
+        " file:NAME is NAME/MESH.npy, MESH.NAME.npy, or the mesh file's own colors or property NAME.",
+    ),
+]
 JoinOption = Annotated[
     JoinRule,
     typer.Option(help="Join vertices at the same position: auto does where this connects most of the mesh."),
@@ -71,7 +91,7 @@ def train_segmentation(
     data: Annotated[str, typer.Option(help="Folder of labeled meshes, or [bold]figures[/], the generated set.")],
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, metrics and the report.")],
     layout: Annotated[Layout, typer.Option(help="Layout of the folder; auto detects it.")] = "auto",
-    features: Annotated[FeatureKind, typer.Option(help="Input features at the vertices.")] = "hks",
+    features: FeaturesOption = "hks",
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training meshes.")] = 100,
     width: Annotated[int, typer.Option(min=1, help="Channels inside the network.")] = 128,
     blocks: Annotated[int, typer.Option(min=1, help="DiffusionNet blocks.")] = 4,
@@ -93,7 +113,7 @@ def train_segmentation(
     ] = None,
     rotate: Annotated[
         bool | None,
-        typer.Option("--rotate/--no-rotate", help="Rotate meshes at random in training. Default: xyz only."),
+        typer.Option("--rotate/--no-rotate", help="Rotate xyz and normals at random in training. Default: yes."),
     ] = None,
     validation: Annotated[
         float, typer.Option(min=0, max=0.9, help="Share of the training meshes held out to choose the best epoch.")

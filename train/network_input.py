@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffnet import DiffusionNet
-from diffnet.data import FEATURE_CHANNELS, LabelsAt
+from diffnet.data import LabelsAt, Statistics, check_statistics, feature_channels
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.train.options import TrainOptions
 
@@ -26,12 +26,14 @@ class NetworkInput:
     normalize: whether positions are normalized first, see `normalize_positions`
     label_names: the name of each class
     labels_at: what it predicts classes of
+    statistics: of the features from files, see `array_statistics`
     """
 
     options: TrainOptions
     normalize: bool
     label_names: list[str]
     labels_at: LabelsAt
+    statistics: Statistics
 
 
 def network_input(network: DiffusionNet) -> NetworkInput:
@@ -39,12 +41,13 @@ def network_input(network: DiffusionNet) -> NetworkInput:
 
     | entry | value | default |
     |---|---|---|
-    | `features` | "hks", "log-hks", "wks" or "xyz", see `input_features` | none |
+    | `features` | "hks", "xyz+normals" and others, see `input_features` | none |
     | `k` | number of eigenpairs | none |
     | `normalize` | whether positions are normalized first | none |
     | `laplacian`, `basis`, `join` | see `precompute` | those of `precompute` |
     | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |
     | `label_names` | a name for each output channel | "0", "1", … |
+    | `statistics` | of features from files, see `array_statistics` | none of them |
 
     Networks of `diffnet train` have all of them. Raises MetadataError if one is missing or wrong, for a network with
     other input channels, and for one with a single output per mesh.
@@ -67,16 +70,17 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     options = {"precision": "fp32", **{name: found[name] for name in ("features", "k", *OPTIONAL) if name in found}}
     try:
         read = TrainOptions(**options, diffusion=network.diffusion)
+        statistics = check_statistics(read.features, found.get("statistics", {}))
     except (OptionError, TypeError) as e:
         raise MetadataError(f"the metadata of the network can't be used: {e}") from e
-    channels = FEATURE_CHANNELS[read.features]
+    channels = feature_channels(read.features, statistics)
     if network.in_channels != channels:
         raise MetadataError(
             f"the features {read.features} have {channels} channels, and the network takes {network.in_channels}; "
             "call a network with features of its own in Python"
         )
     label_names = _label_names(found.get("label_names"), network.out_channels)
-    return NetworkInput(read, normalize, label_names, labels_at)
+    return NetworkInput(read, normalize, label_names, labels_at, statistics)
 
 
 def _label_names(names: Any, count: int) -> list[str]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
-from diffnet.data import LabelsAt, Sample, input_features, prepare
+from diffnet.data import LabelsAt, Sample, input_features, own_arrays, prepare
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
@@ -35,8 +35,10 @@ def predict_labels(
     network: one of `DiffusionNet.load`, whose metadata say what it takes as input; see `network_input`
 
     Returns for each source the mesh at its original positions, and labels (V,), (F,) or (E,) int64, which are numbers
-    of output channels. Raises MeshError for a mesh that can't be used, and MetadataError for a network without what is
-    needed.
+    of output channels.
+
+    Raises MeshError for a mesh that can't be used, DataError for a mesh without the own arrays that the network was
+    trained with, and MetadataError for a network without what is needed.
     """
     expected = network_input(network)
     network = graphed(network.to(device))
@@ -52,7 +54,8 @@ def predict_labels(
 
 def _sample(mesh: Mesh, expected: NetworkInput, cache_dir: str | os.PathLike[str] | None) -> Sample:
     """A mesh as a network takes it. It has no labels."""
-    options = expected.options.preprocessing
+    options, statistics = expected.options.preprocessing, expected.statistics
+    arrays = own_arrays(mesh, options.features, statistics)
     if expected.normalize:
         taken, operators = prepare(mesh, options, cache_dir)
     else:
@@ -65,7 +68,7 @@ def _sample(mesh: Mesh, expected: NetworkInput, cache_dir: str | os.PathLike[str
             basis=options.basis,
             join=options.join,
         )
-    features = input_features(taken, operators, options.features)
+    features = input_features(taken, operators, options.features, statistics=statistics, arrays=arrays)
     return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators)
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs.lane import Recorder, record_graph
-from diffnet.data import UNLABELED, LabelsAt, Sample
-from diffnet.geometry import Operators, rotate
+from diffnet.data import UNLABELED, LabelsAt, Sample, rotate_vectors, vector_channels
+from diffnet.geometry import Operators
 from diffnet.ops import Backend, cross_entropy
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.train.batches import Batch
@@ -33,6 +33,7 @@ class TrainingStep:
         self, model: DiffusionNet, optimizer: torch.optim.Optimizer, options: TrainOptions, device: torch.device
     ) -> None:
         self._model, self._optimizer, self._options, self._device = model, optimizer, options, device
+        self._vectors = vector_channels(options.features)
         classes = model.last.out_features
         self.matrix = torch.zeros(classes, classes, dtype=torch.int64, device=device)
         self._captured: CapturedSteps | None = None
@@ -51,7 +52,7 @@ class TrainingStep:
     def __call__(self, sample: Sample, rotations: Tensor | None = None) -> Tensor:
         """Train on a sample that lies on the device. Returns the loss (), a new tensor.
 
-        rotations: (B, 3, 3), by which the features of each mesh are rotated, or None
+        rotations: (B, 3, 3), by which the vectors in the features of each mesh are rotated, or None
         """
         batch = Batch(sample.features, sample.labels, sample.operators, rotations)
         if self._captured is not None:
@@ -65,7 +66,7 @@ class TrainingStep:
     def _logits(self, batch: Batch) -> Tensor:
         features = batch.features
         if batch.rotations is not None:
-            features = rotate(features, batch.rotations, batch.operators.ptr)
+            features = rotate_vectors(features, self._vectors, batch.rotations, batch.operators.ptr)
         with autocast(self._options.precision, self._device):
             logits: Tensor = self._model(features, batch.operators)
         return logits

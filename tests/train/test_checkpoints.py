@@ -113,7 +113,7 @@ def test_a_newer_version_says_so(stored, refused):
         ({"width": True}, "option width"),
         ({"width": "8"}, "option width"),
         ({"k": 10**40}, "option k has the value of type int"),
-        ({"features": "colors"}, "option features"),
+        ({"features": "colors"}, "got 'colors'"),
         ({"features": "hks"}, "first.weight should have shape (8, 16)"),
         ({"dropout": math.nan}, "dropout"),
         ({"rotate": 1}, "option rotate"),
