@@ -317,8 +317,8 @@ NEEDED = {"features": "xyz", "k": 8, "normalize": True}
         ({"features": ...}, 'lack features; write for example model.save(path, features="hks", k=128, normalize=True)'),
         ({"k": ..., "normalize": ...}, "lack k, normalize;"),
         ({"normalize": "yes"}, "normalize in the metadata should be true or false, got 'yes'"),
-        ({"features": "colors"}, "features should be one of hks, log-hks, xyz, wks, got 'colors'"),
-        ({"features": ["hks"]}, "features should be one of"),
+        ({"features": "colors"}, "features should be one or several of xyz, normals,"),
+        ({"features": ["hks"]}, "features should be one or several of"),
         ({"features": "hks"}, "the features hks have 16 channels, and the network takes 3"),
         ({"k": "8"}, "k should be an integer, got '8'"),
         ({"k": 0}, "k should be at least 1 for spectral diffusion"),
@@ -340,7 +340,7 @@ def test_defaults_of_metadata():
     network = DiffusionNet(3, 2, width=8, blocks=1)
     network.metadata = {**NEEDED, "own": [1, 2]}
     found = network_input(network)
-    assert found == NetworkInput(TrainOptions(features="xyz", k=8, precision="fp32"), True, ["0", "1"], "vertices")
+    assert found == NetworkInput(TrainOptions(features="xyz", k=8, precision="fp32"), True, ["0", "1"], "vertices", {})
     network.metadata |= {"laplacian": "cotan", "join": "never", "precision": "auto", "label_names": ["a", "b"]}
     found = network_input(network)
     assert found.options == TrainOptions(features="xyz", k=8, laplacian="cotan", join="never")
