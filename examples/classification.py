@@ -1,4 +1,4 @@
-"""Classify whole shapes, as the original's second experiment does. It has SHREC11, this has spheres, capsules and tori."""
+"""Classify whole shapes, as the original's second experiment does: spheres, capsules and tori in place of SHREC11."""
 
 import torch
 import trimesh

@@ -7,7 +7,7 @@ from diffnet import DiffusionNet, hks, normalize_positions, precompute
 from diffnet.geometry import random_rotations, rotate
 
 
-def main(points: int = 600, steps: int = 20, k: int = 32) -> None:
+def main(points: int = 600, steps: int = 40, k: int = 32) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torus = trimesh.creation.torus(1, 0.4)
     verts, face = trimesh.sample.sample_surface(torus, points, seed=0)
