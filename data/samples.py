@@ -67,7 +67,17 @@ class Sample:
 
 
 def make_sample(item: LabeledMesh, options: Preprocessing, cache_dir: str | os.PathLike[str] | None = None) -> Sample:
-    """Preprocess one labeled mesh. Raises MeshError for a mesh that can't be used."""
+    """Preprocess one labeled mesh: features, labels and operators on the CPU, at normalized positions.
+
+    cache_dir: a folder that keeps operators, see `precompute`
+
+    Raises MeshError for a mesh that can't be used.
+
+    >>> from diffnet.data import figure
+    >>> sample = make_sample(figure(0), Preprocessing(k=8, features="xyz"))
+    >>> sample.features.shape[1], bool(sample.features.norm(dim=1).max() < 1.001)
+    (3, True)
+    """
     mesh, operators = prepare(item.mesh, options, cache_dir)
     features = input_features(mesh, operators, options.features)
     return Sample((item.name,), features, torch.as_tensor(item.labels), operators)

@@ -11,7 +11,7 @@ from diffnet.train import predict_labels, write_predictions
 
 
 def main(folder: str | None = None, steps: int = 40, k: int = 32) -> None:
-    device, out = torch.device("cuda" if torch.cuda.is_available() else "cpu"), Path(folder or tempfile.mkdtemp())
+    device, out = "cuda" if torch.cuda.is_available() else "cpu", Path(folder or tempfile.mkdtemp())
     mesh = trimesh.creation.icosphere(3).apply_transform(torch.tensor([1.0, 1.0, 3.0, 1.0]).diag().numpy())
     mesh.export(out / "mesh.ply")
     labels = torch.tensor(abs(mesh.vertices[:, 2]) > 1.5).long().to(device)
