@@ -26,7 +26,8 @@ def main(folder: str | None = None, features: str = "xyz", epochs: int = 5, k: i
             torch.nn.functional.cross_entropy(model(x, train[i].operators), train[i].labels, ignore_index=-1).backward()
             optimizer.step()
         schedule.step()
-    right = torch.cat([model.eval()(s.features, s.operators).argmax(1) == s.labels for s in test])
+    with torch.no_grad():
+        right = torch.cat([model.eval()(s.features, s.operators).argmax(1) == s.labels for s in test])
     print(f"test accuracy {right.double().mean():.3f} at {len(right)} {data.labels_at}")
 
 
