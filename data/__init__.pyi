@@ -22,7 +22,7 @@ from .features import (
     rotate_vectors,
 )
 from .folders.layouts import LAYOUTS, Layout, load_dataset
-from .generated.dataset import figures
+from .generated.dataset import figure, figures
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from .options import Preprocessing
 from .samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
@@ -51,6 +51,7 @@ __all__ = [
     "epoch_seed",
     "feature_channels",
     "feature_parts",
+    "figure",
     "figures",
     "fill_cache",
     "input_features",

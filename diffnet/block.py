@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from diffnet.arguments import check_eigenpairs, refuses_fields
+from diffnet.arguments import check_eigenpairs, check_operators, refuses_fields
 from diffnet.diffusion import LearnedTimeDiffusion
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
@@ -72,6 +72,7 @@ class DiffusionNetBlock(nn.Module):
     ) -> None:
         super().__init__()
         check_count("channels", channels, 1)
+        self.channels = channels
         check_count("attention_heads", attention_heads, 0)
         if gradient not in get_args(GradientMode):
             raise ValueError(f"gradient should be one of {', '.join(get_args(GradientMode))}, got {gradient!r}")
@@ -97,7 +98,14 @@ class DiffusionNetBlock(nn.Module):
 
     @refuses_fields
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
-        """x (V, C) → (V, C)"""
+        """x (V, C) → (V, C)
+
+        Raises ValueError for another shape of x, TypeError for operators of another type.
+        """
+        check_operators(operators)
+        if x.shape != (operators.num_vertices, self.channels):
+            expected = operators.num_vertices, self.channels
+            raise ValueError(f"x should have shape {expected}, shape is {tuple(x.shape)}")
         if self.on_basis(operators):
             o = operators.prepared(compute_dtype(x, operators.evecs))
             arguments = self._arguments(o)

@@ -27,12 +27,14 @@ PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pix
 def predict_labels(
     sources: Sequence[MeshLike],
     network: DiffusionNet,
-    device: torch.device,
+    device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.int64]]]:
     """The most likely class of every vertex, face or edge of meshes, preprocessed as in training.
 
     network: one of `DiffusionNet.load`, whose metadata say what it takes as input; see `network_input`
+    device: where to compute
+    cache_dir: a folder that keeps operators, see `precompute`
 
     Returns for each source the mesh at its original positions, and labels (V,), (F,) or (E,) int64, which are numbers
     of output channels.
@@ -40,7 +42,7 @@ def predict_labels(
     Raises MeshError for a mesh that can't be used, DataError for a mesh without the own arrays that the network was
     trained with, and MetadataError for a network without what is needed.
     """
-    expected = network_input(network)
+    expected, device = network_input(network), torch.device(device)
     network = graphed(network.to(device))
     results = []
     for source in sources:
