@@ -7,8 +7,8 @@ from torch.nn.functional import cosine_embedding_loss, cosine_similarity
 from diffnet import DiffusionNet, collate, hks, precompute
 
 
-def main(pairs: int = 8, steps: int = 60, k: int = 32) -> None:
-    torch.manual_seed(2)
+def main(pairs: int = 8, steps: int = 100, k: int = 32) -> None:
+    torch.manual_seed(3)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     kinds = [trimesh.creation.capsule(count=[12, 12]), trimesh.creation.torus(1, 0.3)]
     samples = []
