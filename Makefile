@@ -40,7 +40,7 @@ demo: $(VENV)/installed
 # The figure has a random rotation. The network has only seen upright figures.
 define WRITE_UNSEEN
 import trimesh
-from diffnet.data.generated import figure
+from diffnet.data import figure
 mesh = figure(1000, upright=False).mesh
 trimesh.Trimesh(mesh.verts, mesh.faces, process=False).export("demo/unseen.ply")
 endef

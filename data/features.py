@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from diffnet.data.options import FEATURE_CHANNELS, FeatureKind, Preprocessing
-from diffnet.geometry import Mesh, MeshLike, Operators, hks, precompute, wks
-from diffnet.geometry.errors import OptionError
+from diffnet.data.arrays import own_arrays, standardized
+from diffnet.data.feature_names import FEATURE_CHANNELS, Statistics, feature_parts
+from diffnet.data.options import Preprocessing
+from diffnet.geometry import Mesh, MeshLike, Operators, curvature, hks, precompute, rotate, wks
 from diffnet.geometry.mesh.normalize import load_normalized
 from diffnet.geometry.preprocessing import many
 from diffnet.geometry.preprocessing.many import load_meanwhile as load_meanwhile  # __init__.pyi exports these three
@@ -70,25 +73,93 @@ def fill_cache(
     return many.fill_cache(sources, decisive, cache_dir, jobs, advance, device, ready, normalize=True)
 
 
-def input_features(mesh: Mesh, operators: Operators, kind: FeatureKind) -> Tensor:
-    """The network's input features (V, FEATURE_CHANNELS[kind]), float32.
+def input_features(
+    mesh: Mesh,
+    operators: Operators,
+    features: str,
+    *,
+    statistics: Statistics | None = None,
+    arrays: Mapping[str, Any] | None = None,
+) -> Tensor:
+    """The network's input features (V, C), float32.
 
-    kind: "hks" and "wks" are the descriptors, and "xyz" the positions. "log-hks" is log(hks) / 3. On small components
-        and tips, the heat kernel is a thousand times larger than elsewhere, and its logarithm is easier to learn from.
+    mesh: at normalized positions, see `prepare`
+    features: one of these parts, or several joined by +, such as "xyz+normals". The order doesn't matter.
+        "xyz", 3 channels: the positions
+        "normals", 3: the normals of the tangent frames
+        "curvature", 2: with the mean curvature H and the Gaussian curvature K times the distance r of the farthest
+            vertex from the mean of the vertices, asinh(H r) / 2 and sign(K) asinh(√|K| r) / 2. This doesn't depend on
+            the size, and large values grow as their logarithm.
+        "hks", 16: the heat kernel signature
+        "log-hks", 16: log(hks) / 3. On small components and tips, the heat kernel is a thousand times larger than
+            elsewhere, and its logarithm is easier to learn from.
+        "wks", 16: the wave kernel signature
+        "file:NAME": an array of your own, see `own_arrays`
+    statistics: of the own arrays in the training set, see `array_statistics`. Each channel is then standardized. None
+        leaves own arrays as they are.
+    arrays: own arrays by name, instead of those beside the mesh file
 
-    Raises OptionError for an unknown kind, ValueError for descriptors of operators without eigenpairs, and for a mesh
-    and operators that differ in the number of vertices.
+    A single part has the values above. If there are several parts, constants shift and scale each of them to values of
+    about −1 to 1, so that none drowns the others. They don't depend on the data set. Own arrays are only standardized.
+
+    Raises OptionError for an unknown part, DataError for an own array that can't be used, ValueError for descriptors of
+    operators without eigenpairs, and for a mesh and operators that differ in the number of vertices.
     """
-    if kind not in FEATURE_CHANNELS:
-        raise OptionError(f"the kind of features should be one of {', '.join(FEATURE_CHANNELS)}, got {kind!r}")
+    parts = feature_parts(features)
     if len(mesh.verts) != operators.num_vertices:
         raise ValueError(
             f"the mesh has {len(mesh.verts)} vertices and the operators {operators.num_vertices}; "
             "pass the operators of this mesh"
         )
-    if kind == "xyz":
-        return torch.from_numpy(mesh.verts).float()
-    if kind == "wks":
-        return wks(operators, FEATURE_CHANNELS[kind])
-    descriptor = hks(operators, FEATURE_CHANNELS[kind])
-    return descriptor if kind == "hks" else descriptor.clamp(min=1e-6).log() / 3
+    own = own_arrays(mesh, features, statistics, arrays)
+    columns = []
+    for part in parts:
+        if part.array is not None:
+            array = own[part.array]
+            if statistics is not None and part.array in statistics:
+                array = standardized(array, statistics[part.array])
+            columns.append(torch.from_numpy(array).float())
+        else:
+            values = _KINDS[part.name](mesh, operators)
+            shift, factor = _SCALES[part.name]
+            columns.append((values - shift) * factor if len(parts) > 1 else values)
+    return torch.cat(columns, 1) if len(columns) > 1 else columns[0]
+
+
+def rotate_vectors(x: Tensor, vectors: Sequence[slice], rotations: Tensor, ptr: Tensor) -> Tensor:
+    """Rotate the vectors in the input features of packed meshes. All other channels stay.
+
+    x: (V, C). vectors: see `vector_channels`. rotations: (B, 3, 3). ptr: (B+1,), the extents of the meshes. Returns a
+    new tensor (V, C).
+    """
+    turned = [rotate(x[:, channels], rotations, ptr) for channels in vectors]
+    rest = x[:, vectors[-1].stop :] if vectors else x  # vectors come first
+    return turned[0] if len(turned) == 1 and not rest.shape[1] else torch.cat([*turned, rest], 1)
+
+
+def _curvature(mesh: Mesh, operators: Operators) -> Tensor:
+    mean, gaussian = curvature(operators).unbind(1)
+    radius = float(np.linalg.norm(mesh.verts - mesh.verts.mean(0), axis=1).max())
+    lengths = torch.stack([mean, gaussian.sign() * gaussian.abs().sqrt()], 1)
+    return torch.asinh(lengths * radius) / 2
+
+
+_KINDS: dict[str, Callable[[Mesh, Operators], Tensor]] = {
+    "xyz": lambda mesh, operators: torch.from_numpy(mesh.verts).float(),
+    "normals": lambda mesh, operators: operators.normals,
+    "curvature": _curvature,
+    "hks": lambda mesh, operators: hks(operators, FEATURE_CHANNELS["hks"]),
+    "log-hks": lambda mesh, operators: hks(operators, FEATURE_CHANNELS["log-hks"]).clamp(min=1e-6).log() / 3,
+    "wks": lambda mesh, operators: wks(operators, FEATURE_CHANNELS["wks"]),
+}
+
+# Shift and factor of each part beside others. They give generated figures about mean 0 and standard deviation 1, over
+# all channels of the part. Vectors are not shifted, so they can be rotated.
+_SCALES: dict[str, tuple[float, float]] = {
+    "xyz": (0.0, 3.0),
+    "normals": (0.0, math.sqrt(3)),
+    "curvature": (0.0, 1.0),
+    "hks": (3.0, 1 / 3),
+    "log-hks": (0.2, 3.0),
+    "wks": (0.5, 2.0),
+}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +30,14 @@ class LabeledMesh:
     labels: (V,), (F,) or (E,) int64, indices into the set's `label_names`. UNLABELED elements count neither in training
         nor in scores. Edges are in the order of `diffnet.geometry.mesh_edges`. In a set for classification, it is the
         one label of the mesh, () or (1,), see `Sample`.
+    arrays: own features at the vertices, (V,) or (V, C), by the NAME of `file:NAME`. Those of a mesh from a file are
+        found beside the file, see `own_arrays`.
     """
 
     name: str
     mesh: Mesh
     labels: NDArray[np.int64]
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
 
+from diffnet.data.feature_names import canonical_features, feature_parts
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.preprocessing.options import (
     BASIS_PRECISIONS,
@@ -15,17 +15,15 @@ from diffnet.geometry.preprocessing.options import (
     LaplacianKind,
 )
 
-FeatureKind: TypeAlias = Literal["hks", "log-hks", "xyz", "wks"]
-FEATURE_CHANNELS: dict[FeatureKind, int] = {"hks": 16, "log-hks": 16, "xyz": 3, "wks": 16}
-
 
 @dataclass(frozen=True)
 class Preprocessing:
     """The options that decide the network's view of a mesh. A checkpoint stores them.
 
-    k: number of eigenpairs; 0 is allowed for xyz features only
+    k: number of eigenpairs; 0 is allowed for features without hks, log-hks and wks
     laplacian, basis, join: see `precompute`
-    features: input features at the vertices, see `input_features`
+    features: input features at the vertices, such as "hks" or "xyz+normals", see `input_features`. The parts are put in
+        canonical order.
 
     Raises OptionError for a value that is not allowed.
 
@@ -35,14 +33,13 @@ class Preprocessing:
 
     k: int = 128
     laplacian: LaplacianKind = "robust"
-    features: FeatureKind = "hks"
+    features: str = "hks"
     basis: BasisPrecision = "float32"
     join: JoinRule = "auto"
 
     def __post_init__(self) -> None:
         for name, known in (
             ("laplacian", LAPLACIANS),
-            ("features", get_args(FeatureKind)),
             ("basis", BASIS_PRECISIONS),
             ("join", JOIN_RULES),
         ):
@@ -50,6 +47,7 @@ class Preprocessing:
                 raise OptionError(f"{name} should be one of {', '.join(known)}, got {getattr(self, name)!r}")
         if isinstance(self.k, bool) or not hasattr(self.k, "__index__"):
             raise OptionError(f"k should be an integer, got {self.k!r} of type {type(self.k).__name__}")
-        fewest = 0 if self.features == "xyz" else 1  # descriptors are computed from eigenpairs
+        object.__setattr__(self, "features", canonical_features(self.features))  # the only way in a frozen dataclass
+        fewest = 1 if any(part.needs_eigenpairs for part in feature_parts(self.features)) else 0
         if self.k < fewest:
             raise OptionError(f"k should be at least {fewest}, got {self.k}")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, prepare
 from diffnet.data.labeled import LabeledMesh
 from diffnet.data.options import Preprocessing
@@ -66,10 +67,26 @@ class Sample:
         )
 
 
-def make_sample(item: LabeledMesh, options: Preprocessing, cache_dir: str | os.PathLike[str] | None = None) -> Sample:
-    """Preprocess one labeled mesh. Raises MeshError for a mesh that can't be used."""
+def make_sample(
+    item: LabeledMesh,
+    options: Preprocessing,
+    cache_dir: str | os.PathLike[str] | None = None,
+    statistics: Statistics | None = None,
+) -> Sample:
+    """Preprocess one labeled mesh: features, labels and operators on the CPU, at normalized positions.
+
+    cache_dir: a folder that keeps operators, see `precompute`
+    statistics: of the own arrays among the features, see `input_features`
+
+    Raises MeshError for a mesh that can't be used, DataError for an own array that can't be used.
+
+    >>> from diffnet.data import figure
+    >>> sample = make_sample(figure(0), Preprocessing(k=8, features="xyz"))
+    >>> sample.features.shape[1], bool(sample.features.norm(dim=1).max() < 1.001)
+    (3, True)
+    """
     mesh, operators = prepare(item.mesh, options, cache_dir)
-    features = input_features(mesh, operators, options.features)
+    features = input_features(mesh, operators, options.features, statistics=statistics, arrays=item.arrays)
     return Sample((item.name,), features, torch.as_tensor(item.labels), operators)
 
 

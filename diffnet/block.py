@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from diffnet.arguments import check_eigenpairs, refuses_fields
+from diffnet.arguments import check_eigenpairs, check_operators, refuses_fields
 from diffnet.diffusion import LearnedTimeDiffusion
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
@@ -19,6 +19,7 @@ from diffnet.ops import Backend, diffusion_and_gradient_features, spmm
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.diffusion_features.block import BlockArguments, diffusion_block, is_one_node
+from diffnet.ops.diffusion_features.sparse import sparse_diffusion_and_gradient_features
 from diffnet.spatial_gradient_features import SpatialGradientFeatures
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
@@ -71,6 +72,7 @@ class DiffusionNetBlock(nn.Module):
     ) -> None:
         super().__init__()
         check_count("channels", channels, 1)
+        self.channels = channels
         check_count("attention_heads", attention_heads, 0)
         if gradient not in get_args(GradientMode):
             raise ValueError(f"gradient should be one of {', '.join(get_args(GradientMode))}, got {gradient!r}")
@@ -96,7 +98,14 @@ class DiffusionNetBlock(nn.Module):
 
     @refuses_fields
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
-        """x (V, C) → (V, C)"""
+        """x (V, C) → (V, C)
+
+        Raises ValueError for another shape of x, TypeError for operators of another type.
+        """
+        check_operators(operators)
+        if x.shape != (operators.num_vertices, self.channels):
+            expected = operators.num_vertices, self.channels
+            raise ValueError(f"x should have shape {expected}, shape is {tuple(x.shape)}")
         if self.on_basis(operators):
             o = operators.prepared(compute_dtype(x, operators.evecs))
             arguments = self._arguments(o)
@@ -109,7 +118,7 @@ class DiffusionNetBlock(nn.Module):
             # The rest of the block uses the returned x; its gradients are then summed in one kernel.
             x, *parts = diffusion_and_gradient_features(x, *arguments, o.lengths, self.backend)
         else:
-            parts = self._diffused_and_features(x, operators)
+            x, *parts = self._diffused_and_features(x, operators)
         if self.attention is not None:
             parts.append(self.attention(x, operators.neighborhood or operators.gradient.pattern))
         out: Tensor = self.mlp([x, *parts], residual=x)
@@ -135,13 +144,32 @@ class DiffusionNetBlock(nn.Module):
         o, time = operators, diffusion.learned_time()
         return BlockArguments(o.mass, o.evals, o.evecs, gradient_evecs, time, features.a_re, features.a_im, o.ptr)
 
-    def _diffused_and_features(self, x: Tensor, operators: Operators) -> list[Tensor]:
-        """Return the diffused x and, if the block has them, its gradient features from sparse gradients, (V, C)."""
-        diffused, features = self.diffusion(x, operators), self.gradient_features
+    def _diffused_and_features(self, x: Tensor, operators: Operators) -> tuple[Tensor, ...]:
+        """Return x, the diffused x and, if the block has them, gradient features from sparse gradients, (V, C) each.
+
+        The rest of the block uses the returned x; its gradients are then summed in one kernel.
+        """
+        o, features, gradient = operators, self.gradient_features, operators.gradient
+        if features is not None and isinstance(self.diffusion, LearnedTimeDiffusion):
+            check_eigenpairs(o)
+            return sparse_diffusion_and_gradient_features(
+                x,
+                o.mass,
+                o.evals,
+                o.evecs,
+                gradient.pattern,
+                gradient.values,
+                self.diffusion.learned_time(),
+                features.a_re,
+                features.a_im,
+                o.ptr,
+                o.lengths,
+                self.backend,
+            )
+        diffused = self.diffusion(x, o)
         if features is None:
-            return [diffused]
-        gradient = operators.gradient
-        return [diffused, features(spmm(gradient.pattern, gradient.values, diffused, backend=self.backend))]
+            return x, diffused
+        return x, diffused, features(spmm(gradient.pattern, gradient.values, diffused, backend=self.backend))
 
     def on_basis(self, operators: Operators) -> bool:
         """Whether the block takes gradients on the basis, so that it uses `operators.prepared`.

@@ -9,6 +9,7 @@ from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
 from .geodesics import geodesic_label_errors
+from .mesh.attributes import Attributes, load_attributes
 from .mesh.boundary import boundary_vertices
 from .mesh.errors import MeshError
 from .mesh.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
@@ -28,6 +29,7 @@ from .preprocessing.options import (
     JoinRule,
     LaplacianKind,
 )
+from .shape_operator import curvature
 from .vertex_patches import Patches, patches
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "JOIN_RULES",
     "LAPLACIANS",
     "NORMALS_RULES",
+    "Attributes",
     "BasisPrecision",
     "Diagnosis",
     "JoinRule",
@@ -49,6 +52,7 @@ __all__ = [
     "UnpackAt",
     "boundary_vertices",
     "collate",
+    "curvature",
     "diagnose",
     "diffuse",
     "eigenbases",
@@ -61,6 +65,7 @@ __all__ = [
     "hks",
     "joined_vertices",
     "laplacian_and_mass",
+    "load_attributes",
     "load_mesh",
     "make_mesh",
     "mesh_edges",

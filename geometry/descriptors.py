@@ -106,7 +106,7 @@ def _warn_of_size(operators: Operators) -> None:
             "Use precompute(…, normalize=True), or pass `scales` near 1/λ"
         )
         _warned_of_size.append(message)
-        warnings.warn(message, stacklevel=3)
+        warnings.warn(message, stacklevel=4)  # the caller of `hks`, which is wrapped once
         return
 
 

@@ -292,7 +292,8 @@ class Operators:
         """Split packed values into a list of one tensor per mesh. The tensors are views.
 
         y: one row per vertex, face, edge or mesh in dimension `dim`, such as the outputs of a network
-        at: "vertices", "faces", "edges" or "mesh". With "mesh", the tensors lose dimension `dim`.
+        at: "vertices", "faces", "edges" or "mesh". With "mesh", the tensors lose dimension `dim`. "global_mean" means
+            the same, so `at=network.outputs_at` fits every network.
 
         Raises ValueError for another number of rows and an unknown `at`, TypeError if y is no tensor.
 

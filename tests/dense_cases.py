@@ -78,6 +78,7 @@ def cases(device: str = "cpu") -> dict[str, Case]:
         ),
         "mlp": Case(ops.mlp, layers),
         "cross_entropy": Case(ops.cross_entropy, {"logits": x, "labels": labels}),
+        "label_smoothing_loss": Case(ops.label_smoothing_loss, {"logits": x, "labels": labels}),
         "segment_mean": Case(ops.segment_mean, {"x": x, "weights": mass, **extents}),
     }
 

@@ -15,13 +15,14 @@ from diffnet.checkpoints.files import (
     read_checkpoint_file,
 )
 from diffnet.checkpoints.training import FORMAT, metadata_of, outputs_at_of
-from diffnet.data import FEATURE_CHANNELS, TargetsAt
+from diffnet.data import Statistics, TargetsAt, feature_channels
 from diffnet.geometry.files import write_atomically
 from diffnet.train.checkpoint_checks import (
     Checkpoint,
     check_optimizer,
     check_sizes,
     checked_options,
+    checked_statistics,
     checked_values,
 )
 from diffnet.train.options import TrainOptions
@@ -45,19 +46,25 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
     checkpoint = checked_values(path, read_checkpoint_file(path, device))
     options = checked_options(path, checkpoint)
     checkpoint["options"] = options.as_dict()
+    checkpoint["statistics"] = checked_statistics(path, checkpoint, options)
     weights = check_named_tensors(path, checkpoint["model"])
     check_sizes(path, options, weights)
     with torch.device("meta"):  # a network without memory
-        network = build_model(options, checkpoint["label_names"], checkpoint["labels_at"])
+        network = build_model(options, checkpoint["label_names"], checkpoint["labels_at"], checkpoint["statistics"])
     check_names_and_shapes(path, weights, network.state_dict())
     check_optimizer(path, checkpoint["optimizer"], list(network.parameters()))
     return checkpoint
 
 
-def build_model(options: TrainOptions, label_names: list[str], labels_at: TargetsAt) -> DiffusionNet:
-    """A network with random weights, as the options describe it."""
+def build_model(
+    options: TrainOptions, label_names: list[str], labels_at: TargetsAt, statistics: Statistics | None = None
+) -> DiffusionNet:
+    """A network with random weights, as the options describe it.
+
+    statistics: of the own arrays among the features, which tell their numbers of channels
+    """
     return DiffusionNet(
-        FEATURE_CHANNELS[options.preprocessing.features],
+        feature_channels(options.features, statistics),
         len(label_names),
         width=options.width,
         blocks=options.blocks,
@@ -75,7 +82,7 @@ def restore_model(checkpoint: Checkpoint) -> tuple[DiffusionNet, TrainOptions]:
     The network is the one of `DiffusionNet.load`: it has the same metadata.
     """
     options = TrainOptions(**checkpoint["options"])
-    model = build_model(options, checkpoint["label_names"], checkpoint["labels_at"])
+    model = build_model(options, checkpoint["label_names"], checkpoint["labels_at"], checkpoint["statistics"])
     model.load_state_dict(checkpoint["model"])
     model.metadata = metadata_of(checkpoint)
     return model.eval(), options

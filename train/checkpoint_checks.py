@@ -20,7 +20,7 @@ from diffnet.checkpoints.files import (
     shown,
 )
 from diffnet.checkpoints.training import FORMAT, OLDER
-from diffnet.data import TargetsAt
+from diffnet.data import Statistics, TargetsAt, check_statistics
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import COLUMNS
@@ -72,6 +72,14 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
     if checkpoint["labels_at"] not in TARGETS_AT[read.task]:
         raise CheckpointError(f"{path}: labels_at is {checkpoint['labels_at']}, which is not allowed in {read.task}")
     return read
+
+
+def checked_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions) -> Statistics:
+    """The statistics of the own arrays among the features. Checkpoints of older versions have neither."""
+    try:
+        return check_statistics(options.features, checkpoint.get("statistics", {}))
+    except OptionError as e:
+        raise CheckpointError(f"{path}: {e}") from e
 
 
 def check_sizes(path: Path, options: TrainOptions, weights: Mapping[str, Tensor]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
-from diffnet.data import LabeledMeshes, MeshBatches, Sample, epoch_seed
+from diffnet.data import LabeledMeshes, MeshBatches, Sample, Statistics, epoch_seed
 from diffnet.geometry import random_rotations
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import write_atomically
@@ -45,6 +45,7 @@ def train(
     after_epoch: Callable[[Row], Any] = lambda row: None,
     after_step: Callable[[float], Any] = lambda epochs: None,
     predictions: list[Tensor] | None = None,
+    statistics: Statistics | None = None,
 ) -> Checkpoint:
     """Train a network and write its checkpoints into the folder `out`.
 
@@ -61,6 +62,7 @@ def train(
     after_step: gets the number of epochs that have been trained, for example 2.25 after a quarter of the third
     predictions: a list that gets the predictions of each test sample by the checkpoint to judge, on the CPU, see
         `Task.predict`. It gets them only if this call trains the last epoch and that epoch is the one to judge.
+    statistics: of the own arrays among the features of the samples, see `array_statistics`. Checkpoints store them.
 
     Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises
     CheckpointError if a run can't be resumed, and OptionError if validation leaves no mesh to train on.
@@ -68,7 +70,7 @@ def train(
     task = task_named(options.task)
     fitted, held_out = set_aside(train_samples, options)
     torch.manual_seed(options.seed)
-    model = build_model(options, data.label_names, data.labels_at).to(device)
+    model = build_model(options, data.label_names, data.labels_at, statistics).to(device)
     optimizer = make_optimizer(model, options, device)
     step = TrainingStep(model, optimizer, options, device)
     if capture and device.type == "cuda" and options.backend == "auto":
@@ -89,6 +91,7 @@ def train(
             "label_names": data.label_names,
             "labels_at": data.labels_at,
             "data": fingerprint,
+            "statistics": dict(statistics or {}),
         }
 
     if resume:
@@ -214,7 +217,12 @@ def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions
     for name, value in fresh["options"].items():
         if (name != "epochs" or options.schedule == "cosine") and before[name] != value:
             raise CheckpointError(f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}")
-    for name, difference in (("label_names", "other labels"), ("labels_at", "other labels"), ("data", "other meshes")):
+    for name, difference in (
+        ("label_names", "other labels"),
+        ("labels_at", "other labels"),
+        ("data", "other meshes"),
+        ("statistics", "other own arrays"),
+    ):
         if stored[name] != fresh[name]:
             raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with {difference}")
 

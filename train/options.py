@@ -6,7 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from diffnet.data.options import FeatureKind, Preprocessing
+from diffnet.data.feature_names import canonical_features, vector_channels
+from diffnet.data.options import Preprocessing
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
 from diffnet.train.tasks.names import TaskName
@@ -24,8 +25,8 @@ class TrainOptions:
 
     task: what the network learns, the name of the command
     label_smoothing: s of `label_smoothing_loss`, in training
-    rotate: rotate xyz features at random in training. None means yes for xyz and no for descriptors, which do not
-        change under rotation.
+    rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
+        Other features do not change under rotation.
 
     Raises OptionError for a value that is not allowed.
 
@@ -34,7 +35,7 @@ class TrainOptions:
     """
 
     task: TaskName = "segmentation"
-    features: FeatureKind = "hks"
+    features: str = "hks"
     k: int = 128
     laplacian: LaplacianKind = "robust"
     basis: BasisPrecision = "float32"
@@ -59,6 +60,7 @@ class TrainOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "features", canonical_features(self.features))  # the only way in a frozen dataclass
         for name in ("epochs", "width", "blocks", "decay_every", "eval_every"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 1, got {getattr(self, name)}")
@@ -87,8 +89,8 @@ class TrainOptions:
         _ = self.preprocessing  # checks its own options
         if self.k < 1 and self.diffusion == "spectral":
             raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")
-        if self.rotate and self.features != "xyz":
-            raise OptionError(f"rotate needs xyz features, got {self.features!r}")
+        if self.rotate and not vector_channels(self.features):
+            raise OptionError(f"rotate needs features with xyz or normals, got {self.features!r}")
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -98,7 +100,7 @@ class TrainOptions:
     @property
     def rotates(self) -> bool:
         """Whether features are rotated at random in training."""
-        return self.features == "xyz" if self.rotate is None else self.rotate
+        return bool(vector_channels(self.features)) if self.rotate is None else self.rotate
 
     def learning_rate_at(self, epoch: int) -> float:
         """The learning rate of an epoch, counted from 0.

@@ -29,10 +29,13 @@ from diffnet.data import (
     LabeledMeshes,
     Preprocessing,
     Sample,
+    Statistics,
+    array_statistics,
     available_cores,
     fill_cache,
     load_meanwhile,
     make_sample,
+    own_arrays,
 )
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
@@ -85,7 +88,10 @@ def run_training(
         _check_content(out, resume)  # a run may have ended since
         started = time.perf_counter()
         items = [*data.train, *data.test]
-        samples = preprocess(items, options, cache_dir, jobs, console)
+        statistics = array_statistics(data.train, options.features)
+        for item in data.test:
+            own_arrays(item.mesh, options.features, statistics, item.arrays)  # names what is missing at once
+        samples = preprocess(items, options, cache_dir, jobs, console, statistics)
         samples = keep_on_device(samples, device, matmul_dtype(options.precision, device))
         train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
         preprocessing_seconds = time.perf_counter() - started
@@ -111,6 +117,7 @@ def run_training(
                 after_epoch=after_epoch,
                 after_step=lambda epochs: bar.update(shown, completed=epochs),
                 predictions=predictions,
+                statistics=statistics,
             )
             bar.update(shown, completed=options.epochs)
 
@@ -178,12 +185,17 @@ def _check_content(out: Path, resume: bool) -> None:
 
 
 def preprocess(
-    items: Sequence[LabeledMesh], options: TrainOptions, cache_dir: Path, jobs: int | None, console: Console
+    items: Sequence[LabeledMesh],
+    options: TrainOptions,
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+    statistics: Statistics | None = None,
 ) -> list[Sample]:
     """Samples from the cache, filling it first, with a progress bar. Raises DataError for meshes that can't be used."""
     chosen, meshes = options.preprocessing, [item.mesh for item in items]
     failed, samples = load_meanwhile(
-        lambda i: make_sample(items[i], chosen, cache_dir),
+        lambda i: make_sample(items[i], chosen, cache_dir, statistics),
         lambda ready: fill_cache_with_bar(meshes, chosen, cache_dir, jobs, console, ready=ready),
     )
     if failed:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs.lane import Recorder, record_graph
-from diffnet.data import Sample, TargetsAt
-from diffnet.geometry import Operators, rotate
+from diffnet.data import Sample, TargetsAt, rotate_vectors, vector_channels
+from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.train.batches import Batch
 from diffnet.train.captured_steps import CapturedSteps
@@ -32,6 +32,7 @@ class TrainingStep:
         self, model: DiffusionNet, optimizer: torch.optim.Optimizer, options: TrainOptions, device: torch.device
     ) -> None:
         self._model, self._optimizer, self._options, self._device = model, optimizer, options, device
+        self._vectors = vector_channels(options.features)
         self._task = task_named(options.task)
         self.tally = self._task.new_tally(model.last.out_features, device)
         self._captured: CapturedSteps | None = None
@@ -50,7 +51,7 @@ class TrainingStep:
     def __call__(self, sample: Sample, rotations: Tensor | None = None) -> Tensor:
         """Train on a sample that lies on the device. Returns the loss (), a new tensor.
 
-        rotations: (B, 3, 3), by which the features of each mesh are rotated, or None
+        rotations: (B, 3, 3), by which the vectors in the features of each mesh are rotated, or None
         """
         batch = Batch(sample.features, sample.labels, sample.operators, rotations)
         if self._captured is not None:
@@ -64,7 +65,7 @@ class TrainingStep:
     def _outputs(self, batch: Batch) -> Tensor:
         features = batch.features
         if batch.rotations is not None:
-            features = rotate(features, batch.rotations, batch.operators.ptr)
+            features = rotate_vectors(features, self._vectors, batch.rotations, batch.operators.ptr)
         with autocast(self._options.precision, self._device):
             outputs: Tensor = self._model(features, batch.operators)
         return outputs
@@ -97,9 +98,9 @@ class Adam(torch.optim.Adam):
 
 
 def make_optimizer(model: DiffusionNet, options: TrainOptions, device: torch.device) -> torch.optim.Optimizer:
-    """Adam. On a GPU, one kernel updates all parameters, and a CUDA graph can record it."""
+    """Adam, with one pass over each parameter. On a GPU, one kernel updates all, and a CUDA graph can record it."""
     if device.type != "cuda":
-        return Adam(model.parameters(), lr=options.learning_rate)
+        return Adam(model.parameters(), lr=options.learning_rate, fused=True)
     rate = torch.tensor(options.learning_rate, device=device)
     return Adam(model.parameters(), lr=rate, fused=True, capturable=True)
 

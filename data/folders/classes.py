@@ -35,7 +35,7 @@ def load_classes(
     test_fraction: float = 0.2,
     seed: int = 0,
     cache_dir: str | os.PathLike[str] | None = None,
-    test_only: bool = False,
+    needs_train: bool = True,
 ) -> LabeledMeshes:
     """Read all of a data set for classification, in one of these layouts.
 
@@ -48,8 +48,8 @@ def load_classes(
     least one mesh of each class. Classes are sorted by name.
 
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
-    test_only: read only the test part, or all meshes if there is no split. The training part is empty. A part of the
-        classes is enough.
+    needs_train: if False, the training part and some classes may be missing, as for an evaluation. Without a split, all
+        meshes are the test part.
 
     Returns meshes with labels () int64. Raises DataError for a folder, file or line that is missing or malformed,
     naming it; for a single class; for a class without a training or test mesh; and MeshError for a mesh that can't be
@@ -63,11 +63,16 @@ def load_classes(
     table = root if root.is_file() else root / TABLE
     rows = _read_table(table) if table.is_file() else _read_folders(root)
     names = sorted({row.label for row in rows})
-    if test_only:
-        chosen = [row for row in rows if row.split != "train"]
-        if not chosen:
-            raise DataError(f"{root}: there are no test meshes")
-        return LabeledMeshes([], _load(chosen, names, cache_dir), names, "meshes")
+    if needs_train:
+        rows = _checked(root, rows, names, test_fraction, seed)
+    train, test = [row for row in rows if row.split == "train"], [row for row in rows if row.split != "train"]
+    if not test:
+        raise DataError(f"{root}: there are no test meshes")
+    return LabeledMeshes(_load(train, names, cache_dir), _load(test, names, cache_dir), names, "meshes")
+
+
+def _checked(root: Path, rows: list[_Row], names: Sequence[str], test_fraction: float, seed: int) -> list[_Row]:
+    """All rows with a split. Raises DataError for a single class, and for a class without a training or test mesh."""
     if len(names) < 2:
         raise DataError(f"{root}: {names[0]!r} is the only class; classification needs at least 2")
     if not rows[0].split:
@@ -76,8 +81,7 @@ def load_classes(
         for part in PARTS:
             if not any(row.label == name and row.split == part for row in rows):
                 raise DataError(f"{root}: class {name!r} has no {part} mesh")
-    train, test = ([row for row in rows if row.split == part] for part in PARTS)
-    return LabeledMeshes(_load(train, names, cache_dir), _load(test, names, cache_dir), names, "meshes")
+    return rows
 
 
 def _load(rows: Sequence[_Row], names: Sequence[str], cache_dir: str | os.PathLike[str] | None) -> list[LabeledMesh]:

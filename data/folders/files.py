@@ -9,7 +9,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from diffnet.data.folders.labels import read_lines
+from diffnet.data.folders.numbers import read_lines
+from diffnet.data.folders.sources import PART_LIST
 from diffnet.data.labeled import DataError
 from diffnet.geometry import FORMATS
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
@@ -20,54 +21,59 @@ _NOT_LABELS = ("train.txt", "test.txt", "label_names.txt", "readme.txt", "licens
 Parts: TypeAlias = tuple[list[Path], list[Path]]
 
 
-def find_parts(root: Path, test_fraction: float, seed: int) -> Parts:
-    """The meshes for training and for testing: by subfolders, else by lists, else at random. Raises DataError."""
-    if _both_exist(root / "train", root / "test"):
+def find_parts(root: Path, test_fraction: float, seed: int, needs_train: bool = True) -> Parts:
+    """The meshes for training and for testing: by subfolders, else by lists, else at random. Raises DataError.
+
+    needs_train: if not, the training part may be missing, and meshes that nothing divides are for testing
+    """
+    if _both_exist(root / "train", root / "test", needs_train):
         parts = meshes_in(root / "train"), meshes_in(root / "test")
+        check_parts(root, parts, needs_train)
+        return parts
+    folder = next((root / name for name in MESH_FOLDERS if meshes_in(root / name)), root)
+    return divided(root, meshes_in(folder), folder, test_fraction, seed, needs_train)
+
+
+def divided(
+    root: Path, meshes: list[Path], folder: Path, test_fraction: float, seed: int, needs_train: bool = True
+) -> Parts:
+    """The meshes for training and for testing, by the lists in `root`, else at random. See `find_parts`."""
+    if _both_exist(root / "train.txt", root / "test.txt", needs_train):
+        parts = parts_by_lists(root, meshes, folder, needs_train)
+    elif needs_train:
+        parts = _parts_at_random(root, meshes, test_fraction, seed)
     else:
-        folder = next((root / name for name in MESH_FOLDERS if meshes_in(root / name)), root)
-        meshes = meshes_in(folder)
-        if _both_exist(root / "train.txt", root / "test.txt"):
-            parts = parts_by_lists(root, meshes, folder)
-        else:
-            parts = _parts_at_random(root, meshes, test_fraction, seed)
-    check_parts(root, parts)
+        parts = [], meshes
+    check_parts(root, parts, needs_train)
     return parts
 
 
-def scored_parts(root: Path) -> Parts:
-    """The meshes to score, as the test part: `test/`, else those in `test.txt`, else all. Raises DataError."""
-    if (root / "test").is_dir():
-        tests = meshes_in(root / "test")
-    else:
-        folder = next((root / name for name in MESH_FOLDERS if meshes_in(root / name)), root)
-        tests = meshes_in(folder)
-        if (root / "test.txt").exists():
-            tests = listed_meshes(root / "test.txt", tests, folder)
-    check_part(root, "test", tests, {})
-    return [], tests
-
-
-def _both_exist(train: Path, test: Path) -> bool:
-    if train.exists() != test.exists():
+def _both_exist(train: Path, test: Path, needs_train: bool) -> bool:
+    if train.exists() != test.exists() and (needs_train or not test.exists()):
         present, absent = (train, test) if train.exists() else (test, train)
         raise DataError(f"{present.parent}: there is {present.name} but no {absent.name}")
-    return train.exists()
+    return test.exists()
 
 
-def parts_by_lists(root: Path, meshes: list[Path], folder: Path) -> Parts:
-    """The meshes listed in `train.txt` and `test.txt`, in that order. Raises DataError for a name without a mesh."""
-    return listed_meshes(root / "train.txt", meshes, folder), listed_meshes(root / "test.txt", meshes, folder)
+def parts_by_lists(root: Path, meshes: list[Path], folder: Path, needs_train: bool = True) -> Parts:
+    """The meshes listed in `train.txt` and `test.txt`, in that order. Names may lack their extensions.
 
+    needs_train: if not, `train.txt` may be missing
 
-def listed_meshes(file: Path, meshes: list[Path], folder: Path) -> list[Path]:
-    """The meshes that a file lists, in that order. Raises DataError for a name without a mesh."""
-    known = {_key(mesh): mesh for mesh in meshes}
-    names = read_lines(file)
-    unknown = [name for name in names if _key(name) not in known]
-    if unknown:
-        raise DataError(f"{file}: no mesh in {folder} for {_some(unknown)}")
-    return [known[_key(name)] for name in names]
+    Raises DataError for a missing list and for a name without a mesh.
+    """
+    known = {mesh_stem(mesh): mesh for mesh in meshes} | {_key(mesh): mesh for mesh in meshes}
+
+    def listed(file: Path) -> list[Path]:
+        names = read_lines(file)
+        found = [known.get(_key(name), known.get(name)) for name in names]
+        unknown = [name for name, mesh in zip(names, found, strict=True) if mesh is None]
+        if unknown:
+            raise DataError(f"{file}: no mesh in {folder} for {_some(unknown)}")
+        return [mesh for mesh in found if mesh is not None]
+
+    train = root / "train.txt"
+    return listed(train) if needs_train or train.exists() else [], listed(root / "test.txt")
 
 
 def _key(name: str | Path) -> str:
@@ -86,43 +92,72 @@ def _parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed:
     return train, [mesh for i, mesh in enumerate(meshes) if i in chosen]
 
 
-def check_parts(root: Path, parts: Parts) -> None:
-    """Raises DataError for an empty part, and for a mesh name that occurs twice, which would share one label file."""
+def check_parts(root: Path, parts: Parts, needs_train: bool = True) -> None:
+    """Raises DataError for an empty part that is needed, and for a mesh name that occurs twice.
+
+    Meshes of one name would share one label file.
+    """
     seen: dict[str, str] = {}
     for name, meshes in zip(("train", "test"), parts, strict=True):
-        check_part(root, name, meshes, seen)
+        if not meshes and (needs_train or name == "test"):
+            raise DataError(f"{root}: no meshes in {name}")
+        for mesh in meshes:
+            place = f"{mesh} in {name}"
+            stem = mesh_stem(mesh)
+            if stem in seen:
+                raise DataError(f"{root}: {stem!r} occurs twice, as {seen[stem]} and as {place}")
+            seen[stem] = place
 
 
-def check_part(root: Path, name: str, meshes: list[Path], seen: dict[str, str]) -> None:
-    """`check_parts` of one part. `seen` holds the places of mesh names, and gets those of this part."""
-    if not meshes:
-        raise DataError(f"{root}: no meshes in {name}")
-    for mesh in meshes:
-        place = f"{mesh} in {name}"
-        stem = mesh_stem(mesh)
-        if stem in seen:
-            raise DataError(f"{root}: {stem!r} occurs twice, as {seen[stem]} and as {place}")
-        seen[stem] = place
+def pair_beside(
+    root: Path, parts: Parts, subfolder: str, suffixes: tuple[str, ...], in_meshes: bool = False
+) -> list[list[Path]]:
+    """The label files of both parts, beside the meshes or in a subfolder. Raises DataError if labels have no mesh.
 
-
-def pair_beside(root: Path, parts: Parts, subfolder: str, suffixes: tuple[str, ...]) -> list[list[Path]]:
-    """The label files of both parts, beside the meshes or in a subfolder. Raises DataError if labels have no mesh."""
+    in_meshes: if no mesh has a label file, return the meshes, which hold their labels themselves
+    """
     places = [list(dict.fromkeys([m[0].parent, m[0].parent / subfolder, root / subfolder])) if m else [] for m in parts]
-    paired = [pair_labels(meshes, folders, suffixes) for meshes, folders in zip(parts, places, strict=True)]
     stems = {mesh_stem(mesh) for meshes in parts if meshes for mesh in meshes_in(meshes[0].parent)}
     labels = {file: None for folders in places for folder in folders for file in label_files(folder, suffixes)}
-    orphans = [str(file.relative_to(root)) for file in labels if mesh_stem(file) not in stems]
+    if in_meshes and not any(labeled_stem(file, stems) in stems for file in labels):
+        return [list(part) for part in parts]
+    paired = [pair_labels(meshes, folders, suffixes) for meshes, folders in zip(parts, places, strict=True)]
+    orphans = [str(file.relative_to(root)) for file in labels if _is_orphan(file, stems)]
     if orphans:
         raise DataError(f"{root}: labels without a mesh: {_some(orphans)}")
     return paired
 
 
+def _is_orphan(file: Path, stems: set[str]) -> bool:
+    """Whether a label file has no mesh. Own features, `MESH.NAME.npy`, and JSON files of other content are none."""
+    stem, suffix = labeled_stem(file, stems), mesh_suffix(file)
+    is_feature = suffix == ".npy" and stem.rpartition(".")[0] in stems
+    return stem not in stems and not is_feature and suffix != ".json"
+
+
+def labeled_stem(file: Path, stems: set[str]) -> str:
+    """The stem of the mesh that a label file belongs to. `NAME_labels.txt` belongs to NAME.
+
+    stems: those of all meshes
+    """
+    stem = mesh_stem(file)
+    if stem not in stems and stem.endswith(PART_LIST) and mesh_suffix(file) == ".txt":
+        return stem[: -len(PART_LIST)]
+    return stem
+
+
 def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ...]) -> list[Path]:
-    """The label file of each mesh. Raises DataError if a mesh has none or several."""
+    """The label file of each mesh. Raises DataError if a mesh has none or several.
+
+    A JSON file beside another label file is ignored, because it often describes the mesh.
+    """
     found: dict[str, list[Path]] = {}
-    for folder in folders:
-        for file in label_files(folder, suffixes):
-            found.setdefault(mesh_stem(file), []).append(file)
+    stems = {mesh_stem(mesh) for mesh in meshes}
+    files = [file for folder in folders for file in label_files(folder, suffixes)]
+    for file in sorted(files, key=lambda file: mesh_suffix(file) == ".json"):
+        stem = labeled_stem(file, stems)
+        if mesh_suffix(file) != ".json" or all(mesh_suffix(other) == ".json" for other in found.get(stem, ())):
+            found.setdefault(stem, []).append(file)
     missing = [mesh.name for mesh in meshes if mesh_stem(mesh) not in found]
     if missing:
         places = ", ".join(str(folder) for folder in folders)
@@ -133,6 +168,13 @@ def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ..
         if len(found[mesh_stem(mesh)]) > 1:
             raise DataError(f"{mesh}: more than one label file: {_some(map(str, found[mesh_stem(mesh)]))}")
     return [found[mesh_stem(mesh)][0] for mesh in meshes]
+
+
+def meshes_below(root: Path) -> list[Path]:
+    """The visible meshes in visible subfolders of any depth, sorted by folder and name."""
+    folders = (path for path in root.rglob("*") if path.is_dir())
+    visible = [path for path in folders if not any(part.startswith(".") for part in path.relative_to(root).parts)]
+    return [mesh for folder in sorted(visible) for mesh in meshes_in(folder)]
 
 
 def label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

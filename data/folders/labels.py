@@ -1,82 +1,114 @@
-"""Label files, and the elements of a mesh that their labels belong to."""
+"""Labels of a whole set: their classes, and the elements of the meshes that they belong to."""
 
 from __future__ import annotations
 
-import io
-import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.data.folders.numbers import read_lines
+from diffnet.data.folders.sources import MOST_COLORS, FileLabels
 from diffnet.data.labeled import UNLABELED, DataError, LabelsAt
 from diffnet.geometry import Mesh, mesh_edges
-from diffnet.geometry.mesh.content import decompress
-from diffnet.geometry.mesh.mesh import mesh_suffix
-
-_INT64 = np.iinfo(np.int64)
 
 
-def read_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
-    """The labels of one file, unchanged: (N,) int64, N ≥ 1.
+def number_classes(labels: Sequence[FileLabels], names_file: Path) -> tuple[list[NDArray[np.int64]], list[str]]:
+    """Class indices (int64, shapes unchanged) of the values of each file of a set, and the names of the classes.
 
-    A `.npy` file holds a one-dimensional array of integers or whole floats. Any other file is text: integers separated
-    by line breaks or blanks. They may be written as floats (`1.000e+00`). Blank lines are ignored.
-    Both may be compressed by gzip (`.txt.gz`).
+    Files with names: the distinct names become classes, in natural order (`a2` before `a10`). If `names_file` exists,
+    its lines are the classes, in this order.
 
-    Raises DataError for a missing or empty file, and for a value that is not a whole number or does not fit int64. The
-    message names the file and the line or the value.
+    Files with numbers: the sorted distinct values ≥ 0 become classes 0 … C-1. Negative values become UNLABELED. The
+    names of the classes are the lines of `names_file` if it exists, else the values in decimal. If it has more lines
+    than there are values, and all values are line numbers from 0, the lines are the classes.
+
+    Raises DataError if nothing is labeled, if names and numbers are mixed, and if the names file does not fit.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path}: no such label file")
-    values = _read_npy(path) if mesh_suffix(path) == ".npy" else _read_text(path)
-    if not len(values):
-        raise DataError(f"{path}: there are no labels in the file")
-    return values
-
-
-def read_lines(path: Path) -> list[str]:
-    """The stripped lines of a UTF-8 text file, without blank ones. Raises DataError if no line is left."""
-    lines = [line.strip() for line in _text_of(path).splitlines()]
-    lines = [line for line in lines if line]
-    if not lines:
-        raise DataError(f"{path}: the file is empty")
-    return lines
-
-
-def number_classes(values: Sequence[NDArray[np.int64]], names_file: Path) -> tuple[list[NDArray[np.int64]], list[str]]:
-    """Class indices (int64, shapes unchanged) and label names for the label values of a whole set.
-
-    The sorted distinct values ≥ 0 of all arrays become classes 0 … C-1. Negative values become UNLABELED. The names are
-    the lines of `names_file` if it exists, else the values in decimal.
-
-    Raises DataError if no value is ≥ 0, and if the names file does not have one line per class.
-    """
-    distinct = np.unique(np.concatenate([np.unique(v) for v in values]))
+    given = read_lines(names_file) if names_file.is_file() else None
+    named = [file for file in labels if file.names is not None]
+    if len(named) == len(labels):
+        number = _number_colors if labels[0].kind == "colors" else _number_names
+        return number(labels, given, names_file)
+    if named:
+        other = next(file for file in labels if file.names is None)
+        raise DataError(
+            f"{named[0].path} has labels by {named[0].kind}, but {other.path} has {other.kind}: a set can have only one"
+        )
+    distinct = np.unique(np.concatenate([np.unique(file.values) for file in labels]))
     distinct = distinct[distinct >= 0]
     if not len(distinct):
         raise DataError(f"{names_file.parent}: every label is negative, which means unlabeled")
-    names = [str(value) for value in distinct]
-    if names_file.is_file():
-        given = read_lines(names_file)
-        if len(given) != len(names):
-            found = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-            raise DataError(f"{names_file}: {len(given)} names for {len(names)} distinct labels ({found})")
-        names = given
-    return [np.where(v < 0, UNLABELED, np.searchsorted(distinct, v)) for v in values], names
+    if given is not None and len(given) != len(distinct):
+        if len(given) < len(distinct) or distinct[-1] >= len(given):
+            found = ", ".join(map(str, distinct[:8])) + (", …" if len(distinct) > 8 else "")
+            raise DataError(f"{names_file}: {len(given)} names for {len(distinct)} distinct labels ({found})")
+        distinct = np.arange(len(given))
+    classes = [np.where(file.values < 0, UNLABELED, np.searchsorted(distinct, file.values)) for file in labels]
+    return classes, [str(value) for value in distinct] if given is None else given
 
 
-def find_labels_at(meshes: Sequence[Mesh], counts: Sequence[int], files: Sequence[Path]) -> LabelsAt:
-    """Find out from the number of labels of each mesh whether a set is labeled at vertices or at faces.
+def _number_names(
+    labels: Sequence[FileLabels], given: list[str] | None, names_file: Path
+) -> tuple[list[NDArray[np.int64]], list[str]]:
+    """The classes of named parts."""
+    names = sorted({name for file in labels for name in file.names or ()}, key=_natural) if given is None else given
+    return [_places(file, names, names_file) for file in labels], names
+
+
+def _number_colors(
+    labels: Sequence[FileLabels], given: list[str] | None, names_file: Path
+) -> tuple[list[NDArray[np.int64]], list[str]]:
+    """The classes of colors, sorted, or in the order of lines such as `#ff0000 arm`."""
+    colors = sorted({color for file in labels for color in file.names or ()})
+    if len(colors) > MOST_COLORS:
+        raise DataError(
+            f"{labels[0].path}: the set has {len(colors)} distinct colors. Colors can be labels if there are at most "
+            f"{MOST_COLORS}; put the labels into files beside the meshes"
+        )
+    names = colors
+    if given is not None:
+        colors, names = [], []
+        for line in given:
+            color, _, name = line.partition(" ")
+            if not re.fullmatch("#[0-9a-fA-F]{6}", color) or not name.strip() or color.lower() in colors:
+                raise DataError(
+                    f"{names_file}: the labels are colors, so each line should be another color and a name, such as "
+                    f"'#ff0000 arm', got {line[:40]!r}"
+                )
+            colors.append(color.lower())
+            names.append(name.strip())
+    return [_places(file, colors, names_file) for file in labels], names
+
+
+def _places(file: FileLabels, names: list[str], names_file: Path) -> NDArray[np.int64]:
+    """For each label of a file, the place of its name in a list. Raises DataError for a name that is not in it."""
+    place = {name: i for i, name in enumerate(names)}
+    unknown = [name for name in file.names or () if name not in place]
+    if unknown:
+        raise DataError(f"{file.path}: the label {unknown[0][:40]!r} is not in {names_file}")
+    return np.array([place[name] for name in file.names or ()], np.int64)[file.values]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part.lower()) for part in re.split("([0-9]+)", name)]
+
+
+def find_labels_at(meshes: Sequence[Mesh], labels: Sequence[FileLabels]) -> LabelsAt:
+    """Find out whether a set is labeled at vertices or at faces: from the files, else from their numbers of labels.
 
     If a mesh has as many faces as vertices, its file fits both, and the other files decide.
 
     Raises DataError for a file that fits neither, for a set that mixes both, and if every file fits both.
     """
     decided: dict[LabelsAt, Path] = {}
-    for mesh, count, file in zip(meshes, counts, files, strict=True):
+    for mesh, own in zip(meshes, labels, strict=True):
+        file, count = own.path, len(own.values)
+        if own.at is not None:
+            decided.setdefault(own.at, file)
+            continue
         at_vertices, at_faces = _fits(mesh, count, "vertices"), _fits(mesh, count, "faces")
         if not (at_vertices or at_faces):
             raise DataError(
@@ -90,18 +122,28 @@ def find_labels_at(meshes: Sequence[Mesh], counts: Sequence[int], files: Sequenc
         )
     if not decided:
         raise DataError(
-            f"{files[0]}: {counts[0]} labels fit vertices and faces: {meshes[0].name} has "
+            f"{labels[0].path}: {len(labels[0].values)} labels fit vertices and faces: {meshes[0].name} has "
             f"{_size(meshes[0], 'vertices')} and {_size(meshes[0], 'faces')}, and no other file decides"
         )
     return next(iter(decided))
 
 
-def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, file: Path) -> NDArray[np.int64]:
+def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, source: FileLabels) -> NDArray[np.int64]:
     """One label for each vertex (V,), triangle (F,) or edge (E,) of a mesh, int64.
+
+    labels: the classes of `source.values`
 
     Labels of faces may be one per triangle, or one per polygon of the source file, which all its triangles get. Raises
     DataError if the number of labels does not fit. The message names the file and the counts.
     """
+    file = source.path
+    if source.elements is not None:
+        if source.elements.max(initial=-1) >= mesh.polygon_count:
+            raise DataError(
+                f"{file}: there is no face {source.elements.max() + 1}, {mesh.name} has {_size(mesh, 'faces')}"
+            )
+        listed, labels = labels, np.full(mesh.polygon_count, UNLABELED, np.int64)
+        labels[source.elements] = listed
     if not _fits(mesh, len(labels), at):
         raise DataError(f"{file}: {len(labels)} labels, but {mesh.name} has {_size(mesh, at)}")
     if at == "faces" and len(labels) == mesh.polygon_count:
@@ -125,77 +167,3 @@ def _size(mesh: Mesh, at: LabelsAt) -> str:
     if mesh.polygon_count == len(mesh.faces):
         return f"{len(mesh.faces)} faces"
     return f"{mesh.polygon_count} faces ({len(mesh.faces)} triangles)"
-
-
-def _read_text(path: Path) -> NDArray[np.int64]:
-    text = _text_of(path)
-    if "_" not in text:
-        try:
-            return np.array(list(map(int, text.split())), np.int64)
-        except (ValueError, OverflowError):
-            pass  # the slower loop below reads numbers written as floats, and finds the line of an error
-    values: list[int] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        for token in line.split():
-            try:
-                values.append(_whole_number(token))
-            except ValueError as e:
-                raise DataError(f"{path}, line {number}: {token[:40]!r} is not a whole number") from e
-    return np.array(values, np.int64)
-
-
-def _whole_number(token: str) -> int:
-    """The integer that a token stands for. Raises ValueError, also for Python's grouping of digits (`1_0`)."""
-    try:
-        value = int(token)
-    except ValueError:
-        number = float(token)
-        if not number.is_integer():
-            raise
-        value = int(number)
-    if "_" in token or not _INT64.min <= value <= _INT64.max:
-        raise ValueError(token)
-    return value
-
-
-def _read_npy(path: Path) -> NDArray[np.int64]:
-    content = _content_of(path)
-    try:
-        array = np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as e:
-        raise DataError(f"{path}: the file is not a NumPy array of numbers ({e})") from e
-    if not isinstance(array, np.ndarray):
-        raise DataError(f"{path}: the file is an archive, expected a single array")
-    if array.ndim != 1:
-        raise DataError(f"{path}: labels should have shape (N,), shape is {array.shape}")
-    if array.dtype.kind not in "iuf":
-        raise DataError(f"{path}: labels should be integers, dtype is {array.dtype}")
-    if array.dtype.kind == "f":
-        array = array.astype(np.float64)  # float64 holds both bounds below exactly; NaN fails the comparisons
-        fits = (array >= -(2.0**63)) & (array < 2.0**63)
-    else:
-        fits = array <= _INT64.max
-    bad = np.flatnonzero(~(fits & (array == np.trunc(array))))
-    if len(bad):
-        raise DataError(f"{path}: label {bad[0]} is {array[bad[0]]}, which is not a whole number that fits int64")
-    labels: NDArray[np.int64] = array.astype(np.int64)
-    return labels
-
-
-def _text_of(path: Path) -> str:
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    try:
-        return _content_of(path).decode("utf-8-sig")
-    except UnicodeDecodeError as e:
-        raise DataError(f"{path}: the file is not text ({e})") from e
-
-
-def _content_of(path: Path) -> bytes:
-    data = path.read_bytes()
-    if path.suffix.lower() != ".gz":
-        return data
-    try:
-        return decompress(data)
-    except ValueError as e:
-        raise DataError(f"{path}: {e}") from e

@@ -11,29 +11,31 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.data.conversion import with_labels_at
 from diffnet.data.folders.files import (
     MESH_FOLDERS,
     Parts,
-    check_part,
     check_parts,
+    divided,
     find_parts,
     label_files,
-    listed_meshes,
+    meshes_below,
     meshes_in,
     pair_beside,
     pair_labels,
     parts_by_lists,
-    scored_parts,
 )
-from diffnet.data.folders.labels import find_labels_at, number_classes, place_labels, read_labels, read_lines
+from diffnet.data.folders.labels import find_labels_at, number_classes, place_labels
+from diffnet.data.folders.numbers import read_lines
+from diffnet.data.folders.sources import FileLabels, read_source
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.geometry import FORMATS, load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
 
-Layout: TypeAlias = Literal["auto", "rna", "meshcnn", "princeton", "folder"]
+Layout: TypeAlias = Literal["auto", "rna", "meshcnn", "princeton", "folder", "teeth"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
-_LABELS = (".txt", ".npy", ".seg")
+_LABELS = (".txt", ".npy", ".seg", ".json")
 _PDB_CHAIN = re.compile(r"[0-9][A-Za-z0-9]{3}_[A-Za-z0-9]+\.off(\.gz)?")
 
 _Values: TypeAlias = list[NDArray[np.int64]]
@@ -47,7 +49,8 @@ def load_dataset(
     test_fraction: float = 0.2,
     seed: int = 0,
     cache_dir: str | os.PathLike[str] | None = None,
-    test_only: bool = False,
+    needs_train: bool = True,
+    labels_at: LabelsAt | None = None,
 ) -> LabeledMeshes:
     """Read all of a labeled data set from a folder in one of these layouts.
 
@@ -58,31 +61,45 @@ def load_dataset(
         `seg/NAME.eseg` holds a label per edge. Soft labels (`sseg/`) are not read.
     "princeton": sets in the manner of the Princeton benchmark (Chen et al. 2009). `NAME.seg` holds a label per face. It
         is beside the mesh or in `seg/`.
-    "folder": `NAME.txt`, `.npy` or `.seg` is beside the mesh or in `labels/`. The number of labels decides whether they
-        are at vertices or at faces. If a mesh has as many faces as vertices, the other meshes decide.
+    "folder": labels are in a file beside the mesh or in `labels/`, in one of these forms:
+        `NAME.txt`, `.npy` or `.seg` has a number for each vertex or each face. The number of labels decides which. If a
+        mesh has as many faces as vertices, the other meshes decide;
+        `NAME_labels.txt` has, for each part, a line with its name and a line with the numbers of its faces, from 1.
+        Faces in no part are unlabeled;
+        `NAME.json` has a list "labels" with a number for each vertex.
+        If no mesh has such a file, the meshes hold the labels: a property of the vertices or faces of a PLY file with
+        whole numbers, named label, labels, class, class_id, category, segment, segmentation or part; else the colors of
+        the vertices (PLY, OBJ, OFF) or of the faces (PLY). Each of at most 64 distinct colors is a class.
+    "teeth": sets in the manner of Teeth3DS (Ben-Hamadou et al. 2022). Meshes are in subfolders of any depth, with
+        `NAME.json` beside each, as in "folder".
     "auto": the first of these that fits:
         meshcnn, if there are `train/`, `test/` and `seg/*.eseg`;
         rna, if there are `off/`, `labels/`, `train.txt` and `test.txt`, and every listed name is a PDB chain such as
         `1K73_B.off`. Other sets with these folders are read as "folder", without the 260 classes;
         princeton, if a `.seg` file is in the folder or in its `seg/`, `off/`, `meshes/`, `train/` or `test/`;
-        folder, if a mesh is in the folder or in its `off/`, `meshes/`, `train/` or `test/`.
+        folder, if a mesh is in the folder or in its `off/`, `meshes/`, `train/` or `test/`;
+        teeth, if a mesh with a `.json` file beside it is in a subfolder.
 
     In "princeton" and "folder", meshes are files in `FORMATS`. The subfolders `train/` and `test/` divide them.
     Without these, the meshes are in the folder itself, else in `off/`, else in `meshes/`. Then `train.txt` and
-    `test.txt` divide them, with one file name per line, and a mesh that is not listed is left out. Without these, a
-    random share of `test_fraction`, drawn with `seed`, is the test part. It has at least one mesh.
+    `test.txt` divide them, with one file name per line, and a mesh that is not listed is left out. Names may lack their
+    extensions. Without these, a random share of `test_fraction`, drawn with `seed`, is the test part. It has at least
+    one mesh. "teeth" is divided by the lists or at random.
 
-    Except in "rna", labels are any integers. Negative ones are unlabeled. The others, sorted, become classes 0 … C-1.
-    `label_names` are the lines of `label_names.txt` if it exists, else the integers. Labels of faces may be one per
-    polygon of the source file, or one per triangle.
+    Except in "rna", numbers are any integers. Negative ones are unlabeled. The others, sorted, become classes 0 … C-1.
+    `label_names` are the lines of `label_names.txt` if it exists, else the integers. If there are more lines than
+    distinct integers, line i names the integer i, from 0. Named parts become classes in the order of `label_names.txt`,
+    else of their names. The lines for colors are such as `#ff0000 arm`. Labels of faces may be one per polygon of the
+    source file, or one per triangle.
 
     Meshes keep the order of the lists, else they are sorted by name (`a2` before `a10`). Hidden files and the case of
     extensions are ignored. In every layout, meshes and labels may be compressed by gzip: `NAME.obj.gz` is found like
     `NAME.obj`.
 
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
-    test_only: read only the test part, which needs no training part: the folder `test/`, else the meshes in `test.txt`,
-        else all meshes. The training part is empty. Classes are those of the labels that are read.
+    needs_train: if False, the training part may be missing, as for an evaluation: a folder with `test/` or `test.txt`
+        alone. Without either, all meshes are the test part.
+    labels_at: convert the labels to "vertices", "edges" or "faces", see `diffnet.data.labels_at`. None leaves them.
 
     Returns meshes with labels (V,), (F,) or (E,) int64. Raises DataError for a folder, file or label that is missing,
     malformed or contradictory, naming the file; and MeshError for a mesh that can't be read.
@@ -95,69 +112,71 @@ def load_dataset(
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
     if layout == "auto":
-        layout = _detect(root, test_only)
+        layout = _detect(root, needs_train)
     if layout == "rna":
-        return _load_rna(root, cache_dir, test_only)
-    if layout == "meshcnn":
-        return _load_meshcnn(root, cache_dir, test_only)
-    parts = scored_parts(root) if test_only else find_parts(root, test_fraction, seed)
-    if layout == "princeton":
-        return _load(parts, pair_beside(root, parts, "seg", (".seg",)), "faces", _numbered(root), cache_dir)
-    return _load(parts, pair_beside(root, parts, "labels", _LABELS), None, _numbered(root), cache_dir)
+        data = _load_rna(root, cache_dir, needs_train)
+    elif layout == "meshcnn":
+        data = _load_meshcnn(root, cache_dir, needs_train)
+    elif layout == "teeth":
+        parts = divided(root, meshes_below(root), root, test_fraction, seed, needs_train)
+        files = [[file for mesh in part for file in pair_labels([mesh], [mesh.parent], (".json",))] for part in parts]
+        data = _load(parts, files, None, _numbered(root), cache_dir)
+    else:
+        parts = find_parts(root, test_fraction, seed, needs_train)
+        if layout == "princeton":
+            data = _load(parts, pair_beside(root, parts, "seg", (".seg",)), "faces", _numbered(root), cache_dir)
+        else:
+            files = pair_beside(root, parts, "labels", _LABELS, in_meshes=True)
+            data = _load(parts, files, None, _numbered(root), cache_dir)
+    return data if labels_at is None else with_labels_at(data, labels_at)
 
 
-def _detect(root: Path, test_only: bool) -> Layout:
-    parted = (test_only or (root / "train").is_dir()) and (root / "test").is_dir()
+def _detect(root: Path, needs_train: bool) -> Layout:
+    parted = (root / "test").is_dir() and ((root / "train").is_dir() or not needs_train)
     if parted and label_files(root / "seg", (".eseg",)):
         return "meshcnn"
-    if _is_rna(root, test_only):
+    if _is_rna(root, needs_train):
         return "rna"
     if any(label_files(root / name, (".seg",)) for name in (*MESH_FOLDERS, "seg", "train", "test")):
         return "princeton"
     if any(meshes_in(root / name) for name in (*MESH_FOLDERS, "train", "test")):
         return "folder"
+    if any(mesh.with_name(f"{mesh_stem(mesh)}.json").is_file() for mesh in meshes_below(root)):
+        return "teeth"
     raise DataError(
         f"{root}: no data set found. Looked for train/, test/ and seg/*.eseg (meshcnn); off/, labels/, train.txt and "
         f"test.txt (rna); *.seg (princeton); and meshes, {', '.join(FORMATS)}, also with .gz, here or in off/, "
-        "meshes/, train/ or test/ (folder). Folders of classes are for `diffnet train classification`"
+        "meshes/, train/ or test/ (folder), or in subfolders with a .json file beside them (teeth). "
+        "Folders of classes are for `diffnet train classification`"
     )
 
 
-def _is_rna(root: Path, test_only: bool) -> bool:
+def _is_rna(root: Path, needs_train: bool) -> bool:
     """Decided by the listed names: other sets have the same folders, and small labels fit the range of RNA labels."""
-    lists = [root / "test.txt"] if test_only else [root / "train.txt", root / "test.txt"]
+    train = root / "train.txt"
+    lists = [*([train] if needs_train or train.exists() else []), root / "test.txt"]
     if not ((root / "off").is_dir() and (root / "labels").is_dir() and all(file.is_file() for file in lists)):
         return False
     return all(_PDB_CHAIN.fullmatch(name) for file in lists for name in read_lines(file))
 
 
-def _load_rna(root: Path, cache_dir: _Folder, test_only: bool) -> LabeledMeshes:
-    def shift(values: _Values, files: list[Path]) -> tuple[_Values, list[str]]:
-        for labels, file in zip(values, files, strict=True):
-            bad = np.flatnonzero((labels < -1) | (labels > 258))
+def _load_rna(root: Path, cache_dir: _Folder, needs_train: bool) -> LabeledMeshes:
+    def shift(labels: Sequence[FileLabels]) -> tuple[_Values, list[str]]:
+        for file in labels:
+            bad = np.flatnonzero((file.values < -1) | (file.values > 258))
             if len(bad):
-                raise DataError(f"{file}: label {labels[bad[0]]} of vertex {bad[0]} is outside -1 … 258")
-        return [labels + 1 for labels in values], [str(value) for value in range(-1, 259)]
+                raise DataError(f"{file.path}: label {file.values[bad[0]]} of vertex {bad[0]} is outside -1 … 258")
+        return [file.values + 1 for file in labels], [str(value) for value in range(-1, 259)]
 
-    meshes = meshes_in(root / "off", (".off",))
-    if test_only:
-        parts: Parts = [], listed_meshes(root / "test.txt", meshes, root / "off")
-        check_part(root, "test", parts[1], {})
-    else:
-        parts = parts_by_lists(root, meshes, root / "off")
-        check_parts(root, parts)
+    parts = parts_by_lists(root, meshes_in(root / "off", (".off",)), root / "off", needs_train)
+    check_parts(root, parts, needs_train)
     label_files = [pair_labels(part, [root / "labels"], (".txt",)) for part in parts]
     return _load(parts, label_files, "vertices", shift, cache_dir)
 
 
-def _load_meshcnn(root: Path, cache_dir: _Folder, test_only: bool) -> LabeledMeshes:
-    tests = meshes_in(root / "test", (".obj",))
-    if test_only:
-        parts: Parts = [], tests
-        check_part(root, "test", tests, {})
-    else:
-        parts = meshes_in(root / "train", (".obj",)), tests
-        check_parts(root, parts)
+def _load_meshcnn(root: Path, cache_dir: _Folder, needs_train: bool) -> LabeledMeshes:
+    parts = meshes_in(root / "train", (".obj",)), meshes_in(root / "test", (".obj",))
+    check_parts(root, parts, needs_train)
     label_files = [pair_labels(part, [root / "seg"], (".eseg",)) for part in parts]
     return _load(parts, label_files, "edges", _numbered(root), cache_dir)
 
@@ -166,22 +185,23 @@ def _load(
     parts: Parts,
     label_files: Sequence[list[Path]],
     at: LabelsAt | None,
-    to_classes: Callable[[_Values, list[Path]], tuple[_Values, list[str]]],
+    to_classes: Callable[[Sequence[FileLabels]], tuple[_Values, list[str]]],
     cache_dir: _Folder,
 ) -> LabeledMeshes:
     """Read both parts. Labels come first: they load fast, so their faults show before minutes of reading meshes."""
     paths = [path for part in parts for path in part]
     files = [file for part in label_files for file in part]
-    labels, names = to_classes([read_labels(file) for file in files], files)
+    sources = [read_source(file) for file in files]
+    labels, names = to_classes(sources)
     meshes = [load_mesh(path, cache_dir) for path in paths]
     if at is None:
-        at = find_labels_at(meshes, [len(values) for values in labels], files)
+        at = find_labels_at(meshes, sources)
     items = [
-        LabeledMesh(mesh_stem(path), mesh, place_labels(mesh, values, at, file))
-        for path, mesh, values, file in zip(paths, meshes, labels, files, strict=True)
+        LabeledMesh(mesh_stem(path), mesh, place_labels(mesh, values, at, source))
+        for path, mesh, values, source in zip(paths, meshes, labels, sources, strict=True)
     ]
     return LabeledMeshes(items[: len(parts[0])], items[len(parts[0]) :], names, at)
 
 
-def _numbered(root: Path) -> Callable[[_Values, list[Path]], tuple[_Values, list[str]]]:
-    return lambda values, _: number_classes(values, root / "label_names.txt")
+def _numbered(root: Path) -> Callable[[Sequence[FileLabels]], tuple[_Values, list[str]]]:
+    return lambda labels: number_classes(labels, root / "label_names.txt")

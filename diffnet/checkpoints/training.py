@@ -61,4 +61,5 @@ def metadata_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata of the network in a checkpoint: the names of its labels, its input and the options of its run."""
     options = OLDER | checkpoint["options"]
     described = {name: value for name, value in options.items() if name not in ARCHITECTURE}
-    return {**described, "normalize": True, "label_names": checkpoint["label_names"]}
+    statistics = checkpoint.get("statistics", {})  # of features from files
+    return {**described, "normalize": True, "label_names": checkpoint["label_names"], "statistics": statistics}

@@ -69,13 +69,13 @@ def gradient(x: Tensor, operators: Operators, *, backend: Backend = "auto") -> T
     >>> torch.einsum("dvc,vdx->vcx", slope, triangle.frames[:, :2])[0].round(decimals=4).abs()
     tensor([[2., 0., 0.]])
     """
-    _check(operators)
+    _check_rows(x, operators)
     return ops.spmm(operators.gradient.pattern, operators.gradient.values, x, backend=backend)
 
 
 def mesh_mean(x: Tensor, operators: Operators, *, backend: Backend = "auto") -> Tensor:
     """Average functions x (V, C) over each mesh, weighted by vertex areas. Returns (B, C). Differentiable in x."""
-    _check(operators)
+    _check_rows(x, operators)
     return ops.segment_mean(x, operators.mass, operators.ptr, operators.lengths, backend)
 
 
@@ -84,6 +84,12 @@ def _with_eigenpairs(name: str, operators: Operators) -> Operators:
     if operators.k == 0:
         raise ValueError(f"{name} needs eigenpairs, but the operators have k = 0; write precompute(mesh, k=128)")
     return operators
+
+
+def _check_rows(x: Tensor, operators: Operators) -> None:
+    _check(operators)
+    if isinstance(x, Tensor) and (x.ndim < 2 or x.shape[-2] != operators.num_vertices):
+        raise ValueError(f"x should have shape ({operators.num_vertices}, C), shape is {tuple(x.shape)}")
 
 
 def _check(operators: object) -> None:

@@ -126,13 +126,13 @@ def _normal_index(word: str, before: int) -> int:
     return index - 1 if index > 0 else before + index
 
 
-_OFF_HEADER = re.compile(r"((?:ST)?C?N?OFF|c?off|Off)(\d.*)?")
+OFF_HEADER = re.compile(r"((?:ST)?C?N?OFF|c?off|Off)(\d.*)?")
 
 
 def _read_off(data: bytes) -> Content:
     lines = _lines(_text(data))
     words = lines.pop(0)[1].split("#", 1)[0].split() if lines else [""]
-    header = _OFF_HEADER.fullmatch(words[0])
+    header = OFF_HEADER.fullmatch(words[0])
     if header is None:
         raise ValueError(f"the header should be OFF, got {words[0][:20]!r}")
     if header[2]:
@@ -193,7 +193,8 @@ PLY_CORNERS = ("vertex_indices", "vertex_index")
 _PLY_ELEMENT = re.compile(rb"(?:^|[\r\n])element[ \t]+(\S+)[ \t]+(\d+)")
 
 
-def _read_ply(data: bytes) -> Content:
+def read_ply_elements(data: bytes) -> dict[str, Any]:
+    """The rows of each element of a PLY file, structured arrays. Raises ValueError for a damaged file."""
     for what, count in _PLY_ELEMENT.findall(data[: max(data.find(b"end_header"), 0)]):
         # plyfile allocates the rows before it reads them.
         if len(count) > 18 or int(count) > len(data):
@@ -202,9 +203,13 @@ def _read_ply(data: bytes) -> Content:
                 f"more than {len(data)} bytes can hold; the header is damaged, or the file is cut off"
             )
     try:
-        elements = {element.name: element.data for element in PlyData.read(io.BytesIO(data)).elements}
+        return {element.name: element.data for element in PlyData.read(io.BytesIO(data)).elements}
     except PlyParseError as e:
         raise ValueError(str(e)) from e
+
+
+def _read_ply(data: bytes) -> Content:
+    elements = read_ply_elements(data)
     if "vertex" not in elements or not {"x", "y", "z"} <= set(elements["vertex"].dtype.names):
         raise ValueError("there is no element 'vertex' with properties x, y and z")
     verts = _columns(elements["vertex"], ("x", "y", "z"))
@@ -294,6 +299,11 @@ READERS: dict[str, Callable[[bytes], tuple[Any, ...]]] = {
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n")
+
+
+def mesh_lines(data: bytes) -> list[Line]:
+    """The lines of an OBJ or OFF file that hold more than a comment, with their numbers. Continued lines are joined."""
+    return _lines(_text(data).replace("\\\n", " "))
 
 
 def _lines(text: str) -> list[Line]:

@@ -86,6 +86,7 @@ class Mesh:
     name: where the mesh came from, for messages
     normals: (V, 3) float64 of length 1, the normals at the vertices that the source gives, or None. A vertex for which
         it gives none has 0. `precompute` says when they are used.
+    path: the file that it was read from, or None. Own features are looked for beside it.
     """
 
     verts: NDArray[np.float64]
@@ -94,6 +95,7 @@ class Mesh:
     polygon_count: int
     name: str
     normals: NDArray[np.float64] | None = None
+    path: str | None = None
 
     @property
     def is_point_cloud(self) -> bool:
@@ -253,22 +255,25 @@ def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _read(path: Path, cache_dir: str | os.PathLike[str] | None) -> Mesh:
-    suffix, data = _content(path)
+    suffix, data = read_content(path)
     if cache_dir is None:
-        return _parse(data, suffix, str(path))
+        return replace(_parse(data, suffix, str(path)), path=str(path))
     # Earlier versions stored files with normals without them, under a key that doesn't say `normals`.
     more = {"normals": True} if mentions_normals(data, suffix) else {}
     entry = entry_path(cache_dir, cache_key({"file": np.frombuffer(data, np.uint8)}, suffix=suffix, **more), "mesh")
     stored = read_entry(entry, _check_stored)
     if stored is not None:
         return _from_arrays(stored, str(path))
-    mesh = _parse(data, suffix, str(path))
+    mesh = replace(_parse(data, suffix, str(path)), path=str(path))
     write_entry(entry, _as_arrays(mesh))
     return mesh
 
 
-def _content(path: Path) -> tuple[str, bytes]:
-    """The format of a file, a key of READERS, and its content: decompressed, complete, with the usual line ends."""
+def read_content(path: Path) -> tuple[str, bytes]:
+    """The format of a file, a key of READERS, and its content: decompressed, complete, with the usual line ends.
+
+    Raises MeshError for a file that can't be read, and for content that is not of its format.
+    """
     suffix = mesh_suffix(path)
     try:
         if path.is_dir():
@@ -315,7 +320,7 @@ def _as_arrays(mesh: Mesh) -> Arrays:
 
 def _from_arrays(arrays: Arrays, name: str) -> Mesh:
     verts, faces, polygons, count = (arrays[name] for name in _STORED)
-    return Mesh(verts, faces, polygons, int(count[0]), name, arrays.get("normals"))
+    return Mesh(verts, faces, polygons, int(count[0]), name, arrays.get("normals"), name)
 
 
 _STORED = ("verts", "faces", "polygons", "polygon_count")

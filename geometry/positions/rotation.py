@@ -21,7 +21,8 @@ def random_rotation(
     generator: draws the rotations; None means the global generator of the CPU. With a generator of the CPU, equal seeds
         give equal rotations on all devices.
 
-    Returns new positions of the same shape, dtype and device. It is differentiable.
+    Returns new positions of the same shape, dtype and device. It is differentiable. To rotate positions and normals
+    alike, use `geometry.random_rotations` and `geometry.rotate`.
 
     Raises TypeError for verts that are no floating-point tensor, ValueError for another shape and for lengths that
     don't add up to V.
@@ -63,7 +64,16 @@ def random_rotations(
 def rotate(positions: Tensor, rotations: Tensor, ptr: Tensor) -> Tensor:
     """Rotate each mesh about the origin.
 
-    positions: (V, 3), packed. rotations: (B, 3, 3). ptr: (B+1,), the extents of the meshes. Returns (V, 3).
+    positions: (V, 3), packed; or other vectors at the vertices, such as normals
+    rotations: (B, 3, 3), see `random_rotations`
+    ptr: (B+1,), the extents of the meshes, such as `operators.ptr`
+
+    Returns (V, 3): each row times the rotation of its mesh. All tensors are on one device.
+
+    >>> quarter = torch.tensor([[[0.0, 1, 0], [-1, 0, 0], [0, 0, 1]]])
+    >>> rotate(torch.tensor([[1.0, 0, 0], [0, 0, 1]]), quarter, torch.tensor([0, 2]))
+    tensor([[0., 1., 0.],
+            [0., 0., 1.]])
     """
     mesh = torch.searchsorted(ptr[1:], torch.arange(len(positions), device=ptr.device), right=True)
     return (positions[:, :, None] * rotations[mesh]).sum(1)

@@ -144,7 +144,7 @@ def _warn_of_components(mesh: Mesh, arrays: Arrays) -> None:
     warnings.warn(
         f"{mesh.name}: every eigenvalue is 0, so diffusion can only average over components. The mesh has {components} "
         f"components, and k is {k}. Use k > {components}, or a mesh with fewer components{hint}",
-        stacklevel=3,
+        stacklevel=4,  # the caller of `precompute`, which is wrapped once
     )
 
 

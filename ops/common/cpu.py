@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -31,8 +32,9 @@ def eager_on_cpu(*tensors: Tensor) -> bool:
         return False
     if torch.is_grad_enabled() and any(t.is_inference() for t in tensors):
         return False  # they can't be saved for the backward
-    if not all(type(t) in _PLAIN_TYPES and t.device.type == "cpu" and t.dtype in DTYPES for t in tensors):
-        return False
+    for t in tensors:  # a loop takes half the time of `all`
+        if type(t) not in _PLAIN_TYPES or not t.is_cpu or t.dtype not in DTYPES:
+            return False
     if not torch.is_autocast_enabled("cpu"):
         return True
     # Autocast leaves float64 as it is.
@@ -50,6 +52,14 @@ def row_chunks(rows: int) -> Iterator[slice]:
         yield slice(start, min(start + ROWS, rows))
 
 
+def write_product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Write a b to `out`, which may be float32 if the factors have 16 bits."""
+    if out.dtype == a.dtype:
+        torch.mm(a, b, out=out)
+    else:
+        out.copy_(a @ b)
+
+
 def add_product(total: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
     """Add scale · a b to the total. If the factors have 16 bits, the total is float32."""
     if total.dtype == a.dtype:
@@ -58,18 +68,37 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> None
         total.add_(a @ b, alpha=scale)
 
 
+@functools.cache
+def keep_freed_memory() -> None:
+    """Let the C library keep memory that is freed, up to 64 MB at the end of the heap, instead of returning it.
+
+    Memory that the system hands out again costs a page fault for each 4 kB, 5 to 10 % of a training step. glibc adapts
+    to the largest block up to 32 MB that was freed, so this frees one that was never written to.
+    """
+    torch.empty(2**25 - 2**13, dtype=torch.uint8)
+
+
+def tanh_(x: Tensor) -> None:
+    """tanh in place, as 1 − 2/(e²ˣ + 1) written with expm1: a third faster than `torch.tanh_`, and as exact."""
+    power = x.clamp_(-20, 20).mul_(2).expm1_()  # beyond ±20 the result is ±1 also in float64
+    x.div_(power + 2)
+
+
 def without_autocast() -> AbstractContextManager[object]:
     """A context in which products have the dtype of their factors."""
     return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
 
 
 def derivatives(
-    function: Callable[..., Tensor], tensors: Sequence[Tensor], needed: Sequence[bool], grad: Tensor
+    function: Callable[..., Tensor | tuple[Tensor, ...]],
+    tensors: Sequence[Tensor],
+    needed: Sequence[bool],
+    *grads: Tensor,
 ) -> list[Tensor | None]:
     """The gradients of a function in the tensors that need them, by autograd, so that they can be differentiated."""
     with without_autocast():
         views = [t.view_as(t) for t in tensors]  # a tensor may occur twice, and each place has its own gradient
         out = function(*views)
         wanted = [view for view, need in zip(views, needed, strict=True) if need]
-        found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
+        found = iter(torch.autograd.grad(out, wanted, grads, create_graph=True, allow_unused=True))
     return [next(found) if need else None for need in needed]

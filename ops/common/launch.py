@@ -106,7 +106,8 @@ def on_hopper(tensor: Tensor) -> bool:
         return False
     import triton
 
-    return triton.__version__.startswith(_GLUON_VERSIONS)
+    version: str = triton.__version__
+    return version.startswith(_GLUON_VERSIONS)
 
 
 _GLUON_VERSIONS = ("3.6.", "3.7.")

@@ -111,13 +111,14 @@ def diffusion_features_forward(
     ptr: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """x_d and f (V, C); for the backward S and D (B, K, C) float32 and their table, see `coefficient_kernels.table`"""
-    from diffnet.ops.diffusion_features.kernels import diffused_table
+    from diffnet.ops.diffusion_features.kernels import sum_and_diffuse
+    from diffnet.ops.gradient_features.coefficient_kernels import table
     from diffnet.ops.gradient_features.kernels import forward
     from diffnet.ops.spectral.kernels import project_spans
 
-    spans = project_spans(x, evecs, mass, ptr)
-    spectrum, d, table = diffused_table(*spans, ptr, evals, time, a_re, a_im, evecs)
-    return *forward(table, evecs, gradient_evecs, ptr), spectrum, d, table
+    spectrum, d = sum_and_diffuse(*project_spans(x, evecs, mass, ptr), ptr, evals, time)
+    coefficients = table(d, a_re, a_im, gradient_evecs)
+    return *forward(coefficients, evecs, gradient_evecs, ptr), spectrum, d, coefficients
 
 
 def _diffusion_features_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -23,20 +23,6 @@ from diffnet.ops.gradient_features.table import empty_table
 ROWS = 16  # rows of a program: the fewest that matrix units take, because there are few rows for many multiprocessors
 
 
-@triton.jit
-def add_product(x, a, c, k, total, c_size: tl.constexpr):
-    """total + x Aᵀ for the columns k of D in x and the rows c of A"""
-    inside = (c < c_size)[:, None] & (k < c_size)[None, :]
-    tile_of_a = tl.load(a + c[:, None] * c_size + k[None, :], mask=inside, other=0.0).to(tl.float32)
-    return tl.dot(x, tl.trans(tile_of_a), total, input_precision="tf32x3")
-
-
-@triton.jit
-def store_plane(table, at, number: tl.constexpr, plane, x, inside, ROTATION: tl.constexpr, PRECISION: tl.constexpr):
-    """Store x as an operand at one of the planes D, P and Q of `table`, see `matmul.store`."""
-    store(table + number * plane + at, (2 + ROTATION) * plane, x, inside, PRECISION)
-
-
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_forward_table_kernel(
@@ -54,16 +40,22 @@ def spectral_gradient_features_forward_table_kernel(
     for step in range(0, c_size, BLOCK_K):
         k = step + tl.arange(0, BLOCK_K)
         x = tl.load(d_at + k[None, :], mask=in_rows & (k < c_size)[None, :], other=0.0)
-        p = add_product(x, a_re, c, k, p, c_size)
+        at = c[:, None] * c_size + k[None, :]
+        inside = (c < c_size)[:, None] & (k < c_size)[None, :]
+        a = tl.load(a_re + at, mask=inside, other=0.0).to(tl.float32)
+        p = tl.dot(x, tl.trans(a), p, input_precision="tf32x3")
         if ROTATION:
-            q = add_product(x, a_im, c, k, q, c_size)
+            a = tl.load(a_im + at, mask=inside, other=0.0).to(tl.float32)
+            q = tl.dot(x, tl.trans(a), q, input_precision="tf32x3")
     inside = in_rows & (c < c_size)[None, :]
     plane = (rows_size + tl.program_id(0) * 0).to(tl.int64) * c_size
-    place = rows.to(tl.int64)[:, None] * c_size + c[None, :]
-    store_plane(table, place, 0, plane, tl.load(d + place, mask=inside, other=0.0), inside, ROTATION, PRECISION)
-    store_plane(table, place, 1, plane, p, inside, ROTATION, PRECISION)
+    place = table + rows.to(tl.int64)[:, None] * c_size + c[None, :]
+    own = tl.load(d_at + c[None, :], mask=inside, other=0.0)
+    apart = (2 + ROTATION) * plane
+    store(place, apart, own, inside, PRECISION)
+    store(place + plane, apart, p, inside, PRECISION)
     if ROTATION:
-        store_plane(table, place, 2, plane, q, inside, ROTATION, PRECISION)
+        store(place + 2 * plane, apart, q, inside, PRECISION)
 
 
 def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, evecs: Tensor) -> Tensor:

@@ -16,8 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.ops.common.cpu import add_product, derivatives, largest_chunk, row_chunks, without_autocast
-from diffnet.ops.common.precision import compute_dtype, promoted_dtype
+from diffnet.ops.common.cpu import (
+    add_product,
+    derivatives,
+    keep_freed_memory,
+    largest_chunk,
+    row_chunks,
+    without_autocast,
+)
+from diffnet.ops.common.precision import compute_dtype, in_dtype, promoted_dtype
 
 LEVELS = 2**16  # dropout compares 16 random bits per unit
 
@@ -38,7 +45,7 @@ def mlp(
     fused = residual is not None and residual.dtype == dtype
     skip = fused and residual is inputs[0]
     added = [residual] if residual is not None and fused and not skip else []
-    tensors = [t.to(dtype) for t in (*inputs, *weights, *(biases or []), *added)]
+    tensors = [in_dtype(t, dtype) for t in (*inputs, *weights, *(biases or []), *added)]
     layout = _Layout(len(inputs), len(weights), biases is not None, skip, dropout)
     with without_autocast():
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
@@ -71,6 +78,7 @@ class _Layout:
 class _MLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layout: _Layout, *tensors: Tensor) -> Tensor:
+        keep_freed_memory()
         inputs, weights, _, _ = layout.parts(tensors)
         hidden = [inputs[0].new_empty(len(inputs[0]), len(weight)) for weight in weights[:-1]]
         ctx.layout = layout

@@ -3,6 +3,9 @@
 One group's products run while the other group draws random numbers and writes. The next rows arrive meanwhile.
 """
 
+# mypy: disable-error-code=attr-defined
+# (the compiler turns integers into tensors, which a type checker does not know)
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.limits import LARGEST
-from diffnet.ops.sparse.csr import CsrArrays, row_of_each, shifted
+from diffnet.ops.sparse.csr import CsrArrays, csr_product, row_of_each, shifted
 
 
 def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Tensor:
@@ -41,13 +41,19 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Ten
     # cuSPARSE counts in the dtype of the indices, which have one dtype.
     if ends.dtype != all_indices.dtype or max(*shape, len(flat)) * (x.shape[2] if x.is_cuda else 1) > LARGEST:
         ends, all_indices = ends.long(), all_indices.long()
-    matrix = csr_tensor(ends, all_indices, flat, shape)
-    with torch.autocast(x.device.type, enabled=False):
-        # `matrix @ dense` would fill zeros and copy its result once more.
-        product = dense.new_zeros(shape[0], x.shape[2])
-        product = torch.addmm(product, matrix, dense, beta=0, out=product)
-        out = in_row_order(csr, product.reshape(1 if side_by_side else sets, rows, x.shape[2]))
+    product = _csr_product(ends, all_indices, flat, dense, shape)
+    out = in_row_order(csr, product.reshape(1 if side_by_side else sets, rows, x.shape[2]))
     return (out.sum(0, keepdim=True) if reduce and not side_by_side else out).to(x.dtype)
+
+
+def _csr_product(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, shape: tuple[int, int]) -> Tensor:
+    if x.is_cpu and x.dtype == torch.float32:
+        return csr_product(indptr, indices, values, x)
+    matrix = csr_tensor(indptr, indices, values, shape)
+    with torch.autocast(x.device.type, enabled=False):
+        # `matrix @ x` would fill zeros and copy its result once more.
+        product = x.new_zeros(shape[0], x.shape[1])
+        return torch.addmm(product, matrix, x, beta=0, out=product)
 
 
 def integer_spmm(rows: Tensor, columns: Tensor, size: int, values: Tensor, x: Tensor, transpose: bool) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import combinations
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import trimesh
 
-from diffnet.data import DataError, load_classes, load_dataset, shapes
+from diffnet.data import DataError, load_classes, shapes
 from diffnet.data.generated.classes import LIMBS
 
 
@@ -40,9 +41,14 @@ def test_folders_with_parts(tmp_path: Path, form: str) -> None:
     assert sorted(names(data.train)) == [f"{label}/{i}" for label in ("cat", "dog") for i in range(3)]
     assert labels(data.train) == [0, 0, 0, 1, 1, 1]
     assert labels(data.test) == [0, 0, 1, 1]
-    scored = load_classes(tmp_path, test_only=True)
-    assert scored.train == []
-    assert names(scored.test) == names(data.test)
+    scored = load_classes(tmp_path, needs_train=False)
+    assert (names(scored.train), names(scored.test)) == (names(data.train), names(data.test))
+    for folder in ("train", "cat/train", "dog/train"):
+        shutil.rmtree(tmp_path / folder, ignore_errors=True)
+    scored = load_classes(tmp_path, needs_train=False)
+    assert (scored.train, names(scored.test)) == ([], names(data.test))
+    with pytest.raises(DataError, match="class 'cat' has no train mesh"):
+        load_classes(tmp_path)
 
 
 def test_a_random_part_of_each_class_is_for_testing(tmp_path: Path) -> None:
@@ -54,7 +60,7 @@ def test_a_random_part_of_each_class_is_for_testing(tmp_path: Path) -> None:
     assert len(data.train) == 10
     assert names(load_classes(tmp_path, seed=1).test) == names(data.test)
     assert len({tuple(names(load_classes(tmp_path, seed=seed).test)) for seed in range(5)}) > 1
-    assert len(load_classes(tmp_path, test_only=True).test) == 13
+    assert len(load_classes(tmp_path, needs_train=False).test) == 13
 
 
 @pytest.mark.parametrize("header", ["", "file,label\n"])
@@ -72,7 +78,7 @@ def test_tables(tmp_path: Path, header: str) -> None:
     )
     data = load_classes(table)
     assert (labels(data.train), labels(data.test)) == ([0, 1], [0, 1])
-    assert names(load_classes(table, test_only=True).test) == ["meshes/m2.obj", "meshes/m3.obj"]
+    assert names(load_classes(table, needs_train=False).test) == ["meshes/m2.obj", "meshes/m3.obj"]
 
 
 @pytest.mark.parametrize(
@@ -136,15 +142,3 @@ def test_the_generated_classes() -> None:
     for wrong in ({"classes": 1}, {"classes": 36}, {"train": 0}, {"seed": -1}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} should be"):
             shapes(**wrong)
-
-
-def test_sets_for_segmentation_without_a_training_part(tmp_path: Path) -> None:
-    for i in range(3):
-        write(tmp_path / f"m{i}")
-        np.savetxt(tmp_path / f"m{i}.txt", np.arange(12) % 2, fmt="%d")
-    assert len(load_dataset(tmp_path, test_only=True).test) == 3
-    (tmp_path / "test.txt").write_text("m1.obj\n")
-    data = load_dataset(tmp_path, test_only=True)
-    assert (data.train, names(data.test)) == ([], ["m1"])
-    with pytest.raises(DataError, match="no train"):
-        load_dataset(tmp_path)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diffnet.data.folders.labels import read_labels
 from diffnet.data.folders.layouts import LAYOUTS, load_dataset
+from diffnet.data.folders.numbers import read_labels
 from diffnet.data.labeled import UNLABELED, DataError
 from diffnet.geometry import MeshError, mesh_edges
 
@@ -426,6 +426,12 @@ FOLDER_SET = {
     "test/b.c.off": TETRAHEDRON,
     "test/b.c.npy": np.array([0, 0, 1, 1]),
 }
+TEETH_SET = {
+    "upper/p1/p1_upper.obj": FAN,
+    "upper/p1/p1_upper.json": '{"jaw": "upper", "labels": [0, 0, 11, 11, 21], "instances": [0, 0, 1, 1, 2]}',
+    "lower/p2/p2_lower.obj": TETRAHEDRON,
+    "lower/p2/p2_lower.json": '{"labels": [0, 0, 21, 48.0]}',
+}
 SEG_SET = {"off/a.off": FAN, "off/b.off": TETRAHEDRON, "seg/a.seg": [0, 0, 1], "seg/b.seg": [0, 0, 1, 1]}
 
 
@@ -502,7 +508,7 @@ def test_lists_may_name_compressed_meshes(tmp_path):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_mesh_with_and_without_gz(tmp_path, layout):
-    files = {"rna": RNA_SET, "meshcnn": MESHCNN_SET, "princeton": SEG_SET}.get(layout, FOLDER_SET)
+    files = {"rna": RNA_SET, "meshcnn": MESHCNN_SET, "princeton": SEG_SET, "teeth": TEETH_SET}.get(layout, FOLDER_SET)
     write(tmp_path, files)
     mesh = tmp_path / next(iter(files))
     mesh.with_name(f"{mesh.name}.gz").write_bytes(gzip.compress(mesh.read_bytes()))
@@ -616,7 +622,7 @@ def test_folder_without_a_data_set_names_every_layout(tmp_path):
 
 def test_unknown_layout(tmp_path):
     with pytest.raises(
-        DataError, match=r"layout should be one of auto, rna, meshcnn, princeton, folder, got 'shapenet'"
+        DataError, match=r"layout should be one of auto, rna, meshcnn, princeton, folder, teeth, got 'shapenet'"
     ):
         load_dataset(tmp_path, "shapenet")
 

@@ -236,7 +236,7 @@ def test_a_mesh_is_prepared_at_unit_size():
 # ---- features ----
 
 
-@pytest.mark.parametrize("kind", ["hks", "log-hks", "wks", "xyz"])
+@pytest.mark.parametrize("kind", ["hks", "log-hks", "wks", "xyz", "normals", "curvature"])
 @pytest.mark.parametrize("source", ["ball", "loose", "cloud", "tiny"])
 def test_features_are_finite(kind, source):
     ball = ellipsoid(0)
@@ -275,7 +275,7 @@ def test_preprocessing_names_bad_options():
 def test_features_of_wrong_arguments():
     mesh = ellipsoid(0)
     operators = geometry.precompute(mesh, k=0)
-    with pytest.raises(ValueError, match=r"one of hks, log-hks, xyz, wks, got 'HKS'"):
+    with pytest.raises(ValueError, match=r"file:NAME, joined by \+, got 'HKS'"):
         input_features(mesh, operators, "HKS")
     for kind in ("hks", "log-hks", "wks"):
         with pytest.raises(ValueError, match="needs eigenpairs, but the operators have k = 0"):

@@ -296,3 +296,9 @@ def test_enough_eigenpairs_give_no_warning(sphere: trimesh.Trimesh) -> None:
     for mesh, k in ((sphere, 1), (sphere, 0), (sphere, 2), (small, 21), (soup(sphere), 2)):
         assert caught(lambda mesh=mesh, k=k: precompute(mesh, k=k)) == []
     assert caught(lambda: precompute(cloud_of(sphere), k=2)) == []
+
+
+def test_warnings_name_the_line_of_the_caller() -> None:
+    with pytest.warns(UserWarning, match="every eigenvalue is 0") as found:
+        precompute(soup(trimesh.creation.icosphere(1)), k=12, join="never")
+    assert [w.filename for w in found] == [__file__]

@@ -32,10 +32,11 @@ def packed() -> Operators:
 # ---- unpack ----
 
 
-@pytest.mark.parametrize("at", ["vertices", "faces", "edges", "mesh"])
+@pytest.mark.parametrize("at", ["vertices", "faces", "edges", "mesh", "global_mean"])
 def test_outputs_of_each_mesh(packed: Operators, at: Any) -> None:
     torch.manual_seed(0)
     model = DiffusionNet(3, 5, width=8, blocks=1, outputs_at="global_mean" if at == "mesh" else at).eval()
+    per_mesh = at in ("mesh", "global_mean")
     x = torch.randn(packed.num_vertices, 3)
     parts = packed.unpack(model(x, packed), at)
     assert len(parts) == 4
@@ -45,7 +46,7 @@ def test_outputs_of_each_mesh(packed: Operators, at: Any) -> None:
             assert part.shape == (0, 5)
             continue
         expected = model(own, operators)
-        torch.testing.assert_close(part, expected[0] if at == "mesh" else expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(part, expected[0] if per_mesh else expected, rtol=1e-4, atol=1e-5)
 
 
 def test_unpacking_another_dimension(packed: Operators) -> None:
@@ -64,8 +65,8 @@ def test_values_that_do_not_fit(packed: Operators) -> None:
         packed.unpack(torch.zeros(96), "faces", dim=1)
     with pytest.raises(ValueError, match=r"4 meshes in dimension 0, shape is \(84,\)"):
         packed.unpack(torch.zeros(84), "mesh")
-    with pytest.raises(ValueError, match="vertices, faces, edges, mesh, got 'global_mean'"):
-        packed.unpack(torch.zeros(4), "global_mean")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="vertices, faces, edges, mesh, global_mean, got 'corners'"):
+        packed.unpack(torch.zeros(4), "corners")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="y should be a tensor, got list"):
         packed.unpack([1, 2])  # type: ignore[arg-type]
 
@@ -259,6 +260,9 @@ def test_functions_of_wrong_arguments() -> None:
         with pytest.raises(TypeError, match="operators should be Operators, got list"):
             function(x, [none])
         assert function(x, none).isfinite().all()
+        for wrong in (torch.zeros(3, 1), torch.zeros(4)):
+            with pytest.raises(ValueError, match=rf"x should have shape \(4, C\), shape is \({len(wrong)},"):
+                function(wrong, none)
 
 
 # ---- products ----

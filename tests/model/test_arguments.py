@@ -268,3 +268,15 @@ def test_clouds_have_no_faces(outputs_at: Any, operators: Operators) -> None:
 def test_mass_of_another_shape(operators: Operators, change: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(ValueError, match=re.escape("shape is")):
         replace(operators, mass=change(operators.mass))
+
+
+@pytest.mark.parametrize("diffusion", ["spectral", "implicit"])
+def test_inputs_that_do_not_fit_a_block(diffusion: Any) -> None:
+    """In a network of one's own, the block is the first to see them."""
+    block, operators = DiffusionNetBlock(8, diffusion=diffusion), precompute(MESH, k=4)
+    assert block(torch.zeros(12, 8), operators).shape == (12, 8)
+    for shape in ((12, 4), (11, 8), (12,)):
+        with pytest.raises(ValueError, match=re.escape(f"x should have shape (12, 8), shape is {shape}")):
+            block(torch.zeros(shape), operators)
+    with pytest.raises(TypeError, match=re.escape("operators should be Operators, got list; write collate(operators)")):
+        block(torch.zeros(12, 8), [operators])

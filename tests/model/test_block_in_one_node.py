@@ -22,7 +22,7 @@ pytest.importorskip("triton")
 @pytest.fixture(scope="module")
 def operators() -> Operators:
     meshes = trimesh.creation.icosahedron(), trimesh.creation.icosphere(1)
-    return collate([precompute(mesh, 5) for mesh in meshes]).with_gradient_evecs()
+    return collate([precompute(mesh, k=5) for mesh in meshes]).with_gradient_evecs()
 
 
 @pytest.fixture(params=["highest", "high"])

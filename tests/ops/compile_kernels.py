@@ -47,8 +47,7 @@ def launch_all(dtype: torch.dtype) -> None:
     gradient_features.forward(table, evecs, gradient_evecs, ptr)
     sums = gradient_features.backward(x, table, gradient_evecs, ptr, values_grad=x, evecs=evecs)
     matrix, evals, time = torch.randn(C, C), torch.rand(2, K), torch.rand(C)
-    spans = spectral.project_spans(x, evecs, mass, ptr)
-    diffusion_features.diffused_table(*spans, ptr, evals, time, matrix, matrix, evecs)
+    diffusion_features.sum_and_diffuse(*spectral.project_spans(x, evecs, mass, ptr), ptr, evals, time)
     total = Unsummed(torch.empty(1, 3, 100), torch.empty(100))
     gradient_features.backward(x, table, gradient_evecs, ptr, values_grad=x, evecs=evecs, unsummed=total)
     coefficients.backward(sums, d, matrix, matrix, (d, evals, time))
@@ -82,7 +81,6 @@ for module in (
     coefficients,
     cross_entropy,
     diffusion,
-    diffusion_features,
     spectral,
     gradient_features,
     direct_gradient_features,

@@ -1,16 +1,20 @@
-"""The CPU paths of `mlp` and `gradient_features` against the plain references."""
+"""The CPU paths of `mlp`, `gradient_features` and blocks with sparse gradients against the plain references."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from kernel_accuracy import relative
 from torch import Tensor
 
-from diffnet.ops import gradient_features, mlp
+from diffnet.ops import Pattern, gradient_features, mlp
 from diffnet.ops.common import cpu as common
+from diffnet.ops.diffusion_features import cpu as diffusion_cpu
+from diffnet.ops.diffusion_features import reference as diffusion_reference
+from diffnet.ops.diffusion_features.sparse import sparse_diffusion_and_gradient_features
 from diffnet.ops.gradient_features import reference as features_reference
 from diffnet.ops.mlp import reference as mlp_reference
 
@@ -198,3 +202,99 @@ def test_where_the_cpu_paths_give_way() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert common.eager_on_cpu(x)
         assert not common.eager_on_cpu(x.double())
+
+
+def operators_and_leaves(lengths: Sequence[int], k: int = 7, c: int = 5) -> tuple[list[Any], list[Tensor]]:
+    """Random operators of meshes with 3 entries per row, and x, time, A_re and A_im, in float32."""
+    v = sum(lengths)
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    mesh = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.int64))
+    near = starts[mesh, None] + torch.randint(1000, (v, 3)) % torch.tensor(lengths)[mesh, None]
+    near = near.sort(1).values
+    pattern = Pattern(torch.arange(0, 3 * v + 1, 3), near.flatten(), v, check=False)
+    operators = [torch.rand(v) / max(v, 1), torch.rand(len(lengths), k), torch.randn(v, k), pattern]
+    operators += [torch.randn(2, 3 * v), starts, list(lengths)]
+    tensors = leaves((v, c), (c,), (c, c), (c, c), dtype=torch.float32)
+    tensors[1].data.abs_()[1:2] = -0.5  # a negative time counts as 0
+    return operators, tensors
+
+
+def block_half(function: Callable[..., Any], operators: Sequence[Any]) -> Callable[..., tuple[Tensor, ...]]:
+    """A form of diffusion and gradient features as a function of x, time, A_re and A_im."""
+
+    def run(x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor) -> tuple[Tensor, ...]:
+        mass, evals, evecs, pattern, gradient, ptr, lengths = (
+            t.to(x.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in operators
+        )
+        out: tuple[Tensor, ...] = function(
+            x, mass, evals, evecs, pattern, gradient, time, a_re, a_im, ptr=ptr, lengths=lengths
+        )
+        return out
+
+    return run
+
+
+def both_halves(operators: Sequence[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The form of the CPU, and the reference."""
+    functions = sparse_diffusion_and_gradient_features, diffusion_reference.sparse_diffusion_and_gradient_features
+    return block_half(functions[0], operators), block_half(functions[1], operators)
+
+
+@pytest.mark.parametrize("lengths", [(37,), (20, 0, 33, 1), (0,)], ids=["one", "ragged", "empty"])
+def test_sparse_diffusion_and_gradient_features(lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    operators, tensors = operators_and_leaves(lengths)
+    calls = []
+    fast = diffusion_cpu.sparse_diffusion_and_gradient_features
+    monkeypatch.setattr(diffusion_cpu, "sparse_diffusion_and_gradient_features", lambda *a: calls.append(a) or fast(*a))
+    run, reference = both_halves(operators)
+    x, time, *matrices = tensors
+    bound = BOUNDS[torch.float32]
+    agree(lambda *t: torch.cat(run(*t)), lambda *t: torch.cat(reference(*t)), tensors, bound)
+    agree(lambda *t: run(*t)[2], lambda *t: reference(*t)[2], tensors, bound)
+    fixed = [a.detach() for a in matrices]
+    agree(lambda *t: run(*t, *fixed)[1], lambda *t: reference(*t, *(a.double() for a in fixed))[1], [x, time], bound)
+    assert len(calls) == 3
+    with torch.no_grad():
+        for a, b in zip(run(*tensors), run(*(t.requires_grad_() for t in tensors)), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_second_derivative_of_sparse_diffusion_and_gradient_features() -> None:
+    """A derivative that can be differentiated equals the fast one, and its own derivative that of the reference."""
+    operators, tensors = operators_and_leaves((20, 17))
+    run, reference = both_halves(operators)
+    grads = [torch.randn_like(out) for out in run(*tensors)]
+    fast = torch.autograd.grad(run(*tensors), tensors, grads)
+    found, expected = (torch.autograd.grad(f(*tensors), tensors, grads, create_graph=True) for f in (run, reference))
+    for a, b in zip(fast, found, strict=True):
+        assert relative(a, b.detach()) < BOUNDS[torch.float32]
+    second = [torch.autograd.grad(sum(g.square().sum() for g in each), tensors) for each in (found, expected)]
+    for a, b in zip(*second, strict=True):
+        assert relative(a, b) < BOUNDS[torch.float32]
+
+
+def test_sparse_diffusion_and_gradient_features_under_autocast() -> None:
+    operators, tensors = operators_and_leaves((20, 17))
+    run, reference = both_halves(operators)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, plain = run(*tensors), reference(*tensors)
+    assert out[1].dtype == plain[1].dtype == torch.bfloat16
+    exact = reference(*(t.double() for t in tensors))
+    grads = [torch.randn_like(o) for o in exact]
+    true = torch.autograd.grad(exact, tensors, grads)
+    found = torch.autograd.grad(out, tensors, [g.to(o.dtype) for g, o in zip(grads, out, strict=True)])
+    for a, b in zip((*out, *found), (*exact, *true), strict=True):
+        assert relative(a.detach(), b.detach()) < 2 * BOUNDS[torch.bfloat16]
+
+
+def test_where_sparse_diffusion_and_gradient_features_take_steps() -> None:
+    """Without rotations, with gradients of operators and in float64, the steps run one by one, with the same result."""
+    operators, tensors = operators_and_leaves((20, 17))
+    run, reference = both_halves(operators)
+    exact = [t.detach().double() for t in tensors]
+    for a, b in zip(run(*exact), reference(*exact), strict=True):
+        assert relative(a, b) < BOUNDS[torch.float64]
+    operators[4].requires_grad_()
+    assert torch.autograd.grad(run(*tensors)[2].sum(), operators[4])[0].isfinite().all()
+    x, time, a_re, _ = tensors
+    assert run(x, time, a_re, None)[2].shape == x.shape

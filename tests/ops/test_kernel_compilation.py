@@ -17,7 +17,7 @@ DENSE_KERNELS = {
     "cross_entropy_forward_kernel",
     "diffuse_backward_kernel",
     "diffuse_forward_kernel",
-    "diffusion_features_forward_table_kernel",
+    "diffusion_features_forward_spectrum_kernel",
     "evaluate_forward_kernel",
     "gradient_features_backward_kernel",
     "gradient_features_forward_kernel",
@@ -60,9 +60,10 @@ EVERY_STEP = {
 }
 SPECTRAL_GRADIENT = {
     *BACKWARD,
-    "diffusion_features_forward_table_kernel",
+    "diffusion_features_forward_spectrum_kernel",
     "spectral_gradient_features_backward_coefficients_kernel",
     "spectral_gradient_features_forward_kernel",
+    "spectral_gradient_features_forward_table_kernel",
 }
 SPARSE_GRADIENT = {
     "diffuse_backward_kernel",

@@ -73,11 +73,15 @@ def losses(data: LabeledMeshes, options: TrainOptions, batches: list[Sample], ca
     return torch.stack(found), step.tally
 
 
-@pytest.mark.parametrize("rotate", [False, True], ids=["fixed", "rotated"])
+@pytest.mark.parametrize(
+    ("features", "rotate"),
+    [("xyz", False), ("xyz", True), ("xyz+normals+hks", True)],
+    ids=["fixed", "rotated", "rotated-vectors"],
+)
 @pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
-def test_captured_steps_train_as_others_do(at: LabelsAt, rotate: bool) -> None:
+def test_captured_steps_train_as_others_do(at: LabelsAt, features: str, rotate: bool) -> None:
     data = spheres(at, (0, 1, 2, 1))
-    options = chosen()
+    options = chosen(features=features)
     batches = prepared(data, options) * 3
     before = EmulatedGraph.replays
     captured, matrix = losses(data, options, batches, True, rotate)

@@ -113,7 +113,7 @@ def test_a_newer_version_says_so(stored, refused):
         ({"width": True}, "option width"),
         ({"width": "8"}, "option width"),
         ({"k": 10**40}, "option k has the value of type int"),
-        ({"features": "colors"}, "option features"),
+        ({"features": "colors"}, "got 'colors'"),
         ({"features": "hks"}, "first.weight should have shape (8, 16)"),
         ({"dropout": math.nan}, "dropout"),
         ({"rotate": 1}, "option rotate"),
@@ -276,7 +276,7 @@ def test_a_checkpoint_is_a_network(stored, tmp_path):
     for name, weight in expected.state_dict().items():
         assert torch.equal(network.state_dict()[name], weight)
     assert network_input(network) == NetworkInput(
-        TrainOptions(features="xyz", k=8), normalize=True, label_names=["a", "b"], labels_at="vertices"
+        TrainOptions(features="xyz", k=8), normalize=True, label_names=["a", "b"], labels_at="vertices", statistics={}
     )
     network.save(tmp_path / "a.safetensors")
     again = DiffusionNet.load(tmp_path / "a.safetensors")
@@ -317,8 +317,8 @@ NEEDED = {"features": "xyz", "k": 8, "normalize": True}
         ({"features": ...}, 'lack features; write for example model.save(path, features="hks", k=128, normalize=True)'),
         ({"k": ..., "normalize": ...}, "lack k, normalize;"),
         ({"normalize": "yes"}, "normalize in the metadata should be true or false, got 'yes'"),
-        ({"features": "colors"}, "features should be one of hks, log-hks, xyz, wks, got 'colors'"),
-        ({"features": ["hks"]}, "features should be one of"),
+        ({"features": "colors"}, "features should be one or several of xyz, normals,"),
+        ({"features": ["hks"]}, "features should be text such as"),
         ({"features": "hks"}, "the features hks have 16 channels, and the network takes 3"),
         ({"k": "8"}, "k should be an integer, got '8'"),
         ({"k": 0}, "k should be at least 1 for spectral diffusion"),
@@ -340,7 +340,7 @@ def test_defaults_of_metadata():
     network = DiffusionNet(3, 2, width=8, blocks=1)
     network.metadata = {**NEEDED, "own": [1, 2]}
     found = network_input(network)
-    assert found == NetworkInput(TrainOptions(features="xyz", k=8, precision="fp32"), True, ["0", "1"], "vertices")
+    assert found == NetworkInput(TrainOptions(features="xyz", k=8, precision="fp32"), True, ["0", "1"], "vertices", {})
     network.metadata |= {"laplacian": "cotan", "join": "never", "precision": "auto", "label_names": ["a", "b"]}
     found = network_input(network)
     assert found.options == TrainOptions(features="xyz", k=8, laplacian="cotan", join="never")

@@ -147,7 +147,7 @@ def test_evaluate_scores_a_labeled_folder(room, tmp_path, capsys):
     table.write_text(f"{files[0]},cone\n")
     status, _, err = diffnet(capsys, *arguments, "--data", table, "--out", tmp_path / "new")
     assert status == 1
-    assert "the network has no class cone; its classes are ball, rod" in err
+    assert "the label 'cone' is none of the 2 known classes (ball, rod). Labels are matched by name" in err
 
 
 def test_evaluate_scores_a_segmentation(tmp_path, capsys):

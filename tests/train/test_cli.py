@@ -165,6 +165,7 @@ def test_help(command, mentioned, monkeypatch):
     [
         ["--layout", "zip"],
         ["--features", "shot"],
+        ["--features", "xyz+shot"],
         ["--epochs", "0"],
         ["--precision", "fp8"],
         ["--backend", "cudnn"],

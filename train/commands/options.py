@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from diffnet.data.options import FeatureKind
+from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
 from diffnet.train.options import DiffusionMode, Precision, Schedule, TrainBackend
@@ -19,6 +20,14 @@ def default_cache() -> Path:
     """The `diffnet` folder in the user's cache folder, or in the temporary folder if the user has no home."""
     folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return Path(tempfile.gettempdir() if folder.startswith("~") else folder) / "diffnet"
+
+
+def checked_features(text: str) -> str:
+    """The features with their parts in canonical order. Raises BadParameter for an unknown or repeated part."""
+    try:
+        return canonical_features(text)
+    except OptionError as e:
+        raise typer.BadParameter(str(e)) from e
 
 
 DEFAULT_CACHE = default_cache()
@@ -45,7 +54,15 @@ JoinOption = Annotated[
 
 # The options of `diffnet train`. Each is an option of `TrainOptions`, except the last ones.
 RunOption = Annotated[Path, typer.Option(help="Folder for checkpoints, metrics and the report.")]
-FeaturesOption = Annotated[FeatureKind, typer.Option(help="Input features at the vertices.")]
+FeaturesOption = Annotated[
+    str,
+    typer.Option(
+        callback=checked_features,
+        metavar="PART+PART…",
+        help=f"Input features at the vertices: {', '.join(FEATURE_CHANNELS)} and file:NAME, one or several joined by +."
+        " file:NAME is NAME/MESH.npy, MESH.NAME.npy, or the mesh file's own colors or property NAME.",
+    ),
+]
 EpochsOption = Annotated[int, typer.Option(min=1, help="Passes over the training meshes.")]
 WidthOption = Annotated[int, typer.Option(min=1, help="Channels inside the network.")]
 BlocksOption = Annotated[int, typer.Option(min=1, help="DiffusionNet blocks.")]
@@ -67,7 +84,7 @@ BatchVerticesOption = Annotated[
 ]
 RotateOption = Annotated[
     bool | None,
-    typer.Option("--rotate/--no-rotate", help="Rotate meshes at random in training. Default: xyz only."),
+    typer.Option("--rotate/--no-rotate", help="Rotate xyz and normals at random in training. Default: yes."),
 ]
 ValidationOption = Annotated[
     float, typer.Option(min=0, max=0.9, help="Share of the training meshes held out to choose the best epoch.")

@@ -123,9 +123,9 @@ def evaluate(
         raise MetadataError(f"{checkpoint}: {e}") from e
     cache.mkdir(parents=True, exist_ok=True)
     if expected.labels_at == "meshes":
-        dataset = load_classes(data, cache_dir=cache, test_only=True)
+        dataset = load_classes(data, cache_dir=cache, needs_train=False)
     else:
-        dataset = load_dataset(data, layout, cache_dir=cache, test_only=True)
+        dataset = load_dataset(data, layout, cache_dir=cache, needs_train=False)
     console.print(f"{len(dataset.test)} meshes to score")
     results = run_evaluation(dataset, network, out, device=chosen, cache_dir=cache, jobs=jobs, console=console)
     print_results(results, out)

@@ -166,7 +166,7 @@ def _train(task: TaskName, load: Callable[[], LabeledMeshes], given: dict[str, A
     given: the arguments of the command. Those that have the name of an option of `TrainOptions` become this option.
     """
     with ExitAtCtrlC():
-        from diffnet.train.device import pick_device
+        from diffnet.train.device import keep_memory, pick_device
         from diffnet.train.run import check_folder, run_training
 
     if given["batch_meshes"] is None and given["batch_vertices"] is None:
@@ -175,6 +175,8 @@ def _train(task: TaskName, load: Callable[[], LabeledMeshes], given: dict[str, A
     options = TrainOptions(task=task, **{name: value for name, value in given.items() if name in names})
     out, cache, resume = given["out"], given["cache"], given["resume"]
     chosen = pick_device(given["device"])
+    if chosen.type == "cpu":
+        keep_memory()
     check_folder(out, resume)
     cache.mkdir(parents=True, exist_ok=True)
     dataset = load()

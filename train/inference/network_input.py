@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffnet import DiffusionNet
-from diffnet.data import FEATURE_CHANNELS, TargetsAt
+from diffnet.data import Statistics, TargetsAt, check_statistics, feature_channels
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.names import TARGETS_AT
@@ -27,12 +27,14 @@ class NetworkInput:
     normalize: whether positions are normalized first, see `normalize_positions`
     label_names: the name of each class
     labels_at: what it predicts classes of: "vertices", "faces", "edges" or "meshes"
+    statistics: of the features from files, see `array_statistics`
     """
 
     options: TrainOptions
     normalize: bool
     label_names: list[str]
     labels_at: TargetsAt
+    statistics: Statistics
 
 
 def network_input(network: DiffusionNet) -> NetworkInput:
@@ -40,13 +42,14 @@ def network_input(network: DiffusionNet) -> NetworkInput:
 
     | entry | value | default |
     |---|---|---|
-    | `features` | "hks", "log-hks", "wks" or "xyz", see `input_features` | none |
+    | `features` | "hks", "xyz+normals" and others, see `input_features` | none |
     | `k` | number of eigenpairs | none |
     | `normalize` | whether positions are normalized first | none |
     | `task` | "segmentation" or "classification" | the one that fits `outputs_at` |
     | `laplacian`, `basis`, `join` | see `precompute` | those of `precompute` |
     | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |
     | `label_names` | a name for each output channel | "0", "1", … |
+    | `statistics` | of features from files, see `array_statistics` | none of them |
 
     Networks of `diffnet train` have all of them. Raises MetadataError if one is missing or wrong, and for a network
     with other input channels.
@@ -72,18 +75,19 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     }
     try:
         read = TrainOptions(**options, diffusion=network.diffusion)
+        statistics = check_statistics(read.features, found.get("statistics", {}))
     except (OptionError, TypeError) as e:
         raise MetadataError(f"the metadata of the network can't be used: {e}") from e
     if labels_at not in TARGETS_AT[read.task]:
         raise MetadataError(f"the metadata name the task {read.task}, but the network has outputs at {labels_at}")
-    channels = FEATURE_CHANNELS[read.features]
+    channels = feature_channels(read.features, statistics)
     if network.in_channels != channels:
         raise MetadataError(
             f"the features {read.features} have {channels} channels, and the network takes {network.in_channels}; "
             "call a network with features of its own in Python"
         )
     label_names = _label_names(found.get("label_names"), network.out_channels)
-    return NetworkInput(read, normalize, label_names, labels_at)
+    return NetworkInput(read, normalize, label_names, labels_at, statistics)
 
 
 def _label_names(names: Any, count: int) -> list[str]:

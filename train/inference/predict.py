@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
-from diffnet.data import Sample, input_features, prepare
+from diffnet.data import Sample, input_features, own_arrays, prepare
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import NetworkInput, network_input
@@ -23,16 +24,20 @@ from diffnet.train.tasks.task import Predicted
 def predict_labels(
     sources: Sequence[MeshLike],
     network: DiffusionNet,
-    device: torch.device,
+    device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.int64]]]:
     """The most likely class of every vertex, face or edge of meshes, or of each mesh, preprocessed as in training.
 
     network: one of `DiffusionNet.load`, whose metadata say what it takes as input; see `network_input`
+    device: where to compute
+    cache_dir: a folder that keeps operators, see `precompute`
 
     Returns for each source the mesh at its original positions, and labels (V,), (F,), (E,) or, in classification, (1,),
-    int64, which are numbers of output channels. Raises MeshError for a mesh that can't be used, and MetadataError for a
-    network without what is needed.
+    int64, which are numbers of output channels.
+
+    Raises MeshError for a mesh that can't be used, DataError for a mesh without the own arrays that the network was
+    trained with, and MetadataError for a network without what is needed.
     """
     return [(mesh, outputs.argmax(-1).cpu().numpy()) for mesh, outputs in _outputs(sources, network, device, cache_dir)]
 
@@ -40,7 +45,7 @@ def predict_labels(
 def predict_probabilities(
     sources: Sequence[MeshLike],
     network: DiffusionNet,
-    device: torch.device,
+    device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.float32]]]:
     """The probabilities of all classes, (N, C) float32 for each mesh. For the rest, see `predict_labels`."""
@@ -53,7 +58,7 @@ def predict_probabilities(
 def predict_meshes(
     sources: Sequence[MeshLike],
     network: DiffusionNet,
-    device: torch.device,
+    device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None = None,
     probabilities: bool = False,
 ) -> list[Predicted]:
@@ -71,11 +76,11 @@ def predict_meshes(
 def _outputs(
     sources: Sequence[MeshLike],
     network: DiffusionNet,
-    device: torch.device,
+    device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None,
 ) -> Iterator[tuple[Mesh, Tensor]]:
     """Each mesh at its original positions, and the outputs of the network, (N, C) on the device."""
-    expected = network_input(network)
+    expected, device = network_input(network), torch.device(device)
     network = graphed(network.to(device))
     for source in sources:
         mesh = load_mesh(source)
@@ -85,9 +90,20 @@ def _outputs(
         yield mesh, network_outputs(network, sample, expected.options, device)
 
 
-def input_sample(mesh: Mesh, expected: NetworkInput, cache_dir: str | os.PathLike[str] | None = None) -> Sample:
-    """A mesh as a network takes it, without labels. Raises MeshError for a mesh that can't be used."""
-    options = expected.options.preprocessing
+def input_sample(
+    mesh: Mesh,
+    expected: NetworkInput,
+    cache_dir: str | os.PathLike[str] | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> Sample:
+    """A mesh as a network takes it, without labels.
+
+    given: own arrays by name, see `own_arrays`
+
+    Raises MeshError for a mesh that can't be used, and DataError for an own array that can't be used.
+    """
+    options, statistics = expected.options.preprocessing, expected.statistics
+    arrays = own_arrays(mesh, options.features, statistics, given)
     if expected.normalize:
         taken, operators = prepare(mesh, options, cache_dir)
     else:
@@ -100,5 +116,5 @@ def input_sample(mesh: Mesh, expected: NetworkInput, cache_dir: str | os.PathLik
             basis=options.basis,
             join=options.join,
         )
-    features = input_features(taken, operators, options.features)
+    features = input_features(taken, operators, options.features, statistics=statistics, arrays=arrays)
     return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators)

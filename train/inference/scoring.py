@@ -6,13 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
 
 from diffnet import DiffusionNet
-from diffnet.data import UNLABELED, DataError, LabeledMesh, LabeledMeshes
+from diffnet.data import DataError, LabeledMeshes, own_arrays, with_label_names
 from diffnet.geometry.errors import OptionError
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
@@ -39,19 +38,22 @@ def run_evaluation(
     Labels and classes of the network are matched by name. Returns the content of results.json.
 
     Raises OptionError if `out` is a file or holds results; DataError if the labels are at other elements than those of
-    the network, for a label whose name it lacks, and for a mesh that can't be used; and MetadataError, see
-    `network_input`.
+    the network, for a label whose name it lacks, and for a mesh or an own array that can't be used; and MetadataError,
+    see `network_input`.
     """
     expected = network_input(network)
     check_empty(out)
     if data.labels_at != expected.labels_at:
         raise DataError(f"the labels are at {data.labels_at}, and the network predicts labels at {expected.labels_at}")
-    items = _renumbered(data, expected.label_names)
+    items = with_label_names(replace(data, train=[]), expected.label_names).test
+    for item in items:
+        own_arrays(item.mesh, expected.options.features, expected.statistics, item.arrays)  # names what is missing
     if expected.normalize:
-        samples = preprocess(items, expected.options, cache_dir, jobs, console)
+        samples = preprocess(items, expected.options, cache_dir, jobs, console, expected.statistics)
     else:
         samples = [
-            replace(input_sample(item.mesh, expected, cache_dir), labels=torch.as_tensor(item.labels)) for item in items
+            replace(input_sample(item.mesh, expected, cache_dir, item.arrays), labels=torch.as_tensor(item.labels))
+            for item in items
         ]
     predictions: list[Tensor] = []
     evaluate(network.to(device), samples, expected.options, device, predictions)
@@ -77,18 +79,3 @@ def check_empty(out: Path) -> None:
     present = [name for name in ("results.json", "last.pt") if (out / name).exists()]
     if present:
         raise OptionError(f"{out}: this folder already holds results ({present[0]}); choose another one")
-
-
-def _renumbered(data: LabeledMeshes, names: list[str]) -> list[LabeledMesh]:
-    """The test part with the numbers that the network has for these names of labels."""
-    used = {int(label) for item in data.test for label in np.unique(item.labels) if label >= 0}
-    unknown = [data.label_names[label] for label in sorted(used) if data.label_names[label] not in names]
-    if unknown:
-        raise DataError(
-            f"the network has no class {', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''}; its classes are "
-            f"{', '.join(names[:8])}{' …' if len(names) > 8 else ''}. Labels are matched by name"
-        )
-    known = {name: number for number, name in enumerate(names)}
-    # The last entry is that of the label -1.
-    numbers = np.array([*(known.get(name, UNLABELED) for name in data.label_names), UNLABELED], np.int64)
-    return [replace(item, labels=np.asarray(numbers[item.labels])) for item in data.test]

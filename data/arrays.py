@@ -1,0 +1,161 @@
+"""The user's own features: arrays beside a mesh file, its colors, and its properties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.data.feature_names import FILE_PREFIX, ArrayStatistics, Statistics, array_names
+from diffnet.data.labeled import DataError, LabeledMesh
+from diffnet.geometry import Mesh, load_attributes
+from diffnet.geometry.mesh.attributes import COLOR_FORMATS
+from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
+
+COLORS = "colors"
+
+
+def own_arrays(
+    mesh: Mesh, features: str, statistics: Statistics | None = None, given: Mapping[str, Any] | None = None
+) -> dict[str, NDArray[np.float64]]:
+    """The own arrays of a mesh that the features name, by name: (V, C) float64, one row for each vertex.
+
+    `file:NAME` is the first of these:
+        the array NAME in `given`;
+        `STEM.NAME.npy` beside the mesh file, whose name without extension is STEM;
+        `NAME/STEM.npy`, where the folder NAME is beside the mesh file or beside the folder of the mesh files;
+        for `file:colors`, the colors of the vertices in the file (PLY, OBJ and OFF), three channels from 0 to 1;
+        the property NAME of the vertices in a PLY file.
+    Arrays have shape (V,) or (V, C) and hold finite numbers.
+
+    statistics: of the training set. If given, the numbers of channels must be the same.
+
+    `predict` calls this before it computes anything, so what is missing is named at once. Raises DataError for an array
+    that is missing, is there twice, or has another shape. The message names the mesh, the part and what is expected.
+    """
+    found = {}
+    for name in array_names(features):
+        channels = None if statistics is None or name not in statistics else len(statistics[name]["mean"])
+        array, source = _find(mesh, name, given or {}, channels)
+        array = _checked(mesh, name, array, source)
+        if channels is not None and array.shape[1] != channels:
+            raise DataError(
+                f"{mesh.name}: {FILE_PREFIX}{name} has {array.shape[1]} channels in {source}, the network was trained "
+                f"with {channels}"
+            )
+        found[name] = array
+    return found
+
+
+def array_statistics(items: Iterable[LabeledMesh], features: str) -> dict[str, ArrayStatistics]:
+    """Mean and standard deviation of each channel of the own arrays, over all vertices of the training meshes.
+
+    The standard deviation of a constant channel is given as 1. Without own arrays in the features, the result is empty
+    and no file is read.
+
+    Raises DataError for two meshes with different numbers of channels, and the errors of `own_arrays`.
+    """
+    if not array_names(features):
+        return {}
+    sums: dict[str, list[NDArray[np.float64]]] = {}
+    first: dict[str, str] = {}
+    for item in items:
+        for name, array in own_arrays(item.mesh, features, given=item.arrays).items():
+            # Moments about the first row of the set don't cancel where the mean is large.
+            if name not in sums:
+                first[name] = item.mesh.name
+                sums[name] = [array[0], np.zeros(array.shape[1]), np.zeros(array.shape[1]), np.zeros(())]
+            shift, total, squares, count = sums[name]
+            if len(shift) != array.shape[1]:
+                raise DataError(
+                    f"{item.mesh.name}: {FILE_PREFIX}{name} has {array.shape[1]} channels, but that of {first[name]} "
+                    f"has {len(shift)}; all meshes of a set need the same number"
+                )
+            moved = array - shift
+            sums[name] = [shift, total + moved.sum(0), squares + (moved**2).sum(0), count + len(array)]
+    statistics: dict[str, ArrayStatistics] = {}
+    for name, (shift, total, squares, count) in sums.items():
+        mean = total / count
+        std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+        std = np.where(std > 1e-9 * (np.abs(shift + mean) + np.abs(mean)), std, 1.0)
+        statistics[name] = {"mean": (shift + mean).tolist(), "std": std.tolist()}
+    return statistics
+
+
+def standardized(array: NDArray[np.float64], statistics: ArrayStatistics) -> NDArray[np.float64]:
+    """The array (V, C) with its channels at mean 0 and standard deviation 1 over the training set."""
+    scaled: NDArray[np.float64] = (array - np.array(statistics["mean"])) / np.array(statistics["std"])
+    return scaled
+
+
+def _find(mesh: Mesh, name: str, given: Mapping[str, Any], channels: int | None) -> tuple[Any, str]:
+    """An own array and where it was found. Raises DataError if it is missing or there twice.
+
+    channels: the number that a network expects, for the message
+    """
+    if name in given:
+        return given[name], "the array"
+    part = FILE_PREFIX + name
+    if mesh.path is None:
+        raise DataError(
+            f"{mesh.name}: no array for {part}: the mesh is not from a file, so there is none beside it. In Python, "
+            f"pass arrays={{{name!r}: …}}"
+        )
+    path = Path(mesh.path)
+    stem = mesh_stem(path)
+    places = [
+        path.parent / f"{stem}.{name}.npy",
+        path.parent / name / f"{stem}.npy",
+        path.parent.parent / name / f"{stem}.npy",
+    ]
+    present = [place for place in places if place.is_file()]
+    if len(present) > 1:
+        raise DataError(f"{path}: more than one array for {part}: {', '.join(map(str, present))}. Keep one of them")
+    if present:
+        return _load(present[0], part), str(present[0])
+    suffix = mesh_suffix(path)
+    if suffix == ".ply" or (name == COLORS and suffix in COLOR_FORMATS):
+        attributes = load_attributes(path)
+        if name == COLORS and attributes.colors is not None:
+            return attributes.colors, str(path)
+        if name in attributes.vertices:
+            return attributes.vertices[name], str(path)
+    count = len(mesh.verts)
+    shape = f"({count},) or ({count}, C)" if channels is None else f"({count}, {channels})"
+    own = "the colors of the vertices (PLY, OBJ, OFF)" if name == COLORS else f"the property {name!r} of a PLY file"
+    raise DataError(
+        f"{path}: no array for {part}. Expected an array of shape {shape} in {' or '.join(map(str, places))}, or {own}"
+    )
+
+
+def _load(path: Path, part: str) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as e:
+        raise DataError(f"{path}: {part} should be a NumPy array of numbers, and the file is not ({e})") from e
+
+
+def _checked(mesh: Mesh, name: str, given: Any, source: str) -> NDArray[np.float64]:
+    part, count = FILE_PREFIX + name, len(mesh.verts)
+    array = np.asarray(given)
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{mesh.name}: {part} should hold numbers, {source} has dtype {array.dtype}")
+    if array.ndim not in (1, 2) or len(array) != count or 0 in array.shape:
+        raise DataError(
+            f"{mesh.name}: {part} should have shape ({count},) or ({count}, C), one row for each vertex, but {source} "
+            f"has shape {array.shape}"
+        )
+    values = array.astype(np.float64).reshape(count, -1)
+    bad = np.flatnonzero(~(np.abs(values) < _LARGEST).all(axis=1))
+    if len(bad):
+        raise DataError(
+            f"{mesh.name}: {part} should hold finite numbers below {_LARGEST:g}, but row {bad[0]} of {source} is "
+            f"{values[bad[0]].tolist()}"
+        )
+    return values
+
+
+_LARGEST = 1e30  # sums of squares overflow neither float64 nor, once standardized, float32

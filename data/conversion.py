@@ -1,0 +1,143 @@
+"""Labels at vertices, edges or faces from labels at others of these, and classes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
+from diffnet.geometry import mesh_edges
+
+
+def labels_at(
+    labels: Any, faces: Any, *, source: LabelsAt, target: LabelsAt, num_vertices: int | None = None
+) -> NDArray[np.int64]:
+    """Convert labels between the vertices, edges and faces of a mesh.
+
+    labels: (V,), (E,) or (F,) integers at the source. Negative ones are unlabeled and don't count. Edges are in the
+        order of `diffnet.geometry.mesh_edges`.
+    faces: (F, 3) vertex indices
+    num_vertices: V. By default the number of labels at the vertices, else one more than the largest index in the faces.
+
+    An element of the target gets the most frequent label of the source's elements that touch it: the corners of a face,
+    the ends of an edge, the faces at an edge or a vertex, the edges at a vertex, the sides of a face. Of equally
+    frequent labels, it gets the smallest. An element that no labeled one touches is UNLABELED.
+
+    Returns (V,), (E,) or (F,) int64. Raises ValueError for arrays of other shapes or types, and for a number of labels
+    that does not fit.
+
+    >>> faces = [[0, 1, 2], [2, 1, 3]]
+    >>> labels_at([5, 5, 7, 7], faces, source="vertices", target="faces").tolist()
+    [5, 7]
+    >>> labels_at([3, 1], faces, source="faces", target="vertices").tolist()  # vertices 1 and 2 touch both
+    [3, 1, 1, 1]
+    """
+    for name, place in (("source", source), ("target", target)):
+        if place not in get_args(LabelsAt):
+            raise ValueError(f"{name} should be one of {', '.join(get_args(LabelsAt))}, got {place!r}")
+    f, values = np.asarray(faces), np.asarray(labels)
+    f = f.reshape(0, 3).astype(np.int64) if f.size == 0 else f
+    if f.ndim != 2 or f.shape[1] != 3 or f.dtype.kind not in "iu":
+        raise ValueError(f"faces should be integers of shape (F, 3), got {f.dtype} of shape {f.shape}")
+    if values.ndim != 1 or (values.size > 0 and values.dtype.kind not in "iu"):
+        raise ValueError(f"labels should be integers of shape (N,), got {values.dtype} of shape {values.shape}")
+    values = np.where(values < 0, UNLABELED, values).astype(np.int64)
+    count = num_vertices if num_vertices is not None else len(values) if source == "vertices" else None
+    count = int(f.max(initial=-1)) + 1 if count is None else count
+    if len(f) and not (f.min() >= 0 and f.max() < count):
+        raise ValueError(f"faces should have indices from 0 to {count - 1}, got {f.min()} to {f.max()}")
+    edges = mesh_edges(f)
+    sizes = {"vertices": count, "edges": len(edges), "faces": len(f)}
+    if len(values) != sizes[source]:
+        raise ValueError(f"{len(values)} labels, but the mesh has {sizes[source]} {source}")
+    if source == target:
+        return values
+    if {source, target} == {"vertices", "faces"}:
+        first, second = f.reshape(-1), np.repeat(np.arange(len(f)), 3)
+    elif {source, target} == {"vertices", "edges"}:
+        first, second = edges.reshape(-1), np.repeat(np.arange(len(edges)), 2)
+    else:
+        first, second = _edges_of_faces(f, edges, count), np.repeat(np.arange(len(f)), 3)
+    rank = ("vertices", "edges", "faces").index
+    if rank(source) > rank(target):
+        first, second = second, first
+    return _majority(values, first, second, sizes[target])
+
+
+def with_labels_at(data: LabeledMeshes, target: LabelsAt) -> LabeledMeshes:
+    """The data set with its labels at other elements, see `labels_at`.
+
+    Raises DataError for a point cloud, which has neither edges nor faces, and for a set with one label per mesh.
+    """
+    source = data.labels_at
+    if target == source:
+        return data
+    if source == "meshes":
+        raise DataError(f"the set has one label for each mesh, which can't become labels at {target}")
+
+    def converted(item: LabeledMesh) -> LabeledMesh:
+        if item.mesh.is_point_cloud:
+            raise DataError(
+                f"{item.mesh.name}: a point cloud has labels at vertices only, not at {target}. Leave it out"
+            )
+        mesh = item.mesh
+        labels = labels_at(item.labels, mesh.faces, source=source, target=target, num_vertices=len(mesh.verts))
+        return replace(item, labels=labels)
+
+    parts = [[converted(item) for item in part] for part in (data.train, data.test)]
+    return LabeledMeshes(parts[0], parts[1], data.label_names, target)
+
+
+def with_label_names(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
+    """The data set with the classes of another set or network, matched by name.
+
+    names: the names of the classes, in the order of the new numbers, such as `label_names` of a checkpoint
+
+    A test set may lack some classes. Raises DataError for a class that occurs in the labels, but not in `names`.
+    """
+    place = {name: i for i, name in enumerate(names)}
+    new = np.array([place.get(name, len(names)) for name in data.label_names] + [UNLABELED], np.int64)
+
+    def renumbered(item: LabeledMesh) -> LabeledMesh:
+        labels = np.asarray(new[np.where(item.labels < 0, UNLABELED, item.labels)])
+        unknown = np.flatnonzero(labels == len(names))
+        if len(unknown):
+            known = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+            raise DataError(
+                f"{item.mesh.name}: the label {data.label_names[item.labels.flat[unknown[0]]]!r} is none of the "
+                f"{len(names)} known classes ({known}). Labels are matched by name"
+            )
+        return replace(item, labels=labels)
+
+    parts = [[renumbered(item) for item in part] for part in (data.train, data.test)]
+    return LabeledMeshes(parts[0], parts[1], list(names), data.labels_at)
+
+
+def _edges_of_faces(faces: NDArray[np.int64], edges: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """The numbers (3 F,) of the three edges of each face."""
+    sides = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
+    codes = edges[:, 0] * count + edges[:, 1]
+    order = np.argsort(codes)
+    return order[np.searchsorted(codes, sides[:, 0] * count + sides[:, 1], sorter=order)]
+
+
+def _majority(
+    values: NDArray[np.int64], source: NDArray[np.int64], target: NDArray[np.int64], count: int
+) -> NDArray[np.int64]:
+    """The most frequent value (count,) of the source elements that touch each target element; the smallest of equals.
+
+    source, target: (N,) the numbers of the elements that touch
+    """
+    own = values[source]
+    touched, own = target[own >= 0], own[own >= 0]
+    distinct, number = np.unique(own, return_inverse=True)  # numbers fit products, values may not
+    votes, times = np.unique(touched * max(len(distinct), 1) + number.reshape(-1), return_counts=True)
+    place, number = np.divmod(votes, max(len(distinct), 1))
+    order = np.lexsort((-number, times, place))  # the last of each place has most votes and the smallest value
+    result = np.full(count, UNLABELED, np.int64)
+    result[place[order]] = distinct[number[order]]  # the last write to an element wins
+    return result

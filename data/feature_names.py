@@ -1,0 +1,167 @@
+"""The text that names input features, such as "xyz+normals". The command line checks it, so this loads fast."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypedDict, TypeGuard
+
+from diffnet.geometry.errors import OptionError
+
+FeatureKind: TypeAlias = Literal["xyz", "normals", "curvature", "hks", "log-hks", "wks"]
+
+# In canonical order. Vectors come first, so their channels don't depend on the other parts.
+FEATURE_CHANNELS: dict[FeatureKind, int] = {
+    "xyz": 3,
+    "normals": 3,
+    "curvature": 2,
+    "hks": 16,
+    "log-hks": 16,
+    "wks": 16,
+}
+VECTORS = ("xyz", "normals")
+DESCRIPTORS = ("hks", "log-hks", "wks")  # computed from eigenpairs
+FILE_PREFIX = "file:"
+_FILE_NAME = re.compile(r"\w([\w. -]*\w)?")
+
+
+class ArrayStatistics(TypedDict):
+    """Mean and standard deviation of each channel of an own array, over all training vertices. Lists of C floats."""
+
+    mean: list[float]
+    std: list[float]
+
+
+Statistics: TypeAlias = Mapping[str, ArrayStatistics]  # by the name of the array
+
+
+@dataclass(frozen=True)
+class FeaturePart:
+    """One part of the input features.
+
+    name: a key of FEATURE_CHANNELS, or "file:NAME" for an array of the user's own
+    """
+
+    name: str
+
+    @property
+    def array(self) -> str | None:
+        """NAME of "file:NAME", None for other parts."""
+        return self.name[len(FILE_PREFIX) :] if self.name.startswith(FILE_PREFIX) else None
+
+    @property
+    def channels(self) -> int | None:
+        """The number of channels. None for an own array, which is known when the first mesh is read."""
+        return next((count for kind, count in FEATURE_CHANNELS.items() if kind == self.name), None)
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether the channels are a vector in space, which turns with the mesh."""
+        return self.name in VECTORS
+
+    @property
+    def needs_eigenpairs(self) -> bool:
+        return self.name in DESCRIPTORS
+
+
+def feature_parts(features: str) -> tuple[FeaturePart, ...]:
+    """The parts of features such as "hks" or "xyz+normals+file:quality", in canonical order.
+
+    That is the order of FEATURE_CHANNELS, then own arrays by name.
+
+    Raises OptionError for an unknown or repeated part, and for another type.
+
+    >>> [part.name for part in feature_parts("file:quality+normals+xyz")]
+    ['xyz', 'normals', 'file:quality']
+    """
+    if not isinstance(features, str):
+        raise OptionError(f"features should be text such as 'xyz+normals', got {type(features).__name__}")
+    names = [name.strip() for name in features.split("+")]
+    for name in names:
+        own = name.startswith(FILE_PREFIX) and _FILE_NAME.fullmatch(name[len(FILE_PREFIX) :])
+        if not own and name not in FEATURE_CHANNELS:
+            raise OptionError(
+                f"features should be one or several of {', '.join(FEATURE_CHANNELS)} and file:NAME, joined by +, "
+                f"got {name[:60]!r}" + (f" in {features[:200]!r}" if len(names) > 1 else "")
+            )
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise OptionError(f"features should have each part once, got {name!r} twice in {features[:200]!r}")
+    order = list(FEATURE_CHANNELS)
+    known = sorted((name for name in names if name in order), key=lambda name: order.index(name))  # type: ignore[arg-type]
+    return tuple(FeaturePart(name) for name in (*known, *sorted(set(names) - set(order))))
+
+
+def canonical_features(features: str) -> str:
+    """The text of features with its parts in canonical order. Raises OptionError, see `feature_parts`.
+
+    >>> canonical_features("normals + xyz")
+    'xyz+normals'
+    """
+    return "+".join(part.name for part in feature_parts(features))
+
+
+def vector_channels(features: str) -> list[slice]:
+    """The channels that are vectors in space, three for each. A rotation of the mesh turns these and no others.
+
+    Raises OptionError, see `feature_parts`.
+
+    >>> vector_channels("hks+xyz+normals")
+    [slice(0, 3, None), slice(3, 6, None)]
+    """
+    return [slice(3 * i, 3 * i + 3) for i, part in enumerate(feature_parts(features)) if part.is_vector]
+
+
+def array_names(features: str) -> list[str]:
+    """The names of the own arrays in the features. Raises OptionError, see `feature_parts`.
+
+    >>> array_names("xyz+file:quality")
+    ['quality']
+    """
+    return [part.array for part in feature_parts(features) if part.array is not None]
+
+
+def feature_channels(features: str, statistics: Statistics | None = None) -> int:
+    """The number of input channels of a network.
+
+    statistics: of the own arrays, which tell their numbers of channels; see `array_statistics`
+
+    Raises OptionError for an own array without statistics, and see `feature_parts`.
+
+    >>> feature_channels("xyz+normals+hks")
+    22
+    """
+    total = 0
+    for part in feature_parts(features):
+        channels = part.channels
+        if channels is None:
+            if part.array not in (statistics or {}):
+                raise OptionError(f"the number of channels of {part.name} is not known: its statistics are missing")
+            channels = len((statistics or {})[str(part.array)]["mean"])
+        total += channels
+    return total
+
+
+def check_statistics(features: str, statistics: Any) -> Statistics:
+    """Statistics as read from a file, checked: those of the own arrays in the features, and of no others.
+
+    Raises OptionError for anything else.
+    """
+    names = array_names(features)
+    if not isinstance(statistics, dict) or set(statistics) != set(names):
+        raise OptionError(f"the statistics should be those of the own arrays {names}, and they are of others")
+    for name in names:
+        entry: Any = statistics[name]
+        mean, std = (entry.get(key) if isinstance(entry, dict) else None for key in ("mean", "std"))
+        if not (_are_numbers(mean) and _are_numbers(std) and len(mean) == len(std) and min(std) > 0):
+            raise OptionError(
+                f"the statistics of {FILE_PREFIX}{name} should be two lists of finite numbers, mean and std, with std "
+                "above 0"
+            )
+    return statistics
+
+
+def _are_numbers(values: Any) -> TypeGuard[list[float]]:
+    """Whether this is a list of numbers that single precision holds, and not empty."""
+    return isinstance(values, list) and bool(values) and all(type(x) is float and abs(x) < 1e38 for x in values)

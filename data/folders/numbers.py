@@ -1,0 +1,119 @@
+"""Label files that hold one number for each element."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.data.labeled import DataError
+from diffnet.geometry.mesh.content import decompress
+from diffnet.geometry.mesh.mesh import mesh_suffix
+
+_INT64 = np.iinfo(np.int64)
+
+
+def read_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
+    """The labels of one file, unchanged: (N,) int64, N ≥ 1.
+
+    A `.npy` file holds a one-dimensional array of integers or whole floats. Any other file is text: integers separated
+    by line breaks or blanks. They may be written as floats (`1.000e+00`). Blank lines are ignored.
+    Both may be compressed by gzip (`.txt.gz`).
+
+    Raises DataError for a missing or empty file, and for a value that is not a whole number or does not fit int64. The
+    message names the file and the line or the value.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"{path}: no such label file")
+    values = _read_npy(path) if mesh_suffix(path) == ".npy" else _read_text(path)
+    if not len(values):
+        raise DataError(f"{path}: there are no labels in the file")
+    return values
+
+
+def read_lines(path: Path) -> list[str]:
+    """The stripped lines of a UTF-8 text file, without blank ones. Raises DataError if no line is left."""
+    lines = [line.strip() for line in text_of(path).splitlines()]
+    lines = [line for line in lines if line]
+    if not lines:
+        raise DataError(f"{path}: the file is empty")
+    return lines
+
+
+def _read_text(path: Path) -> NDArray[np.int64]:
+    text = text_of(path)
+    if "_" not in text:
+        try:
+            return np.array(list(map(int, text.split())), np.int64)
+        except (ValueError, OverflowError):
+            pass  # the slower loop below reads numbers written as floats, and finds the line of an error
+    values: list[int] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        for token in line.split():
+            try:
+                values.append(_whole_number(token))
+            except ValueError as e:
+                raise DataError(f"{path}, line {number}: {token[:40]!r} is not a whole number") from e
+    return np.array(values, np.int64)
+
+
+def _whole_number(token: str) -> int:
+    """The integer that a token stands for. Raises ValueError, also for Python's grouping of digits (`1_0`)."""
+    try:
+        value = int(token)
+    except ValueError:
+        number = float(token)
+        if not number.is_integer():
+            raise
+        value = int(number)
+    if "_" in token or not _INT64.min <= value <= _INT64.max:
+        raise ValueError(token)
+    return value
+
+
+def _read_npy(path: Path) -> NDArray[np.int64]:
+    content = _content_of(path)
+    try:
+        array = np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as e:
+        raise DataError(f"{path}: the file is not a NumPy array of numbers ({e})") from e
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{path}: the file is an archive, expected a single array")
+    if array.ndim != 1:
+        raise DataError(f"{path}: labels should have shape (N,), shape is {array.shape}")
+    if array.dtype.kind not in "iuf":
+        raise DataError(f"{path}: labels should be integers, dtype is {array.dtype}")
+    if array.dtype.kind == "f":
+        array = array.astype(np.float64)  # float64 holds both bounds below exactly; NaN fails the comparisons
+        fits = (array >= -(2.0**63)) & (array < 2.0**63)
+    else:
+        fits = array <= _INT64.max
+    bad = np.flatnonzero(~(fits & (array == np.trunc(array))))
+    if len(bad):
+        raise DataError(f"{path}: label {bad[0]} is {array[bad[0]]}, which is not a whole number that fits int64")
+    labels: NDArray[np.int64] = array.astype(np.int64)
+    return labels
+
+
+def text_of(path: Path) -> str:
+    """The content of a UTF-8 text file, which may be compressed. Raises DataError if it is missing or not text."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        return _content_of(path).decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise DataError(f"{path}: the file is not text ({e})") from e
+
+
+def _content_of(path: Path) -> bytes:
+    data = path.read_bytes()
+    if path.suffix.lower() != ".gz":
+        return data
+    try:
+        return decompress(data)
+    except ValueError as e:
+        raise DataError(f"{path}: {e}") from e

@@ -1,0 +1,170 @@
+"""Labels of one mesh as people store them: numbers, lists of parts, JSON, properties and colors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.data.folders.numbers import read_labels, text_of
+from diffnet.data.labeled import DataError, LabelsAt
+from diffnet.geometry import FORMATS, Attributes, load_attributes
+from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
+
+PART_LIST = "_labels"  # NAME_labels.txt holds lists of faces
+PROPERTIES = ("label", "labels", "class", "class_id", "category", "segment", "segmentation", "part")
+MOST_COLORS = 64
+
+
+@dataclass(frozen=True)
+class FileLabels:
+    """The labels in one file, before the classes of the set are numbered.
+
+    path: the file
+    kind: what the labels are, for messages
+    values: (N,) int64, numbers as in the file, or indices into `names`, UNLABELED for none
+    names: names of classes, or None for numbers
+    at: the elements that are labeled, or None if the number of labels decides
+    elements: (N,) the numbers of the labeled elements, from 0, if the file names them. Others have no label. None means
+        all, in order.
+    """
+
+    path: Path
+    kind: str
+    values: NDArray[np.int64]
+    names: list[str] | None = None
+    at: LabelsAt | None = None
+    elements: NDArray[np.int64] | None = None
+
+
+def read_source(path: Path) -> FileLabels:
+    """The labels in a file: a label file, or a mesh with a property or with colors as labels.
+
+    `.npy`, `.txt` and others: a number for each element, see `read_labels`
+    `NAME_labels.txt`: for each part a line with its name, then a line with the numbers of its faces, from 1
+    `.json`: an object with a list "labels", a number for each vertex
+    a mesh: a property of the vertices or faces of a PLY file whose name is in PROPERTIES; else colors of the vertices,
+        else colors of the faces. Each distinct color is a class.
+
+    Raises DataError for labels that are missing or malformed, MeshError for a mesh that can't be read. The message
+    names the file.
+    """
+    suffix = mesh_suffix(path)
+    if suffix in FORMATS:
+        return _of_mesh(path)
+    if suffix == ".json":
+        return _of_json(path)
+    if suffix == ".txt" and mesh_stem(path).endswith(PART_LIST) and _begins_with_a_name(path):
+        return _of_part_list(path)
+    return FileLabels(path, "numbers", read_labels(path))
+
+
+def _begins_with_a_name(path: Path) -> bool:
+    words = text_of(path).split(None, 1)
+    try:
+        float(words[0] if words else "0")
+    except ValueError:
+        return True
+    return False
+
+
+def _of_part_list(path: Path) -> FileLabels:
+    """Blank lines don't count. A part may have several pairs of lines. Raises DataError for a face in two parts."""
+    lines = [(number, line.strip()) for number, line in enumerate(text_of(path).split("\n"), 1) if line.strip()]
+    if len(lines) % 2:
+        raise DataError(f"{path}, line {lines[-1][0]}: part {lines[-1][1][:40]!r} has no line of faces after its name")
+    names: list[str] = []
+    faces: list[NDArray[np.int64]] = []
+    values: list[NDArray[np.int64]] = []
+    for (_, name), (number, line) in zip(lines[::2], lines[1::2], strict=True):
+        if name not in names:
+            names.append(name)
+        try:
+            own = np.array([int(word) for word in line.replace(",", " ").split()], np.int64)
+        except (ValueError, OverflowError) as e:
+            raise DataError(
+                f"{path}, line {number}: expected the numbers of the faces of {name[:40]!r}, got {line[:40]!r}"
+            ) from e
+        if len(own) and own.min() < 1:
+            raise DataError(f"{path}, line {number}: faces are numbered from 1, got {own.min()}")
+        faces.append(own - 1)
+        values.append(np.full(len(own), names.index(name)))
+    listed, part = np.concatenate(faces), np.concatenate(values)
+    order = np.argsort(listed, kind="stable")
+    again = np.flatnonzero((np.diff(listed[order]) == 0) & (np.diff(part[order]) != 0))
+    if len(again):
+        first, second = order[again[0]], order[again[0] + 1]
+        raise DataError(
+            f"{path}: face {listed[first] + 1} is in two parts, {names[part[first]]!r} and {names[part[second]]!r}"
+        )
+    return FileLabels(path, "names", part, names, "faces", listed)
+
+
+def _of_json(path: Path) -> FileLabels:
+    try:
+        content = json.loads(text_of(path))
+    except (ValueError, RecursionError) as e:
+        raise DataError(f"{path}: the file is not JSON ({e})") from e
+    labels = content.get("labels") if isinstance(content, dict) else None
+    if not isinstance(labels, list) or not labels:
+        raise DataError(f'{path}: expected an object with a list "labels", a number for each vertex')
+    bad = next((i for i, value in enumerate(labels) if not _is_whole(value)), None)
+    if bad is not None:
+        raise DataError(f"{path}: label {bad} is {str(labels[bad])[:40]!r}, which is not a whole number")
+    return FileLabels(path, "numbers", np.array([int(value) for value in labels], np.int64), at="vertices")
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 2**62 and value == int(value)
+
+
+def _of_mesh(path: Path) -> FileLabels:
+    attributes = load_attributes(path)
+    found = _properties(attributes)
+    if len(found) > 1:
+        both = ", ".join(f"{name!r} of the {at}" for at, name, _ in found)
+        raise DataError(f"{path}: more than one property could be the labels: {both}. Keep one of them")
+    if found:
+        at, name, values = found[0]
+        return FileLabels(path, f"the property {name!r}", _whole_numbers(path, name, values), at=at)
+    if attributes.colors is not None:
+        return _of_colors(path, attributes.colors, "vertices")
+    if attributes.face_colors is not None:
+        return _of_colors(path, attributes.face_colors, "faces")
+    raise DataError(
+        f"{path}: no labels. Expected a label file beside the mesh, a property of a PLY file "
+        f"({', '.join(PROPERTIES)}), or colors of the vertices"
+    )
+
+
+def _properties(attributes: Attributes) -> list[tuple[LabelsAt, str, NDArray[Any]]]:
+    """The properties that can be labels."""
+    places: list[tuple[LabelsAt, dict[str, NDArray[Any]]]] = [
+        ("vertices", attributes.vertices),
+        ("faces", attributes.faces),
+    ]
+    return [(at, name, x) for at, own in places for name, x in own.items() if name.lower() in PROPERTIES]
+
+
+def _whole_numbers(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+    real = values.astype(np.float64)
+    bad = np.flatnonzero(~((np.abs(real) < 2**53) & (real == np.trunc(real))))
+    if len(bad):
+        raise DataError(f"{path}: the property {name!r} should be whole numbers, row {bad[0]} is {values[bad[0]]}")
+    return values.astype(np.int64)
+
+
+def _of_colors(path: Path, colors: NDArray[np.float64], at: LabelsAt) -> FileLabels:
+    levels = np.rint(colors * 255).astype(np.int64)
+    distinct, values = np.unique(levels @ [65536, 256, 1], return_inverse=True)
+    if len(distinct) > MOST_COLORS:
+        raise DataError(
+            f"{path}: {len(distinct)} distinct colors of {at}. Colors can be labels if there are at most "
+            f"{MOST_COLORS}; put the labels into a file beside the mesh"
+        )
+    names = [f"#{color:06x}" for color in distinct.tolist()]
+    return FileLabels(path, "colors", values.reshape(-1).astype(np.int64), names, at)

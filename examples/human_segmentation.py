@@ -1,0 +1,35 @@
+"""Label the parts of human bodies, as the original's first experiment does.
+
+Run `python human_segmentation.py FOLDER xyz` on labeled meshes, or with "hks". Without a folder, it generates figures.
+"""
+
+import sys
+
+import torch
+
+from diffnet import DiffusionNet, graphed, random_rotation
+from diffnet.data import Preprocessing, figures, load_dataset, make_sample
+
+
+def main(folder: str | None = None, features: str = "xyz", epochs: int = 5, k: int = 32, width: int = 32) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    data, options = load_dataset(folder) if folder else figures(train=4, test=2), Preprocessing(k=k, features=features)
+    train = [make_sample(item, options, cache_dir="cache").to(device) for item in data.train]
+    test = [make_sample(item, options, cache_dir="cache").to(device) for item in data.test]
+    model = DiffusionNet(train[0].features.shape[1], len(data.label_names), width=width, outputs_at=data.labels_at)
+    optimizer = torch.optim.Adam(graphed(model.to(device)).parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=50, gamma=0.5)
+    for _ in range(epochs):
+        for i in torch.randperm(len(train)).tolist():
+            x = random_rotation(train[i].features) if features == "xyz" else train[i].features
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x, train[i].operators), train[i].labels, ignore_index=-1).backward()
+            optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        right = torch.cat([model.eval()(s.features, s.operators).argmax(1) == s.labels for s in test])
+    print(f"test accuracy {right.double().mean():.3f} at {len(right)} {data.labels_at}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,117 @@
+"""What a mesh file holds beside positions, faces and normals: colors and properties."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.mesh.formats import OFF_HEADER, mesh_lines, read_ply_elements
+from diffnet.geometry.mesh.mesh import read_content
+
+COLOR_FORMATS = (".ply", ".obj", ".off")
+_PLY_COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"), ("r", "g", "b"))
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """Colors and properties of a mesh file, in the file's order.
+
+    colors: (V, 3) float64 from 0 to 1 at the vertices, or None
+    face_colors: (P, 3) the same at the polygons
+    vertices: by name, the numbers (V,) of each property of the vertices, with the file's dtype
+    faces: the same for the polygons, (P,) each
+    """
+
+    colors: NDArray[np.float64] | None = None
+    face_colors: NDArray[np.float64] | None = None
+    vertices: dict[str, NDArray[Any]] = field(default_factory=dict)
+    faces: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
+def load_attributes(path: str | os.PathLike[str]) -> Attributes:
+    """Read the colors and properties of a mesh file, which may be compressed by gzip (.ply.gz).
+
+    PLY files have properties, and colors as the properties red, green and blue. Coordinates and lists are left out. OBJ
+    files may have colors of vertices after the coordinates (``v x y z r g b``), and OFF files, too (COFF). Other
+    formats give none.
+    Whole numbers from 0 to 255 become colors from 0 to 1.
+
+    Raises MeshError for a file that is missing or doesn't parse, and for colors out of range.
+    """
+    path = Path(path)
+    suffix, data = read_content(path)
+    try:
+        if suffix == ".ply":
+            return _of_ply(data)
+        if suffix in COLOR_FORMATS:
+            rows = _obj_colors(data) if suffix == ".obj" else _off_colors(data)
+            return Attributes(None if rows is None else _unit_range(rows))
+    except ValueError as e:
+        raise MeshError(f"{path}: the file can't be read: {e}") from e
+    return Attributes()
+
+
+def _of_ply(data: bytes) -> Attributes:
+    columns: dict[str, dict[str, NDArray[Any]]] = {"vertex": {}, "face": {}}
+    elements = read_ply_elements(data)
+    for element, found in columns.items():
+        rows = elements.get(element, np.zeros(0, []))
+        for name in rows.dtype.names or ():
+            if rows.dtype[name].kind != "O":  # lists have different lengths
+                found[name] = np.ascontiguousarray(rows[name])
+    vertices = {name: values for name, values in columns["vertex"].items() if name not in ("x", "y", "z")}
+    return Attributes(_ply_colors(vertices), _ply_colors(columns["face"]), vertices, columns["face"])
+
+
+def _ply_colors(properties: dict[str, NDArray[Any]]) -> NDArray[np.float64] | None:
+    names = next((names for names in _PLY_COLORS if set(names) <= properties.keys()), None)
+    return None if names is None else _unit_range(np.stack([properties[name] for name in names], 1))
+
+
+def _obj_colors(data: bytes) -> NDArray[np.float64] | None:
+    return _columns([line for _, line in mesh_lines(data) if line.split(None, 1)[0] == "v"], range(4, 7))
+
+
+def _off_colors(data: bytes) -> NDArray[np.float64] | None:
+    lines = [line for _, line in mesh_lines(data)]
+    words = lines.pop(0).split("#", 1)[0].split() if lines else []
+    header = OFF_HEADER.fullmatch(words[0]) if words else None
+    if header is None:
+        return None
+    if header[2]:
+        words[:1] = header[1], header[2]
+    if len(words) == 1 and lines:
+        words += lines.pop(0).split()
+    count = int(words[1]) if len(words) > 1 and words[1].isdecimal() else 0
+    first = 6 if "N" in header[1][:-3] else 3  # normals stand before colors
+    return _columns(lines[:count], range(first, first + 3))
+
+
+def _columns(lines: list[str], columns: range) -> NDArray[np.float64] | None:
+    """These columns of lines of words. None if the first line doesn't have them."""
+    if not lines or len(lines[0].split("#", 1)[0].split()) < columns.stop:
+        return None
+    rows = []
+    for number, line in enumerate(lines):
+        words = line.split("#", 1)[0].split()
+        if len(words) < columns.stop:
+            raise ValueError(f"vertex 0 has a color, but vertex {number} has none")
+        rows.append([float(words[i]) for i in columns])
+    return np.array(rows, np.float64)
+
+
+def _unit_range(colors: NDArray[Any]) -> NDArray[np.float64]:
+    """Colors from 0 to 1. Raises ValueError for others than 0 … 1, 0 … 255, and 16 bits in PLY."""
+    unit = colors.astype(np.float64)
+    if colors.dtype.kind == "u":
+        return unit / np.iinfo(colors.dtype).max
+    if not ((unit >= 0) & (unit <= 255)).all():
+        bad = np.flatnonzero(~((unit >= 0) & (unit <= 255)).all(axis=1))[0]
+        raise ValueError(f"colors should be from 0 to 1 or from 0 to 255, that of vertex {bad} is {unit[bad].tolist()}")
+    return unit / 255 if colors.max(initial=0) > 1 else unit

@@ -1,0 +1,420 @@
+"""Input features in any combination, and own arrays."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from plyfile import PlyData, PlyElement
+
+from diffnet.data import (
+    FEATURE_CHANNELS,
+    DataError,
+    LabeledMesh,
+    Preprocessing,
+    array_statistics,
+    canonical_features,
+    check_statistics,
+    feature_channels,
+    feature_parts,
+    figures,
+    input_features,
+    make_sample,
+    own_arrays,
+    prepare,
+    rotate_vectors,
+    vector_channels,
+)
+from diffnet.geometry import curvature, load_mesh, make_mesh, precompute, random_rotations
+from diffnet.geometry.errors import OptionError
+from diffnet.train.options import TrainOptions
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ALL = "+".join(FEATURE_CHANNELS)
+
+
+def ball(seed=0, subdivisions=2):
+    sphere = trimesh.creation.icosphere(subdivisions)
+    stretch = np.random.default_rng(seed).uniform(0.5, 1.5, 3)
+    return make_mesh(sphere.vertices * stretch, sphere.faces, name=f"ball {seed}")
+
+
+def obj(path, mesh, colors=None):
+    rows = mesh.verts if colors is None else np.concatenate([mesh.verts, colors], 1)
+    lines = ["v " + " ".join(map(str, row)) for row in rows]
+    lines += ["f " + " ".join(str(i + 1) for i in face) for face in mesh.faces]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+    return load_mesh(path)
+
+
+def ply(path, mesh, **properties):
+    own = [(name, values.dtype.str) for name, values in properties.items()]
+    rows = np.zeros(len(mesh.verts), [("x", "f8"), ("y", "f8"), ("z", "f8"), *own])
+    for name, values in zip("xyz", mesh.verts.T, strict=True):
+        rows[name] = values
+    for name, values in properties.items():
+        rows[name] = values
+    faces = np.array([(face,) for face in mesh.faces.tolist()], [("vertex_indices", "i4", (3,))])
+    PlyData([PlyElement.describe(rows, "vertex"), PlyElement.describe(faces, "face")]).write(path)
+    return load_mesh(path)
+
+
+# ---- the text ----
+
+
+def test_parts_have_one_order():
+    assert canonical_features("file:b+wks + normals+file:a+xyz") == "xyz+normals+wks+file:a+file:b"
+    assert Preprocessing(features="hks+xyz").features == "xyz+hks" == TrainOptions(features="hks+xyz").features
+    assert [part.channels for part in feature_parts("file:a+curvature")] == [2, None]
+    assert feature_channels(ALL) == sum(FEATURE_CHANNELS.values()) == 56
+    assert feature_channels("xyz+file:a", {"a": {"mean": [0.0, 1.0], "std": [1.0, 1.0]}}) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "one or several of xyz, normals, curvature, hks, log-hks, wks and file:NAME, joined by +, got ''"),
+        ("xyz+shot", "got 'shot' in 'xyz+shot'"),
+        ("xyz+", "got '' in 'xyz+'"),
+        ("file:", "got 'file:'"),
+        ("file:../a", "got 'file:../a'"),
+        ("file:a/b", "got 'file:a/b'"),
+        ("xyz+hks+xyz", "each part once, got 'xyz' twice"),
+        (["xyz"], "features should be text such as 'xyz+normals', got list"),
+    ],
+)
+def test_bad_text(text, message):
+    for check in (canonical_features, lambda features: Preprocessing(features=features)):
+        with pytest.raises(OptionError) as caught:
+            check(text)
+        assert message in str(caught.value)
+
+
+def test_only_descriptors_need_eigenpairs():
+    assert Preprocessing(k=0, features="xyz+normals+curvature+file:a").k == 0
+    with pytest.raises(OptionError, match="k should be at least 1"):
+        Preprocessing(k=0, features="xyz+wks")
+
+
+# ---- values ----
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    return prepare(figures(1, 1).train[0].mesh, Preprocessing(k=32))
+
+
+@pytest.mark.parametrize("kind", list(FEATURE_CHANNELS))
+def test_parts_of_a_combination(prepared, kind):
+    """They are those of the single kind, shifted and scaled by constants to values of about size 1."""
+    alone = input_features(*prepared, kind).double()
+    other = "xyz" if kind != "xyz" else "normals"
+    first = sum(FEATURE_CHANNELS[k] for k in FEATURE_CHANNELS if k == other) * (kind != "xyz")
+    both = input_features(*prepared, f"{kind}+{other}").double()[:, first : first + FEATURE_CHANNELS[kind]]
+    design = torch.stack([alone.reshape(-1), torch.ones(alone.numel(), dtype=torch.float64)], 1)
+    factor, shift = torch.linalg.lstsq(design, both.reshape(-1, 1)).solution.reshape(-1).tolist()
+    torch.testing.assert_close(both, factor * alone + shift, atol=1e-4, rtol=1e-4)
+    assert factor > 0
+    assert (shift == pytest.approx(0, abs=1e-5)) == (kind in ("xyz", "normals", "curvature"))
+    assert 0.3 < both.square().mean().sqrt() < 2.5
+
+
+def test_normals_are_those_of_the_frames(prepared):
+    torch.testing.assert_close(input_features(*prepared, "normals"), prepared[1].normals, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("cloud", [False, True], ids=["mesh", "cloud"])
+def test_curvature_of_a_torus(cloud):
+    rng = np.random.default_rng(0)
+    n, m, big, small = 60, 24, 1.0, 0.4
+    i, j = np.meshgrid(np.arange(n), np.arange(m), indexing="ij")
+    u, v = ((x + rng.uniform(-0.2, 0.2, i.shape)).reshape(-1) * 2 * np.pi / c for x, c in ((i, n), (j, m)))
+    verts = np.stack(
+        [(big + small * np.cos(v)) * np.cos(u), (big + small * np.cos(v)) * np.sin(u), small * np.sin(v)], 1
+    )
+
+    def number(i, j):
+        return (i % n) * m + j % m
+
+    triangles = [
+        (number(i, j), number(i + 1, j), number(i + 1, j + 1)),
+        (number(i, j), number(i + 1, j + 1), number(i, j + 1)),
+    ]
+    faces = np.concatenate([np.stack(corners, -1).reshape(-1, 3) for corners in triangles])
+    gaussian = np.cos(v) / (small * (big + small * np.cos(v)))
+    mean = (1 / small + np.cos(v) / (big + small * np.cos(v))) / 2
+    found = curvature(precompute(verts if cloud else (verts, faces), k=0)).numpy()
+    for column, expected in zip(found.T, (mean, gaussian), strict=True):
+        assert np.corrcoef(column, expected)[0, 1] > (0.75 if cloud else 0.9)
+        assert abs(np.median(column - expected)) < 0.1 * np.abs(expected).max()
+
+
+def test_curvature_ignores_size_position_and_orientation():
+    mesh = ball(1)
+    first = input_features(*prepare(mesh, Preprocessing(k=1)), "curvature")
+    assert (first > 0).all()
+    moved = replace(mesh, verts=50 + 9 * mesh.verts)
+    torch.testing.assert_close(
+        input_features(*prepare(moved, Preprocessing(k=1)), "curvature"), first, atol=1e-3, rtol=0
+    )
+    # Also with operators that are not normalized.
+    own = input_features(moved, precompute(moved, k=0), "curvature")
+    torch.testing.assert_close(own, first, atol=1e-3, rtol=0)
+    inside_out = replace(mesh, faces=mesh.faces[:, ::-1].copy())
+    turned = input_features(*prepare(inside_out, Preprocessing(k=1)), "curvature")
+    torch.testing.assert_close(turned, first * torch.tensor([-1.0, 1.0]), atol=1e-3, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:mesh. every eigenvalue is 0")
+def test_curvature_of_bad_meshes_is_finite():
+    rng = np.random.default_rng(0)
+    soup = make_mesh(rng.normal(size=(60, 3)), np.arange(60).reshape(20, 3))
+    loose = make_mesh(np.concatenate([ball().verts, [[9, 9, 9]]]), ball().faces)
+    for mesh in (soup, loose):
+        features = input_features(*prepare(mesh, Preprocessing(k=1)), "curvature")
+        assert features.isfinite().all()
+        assert features.abs().max() < 20
+    assert (features[-1] == 0).all()
+
+
+def test_only_vectors_turn():
+    """Features of a rotated mesh are those of the mesh, with vectors rotated."""
+    features = "xyz+normals+curvature+hks"
+    assert vector_channels(features) == [slice(0, 3), slice(3, 6)]
+    assert vector_channels("curvature+normals") == [slice(0, 3)]
+    assert vector_channels("hks+file:a") == []
+    mesh, options = ball(3), Preprocessing(k=8, features=features)
+    rotation = random_rotations(1, torch.Generator().manual_seed(0), torch.float64)
+    plain, turned = (
+        make_sample(LabeledMesh("a", m, np.zeros(len(m.verts), np.int64)), options)
+        for m in (mesh, replace(mesh, verts=mesh.verts @ rotation[0].numpy().T))
+    )
+    expected = rotate_vectors(plain.features, vector_channels(features), rotation.float().mT, plain.operators.ptr)
+    torch.testing.assert_close(turned.features, expected, atol=1e-3, rtol=1e-3)
+    assert torch.equal(expected[:, 6:], plain.features[:, 6:])
+    assert not torch.equal(expected[:, :6], plain.features[:, :6])
+
+
+def test_rotation_is_the_default_if_a_part_is_a_vector():
+    assert TrainOptions(features="hks+normals").rotates
+    assert not TrainOptions(features="hks+normals", rotate=False).rotates
+    assert not TrainOptions(features="hks+curvature").rotates
+    with pytest.raises(OptionError, match=r"rotate needs features with xyz or normals, got 'curvature\+hks'"):
+        TrainOptions(features="hks+curvature", rotate=True)
+
+
+# ---- own arrays ----
+
+
+def test_own_arrays_are_found_beside_the_mesh(tmp_path):
+    mesh = obj(tmp_path / "off/a.b.obj", ball())
+    one, two, three = (
+        np.random.default_rng(i).normal(size=shape) for i, shape in enumerate(((162,), (162, 2), (162, 1)))
+    )
+    np.save(tmp_path / "off/a.b.one.npy", one)
+    for name, array in (("off/two", two), ("three", three.astype(np.float32))):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "a.b.npy", array)
+    found = own_arrays(mesh, "file:one+file:two+file:three+xyz")
+    assert list(found) == ["one", "three", "two"]
+    np.testing.assert_array_equal(found["one"], one[:, None])
+    np.testing.assert_array_equal(found["two"], two)
+    np.testing.assert_array_equal(found["three"], three.astype(np.float32))
+    features = input_features(*prepare(mesh, Preprocessing(k=1)), "file:two+xyz")
+    np.testing.assert_allclose(features[:, 3:], two, atol=1e-6)
+    # The cache of parsed files knows the path, too.
+    for _ in range(2):
+        assert list(own_arrays(load_mesh(tmp_path / "off/a.b.obj", tmp_path / "cache"), "file:one")) == ["one"]
+
+
+def test_colors_and_properties_are_features(tmp_path):
+    mesh = ball()
+    colors = np.random.default_rng(0).uniform(size=(162, 3))
+    read = obj(tmp_path / "a.obj", mesh, colors)
+    np.testing.assert_allclose(own_arrays(read, "file:colors")["colors"], colors)
+    levels = np.rint(255 * colors).astype(np.uint8)
+    quality = np.arange(162, dtype=np.float32)
+    channels = dict(zip(("red", "green", "blue"), levels.T, strict=True))
+    read = ply(tmp_path / "b.ply", mesh, quality=quality, **channels)
+    found = own_arrays(read, "file:colors+file:quality")
+    np.testing.assert_allclose(found["colors"], levels / 255)
+    np.testing.assert_array_equal(found["quality"], quality[:, None])
+    np.save(tmp_path / "b.quality.npy", -quality)  # an array beside the file comes first
+    np.testing.assert_array_equal(own_arrays(read, "file:quality")["quality"], -quality[:, None])
+
+
+def test_what_is_missing_or_wrong_is_named(tmp_path):
+    mesh = obj(tmp_path / "a.obj", ball())
+    place = tmp_path / "a.quality.npy"
+
+    def message(features="file:quality", mesh=mesh, **given):
+        with pytest.raises(DataError) as caught:
+            own_arrays(mesh, features, **given)
+        text = str(caught.value)
+        assert "\n" not in text
+        assert "file:" in text
+        return text
+
+    text = message()
+    expected = "no array for file:quality. Expected an array of shape (162,) or (162, C) in"
+    assert text.startswith(f"{tmp_path / 'a.obj'}: {expected} {place} or ")
+    assert str(tmp_path / "quality/a.npy") in text
+    assert "or the property 'quality' of a PLY file" in text
+    assert "or the colors of the vertices" in message("file:colors")
+    assert "shape (162, 2) in" in message(statistics={"quality": {"mean": [0.0, 0.0], "std": [1.0, 1.0]}})
+    assert "no array for file:quality: the mesh is not from a file" in message(mesh=ball())
+    for array, expected in (
+        (np.zeros(161), "file:quality should have shape (162,) or (162, C), one row for each vertex, but"),
+        (np.zeros((162, 2, 2)), "has shape (162, 2, 2)"),
+        (np.zeros((162, 0)), "has shape (162, 0)"),
+        (np.full(162, np.nan), "finite numbers below 1e+30, but row 0 of"),
+        (np.full(162, "a"), "should hold numbers"),
+    ):
+        np.save(place, array)
+        text = message()
+        assert expected in text
+        assert str(tmp_path / "a.obj") in text
+    place.write_text("words")
+    assert f"{place}: file:quality should be a NumPy array of numbers" in message()
+    np.save(place, np.zeros((162, 2)))
+    trained = {"quality": {"mean": [0.0], "std": [1.0]}}
+    assert "file:quality has 2 channels in" in (text := message(statistics=trained))
+    assert text.endswith("the network was trained with 1")
+    (tmp_path / "quality").mkdir()
+    np.save(tmp_path / "quality/a.npy", np.zeros(162))
+    assert "more than one array for file:quality" in message()
+
+
+def test_own_arrays_are_standardized_over_the_training_set(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = [1e6 + rng.normal(3, 7, (len(ball(i, i + 1).verts), 2)) * [1, 100] for i in range(2)]
+    items = [
+        LabeledMesh(
+            f"{i}", ball(i, i + 1), np.zeros(len(array), np.int64), {"a": array, "flat": np.full(len(array), 4)}
+        )
+        for i, array in enumerate(arrays)
+    ]
+    statistics = array_statistics(items, "file:a+file:flat+hks")
+    whole = np.concatenate(arrays)
+    np.testing.assert_allclose(statistics["a"]["mean"], whole.mean(0))
+    np.testing.assert_allclose(statistics["a"]["std"], whole.std(0), rtol=1e-6)
+    assert statistics["flat"] == {"mean": [4.0], "std": [1.0]}
+    assert check_statistics("file:a+file:flat", statistics) is statistics
+    assert array_statistics(items, "hks") == {}
+    samples = [
+        make_sample(item, Preprocessing(8, features="file:a+file:flat"), statistics=statistics) for item in items
+    ]
+    features = torch.cat([sample.features for sample in samples])
+    torch.testing.assert_close(features.mean(0), torch.zeros(3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(features.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4, rtol=0)
+    wider = replace(items[1], arrays={"a": np.zeros((len(arrays[1]), 3))})
+    with pytest.raises(DataError, match="ball 1: file:a has 3 channels, but that of ball 0 has 2"):
+        array_statistics([items[0], wider], "file:a")
+
+
+@pytest.mark.parametrize(
+    "statistics",
+    [None, {}, {"b": {"mean": [0.0], "std": [1.0]}}, {"a": {"mean": [0.0], "std": []}}, {"a": {"mean": [0.0]}},
+     {"a": {"mean": [0.0], "std": [0.0]}}, {"a": {"mean": ["0"], "std": [1.0]}},
+     {"a": {"mean": [0.0], "std": [np.nan]}}, {"a": [[0.0], [1.0]]}],
+)  # fmt: skip
+def test_damaged_statistics(statistics):
+    with pytest.raises(OptionError, match="statistics"):
+        check_statistics("xyz+file:a", statistics)
+
+
+def test_features_of_a_data_set_on_disk(tmp_path):
+    """Own arrays beside the meshes are no labels, and a network trains on them and predicts with them."""
+    from rich.console import Console
+
+    from diffnet.data import load_dataset
+    from diffnet.train.checkpoint import load_checkpoint, restore_model
+    from diffnet.train.inference.predict import predict_labels
+    from diffnet.train.inference.scoring import run_evaluation
+    from diffnet.train.run import run_training
+
+    for i in range(3):
+        mesh = obj(tmp_path / f"data/{i}.obj", ball(i, 1))
+        labels = (mesh.verts[:, 2] > 0).astype(int)
+        (tmp_path / f"data/{i}.txt").write_text("\n".join(map(str, labels)))
+        np.save(tmp_path / f"data/{i}.half.npy", 1000 + 5.0 * labels)
+    data = load_dataset(tmp_path / "data")
+    options = TrainOptions(
+        features="file:half+normals",
+        k=4,
+        width=8,
+        blocks=1,
+        epochs=12,
+        learning_rate=0.02,
+        dropout=0.0,
+        precision="fp32",
+    )
+    cpu = torch.device("cpu")
+    quiet = Console(quiet=True)
+    results = run_training(
+        data, options, tmp_path / "run", device=cpu, cache_dir=tmp_path / "cache", jobs=1, console=quiet
+    )
+    assert results["test_accuracy"] > 0.95  # one channel is the answer
+    checkpoint = load_checkpoint(tmp_path / "run/last.pt")
+    assert checkpoint["options"]["features"] == "normals+file:half"
+    assert checkpoint["statistics"]["half"]["mean"][0] == pytest.approx(1002.5, abs=0.5)
+    network = restore_model(checkpoint)[0]
+    ((_, predicted),) = predict_labels([tmp_path / "data/0.obj"], network, cpu)
+    (labels,) = (item.labels for item in data.train + data.test if item.name == "0")
+    assert (predicted == labels).mean() > 0.95
+    report = run_evaluation(data, network, tmp_path / "report", device=cpu, cache_dir=tmp_path / "cache", console=quiet)
+    assert report["test_accuracy"] == results["test_accuracy"]
+    for file in (tmp_path / "data").glob("*.half.npy"):
+        file.unlink()
+    with pytest.raises(DataError, match=r"0\.obj: no array for file:half"):
+        predict_labels([tmp_path / "data/0.obj"], network, cpu)
+    with pytest.raises(DataError, match=r"\.obj: no array for file:half"):
+        run_evaluation(data, network, tmp_path / "new", device=cpu, cache_dir=tmp_path / "cache", console=quiet)
+    assert isinstance(data.train[0].mesh.path, str)
+    assert Path(data.train[0].mesh.path).is_file()
+
+
+def test_classes_of_meshes_with_own_arrays(tmp_path):
+    """Only an own array tells the classes apart, and its values are large."""
+    from rich.console import Console
+
+    from diffnet.data import load_classes
+    from diffnet.train.checkpoint import load_checkpoint, restore_model
+    from diffnet.train.inference.predict import predict_labels
+    from diffnet.train.run import run_training
+
+    for i in range(6):
+        file = tmp_path / f"data/{'ab'[i % 2]}/{'train' if i < 4 else 'test'}/{i}.obj"
+        mesh = obj(file, ball(i, 1))
+        np.save(file.with_name(f"{i}.half.npy"), np.full(len(mesh.verts), 1000 + 5.0 * (i % 2)))
+    data = load_classes(tmp_path / "data")
+    options = TrainOptions(
+        task="classification",
+        features="file:half+xyz",
+        k=4,
+        width=8,
+        blocks=1,
+        epochs=12,
+        learning_rate=0.02,
+        dropout=0.0,
+        precision="fp32",
+    )
+    results = run_training(
+        data,
+        options,
+        tmp_path / "run",
+        device=torch.device("cpu"),
+        cache_dir=tmp_path / "cache",
+        jobs=1,
+        console=Console(quiet=True),
+    )
+    assert results["test_accuracy"] == 1
+    checkpoint = load_checkpoint(tmp_path / "run/last.pt")
+    assert checkpoint["statistics"] == {"half": {"mean": [1002.5], "std": [2.5]}}
+    files = [tmp_path / "data/a/test/4.obj", tmp_path / "data/b/test/5.obj"]
+    predictions = predict_labels(files, restore_model(checkpoint)[0], "cpu")
+    assert [labels.tolist() for _, labels in predictions] == [[0], [1]]

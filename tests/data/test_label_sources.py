@@ -1,0 +1,316 @@
+"""Labels as people store them, and one test for each kind of fault."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+from plyfile import PlyData, PlyElement
+
+from diffnet.data import UNLABELED, DataError, load_dataset
+from diffnet.data.folders.sources import read_source
+
+VERTS = [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (-1, 0, 0)]
+FACES = [(0, 1, 2), (0, 2, 3), (0, 3, 4)]
+OFF = "OFF\n5 3 0\n" + "\n".join(" ".join(map(str, v)) for v in VERTS) + "\n"
+OFF += "\n".join("3 " + " ".join(map(str, f)) for f in FACES) + "\n"
+QUADS = "OFF\n6 2 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n2 0 0\n2 1 0\n4 0 1 2 3\n4 1 4 5 2\n"
+RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+
+
+def write(root, files):
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return root
+
+
+def ply(path, vertex=(), face=(), text=False):
+    """A fan with properties at its vertices and faces: pairs of a name and an array."""
+    rows = np.zeros(5, [("x", "f4"), ("y", "f4"), ("z", "f4"), *((name, values.dtype.str) for name, values in vertex)])
+    for i, name in enumerate("xyz"):
+        rows[name] = np.array(VERTS)[:, i]
+    faces = np.zeros(3, [("vertex_indices", "i4", (3,)), *((name, values.dtype.str) for name, values in face)])
+    faces["vertex_indices"] = FACES
+    for table, own in ((rows, vertex), (faces, face)):
+        for name, values in own:
+            table[name] = values
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PlyData([PlyElement.describe(rows, "vertex"), PlyElement.describe(faces, "face")], text=text).write(path)
+
+
+def rgb(colors):
+    return [(name, np.array(colors, np.uint8)[:, i]) for i, name in enumerate(("red", "green", "blue"))]
+
+
+def by_name(data):
+    return {item.name: item.labels.tolist() for item in data.train + data.test}
+
+
+def refusal(root, **options):
+    with pytest.raises(DataError) as caught:
+        load_dataset(root, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- lists of parts ----
+
+
+PARTS = {
+    "1.off": OFF,
+    "1_labels.txt": "Upper Arm\n1 3\n\nHead\n2\n",
+    "2.off": OFF,
+    "2_labels.txt": "part10\n1\nHead\r\n3 \nHead\n\t3\n",
+}
+
+
+@pytest.mark.parametrize("folder", ["", "labels/"])
+def test_lists_of_parts(tmp_path, folder):
+    files = {folder + name if "_labels" in name else name: text for name, text in PARTS.items()}
+    data = load_dataset(write(tmp_path, files))
+    assert data.labels_at == "faces"
+    assert data.label_names == ["Head", "part10", "Upper Arm"]
+    assert by_name(data) == {"1": [2, 0, 2], "2": [1, UNLABELED, 0]}
+    write(tmp_path, {"label_names.txt": "Upper Arm\nTail\nHead\npart10\n"})
+    assert by_name(load_dataset(tmp_path)) == {"1": [0, 2, 0], "2": [3, UNLABELED, 2]}
+    (tmp_path / "label_names.txt").write_text("Head\npart10\n")
+    assert "1_labels.txt: the label 'Upper Arm' is not in" in refusal(tmp_path)
+
+
+def test_lists_of_parts_number_polygons(tmp_path):
+    data = load_dataset(
+        write(tmp_path, {"a.off": QUADS, "a_labels.txt": "x\n2\n", "b.off": OFF, "b_labels.txt": "x\n1 2 3"})
+    )
+    assert by_name(data) == {"a": [UNLABELED, UNLABELED, 0, 0], "b": [0, 0, 0]}
+
+
+def test_a_file_with_this_name_may_hold_numbers(tmp_path):
+    files = {f"{name}.off": OFF for name in "ab"} | {f"{name}_labels.txt": "1 1 2" for name in "ab"}
+    assert by_name(load_dataset(write(tmp_path, files))) == {"a": [0, 0, 1], "b": [0, 0, 1]}
+    # The mesh may have this name itself.
+    files = {f"{name}_labels.off": OFF for name in "ab"} | {f"{name}_labels.txt": "1 1 2" for name in "ab"}
+    assert set(by_name(load_dataset(write(tmp_path / "other", files)))) == {"a_labels", "b_labels"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("head\n1 2\narm\n2 3\n", "1_labels.txt: face 2 is in two parts, 'head' and 'arm'"),
+        ("head\n1 4\n", "1_labels.txt: there is no face 4, "),
+        ("head\n0 1\n", "1_labels.txt, line 2: faces are numbered from 1, got 0"),
+        ("head\n1 2\n\narm\n", "1_labels.txt, line 4: part 'arm' has no line of faces after its name"),
+        ("head\narm\n", "1_labels.txt, line 2: expected the numbers of the faces of 'head', got 'arm'"),
+        ("", "1_labels.txt: there are no labels in the file"),
+    ],
+)
+def test_bad_lists_of_parts(tmp_path, content, message):
+    assert message in refusal(write(tmp_path, {**PARTS, "1_labels.txt": content}))
+
+
+def test_names_and_numbers_do_not_mix(tmp_path):
+    write(tmp_path, {**PARTS, "2_labels.txt": "1 2 2"})
+    text = refusal(tmp_path)
+    assert "1_labels.txt has labels by names" in text
+    assert "2_labels.txt has numbers: a set can have only one" in text
+
+
+# ---- JSON ----
+
+
+TEETH = {
+    "upper/p1/p1_upper.obj": OFF,
+    "upper/p1/p1_upper.json": json.dumps({"labels": [0, 11, 11.0, 21, 0], "instances": [0, 1, 1, 2, 0]}),
+    "lower/p2/p2_lower.obj": OFF,
+    "lower/p2/p2_lower.json": json.dumps({"labels": [0, 0, 31, -1, 0]}),
+}
+
+
+def obj(text):
+    numbers = text.split("\n")[2:]
+    verts = ["v " + line for line in numbers[:5]]
+    return "\n".join(verts + ["f " + " ".join(str(int(x) + 1) for x in line.split()[1:]) for line in numbers[5:8]])
+
+
+TEETH = {name: obj(text) if name.endswith(".obj") else text for name, text in TEETH.items()}
+
+
+@pytest.mark.parametrize("layout", ["auto", "teeth"])
+def test_teeth_in_subfolders(tmp_path, layout):
+    data = load_dataset(write(tmp_path, TEETH), layout)
+    assert data.labels_at == "vertices"
+    assert data.label_names == ["0", "11", "21", "31"]
+    assert by_name(data) == {"p1_upper": [0, 1, 1, 2, 0], "p2_lower": [0, 0, 3, UNLABELED, 0]}
+    write(tmp_path, {"train.txt": "p2_lower\n", "test.txt": "p1_upper.obj"})
+    assert [item.name for item in load_dataset(tmp_path, layout).train] == ["p2_lower"]
+    (tmp_path / "upper/p1/p1_upper.json").unlink()
+    assert f"{tmp_path / 'upper/p1'}: no labels (.json) for p1_upper.obj" in refusal(tmp_path, layout=layout)
+
+
+def test_json_beside_meshes(tmp_path):
+    files = {name.rsplit("/", 1)[1]: text for name, text in TEETH.items()}
+    data = load_dataset(write(tmp_path, {**files, "about.json": "{}"}))  # a file of its own is no label file
+    assert by_name(data)["p1_upper"] == [0, 1, 1, 2, 0]
+    other = tmp_path / "p1_upper.json"
+    (tmp_path / "p2_lower.txt").write_text("5 5 5 5 5")  # comes before JSON, which may describe the mesh
+    assert load_dataset(tmp_path).label_names == ["0", "5", "11", "21"]
+    (tmp_path / "p2_lower.txt").unlink()
+    for content, message in (
+        ("{", "the file is not JSON"),
+        ("[1, 2]", 'expected an object with a list "labels"'),
+        ('{"labels": []}', 'expected an object with a list "labels"'),
+        ('{"labels": [1, 2, 2.5, 1, 1]}', "label 2 is '2.5', which is not a whole number"),
+        ('{"labels": [1, 2, "x", 1, 1]}', "label 2 is 'x'"),
+        ('{"labels": [1, 2, NaN, 1, 1]}', "label 2 is 'nan'"),
+        ('{"labels": [1, 2, true, 1, 1]}', "label 2 is 'True'"),
+        ('{"labels": [1, 2]}', "2 labels, but "),
+    ):
+        other.write_text(content)
+        text = refusal(tmp_path)
+        assert text.startswith(f"{other}: ")
+        assert message in text
+
+
+# ---- properties and colors ----
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["binary", "text"])
+@pytest.mark.parametrize("name", ["label", "Class", "segment"])
+def test_properties_of_vertices(tmp_path, name, text):
+    for stem, values in (("a", [7, 7, -1, 2, 2]), ("b", [2, 2, 2, 40, 2])):
+        ply(tmp_path / f"{stem}.ply", [("quality", np.zeros(5, "f4")), (name, np.array(values, "i4"))], text=text)
+    data = load_dataset(tmp_path)
+    assert data.labels_at == "vertices"
+    assert data.label_names == ["2", "7", "40"]
+    assert by_name(data) == {"a": [1, 1, UNLABELED, 0, 0], "b": [0, 0, 0, 2, 0]}
+
+
+def test_properties_of_faces(tmp_path):
+    for stem, values in (("train/a", [1, 2, 2]), ("test/b", [3, 3, 1])):
+        ply(tmp_path / f"{stem}.ply", rgb([RED] * 5), [("labels", np.array(values, "f8"))])
+    packed = tmp_path / "test/b.ply"
+    packed.with_name("b.ply.gz").write_bytes(gzip.compress(packed.read_bytes()))
+    packed.unlink()
+    data = load_dataset(tmp_path)
+    assert data.labels_at == "faces"  # properties come before colors
+    assert by_name(data) == {"a": [0, 1, 1], "b": [2, 2, 0]}
+    assert load_dataset(tmp_path, labels_at="vertices").train[0].labels.tolist() == [1, 0, 0, 1, 1]
+
+
+def test_bad_properties(tmp_path):
+    good = np.zeros(5, "i4")
+    ply(tmp_path / "b.ply", [("label", good)])
+    path = tmp_path / "a.ply"
+    ply(path, [("label", np.array([1, 2, 2.5, 1, np.nan]))])
+    assert refusal(tmp_path).startswith(f"{path}: the property 'label' should be whole numbers, row 2 is 2.5")
+    ply(path, [("label", good)], [("class", np.zeros(3, "u1"))])
+    assert (
+        f"{path}: more than one property could be the labels: 'label' of the vertices, 'class' of the faces"
+        in refusal(tmp_path)
+    )
+    ply(path, [], [("label", np.zeros(3, "u1"))])
+    assert f"{tmp_path / 'b.ply'} labels vertices, but {path} labels faces" in refusal(tmp_path)
+    ply(path, rgb([RED] * 5))
+    assert f"{path} has labels by colors, but {tmp_path / 'b.ply'} has the property 'label'" in refusal(tmp_path)
+    ply(path)
+    assert refusal(tmp_path).startswith(
+        f"{path}: no labels. Expected a label file beside the mesh, a property of a PLY"
+    )
+
+
+def test_colors_are_labels(tmp_path):
+    ply(tmp_path / "a.ply", rgb([RED, RED, GREEN, BLUE, BLUE]))
+    rows = [" ".join(map(str, (*v, *c, 255))) for v, c in zip(VERTS, [BLUE, RED, RED, RED, RED], strict=True)]
+    (tmp_path / "b.off").write_text("COFF\n5 3 0\n" + "\n".join(rows) + "\n3 0 1 2\n3 0 2 3\n3 0 3 4\n")
+    rows = [" ".join(map(str, ("v", *v, 0, 1.0, 0))) for v in VERTS]
+    (tmp_path / "c.obj").write_text("\n".join(rows) + "\nf 1 2 3\nf 1 3 4\nf 1 4 5\n")
+    data = load_dataset(tmp_path)
+    assert data.labels_at == "vertices"
+    assert data.label_names == ["#0000ff", "#00ff00", "#ff0000"]
+    assert by_name(data) == {"a": [2, 2, 1, 0, 0], "b": [0, 2, 2, 2, 2], "c": [1] * 5}
+    (tmp_path / "label_names.txt").write_text("#FF0000 upper arm\n#00ff00 leg\n#0000ff head\n")
+    data = load_dataset(tmp_path)
+    assert data.label_names == ["upper arm", "leg", "head"]
+    assert by_name(data)["a"] == [0, 0, 1, 2, 2]
+    (tmp_path / "label_names.txt").write_text("#ff0000 arm\n#0000ff head\n")
+    assert "the label '#00ff00' is not in" in refusal(tmp_path)
+    (tmp_path / "label_names.txt").write_text("arm\nleg\nhead\n")
+    assert "each line should be another color and a name, such as '#ff0000 arm', got 'arm'" in refusal(tmp_path)
+
+
+def test_colors_of_faces_are_labels(tmp_path):
+    for stem in "ab":
+        ply(tmp_path / f"{stem}.ply", face=rgb([RED, GREEN, RED]))
+    data = load_dataset(tmp_path)
+    assert data.labels_at == "faces"
+    assert by_name(data) == {"a": [1, 0, 1], "b": [1, 0, 1]}
+
+
+def test_too_many_colors(tmp_path):
+    def points(name, first):
+        rows = [f"v {i} 0 0 {(first + i) / 255} 0 0" for i in range(60)]
+        (tmp_path / name).write_text("\n".join(rows) + "\n")
+
+    points("a.obj", 0)
+    points("b.obj", 4)
+    assert load_dataset(tmp_path).label_names[-1] == "#3f0000"  # 64 colors
+    points("b.obj", 5)
+    assert "the set has 65 distinct colors. Colors can be labels if there are at most 64" in refusal(tmp_path)
+    rows = [f"v {i} 0 0 {i / 255} 0 0" for i in range(65)]
+    (tmp_path / "b.obj").write_text("\n".join(rows) + "\n")
+    assert refusal(tmp_path).startswith(f"{tmp_path / 'b.obj'}: 65 distinct colors of vertices")
+
+
+def test_label_files_come_before_the_meshes_own(tmp_path):
+    for stem in "ab":
+        ply(tmp_path / f"{stem}.ply", [("label", np.arange(5, dtype="i4"))])
+        (tmp_path / f"{stem}.txt").write_text("1 1 1 1 3")
+    assert load_dataset(tmp_path).label_names == ["1", "3"]
+    np.save(tmp_path / "a.quality.npy", np.zeros(5))  # a feature
+    assert load_dataset(tmp_path).label_names == ["1", "3"]
+    (tmp_path / "b.txt").unlink()
+    assert "no labels (.txt, .npy, .seg, .json) for b.ply" in refusal(tmp_path)
+    assert read_source(tmp_path / "b.ply").values.tolist() == [0, 1, 2, 3, 4]
+
+
+# ---- sets without a training part ----
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"1.off": OFF, "1.txt": "1 2 2", "2.off": OFF, "2.txt": "1 1 2", "test.txt": "2\n"}, ["2"]),
+        ({"test/2.off": OFF, "test/2.txt": "1 1 2"}, ["2"]),
+        ({"1.off": OFF, "1.txt": "1 2 2", "2.off": OFF, "2.txt": "1 1 2"}, ["1", "2"]),
+        ({"1.off": OFF, "1.seg": "1 2 2"}, ["1"]),
+        ({"test/1.obj": obj(OFF), "seg/1.eseg": "1 2 2 2 2 2 2"}, ["1"]),
+        ({"off/1K73_B.off": OFF, "labels/1K73_B.txt": "1 2 2 2 -1", "test.txt": "1K73_B.off"}, ["1K73_B"]),
+        (TEETH, ["p1_upper", "p2_lower"]),
+    ],
+    ids=["list", "folder", "undivided", "princeton", "meshcnn", "rna", "teeth"],
+)
+def test_a_set_without_a_training_part(tmp_path, files, expected):
+    data = load_dataset(write(tmp_path, files), needs_train=False)
+    assert data.train == []
+    assert sorted(item.name for item in data.test) == expected
+    if "off/1K73_B.off" in files:
+        assert len(data.label_names) == 260
+    if len(expected) < 2:
+        refusal(tmp_path)
+
+
+def test_a_training_part_is_read_if_it_is_there(tmp_path):
+    files = {"train/1.off": OFF, "train/1.txt": "5 5 6", "test/2.off": OFF, "test/2.txt": "6 6 6"}
+    data = load_dataset(write(tmp_path, files), needs_train=False)
+    assert data.label_names == ["5", "6"]
+    assert by_name(data) == {"1": [0, 0, 1], "2": [1, 1, 1]}
+    assert "there is train but no test" in refusal(write(tmp_path / "x", {"train/1.off": OFF}), needs_train=False)
+    assert "no meshes in test" in refusal(write(tmp_path / "y", {"test/1.txt": "1", "1.off": OFF}), needs_train=False)
+
+
+def test_names_for_more_values_than_occur(tmp_path):
+    write(tmp_path, {"test/1.off": OFF, "test/1.txt": "0 2 2", "label_names.txt": "arm\nleg\nhead\n"})
+    data = load_dataset(tmp_path, needs_train=False)
+    assert data.label_names == ["arm", "leg", "head"]
+    assert by_name(data) == {"1": [0, 2, 2]}

@@ -1,0 +1,149 @@
+"""The programs in examples/ run, learn something, and stay short."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from rooms import ROOT
+
+from diffnet import DiffusionNet
+
+PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
+LINES = 25
+
+
+@pytest.fixture(autouse=True)
+def seeded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Random numbers repeat, and the programs write their caches to a temporary folder."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def line(capsys: pytest.CaptureFixture[str]) -> Any:
+    """A function that calls `main` of a program and returns the line that it prints."""
+
+    def run(name: str, *args: Any, **options: Any) -> str:
+        runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["main"](*args, **options)
+        printed = capsys.readouterr().out
+        assert printed.count("\n") == 1, printed
+        return printed.rstrip()
+
+    return run
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    """The numbers at the places of N in a pattern that the whole text should match."""
+    match = re.fullmatch(re.escape(pattern).replace("N", r"(-?[\d.]+(?:e[+-]\d+)?)"), text)
+    assert match, text
+    return [float(number) for number in match.groups()]
+
+
+def program_lines(path: Path) -> int:
+    """The lines of a program that are neither blank nor part of a docstring."""
+    text = path.read_text()
+    documented = [n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))]
+    docstrings = [n.body[0] for n in documented if ast.get_docstring(n) is not None]
+    inside = {i for node in docstrings for i in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    return sum(bool(code.strip()) and i not in inside for i, code in enumerate(text.splitlines(), 1))
+
+
+def test_short() -> None:
+    assert len(PROGRAMS) == 10
+    assert {p.stem: n for p in PROGRAMS if (n := program_lines(p)) > LINES} == {}
+
+
+def test_listed() -> None:
+    page = (ROOT / "examples" / "README.md").read_text()
+    assert re.findall(r"\[`(\w+)\.py`\]\(\1\.py\)", page) == re.findall(r"\[`(\w+)\.py`\]", page)
+    assert sorted(re.findall(r"\[`(\w+)\.py`\]", page)) == [p.stem for p in PROGRAMS]
+
+
+@pytest.mark.parametrize("features", ["xyz", "hks"])
+def test_human_segmentation(line: Any, tmp_path: Path, features: str) -> None:
+    """On a folder with labels at the faces: the tips of ellipsoids of several lengths."""
+    folder = tmp_path / "ellipsoids"
+    folder.mkdir()
+    for i in range(5):
+        mesh = trimesh.creation.icosphere(2).apply_transform(np.diag([1.0, 1.0, 2 + i / 4, 1.0]))
+        mesh.export(folder / f"{i}.obj")
+        np.savetxt(folder / f"{i}.txt", abs(mesh.triangles_center[:, 2]) > 1, fmt="%d")
+    pattern = "test accuracy N at N faces"
+    accuracy, faces = numbers(pattern, line("human_segmentation", str(folder), features, epochs=20, k=16, width=64))
+    assert accuracy > 0.75  # the more frequent label has at most 0.67
+    assert faces == 320
+
+
+@pytest.mark.slow
+def test_human_segmentation_of_figures(line: Any) -> None:
+    accuracy, vertices = numbers("test accuracy N at N vertices", line("human_segmentation"))
+    assert accuracy > 1 / 8
+    assert vertices > 1000
+
+
+def test_classification(line: Any) -> None:
+    (accuracy,) = numbers("test accuracy N of 3 shapes", line("classification"))
+    assert accuracy == 1
+
+
+def test_siamese(line: Any) -> None:
+    equal, other = numbers("mean cosine N of equal kinds, N of others", line("siamese"))
+    assert equal > 0.5 > other
+
+
+def test_own_normals(line: Any) -> None:
+    cosine, loss = numbers("mean cosine to the own normals N, training loss N", line("own_normals"))
+    assert cosine == 1  # to three decimals
+    assert loss < np.log(2)
+
+
+def test_own_network(line: Any) -> None:
+    (accuracy,) = numbers("training accuracy N", line("own_network"))
+    assert accuracy > 1 / 4
+
+
+def test_own_laplacian(line: Any) -> None:
+    printed = line("own_laplacian").removesuffix("(2048, 4)")
+    (difference,) = numbers("eigenvalues differ by N of the largest; outputs at faces ", printed)
+    assert difference < 1e-5
+
+
+def test_save_and_predict(line: Any, tmp_path: Path) -> None:
+    printed = line("save_and_predict", str(tmp_path)).removesuffix(f", see {tmp_path / 'labels.ply'}")
+    (accuracy,) = numbers("accuracy N", printed)
+    assert accuracy > 0.9
+    assert DiffusionNet.load(tmp_path / "model.safetensors").metadata["label_names"] == ["middle", "tip"]
+    assert len(trimesh.load(tmp_path / "labels.ply").vertices) == 642
+
+
+def test_viewing(line: Any, tmp_path: Path) -> None:
+    assert line("viewing", str(tmp_path)) == f"wrote signs.png, view.html, wave.ply, wave.png to {tmp_path}"
+    assert all(path.stat().st_size > 10_000 for path in tmp_path.iterdir())
+
+
+def test_functional_maps(line: Any) -> None:
+    error, vertices = numbers("mean geodesic error N between N vertices", line("functional_maps"))
+    assert error < 0.1  # random matches have 0.8
+    assert vertices == 642
+
+
+@pytest.mark.slow
+def test_own_dataset_as_a_script(tmp_path: Path) -> None:
+    """In a process of its own, because worker processes import the script."""
+    command = [sys.executable, ROOT / "examples" / "own_dataset.py"]
+    run = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=False)
+    match = re.fullmatch(r"3 batches of meshes with these numbers of vertices: (\[.*\])\n", run.stdout)
+    assert match, run.stdout + run.stderr
+    batches = ast.literal_eval(match[1])
+    assert sum(map(len, batches)) == 5
+    assert all(sum(batch) <= 5000 for batch in batches)
