@@ -9,6 +9,7 @@ import torch
 import trimesh
 from plyfile import PlyData, PlyElement
 
+from diffnet import DiffusionNet
 from diffnet.data import (
     FEATURE_CHANNELS,
     DataError,
@@ -361,11 +362,12 @@ def test_features_of_a_data_set_on_disk(tmp_path):
     checkpoint = load_checkpoint(tmp_path / "run/last.pt")
     assert checkpoint["options"]["features"] == "normals+file:half"
     assert checkpoint["statistics"]["half"]["mean"][0] == pytest.approx(1002.5, abs=0.5)
-    ((_, predicted),) = predict_labels([tmp_path / "data/0.obj"], checkpoint, cpu)
+    network = DiffusionNet.load(tmp_path / "run/last.pt")
+    ((_, predicted),) = predict_labels([tmp_path / "data/0.obj"], network, cpu)
     (labels,) = (item.labels for item in data.train + data.test if item.name == "0")
     assert (predicted == labels).mean() > 0.95
     (tmp_path / "data/0.half.npy").unlink()
     with pytest.raises(DataError, match=r"0\.obj: no array for file:half"):
-        predict_labels([tmp_path / "data/0.obj"], checkpoint, cpu)
+        predict_labels([tmp_path / "data/0.obj"], network, cpu)
     assert isinstance(data.train[0].mesh.path, str)
     assert Path(data.train[0].mesh.path).is_file()
