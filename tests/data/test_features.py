@@ -9,6 +9,7 @@ import torch
 import trimesh
 from plyfile import PlyData, PlyElement
 
+from diffnet import DiffusionNet
 from diffnet.data import (
     FEATURE_CHANNELS,
     DataError,
@@ -332,7 +333,7 @@ def test_features_of_a_data_set_on_disk(tmp_path):
     from rich.console import Console
 
     from diffnet.data import load_dataset
-    from diffnet.train.checkpoint import load_checkpoint, restore_model
+    from diffnet.train.checkpoint import load_checkpoint
     from diffnet.train.inference.predict import predict_labels
     from diffnet.train.inference.scoring import run_evaluation
     from diffnet.train.run import run_training
@@ -362,7 +363,7 @@ def test_features_of_a_data_set_on_disk(tmp_path):
     checkpoint = load_checkpoint(tmp_path / "run/last.pt")
     assert checkpoint["options"]["features"] == "normals+file:half"
     assert checkpoint["statistics"]["half"]["mean"][0] == pytest.approx(1002.5, abs=0.5)
-    network = restore_model(checkpoint)[0]
+    network = DiffusionNet.load(tmp_path / "run/last.pt")
     ((_, predicted),) = predict_labels([tmp_path / "data/0.obj"], network, cpu)
     (labels,) = (item.labels for item in data.train + data.test if item.name == "0")
     assert (predicted == labels).mean() > 0.95
@@ -383,7 +384,7 @@ def test_classes_of_meshes_with_own_arrays(tmp_path):
     from rich.console import Console
 
     from diffnet.data import load_classes
-    from diffnet.train.checkpoint import load_checkpoint, restore_model
+    from diffnet.train.checkpoint import load_checkpoint
     from diffnet.train.inference.predict import predict_labels
     from diffnet.train.run import run_training
 
@@ -416,5 +417,5 @@ def test_classes_of_meshes_with_own_arrays(tmp_path):
     checkpoint = load_checkpoint(tmp_path / "run/last.pt")
     assert checkpoint["statistics"] == {"half": {"mean": [1002.5], "std": [2.5]}}
     files = [tmp_path / "data/a/test/4.obj", tmp_path / "data/b/test/5.obj"]
-    predictions = predict_labels(files, restore_model(checkpoint)[0], "cpu")
+    predictions = predict_labels(files, DiffusionNet.load(tmp_path / "run/last.pt"), "cpu")
     assert [labels.tolist() for _, labels in predictions] == [[0], [1]]
