@@ -109,7 +109,8 @@ def with_label_names(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes
             known = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
             raise DataError(
                 f"{item.mesh.name}: the label {data.label_names[item.labels.flat[unknown[0]]]!r} is none of the "
-                f"{len(names)} known classes ({known}). Labels are matched by name"
+                f"{len(names)} known classes ({known}). Labels are matched by name; "
+                "label_names.txt in the folder of the meshes names their values"
             )
         return replace(item, labels=labels)
 
