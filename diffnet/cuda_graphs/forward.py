@@ -7,7 +7,6 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Hashable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -17,12 +16,13 @@ from torch.autograd.function import once_differentiable
 from diffnet.cuda_graphs.buffers import NotCounted, Rows, fill
 from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
 from diffnet.cuda_graphs.module_state import ModuleState
-from diffnet.cuda_graphs.recording import ROWS, Recording, compile_network, record_network
+from diffnet.cuda_graphs.recording import ROWS, Recording, record_network
 from diffnet.cuda_graphs.sizes import BatchSize, size_of
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
+from diffnet.first_call import compile_before_first_call
 from diffnet.geometry import Operators
 from diffnet.ops.common.compiler import under_transforms
-from diffnet.ops.common.cuda_graph import NotCapturable
+from diffnet.ops.common.cuda_graph import NotCapturable, is_recorded
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -88,7 +88,6 @@ class GraphedForward:
         self._visits: Counter[Hashable] = Counter()
         self._lanes: list[Lane[Recording]] = []
         self._state: ModuleState | None = None
-        self._called: set[Hashable] = set()  # configurations whose kernels are compiled, for given operators
         self._fields: dict[Hashable, Fields] = {}  # that a configuration reads, once it has been recorded
         self._counted: dict[Hashable, frozenset[str]] = {}
         self._refused: dict[Hashable, str] = {}
@@ -117,10 +116,7 @@ class GraphedForward:
         records = self._visits[visited] >= self._first_visits
         if not records:
             self._visits[visited] += 1
-            if config not in self._called:
-                self._called.add(config)
-                with suppress(NotCapturable, torch.OutOfMemoryError):  # the call itself says what is wrong, if anything
-                    compile_network(self._network, features, operators)
+            compile_before_first_call(self._network, features, operators)
         try:
             with self._lock:
                 found = self._lane(config, features, operators, records)
@@ -156,7 +152,7 @@ class GraphedForward:
             and len(features) == operators.num_vertices > 0
             and (self._outputs_at not in ("faces", "edges") or len(operators.faces) > 0)
             and not any(t.requires_grad for t in (operators.mass, operators.evals, operators.evecs))
-            and not (features.is_cuda and torch.cuda.is_current_stream_capturing())
+            and not (features.is_cuda and is_recorded())
         )
 
     def _eager(self, *arguments: Any, **options: Any) -> Any:

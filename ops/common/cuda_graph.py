@@ -24,7 +24,7 @@ def refuse_capture(reason: str, example: Tensor) -> None:
 
     Call it before a value is read back from the GPU. CUDA would refuse that with an error that doesn't say what to do.
     """
-    if example.is_cuda and torch.cuda.is_current_stream_capturing():
+    if example.is_cuda and is_recorded():
         raise NotCapturable(reason)
 
 

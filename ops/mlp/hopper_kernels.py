@@ -53,6 +53,7 @@ def exchanged(x):
 
 @gluon.jit
 def _mix(h):
+    """The same as `linear_kernels._mix`. Both kernels drop the same units for a seed, and a test compares them."""
     h ^= h >> 16
     h *= 0x7FEB352D
     h ^= h >> 15
