@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -78,3 +79,15 @@ def tf32_precision(operand: Tensor) -> Literal["ieee", "tf32"]:
 @functools.cache
 def _interpreter() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@contextmanager
+def ieee_products() -> Iterator[None]:
+    """A context in which PyTorch multiplies float32 matrices on a GPU exactly, without tf32."""
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
