@@ -93,7 +93,8 @@ def functional_map_from_correspondences(
 ) -> Tensor:
     """Compute the functional map of known correspondences by least squares: Φ_b[vertices_b] C ≈ Φ_a[vertices_a].
 
-    It needs correspondences at some points only, and no areas. It is computed in float64.
+    It needs correspondences at some points only, and no areas. Of several solutions, the smallest is returned. It is
+    computed in float64.
 
     Args:
         vertices_a, vertices_b: (N,) int32 or int64, vertices that correspond to each other; N is at least K_b
@@ -129,4 +130,6 @@ def functional_map_from_correspondences(
     check_finite("evecs_b", evecs_b)
     dtype = torch.promote_types(torch.promote_types(evecs_a.dtype, evecs_b.dtype), torch.float32)
     from_a, from_b = evecs_a[vertices_a.long()].double(), evecs_b[vertices_b.long()].double()
-    return torch.linalg.lstsq(from_b, from_a).solution.to(dtype)
+    # `torch.linalg.lstsq` needs full rank on a GPU. Without it, its results on the CPU vary from call to call (2.13).
+    q, r = torch.linalg.qr(from_b)
+    return (torch.linalg.pinv(r) @ (q.mT @ from_a)).to(dtype)

@@ -337,6 +337,9 @@ def test_functional_maps_from_some_correspondences() -> None:
         c = ops.functional_map_from_correspondences(of_a, of_b, evecs_a, evecs_b)
         expected = np.linalg.lstsq(evecs_b[of_b].numpy(), evecs_a[of_a].numpy(), rcond=None)[0]
         np.testing.assert_allclose(c, expected, rtol=1e-9)
+    dependent = evecs_b[:, [0, 1, 1, 2, 0]]
+    c = ops.functional_map_from_correspondences(vertices, vertices % 30, evecs_a, dependent)
+    np.testing.assert_allclose(c, np.linalg.pinv(dependent[vertices % 30].numpy()) @ evecs_a[vertices].numpy(), 1e-9)
     with pytest.raises(ValueError, match="5 eigenvectors need as many correspondences, got 4"):
         ops.functional_map_from_correspondences(vertices[:4], vertices[:4] % 30, evecs_a, evecs_b)
 
