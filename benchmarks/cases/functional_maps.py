@@ -35,7 +35,8 @@ def functional_map_cases(options: Options) -> Iterator[Case]:
     """
     k, device = options.k or K, options.device
     pairs = PAIRS if device.type == "cuda" else PAIRS[:1]
-    for size in sweep(replace(options, vertices=(0,)), dtypes=("fp32",), widths=(256,)):  # coefficients have no vertices
+    sizes = replace(options, vertices=(0,))  # coefficients have no vertices
+    for size in sweep(sizes, dtypes=("fp32",), widths=(256,)):
         for count in pairs:
             a, b = (leaf(count, k, size.width, device=device, dtype=torch.float32) for _ in range(2))
             evals = [torch.rand(count, k, device=device).cumsum(1) for _ in range(2)]

@@ -59,6 +59,7 @@ def functional_map(
         regularizer=regularizer,
         weight=weight,
         gamma=gamma,
+        backend=backend,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.checks import check_index, check_matrix, check_rank, check_tensor
+from diffnet.ops.common.precision import promoted_dtype
 from diffnet.ops.functional_maps.checks import check_finite, check_vertices
 from diffnet.ops.functional_maps.nearest import nearest_neighbors
 
@@ -36,7 +37,7 @@ def point_map(c: Tensor, evecs_a: Tensor, evecs_b: Tensor) -> Tensor:
     check_basis(c, evecs_a, evecs_b)
     rows, columns = c.shape
     with torch.autocast(c.device.type, enabled=False):
-        dtype = torch.promote_types(torch.promote_types(c.dtype, evecs_a.dtype), torch.float32)
+        dtype = torch.promote_types(promoted_dtype(c, evecs_a), torch.float32)
         mapped = evecs_a[:, :columns].detach().to(dtype) @ c.detach().to(dtype).mT
     return nearest_neighbors(evecs_b[:, :rows], mapped)
 
@@ -84,7 +85,7 @@ def functional_map_from_points(matches: Tensor, evecs_a: Tensor, evecs_b: Tensor
     check_matrix("evecs_a", evecs_a, "V_a", "K_a", device)
     check_tensor("mass_b", mass_b, (len(evecs_b),), device)
     check_vertices("matches", matches, len(evecs_a), len(evecs_b), device)
-    dtype = torch.promote_types(torch.promote_types(evecs_a.dtype, evecs_b.dtype), mass_b.dtype)
+    dtype = promoted_dtype(evecs_a, evecs_b, mass_b)
     return (evecs_b * mass_b[:, None]).to(dtype).mT @ evecs_a[matches.long()].to(dtype)
 
 
@@ -128,7 +129,7 @@ def functional_map_from_correspondences(
         )
     check_finite("evecs_a", evecs_a)
     check_finite("evecs_b", evecs_b)
-    dtype = torch.promote_types(torch.promote_types(evecs_a.dtype, evecs_b.dtype), torch.float32)
+    dtype = torch.promote_types(promoted_dtype(evecs_a, evecs_b), torch.float32)
     from_a, from_b = evecs_a[vertices_a.long()].double(), evecs_b[vertices_b.long()].double()
     # `torch.linalg.lstsq` needs full rank on a GPU. Without it, its results on the CPU vary from call to call (2.13).
     q, r = torch.linalg.qr(from_b)

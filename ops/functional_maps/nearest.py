@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.checks import check_rank, check_tensor
-from diffnet.ops.common.precision import ieee_products
+from diffnet.ops.common.precision import ieee_products, promoted_dtype
 from diffnet.ops.functional_maps.checks import check_finite
 from diffnet.ops.functional_maps.chunks import row_chunks
 
@@ -42,7 +42,7 @@ def nearest_neighbors(queries: Tensor, points: Tensor) -> Tensor:
         raise ValueError(f"points should have at least one row, shape is {tuple(points.shape)}")
     check_finite("queries", queries)
     check_finite("points", points)
-    dtype = torch.promote_types(torch.promote_types(queries.dtype, points.dtype), torch.float32)
+    dtype = torch.promote_types(promoted_dtype(queries, points), torch.float32)
     queries, points = queries.detach().to(dtype), points.detach().to(dtype)
     if queries.is_meta:
         return queries.new_empty(len(queries), dtype=torch.int64)

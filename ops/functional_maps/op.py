@@ -6,14 +6,16 @@ Shapes: P pairs of shapes a and b, K_a and K_b eigenpairs, C features.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_rank, check_tensor, readable
+from diffnet.ops.common.precision import promoted_dtype
 from diffnet.ops.functional_maps import regularizers
-from diffnet.ops.functional_maps.checks import check_finite, eigenpair_mask
+from diffnet.ops.functional_maps.checks import check_finite, checked_number, eigenpair_mask
 from diffnet.ops.functional_maps.rows import solve_rows
 
 Regularizer: TypeAlias = Literal["resolvent", "squared_difference"]
@@ -33,6 +35,7 @@ def functional_map(
     gamma: float | Tensor = 0.5,
     k_a: Sequence[int] | None = None,
     k_b: Sequence[int] | None = None,
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute the maps C from functions on shape a to functions on shape b that take features to features, C A ≈ B.
 
@@ -53,6 +56,7 @@ def functional_map(
         gamma: above 0, the power of the eigenvalues in "resolvent"
         k_a, k_b: how many eigenpairs of each pair count, P integers from 1 to K_a or K_b. The others are padding. By
             default all count.
+        backend: see `ops.common.backend.use_kernels`, for the dtypes of a and b
 
     Returns:
         (P, K_b, K_a) in the promoted dtype of a and b, and in float32 for lower precision. Rows and columns of padding
@@ -85,9 +89,10 @@ def functional_map(
     live_a, live_b = eigenpair_mask("k_a", k_a, evals_a), eigenpair_mask("k_b", k_b, evals_b)
     if regularizer not in get_args(Regularizer):
         raise ValueError(f"regularizer should be one of {', '.join(get_args(Regularizer))}, got {regularizer!r}")
-    weight = _checked_number("weight", WEIGHTS[regularizer] if weight is None else weight, device, positive=False)
-    gamma = _checked_number("gamma", gamma, device, positive=True)
-    dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+    weight = checked_number("weight", WEIGHTS[regularizer] if weight is None else weight, device, positive=False)
+    gamma = checked_number("gamma", gamma, device, positive=True)
+    triton = use_kernels(backend, a, b)
+    dtype = torch.promote_types(promoted_dtype(a, b), torch.float32)
     with torch.autocast(device.type, enabled=False):
         a, b, evals_a, evals_b = (x.double() for x in (a, b, evals_a, evals_b))
         if live_a is not None:
@@ -105,22 +110,9 @@ def functional_map(
             penalty = penalty.where(live_a[:, None, :], 1)
         if live_b is not None:
             penalty = penalty.where(live_b[:, :, None], 1)
-        c = solve_rows(a @ a.mT, penalty, b @ a.mT)
+        c = solve_rows(a @ a.mT, penalty, b @ a.mT, triton)
     _check_solution(c)
     return c.to(dtype)
-
-
-def _checked_number(name: str, value: Any, device: torch.device, *, positive: bool) -> float | Tensor:
-    """Check a number or a tensor of one number: finite, and above 0 or at least 0. Tensors become float64."""
-    if isinstance(value, Tensor):
-        check_tensor(name, value, (), device)
-    elif isinstance(value, bool) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} should be a number or a tensor of shape (), got {value!r} of type {type(value).__name__}")
-    if not isinstance(value, Tensor) or readable(value):
-        number = value.item() if isinstance(value, Tensor) else float(value)
-        if not (0 < number if positive else 0 <= number) or number == float("inf"):
-            raise ValueError(f"{name} should be finite and {'above' if positive else 'at least'} 0, got {number:g}")
-    return value.double() if isinstance(value, Tensor) else float(value)
 
 
 def _without_padding(evals: Tensor, live: Tensor) -> Tensor:

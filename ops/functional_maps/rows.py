@@ -5,6 +5,7 @@ docs/functional_maps.md derives the algorithm and the gradient.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ BLOCK = 32
 FACTOR_BYTES = {"cuda": 2**29, "cpu": 2**24}
 
 
-def solve_rows(gram: Tensor, penalty: Tensor, right: Tensor) -> Tensor:
+def solve_rows(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool = False) -> Tensor:
     """Solve (G_p + diag(d_pi)) x_pi = r_pi for all rows i of all pairs p.
 
     A few matrices are factored at a time, and nothing but the arguments and the result is kept for the backward pass,
@@ -28,15 +29,20 @@ def solve_rows(gram: Tensor, penalty: Tensor, right: Tensor) -> Tensor:
         gram: (P, K, K) float32 or float64, the symmetric matrices G_p
         penalty: (P, R, K), the rows d_pi
         right: (P, R, K), the rows r_pi
+        triton: whether a kernel computes the factors of the blocks on the diagonal
 
     Returns:
         (P, R, K). A row whose matrix is not positive definite is NaN.
     """
-    out: Tensor = _solve_operator(gram, penalty, right)
+    out: Tensor = _solve_operator(gram, penalty, right, triton)
     return out
 
 
-def _solve(gram: Tensor, penalty: Tensor, right: Tensor) -> Tensor:
+def _solve(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool) -> Tensor:
+    if triton:
+        from diffnet.ops.functional_maps.kernels import inverse_factors
+    else:
+        from diffnet.ops.functional_maps.reference import inverse_factors
     pairs, rows, k = right.shape
     out = torch.empty_like(right, memory_format=torch.contiguous_format)
     if out.numel() == 0:
@@ -47,11 +53,13 @@ def _solve(gram: Tensor, penalty: Tensor, right: Tensor) -> Tensor:
     step = max(1, limit)
     for start in range(0, len(flat), step):
         part = slice(start, start + step)
-        flat[part] = _solve_chunk(gram, pair[part], diagonals[part], rights[part])
+        flat[part] = _solve_chunk(gram, pair[part], diagonals[part], rights[part], inverse_factors)
     return out
 
 
-def _solve_chunk(gram: Tensor, pair: Tensor, diagonals: Tensor, rights: Tensor) -> Tensor:
+def _solve_chunk(
+    gram: Tensor, pair: Tensor, diagonals: Tensor, rights: Tensor, inverse_factors: Callable[[Tensor], Tensor]
+) -> Tensor:
     """Solve N systems. pair: (N,) the matrix of each; diagonals, rights: (N, K). Returns (N, K).
 
     The factor L of G + diag(d) is computed in columns of BLOCK ("left-looking"). The right-hand side is one more row of
@@ -71,7 +79,7 @@ def _solve_chunk(gram: Tensor, pair: Tensor, diagonals: Tensor, rights: Tensor) 
         panel[:, :size].diagonal(dim1=1, dim2=2).add_(diagonals[:, block])
         if low > 0:
             panel.baddbmm_(factor[:, low:, :low], factor[:, block, :low].mT, alpha=-1)
-        inverses.append(_inverse_factor(panel[:, :size]))
+        inverses.append(inverse_factors(panel))
         factor[:, high:, block] = panel[:, size:] @ inverses[-1].mT
     x = factor[:, k, :]
     for block, inverse in zip(reversed(blocks), reversed(inverses), strict=True):
@@ -82,31 +90,24 @@ def _solve_chunk(gram: Tensor, pair: Tensor, diagonals: Tensor, rights: Tensor) 
     return x
 
 
-def _inverse_factor(matrices: Tensor) -> Tensor:
-    """The inverses of the Cholesky factors of (N, S, S). NaN for matrices that are not positive definite."""
-    factors, failed = torch.linalg.cholesky_ex(matrices)
-    identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
-    inverses = torch.linalg.solve_triangular(factors, identity.expand_as(matrices), upper=False)
-    return torch.where((failed > 0)[:, None, None], torch.nan, inverses)
-
-
-def _fake(gram: Tensor, penalty: Tensor, right: Tensor) -> Tensor:
+def _fake(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool) -> Tensor:
     return torch.empty_like(right, memory_format=torch.contiguous_format)
 
 
-def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-    gram, penalty, _ = inputs
+def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, bool], output: Tensor) -> None:
+    gram, penalty, _, ctx.triton = inputs
     ctx.save_for_backward(gram, penalty, output)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     gram, penalty, x = ctx.saved_tensors
-    adjoint = solve_rows(gram, penalty, grad)
-    need_gram, need_penalty, need_right = ctx.needs_input_grad
+    adjoint = solve_rows(gram, penalty, grad, ctx.triton)
+    need_gram, need_penalty, need_right, _ = ctx.needs_input_grad
     return (
         -(adjoint.mT @ x) if need_gram else None,
         -adjoint * x if need_penalty else None,
         adjoint if need_right else None,
+        None,
     )
 
 

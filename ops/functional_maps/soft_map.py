@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_rank, check_tensor, readable
+from diffnet.ops.common.checks import check_rank, check_tensor
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.functional_maps.checks import check_finite
+from diffnet.ops.common.precision import promoted_dtype
+from diffnet.ops.functional_maps.checks import check_finite, checked_number
 from diffnet.ops.functional_maps.chunks import row_chunks
 
 
@@ -57,24 +58,11 @@ def soft_map(queries: Tensor, keys: Tensor, values: Tensor, temperature: float |
         raise ValueError(f"keys should have at least one row, shape is {tuple(keys.shape)}")
     for name, x in {"queries": queries, "keys": keys, "values": values}.items():
         check_finite(name, x)
-    dtype = torch.promote_types(torch.promote_types(queries.dtype, keys.dtype), values.dtype)
-    dtype = torch.promote_types(dtype, torch.float32)
-    scale = _inverse(temperature, dtype, device)
+    temperature = checked_number("temperature", temperature, device, positive=True)
+    dtype = torch.promote_types(promoted_dtype(queries, keys, values), torch.float32)
     with torch.autocast(device.type, enabled=False):
-        out: Tensor = _operator(queries.to(dtype) * scale, keys.to(dtype), values.to(dtype))[0]
+        out: Tensor = _operator(queries.to(dtype) / temperature, keys.to(dtype), values.to(dtype))[0]
     return out
-
-
-def _inverse(temperature: Any, dtype: torch.dtype, device: torch.device) -> float | Tensor:
-    if isinstance(temperature, Tensor):
-        check_tensor("temperature", temperature, (), device)
-    elif isinstance(temperature, bool) or not hasattr(temperature, "__float__"):
-        raise TypeError(f"temperature should be a number or a tensor, got {type(temperature).__name__}")
-    if not isinstance(temperature, Tensor) or readable(temperature):
-        number = temperature.item() if isinstance(temperature, Tensor) else float(temperature)
-        if not 0 < number < float("inf"):
-            raise ValueError(f"temperature should be finite and above 0, got {number:g}")
-    return 1 / temperature.to(dtype) if isinstance(temperature, Tensor) else 1 / float(temperature)
 
 
 def _forward(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

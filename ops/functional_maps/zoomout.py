@@ -9,7 +9,9 @@ from diffnet.ops.common.checks import check_count, check_tensor
 from diffnet.ops.functional_maps.conversion import check_basis, functional_map_from_points, point_map
 
 
-def zoomout(c: Tensor, evecs_a: Tensor, evecs_b: Tensor, mass_b: Tensor, *, k: int | None = None, step: int = 1) -> Tensor:
+def zoomout(
+    c: Tensor, evecs_a: Tensor, evecs_b: Tensor, mass_b: Tensor, *, k: int | None = None, step: int = 1
+) -> Tensor:
     """Refine a functional map (ZoomOut): turn it into a map of points and back, each time with more eigenfunctions.
 
     The last step takes as many eigenfunctions as are left. Equal sizes of c and k refine once at this size.

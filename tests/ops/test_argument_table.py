@@ -142,13 +142,11 @@ def functional_map_cases(device: str) -> dict[str, Case]:
     evals = {"evals_a": normal(2, 3).abs(), "evals_b": normal(2, 4).abs()}
     points = {"evecs_a": evecs_a, "evecs_b": evecs_b}
     return {
-        "functional_map": single(ops.functional_map, **features, **evals),
+        "functional_map": Case(ops.functional_map, {**features, **evals}),
         "soft_map": single(ops.soft_map, queries=normal(7, 5), keys=normal(6, 5), values=evecs_a, temperature=0.5),
         "nearest_neighbors": single(ops.nearest_neighbors, queries=evecs_b, points=evecs_a),
         "point_map": single(ops.point_map, c=c, **points),
-        "functional_map_from_points": single(
-            ops.functional_map_from_points, matches=matches, **points, mass_b=mass_b
-        ),
+        "functional_map_from_points": single(ops.functional_map_from_points, matches=matches, **points, mass_b=mass_b),
         "functional_map_from_correspondences": single(
             ops.functional_map_from_correspondences, vertices_a=vertices, vertices_b=vertices, **points
         ),

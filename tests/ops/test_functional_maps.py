@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from float64 import random, relative
+from float64 import DEVICE, random, relative
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from diffnet import ops
-from diffnet.ops.functional_maps import chunks, nearest, reference, rows
+from diffnet.ops.functional_maps import chunks, kernels, nearest, reference, rows
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 
@@ -46,6 +46,37 @@ def row_by_row(a: Any, b: Any, evals_a: Any, evals_b: Any, regularizer: str, wei
     """The map of one pair in NumPy, a system for each row."""
     d = weight * penalties(evals_a, evals_b, regularizer)
     return np.stack([np.linalg.solve(a @ a.T + np.diag(d[i]), a @ b[i]) for i in range(len(b))])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [1, 5, 31, 32])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_inverse_factors(size: int, dtype: torch.dtype, device: str) -> None:
+    """The kernel, on panels with more rows than columns. A matrix that isn't positive definite disturbs no other."""
+    panel = random(7, size + 6, size)
+    panel[:, :size] = panel[:, :size] @ panel[:, :size].mT + torch.eye(size)
+    panel[3, size - 1, size - 1] = -1.0
+    expected = torch.linalg.inv(torch.linalg.cholesky_ex(panel[:, :size])[0])
+    wanted = torch.arange(7) != 3
+    for module in (kernels, reference):
+        found = module.inverse_factors(panel.to(device, dtype)).cpu()
+        assert relative(found[wanted], expected[wanted]) < (1e-12 if dtype == torch.float64 else 1e-5)
+        assert found[3].isnan().any()
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("size", [(1, 1, 1, 1), (2, 5, 3, 8), (1, 33, 2, 40)])
+def test_both_backends(size: tuple[int, int, int, int], backend: Any) -> None:
+    """Float32 features and their gradients against float64. Kernels compute in float64, too."""
+    given = [x.float() for x in inputs(*size)]
+    found = []
+    for dtype, device, chosen in ((torch.float32, DEVICE, backend), (torch.float64, "cpu", "torch")):
+        leaves = [x.to(device, dtype).requires_grad_() for x in given[:2]]
+        c = ops.functional_map(*leaves, *(x.to(device, dtype) for x in given[2:]), backend=chosen)
+        grads = torch.autograd.grad(c.square().sum(), leaves)
+        found.append([c.detach().cpu(), *(g.cpu() for g in grads)])
+    for ours, expected in zip(*found, strict=True):
+        assert relative(ours, expected) < 1e-6
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -258,7 +289,7 @@ def test_soft_maps_store_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, keys, values = (random(n, 4, seed=n).requires_grad_() for n in (500, 400, 400))
     with largest:
         ops.soft_map(queries, keys, values, 0.5).sum().backward()
-    assert 16 * 400 == largest.numel
+    assert largest.numel == 16 * 400
 
 
 class LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
@@ -366,7 +397,7 @@ def test_zoomout(k: int | None, step: int) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [({"k": 3}, "k should be from 4"), ({"k": 9}, "to 8 eigenvectors, got 9"), ({"step": 0}, "step should be at least")],
+    [({"k": 3}, "k should be from 4"), ({"k": 9}, "to 8 eigenvectors, got 9"), ({"step": 0}, "at least 1, got 0")],
 )
 def test_zoomout_refuses(changed: dict[str, int], message: str) -> None:
     evecs_a, evecs_b, mass_b, _ = renumbered(8)

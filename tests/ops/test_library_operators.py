@@ -45,7 +45,10 @@ def operator_calls(place: Place) -> dict[str, list[tuple[Any, ...]]]:
         diffusion_saved.append((*operators, fixed_time, fixed_a, turned, ptr, fixed_d, fixed_d, table))
     symmetric, system = torch.eye(3, device=place.device)[None] + 0.1, torch.rand(1, 4, 3, device=place.device)
     return {
-        "solve_rows": [(symmetric.requires_grad_(), system.clone().requires_grad_(), leaf(1, 4, 3, dtype=torch.float32))],
+        "solve_rows": [
+            (symmetric.requires_grad_(), system.clone().requires_grad_(), leaf(1, 4, 3, dtype=torch.float32), triton)
+            for triton in (False, True)
+        ],
         "soft_map": [(leaf(7, 5), leaf(4, 5), leaf(4, 3))],
         "soft_map_backward": [(fixed_x, fixed_x, fixed_x, fixed_x, fixed_x, fixed_mass)],
         "project": [(x, evecs, mass, ptr), (x, evecs, None, ptr)],
