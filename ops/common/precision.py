@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import torch
@@ -79,6 +79,13 @@ def tf32_precision(operand: Tensor) -> Literal["ieee", "tf32"]:
 @functools.cache
 def _interpreter() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """A context in which products of tensors on this tensor's device have the dtype of their factors."""
+    device = tensor.device.type
+    on = not tensor.is_meta and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.checks import check_index, check_matrix, check_rank, check_tensor
-from diffnet.ops.common.precision import promoted_dtype
+from diffnet.ops.common.precision import promoted_dtype, without_autocast
 from diffnet.ops.functional_maps.checks import check_finite, check_vertices
 from diffnet.ops.functional_maps.nearest import nearest_neighbors
 
@@ -36,7 +36,7 @@ def point_map(c: Tensor, evecs_a: Tensor, evecs_b: Tensor) -> Tensor:
     """
     check_basis(c, evecs_a, evecs_b)
     rows, columns = c.shape
-    with torch.autocast(c.device.type, enabled=False):
+    with without_autocast(c):
         dtype = torch.promote_types(promoted_dtype(c, evecs_a), torch.float32)
         mapped = evecs_a[:, :columns].detach().to(dtype) @ c.detach().to(dtype).mT
     return nearest_neighbors(evecs_b[:, :rows], mapped)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.checks import check_rank, check_tensor
-from diffnet.ops.common.precision import ieee_products, promoted_dtype
+from diffnet.ops.common.compiler import not_compiled
+from diffnet.ops.common.precision import ieee_products, promoted_dtype, without_autocast
 from diffnet.ops.functional_maps.checks import check_finite
 from diffnet.ops.functional_maps.chunks import row_chunks
 
@@ -46,6 +47,11 @@ def nearest_neighbors(queries: Tensor, points: Tensor) -> Tensor:
     queries, points = queries.detach().to(dtype), points.detach().to(dtype)
     if queries.is_meta:
         return queries.new_empty(len(queries), dtype=torch.int64)
+    return _search(queries, points)
+
+
+@not_compiled
+def _search(queries: Tensor, points: Tensor) -> Tensor:
     if queries.device.type == "cpu" and 0 < queries.shape[1] <= TREE_DIMENSIONS:
         return _by_tree(queries, points)
     return _by_products(queries, points)
@@ -64,7 +70,7 @@ def _by_products(queries: Tensor, points: Tensor) -> Tensor:
     center = points.mean(0)
     points = points - center
     half_squares = points.square().sum(1).div_(2)
-    with torch.autocast(queries.device.type, enabled=False), ieee_products():
+    with without_autocast(queries), ieee_products():
         for rows in row_chunks(len(queries), queries, len(points)):
             torch.argmin(torch.addmm(half_squares, queries[rows] - center, points.mT, alpha=-1), 1, out=out[rows])
     return out

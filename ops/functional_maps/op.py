@@ -93,24 +93,24 @@ def functional_map(
     gamma = checked_number("gamma", gamma, device, positive=True)
     triton = use_kernels(backend, a, b)
     dtype = torch.promote_types(promoted_dtype(a, b), torch.float32)
-    with torch.autocast(device.type, enabled=False):
-        a, b, evals_a, evals_b = (x.double() for x in (a, b, evals_a, evals_b))
-        if live_a is not None:
-            a, evals_a = a.where(live_a[:, :, None], 0), _without_padding(evals_a, live_a)
-        if live_b is not None:
-            b, evals_b = b.where(live_b[:, :, None], 0), _without_padding(evals_b, live_b)
-        for name, x in {"a": a, "b": b, "evals_a": evals_a, "evals_b": evals_b}.items():
-            check_finite(name, x)
-        if regularizer == "resolvent":
-            penalty = weight * regularizers.resolvent(evals_a, evals_b, gamma)
-        else:
-            penalty = weight * regularizers.squared_difference(evals_a, evals_b)
-        # Any positive number keeps padding from making a system singular. Its right-hand side is 0, and so is its map.
-        if live_a is not None:
-            penalty = penalty.where(live_a[:, None, :], 1)
-        if live_b is not None:
-            penalty = penalty.where(live_b[:, :, None], 1)
-        c = solve_rows(a @ a.mT, penalty, b @ a.mT, triton)
+    # Autocast leaves float64 as it is.
+    a, b, evals_a, evals_b = (x.double() for x in (a, b, evals_a, evals_b))
+    if live_a is not None:
+        a, evals_a = a.where(live_a[:, :, None], 0), _without_padding(evals_a, live_a)
+    if live_b is not None:
+        b, evals_b = b.where(live_b[:, :, None], 0), _without_padding(evals_b, live_b)
+    for name, x in {"a": a, "b": b, "evals_a": evals_a, "evals_b": evals_b}.items():
+        check_finite(name, x)
+    if regularizer == "resolvent":
+        penalty = weight * regularizers.resolvent(evals_a, evals_b, gamma)
+    else:
+        penalty = weight * regularizers.squared_difference(evals_a, evals_b)
+    # Any positive number keeps padding from making a system singular. Its right-hand side is 0, and so is its map.
+    if live_a is not None:
+        penalty = penalty.where(live_a[:, None, :], 1)
+    if live_b is not None:
+        penalty = penalty.where(live_b[:, :, None], 1)
+    c = solve_rows(a @ a.mT, penalty, b @ a.mT, triton)
     _check_solution(c)
     return c.to(dtype)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffnet.ops.common.checks import check_rank, check_tensor
 from diffnet.ops.common.dispatch import differentiable, opaque
-from diffnet.ops.common.precision import promoted_dtype
+from diffnet.ops.common.precision import promoted_dtype, without_autocast
 from diffnet.ops.functional_maps.checks import check_finite, checked_number
 from diffnet.ops.functional_maps.chunks import row_chunks
 
@@ -60,7 +60,7 @@ def soft_map(queries: Tensor, keys: Tensor, values: Tensor, temperature: float |
         check_finite(name, x)
     temperature = checked_number("temperature", temperature, device, positive=True)
     dtype = torch.promote_types(promoted_dtype(queries, keys, values), torch.float32)
-    with torch.autocast(device.type, enabled=False):
+    with without_autocast(queries):
         out: Tensor = _operator(queries.to(dtype) / temperature, keys.to(dtype), values.to(dtype))[0]
     return out
 
