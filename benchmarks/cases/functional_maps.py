@@ -95,7 +95,8 @@ def _attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     if not queries.is_cuda:
         raise Unavailable("memory-efficient attention needs a GPU")
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-        return F.scaled_dot_product_attention(*(t[None, None] for t in (queries, keys, values)), scale=1 / TEMPERATURE)
+        query, key, value = (t[None, None] for t in (queries, keys, values))
+        return F.scaled_dot_product_attention(query, key, value, scale=1 / TEMPERATURE)
 
 
 @benchmark("nearest-neighbors", metrics=("ms", "MB"))

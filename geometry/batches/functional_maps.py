@@ -1,7 +1,9 @@
 """Maps between the shapes of two batches, pair by pair: mesh p of batch a and mesh p of batch b.
 
-Each function calls the operation of `diffnet.ops` with the same name. Shapes: P pairs, V_a and V_b packed vertices, C
-channels, K eigenpairs; with `k`, the first k of each shape count. docs/functional_maps.md shows them together.
+Each function calls the operation of `diffnet.ops` with the same name. Autocast doesn't lower its precision.
+docs/functional_maps.md shows the functions together.
+
+Shapes: P pairs, V_a and V_b packed vertices, C channels, K eigenpairs. With `k`, the first k of each shape count.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from diffnet.geometry.batches.functional import to_spectral, with_eigenpairs
 from diffnet.geometry.operators import Operators
 from diffnet.ops import Backend, Regularizer
 from diffnet.ops.common.checks import check_count
+from diffnet.ops.common.precision import without_autocast
 
 
 def functional_map(
@@ -51,9 +54,11 @@ def functional_map(
     """
     check_pairs("functional_map", a, b)
     k_a, k_b = _sizes(k, a, b)
+    with without_autocast(a.mass):
+        spectrum_a, spectrum_b = to_spectral(x_a, a, backend=backend), to_spectral(x_b, b, backend=backend)
     return ops.functional_map(
-        to_spectral(x_a, a, backend=backend)[:, :k_a],
-        to_spectral(x_b, b, backend=backend)[:, :k_b],
+        spectrum_a[:, :k_a],
+        spectrum_b[:, :k_b],
         a.evals[:, :k_a],
         b.evals[:, :k_b],
         regularizer=regularizer,
@@ -87,13 +92,12 @@ def soft_functional_map(
     k_a, k_b = _sizes(k, a, b)
     _check_rows("x_a", x_a, a)
     _check_rows("x_b", x_b, b)
-    mapped = [
-        ops.soft_map(queries, keys, evecs, temperature)
-        for queries, keys, evecs in zip(
-            x_b.split(list(b.lengths)), x_a.split(list(a.lengths)), a.evecs[:, :k_a].split(list(a.lengths)), strict=True
-        )
-    ]
-    return ops.to_spectral(torch.cat(mapped), b.evecs[:, :k_b], b.mass, b.ptr, b.lengths, backend)
+    queries, keys, evecs = (
+        torch.split(tensor, list(side.lengths)) for tensor, side in ((x_b, b), (x_a, a), (a.evecs[:, :k_a], a))
+    )
+    mapped = [ops.soft_map(*pair, temperature) for pair in zip(queries, keys, evecs, strict=True)]
+    with without_autocast(b.mass):
+        return ops.to_spectral(torch.cat(mapped), b.evecs[:, :k_b], b.mass, b.ptr, b.lengths, backend)
 
 
 def functional_map_from_points(matches: Tensor, a: Operators, b: Operators, *, k: int | None = None) -> Tensor:
@@ -109,7 +113,7 @@ def functional_map_from_points(matches: Tensor, a: Operators, b: Operators, *, k
     _check_rows("matches", matches, b)
     maps = [
         ops.functional_map_from_points(found, one.evecs[:, :k_a], other.evecs[:, :k_b], other.mass)
-        for found, one, other in zip(matches.split(list(b.lengths)), a, b, strict=True)
+        for found, one, other in zip(torch.split(matches, list(b.lengths)), a, b, strict=True)
     ]
     return torch.stack(maps)
 

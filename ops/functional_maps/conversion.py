@@ -86,7 +86,8 @@ def functional_map_from_points(matches: Tensor, evecs_a: Tensor, evecs_b: Tensor
     check_tensor("mass_b", mass_b, (len(evecs_b),), device)
     check_vertices("matches", matches, len(evecs_a), len(evecs_b), device)
     dtype = promoted_dtype(evecs_a, evecs_b, mass_b)
-    return (evecs_b * mass_b[:, None]).to(dtype).mT @ evecs_a[matches.long()].to(dtype)
+    with without_autocast(evecs_b):
+        return (evecs_b * mass_b[:, None]).to(dtype).mT @ evecs_a[matches.long()].to(dtype)
 
 
 def functional_map_from_correspondences(
@@ -133,4 +134,5 @@ def functional_map_from_correspondences(
     from_a, from_b = evecs_a[vertices_a.long()].double(), evecs_b[vertices_b.long()].double()
     # `torch.linalg.lstsq` needs full rank on a GPU. Without it, its results on the CPU vary from call to call (2.13).
     q, r = torch.linalg.qr(from_b)
-    return (torch.linalg.pinv(r) @ (q.mT @ from_a)).to(dtype)
+    c: Tensor = torch.linalg.pinv(r) @ (q.mT @ from_a)
+    return c.to(dtype)

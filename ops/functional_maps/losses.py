@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.checks import check_rank, check_tensor
+from diffnet.ops.common.precision import without_autocast
 from diffnet.ops.functional_maps.checks import eigenpair_mask
 
 
@@ -32,7 +33,7 @@ def orthogonality_loss(c: Tensor, k_a: Sequence[int] | None = None) -> Tensor:
     tensor(27.)
     """
     check_rank("c", c, "(P, K_b, K_a)", 3)
-    return _distance_from_identity(c.mT @ c, "k_a", k_a)
+    return _distance_from_identity(c.mT, c, k_a)
 
 
 def bijectivity_loss(c_ab: Tensor, c_ba: Tensor, k_a: Sequence[int] | None = None) -> Tensor:
@@ -55,7 +56,7 @@ def bijectivity_loss(c_ab: Tensor, c_ba: Tensor, k_a: Sequence[int] | None = Non
     check_rank("c_ab", c_ab, "(P, K_b, K_a)", 3)
     pairs, rows, columns = c_ab.shape
     check_tensor("c_ba", c_ba, (pairs, columns, rows), c_ab.device)
-    return _distance_from_identity(c_ba @ c_ab, "k_a", k_a)
+    return _distance_from_identity(c_ba, c_ab, k_a)
 
 
 def coupling_loss(c: Tensor, c_of_points: Tensor) -> Tensor:
@@ -80,8 +81,10 @@ def coupling_loss(c: Tensor, c_of_points: Tensor) -> Tensor:
     return _mean_square(c - c_of_points)
 
 
-def _distance_from_identity(products: Tensor, name: str, counts: Sequence[int] | None) -> Tensor:
-    live = eigenpair_mask(name, counts, products[:, 0])
+def _distance_from_identity(x: Tensor, y: Tensor, k_a: Sequence[int] | None) -> Tensor:
+    with without_autocast(x):
+        products = x @ y
+    live = eigenpair_mask("k_a", k_a, products[:, 0])
     identity = torch.eye(products.shape[-1], dtype=products.dtype, device=products.device)
     return _mean_square(products - (identity if live is None else identity * live[:, None]))
 

@@ -15,7 +15,8 @@ def solve_rows(gram: Tensor, penalty: Tensor, right: Tensor) -> Tensor:
     Returns (P, R, K).
     """
     matrices = gram[:, None] + torch.diag_embed(penalty)
-    return torch.linalg.solve(matrices, right[..., None])[..., 0]
+    out: Tensor = torch.linalg.solve(matrices, right[..., None])[..., 0]
+    return out
 
 
 def inverse_factors(panel: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ def solve_rows(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool = Fals
     """Solve (G_p + diag(d_pi)) x_pi = r_pi for all rows i of all pairs p.
 
     A few matrices are factored at a time, and nothing but the arguments and the result is kept for the backward pass,
-    which factors them again. It is differentiable any number of times in all arguments; the gradient of G is that of
-    a matrix whose lower triangle is read, summed into all entries.
+    which factors them again. It is differentiable any number of times in all arguments. Entries of G count as
+    independent of each other, so G should be a function such as A Aᵀ that stays symmetric.
 
     Args:
         gram: (P, K, K) float32 or float64, the symmetric matrices G_p

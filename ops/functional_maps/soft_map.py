@@ -60,22 +60,22 @@ def soft_map(queries: Tensor, keys: Tensor, values: Tensor, temperature: float |
         check_finite(name, x)
     temperature = checked_number("temperature", temperature, device, positive=True)
     dtype = torch.promote_types(promoted_dtype(queries, keys, values), torch.float32)
-    with without_autocast(queries):
-        out: Tensor = _operator(queries.to(dtype) / temperature, keys.to(dtype), values.to(dtype))[0]
+    out: Tensor = _operator(queries.to(dtype) / temperature, keys.to(dtype), values.to(dtype))[0]
     return out
 
 
 def _forward(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """queries (N, C), keys (M, C), values (M, K) → (N, K), and the logarithms of the sums (N,)"""
     out, sums = queries.new_empty(len(queries), values.shape[1]), queries.new_empty(len(queries))
-    for rows in row_chunks(len(queries), queries, len(keys)):
-        scores = queries[rows] @ keys.mT
-        top = scores.amax(1, keepdim=True)
-        weights = scores.sub_(top).exp_()
-        total = weights.sum(1, keepdim=True)
-        torch.mm(weights, values, out=out[rows])
-        out[rows] /= total
-        sums[rows] = (top + total.log())[:, 0]
+    with without_autocast(queries):
+        for rows in row_chunks(len(queries), queries, len(keys)):
+            scores = queries[rows] @ keys.mT
+            top = scores.amax(1, keepdim=True)
+            weights = scores.sub_(top).exp_()
+            total = weights.sum(1, keepdim=True)
+            torch.mm(weights, values, out=out[rows])
+            out[rows] /= total
+            sums[rows] = (top + total.log())[:, 0]
     return out, sums
 
 
@@ -90,12 +90,13 @@ def _gradients(
     grad_keys = torch.zeros_like(keys, memory_format=torch.contiguous_format)
     grad_values = torch.zeros_like(values, memory_format=torch.contiguous_format)
     along = (grad * out).sum(1, keepdim=True)
-    for rows in row_chunks(len(queries), queries, len(keys)):
-        weights = (queries[rows] @ keys.mT).sub_(sums[rows, None]).exp_()
-        grad_values.addmm_(weights.mT, grad[rows])
-        grad_scores = (grad[rows] @ values.mT).sub_(along[rows]).mul_(weights)
-        torch.mm(grad_scores, keys, out=grad_queries[rows])
-        grad_keys.addmm_(grad_scores.mT, queries[rows])
+    with without_autocast(queries):
+        for rows in row_chunks(len(queries), queries, len(keys)):
+            weights = (queries[rows] @ keys.mT).sub_(sums[rows, None]).exp_()
+            grad_values.addmm_(weights.mT, grad[rows])
+            grad_scores = (grad[rows] @ values.mT).sub_(along[rows]).mul_(weights)
+            torch.mm(grad_scores, keys, out=grad_queries[rows])
+            grad_keys.addmm_(grad_scores.mT, queries[rows])
     return grad_queries, grad_keys, grad_values
 
 

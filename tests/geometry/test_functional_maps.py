@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import diffnet
-from diffnet import Operators, collate, precompute, wks
+from diffnet import Operators, collate, ops, precompute, wks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 K = 12
@@ -70,6 +70,19 @@ def test_soft_maps_are_those_of_all_pairs_of_vertices(
     x, y = features[0][: a.num_vertices], features[1][: b.num_vertices]
     expected = b.evecs.mT @ (b.mass[:, None] * (torch.softmax(y @ x.mT / 0.07, 1) @ a.evecs))
     torch.testing.assert_close(diffnet.soft_functional_map(x, y, a, b)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_changes_nothing(pairs: tuple[Operators, Operators], features: list[Tensor]) -> None:
+    """Neither maps nor losses, nor their gradients."""
+    results = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", enabled=enabled):
+            c, of_points = diffnet.functional_map(*features, *pairs), diffnet.soft_functional_map(*features, *pairs)
+            matches = diffnet.functional_map_from_points(diffnet.point_map(c, *pairs), *pairs)
+            loss = ops.orthogonality_loss(c) + ops.bijectivity_loss(c, c) + ops.coupling_loss(c, of_points)
+        results.append([c, of_points, matches, *torch.autograd.grad(loss, features)])
+    for plain, under_autocast in zip(*results, strict=True):
+        assert torch.equal(plain, under_autocast)
 
 
 def test_a_turned_and_renumbered_shape_is_matched() -> None:
