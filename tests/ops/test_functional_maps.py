@@ -322,14 +322,16 @@ def test_nearest_neighbors(dimensions: int, dtype: torch.dtype, device: str, mon
     assert np.array_equal(found.cpu(), cdist(queries, candidates).argmin(1))
 
 
-@pytest.mark.gpu
-def test_nearest_neighbors_without_tf32() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_nearest_neighbors_without_tf32(device: str) -> None:
+    """Where it is allowed. The setting is restored."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
         queries, candidates = (random(n, 200, seed=n).float() * 1e-2 + random(1, 200).float() for n in (999, 2000))
-        found = ops.nearest_neighbors(queries.cuda(), candidates.cuda())
+        found = ops.nearest_neighbors(queries.to(device), candidates.to(device))
         assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:
         torch.set_float32_matmul_precision(before)
     assert np.array_equal(found.cpu(), cdist(queries, candidates).argmin(1))
