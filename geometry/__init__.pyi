@@ -1,5 +1,12 @@
 from .batches.collate import collate
 from .batches.functional import diffuse, from_spectral, gradient, mesh_mean, to_spectral
+from .batches.functional_maps import (
+    functional_map,
+    functional_map_from_points,
+    point_map,
+    soft_functional_map,
+    zoomout,
+)
 from .batches.unpack import UnpackAt
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
@@ -59,6 +66,8 @@ __all__ = [
     "eigenbasis",
     "farthest_points",
     "from_spectral",
+    "functional_map",
+    "functional_map_from_points",
     "geodesic_label_errors",
     "gradient",
     "gradient_values",
@@ -73,14 +82,17 @@ __all__ = [
     "normalize_positions",
     "one_ring",
     "patches",
+    "point_map",
     "precompute",
     "precompute_all",
     "random_rotation",
     "random_rotations",
     "rotate",
+    "soft_functional_map",
     "tangent_frames",
     "to_spectral",
     "with_k_ring",
     "with_nearest",
     "wks",
+    "zoomout",
 ]

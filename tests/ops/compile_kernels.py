@@ -19,6 +19,7 @@ from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import Unsummed
 from diffnet.ops.cross_entropy import kernels as cross_entropy
 from diffnet.ops.diffusion_features import kernels as diffusion_features
+from diffnet.ops.functional_maps import kernels as functional_maps
 from diffnet.ops.gradient_features import coefficient_kernels as coefficients
 from diffnet.ops.gradient_features import direct_kernels as direct_gradient_features
 from diffnet.ops.gradient_features import kernels as gradient_features
@@ -70,6 +71,7 @@ def launch_all(dtype: torch.dtype) -> None:
     logits, labels = random(V, 260), torch.randint(260, (V,))
     cross_entropy.cross_entropy(logits, labels, -1)
     cross_entropy.cross_entropy_backward(torch.randn(V), logits, labels, -1)
+    functional_maps.inverse_factors(torch.randn(5, 40, 32, dtype=torch.float64))
 
 
 def report(name: str, options: dict[str, Any], compiled: Any) -> None:

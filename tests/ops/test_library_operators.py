@@ -43,7 +43,14 @@ def operator_calls(place: Place) -> dict[str, list[tuple[Any, ...]]]:
         table = empty_table(fixed_evecs, fixed_d, turned is not None).zero_()
         features_saved.append((fixed_d, fixed_a, turned, fixed_evecs, fixed_gradient_evecs, ptr, table))
         diffusion_saved.append((*operators, fixed_time, fixed_a, turned, ptr, fixed_d, fixed_d, table))
+    symmetric, system = torch.eye(3, device=place.device)[None] + 0.1, torch.rand(1, 4, 3, device=place.device)
     return {
+        "solve_rows": [
+            (symmetric.requires_grad_(), system.clone().requires_grad_(), leaf(1, 4, 3, dtype=torch.float32), triton)
+            for triton in (False, True)
+        ],
+        "soft_map": [(leaf(7, 5), leaf(4, 5), leaf(4, 3))],
+        "soft_map_backward": [(fixed_x, fixed_x, fixed_x, fixed_x, fixed_x, fixed_mass)],
         "project": [(x, evecs, mass, ptr), (x, evecs, None, ptr)],
         "evaluate": [(d, evecs, mass, ptr)],
         "diffuse": [(leaf(3, 3, 5, dtype=torch.float32), leaf(3, 3), leaf(5))],
