@@ -62,4 +62,4 @@ def metadata_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     options = OLDER | checkpoint["options"]
     described = {name: value for name, value in options.items() if name not in ARCHITECTURE}
     statistics = checkpoint.get("statistics", {})  # of features from files
-    return {**described, "normalize": True, "label_names": checkpoint["label_names"], "statistics": statistics}
+    return {"normalize": True, **described, "label_names": checkpoint["label_names"], "statistics": statistics}
