@@ -22,6 +22,7 @@ from diffnet.ops import Backend, mlp, segment_mean
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.shared_launches import shared_dropout_seeds, shared_launches, shares_launches
+from diffnet.spatial_gradient_features import Rotation
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
 
@@ -75,7 +76,7 @@ class DiffusionNet(nn.Module):
         mlp_hidden: Sequence[int] | None = None,
         dropout: float = 0.5,
         gradient_features: bool = True,
-        gradient_rotation: bool = True,
+        gradient_rotation: Rotation = True,
         gradient: GradientMode = "auto",
         diffusion: DiffusionMode = "spectral",
         attention_heads: int = 0,
@@ -118,7 +119,7 @@ class DiffusionNet(nn.Module):
         self.mlp_hidden = [int(w) for w in ((width, width) if mlp_hidden is None else mlp_hidden)]
         self.dropout = float(dropout)
         self.gradient_features = bool(gradient_features)
-        self.gradient_rotation = bool(gradient_rotation)
+        self.gradient_rotation: Rotation = "swapped" if gradient_rotation == "swapped" else bool(gradient_rotation)
         self.gradient: GradientMode = gradient
         self.diffusion: DiffusionMode = diffusion
         self.attention_heads = int(attention_heads)

@@ -45,6 +45,8 @@ def agrees(value: Any, visible: Any) -> bool:
     """Whether the value of an option is the one that weights show."""
     if isinstance(visible, list):
         return isinstance(value, (list, tuple)) and list(value) == visible
+    if value == "swapped":  # a form of gradient_rotation, whose weights have the same shapes
+        return visible is True
     if not isinstance(value, (int, float)):
         return False
     return value > 0 if visible == ABOVE_0 else value == visible
