@@ -264,30 +264,44 @@ class DiffusionNet(nn.Module):
         cls,
         path: str | os.PathLike[str],
         outputs_at: OutputsAt = "vertices",
-        last_activation: Activation | None = log_softmax,
+        last_activation: Activation | Literal["auto"] | None = "auto",
     ) -> DiffusionNet:
         """Load a checkpoint of the original implementation, on the CPU and in eval mode.
 
-        Width, blocks and channels are read off the weights. A checkpoint doesn't record the last activation. The
-        published segmentation and classification networks end in a log-softmax, so this is the default. Pass None for
-        networks that output plain features.
+        Three kinds are known: "original" is segmentation and classification. "original correspondence" is its
+        functional maps, with the prefix `feature_extractor.`. "unsupervised correspondence" is the line of Cao et al.
+        2023, `{"networks": {"feature_extractor": …}}`, whose gradient features are `gradient_rotation="swapped"`.
 
-        Only tensors are read (`weights_only`). Raises CheckpointError, a ValueError, if the file holds something else.
+        `metadata` of the network names the `kind`. It also holds what a checkpoint doesn't record, as it was for the
+        published networks of this kind: `features` ("xyz" for 3 input channels, "hks" for 16, else it is missing),
+        `k`, `normalize` and `operators`. Change it for another network.
 
-        Source: https://github.com/nmwsharp/diffusion-net
+        last_activation: "auto" is a log-softmax for the kind "original", as in the published networks, and None for
+            features of the other kinds.
+
+        Width, blocks and channels are read off the weights. Only tensors are read (`weights_only`). Raises
+        CheckpointError, a ValueError, if the file holds something else.
+
+        Sources: https://github.com/nmwsharp/diffusion-net, and Cao et al. 2023, "Unsupervised Learning of Robust
+        Spectral Shape Matching"
         """
         from diffnet.checkpoints.network import restore
-        from diffnet.checkpoints.original import read_original_checkpoint
+        from diffnet.checkpoints.original import original_metadata, read_original_checkpoint
 
-        weights, options = read_original_checkpoint(path)
-        return restore(cls, path, weights, {**options, "outputs_at": outputs_at, "last_activation": last_activation})
+        weights, options, kind = read_original_checkpoint(path)
+        if last_activation == "auto":
+            last_activation = log_softmax if kind == "original" else None
+        options |= {"outputs_at": outputs_at, "last_activation": last_activation}
+        model = restore(cls, path, weights, options)
+        model.metadata = original_metadata(kind, model.in_channels)
+        return model
 
     @classmethod
     def from_reference(
         cls,
         path: str | os.PathLike[str],
         outputs_at: OutputsAt = "vertices",
-        last_activation: Activation | None = log_softmax,
+        last_activation: Activation | Literal["auto"] | None = "auto",
     ) -> DiffusionNet:
         """The older name of `from_original_checkpoint`."""
         return cls.from_original_checkpoint(path, outputs_at, last_activation)

@@ -316,7 +316,7 @@ NEEDED = {"features": "xyz", "k": 8, "normalize": True}
     [
         ({"features": ...}, 'lack features; write for example model.save(path, features="hks", k=128, normalize=True)'),
         ({"k": ..., "normalize": ...}, "lack k, normalize;"),
-        ({"normalize": "yes"}, "normalize should be True, False, \"radius\" or \"area\", got 'yes', in the metadata"),
+        ({"normalize": "yes"}, 'normalize should be True, False, "radius" or "area", got \'yes\', in the metadata'),
         ({"features": "colors"}, "features should be one or several of xyz, normals,"),
         ({"features": ["hks"]}, "features should be text such as"),
         ({"features": "hks"}, "the features hks have 16 channels, and the network takes 3"),
