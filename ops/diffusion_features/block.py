@@ -115,7 +115,7 @@ class _Block(torch.autograd.Function):
             table,
             gradient_evecs,
             ptr,
-            ctx.swapped,
+            swapped=ctx.swapped,
             values_grad=diffused_grad,
             evecs=evecs,
             unsummed=unsummed[0] if unsummed else None,

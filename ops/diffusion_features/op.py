@@ -122,7 +122,7 @@ def diffusion_features_forward(
 
     spectrum, d = sum_and_diffuse(*project_spans(x, evecs, mass, ptr), ptr, evals, time)
     coefficients = table(d, a_re, a_im, gradient_evecs)
-    return *forward(coefficients, evecs, gradient_evecs, ptr, swapped), spectrum, d, coefficients
+    return *forward(coefficients, evecs, gradient_evecs, ptr, swapped=swapped), spectrum, d, coefficients
 
 
 def _diffusion_features_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -154,7 +154,7 @@ def _backward_implementation(
     """dx (V, C) plus passed_grad; dt (C,), dA_re (C, C) and dA_im (empty without rotations) in float32"""
     from diffnet.ops.gradient_features.kernels import backward
 
-    sums = backward(features_grad, table, gradient_evecs, ptr, swapped, values_grad=diffused_grad, evecs=evecs)
+    sums = backward(features_grad, table, gradient_evecs, ptr, swapped=swapped, values_grad=diffused_grad, evecs=evecs)
     x_grad, time_grad, re_grad, im_grad = gradients_of_sums(
         sums, mass, evals, evecs, time, a_re, a_im, ptr, spectrum, d, passed_grad
     )

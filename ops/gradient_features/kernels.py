@@ -533,8 +533,9 @@ def forward(
     evecs: Tensor | None,
     gradient_evecs: Tensor,
     ptr: Tensor,
-    swapped: bool,
     tiling: Tiling | None = None,
+    *,
+    swapped: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """x = Φ D and f: two (V, C)
 
@@ -573,9 +574,9 @@ def backward(
     table: Tensor,
     gradient_evecs: Tensor,
     ptr: Tensor,
-    swapped: bool,
     tiling: Tiling | None = None,
     *,
+    swapped: bool = False,
     values_grad: Tensor | None = None,
     evecs: Tensor | None = None,
     unsummed: Unsummed | None = None,
@@ -600,7 +601,7 @@ def backward(
     paired = planes == 3 and not swapped and k <= t.k and precision == "ieee" and gradient_evecs.dtype != torch.float32
     partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
     if partial.numel() and part_count(precision) > 1:
-        products = derivatives(grad, table, gradient_evecs, ptr, swapped)
+        products = derivatives(grad, table, gradient_evecs, ptr, swapped=swapped)
         with device_of(gradient_evecs):
             if precision == "bf16x6":
                 spectral_gradient_features_backward_sum_kernel[(spans, tiles)](
@@ -636,8 +637,9 @@ def derivatives(
     table: Tensor,
     gradient_evecs: Tensor,
     ptr: Tensor,
-    swapped: bool,
     tiling: Tiling | None = None,
+    *,
+    swapped: bool = False,
 ) -> Tensor:
     """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y with ds = df ∘ (1 − f²): (2, 4, V, C) bfloat16 or (4, V, C) float32
 

@@ -254,7 +254,7 @@ def _features_implementation(
     from diffnet.ops.gradient_features.kernels import forward
 
     coefficients = table(d, a_re, a_im, gradient_evecs)
-    return *forward(coefficients, evecs, gradient_evecs, ptr, swapped), coefficients
+    return *forward(coefficients, evecs, gradient_evecs, ptr, swapped=swapped), coefficients
 
 
 def _features_fake(
@@ -281,7 +281,7 @@ def _features_backward_implementation(
     from diffnet.ops.gradient_features.coefficient_kernels import backward as coefficients_backward
     from diffnet.ops.gradient_features.kernels import backward
 
-    sums = backward(features_grad, table, gradient_evecs, ptr, swapped, values_grad=values_grad, evecs=evecs)
+    sums = backward(features_grad, table, gradient_evecs, ptr, swapped=swapped, values_grad=values_grad, evecs=evecs)
     d_grad, re_grad, im_grad, _ = coefficients_backward(sums, d, a_re, a_im)
     return d_grad, re_grad, d_grad.new_empty(0, 0) if im_grad is None else im_grad
 
