@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 import torch
+from numpy.typing import NDArray
 
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.cache import Arrays, write_entry
 from diffnet.geometry.diagnosis import diagnose
+from diffnet.geometry.discretize.original import SHIFT
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, is_array
 from diffnet.geometry.mesh.normalize import load_normalized
@@ -117,7 +119,7 @@ def precompute(
         arrays = complete(discretization, pairs, options.basis)
         if path is not None:
             write_entry(path, arrays)
-    _warn_of_components(checked, arrays)
+    _warn_of_components(checked, arrays, options)
     return assembled(arrays, checked.faces)
 
 
@@ -139,12 +141,14 @@ def _source(mesh: Any, faces: Any) -> MeshLike:
     return mesh, faces
 
 
-def _warn_of_components(mesh: Mesh, arrays: Arrays) -> None:
+def _warn_of_components(mesh: Mesh, arrays: Arrays, options: Options) -> None:
     """Warn if all eigenvalues are the zeros of components."""
-    k = len(arrays["evals"])
-    if k == 0 or arrays["evals"][-1] > 0:
+    k, mass, original = len(arrays["evals"]), arrays["mass"], options.operators == "original"
+    live = mass > (10 * SHIFT * mass.mean() if original else 0)  # the original gives mass to vertices without faces
+    zero = SHIFT / mass[live].min() if original else 0  # and shifts eigenvalues, by no more than this
+    if k == 0 or arrays["evals"][-1] > zero:
         return
-    components = _components(arrays)
+    components = _components(arrays, live)
     if components < max(k, 2):  # a single eigenpair is always the constant
         return
     found = diagnose(mesh)
@@ -161,11 +165,10 @@ def _warn_of_components(mesh: Mesh, arrays: Arrays) -> None:
     )
 
 
-def _components(arrays: Arrays) -> int:
-    """The number of connected components, without vertices that no face uses."""
+def _components(arrays: Arrays, live: NDArray[np.bool_]) -> int:
+    """The number of connected components of some vertices: those that a face uses."""
     indptr, indices, order = (arrays[name] for name in ("laplacian_indptr", "laplacian_indices", "row_order"))
     rows = np.repeat(order if len(order) else np.arange(len(indptr) - 1), np.diff(indptr))
-    live = arrays["mass"] > 0
     graph = scipy.sparse.csr_matrix((np.ones(len(rows)), (rows, indices)), (len(live), len(live)))
     _, label = scipy.sparse.csgraph.connected_components(graph, directed=False)
     return len(np.unique(label[live]))

@@ -70,8 +70,9 @@ def predict(
     if "kind" in network.metadata:
         options = expected.options
         console.print(
-            f"{checkpoint}: a checkpoint of the original implementation. It doesn't record its input; this predicts from "
-            f"{options.features} at {options.normalize} 1, with {options.k} eigenpairs and the original's operators.",
+            f"{checkpoint}: a checkpoint of the original implementation. It doesn't record its input; this predicts "
+            f"from {options.features} at {options.normalize} 1, with {options.k} eigenpairs and the original's "
+            "operators.",
             soft_wrap=True,
         )
     task = task_named(expected.options.task)
