@@ -1,0 +1,82 @@
+"""The closest points of a triangle mesh."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.spatial import cKDTree
+
+from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.positions.surface_points import SurfacePoints
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+FIRST_CANDIDATES = 8  # triangles for each point; more where these don't decide
+
+
+def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
+    """The points of a triangle mesh that are closest to given points (N, 3).
+
+    Of several closest points, one is returned. The result is exact up to rounding.
+
+    Raises MeshError for a point cloud, ValueError for points of another shape or that are not finite.
+
+    >>> from diffnet.geometry import make_mesh
+    >>> square = make_mesh([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], [[0, 1, 2], [0, 2, 3]])
+    >>> found = closest_points(square, [[0.75, 0.25, 3.0]])
+    >>> found.faces, found.weights
+    (array([0]), array([[0.25, 0.5 , 0.25]]))
+    """
+    if mesh.is_point_cloud:
+        raise MeshError(f"{mesh.name}: a point cloud has no faces, so there are no points in faces")
+    given = np.asarray(points, np.float64)
+    if given.ndim != 2 or given.shape[1] != 3 or not np.isfinite(given).all():
+        raise ValueError(f"points should be finite, of shape (N, 3), got shape {given.shape}")
+    corners = mesh.verts[mesh.faces]
+    centers = corners.mean(axis=1)
+    reach = float(np.linalg.norm(corners - centers[:, None], axis=2).max(initial=0))
+    tree = cKDTree(centers)
+    faces, weights = np.zeros(len(given), np.int64), np.zeros((len(given), 3))
+    waiting, count = np.arange(len(given)), FIRST_CANDIDATES
+    while len(waiting):
+        count = min(count, len(centers))
+        away, near = tree.query(given[waiting], k=count)
+        away, near = away.reshape(-1, count), near.reshape(-1, count)
+        repeated = np.repeat(given[waiting], count, axis=0)
+        found, distances = _in_triangles(corners[near.reshape(-1)], repeated)
+        best = distances.reshape(-1, count).argmin(axis=1)
+        place = np.arange(len(waiting)) * count + best
+        faces[waiting], weights[waiting] = near.reshape(-1)[place], found[place]
+        # The center of each other triangle is farther away than the last one's, and no corner is beyond `reach` of it.
+        undecided = (distances[place] > away[:, -1] - reach) & (count < len(centers))
+        waiting, count = waiting[undecided], 4 * count
+    return SurfacePoints(faces, weights)
+
+
+def _in_triangles(corners: Floats, points: Floats) -> tuple[Floats, Floats]:
+    """The barycentric coordinates (N, 3) of the closest points in triangles (N, 3, 3), and their distances (N,)."""
+    a, b, c = corners.transpose(1, 0, 2)
+    normal = np.cross(b - a, c - a)
+    square = np.maximum((normal**2).sum(axis=1), np.finfo(np.float64).tiny)
+    second = (np.cross(points - a, c - a) * normal).sum(axis=1) / square
+    third = (np.cross(b - a, points - a) * normal).sum(axis=1) / square
+    best = np.stack([1 - second - third, second, third], axis=1)
+    is_flat = (normal**2).sum(axis=1) <= np.finfo(np.float64).tiny
+    off = (best < 0).any(axis=1) | is_flat
+    distances = np.where(off, np.inf, _distances(corners, best, points))
+    for i, j in ((0, 1), (1, 2), (2, 0)):
+        side = corners[off, j] - corners[off, i]
+        length = np.maximum((side**2).sum(axis=1), np.finfo(np.float64).tiny)
+        along = np.clip(((points[off] - corners[off, i]) * side).sum(axis=1) / length, 0, 1)
+        on_side = np.zeros((len(along), 3))
+        on_side[:, i], on_side[:, j] = 1 - along, along
+        away = _distances(corners[off], on_side, points[off])
+        closer = np.flatnonzero(off)[away < distances[off]]
+        best[closer], distances[closer] = on_side[away < distances[off]], away[away < distances[off]]
+    return best, distances
+
+
+def _distances(corners: Floats, weights: Floats, points: Floats) -> Floats:
+    return np.asarray(np.linalg.norm(np.einsum("nk,nkx->nx", weights, corners) - points, axis=1), np.float64)
