@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.spatial import cKDTree
@@ -14,6 +16,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 FIRST_CANDIDATES = 8  # triangles for each point; more where these don't decide
+SIZES = 4
 
 
 def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
@@ -36,23 +39,40 @@ def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
         raise ValueError(f"points should be finite, of shape (N, 3), got shape {given.shape}")
     corners = mesh.verts[mesh.faces]
     centers = corners.mean(axis=1)
-    reach = float(np.linalg.norm(corners - centers[:, None], axis=2).max(initial=0))
+    reach = np.linalg.norm(corners - centers[:, None], axis=2).max(axis=1)
+    found = _Found(np.zeros(len(given), np.int64), np.zeros((len(given), 3)), np.full(len(given), np.inf))
+    # A few large triangles would make all points look at many candidates, so sizes are searched one after the other.
+    for faces in np.array_split(np.argsort(reach, kind="stable"), min(SIZES, len(reach))):
+        _search(given, found, faces, corners[faces], centers[faces], float(reach[faces].max()))
+    return SurfacePoints(found.faces, found.weights)
+
+
+class _Found(NamedTuple):
+    """The best so far: faces (N,), barycentric coordinates (N, 3) and distances (N,)."""
+
+    faces: Ints
+    weights: Floats
+    distances: Floats
+
+
+def _search(points: Floats, found: _Found, faces: Ints, corners: Floats, centers: Floats, reach: float) -> None:
+    """Put closer points in these faces into `found`. No corner is farther than `reach` from the center of its face."""
     tree = cKDTree(centers)
-    faces, weights = np.zeros(len(given), np.int64), np.zeros((len(given), 3))
-    waiting, count = np.arange(len(given)), FIRST_CANDIDATES
+    waiting, count = np.arange(len(points)), FIRST_CANDIDATES
     while len(waiting):
         count = min(count, len(centers))
-        away, near = tree.query(given[waiting], k=count)
+        away, near = tree.query(points[waiting], k=count)
         away, near = away.reshape(-1, count), near.reshape(-1, count)
-        repeated = np.repeat(given[waiting], count, axis=0)
-        found, distances = _in_triangles(corners[near.reshape(-1)], repeated)
-        best = distances.reshape(-1, count).argmin(axis=1)
-        place = np.arange(len(waiting)) * count + best
-        faces[waiting], weights[waiting] = near.reshape(-1)[place], found[place]
-        # The center of each other triangle is farther away than the last one's, and no corner is beyond `reach` of it.
-        undecided = (distances[place] > away[:, -1] - reach) & (count < len(centers))
+        row, column = np.nonzero(away - reach < found.distances[waiting, None])  # the others can't be closer
+        face, point = near[row, column], waiting[row]
+        weights, distances = _in_triangles(corners[face], points[point])
+        order = np.lexsort((-distances, point))  # the last write to a point wins
+        order = order[distances[order] < found.distances[point[order]]]
+        found.faces[point[order]], found.weights[point[order]] = faces[face[order]], weights[order]
+        found.distances[point[order]] = distances[order]
+        # The centers of all other triangles are farther away than the last one.
+        undecided = (found.distances[waiting] > away[:, -1] - reach) & (count < len(centers))
         waiting, count = waiting[undecided], 4 * count
-    return SurfacePoints(faces, weights)
 
 
 def _in_triangles(corners: Floats, points: Floats) -> tuple[Floats, Floats]:

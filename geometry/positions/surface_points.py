@@ -28,6 +28,10 @@ class SurfacePoints:
     def __len__(self) -> int:
         return len(self.faces)
 
+    def __getitem__(self, some: NDArray[np.int64]) -> SurfacePoints:
+        """Some of the points, by their numbers or by a mask."""
+        return SurfacePoints(self.faces[some], self.weights[some])
+
     def check(self, mesh: Mesh, name: str = "points") -> SurfacePoints:
         """The points themselves. Raises ValueError if they can't be points of this mesh. The message begins with name.
 
@@ -62,7 +66,10 @@ class SurfacePoints:
         result = np.einsum("nk,nkc->nc", self.weights, values[faces[self.faces]])
         return np.where((self.faces >= 0)[:, None], result, np.nan)
 
-    def nearest_corners(self, faces: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The corner (N,) with the largest weight of each point. -1 for unknown points."""
-        corners = faces[self.faces, self.weights.argmax(axis=1)]
-        return np.where(self.faces >= 0, corners, -1)
+    def nearest_corners(self, mesh: Mesh) -> NDArray[np.int64]:
+        """The vertex (N,) of each point's face that is closest to the point. -1 for unknown points."""
+        corners = mesh.faces[self.faces]
+        points = np.einsum("nk,nkx->nx", self.weights, mesh.verts[corners])
+        away = np.linalg.norm(mesh.verts[corners] - points[:, None], axis=2)
+        nearest = corners[np.arange(len(corners)), away.argmin(axis=1)]
+        return np.where(self.faces >= 0, nearest, -1)
