@@ -29,7 +29,6 @@ TEST_PAIRS = 50
 _TEMPLATE_VERTICES = 8000
 _TEMPLATE_SPACING = 0.0075
 _FINE = 0.0095  # spacing of the skin that is triangulated
-_RAW = (0.0215, 0.0225)  # gives about as many vertices
 _YAW = np.pi / 9
 _ATTEMPTS = 100
 
@@ -106,7 +105,10 @@ def _surface(body: Body, rng: np.random.Generator) -> Surface | None:
     shape = body.shape()
     style = STYLES[rng.integers(len(STYLES))]
     skin = polygonize(shape, _FINE)
-    return None if skin is None else triangulate(shape, skin, style, VERTICES, rng, _RAW)
+    if skin is None:
+        return None
+    spacing = _FINE * np.sqrt(len(skin[0]) / VERTICES)
+    return triangulate(shape, skin, style, VERTICES, rng, (0.99 * spacing, 1.01 * spacing))
 
 
 @lru_cache(maxsize=1)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 from diffnet.geometry import Mesh, SurfacePoints, closest_points, make_mesh
 
 Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
 Pair: TypeAlias = tuple[int, int]
+
+MOST_KEPT = 512  # truths of a set, each of 200 KB for 5,000 vertices
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class MeshPairs:
     template_faces: Ints | None = None
     mirror: Ints | SurfacePoints | None = None
     maps: Mapping[tuple[str, str], Ints] = field(default_factory=dict)
+    _memo: dict[tuple[str, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def is_supervised(self) -> bool:
@@ -83,8 +87,7 @@ class MeshPairs:
         if first.template is None or second.template is None:
             return None
         if isinstance(first.template, SurfacePoints) or isinstance(second.template, SurfacePoints):
-            places = self._on_template(first).interpolate(self._faces(), self._template_positions(second))
-            return Truth(np.arange(len(first.mesh.verts)), closest_points(second.mesh, places))
+            return self._remembered(first, second, "truth", lambda: self._template_positions(second))
         return Truth(first.template, second.template)
 
     def mirrored_truth(self, first: PairShape, second: PairShape) -> Truth | None:
@@ -92,9 +95,10 @@ class MeshPairs:
         if self.mirror is None or first.template is None or second.template is None:
             return None
         if isinstance(self.mirror, SurfacePoints):
-            mirrored = self.mirror.interpolate(self._faces(), self._template_positions(second))
-            places = self._on_template(first).interpolate(self._faces(), mirrored)
-            return Truth(np.arange(len(first.mesh.verts)), closest_points(second.mesh, places))
+            mirror, faces = self.mirror, self._faces()
+            return self._remembered(
+                first, second, "mirror", lambda: mirror.interpolate(faces, self._template_positions(second))
+            )
         assert not isinstance(first.template, SurfacePoints)
         assert not isinstance(second.template, SurfacePoints)
         return Truth(first.template, second.template[self.mirror])
@@ -109,6 +113,22 @@ class MeshPairs:
             return shape.template.interpolate(shape.mesh.faces, shape.mesh.verts)
         return shape.mesh.verts[shape.template]
 
+    def _remembered(self, first: PairShape, second: PairShape, kind: str, places: Callable[[], Floats]) -> Truth:
+        """The vertices of the first mesh at the places (T, 3) of the template points. The last ones are kept."""
+        key = (first.name, second.name, kind)
+        if key not in self._memo:
+            if len(self._memo) >= MOST_KEPT:
+                self._memo.clear()
+            found = self._on_template(first).interpolate(self._faces(), places())
+            self._memo[key] = Truth(np.arange(len(first.mesh.verts)), closest_points(second.mesh, found))
+        truth: Truth = self._memo[key]
+        return truth
+
     def _on_template(self, shape: PairShape) -> SurfacePoints:
         """The vertices of a mesh as points of the template, which lies almost on the mesh."""
-        return closest_points(make_mesh(self._template_positions(shape), self._faces()), shape.mesh.verts)
+        key = (shape.name,)
+        if key not in self._memo:
+            moved = make_mesh(self._template_positions(shape), self._faces())
+            self._memo[key] = closest_points(moved, shape.mesh.verts)
+        found: SurfacePoints = self._memo[key]
+        return found

@@ -16,7 +16,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 FIRST_CANDIDATES = 8  # triangles for each point; more where these don't decide
-SIZES = 4
+FIRST_GUESSES = 3  # triangles for each point, whose distances rule out most others
+SIZES = 4  # groups of triangles
 
 
 def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
@@ -41,6 +42,8 @@ def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
     centers = corners.mean(axis=1)
     reach = np.linalg.norm(corners - centers[:, None], axis=2).max(axis=1)
     found = _Found(np.zeros(len(given), np.int64), np.zeros((len(given), 3)), np.full(len(given), np.inf))
+    for nearest in np.reshape(cKDTree(centers).query(given, k=min(FIRST_GUESSES, len(centers)))[1], (len(given), -1)).T:
+        _improve(given, found, np.arange(len(given)), nearest, corners[nearest])
     # A few large triangles would make all points look at many candidates, so sizes are searched one after the other.
     for faces in np.array_split(np.argsort(reach, kind="stable"), min(SIZES, len(reach))):
         _search(given, found, faces, corners[faces], centers[faces], float(reach[faces].max()))
@@ -64,15 +67,20 @@ def _search(points: Floats, found: _Found, faces: Ints, corners: Floats, centers
         away, near = tree.query(points[waiting], k=count)
         away, near = away.reshape(-1, count), near.reshape(-1, count)
         row, column = np.nonzero(away - reach < found.distances[waiting, None])  # the others can't be closer
-        face, point = near[row, column], waiting[row]
-        weights, distances = _in_triangles(corners[face], points[point])
-        order = np.lexsort((-distances, point))  # the last write to a point wins
-        order = order[distances[order] < found.distances[point[order]]]
-        found.faces[point[order]], found.weights[point[order]] = faces[face[order]], weights[order]
-        found.distances[point[order]] = distances[order]
+        face = near[row, column]
+        _improve(points, found, waiting[row], faces[face], corners[face])
         # The centers of all other triangles are farther away than the last one.
         undecided = (found.distances[waiting] > away[:, -1] - reach) & (count < len(centers))
         waiting, count = waiting[undecided], 4 * count
+
+
+def _improve(points: Floats, found: _Found, numbers: Ints, faces: Ints, corners: Floats) -> None:
+    """Put closer points into `found`, of candidates (N,): the numbers of the points, and the faces to try."""
+    weights, distances = _in_triangles(corners, points[numbers])
+    order = np.lexsort((-distances, numbers))  # the last write to a point wins
+    order = order[distances[order] < found.distances[numbers[order]]]
+    found.faces[numbers[order]], found.weights[numbers[order]] = faces[order], weights[order]
+    found.distances[numbers[order]] = distances[order]
 
 
 def _in_triangles(corners: Floats, points: Floats) -> tuple[Floats, Floats]:
