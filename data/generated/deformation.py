@@ -70,7 +70,7 @@ def _follow(points: Floats, shape: Shape, following: Shape) -> Floats:
 
 
 def _toward_skin(points: Floats, shape: Shape) -> Floats:
-    """One step of Newton's method along the gradient of `skin_distance`, which is exact here, because that is faster."""
+    """One step of Newton's method onto the skin. Unlike `skin_gradient`, it computes exact slopes, which is faster."""
     total, slope = np.full(len(points), 1e-30), np.zeros_like(points)
     for bone in range(len(shape.parts)):
         near = _near(shape, bone, points, REACH)

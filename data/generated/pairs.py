@@ -96,9 +96,7 @@ def figure_pairs(
     )
 
 
-def pair_figure(
-    part: str, number: int, seed: int = 0, cache_dir: str | os.PathLike[str] | None = None
-) -> PairShape:
+def pair_figure(part: str, number: int, seed: int = 0, cache_dir: str | os.PathLike[str] | None = None) -> PairShape:
     """One figure of `figure_pairs`, which worker processes make and put into the cache. part: "train" or "test" """
     shape = _sample(_name(part, number), np.random.default_rng([seed, part == "test", number]))
     if cache_dir is not None:

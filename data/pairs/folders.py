@@ -159,7 +159,9 @@ def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base) ->
     for kind, files in kinds:
         if any(file is not None for file in files) and None in files:
             missing = shapes[files.index(None)]
-            raise DataError(f"{missing.mesh.name}: there is no {mesh_stem(missing.mesh.name)}{kind}; other meshes have one")
+            raise DataError(
+                f"{missing.mesh.name}: there is no {mesh_stem(missing.mesh.name)}{kind}; other meshes have one"
+            )
     if present == [".vts"]:
         return _with_vertices(data, [file for file in vts if file is not None], roots, base)
     if present == [".npz"]:
@@ -265,7 +267,10 @@ def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], NDArray[np.
         for first, second in permutations(shapes, 2):
             if first.folder not in known:
                 root = Path(first.folder)
-                places = {*(root / place for place in PLACES), *(Path(s.mesh.name).parent for s in data.train + data.test)}
+                places = {
+                    *(root / place for place in PLACES),
+                    *(Path(s.mesh.name).parent for s in data.train + data.test),
+                }
                 files = [file for place in sorted(places) for file in files_in(place, _MAPS)]
                 known[first.folder] = {file.stem: file for file in files if file.name.lower() not in _NAMED}
             names = mesh_stem(first.mesh.name), mesh_stem(second.mesh.name)

@@ -58,7 +58,10 @@ def pair_errors(
         return geodesic_errors_of_all([Prediction(*question) for question in questions], cache_dir=cache_dir, jobs=jobs)
 
     errors = measure(
-        [(pair[1].mesh, own[truth.vertices], truth.points) for pair, own, truth in zip(pairs, maps, truths, strict=True)]
+        [
+            (pair[1].mesh, own[truth.vertices], truth.points)
+            for pair, own, truth in zip(pairs, maps, truths, strict=True)
+        ]
     )
     floors = measure(
         [
@@ -75,9 +78,7 @@ def pair_errors(
         if mean_error(sample) < mean_error(own):
             flipped.append(i)
     others = dict(zip(flipped, measure([_whole(pairs[i][1].mesh, maps[i], mirrored[i]) for i in flipped]), strict=True))
-    return [
-        PairErrors(own, i in others, others.get(i, own), mean_error(floors[i])) for i, own in enumerate(errors)
-    ]
+    return [PairErrors(own, i in others, others.get(i, own), mean_error(floors[i])) for i, own in enumerate(errors)]
 
 
 def _map(first: PairShape, predicted: ArrayLike) -> NDArray[np.int64]:

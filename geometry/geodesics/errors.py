@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.geodesics.distances import area, joined, pair_distances
 from diffnet.geometry.geodesics.known import NONE, KnownDistances, distances_path, read_distances, write_distances
-from diffnet.geometry.positions.surface_points import SurfacePoints
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
+from diffnet.geometry.positions.surface_points import SurfacePoints
 from diffnet.geometry.processes import WorkerPool, available_cores
 
 Ints = NDArray[np.int64]
