@@ -50,15 +50,16 @@ def load_pairs(
         A list that names no training pairs leaves all of them.
     base: "0" or "1", the number of the first vertex in files of indices. "auto" finds it, see `read_indices`.
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
-    needs_train: if False, the training part may be missing, as for an evaluation. Without a division, all meshes are for
-        testing.
+    needs_train: if False, the training part may be missing, as for an evaluation. Without a division, all meshes are
+        for testing.
 
     Correspondences are beside the meshes, or in `corres/`, `maps/` or `points/` in the folder, in one of these forms:
 
-    - `NAME.vts` for each mesh: the vertex at each template point, one in each line, as published with the remeshed sets
-      FAUST and SCAPE (Ren et al. 2018). `mirror.txt` may hold the template point on the other side of the body for each.
-    - `NAME.npz` for each mesh: `faces` (T,) and `weights` (T, 3) of template points in faces. `template.npz` in the folder
-      holds `faces` (F, 3) between template points, and it may hold the mirror images `mirror_faces` (T,) and
+    - `NAME.vts` for each mesh: the vertex at each template point, one in each line, as published with the remeshed
+      sets FAUST and SCAPE (Ren et al. 2018). `mirror.txt` in the folder may hold, for each template point, the one on
+      the other side of the body, in the same form.
+    - `NAME.npz` for each mesh: `faces` (T,) and `weights` (T, 3) of template points in faces. `template.npz` in the
+      folder holds `faces` (F, 3) between template points, and it may hold the mirror images `mirror_faces` (T,) and
       `mirror_weights` (T, 3). `save_pairs` writes these files.
     - `A_B.txt`, `A-B.txt`, `A_B.map` or `A-B.map` for pairs: for each vertex of A, a vertex of B. Pairs without a map
       are left out.

@@ -32,8 +32,8 @@ class IndexFile(NamedTuple):
 def read_indices(files: Sequence[IndexFile], base: Base = "auto") -> list[Ints]:
     """The indices (N,) in each file of a set, counted from 0.
 
-    base: the number of the first vertex, "0" or "1". All files of a set have the same. "auto" finds it: an index 0 means
-        0, and an index equal to the number of vertices means 1.
+    base: the number of the first vertex, "0" or "1". All files of a set have the same. "auto" finds it: an index 0
+        means 0, and an index equal to the number of vertices means 1.
 
     Raises DataError for a file that is missing or holds anything but whole numbers; for an index out of range; for a
     negative index or NaN, which marks a missing point; for files that contradict each other; and if "auto" fits both.
@@ -44,8 +44,8 @@ def read_indices(files: Sequence[IndexFile], base: Base = "auto") -> list[Ints]:
         wrong = np.flatnonzero((own < first) | (own >= file.vertices + first))
         if len(wrong):
             raise DataError(
-                f"{file.path}: entry {wrong[0] + 1} is {own[wrong[0]]}, but the vertices of {file.name} are numbered from "
-                f"{first} to {file.vertices + first - 1}"
+                f"{file.path}: entry {wrong[0] + 1} is {own[wrong[0]]}, but the vertices of {file.name} are numbered "
+                f"from {first} to {file.vertices + first - 1}"
             )
     return [own - first for own in values]
 
@@ -55,8 +55,8 @@ def _read(file: IndexFile) -> Ints:
     missing = np.flatnonzero(values < 0)
     if len(missing):
         raise DataError(
-            f"{file.path}: entry {missing[0] + 1} is {values[missing[0]]}, which marks a missing point, as on a partial "
-            "shape. Partial shapes are not supported: every point needs a vertex"
+            f"{file.path}: entry {missing[0] + 1} is {values[missing[0]]}, which marks a missing point, as on a "
+            "partial shape. Partial shapes are not supported: every point needs a vertex"
         )
     return values
 
@@ -71,8 +71,8 @@ def _detected(files: Sequence[IndexFile], values: Sequence[Ints]) -> int:
             )
     if zero is not None and one is not None:
         raise DataError(
-            f"{zero.path} has the index 0, but {one.path} has the index {one.vertices}, and {one.name} has {one.vertices} "
-            "vertices: all files should count from 0, or all from 1. If 0 marks missing points, the shape is partial, "
+            f"{zero.path} has the index 0, but {one.path} has the index {one.vertices}, and {one.name} has "
+            f"{one.vertices} vertices: all files should count from 0, or all from 1. If 0 marks missing points, the shape is partial, "
             "which is not supported"
         )
     if zero is None and one is None:

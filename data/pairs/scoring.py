@@ -86,8 +86,8 @@ def _map(first: PairShape, predicted: ArrayLike) -> NDArray[np.int64]:
     array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     if array.shape != (len(first.mesh.verts),) or array.dtype.kind not in "iu":
         raise ValueError(
-            f"{first.name}: a predicted map should be integers of shape ({len(first.mesh.verts)},), one for each vertex, "
-            f"got {array.dtype} of shape {array.shape}"
+            f"{first.name}: a predicted map should be integers of shape ({len(first.mesh.verts)},), one for each "
+            f"vertex, got {array.dtype} of shape {array.shape}"
         )
     return array.astype(np.int64)
 

@@ -200,7 +200,7 @@ def _find(
 
 
 def keyed_distances(mesh: Mesh, same: Ints, keys: Ints) -> Floats:
-    """The distances (N,) of pairs of vertices by their keys, a · V + b, fastest if they ascend. See `pair_distances`."""
+    """The distances (N,) of pairs of vertices by their keys, a · V + b. See `pair_distances`."""
     return pair_distances(mesh, same, np.stack(np.divmod(keys, len(mesh.verts))[::-1]))
 
 
