@@ -25,8 +25,12 @@ from .folders.classes import load_classes
 from .folders.layouts import LAYOUTS, Layout, load_dataset
 from .generated.classes import shapes
 from .generated.dataset import figure, figures
+from .generated.pairs import figure_pairs
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from .options import Preprocessing
+from .pairs.folders import load_pairs, save_pairs
+from .pairs.scoring import PairErrors, pair_errors
+from .pairs.shapes import MeshPairs, PairShape, Truth
 from .samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
 
 __all__ = [
@@ -42,10 +46,14 @@ __all__ = [
     "LabelsAt",
     "Layout",
     "MeshBatches",
+    "MeshPairs",
+    "PairErrors",
+    "PairShape",
     "Preprocessing",
     "Sample",
     "Statistics",
     "TargetsAt",
+    "Truth",
     "array_statistics",
     "available_cores",
     "canonical_features",
@@ -55,6 +63,7 @@ __all__ = [
     "feature_channels",
     "feature_parts",
     "figure",
+    "figure_pairs",
     "figures",
     "fill_cache",
     "input_features",
@@ -62,11 +71,14 @@ __all__ = [
     "load_classes",
     "load_dataset",
     "load_meanwhile",
+    "load_pairs",
     "make_sample",
     "own_arrays",
+    "pair_errors",
     "precompute_all",
     "prepare",
     "rotate_vectors",
+    "save_pairs",
     "shapes",
     "vector_channels",
     "with_label_names",

@@ -15,7 +15,9 @@ from .discretize.frames import tangent_frames
 from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
-from .geodesics import geodesic_label_errors
+from .geodesics.curve import area_under_curve, error_curve, mean_error
+from .geodesics.errors import Prediction, geodesic_errors, geodesic_errors_of_all
+from .geodesics.label_errors import geodesic_label_errors
 from .mesh.attributes import Attributes, load_attributes
 from .mesh.boundary import boundary_vertices
 from .mesh.errors import MeshError
@@ -24,8 +26,10 @@ from .mesh.normalize import normalize_positions
 from .mesh.normals import NORMALS_RULES, NormalsRule
 from .neighborhoods import with_k_ring, with_nearest
 from .operators import Operators
+from .positions.closest import closest_points
 from .positions.farthest import farthest_points
 from .positions.rotation import random_rotation, random_rotations, rotate
+from .positions.surface_points import SurfacePoints
 from .preprocessing.many import precompute_all
 from .preprocessing.one import precompute
 from .preprocessing.options import (
@@ -56,18 +60,25 @@ __all__ = [
     "NormalsRule",
     "Operators",
     "Patches",
+    "Prediction",
+    "SurfacePoints",
     "UnpackAt",
+    "area_under_curve",
     "boundary_vertices",
+    "closest_points",
     "collate",
     "curvature",
     "diagnose",
     "diffuse",
     "eigenbases",
     "eigenbasis",
+    "error_curve",
     "farthest_points",
     "from_spectral",
     "functional_map",
     "functional_map_from_points",
+    "geodesic_errors",
+    "geodesic_errors_of_all",
     "geodesic_label_errors",
     "gradient",
     "gradient_values",
@@ -77,6 +88,7 @@ __all__ = [
     "load_attributes",
     "load_mesh",
     "make_mesh",
+    "mean_error",
     "mesh_edges",
     "mesh_mean",
     "normalize_positions",
