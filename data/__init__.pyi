@@ -29,6 +29,7 @@ from .generated.pairs import figure_pairs
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from .options import Preprocessing
 from .pairs.folders import load_pairs, save_pairs
+from .pairs.samples import PairSample, collate_pairs
 from .pairs.scoring import PairErrors, pair_errors
 from .pairs.shapes import MeshPairs, PairShape, Truth
 from .samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
@@ -48,6 +49,7 @@ __all__ = [
     "MeshBatches",
     "MeshPairs",
     "PairErrors",
+    "PairSample",
     "PairShape",
     "Preprocessing",
     "Sample",
@@ -58,6 +60,7 @@ __all__ = [
     "available_cores",
     "canonical_features",
     "check_statistics",
+    "collate_pairs",
     "collate_samples",
     "epoch_seed",
     "feature_channels",
