@@ -172,6 +172,7 @@ def _write_predictions(
 
 def _write_values(file: Path, mesh: Mesh, values: NDArray[Any], names: list[str], at: LabelsAt) -> None:
     from diffnet.viz import write_ply
+    from diffnet.viz.color_maps import make_scale
 
     if file.suffix.lower() == ".npy":
         content = io.BytesIO()
@@ -180,7 +181,9 @@ def _write_values(file: Path, mesh: Mesh, values: NDArray[Any], names: list[str]
     elif file.suffix.lower() == ".csv":
         write_atomically(file, _table(names, values))
     else:
-        write_ply(file, mesh, scalars=dict(zip(_ply_names(names), values.T, strict=True)), at=at)
+        scale = make_scale(values[:, 0])
+        colors = scale.table[(scale.shares(values[:, 0]) * (len(scale.table) - 1)).round().astype(np.int64)]
+        write_ply(file, mesh, scalars=dict(zip(_ply_names(names), values.T, strict=True)), colors=colors, at=at)
 
 
 def _table(header: Sequence[str], values: NDArray[Any], first: Sequence[str] | None = None) -> str:
