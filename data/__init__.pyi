@@ -26,7 +26,7 @@ from .folders.classes import load_classes
 from .folders.layouts import LAYOUTS, Layout, load_dataset
 from .folders.targets import load_targets
 from .generated.classes import shapes
-from .generated.dataset import figure, figures
+from .generated.dataset import curved_figure, figure, figures
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from .options import Preprocessing
 from .samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
@@ -56,6 +56,7 @@ __all__ = [
     "check_statistics",
     "check_target_statistics",
     "collate_samples",
+    "curved_figure",
     "epoch_seed",
     "feature_channels",
     "feature_parts",
