@@ -39,7 +39,7 @@ _IN_PLY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 def target_loss(outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
     """The mean error () over the targets (N, C) that are not NaN, as the option `loss` says. 0 if there are none."""
     known = ~targets.isnan()
-    errors = _ERRORS[options.loss](outputs.float(), targets.nan_to_num(), reduction="none")
+    errors = _ERRORS[options.loss](outputs.float(), targets.float().nan_to_num(), reduction="none")
     return torch.where(known, errors, 0).sum() / known.sum().clamp(min=1)
 
 
