@@ -95,7 +95,7 @@ def _number(value: float | None) -> str:
 
 def _mesh_section(row: Values, names: Sequence[str], at: LabelsAt) -> str:
     drawing = draw(make_surface(row.verts, row.faces), at, PICTURE_SIZE)
-    figures = ""
+    body, means = "", []
     for i, name in enumerate(names[:MOST_COLUMNS]):
         prediction, truth = row.prediction[:, i], row.truth[:, i]
         error = prediction - truth
@@ -106,14 +106,16 @@ def _mesh_section(row: Values, names: Sequence[str], at: LabelsAt) -> str:
             ("Truth", truth, shared),
             ("Error", error, around),
         ]
+        figures = ""
         for kind, values, scale in pictures:
             png = png_bytes(paint_scalars(drawing, scale.shares(values), scale.table))
             note = f"{_number(scale.low)} to {_number(scale.high)}"
             figures += figure_html(png, f"{row.name}: {kind.lower()} of {name}", f"{kind} of {name}", note)
-    known = np.abs(row.prediction - row.truth)[~np.isnan(row.truth)]
-    mean = f"mean error {_number(float(known.mean()))}" if len(known) else "no targets"
-    heading = f"<h3>{html.escape(row.name)} <small>{mean}</small></h3>"
-    return f'<article>{heading}<div class="pictures">{figures}</div></article>'
+        body += f'<div class="pictures">{figures}</div>'
+        known = np.abs(error[~np.isnan(error)])
+        means.append(f"MAE of {name} {_number(float(known.mean()))}" if len(known) else f"no targets of {name}")
+    heading = f"<h3>{html.escape(row.name)} <small>{html.escape(', '.join(means))}</small></h3>"
+    return f"<article>{heading}{body}</article>"
 
 
 def _whole_mesh(row: Values, names: Sequence[str]) -> str:

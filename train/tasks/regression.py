@@ -111,7 +111,7 @@ def _write_report(
     write_values_report(
         out / "predictions.html",
         (row(i) for i in shown),
-        {"R²": _number(results["test_r2"]), **summary},
+        {"R²" if len(results["columns"]) == 1 else "Mean R²": _number(results["test_r2"]), **summary},
         columns=results["columns"],
         at=scored.labels_at,
         scatter=scatter,
