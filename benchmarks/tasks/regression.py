@@ -3,7 +3,7 @@
     python -m diffnet.benchmarks.tasks.regression --out FOLDER [--seeds 0 1 2] [--epochs N] [--meshes N] [options]
 
 It writes generated closed figures as files, and trains on them with the command of the README. FOLDER gets
-regression.csv, with one row for each target and seed, the figures in `figures/`, and all runs. Other options are those
+regression.csv, with one row for each target and seed, the figures, and all runs. Other options are those
 of `diffnet train regression`, for both targets. The figures are kept for the next run in the same folder.
 
 curvature: mean curvature of the implicit surface times the distance of the farthest vertex from the mean of the
@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data import available_cores, curved_figure
+from diffnet.data.generated.dataset import FINE
 from diffnet.geometry import Mesh, normalize_positions
 from diffnet.geometry.processes import WorkerPool
 from diffnet.viz import write_ply
@@ -52,17 +53,24 @@ COLUMNS = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, help="of both targets")
     parser.add_argument("--meshes", type=int, default=400, help="training figures")
     parser.add_argument("--tests", type=int, default=TESTS, help="test figures")
-    parser.add_argument("--targets", choices=tuple(EPOCHS), nargs="+", default=list(EPOCHS))
+    parser.add_argument(
+        "--vertices", type=int, nargs=2, default=list(FINE), help="smallest and largest number of a figure"
+    )
+    parser.add_argument("--only", choices=tuple(EPOCHS), nargs="+", default=list(EPOCHS), help="of the targets")
     given, options = parser.parse_known_args(arguments)
-    figures = write_figures(given.out / "figures", given.meshes, given.tests)
+    figures = write_figures(
+        given.out / "figures-{}-{}".format(*given.vertices), given.meshes, given.tests, tuple(given.vertices)
+    )
     rows = []
-    for target in given.targets:
+    for target in given.only:
         for seed in given.seeds:
             started = time.perf_counter()
             run = given.out / f"{target}-{seed}"
@@ -84,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
-    for target in given.targets:
+    for target in given.only:
         scores = [float(row["r2"]) for row in rows if row["target"] == target]
         print(f"{target}: R² {np.mean(scores):.4f}, from {min(scores):.4f} to {max(scores):.4f}")
     print(f"wrote {given.out / 'regression.csv'}")
@@ -101,7 +109,7 @@ def train(target: str, figures: Path, run: Path, cache: Path, seed: int, epochs:
     subprocess.run([str(word) for word in command], check=True)
 
 
-def write_figures(folder: Path, train: int, test: int) -> Path:
+def write_figures(folder: Path, train: int, test: int, vertices: tuple[int, int]) -> Path:
     """Write figures as a user would have them, on all cores. Returns the folder.
 
     `train/` and `test/` have NAME.ply and NAME.curvature.npy for each figure. `targets.csv` has the volumes and splits.
@@ -116,7 +124,9 @@ def write_figures(folder: Path, train: int, test: int) -> Path:
     started = time.perf_counter()
     seeds = {"train": range(train), "test": range(FIRST_TEST, FIRST_TEST + test)}
     with WorkerPool(available_cores(), 1) as pool:
-        calls = [(part, pool.submit(write_figure, folder / part, seed)) for part in count for seed in seeds[part]]
+        calls = [
+            (part, pool.submit(write_figure, folder / part, seed, vertices)) for part in count for seed in seeds[part]
+        ]
         found = [(part, *call.result()) for part, call in calls]
     bounds = np.percentile(np.concatenate([values for part, _, _, values in found if part == "train"]), [1, 99])
     lines = ["file,volume,split"]
@@ -128,9 +138,9 @@ def write_figures(folder: Path, train: int, test: int) -> Path:
     return folder
 
 
-def write_figure(folder: Path, seed: int) -> tuple[str, float, NDArray[np.float64]]:
+def write_figure(folder: Path, seed: int, vertices: tuple[int, int]) -> tuple[str, float, NDArray[np.float64]]:
     """Write one figure. Returns its name, its volume at normalized positions, and its targets (V,)."""
-    item = curved_figure(seed)
+    item = curved_figure(seed, vertices=vertices)
     write_ply(folder / f"{item.name}.ply", item.mesh)
     return item.name, volume_of(item.mesh), item.labels[:, 0]
 

@@ -19,7 +19,7 @@ Kind: TypeAlias = Literal["mesh", "holes", "cloud"]
 _KINDS: tuple[Kind, ...] = ("mesh", "mesh", "holes", "mesh", "mesh", "cloud", "mesh")
 
 _COUNTS = (700, 2500)
-_FINE_COUNTS = (3000, 5000)  # of figures for regression
+FINE = (3000, 5000)  # vertices of figures for regression
 _FINE_STYLES = ("even", "irregular", "adaptive")  # the vertices of others depend on a grid
 _LEAST_OF_A_LABEL = 8
 _YAW = np.pi / 9
@@ -69,27 +69,30 @@ def figure(seed: int, *, kind: Kind = "mesh", upright: bool = True) -> LabeledMe
     return _figure(np.random.default_rng(_seed_sequence(seed)), f"figure_{seed}", kind, upright)
 
 
-def curved_figure(seed: int, *, upright: bool = False) -> LabeledMesh:
+def curved_figure(seed: int, *, vertices: tuple[int, int] = FINE, upright: bool = False) -> LabeledMesh:
     """Generate one closed figure, with the mean curvature of its surface as targets for regression.
 
     seed, upright: see `figure`. By default, the figure is rotated at random.
+    vertices: the smallest and the largest number of vertices, about. The default is twice as many as those of `figure`,
+        so that hands and feet are more than a few triangles.
 
     The targets (V, 1) float64 are the mean curvature of the implicit surface at the vertices, in closed form, times the
     distance of the farthest vertex from the mean of the vertices. They don't depend on the unit of length, and they are
-    positive where the surface bulges. The triangles of these figures are about half as long as those of `figure`, with
-    about 3,000 to 5,000 vertices, so that hands and feet are more than a few triangles.
+    positive where the surface bulges.
 
-    Raises ValueError for a negative seed.
+    Raises ValueError for a negative seed, and for a range of vertices that is empty or begins below 100.
 
     >>> item = curved_figure(0)
     >>> item.labels.shape == (len(item.mesh.verts), 1)
     True
     """
+    if not 100 <= vertices[0] <= vertices[1]:
+        raise ValueError(f"vertices should be a range that begins at 100 or above, got {vertices}")
     rng = np.random.default_rng(_seed_sequence(seed))
     name = f"figure_{seed:04d}"
     for _ in range(_ATTEMPTS):
         shape = sample_shape(rng)
-        style, count = _FINE_STYLES[rng.integers(len(_FINE_STYLES))], int(rng.integers(*_FINE_COUNTS, endpoint=True))
+        style, count = _FINE_STYLES[rng.integers(len(_FINE_STYLES))], int(rng.integers(*vertices, endpoint=True))
         skin = polygonize(shape)
         surface = None if skin is None else triangulate(shape, skin, style, count, rng)
         if surface is not None:
