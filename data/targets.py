@@ -18,9 +18,12 @@ def target_statistics(items: Sequence[LabeledMesh], names: Sequence[str]) -> Arr
 
     names: of the columns, for messages
 
-    The standard deviation of a constant column is given as 1. Raises DataError for a column that is NaN everywhere, and
-    for an infinite target.
+    The standard deviation of a constant column is given as 1. Raises DataError for targets of another shape than
+    (N, C), for a column that is NaN everywhere, and for an infinite target.
     """
+    for item in items:
+        if np.ndim(item.labels) != 2 or np.shape(item.labels)[1] != len(names):
+            raise DataError(f"{item.name}: targets should have shape (N, {len(names)}), got {np.shape(item.labels)}")
     rows = np.concatenate([np.asarray(item.labels, np.float64) for item in items])
     for i, name in enumerate(names):
         if np.isnan(rows[:, i]).all():

@@ -251,6 +251,8 @@ def test_statistics_leave_missing_targets_out(tmp_path):
         target_statistics([LabeledMesh("a", mesh, np.array([[1.0, np.nan]]))], ["u", "v"])
     with pytest.raises(DataError, match=r"a: the column 'u' has an infinite target"):
         target_statistics([LabeledMesh("a", mesh, np.array([[np.inf]]))], ["u"])
+    with pytest.raises(DataError, match=r"a: targets should have shape \(N, 1\), got \(3,\)"):
+        target_statistics([LabeledMesh("a", mesh, np.zeros(3))], ["u"])
     for wrong in (None, {"mean": [0.0], "std": [0.0]}, {"mean": [0.0, 1.0], "std": [1.0, 1.0]}):
         with pytest.raises(OptionError, match="the statistics of the targets should be"):
             check_target_statistics(wrong, 1)

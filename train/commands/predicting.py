@@ -134,6 +134,8 @@ def evaluate(
         expected = network_input(network)
     except MetadataError as e:
         raise MetadataError(f"{checkpoint}: {e}") from e
+    if targets is not None and expected.options.task != "regression":
+        raise OptionError(f"--targets is for regression, and the network is one of {expected.options.task}")
     cache.mkdir(parents=True, exist_ok=True)
     if expected.options.task == "regression":
         dataset = load_targets(data, targets or expected.options.targets, cache_dir=cache, needs_train=False)
