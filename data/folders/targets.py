@@ -162,7 +162,7 @@ def _find_elements(meshes: Sequence[Mesh], sources: Sequence[Sequence[_Targets]]
             if not found and not mesh.is_point_cloud and fits(mesh, rows, "edges"):
                 found = ["edges"]
             if not found:
-                sizes = ["vertices"] if mesh.is_point_cloud else [*_SURE, "edges"]
+                sizes: list[LabelsAt] = ["vertices"] if mesh.is_point_cloud else [*_SURE, "edges"]
                 raise DataError(
                     f"{one.path}: {rows} rows, but {mesh.name} has {_listed([shown_size(mesh, at) for at in sizes])}"
                 )

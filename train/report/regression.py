@@ -6,7 +6,7 @@ import html
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +69,7 @@ def write_values_report(
         if at == "meshes":
             meshes = f'<div class="shapes">{"".join(pool.map(lambda row: _whole_mesh(row, names), rows))}</div>'
         else:
-            meshes = "".join(pool.map(lambda row: _mesh_section(row, names, cast(LabelsAt, at)), rows))
+            meshes = "".join(pool.map(lambda row: _mesh_section(row, names, at), rows))
     parts.append(f"<section><h2>Test meshes</h2>{meshes}</section>")
     write_atomically(
         path, fill_template("diffnet.train.report", "report.html", title=html.escape(title), body="\n".join(parts))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,14 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.metrics import column_scores, mean_r2
-from diffnet.train.options import TrainOptions
+from diffnet.train.options import Loss, TrainOptions
 from diffnet.train.tasks.task import Predicted, Scored, Task
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
 
-_ERRORS = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
+_ERRORS: dict[Loss, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
 _IN_PLY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
