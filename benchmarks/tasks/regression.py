@@ -3,8 +3,8 @@
     python -m diffnet.benchmarks.tasks.regression --out FOLDER [--seeds 0 1 2] [--epochs N] [--meshes N] [options]
 
 It writes generated closed figures as files, and trains on them with the command of the README. FOLDER gets
-regression.csv, with one row for each target and seed, the figures, and all runs. Other options are those
-of `diffnet train regression`, for both targets. The figures are kept for the next run in the same folder.
+regression.csv, with one row for each target and seed, and all runs. Other options are those of
+`diffnet train regression`, for both targets. --figures FOLDER keeps the figures and the cache for several measurements.
 
 curvature: mean curvature of the implicit surface times the distance of the farthest vertex from the mean of the
     vertices, at the vertices. Targets are clipped at the 1st and the 99th percentile of the training set. The features
@@ -35,7 +35,7 @@ from diffnet.viz import write_ply
 
 FIRST_TEST = 1_000_000  # seed of the first test figure
 TESTS = 64
-EPOCHS = {"curvature": 60, "volume": 60}
+TARGETS = ("curvature", "volume")
 COLUMNS = (
     "target",
     "seed",
@@ -58,24 +58,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--epochs", type=int, help="of both targets")
-    parser.add_argument("--meshes", type=int, default=400, help="training figures")
+    parser.add_argument("--epochs", type=int, help="of both targets; by default, those of the command")
+    parser.add_argument("--meshes", type=int, default=600, help="training figures")
     parser.add_argument("--tests", type=int, default=TESTS, help="test figures")
+    parser.add_argument("--figures", type=Path, help="folder of the figures and the cache; by default, in --out")
     parser.add_argument(
         "--vertices", type=int, nargs=2, default=list(FINE), help="smallest and largest number of a figure"
     )
-    parser.add_argument("--only", choices=tuple(EPOCHS), nargs="+", default=list(EPOCHS), help="of the targets")
+    parser.add_argument("--only", choices=TARGETS, nargs="+", default=list(TARGETS), help="of the targets")
     given, options = parser.parse_known_args(arguments)
-    figures = write_figures(
-        given.out / "figures-{}-{}".format(*given.vertices), given.meshes, given.tests, tuple(given.vertices)
-    )
+    given.out.mkdir(parents=True, exist_ok=True)
+    kept = given.figures or given.out / "figures"
+    figures = write_figures(kept / "set", given.meshes, given.tests, tuple(given.vertices))
     rows = []
     for target in given.only:
         for seed in given.seeds:
             started = time.perf_counter()
             run = given.out / f"{target}-{seed}"
-            epochs = given.epochs or EPOCHS[target]
-            train(target, figures, run, given.out / "cache", seed, epochs, options)
+            epochs = [] if given.epochs is None else ["--epochs", str(given.epochs)]
+            train(target, figures, run, kept / "cache", seed, [*epochs, *options])
             found = json.loads((run / "results.json").read_text())
             names = ("train_meshes", "test_meshes", "preprocessing_seconds", "training_seconds")
             rows.append(
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     "seed": seed,
                     **{name: found["columns"][0][name] for name in ("r2", "mae", "rmse")},
                     **{name: found[name] for name in names},
-                    "epochs": epochs,
+                    "epochs": found["options"]["epochs"],
                     "command_seconds": round(time.perf_counter() - started, 2),
                 }
             )
@@ -98,13 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"wrote {given.out / 'regression.csv'}")
 
 
-def train(target: str, figures: Path, run: Path, cache: Path, seed: int, epochs: int, options: Sequence[str]) -> None:
+def train(target: str, figures: Path, run: Path, cache: Path, seed: int, options: Sequence[str]) -> None:
     """Run `diffnet train regression`. Raises CalledProcessError if it fails."""
     if target == "curvature":
         own = ["--data", figures, "--targets", "file:curvature", "--features", "xyz+normals"]
     else:
         own = ["--data", figures / "targets.csv"]
-    common = ["--out", run, "--cache", cache, "--seed", seed, "--epochs", epochs, *options]
+    common = ["--out", run, "--cache", cache, "--seed", seed, *options]
     command = [sys.executable, "-m", "diffnet", "train", "regression", *own, *common]
     subprocess.run([str(word) for word in command], check=True)
 
