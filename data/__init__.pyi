@@ -8,6 +8,7 @@ from .feature_names import (
     Statistics,
     canonical_features,
     check_statistics,
+    check_target_statistics,
     feature_channels,
     feature_parts,
     vector_channels,
@@ -23,8 +24,9 @@ from .features import (
 )
 from .folders.classes import load_classes
 from .folders.layouts import LAYOUTS, Layout, load_dataset
+from .folders.targets import load_targets
 from .generated.classes import shapes
-from .generated.dataset import figure, figures
+from .generated.dataset import curved_figure, figure, figures
 from .generated.pairs import figure_pairs
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from .options import Preprocessing
@@ -33,6 +35,8 @@ from .pairs.samples import PairSample, collate_pairs
 from .pairs.scoring import PairErrors, pair_errors
 from .pairs.shapes import MeshPairs, PairShape, Truth
 from .samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
+from .target_names import target_parts
+from .targets import original_targets, standardized_targets, target_statistics, with_columns
 
 __all__ = [
     "FEATURE_CHANNELS",
@@ -60,8 +64,10 @@ __all__ = [
     "available_cores",
     "canonical_features",
     "check_statistics",
+    "check_target_statistics",
     "collate_pairs",
     "collate_samples",
+    "curved_figure",
     "epoch_seed",
     "feature_channels",
     "feature_parts",
@@ -75,7 +81,9 @@ __all__ = [
     "load_dataset",
     "load_meanwhile",
     "load_pairs",
+    "load_targets",
     "make_sample",
+    "original_targets",
     "own_arrays",
     "pair_errors",
     "precompute_all",
@@ -83,7 +91,11 @@ __all__ = [
     "rotate_vectors",
     "save_pairs",
     "shapes",
+    "standardized_targets",
+    "target_parts",
+    "target_statistics",
     "vector_channels",
+    "with_columns",
     "with_label_names",
     "with_labels_at",
 ]
