@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from diffnet.data import Sample, collate_samples
+from diffnet.data import PairSample, Sample, collate_pairs, collate_samples
 from diffnet.geometry import Operators
 
 S = TypeVar("S")
@@ -57,15 +57,19 @@ def _with_gradient_evecs(sample: Sample, basis_dtype: torch.dtype) -> Sample:
     return replace(sample, operators=sample.operators.with_gradient_evecs().with_basis_dtype(basis_dtype))
 
 
-def packed(samples: Sequence[Sample], batches: Iterable[list[int]], device: torch.device) -> Iterator[Sample]:
-    """Batches of samples on the device.
+def packed(
+    samples: Sequence[Sample | PairSample], batches: Iterable[list[int]], device: torch.device
+) -> Iterator[Sample]:
+    """Batches of samples, or of pairs of them, on the device.
 
     If samples must be moved to a GPU, a thread packs and moves a batch while the GPU works on the one before. A batch
     may be used until the next one is asked for. The GPU may still work on it then.
     """
 
     def pack(batch: list[int]) -> Sample:
-        return collate_samples([samples[i] for i in batch])
+        chosen = [samples[i] for i in batch]
+        pairs = [sample for sample in chosen if isinstance(sample, PairSample)]
+        return collate_pairs(pairs) if pairs else collate_samples([s for s in chosen if isinstance(s, Sample)])
 
     if device.type != "cuda" or all(s.operators.device.type == "cuda" for s in samples):
         yield from (pack(batch).to(device) for batch in batches)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diffnet import DiffusionNet
-from diffnet.data import Sample
+from diffnet.data import PairSample, Sample
 from diffnet.train.batches import packed
 from diffnet.train.device import autocast
 from diffnet.train.options import TrainOptions
@@ -17,7 +17,7 @@ from diffnet.train.tasks.registry import task_named
 
 def evaluate(
     model: DiffusionNet,
-    samples: Sequence[Sample],
+    samples: Sequence[Sample | PairSample],
     options: TrainOptions,
     device: torch.device,
     predictions: list[Tensor] | None = None,
@@ -29,7 +29,10 @@ def evaluate(
     task, channels = task_named(options.task), model.last.out_features
     tally = task.new_tally(channels, device)
     for sample in packed(samples, [[i] for i in range(len(samples))], device):
-        predicted = task.predict(network_outputs(model, sample, options, device))
+        outputs = network_outputs(model, sample, options, device)
+        if task.maps is not None:
+            outputs = task.maps(outputs, sample.operators, options)
+        predicted = task.predict(outputs)
         tally += task.tally(predicted, sample.labels, channels)
         if predictions is not None:
             predictions.append(predicted.cpu())

@@ -7,14 +7,14 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
-from diffnet.data import ArrayStatistics, LabeledMeshes, MeshBatches, Sample, Statistics, epoch_seed
+from diffnet.data import ArrayStatistics, LabeledMeshes, MeshBatches, PairSample, Sample, Statistics, epoch_seed
 from diffnet.geometry import random_rotations
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import write_atomically
@@ -28,6 +28,8 @@ from diffnet.train.step import TrainingStep, make_optimizer, restore_optimizer, 
 from diffnet.train.tasks.names import SCORES
 from diffnet.train.tasks.registry import task_named
 
+T = TypeVar("T")
+
 
 class TrainingError(DiffnetError, RuntimeError):
     """Training failed. The message gives the reason and names the checkpoint that is left."""
@@ -35,8 +37,8 @@ class TrainingError(DiffnetError, RuntimeError):
 
 def train(
     data: LabeledMeshes,
-    train_samples: Sequence[Sample],
-    test_samples: Sequence[Sample],
+    train_samples: Sequence[Sample | PairSample],
+    test_samples: Sequence[Sample | PairSample],
     options: TrainOptions,
     out: Path,
     *,
@@ -77,7 +79,10 @@ def train(
     optimizer = make_optimizer(model, options, device)
     step = TrainingStep(model, optimizer, options, device)
     if capture and device.type == "cuda" and options.backend == "auto":
-        step.capture(data.labels_at, [s.operators for s in fitted])
+        if task.maps is None:
+            step.capture(data.labels_at, [s.operators for s in fitted])
+        # The functional maps of a pair depend on the lengths of its meshes on the host, so steps on pairs aren't
+        # captured. The graphs of the network serve them.
         graphed(model, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
     history: list[Row] = []
     last_predictions: list[Tensor] = []
@@ -155,7 +160,7 @@ def train(
     return judged
 
 
-def set_aside(samples: Sequence[Sample], options: TrainOptions) -> tuple[list[Sample], list[Sample]]:
+def set_aside(samples: Sequence[T], options: TrainOptions) -> tuple[list[T], list[T]]:
     """Split the training samples into those to fit and those to validate on. Only the seed decides which.
 
     Raises OptionError if none is left to fit.
@@ -176,7 +181,7 @@ def set_aside(samples: Sequence[Sample], options: TrainOptions) -> tuple[list[Sa
 def _train_epoch(
     model: DiffusionNet,
     step: TrainingStep,
-    samples: Sequence[Sample],
+    samples: Sequence[Sample | PairSample],
     batches: Iterable[list[int]],
     options: TrainOptions,
     device: torch.device,
@@ -189,14 +194,15 @@ def _train_epoch(
     losses: list[Tensor] = []
     names: list[tuple[str, ...]] = []
     # Drawing and moving all rotations at once takes as long as those of one step.
-    rotations = random_rotations(len(samples)).to(device) if options.rotates else None
+    every = sum(len(s.names) for s in samples)  # a pair has two meshes
+    rotations = random_rotations(every).to(device) if options.rotates else None
     first = 0
     for sample in packed(samples, batches, device):
         meshes = len(sample.operators)
         losses.append(step(sample, None if rotations is None else rotations[first : first + meshes]))
         names.append(sample.names)
         first += meshes
-        after_step(epoch + first / len(samples))
+        after_step(epoch + first / every)
     # The losses are read once per epoch, so no step waits for the GPU.
     values = torch.stack(losses).tolist()
     broken = [(f"loss became {v}", batch) for v, batch in zip(values, names, strict=True) if not math.isfinite(v)]

@@ -24,17 +24,23 @@ DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
 Loss: TypeAlias = Literal["mse", "l1", "huber"]
+Method: TypeAlias = Literal["supervised", "unsupervised"]
 TrainBackend: TypeAlias = Literal["auto", "torch"]
+
+
+# Options of one task.
+_OWN = {"regression": ("targets", "loss"), "correspondence": ("method", "map_k", "zoomout")}
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of `diffnet train segmentation`, `classification` and `regression`. Their `--help` explains each one.
+    """The options of the tasks of `diffnet train`. Their `--help` explains each one.
 
     task: what the network learns, the name of the command
     laplacian: None becomes the one that belongs to the operators, see `precompute`
     label_smoothing: s of `label_smoothing_loss`, in training
     targets, loss: of a regression, see `load_targets` and `target_loss`
+    method, map_k, zoomout: of a correspondence, see `pair_maps` and `point_map_of`. A step takes `batch_meshes` pairs.
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
         Other features do not change under rotation.
 
@@ -67,6 +73,9 @@ class TrainOptions:
     label_smoothing: float = 0.0
     targets: str | None = None
     loss: Loss = "mse"
+    method: Method = "supervised"
+    map_k: int = 30
+    zoomout: bool = False
     validation: float = 0.0
     eval_every: int = 5
     precision: Precision = "auto"
@@ -95,6 +104,7 @@ class TrainOptions:
             ("backend", get_args(TrainBackend)),
             ("schedule", get_args(Schedule)),
             ("loss", get_args(Loss)),
+            ("method", get_args(Method)),
             ("diffusion", get_args(DiffusionMode)),
         ):
             if getattr(self, name) not in choices:
@@ -103,9 +113,12 @@ class TrainOptions:
             raise OptionError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
         if self.targets is not None:
             target_parts(self.targets)
-        for name, plain in (("targets", None), ("loss", "mse")):
-            if self.task != "regression" and getattr(self, name) != plain:
-                raise OptionError(f"{name} is for regression, and the task is {self.task}")
+        for owner, own in _OWN.items():
+            for name in own:
+                if self.task != owner and getattr(self, name) != getattr(TrainOptions, name):
+                    raise OptionError(f"{name} is for {owner}, and the task is {self.task}")
+        if self.task == "correspondence" and not 1 <= self.map_k <= self.k:
+            raise OptionError(f"map_k should be from 1 to k, which is {self.k}, got {self.map_k}")
         if self.task == "regression" and self.label_smoothing > 0:
             raise OptionError("label_smoothing is for tasks with labels, and the task is regression")
         object.__setattr__(self, "laplacian", self.preprocessing.laplacian)  # `preprocessing` checks its own options

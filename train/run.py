@@ -27,6 +27,8 @@ from diffnet.data import (
     DataError,
     LabeledMesh,
     LabeledMeshes,
+    MeshPairs,
+    PairSample,
     Preprocessing,
     Sample,
     Statistics,
@@ -45,6 +47,8 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import restore_model
+from diffnet.train.correspondence.scoring import score_pairs
+from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import train
@@ -64,6 +68,8 @@ WRITTEN = (
     "results.json",
     "confusion.png",
     "scatter.png",
+    "errors.png",
+    "errors.csv",
     "curves.png",
     "predictions.html",
 )
@@ -80,10 +86,13 @@ def run_training(
     resume: bool = False,
     capture: bool = True,
     console: Console,
+    pairs: MeshPairs | None = None,
 ) -> dict[str, Any]:
     """Preprocess, train, evaluate and report. All files are written to the folder `out`.
 
     Returns the content of results.json. Numbers in it are null if no test element is labeled.
+
+    pairs: of a correspondence. `data` are then its meshes, see `as_labeled`.
 
     The folder is locked until the run ends. See `locked` for what holds on network file systems.
 
@@ -95,6 +104,8 @@ def run_training(
         raise OptionError(
             f"{options.task} needs labels at {' or '.join(TARGETS_AT[options.task])}, got {data.labels_at}"
         )
+    if pairs is not None and options.method == "supervised" and not pairs.is_supervised:
+        raise OptionError("the data have no correspondences; use --method unsupervised")
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
@@ -107,8 +118,16 @@ def run_training(
         for item in data.test:
             own_arrays(item.mesh, options.features, statistics, item.arrays)  # names what is missing at once
         samples = preprocess(items, options, cache_dir, jobs, console, statistics)
-        samples = keep_on_device(samples, device, matmul_dtype(options.precision, device))
+        # Functional maps need the basis in full precision.
+        basis_dtype = torch.float32 if pairs is not None else matmul_dtype(options.precision, device)
+        samples = keep_on_device(samples, device, basis_dtype)
         train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
+        train_items: Sequence[Sample | PairSample] = train_samples
+        test_items: Sequence[Sample | PairSample] = test_samples
+        if pairs is not None:
+            supervised = options.method == "supervised"
+            train_items = pair_samples(pairs, "train", train_samples, options.map_k, with_targets=supervised)
+            test_items = pair_samples(pairs, "test", test_samples, options.map_k)
         preprocessing_seconds = time.perf_counter() - started
 
         with progress_bar(console) as bar:
@@ -122,8 +141,8 @@ def run_training(
             predictions: list[torch.Tensor] = []
             judged = train(
                 data,
-                train_samples,
-                test_samples,
+                train_items,
+                test_items,
                 options,
                 out,
                 device=device,
@@ -138,11 +157,17 @@ def run_training(
             bar.update(shown, completed=options.epochs)
 
         if not predictions:
-            evaluate(restore_model(judged)[0].to(device), test_samples, options, device, predictions)
+            evaluate(restore_model(judged)[0].to(device), test_items, options, device, predictions)
         task = task_named(options.task)
         if targets is not None:
             predictions = [original_targets(each, targets) for each in predictions]
-        scored = Scored(data.test, predictions, data.label_names, data.labels_at)
+        scored_pairs = None
+        if pairs is not None:
+            chosen = [item for item in test_items if isinstance(item, PairSample)]
+            scored_pairs = score_pairs(
+                pairs, predictions, chosen, options.zoomout, device, cache_dir=cache_dir, jobs=jobs, console=console
+            )
+        scored = Scored(data.test, predictions, data.label_names, data.labels_at, scored_pairs)
         results = {
             "task": options.task,
             **task.results(scored),

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features
+from diffnet.data.pairs.indices import Base
 from diffnet.data.target_names import target_parts
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
@@ -20,7 +21,7 @@ from diffnet.geometry.preprocessing.options import (
     OperatorsKind,
     ScaleRule,
 )
-from diffnet.train.options import DiffusionMode, Loss, Precision, Schedule, TrainBackend
+from diffnet.train.options import DiffusionMode, Loss, Method, Precision, Schedule, TrainBackend
 
 
 def default_cache() -> Path:
@@ -136,3 +137,46 @@ CaptureOption = Annotated[bool, typer.Option(help="On a GPU, launch the kernels 
 LabelSmoothingOption = Annotated[
     float, typer.Option(min=0, max=0.99, help="Weight of the wrong classes in the loss, all together.")
 ]
+
+# The options of `diffnet train correspondence` alone. None stands for a default of the method.
+MethodOption = Annotated[
+    Method, typer.Option(help="supervised learns from correspondences, unsupervised from pairs without any.")
+]
+PairsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="all pairs of meshes, those within or across folders, or a file with two names in each line. By default "
+        "pairs.txt in the folder, else all."
+    ),
+]
+BaseOption = Annotated[
+    Base, typer.Option(help="Number of the first vertex in files of correspondences, 0 or 1; auto finds it.")
+]
+PairFeaturesOption = Annotated[
+    str | None,
+    typer.Option(
+        callback=lambda text: None if text is None else checked_features(text),
+        metavar="PART+PART…",
+        help="Input features, see `diffnet train segmentation`. By default hks; wks if unsupervised.",
+    ),
+]
+ChannelsOption = Annotated[
+    int | None, typer.Option(min=1, help="Features that the network computes. By default 128; 256 if unsupervised.")
+]
+MapKOption = Annotated[
+    int | None,
+    typer.Option(
+        "--map-k", min=1, max=300, help="Eigenpairs of the functional maps. By default 30; 200 if unsupervised."
+    ),
+]
+PairKOption = Annotated[
+    int | None,
+    typer.Option("--k", min=1, help="Eigenpairs of the network. By default 128; 200 if unsupervised."),
+]
+ZoomOutOption = Annotated[
+    bool, typer.Option("--zoomout", help="Refine functional maps with ZoomOut, to all eigenpairs of the network.")
+]
+PairEpochsOption = Annotated[
+    int | None, typer.Option("--epochs", min=1, help="Passes over the training pairs. By default 10,000 pairs in all.")
+]
+BatchPairsOption = Annotated[int, typer.Option("--batch-pairs", min=1, help="Pairs per step.")]

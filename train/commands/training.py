@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +16,15 @@ from diffnet.train.commands.options import (
     DEFAULT_CACHE,
     AttentionHeadsOption,
     BackendOption,
+    BaseOption,
     BasisOption,
     BatchMeshesOption,
+    BatchPairsOption,
     BatchVerticesOption,
     BlocksOption,
     CacheOption,
     CaptureOption,
+    ChannelsOption,
     DecayEveryOption,
     DeviceOption,
     DiffusionOption,
@@ -35,8 +38,14 @@ from diffnet.train.commands.options import (
     LaplacianOption,
     LearningRateOption,
     LossOption,
+    MapKOption,
+    MethodOption,
     NormalizeOption,
     OperatorsOption,
+    PairEpochsOption,
+    PairFeaturesOption,
+    PairKOption,
+    PairsOption,
     PrecisionOption,
     ResumeOption,
     RotateOption,
@@ -47,14 +56,22 @@ from diffnet.train.commands.options import (
     TrainKOption,
     ValidationOption,
     WidthOption,
+    ZoomOutOption,
 )
-from diffnet.train.options import TrainOptions
+from diffnet.train.options import Method, TrainOptions
 from diffnet.train.tasks.names import TaskName
 
 if TYPE_CHECKING:
-    from diffnet.data import LabeledMeshes
+    from diffnet.data import LabeledMeshes, MeshPairs
 
 train_app = typer.Typer(help="Train a network on labeled meshes.", no_args_is_help=True)
+
+# Those of Donati et al. 2020 with the network of Sharp et al. 2022, and of Cao et al. 2023.
+PAIR_DEFAULTS: dict[Method, dict[str, Any]] = {
+    "supervised": {"features": "hks", "k": 128, "map_k": 30, "channels": 128},
+    "unsupervised": {"features": "wks", "k": 200, "map_k": 200, "channels": 256},
+}
+TRAINED_PAIRS = 10_000  # in all epochs together, by default
 
 
 @train_app.command("segmentation")
@@ -223,27 +240,103 @@ def train_regression(
     _train("regression", load, locals())
 
 
-def _train(task: TaskName, load: Callable[[], LabeledMeshes], given: dict[str, Any]) -> None:
+@train_app.command("correspondence")
+def train_correspondence(
+    data: Annotated[
+        list[str],
+        typer.Option(
+            help="Folder of meshes in pairs, also several times, or [bold]figures[/], the generated set of pairs."
+        ),
+    ],
+    out: RunOption,
+    method: MethodOption = "supervised",
+    pairs: PairsOption = None,
+    base: BaseOption = "auto",
+    features: PairFeaturesOption = None,
+    channels: ChannelsOption = None,
+    map_k: MapKOption = None,
+    zoomout: ZoomOutOption = False,
+    epochs: PairEpochsOption = None,
+    width: WidthOption = 128,
+    blocks: BlocksOption = 4,
+    diffusion: DiffusionOption = "spectral",
+    attention_heads: AttentionHeadsOption = 0,
+    dropout: DropoutOption = 0.0,
+    learning_rate: LearningRateOption = 0.001,
+    schedule: ScheduleOption = "cosine",
+    decay_every: DecayEveryOption = 50,
+    batch_meshes: BatchPairsOption = 1,
+    batch_vertices: BatchVerticesOption = None,
+    rotate: RotateOption = None,
+    eval_every: EvalEveryOption = 1,
+    k: PairKOption = None,
+    laplacian: LaplacianOption = None,
+    basis: BasisOption = "float32",
+    join: JoinOption = "auto",
+    operators: OperatorsOption = "diffnet",
+    normalize: NormalizeOption = "area",
+    precision: PrecisionOption = "fp32",
+    backend: BackendOption = "auto",
+    device: DeviceOption = "auto",
+    seed: SeedOption = 0,
+    cache: CacheOption = DEFAULT_CACHE,
+    jobs: JobsOption = None,
+    resume: ResumeOption = False,
+    capture: CaptureOption = True,
+) -> None:
+    """Train a network whose features match pairs of meshes, and report the geodesic errors of the test pairs.
+
+    The network is trained on functional maps. supervised needs correspondences: .vts files or template points for each
+    mesh, or a map for each pair. unsupervised needs none.
+
+    Writes to --out what `diffnet train segmentation` writes, with errors.csv, errors.png and a page for each of some
+    pairs. For Ctrl-C and --resume, see there.
+    """
+
+    def load() -> MeshPairs:
+        from diffnet.data import figure_pairs, load_pairs
+
+        if data == ["figures"]:
+            return figure_pairs(seed=seed, jobs=jobs, cache_dir=cache)
+        return load_pairs(data if len(data) > 1 else data[0], pairs, base=base, seed=seed, cache_dir=cache)
+
+    given = locals()
+    for name, value in PAIR_DEFAULTS[method].items():
+        given[name] = value if given[name] is None else given[name]
+    if map_k is None:
+        given["map_k"] = min(given["map_k"], given["k"])
+    _train("correspondence", load, given)
+
+
+def _train(task: TaskName, load: Callable[[], LabeledMeshes | MeshPairs], given: dict[str, Any]) -> None:
     """Run the training of a task.
 
     given: the arguments of the command. Those that have the name of an option of `TrainOptions` become this option.
     """
     with ExitAtCtrlC():
+        from diffnet.data import MeshPairs
+        from diffnet.train.correspondence.scoring import as_labeled
         from diffnet.train.device import keep_memory, pick_device
         from diffnet.train.run import check_folder, run_training
 
     if given["batch_meshes"] is None and given["batch_vertices"] is None:
         given["batch_meshes"] = 1
     names = {field.name for field in fields(TrainOptions)}
-    options = TrainOptions(task=task, **{name: value for name, value in given.items() if name in names})
+    own = {name: value for name, value in given.items() if name in names and value is not None}
+    options = TrainOptions(task=task, **own)
     out, cache, resume = given["out"], given["cache"], given["resume"]
     chosen = pick_device(given["device"])
     if chosen.type == "cpu":
         keep_memory()
     check_folder(out, resume)
     cache.mkdir(parents=True, exist_ok=True)
-    dataset = load()
-    kind = "columns of targets" if task == "regression" else "classes"
+    dataset, pairs = load(), None
+    if isinstance(dataset, MeshPairs):
+        pairs, dataset = dataset, as_labeled(dataset, given["channels"])
+        if given["epochs"] is None:
+            options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(pairs.train_pairs))))
+        console.print(f"{len(pairs.train_pairs)} pairs to train on, {len(pairs.test_pairs)} to test on")
+    kind = {"regression": "columns of targets", "correspondence": "features"}.get(task, "classes")
     classes = f"{len(dataset.label_names)} {kind}"
     at = "" if dataset.labels_at == "meshes" else f" at the {dataset.labels_at}"
     console.print(f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, {classes}{at}")
@@ -258,6 +351,7 @@ def _train(task: TaskName, load: Callable[[], LabeledMeshes], given: dict[str, A
             resume=resume,
             capture=given["capture"],
             console=console,
+            pairs=pairs,
         )
     except KeyboardInterrupt:
         saved = (out / "last.pt").exists()

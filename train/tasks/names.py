@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-TaskName: TypeAlias = Literal["segmentation", "classification", "regression"]
+TaskName: TypeAlias = Literal["segmentation", "classification", "regression", "correspondence"]
 
 # The elements that have targets in each task.
 TARGETS_AT: dict[TaskName, tuple[str, ...]] = {
     "segmentation": ("vertices", "faces", "edges"),
     "classification": ("meshes",),
     "regression": ("vertices", "faces", "edges", "meshes"),
+    "correspondence": ("vertices",),  # features, from which functional maps are computed
 }
 
 # The score of each task in metrics.csv. The higher, the better.
-SCORES: dict[TaskName, str] = {"segmentation": "accuracy", "classification": "accuracy", "regression": "r2"}
+SCORES: dict[TaskName, str] = {
+    "segmentation": "accuracy",
+    "classification": "accuracy",
+    "regression": "r2",
+    "correspondence": "r2",  # of functional maps
+}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from diffnet.train.tasks.classification import CLASSIFICATION
+from diffnet.train.tasks.correspondence import CORRESPONDENCE
 from diffnet.train.tasks.names import TaskName
 from diffnet.train.tasks.regression import REGRESSION
 from diffnet.train.tasks.segmentation import SEGMENTATION
 from diffnet.train.tasks.task import Task
 
-_TASKS: dict[TaskName, Task] = {task.name: task for task in (SEGMENTATION, CLASSIFICATION, REGRESSION)}
+_TASKS: dict[TaskName, Task] = {task.name: task for task in (SEGMENTATION, CLASSIFICATION, REGRESSION, CORRESPONDENCE)}
 
 
 def task_named(name: TaskName) -> Task:

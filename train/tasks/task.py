@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.table import Table
 from torch import Tensor
 
-from diffnet.data import LabeledMesh, LabeledMeshes, TargetsAt
-from diffnet.geometry import Mesh
+from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, PairErrors, TargetsAt
+from diffnet.geometry import Mesh, Operators
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.names import TaskName
 
@@ -30,17 +32,32 @@ class Predicted(NamedTuple):
 
 
 @dataclass(frozen=True)
+class ScoredPairs:
+    """The test pairs of a set with their predicted maps.
+
+    maps: for each test pair, a vertex of its second mesh for each vertex of its first mesh, (V,) int64
+    errors: of each test pair; empty if the true correspondences are not known
+    """
+
+    data: MeshPairs
+    maps: Sequence[NDArray[np.int64]]
+    errors: Sequence[PairErrors]
+
+
+@dataclass(frozen=True)
 class Scored:
     """Labeled meshes with their predictions.
 
     predictions: for each mesh, what `Task.predict` returns, on the CPU. Those of a regression are in the units of the
         targets, (N, C) float64.
+    pairs: of a task on pairs, for which `predictions` are functional maps (1, K, K)
     """
 
     meshes: Sequence[LabeledMesh]
     predictions: Sequence[Tensor]
     label_names: list[str]
     labels_at: TargetsAt
+    pairs: ScoredPairs | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +66,8 @@ class Task:
 
     Functions of tensors run inside CUDA graphs, so they never wait for the GPU.
 
+    maps: in a task on pairs, (features (V, C) of the network, operators, options) to what the other functions take as
+        outputs, one row for each of P pairs. The operators are those of `collate_pairs`. None in other tasks.
     loss: (outputs (N, C), targets, options) to the loss ()
     predict: outputs (N, C) to what is kept of them for scores and reports, a tensor of N rows
     new_tally: (C, device) to a tally of nothing
@@ -78,3 +97,4 @@ class Task:
     write_predictions: Callable[
         [Sequence[Predicted], list[str], TargetsAt, Sequence[Path], Path | None, Path | None], None
     ]
+    maps: Callable[[Tensor, Operators, TrainOptions], Tensor] | None = None

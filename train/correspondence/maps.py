@@ -1,0 +1,67 @@
+"""Functional maps of pairs from the features of a network, and maps of points from functional maps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from diffnet.geometry import Operators
+from diffnet.geometry.batches.functional_maps import functional_map, point_map, soft_functional_map, zoomout
+from diffnet.ops import bijectivity_loss, coupling_loss, orthogonality_loss
+from diffnet.train.options import Method
+
+TEMPERATURE = 0.07  # of soft maps of normalized features (Cao et al. 2023)
+ZOOMOUT_STEPS = 10
+
+
+def pair_maps(features: Tensor, operators: Operators, method: Method, k: int) -> Tensor:
+    """Compute the functional maps of pairs that a method needs. The last of each pair is the one to match with.
+
+    features: (V, C), those of the network
+    operators: meshes a and b of each of P pairs in turn, as `collate_pairs` packs them
+    k: K, how many eigenpairs to use
+
+    "supervised" returns (P, 1, K, K), the map from functions on a to functions on b that takes the features of a to
+    those of b (Donati et al. 2020). "unsupervised" returns (P, 4, K, K): such maps from a to b and from b to a with the
+    resolvent regularizer, and the maps from b to a and from a to b of the soft maps of points (Cao et al. 2023).
+    """
+    lengths = list(operators.lengths)
+    rows = torch.split(features.float(), lengths)
+    x_a, x_b = torch.cat(rows[0::2]), torch.cat(rows[1::2])
+    a, b = operators[0::2], operators[1::2]
+    if method == "supervised":
+        return functional_map(x_a, x_b, a, b, k=k, regularizer="squared_difference")[:, None]
+    unit_a, unit_b = F.normalize(x_a, dim=1), F.normalize(x_b, dim=1)
+    found = (
+        functional_map(x_a, x_b, a, b, k=k),
+        functional_map(x_b, x_a, b, a, k=k),
+        soft_functional_map(unit_b, unit_a, b, a, temperature=TEMPERATURE, k=k),
+        soft_functional_map(unit_a, unit_b, a, b, temperature=TEMPERATURE, k=k),
+    )
+    return torch.stack(found, 1)
+
+
+def unsupervised_loss(maps: Tensor) -> Tensor:
+    """Bijectivity, orthogonality and coupling in both directions with equal weights, averaged over pairs.
+
+    maps: (P, 4, K, K), those of the unsupervised method, see `pair_maps`
+    """
+    there, back, soft_back, soft_there = maps.unbind(1)
+    bijectivity = bijectivity_loss(there, back) + bijectivity_loss(back, there)
+    orthogonality = orthogonality_loss(there) + orthogonality_loss(back)
+    return bijectivity + orthogonality + coupling_loss(there, soft_there) + coupling_loss(back, soft_back)
+
+
+def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool) -> Tensor:
+    """The vertex (V_b,) of a for each vertex of b, from a functional map (1, K, K) from a to b.
+
+    refine: whether ZoomOut first refines the map, in 10 steps, to all eigenpairs. If it has more than half of them, it
+        starts at half of them.
+    """
+    c = c.to(a.device)
+    if refine:
+        most = min(a.k, b.k, a.num_vertices, b.num_vertices)
+        start = max(1, min(c.shape[-1], most // 2))
+        c = zoomout(c[:, :start, :start], a, b, k=most, step=max(1, -(-(most - start) // ZOOMOUT_STEPS)))
+    return point_map(c, a, b)

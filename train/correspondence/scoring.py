@@ -1,0 +1,72 @@
+"""Scores of predicted functional maps on the test pairs of a set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, PairSample, PairShape, pair_errors
+from diffnet.geometry import SurfacePoints
+from diffnet.train.correspondence.maps import point_map_of
+from diffnet.train.tasks.task import ScoredPairs
+
+
+def score_pairs(
+    data: MeshPairs,
+    maps: Sequence[Tensor],
+    samples: Sequence[PairSample],
+    refine: bool,
+    device: torch.device,
+    *,
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+) -> ScoredPairs:
+    """Turn functional maps into maps of points, and measure these if the true correspondences are known.
+
+    maps: (1, K, K) for each test pair
+    samples: the test pairs
+    refine: see `point_map_of`
+    cache_dir, jobs: see `geodesic_errors_of_all`
+    """
+    found = []
+    for c, pair in zip(maps, samples, strict=True):
+        a, b = pair.a.operators.to(device), pair.b.operators.to(device)
+        found.append(point_map_of(c, a, b, refine).cpu().numpy())
+    if not data.is_supervised:
+        return ScoredPairs(data, found, ())
+    shapes = [(data.test[i], data.test[j]) for i, j in data.test_pairs]
+    with console.status("geodesic distances"):
+        errors = pair_errors(data, shapes, found, cache_dir=cache_dir, jobs=jobs)
+    return ScoredPairs(data, found, errors)
+
+
+def as_labeled(data: MeshPairs, channels: int) -> LabeledMeshes:
+    """The meshes of a set of pairs for a network with this many features.
+
+    The labels of a mesh are not those of its vertices. They hold its template points and its partners, by which a
+    resumed run recognizes the set.
+    """
+
+    def labeled(shapes: Sequence[PairShape], pairs: Sequence[tuple[int, int]]) -> list[LabeledMesh]:
+        partners: list[list[int]] = [[] for _ in shapes]
+        for i, j in pairs:
+            partners[i].append(j)
+        return [
+            LabeledMesh(shape.name, shape.mesh, np.concatenate([_template(shape), np.array(own, np.int64)]))
+            for shape, own in zip(shapes, partners, strict=True)
+        ]
+
+    names = [str(i) for i in range(channels)]
+    train, test = labeled(data.train, data.train_pairs), labeled(data.test, data.test_pairs)
+    return LabeledMeshes(train, test, names, "vertices")
+
+
+def _template(shape: PairShape) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    template = shape.template.faces if isinstance(shape.template, SurfacePoints) else shape.template
+    return np.zeros(0, np.int64) if template is None else np.asarray(template, np.int64)

@@ -1,0 +1,135 @@
+"""The page about a trained correspondence: its scores, its charts, and transferred colors of test pairs."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from diffnet.data import MeshPairs
+from diffnet.geometry import Mesh, error_curve
+from diffnet.geometry.files import write_atomically
+from diffnet.geometry.geodesics.curve import THRESHOLDS
+from diffnet.train.report.charts import png_of
+from diffnet.train.report.report import figure_html, summary_html
+from diffnet.train.report.transfer import pair_page, position_colors, texture_colors
+from diffnet.train.tasks.task import ScoredPairs
+from diffnet.viz.pages import fill_template
+from diffnet.viz.render import draw, paint, png_bytes
+from diffnet.viz.surface import make_surface
+
+PICTURE_SIZE = (420, 340)  # width and height of each picture of a mesh, in pixels
+SHOWN_PAIRS = 8
+
+
+def write_pairs_report(
+    out: Path, pairs: ScoredPairs, results: Mapping[str, Any], summary: Mapping[str, str], curves: bytes | None
+) -> None:
+    """Write predictions.html, a page for each shown pair in pairs/, and errors.csv and errors.png if errors are known.
+
+    results: the content of results.json
+    summary: entries at the top of the page
+    """
+    numbers = _shown(pairs)
+    scores, charts = {}, []
+    if pairs.errors:
+        every = np.concatenate([own.errors for own in pairs.errors])
+        curve = error_curve(every)
+        write_atomically(out / "errors.csv", _table(curve))
+        chart = curve_png(curve)
+        write_atomically(out / "errors.png", chart)
+        charts.append((chart, "Geodesic errors of the test pairs"))
+        scores = {
+            "Mean error ×100": f"{results['mean_error_x100']:.3f}",
+            "Nearest vertices": f"{100 * results['floor']:.3f}",
+            "Area under the curve": f"{results['auc']:.4f}",
+        }
+        if results["flipped_pairs"] is not None:
+            scores["Left and right exchanged"] = f"{results['flipped_pairs']} of {results['test_pairs']} pairs"
+    parts = [summary_html({**scores, "Pairs": str(results["test_pairs"]), **summary})]
+    if curves is not None:
+        charts.append((curves, "Training"))
+    parts.append(f'<section class="charts">{"".join(figure_html(png, text, text) for png, text in charts)}</section>')
+    (out / "pairs").mkdir(exist_ok=True)
+    articles = "".join(_article(out, pairs, number) for number in numbers)
+    parts.append(f"<section><h2>Test pairs</h2>{articles}</section>")
+    title = "Correspondences of the test pairs"
+    text = fill_template("diffnet.train.report", "report.html", title=title, body="\n".join(parts))
+    write_atomically(out / "predictions.html", text)
+
+
+def curve_png(curve: NDArray[np.float64]) -> bytes:
+    """Draw the share of errors below each of `THRESHOLDS`. Returns the content of a PNG file."""
+    figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(THRESHOLDS, 100 * curve, lw=1.8)
+    axes.set(xlabel="Geodesic error / √area", ylabel="Correspondences (%)", xlim=(0, THRESHOLDS[-1]), ylim=(0, 101))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    return png_of(figure)
+
+
+def _table(curve: NDArray[np.float64]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["error", "share"])
+    writer.writerows((f"{limit:.6g}", f"{share:.6g}") for limit, share in zip(THRESHOLDS, curve, strict=True))
+    return text.getvalue()
+
+
+def _shown(pairs: ScoredPairs) -> list[int]:
+    """Pairs from the best to the worst. Without errors, pairs spread over the test set."""
+    count = len(pairs.data.test_pairs)
+    order = list(range(count))
+    if pairs.errors:
+        order.sort(key=lambda i: float(np.nanmean(pairs.errors[i].errors)))
+    return [order[round(i)] for i in np.linspace(0, count - 1, min(SHOWN_PAIRS, count))]
+
+
+def _article(out: Path, pairs: ScoredPairs, number: int) -> str:
+    """The pictures of a pair, with a link to its page, which is written."""
+    data, matches = pairs.data, pairs.maps[number]
+    first, second = (data.test[i] for i in data.test_pairs[number])
+    notes, errors = "", None
+    if pairs.errors:
+        own = pairs.errors[number]
+        notes = (
+            f"mean error ×100 {100 * np.nanmean(own.errors):.2f}{', left and right exchanged' if own.flipped else ''}"
+        )
+        errors = _at_vertices(data, number, own.errors)
+    heading = f"{second.name} to {first.name}"
+    path = f"pairs/{number:03d}.html"
+    page = pair_page(second.mesh, first.mesh, matches, (second.name, first.name), heading, errors)
+    page.save(out / path)
+    color, texture = position_colors(second.mesh), texture_colors(second.mesh)
+    pictures = (
+        (second.mesh, color, "Colors by position", second.name),
+        (first.mesh, color[matches], "Transferred colors", first.name),
+        (second.mesh, texture, "Texture", second.name),
+        (first.mesh, texture[matches], "Transferred texture", first.name),
+    )
+    figures = "".join(figure_html(_picture(m, c), f"{name}: {text}", text, name) for m, c, text, name in pictures)
+    link = f'<a href="{path}">{html.escape(heading)}</a>'
+    return f'<article><h3>{link} <small>{notes}</small></h3><div class="pictures">{figures}</div></article>'
+
+
+def _at_vertices(data: MeshPairs, number: int, errors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The errors (V,) at the vertices of the first mesh, NaN where the truth is not known."""
+    first, second = (data.test[i] for i in data.test_pairs[number])
+    truth = data.truth(first, second)
+    assert truth is not None
+    values = np.full(len(first.mesh.verts), np.nan)
+    values[truth.vertices] = errors
+    return values
+
+
+def _picture(mesh: Mesh, colors: NDArray[np.uint8]) -> bytes:
+    return png_bytes(paint(draw(make_surface(mesh.verts, mesh.faces), "vertices", PICTURE_SIZE), colors))

@@ -1,0 +1,51 @@
+"""Colors that a map of points takes from one mesh to another, and pages that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.geometry import Mesh
+from diffnet.viz import page
+from diffnet.viz.pages import Page
+
+CELLS = 14  # squares of the texture along the longest side
+DARK = 0.45  # brightness of the dark squares
+
+Colors = NDArray[np.uint8]
+
+
+def position_colors(mesh: Mesh) -> Colors:
+    """Colors (V, 3) in which red, green and blue grow with x, y and z."""
+    low, high = mesh.verts.min(axis=0), mesh.verts.max(axis=0)
+    shares = (mesh.verts - low) / np.where(high > low, high - low, 1)
+    return (255 * (0.12 + 0.8 * shares)).round().astype(np.uint8)
+
+
+def texture_colors(mesh: Mesh) -> Colors:
+    """The colors of `position_colors` (V, 3), with every second cube of a grid dark."""
+    low = mesh.verts.min(axis=0)
+    side = max(float((mesh.verts.max(axis=0) - low).max()) / CELLS, np.finfo(np.float64).tiny)
+    is_dark = np.floor((mesh.verts - low) / side).astype(np.int64).sum(axis=1) % 2 == 1
+    colors = position_colors(mesh)
+    return np.where(is_dark[:, None], (DARK * colors).astype(np.uint8), colors)
+
+
+def pair_page(
+    a: Mesh, b: Mesh, matches: NDArray[np.int64], titles: Sequence[str], heading: str, errors: Any = None
+) -> Page:
+    """A page with a and b side by side, where b has the colors and the texture of a.
+
+    matches: (V_b,) a vertex of a for each vertex of b
+    errors: (V_b,) geodesic errors, or None
+    """
+    own = {"position": position_colors(a), "texture": texture_colors(a)}
+    scalars = None
+    if errors is not None:
+        name = "error / √area"
+        scalars = [{name: np.full(len(a.verts), np.nan)}, {name: np.asarray(errors)}]
+    colors = [own, {name: values[matches] for name, values in own.items()}]
+    return page([a, b], colors=colors, scalars=scalars, titles=titles, heading=heading)
