@@ -1,4 +1,4 @@
-"""The command line: `diffnet train`, `predict`, `evaluate`, `precompute` and `info`.
+"""The command line: `diffnet train`, `predict`, `match`, `evaluate`, `precompute` and `info`.
 
 `--help` and mistakes on the command line should answer at once. So this file and the top of the commands' files import
 neither PyTorch nor SciPy, and each command imports what it runs.
@@ -12,6 +12,7 @@ import typer
 
 from diffnet.geometry.errors import DiffnetError
 from diffnet.train.commands.console import complain
+from diffnet.train.commands.matching import match
 from diffnet.train.commands.meshes import info, precompute
 from diffnet.train.commands.predicting import evaluate, predict
 from diffnet.train.commands.training import train_app
@@ -23,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(train_app, name="train")
-for command in (predict, evaluate, precompute, info):
+for command in (predict, match, evaluate, precompute, info):
     app.command()(command)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import time
@@ -279,6 +280,6 @@ def _line(row: Row, score: str) -> str:
     parts = [f"epoch {row['epoch']:>4}", f"loss {row['train_loss']:.4f}"]
     for name in ("train", "validation", "test"):
         value = row[f"{name}_{score}"]
-        if value is not None:
+        if value is not None and not math.isnan(value):
             parts.append(f"{name} {score_text(score, value)}")
     return "  ".join(parts)

@@ -80,8 +80,12 @@ def read_original_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Te
 def original_metadata(kind: Kind, in_channels: int) -> dict[str, Any]:
     """The metadata of a network of one of the kinds: the kind, and the input of the published networks of this kind."""
     features = {"features": _FEATURES[in_channels]} if in_channels in _FEATURES else {}
-    normalize = "radius" if kind == "original" else "area"
-    return {"kind": kind, **features, "k": 128, "normalize": normalize, "operators": "original"}
+    known = {"kind": kind, **features, "k": 128, "operators": "original"}
+    if kind == "original":
+        return {**known, "normalize": "radius"}
+    supervised = kind == "original correspondence"
+    maps = {"method": "supervised", "map_k": 30} if supervised else {"method": "unsupervised", "map_k": 128}
+    return {**known, "normalize": "area", "task": "correspondence", **maps}
 
 
 def _weights(path: str | os.PathLike[str], content: Mapping[str, Any], kind: Kind) -> dict[str, Tensor]:

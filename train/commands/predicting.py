@@ -90,7 +90,7 @@ def predict(
     if probabilities is not None and probabilities.suffix.lower() != ".npz":
         raise OptionError(f"--probabilities should be a .npz file, got {probabilities}")
     written = [path for path in (*files, html, png, probabilities) if path is not None]
-    _check_outputs(written, [*meshes, checkpoint])
+    check_outputs(written, [*meshes, checkpoint])
     predictions = predict_meshes(meshes, network, pick_device(device), cache, probabilities is not None)
     for path in written:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def _write_probabilities(path: Path, predictions: list[Predicted], label_names: 
     write_atomically(path, content.getvalue())
 
 
-def _check_outputs(written: list[Path], read: list[Path]) -> None:
+def check_outputs(written: list[Path], read: list[Path]) -> None:
     """Raises OptionError if a file would be written twice, or would overwrite an input."""
     for i, path in enumerate(written):
         if path in written[:i]:

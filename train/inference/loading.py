@@ -35,10 +35,26 @@ def load_network(
     else:
         raise CheckpointError(
             f"{path}: a checkpoint of the kind {kind!r}, which computes features and no labels. "
-            "DiffusionNet.from_original_checkpoint(path) loads it"
+            "`diffnet match` uses them"
         )
     if label_names is not None:
         if "label_names" in network.metadata:
             raise OptionError(f"{path}: the file has names of its classes; leave out --class-names")
         network.metadata["label_names"] = list(label_names)
+    return network
+
+
+def load_matching_network(path: str | os.PathLike[str]) -> DiffusionNet:
+    """The network in a checkpoint of `diffnet train correspondence`, or in a published one of correspondence.
+
+    Raises CheckpointError for any other file.
+    """
+    kind = None if is_safetensors(path) else kind_of(read_checkpoint_file(path))
+    network = DiffusionNet.load(path) if kind is None else DiffusionNet.from_original_checkpoint(path)
+    task = network.metadata.get("task", "segmentation or classification" if kind == "original" else "no known task")
+    if task != "correspondence":
+        raise CheckpointError(
+            f"{path}: the network is for {task}; expected one of `diffnet train correspondence`, or a published one of "
+            "correspondence"
+        )
     return network

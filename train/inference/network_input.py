@@ -20,7 +20,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.names import TARGETS_AT
 
 NEEDED = ("features", "k", "normalize")  # what no default can replace: another value changes predictions silently
-OPTIONAL = ("task", "laplacian", "basis", "join", "operators", "precision", "targets")
+OPTIONAL = ("task", "laplacian", "basis", "join", "operators", "precision", "targets", "method", "map_k")
 
 
 class MetadataError(DiffnetError, ValueError):
@@ -31,8 +31,8 @@ class MetadataError(DiffnetError, ValueError):
 class NetworkInput:
     """The input of a network, and the names of its outputs.
 
-    options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join`, `operators`, `normalize`, `precision` and
-        `targets`; its other values are not used
+    options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join`, `operators`, `normalize`, `precision`,
+        `targets`, `method` and `map_k`; its other values are not used
     normalize: whether positions are normalized first, by the rule in `options`
     label_names: the name of each class, or of each column of a regression
     labels_at: what it predicts: classes or numbers of "vertices", "faces", "edges" or "meshes"
@@ -56,7 +56,8 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `features` | "hks", "xyz+normals" and others, see `input_features` | none |
     | `k` | number of eigenpairs | none |
     | `normalize` | whether positions are normalized first: true or "radius", "area", or false | none |
-    | `task` | "segmentation", "classification" or "regression" | that of the first two that fits `outputs_at` |
+    | `task` | "segmentation", … "correspondence" | "classification" or "segmentation", which fits `outputs_at` |
+    | `method`, `map_k` | of a correspondence, see `pair_maps` | "supervised" and 30 |
     | `laplacian`, `basis`, `join`, `operators` | see `precompute` | those of `precompute` |
     | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |
     | `label_names` | a name for each output channel | "0", "1", … |

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry import Mesh
 from diffnet.viz import page
+from diffnet.viz.color_maps import make_scale
+from diffnet.viz.fields import MISSING_COLOR
 from diffnet.viz.pages import Page
 
 CELLS = 14  # squares of the texture along the longest side
 DARK = 0.45  # brightness of the dark squares
 
+WORST = 0.2  # error / √area of the brightest color
+
 Colors = NDArray[np.uint8]
+Floats = NDArray[np.float64]
 
 
 def position_colors(mesh: Mesh) -> Colors:
@@ -35,17 +39,23 @@ def texture_colors(mesh: Mesh) -> Colors:
 
 
 def pair_page(
-    a: Mesh, b: Mesh, matches: NDArray[np.int64], titles: Sequence[str], heading: str, errors: Any = None
+    a: Mesh, b: Mesh, matches: NDArray[np.int64], titles: Sequence[str], heading: str, errors: Floats | None = None
 ) -> Page:
     """A page with a and b side by side, where b has the colors and the texture of a.
 
     matches: (V_b,) a vertex of a for each vertex of b
     errors: (V_b,) geodesic errors, or None
     """
-    own = {"position": position_colors(a), "texture": texture_colors(a)}
-    scalars = None
-    if errors is not None:
-        name = "error / √area"
-        scalars = [{name: np.full(len(a.verts), np.nan)}, {name: np.asarray(errors)}]
+    own = {"texture": texture_colors(a), "position": position_colors(a)}
     colors = [own, {name: values[matches] for name, values in own.items()}]
-    return page([a, b], colors=colors, scalars=scalars, titles=titles, heading=heading)
+    if errors is not None:
+        # Scalars would be shown first.
+        name = f"error, from 0 to {WORST:g} √area"
+        colors[0][name], colors[1][name] = _error_colors(np.full(len(a.verts), np.nan)), _error_colors(errors)
+    return page([a, b], colors=colors, titles=titles, heading=heading)
+
+
+def _error_colors(errors: Floats) -> Colors:
+    scale = make_scale(errors, range=(0, WORST))
+    rows = (np.nan_to_num(scale.shares(errors)) * (len(scale.table) - 1)).round().astype(np.int64)
+    return np.where(np.isnan(errors)[:, None], np.array(MISSING_COLOR, np.uint8), scale.table[rows])

@@ -1,0 +1,81 @@
+"""`diffnet match`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diffnet.geometry.errors import OptionError
+from diffnet.interrupts import ExitAtCtrlC
+from diffnet.train.commands.console import console
+from diffnet.train.commands.options import MESH_FILES, DeviceOption, ZoomOutOption
+
+
+def match(
+    a: Annotated[Path, typer.Argument(metavar="A", help=f"A mesh: {MESH_FILES}.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another mesh, with any number of vertices.")],
+    checkpoint: Annotated[
+        Path,
+        typer.Option(
+            help="best.pt or last.pt of `diffnet train correspondence`, or a published checkpoint of correspondence."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Text file to write: for each vertex of B, the number of a vertex of A, from 0.")
+    ],
+    html: Annotated[
+        Path | None, typer.Option(help="Also write a page with A and B, where B has the colors and texture of A.")
+    ] = None,
+    zoomout: ZoomOutOption = False,
+    fine_tune: Annotated[
+        int, typer.Option(metavar="N", min=0, help="First train on these two meshes for N steps, without supervision.")
+    ] = 0,
+    device: DeviceOption = "auto",
+    cache: Annotated[
+        Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
+    ] = None,
+) -> None:
+    """Match two meshes: find a vertex of A for each vertex of B."""
+    with ExitAtCtrlC():
+        from diffnet.geometry.files import write_atomically
+        from diffnet.geometry.mesh.mesh import mesh_stem
+        from diffnet.train.commands.predicting import check_outputs
+        from diffnet.train.device import pick_device
+        from diffnet.train.inference.loading import load_matching_network
+        from diffnet.train.inference.matching import match_meshes
+        from diffnet.train.inference.network_input import MetadataError
+        from diffnet.train.report.transfer import pair_page
+        from diffnet.train.run import progress_bar
+
+    if out.is_dir():
+        raise OptionError(f"--out should be a text file, and {out} is a folder")
+    written = [path for path in (out, html) if path is not None]
+    check_outputs(written, [a, b, checkpoint])
+    network = load_matching_network(checkpoint)
+    with progress_bar(console) as bar:
+        shown = bar.add_task("fine-tuning", total=fine_tune, visible=fine_tune > 0)
+        try:
+            found = match_meshes(
+                a,
+                b,
+                network,
+                pick_device(device),
+                zoomout=zoomout,
+                fine_tune=fine_tune,
+                cache_dir=cache,
+                after_step=lambda: bar.advance(shown),
+            )
+        except MetadataError as e:
+            raise MetadataError(f"{checkpoint}: {e}") from e
+    for path in written:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, "".join(f"{vertex}\n" for vertex in found.matches.tolist()))
+    if html is not None:
+        names = mesh_stem(a), mesh_stem(b)
+        pair_page(found.a, found.b, found.matches, names, f"{names[0]} to {names[1]}").save(html)
+    used = len(set(found.matches.tolist()))
+    console.print(f"{len(found.matches)} vertices of {b.name} have partners among {used} vertices of {a.name}")
+    for path in written:
+        console.print(f"wrote {path}", soft_wrap=True)

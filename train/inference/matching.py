@@ -1,0 +1,140 @@
+"""Match two meshes with a trained network."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diffnet import DiffusionNet
+from diffnet.data import PairSample, Sample, collate_pairs
+from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
+from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
+from diffnet.train.correspondence.targets import unknown_map
+from diffnet.train.device import autocast
+from diffnet.train.inference.network_input import MetadataError, network_input
+from diffnet.train.inference.predict import input_sample
+from diffnet.train.options import TrainOptions
+
+FINE_TUNING_RATE = 1e-4
+# A shape is partial if its boundary is longer than that of the other one by more than this part of √area. The
+# circumference of a leg is about 0.4.
+PARTIAL = 0.25
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Two matched meshes, at their original positions.
+
+    matches: (V_b,) int64, a vertex of a for each vertex of b, from 0
+    functional_map: (K, K) float32 on the CPU, from functions on a to functions on b, before any refinement
+    """
+
+    a: Mesh
+    b: Mesh
+    matches: NDArray[np.int64]
+    functional_map: Tensor
+
+
+def match_meshes(
+    a: MeshLike,
+    b: MeshLike,
+    network: DiffusionNet,
+    device: torch.device | str = "cpu",
+    *,
+    zoomout: bool = False,
+    fine_tune: int = 0,
+    cache_dir: str | os.PathLike[str] | None = None,
+    after_step: Callable[[], Any] = lambda: None,
+) -> Matched:
+    """Find a vertex of a for each vertex of b.
+
+    a, b: meshes of any numbers of vertices
+    network: one of `load_matching_network`, whose metadata say what it takes as input. It stays as it is.
+    device: where to compute
+    zoomout: refine the functional map, see `point_map_of`
+    fine_tune: steps on these two meshes with the unsupervised losses, for a network of either method. The map is then
+        that of the unsupervised method, with as many eigenpairs as the network has.
+    cache_dir: a folder that keeps operators, see `precompute`
+    after_step: called after each of these steps
+
+    Maps of more eigenpairs than a mesh has vertices use fewer.
+
+    Raises MeshError for a mesh that can't be used, for a point cloud, and for a whole and a partial shape. Raises
+    MetadataError for a network of another task or without what is needed.
+    """
+    expected, device = network_input(network), torch.device(device)
+    if expected.options.task != "correspondence":
+        raise MetadataError(f"the network is for {expected.options.task}; matching needs one for correspondence")
+    meshes = [load_mesh(source, cache_dir) for source in (a, b)]
+    check_whole(*meshes)
+    one, other = (input_sample(mesh, expected, cache_dir).to(device) for mesh in meshes)
+    most = min(one.operators.k, len(meshes[0].verts), len(meshes[1].verts))
+    options = replace(expected.options, map_k=min(expected.options.map_k, most))
+    if fine_tune > 0:
+        options = replace(options, method="unsupervised", map_k=most)
+    pair = collate_pairs([PairSample(one, other, lambda: unknown_map(1))])
+    network = copy.deepcopy(network).to(device).eval()
+    if fine_tune > 0:
+        _fine_tune(network, pair, options, fine_tune, after_step)
+    with torch.no_grad():
+        c = _maps(network, pair, options)[:, -1]
+    matches = point_map_of(c, one.operators, other.operators, zoomout)
+    return Matched(*meshes, matches.cpu().numpy(), c[0].float().cpu())
+
+
+def _maps(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
+    with autocast(options.precision, pair.features.device):
+        features: Tensor = network(pair.features, pair.operators)
+    return pair_maps(features, pair.operators, options.method, options.map_k)
+
+
+def _fine_tune(
+    network: DiffusionNet, pair: Sample, options: TrainOptions, steps: int, after_step: Callable[[], Any]
+) -> None:
+    """Train on one pair. Dropout is off, so that the steps are no different from the match that follows."""
+    optimizer = torch.optim.Adam(network.parameters(), lr=FINE_TUNING_RATE)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        unsupervised_loss(_maps(network, pair, options)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        after_step()
+
+
+def check_whole(a: Mesh, b: Mesh) -> None:
+    """Raises MeshError for a point cloud, and if one of two meshes is a part of a shape and the other one a whole.
+
+    Both may have a boundary, as scans of faces have. A shape counts as partial if its boundary is longer than that of
+    the other one by more than PARTIAL √area.
+    """
+    for mesh in (a, b):
+        if mesh.is_point_cloud:
+            raise MeshError(f"{mesh.name}: a point cloud has no faces; matching needs triangle meshes")
+    lengths = [boundary_length(mesh) for mesh in (a, b)]
+    if abs(lengths[0] - lengths[1]) > PARTIAL:
+        part, whole = (a, b) if lengths[0] > lengths[1] else (b, a)
+        raise MeshError(
+            f"{part.name}: partial shapes are not supported; its boundary is {max(lengths):.2f} √area long, that of "
+            f"{whole.name} {min(lengths):.2f} √area"
+        )
+
+
+def boundary_length(mesh: Mesh) -> float:
+    """The length of all edges that belong to one face only, divided by √area. Vertices at one position are joined."""
+    _, same = np.unique(mesh.verts, axis=0, return_inverse=True)
+    corners = same.reshape(-1)[mesh.faces]
+    ends = np.sort(np.stack([mesh.faces, np.roll(mesh.faces, -1, axis=1)]).reshape(2, -1), axis=0)
+    joined = np.sort(np.stack([corners, np.roll(corners, -1, axis=1)]).reshape(2, -1), axis=0)
+    _, first, count = np.unique(joined, axis=1, return_index=True, return_counts=True)
+    start, end = ends[:, first[count == 1]]
+    length = float(np.linalg.norm(mesh.verts[start] - mesh.verts[end], axis=1).sum())
+    x, y, z = mesh.verts[mesh.faces].transpose(1, 0, 2)
+    area = float(np.linalg.norm(np.cross(y - x, z - x), axis=1).sum()) / 2
+    return length / np.sqrt(area) if area > 0 else 0.0
