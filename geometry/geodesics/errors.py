@@ -241,4 +241,4 @@ def to_points(distances: Floats, corners: Floats, weights: Floats) -> Floats:
         inside = known & (crossing >= 0) & (crossing <= length)
         straight = np.hypot(x - source_x, y + source_y)
         shortest = np.where(inside, np.minimum(shortest, straight), shortest)
-    return np.maximum(shortest, lower)
+    return np.asarray(np.maximum(shortest, lower), np.float64)
