@@ -65,7 +65,8 @@ def load_pairs(
       are left out.
     - None: for training without correspondences.
 
-    In several folders, a mesh is called `FOLDER/NAME`. Point clouds can't have template points in faces.
+    In several folders, a mesh is called `FOLDER/NAME`, and each folder may have template points of its own if all pairs
+    are within folders. Point clouds can't have template points in faces.
 
     Raises DataError for a folder or file that is missing, malformed or contradictory, for an index out of range, for
     missing points, since partial shapes are not supported, and for a part without pairs. The message names the file.
@@ -182,13 +183,21 @@ def _with_shapes(data: MeshPairs, shapes: _Shapes) -> MeshPairs:
 
 
 def _with_vertices(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path], base: Base) -> MeshPairs:
+    """Files of one folder count alike, and have the same number of template points."""
     shapes = data.train + data.test
-    given = [IndexFile(f, len(s.mesh.verts), s.mesh.name) for f, s in zip(files, shapes, strict=True)]
-    found = read_indices(given, base)
-    for file, own in zip(files, found, strict=True):
-        _check_count(file, len(own), files[0], len(found[0]))
-    placed = [replace(shape, template=own) for shape, own in zip(shapes, found, strict=True)]
-    return replace(_with_shapes(data, placed), mirror=_read_mirror(roots, len(found[0])))
+    for root in roots:
+        own = [i for i, shape in enumerate(shapes) if shape.folder == str(root)]
+        found = read_indices([IndexFile(files[i], len(shapes[i].mesh.verts), shapes[i].mesh.name) for i in own], base)
+        for i, template in zip(own, found, strict=True):
+            _check_count(files[i], len(template), files[own[0]], len(found[0]))
+            shapes[i] = replace(shapes[i], template=template)
+    counts = {_count(shape) for shape in shapes}
+    mirror = _read_mirror(roots, counts.pop()) if len(counts) == 1 else None
+    return replace(_with_shapes(data, shapes), mirror=mirror)
+
+
+def _count(shape: PairShape) -> int:
+    return 0 if shape.template is None else len(shape.template)
 
 
 def _check_count(file: Path, count: int, first: Path, expected: int) -> None:
@@ -313,4 +322,12 @@ def _with_pairs(
     for name, found in (("train", train), ("test", test)):
         if not found and (needs_train or name == "test"):
             raise DataError(f"{given[0]}: there are no pairs ({chosen}) of {name} meshes")
+    for shapes, found in ((data.train, train), (data.test, test)):
+        unlike = next(((shapes[i], shapes[j]) for i, j in found if _count(shapes[i]) != _count(shapes[j])), None)
+        if unlike is not None:
+            first, second = unlike
+            raise DataError(
+                f"{first.mesh.name} has {_count(first)} template points, but {second.mesh.name} has {_count(second)}, "
+                "so they are no pair. Take pairs within folders"
+            )
     return replace(data, train_pairs=train, test_pairs=test)

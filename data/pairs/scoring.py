@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from diffnet.data.pairs.shapes import MeshPairs, PairShape, Truth
-from diffnet.geometry import Prediction, geodesic_errors_of_all, mean_error
+from diffnet.geometry import Mesh, Prediction, geodesic_errors_of_all, mean_error
 
 Floats = NDArray[np.float64]
 
-FLIP_SAMPLE = 300  # correspondences that decide whether a map exchanges left and right
+FLIP_SAMPLE = 100  # correspondences that decide whether a map exchanges left and right
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def pair_errors(
         [Prediction(mesh, own[t.vertices], t.points) for mesh, own, t in zip(meshes, maps, truths, strict=True)]
         + [Prediction(mesh, own, t.points) for mesh, own, t in zip(meshes, right, truths, strict=True)]
         # A few distances decide whether a map is flipped. If it is not, they are far, which takes longest.
-        + [_sampled(Prediction(meshes[i], maps[i][t.vertices], t.points)) for i, t in mirrored.items()]
+        + [_sampled(meshes[i], maps[i][t.vertices], t.nearest_vertices(meshes[i])) for i, t in mirrored.items()]
     )
     errors, floors, samples = found[: len(pairs)], found[len(pairs) : 2 * len(pairs)], found[2 * len(pairs) :]
     flipped = [
@@ -99,6 +99,6 @@ def _sample(count: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, min(count, FLIP_SAMPLE)).astype(np.int64))
 
 
-def _sampled(prediction: Prediction) -> Prediction:
-    some = _sample(len(prediction.predicted))
-    return Prediction(prediction.mesh, prediction.predicted[some], prediction.truth[some])
+def _sampled(mesh: Mesh, predicted: NDArray[np.int64], labels: NDArray[np.int64]) -> Prediction:
+    some = _sample(len(predicted))
+    return Prediction(mesh, predicted[some], labels[some])

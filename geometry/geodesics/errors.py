@@ -86,7 +86,9 @@ def geodesic_errors_of_all(
     surfaces: dict[int, _Surface] = {}
     questions = []
     for source, predicted, truth in predictions:
-        mesh = meshes.setdefault(id(source), load_mesh(source))
+        if id(source) not in meshes:  # all sources are alive, so their numbers differ
+            meshes[id(source)] = load_mesh(source)
+        mesh = meshes[id(source)]
         if id(mesh) not in surfaces:
             surfaces[id(mesh)] = _surface(mesh, cache_dir)
         questions.append((surfaces[id(mesh)], _question(surfaces[id(mesh)], predicted, truth)))
@@ -146,10 +148,10 @@ def _question(surface: _Surface, predicted: Any, truth: Any) -> _Question:
         is_known, corners = truth.faces >= 0, mesh.faces[truth.faces]
         weights: Floats | None = np.clip(truth.weights, 0, None)
     else:
-        labels = indices("labels", truth)
+        labels = indices("truth", truth)
         is_known, corners, weights = labels >= 0, labels[:, None], None
     if len(found) != len(corners):
-        raise ValueError(f"predicted and labels should have one length, got {len(found)} and {len(corners)}")
+        raise ValueError(f"predicted and truth should have one length, got {len(found)} and {len(corners)}")
     for array in (found, corners[is_known]):
         wrong = array[(array < 0) | (array >= vertices)]
         if len(wrong):
