@@ -120,6 +120,9 @@ def test_maps(tmp_path: Path, form: str) -> None:
     np.testing.assert_array_equal(truth.vertices, np.arange(VERTICES))
     np.testing.assert_array_equal(np.asarray(truth.points)[order(3)], order(2))
     assert data.truth(second, first) is None
+    (tmp_path / "pairs.txt").write_text("m2 m3")
+    with pytest.raises(DataError, match=r"pairs\.txt: there is no map from m2 to m3"):
+        load_pairs(tmp_path)
     (tmp_path / "maps" / form.format("m0", "m1")).write_text("1\n2")
     with pytest.raises(DataError, match=r"m0.m1\.\w+: 2 entries, but .*m0\.off has 42 vertices"):
         load_pairs(tmp_path)
@@ -145,6 +148,9 @@ def test_pairs_within_and_across_folders(tmp_path: Path) -> None:
         assert counts == {"all": 6, "within": 2, "across": 4}
     data = load_pairs(tmp_path, "within")
     assert names_of(data.test_pairs, data.test) == [("cats/m2", "cats/m3"), ("dogs/m2", "dogs/m3")]
+    (tmp_path / "pairs.txt").write_text("dogs/m2.off cats/m3")
+    data = load_pairs(tmp_path)
+    assert names_of(data.test_pairs, data.test) == [("dogs/m2", "cats/m3")]
     with pytest.raises(DataError, match=r"there are no pairs \(across\) of train meshes"):
         load_pairs(tmp_path / "cats", "across")
     with pytest.raises(DataError, match="pairs should be one of all, within, across, or a file"):
