@@ -79,7 +79,7 @@ def _toward_skin(points: Floats, shape: Shape) -> Floats:
         slope[near.points] += share[:, None] * near.gradient
     slope /= total[:, None]
     step = BLEND * np.log(total) / np.maximum((slope**2).sum(axis=1), 0.05)
-    return points + np.clip(step, -BLEND, BLEND)[:, None] * slope
+    return np.asarray(points + np.clip(step, -BLEND, BLEND)[:, None] * slope, np.float64)
 
 
 def _near(shape: Shape, bone: int, points: Floats, reach: float) -> _Near:

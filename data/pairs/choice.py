@@ -42,8 +42,7 @@ def listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path:
         names = line.replace(",", " ").split()
         if len(names) != 2:
             raise DataError(f"{path}, line {number}: expected the names of two meshes, got {line[:60]!r}")
-        found = [place.get(name, place.get(mesh_stem(name))) for name in names]
-        away = [elsewhere.get(name, elsewhere.get(mesh_stem(name))) for name in names]
+        found, away = ([_find(known, name) for name in names] for known in (place, elsewhere))
         for name, here, there in zip(names, found, away, strict=True):
             if here is None and there is None:
                 raise DataError(f"{path}, line {number}: there is no mesh {name[:60]!r}")
@@ -53,6 +52,11 @@ def listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path:
         elif any(here is not None for here in found):
             raise DataError(f"{path}, line {number}: one of {names[0]} and {names[1]} is for training, one for testing")
     return pairs
+
+
+def _find(known: dict[str, int], name: str) -> int | None:
+    """The mesh of a name, or of a name with an extension."""
+    return known.get(name, known.get((Path(name).parent / mesh_stem(name)).as_posix()))
 
 
 def _places(shapes: Sequence[PairShape]) -> dict[str, int]:

@@ -53,7 +53,8 @@ def load_pairs(
     needs_train: if False, the training part may be missing, as for an evaluation. Without a division, all meshes are
         for testing.
 
-    Correspondences are beside the meshes, or in `corres/`, `maps/` or `points/` in the folder, in one of these forms:
+    Correspondences are in `corres/`, `maps/` or `points/` in the folder, or, except `.npz`, beside the meshes, in one
+    of these forms:
 
     - `NAME.vts` for each mesh: the vertex at each template point, one in each line, as published with the remeshed
       sets FAUST and SCAPE (Ren et al. 2018). `mirror.txt` in the folder may hold, for each template point, the one on
@@ -65,7 +66,8 @@ def load_pairs(
       are left out.
     - None: for training without correspondences.
 
-    In several folders, a mesh is called `FOLDER/NAME`. Point clouds can't have template points in faces.
+    In several folders, a mesh is called `FOLDER/NAME`, and each folder may have template points of its own if all pairs
+    are within folders. Point clouds can't have template points in faces.
 
     Raises DataError for a folder or file that is missing, malformed or contradictory, for an index out of range, for
     missing points, since partial shapes are not supported, and for a part without pairs. The message names the file.
@@ -173,7 +175,9 @@ def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base) ->
 def _beside(shape: PairShape, suffix: str) -> Path | None:
     """The file of a mesh with template points."""
     mesh, root = Path(shape.mesh.name), Path(shape.folder)
-    folders = [mesh.parent, *(root / place for place in PLACES), *(mesh.parent / place for place in PLACES)]
+    # An archive beside a mesh may hold anything, so those of template points are in folders of their own.
+    folders = [] if suffix == ".npz" else [mesh.parent]
+    folders += [*(root / place for place in PLACES), *(mesh.parent / place for place in PLACES)]
     return next((f for f in (folder / f"{mesh_stem(mesh)}{suffix}" for folder in folders) if f.is_file()), None)
 
 
@@ -182,13 +186,21 @@ def _with_shapes(data: MeshPairs, shapes: _Shapes) -> MeshPairs:
 
 
 def _with_vertices(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path], base: Base) -> MeshPairs:
+    """Files of one folder count alike, and have the same number of template points."""
     shapes = data.train + data.test
-    given = [IndexFile(f, len(s.mesh.verts), s.mesh.name) for f, s in zip(files, shapes, strict=True)]
-    found = read_indices(given, base)
-    for file, own in zip(files, found, strict=True):
-        _check_count(file, len(own), files[0], len(found[0]))
-    placed = [replace(shape, template=own) for shape, own in zip(shapes, found, strict=True)]
-    return replace(_with_shapes(data, placed), mirror=_read_mirror(roots, len(found[0])))
+    for root in roots:
+        own = [i for i, shape in enumerate(shapes) if shape.folder == str(root)]
+        found = read_indices([IndexFile(files[i], len(shapes[i].mesh.verts), shapes[i].mesh.name) for i in own], base)
+        for i, template in zip(own, found, strict=True):
+            _check_count(files[i], len(template), files[own[0]], len(found[0]))
+            shapes[i] = replace(shapes[i], template=template)
+    counts = {_count(shape) for shape in shapes}
+    mirror = _read_mirror(roots, counts.pop()) if len(counts) == 1 else None
+    return replace(_with_shapes(data, shapes), mirror=mirror)
+
+
+def _count(shape: PairShape) -> int:
+    return 0 if shape.template is None else len(shape.template)
 
 
 def _check_count(file: Path, count: int, first: Path, expected: int) -> None:
@@ -297,20 +309,34 @@ def _with_pairs(
     if is_list and not Path(chosen).is_file():
         raise DataError(f"{chosen}: pairs should be one of {', '.join(RULES)}, or a file with two names in each line")
 
-    def pairs_of(shapes: _Shapes, others: _Shapes) -> list[Pair]:
-        pairs = listed_pairs(shapes, others, Path(chosen)) if is_list else choose_pairs(shapes, str(chosen))
-        if not data.maps:
-            return pairs
-        both = pairs if is_list else [p for i, j in pairs for p in ((i, j), (j, i))]
-        known = [p for p in both if (shapes[p[0]].name, shapes[p[1]].name) in data.maps]
-        # One direction of each pair is enough, the first that is there.
-        return known if is_list else list({frozenset(p): p for p in reversed(known)}.values())[::-1]
-
-    train, test = pairs_of(data.train, data.test), pairs_of(data.test, data.train)
-    if is_list and not train:
-        train = choose_pairs(data.train, "all")
-        train = [p for p in train if not data.maps or (data.train[p[0]].name, data.train[p[1]].name) in data.maps]
+    parts = []
+    for shapes, others in ((data.train, data.test), (data.test, data.train)):
+        listed = listed_pairs(shapes, others, Path(chosen)) if is_list else []
+        for i, j in listed:
+            if data.maps and (shapes[i].name, shapes[j].name) not in data.maps:
+                raise DataError(f"{chosen}: there is no map from {shapes[i].name} to {shapes[j].name}")
+        if not is_list or (not listed and shapes is data.train):
+            listed = _with_maps(data, shapes, choose_pairs(shapes, "all" if is_list else str(chosen)))
+        parts.append(listed)
+    train, test = parts
     for name, found in (("train", train), ("test", test)):
         if not found and (needs_train or name == "test"):
             raise DataError(f"{given[0]}: there are no pairs ({chosen}) of {name} meshes")
+    for shapes, found in ((data.train, train), (data.test, test)):
+        unlike = next(((shapes[i], shapes[j]) for i, j in found if _count(shapes[i]) != _count(shapes[j])), None)
+        if unlike is not None:
+            first, second = unlike
+            raise DataError(
+                f"{first.mesh.name} has {_count(first)} template points, but {second.mesh.name} has {_count(second)}, "
+                "so they are no pair. Take pairs within folders"
+            )
     return replace(data, train_pairs=train, test_pairs=test)
+
+
+def _with_maps(data: MeshPairs, shapes: _Shapes, pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs in the direction in which they have a map, without those that have none. All if the set has no maps."""
+    if not data.maps:
+        return list(pairs)
+    names = [shape.name for shape in shapes]
+    ways = [next((p for p in ((i, j), (j, i)) if (names[p[0]], names[p[1]]) in data.maps), None) for i, j in pairs]
+    return [way for way in ways if way is not None]

@@ -15,7 +15,7 @@ from diffnet.geometry import Mesh, Prediction, geodesic_errors_of_all, mean_erro
 
 Floats = NDArray[np.float64]
 
-FLIP_SAMPLE = 300  # correspondences that decide whether a map exchanges left and right
+FLIP_SAMPLE = 100  # correspondences that decide whether a map exchanges left and right
 
 
 @dataclass(frozen=True)
@@ -51,34 +51,31 @@ def pair_errors(
     Raises ValueError for a pair without truth, and for a map with another number of vertices than the first mesh.
     """
     maps = [_map(first, own) for (first, _), own in zip(pairs, predicted, strict=True)]
+    meshes = [second.mesh for _, second in pairs]
     truths = [_known(data.truth(first, second), first, second) for first, second in pairs]
-    mirrored = [data.mirrored_truth(first, second) for first, second in pairs]
+    mirrored = {i: truth for i, pair in enumerate(pairs) if (truth := data.mirrored_truth(*pair)) is not None}
 
-    def measure(questions: Sequence[tuple[Mesh, NDArray[np.int64], Any]]) -> list[Floats]:
-        return geodesic_errors_of_all([Prediction(*question) for question in questions], cache_dir=cache_dir, jobs=jobs)
+    def measure(questions: list[Prediction]) -> list[Floats]:
+        return geodesic_errors_of_all(questions, cache_dir=cache_dir, jobs=jobs)
 
-    errors = measure(
-        [
-            (pair[1].mesh, own[truth.vertices], truth.points)
-            for pair, own, truth in zip(pairs, maps, truths, strict=True)
-        ]
+    right = [truth.nearest_vertices(mesh) for mesh, truth in zip(meshes, truths, strict=True)]
+    found = measure(
+        [Prediction(mesh, own[t.vertices], t.points) for mesh, own, t in zip(meshes, maps, truths, strict=True)]
+        + [Prediction(mesh, own, t.points) for mesh, own, t in zip(meshes, right, truths, strict=True)]
+        # A few distances decide whether a map is flipped. If it is not, they are far, which takes longest.
+        + [_sampled(meshes[i], maps[i][t.vertices], t.nearest_vertices(meshes[i])) for i, t in mirrored.items()]
     )
-    floors = measure(
-        [
-            (second.mesh, truth.nearest_vertices(second.mesh), truth.points)
-            for (_, second), truth in zip(pairs, truths, strict=True)
-        ]
-    )
-    # A few distances decide. They are far, which takes longest, unless the map is flipped.
-    symmetric = [i for i, truth in enumerate(mirrored) if truth is not None]
-    flipped = []
-    samples = measure([_sampled(pairs[i][1].mesh, maps[i], mirrored[i]) for i in symmetric])
-    for i, sample in zip(symmetric, samples, strict=True):
-        own = errors[i][_sample(len(truths[i].vertices))]
-        if mean_error(sample) < mean_error(own):
-            flipped.append(i)
-    others = dict(zip(flipped, measure([_whole(pairs[i][1].mesh, maps[i], mirrored[i]) for i in flipped]), strict=True))
-    return [PairErrors(own, i in others, others.get(i, own), mean_error(floors[i])) for i, own in enumerate(errors)]
+    errors, floors, samples = found[: len(pairs)], found[len(pairs) : 2 * len(pairs)], found[2 * len(pairs) :]
+    flipped = [
+        i
+        for i, sample in zip(mirrored, samples, strict=True)
+        if mean_error(sample) < mean_error(errors[i][_sample(len(errors[i]))])
+    ]
+    others = measure([Prediction(meshes[i], maps[i][mirrored[i].vertices], mirrored[i].points) for i in flipped])
+    unflipped = dict(zip(flipped, others, strict=True))
+    return [
+        PairErrors(own, i in unflipped, unflipped.get(i, own), mean_error(floors[i])) for i, own in enumerate(errors)
+    ]
 
 
 def _map(first: PairShape, predicted: ArrayLike) -> NDArray[np.int64]:
@@ -102,12 +99,6 @@ def _sample(count: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, min(count, FLIP_SAMPLE)).astype(np.int64))
 
 
-def _whole(mesh: Mesh, own: NDArray[np.int64], truth: Truth | None) -> tuple[Mesh, NDArray[np.int64], Any]:
-    assert truth is not None
-    return mesh, own[truth.vertices], truth.points
-
-
-def _sampled(mesh: Mesh, own: NDArray[np.int64], truth: Truth | None) -> tuple[Mesh, NDArray[np.int64], Any]:
-    assert truth is not None
-    some = _sample(len(truth.vertices))
-    return mesh, own[truth.vertices[some]], truth.points[some]
+def _sampled(mesh: Mesh, predicted: NDArray[np.int64], labels: NDArray[np.int64]) -> Prediction:
+    some = _sample(len(predicted))
+    return Prediction(mesh, predicted[some], labels[some])

@@ -86,7 +86,9 @@ def geodesic_errors_of_all(
     surfaces: dict[int, _Surface] = {}
     questions = []
     for source, predicted, truth in predictions:
-        mesh = meshes.setdefault(id(source), load_mesh(source))
+        if id(source) not in meshes:  # all sources are alive, so their numbers differ
+            meshes[id(source)] = load_mesh(source)
+        mesh = meshes[id(source)]
         if id(mesh) not in surfaces:
             surfaces[id(mesh)] = _surface(mesh, cache_dir)
         questions.append((surfaces[id(mesh)], _question(surfaces[id(mesh)], predicted, truth)))
@@ -146,10 +148,10 @@ def _question(surface: _Surface, predicted: Any, truth: Any) -> _Question:
         is_known, corners = truth.faces >= 0, mesh.faces[truth.faces]
         weights: Floats | None = np.clip(truth.weights, 0, None)
     else:
-        labels = indices("labels", truth)
+        labels = indices("truth", truth)
         is_known, corners, weights = labels >= 0, labels[:, None], None
     if len(found) != len(corners):
-        raise ValueError(f"predicted and labels should have one length, got {len(found)} and {len(corners)}")
+        raise ValueError(f"predicted and truth should have one length, got {len(found)} and {len(corners)}")
     for array in (found, corners[is_known]):
         wrong = array[(array < 0) | (array >= vertices)]
         if len(wrong):
@@ -241,4 +243,4 @@ def to_points(distances: Floats, corners: Floats, weights: Floats) -> Floats:
         inside = known & (crossing >= 0) & (crossing <= length)
         straight = np.hypot(x - source_x, y + source_y)
         shortest = np.where(inside, np.minimum(shortest, straight), shortest)
-    return np.maximum(shortest, lower)
+    return np.asarray(np.maximum(shortest, lower), np.float64)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.geometry.geodesics.errors import geodesic_errors
+from diffnet.geometry.geodesics.errors import geodesic_errors, indices
 from diffnet.geometry.mesh.mesh import MeshLike
 
 
@@ -38,4 +38,4 @@ def geodesic_label_errors(mesh: MeshLike, predicted: Any, labels: Any) -> Tensor
     >>> geodesic_label_errors(square, [0, 1, 2, 3], [0, 2, 2, 1])
     tensor([0.0000, 1.0000, 0.0000, 1.4142], dtype=torch.float64)
     """
-    return torch.from_numpy(geodesic_errors(mesh, predicted, labels))
+    return torch.from_numpy(geodesic_errors(mesh, predicted, indices("labels", labels)))

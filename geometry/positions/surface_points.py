@@ -17,6 +17,7 @@ class SurfacePoints:
     faces: (N,) int64, the face of each point, or -1 where the point is unknown
     weights: (N, 3) float64, barycentric coordinates: the weights of the corners of the face, ≥ 0 with sum 1
 
+    >>> from diffnet.geometry import make_mesh
     >>> square = make_mesh([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], [[0, 1, 2], [0, 2, 3]])
     >>> SurfacePoints(np.array([0]), np.array([[0.5, 0.25, 0.25]])).interpolate(square.faces, square.verts)
     array([[0.5 , 0.25, 0.  ]])

@@ -120,6 +120,9 @@ def test_maps(tmp_path: Path, form: str) -> None:
     np.testing.assert_array_equal(truth.vertices, np.arange(VERTICES))
     np.testing.assert_array_equal(np.asarray(truth.points)[order(3)], order(2))
     assert data.truth(second, first) is None
+    (tmp_path / "pairs.txt").write_text("m2 m3")
+    with pytest.raises(DataError, match=r"pairs\.txt: there is no map from m2 to m3"):
+        load_pairs(tmp_path)
     (tmp_path / "maps" / form.format("m0", "m1")).write_text("1\n2")
     with pytest.raises(DataError, match=r"m0.m1\.\w+: 2 entries, but .*m0\.off has 42 vertices"):
         load_pairs(tmp_path)
@@ -145,10 +148,43 @@ def test_pairs_within_and_across_folders(tmp_path: Path) -> None:
         assert counts == {"all": 6, "within": 2, "across": 4}
     data = load_pairs(tmp_path, "within")
     assert names_of(data.test_pairs, data.test) == [("cats/m2", "cats/m3"), ("dogs/m2", "dogs/m3")]
+    (tmp_path / "pairs.txt").write_text("dogs/m2.off cats/m3")
+    data = load_pairs(tmp_path)
+    assert names_of(data.test_pairs, data.test) == [("dogs/m2", "cats/m3")]
     with pytest.raises(DataError, match=r"there are no pairs \(across\) of train meshes"):
         load_pairs(tmp_path / "cats", "across")
     with pytest.raises(DataError, match="pairs should be one of all, within, across, or a file"):
         load_pairs(tmp_path, "some")
+
+
+def test_folders_with_templates_of_their_own(tmp_path: Path) -> None:
+    """They may count from 0 and from 1, and have other numbers of points."""
+    write_vts(tmp_path / "cats", write(tmp_path / "cats"), base=1)
+    write_vts(tmp_path / "dogs", write(tmp_path / "dogs"), base=0)
+    assert len(load_pairs(tmp_path).test_pairs) == 6
+    for i in range(4):
+        (tmp_path / "dogs" / "corres" / f"m{i}.vts").write_text("0\n5\n7")
+    data = load_pairs(tmp_path, "within")
+    truth = data.truth(data.test[2], data.test[3])
+    assert truth is not None
+    np.testing.assert_array_equal(truth.points, [0, 5, 7])
+    for rule in ("all", "across"):
+        with pytest.raises(DataError, match=r"has 42 template points, but .* has 3, so they are no pair"):
+            load_pairs(tmp_path, rule)
+
+
+def test_mirrored_template_points(tmp_path: Path) -> None:
+    write_vts(tmp_path, write(tmp_path))
+    mirror = np.roll(np.arange(VERTICES), 1)
+    np.savetxt(tmp_path / "mirror.txt", mirror, fmt="%d")
+    data = load_pairs(tmp_path)
+    mirrored = data.mirrored_truth(*data.test)
+    assert mirrored is not None
+    np.testing.assert_array_equal(mirrored.vertices, order(2))
+    np.testing.assert_array_equal(mirrored.points, order(3)[mirror])
+    np.savetxt(tmp_path / "mirror.txt", mirror[:9], fmt="%d")
+    with pytest.raises(DataError, match=r"mirror\.txt: 9 mirror images, but there are 42 template points"):
+        load_pairs(tmp_path)
 
 
 def test_listed_pairs(tmp_path: Path) -> None:
