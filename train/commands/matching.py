@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -54,8 +55,8 @@ def match(
     written = [path for path in (out, html) if path is not None]
     check_outputs(written, [a, b, checkpoint])
     network = load_matching_network(checkpoint)
-    with progress_bar(console) as bar:
-        shown = bar.add_task("fine-tuning", total=fine_tune, visible=fine_tune > 0)
+    with progress_bar(console) if fine_tune > 0 else nullcontext() as bar:
+        shown = None if bar is None else bar.add_task("fine-tuning", total=fine_tune)
         try:
             found = match_meshes(
                 a,
@@ -65,7 +66,7 @@ def match(
                 zoomout=zoomout,
                 fine_tune=fine_tune,
                 cache_dir=cache,
-                after_step=lambda: bar.advance(shown),
+                after_step=lambda: None if bar is None or shown is None else bar.advance(shown),
             )
         except MetadataError as e:
             raise MetadataError(f"{checkpoint}: {e}") from e

@@ -55,7 +55,7 @@ class _Truths:
         self._inverses: dict[int, Tensor] = {}
 
     def functional_map(self, pair: Pair) -> Tensor:
-        """The map (1, K, K) from functions on the second mesh to functions on the first, on the CPU.
+        """The map (1, K, K) from functions on the second mesh to functions on the first, on the device of the samples.
 
         Φ_first C ≈ Φ_second at the points that correspond. If each mesh has all points of a template, what depends on
         one mesh alone is kept.
@@ -69,25 +69,25 @@ class _Truths:
             if truth is None:
                 return unknown_map(self._k)
             assert not isinstance(truth.points, SurfacePoints)  # only templates have points in faces
-            c = functional_map_from_correspondences(
-                torch.from_numpy(truth.points), torch.from_numpy(truth.vertices), self._evecs(j), self._evecs(i)
-            )
-        return c.float().cpu()[None]
+            evecs = self._evecs(i)
+            points, vertices = (torch.from_numpy(x).to(evecs.device) for x in (truth.points, truth.vertices))
+            c = functional_map_from_correspondences(points, vertices, self._evecs(j), evecs)
+        return c.float()[None]
 
     def _evecs(self, number: int) -> Tensor:
         operators: Operators = self._samples[number].operators
-        return operators.evecs[:, : self._k].float().cpu()
+        return operators.evecs[:, : self._k].float()
 
     def _at_template(self, number: int) -> Tensor:
         """The eigenfunctions of a mesh at the points of the template (T, K)."""
         if number not in self._values:
             shape, evecs = self._shapes[number], self._evecs(number)
             if isinstance(shape.template, SurfacePoints):
-                corners = torch.from_numpy(shape.mesh.faces[shape.template.faces])
-                weights = torch.from_numpy(shape.template.weights).float()
+                corners = torch.from_numpy(shape.mesh.faces[shape.template.faces]).to(evecs.device)
+                weights = torch.from_numpy(shape.template.weights).float().to(evecs.device)
                 self._values[number] = (evecs[corners] * weights[:, :, None]).sum(1)
             else:
-                self._values[number] = evecs[torch.as_tensor(shape.template)]
+                self._values[number] = evecs[torch.as_tensor(shape.template, device=evecs.device)]
         return self._values[number]
 
     def _inverse_at_template(self, number: int) -> Tensor:

@@ -14,7 +14,7 @@ from diffnet.viz.fields import MISSING_COLOR
 from diffnet.viz.pages import Page
 
 CELLS = 14  # squares of the texture along the longest side
-DARK = 0.45  # brightness of the dark squares
+PALE = 0.7  # share of white in the pale squares
 
 WORST = 0.2  # error / √area of the brightest color
 
@@ -30,12 +30,12 @@ def position_colors(mesh: Mesh) -> Colors:
 
 
 def texture_colors(mesh: Mesh) -> Colors:
-    """The colors of `position_colors` (V, 3), with every second cube of a grid dark."""
+    """The colors of `position_colors` (V, 3), with every second cube of a grid pale."""
     low = mesh.verts.min(axis=0)
     side = max(float((mesh.verts.max(axis=0) - low).max()) / CELLS, np.finfo(np.float64).tiny)
-    is_dark = np.floor((mesh.verts - low) / side).astype(np.int64).sum(axis=1) % 2 == 1
+    is_pale = np.floor((mesh.verts - low) / side).astype(np.int64).sum(axis=1) % 2 == 1
     colors = position_colors(mesh)
-    return np.where(is_dark[:, None], (DARK * colors).astype(np.uint8), colors)
+    return np.where(is_pale[:, None], (255 * PALE + (1 - PALE) * colors).astype(np.uint8), colors)
 
 
 def pair_page(
