@@ -1,0 +1,411 @@
+"""`diffnet train correspondence` and `diffnet match`: targets, losses, runs, reports, and matches of two meshes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from graph_emulator import EmulatedGraph
+from scipy.spatial import cKDTree
+
+from diffnet import DiffusionNet, Operators, precompute
+from diffnet.cuda_graphs.forward import GraphedForward
+from diffnet.data import (
+    DataError,
+    LabeledMesh,
+    MeshPairs,
+    PairSample,
+    PairShape,
+    Preprocessing,
+    Sample,
+    collate_pairs,
+    load_pairs,
+    make_sample,
+)
+from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh
+from diffnet.geometry.errors import OptionError
+from diffnet.ops import functional_map
+from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
+from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
+from diffnet.train.correspondence.scoring import as_labeled
+from diffnet.train.correspondence.targets import pair_samples
+from diffnet.train.inference.matching import boundary_length, match_meshes
+from diffnet.train.loop import train
+from diffnet.train.options import TrainOptions
+from diffnet.train.step import TrainingStep, make_optimizer
+from diffnet.train.tasks.correspondence import CORRESPONDENCE
+
+pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
+
+CPU = torch.device("cpu")
+SMALL = ["--k", 20, "--map-k", 8, "--width", 16, "--blocks", 1, "--channels", 16, "--jobs", 1, "--device", "cpu"]
+
+
+def diffnet(*arguments) -> int:
+    from diffnet.train import cli
+
+    with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
+        try:
+            cli.main()
+        except SystemExit as end:
+            return end.code or 0
+    return 0
+
+
+def order_of(seed: int, count: int = 162) -> np.ndarray:
+    """For each vertex of the template, the vertex of body `seed`."""
+    return np.random.default_rng(seed).permutation(count)
+
+
+def body(seed: int, stretch: float = 0.1) -> trimesh.Trimesh:
+    """A body without symmetry, stretched differently for each seed, with its own order of vertices."""
+    ball = trimesh.creation.icosphere(2)
+    verts = ball.vertices * [1.0, 0.8, 0.6]
+    verts = verts * (1 + 0.3 * np.sin(3 * verts.sum(axis=1, keepdims=True)))
+    verts = verts * (1 + stretch * np.random.default_rng(seed).uniform(-1, 1, 3))
+    place = order_of(seed)
+    placed = np.empty_like(verts)
+    placed[place] = verts
+    return trimesh.Trimesh(placed, place[ball.faces], process=False)
+
+
+def write_set(folder: Path, supervised: bool = True) -> Path:
+    """Four bodies for training, three for testing."""
+    for part, seeds in (("train", range(4)), ("test", range(4, 7))):
+        (folder / part).mkdir(parents=True)
+        for seed in seeds:
+            body(seed).export(folder / part / f"b{seed}.ply")
+            if supervised:
+                np.savetxt(folder / part / f"b{seed}.vts", order_of(seed), fmt="%d")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory, small_pictures) -> Path:
+    """A folder with a set of pairs, a cache and a supervised run."""
+    folder = tmp_path_factory.mktemp("pairs")
+    data = write_set(folder / "data")
+    arguments = ["--data", data, "--out", folder / "run", "--cache", folder / "cache", "--epochs", 12, "--lr", 0.01]
+    assert diffnet("train", "correspondence", *arguments, *SMALL) == 0
+    return folder
+
+
+def samples_of(data: MeshPairs, part: str, features: str = "hks", k: int = 20) -> list[Sample]:
+    shapes = data.train if part == "train" else data.test
+    options = Preprocessing(k=k, features=features, normalize="area")
+    return [make_sample(LabeledMesh(s.name, s.mesh, np.zeros(0, np.int64)), options) for s in shapes]
+
+
+def two_bodies(stretch: float = 0.0) -> MeshPairs:
+    """One pair. Without stretch, the second body is the first one with its vertices in another order."""
+    shapes = []
+    for seed in (0, 1):
+        mesh = body(seed, stretch)
+        shapes.append(PairShape(f"b{seed}", make_mesh(mesh.vertices, mesh.faces), order_of(seed)))
+    return MeshPairs(shapes, shapes, [(0, 1)], [(0, 1)])
+
+
+def test_targets_are_the_functional_maps_of_the_correspondences():
+    data = two_bodies()
+    samples = samples_of(data, "train")
+    (pair,) = pair_samples(data, "train", samples, 8)
+    target = pair.target()
+    assert target.shape == (1, 8, 8)
+    second, first = pair.a.operators, pair.b.operators
+    at_first = first.evecs[torch.as_tensor(order_of(0)), :8]
+    at_second = second.evecs[torch.as_tensor(order_of(1)), :8]
+    torch.testing.assert_close(at_first @ target[0], at_second, atol=1e-4, rtol=1e-3)
+    # The map of points takes each vertex of the first mesh to the vertex of the second at the same template point.
+    truth = np.empty(162, np.int64)
+    truth[order_of(0)] = order_of(1)
+    np.testing.assert_array_equal(point_map_of(target, second, first, refine=False).numpy(), truth)
+    np.testing.assert_array_equal(point_map_of(target[:, :5, :5], second, first, refine=True).numpy(), truth)
+
+
+def test_targets_of_points_in_faces_and_of_maps_equal_those_of_vertices():
+    data = two_bodies(0.1)
+    samples = samples_of(data, "train")
+    (expected,) = (pair.target() for pair in pair_samples(data, "train", samples, 8))
+    placed = []
+    for seed, shape in enumerate(data.train):
+        faces, weights = np.empty(162, np.int64), np.zeros((162, 3))
+        for point, vertex in enumerate(order_of(seed)):
+            faces[point], corner = np.argwhere(shape.mesh.faces == vertex)[0]
+            weights[point, corner] = 1
+        placed.append(PairShape(shape.name, shape.mesh, SurfacePoints(faces, weights)))
+    in_faces = MeshPairs(placed, placed, [(0, 1)], [(0, 1)], template_faces=data.train[0].mesh.faces)
+    torch.testing.assert_close(pair_samples(in_faces, "train", samples, 8)[0].target(), expected, atol=1e-5, rtol=1e-4)
+    own = np.empty(162, np.int64)
+    own[order_of(0)] = order_of(1)
+    bare = [PairShape(shape.name, shape.mesh) for shape in data.train]
+    mapped = MeshPairs(bare, bare, [(0, 1)], [(0, 1)], maps={("b0", "b1"): own})
+    torch.testing.assert_close(pair_samples(mapped, "train", samples, 8)[0].target(), expected, atol=1e-4, rtol=1e-3)
+    unknown = pair_samples(MeshPairs(bare, bare, [(0, 1)], [(0, 1)]), "train", samples, 8)[0].target()
+    assert unknown.shape == (1, 8, 8)
+    assert unknown.isnan().all()
+
+
+def test_a_mesh_with_fewer_vertices_than_eigenpairs_is_refused():
+    data = two_bodies()
+    with pytest.raises(DataError, match="b0: 162 vertices are too few for maps of 163 eigenpairs; lower --map-k"):
+        pair_samples(data, "train", samples_of(data, "train"), 163)
+
+
+def packed_pairs(k: int = 10) -> tuple[torch.Tensor, Operators, list[Operators]]:
+    """Random features and the operators of two pairs of meshes with different numbers of vertices."""
+    meshes = [trimesh.creation.icosphere(level) for level in (1, 2, 2, 1)]
+    each = [
+        precompute((mesh.vertices * [1, 0.8 + 0.1 * i, 0.5], mesh.faces), k=k, normalize="area")
+        for i, mesh in enumerate(meshes)
+    ]
+    samples = [Sample((str(i),), torch.randn(o.num_vertices, 24), torch.zeros(0), o) for i, o in enumerate(each)]
+    pairs = [PairSample(a, b, lambda: torch.zeros(1, 6, 6)) for a, b in (samples[:2], samples[2:])]
+    batch = collate_pairs(pairs)
+    assert batch.labels.shape == (2, 6, 6)
+    return batch.features, batch.operators, each
+
+
+@pytest.mark.parametrize("method", ["supervised", "unsupervised"])
+def test_maps_of_a_batch_are_those_of_its_pairs(method):
+    torch.manual_seed(0)
+    features, operators, each = packed_pairs()
+    maps = pair_maps(features, operators, method, 6)
+    rows = torch.split(features, [o.num_vertices for o in each])
+    for p in (0, 1):
+        a, b = each[2 * p], each[2 * p + 1]
+        x, y = (o.evecs[:, :6].mT @ (o.mass[:, None] * r) for o, r in ((a, rows[2 * p]), (b, rows[2 * p + 1])))
+        regularizer = "squared_difference" if method == "supervised" else "resolvent"
+        solved = functional_map(x[None], y[None], a.evals[:, :6], b.evals[:, :6], regularizer=regularizer)[0]
+        torch.testing.assert_close(maps[p, 0], solved, atol=1e-4, rtol=1e-3)
+        if method == "unsupervised":
+            unit = [torch.nn.functional.normalize(r, dim=1) for r in (rows[2 * p], rows[2 * p + 1])]
+            soft = torch.softmax(unit[1] @ unit[0].mT / 0.07, 1)  # (V_b, V_a)
+            expected = b.evecs[:, :6].mT @ (b.mass[:, None] * (soft @ a.evecs[:, :6]))
+            torch.testing.assert_close(maps[p, 3], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_losses_are_those_of_the_papers():
+    torch.manual_seed(0)
+    maps, truth = torch.randn(2, 4, 5, 5, dtype=torch.float64), torch.randn(2, 5, 5, dtype=torch.float64)
+    expected = 0.0
+    for there, back, soft_back, soft_there in maps:
+        eye = torch.eye(5, dtype=torch.float64)
+        terms = (back @ there - eye, there @ back - eye, there.T @ there - eye, back.T @ back - eye)
+        expected += sum(float(x.square().sum()) for x in (*terms, there - soft_there, back - soft_back)) / 2
+    assert float(unsupervised_loss(maps)) == pytest.approx(expected)
+    options = TrainOptions(task="correspondence")
+    assert float(CORRESPONDENCE.loss(maps[:, :1], truth, options)) == pytest.approx(
+        float((maps[:, 0] - truth).square().sum() / 2)
+    )
+    tally = CORRESPONDENCE.tally(maps[:, 0], truth, 3)
+    assert CORRESPONDENCE.score(tally) == pytest.approx(
+        1 - float((maps[:, 0] - truth).square().sum() / truth.square().sum())
+    )
+    assert np.isnan(CORRESPONDENCE.score(CORRESPONDENCE.tally(maps[:, 0], truth * torch.nan, 3)))
+
+
+@pytest.mark.parametrize("method", ["supervised", "unsupervised"])
+def test_steps_with_graphs_of_the_network_equal_plain_ones(method):
+    options = TrainOptions(
+        task="correspondence", method=method, features="xyz", k=20, map_k=8, width=16, blocks=1, dropout=0
+    )
+    data = two_bodies(0.1)
+    samples = samples_of(data, "train", "xyz")
+    batch = collate_pairs(pair_samples(data, "train", samples, 8))
+    rotations = torch.eye(3)[[1, 2, 0]].expand(2, 3, 3)
+    found = []
+    for recorded in (False, True):
+        torch.manual_seed(0)
+        model = build_model(options, ["u"] * 16, "vertices")
+        if recorded:
+            model.forward = GraphedForward(model, "vertices", 0, EmulatedGraph)
+        step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
+        found.append(torch.stack([step(batch, rotations) for _ in range(4)]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
+    assert found[0][-1] < found[0][0]
+
+
+def test_a_supervised_run(room):
+    run = room / "run"
+    results = json.loads((run / "results.json").read_text())
+    assert results["task"] == "correspondence"
+    assert (results["train_pairs"], results["test_pairs"], results["train_meshes"]) == (6, 3, 4)
+    assert results["options"]["normalize"] == "area"
+    assert results["mean_error_x100"] == pytest.approx(100 * results["mean_error"])
+    assert 0 < results["mean_error"] < 0.12  # about 0.5 for a random map
+    assert results["floor"] == 0
+    assert results["flipped_pairs"] is None
+    assert len(results["pairs"]) == 3
+    history = list(csv.DictReader((run / "metrics.csv").open()))
+    assert float(history[-1]["train_loss"]) < 0.5 * float(history[0]["train_loss"])
+    assert float(history[-1]["test_r2"]) > float(history[0]["test_r2"])
+    errors = list(csv.DictReader((run / "errors.csv").open()))
+    shares = [float(row["share"]) for row in errors]
+    assert shares == sorted(shares)
+    assert results["auc"] == pytest.approx(np.trapezoid(shares) / (len(shares) - 1), abs=1e-4)
+    page = (run / "predictions.html").read_text()
+    for number in range(3):
+        assert f"pairs/{number:03d}.html" in page
+        assert (run / "pairs" / f"{number:03d}.html").is_file()
+    assert (run / "errors.png").is_file()
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    data = two_bodies(0.1)
+    pairs = pair_samples(data, "train", samples_of(data, "train"), 8)
+    plain = {"task": "correspondence", "k": 20, "map_k": 8, "width": 16, "blocks": 1, "normalize": "area"}
+    for parts in ([2], [1, 2]):
+        for epochs in parts:
+            out = tmp_path / str(len(parts))
+            out.mkdir(exist_ok=True)
+            options = TrainOptions(**plain, epochs=epochs)
+            train(as_labeled(data, 16), pairs, pairs, options, out, device=CPU, resume=epochs != parts[0])
+    whole, resumed = (load_checkpoint(tmp_path / name / "last.pt")["model"] for name in ("1", "2"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    other = as_labeled(two_bodies(0.2), 16)
+    with pytest.raises(CheckpointError, match="this run was started on a data set with other meshes"):
+        train(other, pairs, pairs, TrainOptions(**plain, epochs=3), tmp_path / "1", device=CPU, resume=True)
+
+
+def test_a_run_without_correspondences(room, tmp_path, capsys):
+    data = write_set(tmp_path / "bare", supervised=False)
+    arguments = ["--data", data, "--cache", room / "cache", *SMALL, "--epochs", 3]
+    assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "a") == 1
+    assert "the data have no correspondences; use --method unsupervised" in capsys.readouterr().err
+    assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "b", "--method", "unsupervised") == 0
+    out = capsys.readouterr().out
+    assert "whose true correspondences are not known" in out
+    assert "nan" not in out
+    results = json.loads((tmp_path / "b" / "results.json").read_text())
+    assert results["mean_error"] is None
+    assert results["options"]["features"] == "wks"
+    history = list(csv.DictReader((tmp_path / "b" / "metrics.csv").open()))
+    assert float(history[-1]["train_loss"]) < float(history[0]["train_loss"])
+    assert (tmp_path / "b" / "pairs" / "000.html").is_file()
+    with pytest.raises(OptionError, match="map_k should be from 1 to k, which is 20, got 21"):
+        TrainOptions(task="correspondence", k=20, map_k=21)
+
+
+def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room, tmp_path):
+    checkpoint = room / "run" / "last.pt"
+    body(4, 0.0).export(tmp_path / "a.ply")
+    body(5, 0.0).export(tmp_path / "b.off")
+    files = [tmp_path / "a.ply", tmp_path / "b.off", "--checkpoint", checkpoint, "--device", "cpu"]
+    assert diffnet("match", *files, "--out", tmp_path / "map.txt", "--html", tmp_path / "view.html") == 0
+    truth = np.empty(162, np.int64)
+    truth[order_of(5)] = order_of(4)
+    found = np.loadtxt(tmp_path / "map.txt", dtype=np.int64)
+    assert (found == truth).mean() > 0.95  # the two are one shape, so their features are equal
+    assert "b.off" not in (tmp_path / "view.html").read_text()
+    assert '"texture"' in (tmp_path / "view.html").read_text()
+    # Saved as B_A.txt, it is a map of the data set.
+    (tmp_path / "set" / "test").mkdir(parents=True)
+    for name in ("a.ply", "b.off"):
+        (tmp_path / "set" / "test" / name).write_bytes((tmp_path / name).read_bytes())
+    (tmp_path / "set" / "maps").mkdir()
+    (tmp_path / "set" / "maps" / "b_a.txt").write_text((tmp_path / "map.txt").read_text())
+    data = load_pairs(tmp_path / "set", base="0", needs_train=False)
+    shapes = {shape.name: shape for shape in data.test}
+    known = data.truth(shapes["b"], shapes["a"])
+    assert known is not None
+    np.testing.assert_array_equal(known.points, found)
+
+
+def test_match_of_different_sizes_with_fine_tuning(room):
+    network = DiffusionNet.load(room / "run" / "last.pt")
+    before = {name: weight.clone() for name, weight in network.state_dict().items()}
+    coarse, fine = body(4, 0.0), body(4, 0.0).subdivide()
+    steps: list[int] = []
+    plain = match_meshes(coarse, fine, network)
+    tuned = match_meshes(coarse, fine, network, fine_tune=3, zoomout=True, after_step=lambda: steps.append(1))
+    assert len(steps) == 3
+    assert all(torch.equal(weight, before[name]) for name, weight in network.state_dict().items())
+    assert plain.functional_map.shape == (8, 8)
+    assert tuned.functional_map.shape == (20, 20)
+    for found in (plain, tuned):
+        assert found.matches.shape == (len(fine.vertices),)
+        away = np.linalg.norm(coarse.vertices[found.matches] - fine.vertices, axis=1)
+        nearest, _ = cKDTree(coarse.vertices).query(fine.vertices)
+        assert np.median(away) < 1.3 * np.median(nearest)
+
+
+def test_maps_have_at_most_as_many_eigenpairs_as_vertices(room):
+    network = DiffusionNet.load(room / "run" / "last.pt")
+    network.metadata["map_k"] = 20
+    small = trimesh.creation.icosahedron()
+    assert match_meshes(body(4), small, network).functional_map.shape == (12, 12)
+
+
+def test_partial_shapes_and_point_clouds_are_refused(room, tmp_path, capsys):
+    network = DiffusionNet.load(room / "run" / "last.pt")
+    whole = body(4)
+    keep = whole.triangles_center[:, 0] < 0.3
+    part = trimesh.Trimesh(whole.vertices, whole.faces[keep], process=False)
+    part.remove_unreferenced_vertices()
+    part.export(tmp_path / "part.ply")
+    for pair in ((whole, tmp_path / "part.ply"), (tmp_path / "part.ply", whole)):
+        with pytest.raises(MeshError, match=r"part.ply: partial shapes are not supported; its boundary is"):
+            match_meshes(*pair, network)
+    match_meshes(tmp_path / "part.ply", tmp_path / "part.ply", network)  # both are open
+    with pytest.raises(MeshError, match="a point cloud has no faces; matching needs triangle meshes"):
+        match_meshes(whole, whole.vertices, network)
+
+
+def test_length_of_boundaries():
+    square = make_mesh([[0, 0, 0], [2, 0, 0], [2, 2, 0], [0, 2, 0]], [[0, 1, 2], [0, 2, 3]])
+    assert boundary_length(square) == pytest.approx(4)
+    soup = trimesh.creation.icosphere(1)
+    soup.unmerge_vertices()
+    assert boundary_length(load_mesh(soup)) == 0
+
+
+def test_other_checkpoints_and_commands_are_refused(room, tmp_path, capsys):
+    body(4).export(tmp_path / "a.ply")
+    pair = [tmp_path / "a.ply", tmp_path / "a.ply", "--device", "cpu"]
+    DiffusionNet(16, 3, width=8, blocks=1).save(
+        tmp_path / "parts.safetensors", features="hks", k=8, normalize=True, task="segmentation"
+    )
+    assert diffnet("match", *pair, "--checkpoint", tmp_path / "parts.safetensors", "--out", tmp_path / "x.txt") == 1
+    assert "parts.safetensors: the network is for segmentation; expected one of" in capsys.readouterr().err
+    checkpoint = room / "run" / "last.pt"
+    assert diffnet("match", *pair, "--checkpoint", checkpoint, "--out", tmp_path / "a.ply") == 1
+    assert "would be overwritten" in capsys.readouterr().err
+    assert diffnet("predict", tmp_path / "a.ply", "--checkpoint", checkpoint, "--out", tmp_path / "b.ply") == 1
+    assert "`diffnet match` uses them" in capsys.readouterr().err
+    with pytest.raises(OptionError, match="method is for correspondence, and the task is segmentation"):
+        TrainOptions(method="unsupervised")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["supervised", "unsupervised"])
+def test_runs_with_graphs_equal_plain_ones_on_a_gpu(method, tmp_path):
+    options = TrainOptions(
+        task="correspondence",
+        method=method,
+        features="xyz",
+        k=20,
+        map_k=12,
+        width=32,
+        blocks=2,
+        dropout=0,
+        epochs=4,
+        precision="fp32",
+        normalize="area",
+    )
+    data, gpu = two_bodies(0.1), torch.device("cuda")
+    samples = [sample.to(gpu) for sample in samples_of(data, "train", "xyz")]
+    pairs = pair_samples(data, "train", samples, 12)
+    found = []
+    for capture in (False, True):
+        out = tmp_path / str(capture)
+        out.mkdir()
+        run = train(as_labeled(data, 16), pairs, pairs, options, out, device=gpu, capture=capture)
+        found.append([(row["train_loss"], row["test_r2"]) for row in run["history"]])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-2, atol=1e-2)
