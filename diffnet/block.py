@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from diffnet.arguments import check_eigenpairs, check_operators, refuses_fields
-from diffnet.diffusion import LearnedTimeDiffusion
+from diffnet.diffusion import InitialTimes, LearnedTimeDiffusion
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
 from diffnet.implicit_diffusion import ImplicitDiffusion
@@ -44,6 +44,7 @@ class DiffusionNetBlock(nn.Module):
             the operators hold `gradient_evecs`, else sparse. See `Operators.prepared`.
         diffusion: "spectral" diffuses in the eigenbasis (`LearnedTimeDiffusion`). "implicit" needs no eigenbasis
             (`ImplicitDiffusion`); its gradients are sparse.
+        initial_times: "zero" or "spread", see `LearnedTimeDiffusion`.
         attention_heads: heads of a `MeshAttention` over the operators' neighborhood, 0 for no attention.
         backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
 
@@ -67,6 +68,7 @@ class DiffusionNetBlock(nn.Module):
         gradient_rotation: bool = True,
         gradient: GradientMode = "auto",
         diffusion: DiffusionMode = "spectral",
+        initial_times: InitialTimes = "zero",
         attention_heads: int = 0,
         backend: Backend = "auto",
     ) -> None:
@@ -84,9 +86,9 @@ class DiffusionNetBlock(nn.Module):
         self.backend: Backend = backend
         self.diffusion: LearnedTimeDiffusion | ImplicitDiffusion
         self.diffusion = (
-            LearnedTimeDiffusion(channels, backend)
+            LearnedTimeDiffusion(channels, backend, initial_times)
             if diffusion == "spectral"
-            else ImplicitDiffusion(channels, backend=backend)
+            else ImplicitDiffusion(channels, backend=backend, initial_times=initial_times)
         )
         self.gradient_features = (
             SpatialGradientFeatures(channels, gradient_rotation, backend) if gradient_features else None

@@ -70,6 +70,7 @@ def build_model(
         blocks=options.blocks,
         dropout=options.dropout,
         diffusion=options.diffusion,
+        initial_times=options.initial_times,
         attention_heads=options.attention_heads,
         outputs_at=outputs_at_of(labels_at),
         backend=options.backend,

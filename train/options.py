@@ -12,8 +12,9 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
 from diffnet.train.tasks.names import TaskName
 
-# The same as `diffnet.block.DiffusionMode`, whose import loads PyTorch.
+# The same as those of `diffnet.block` and `diffnet.diffusion`, whose import loads PyTorch.
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
+InitialTimes: TypeAlias = Literal["zero", "spread"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
 TrainBackend: TypeAlias = Literal["auto", "torch"]
@@ -44,6 +45,7 @@ class TrainOptions:
     width: int = 128
     blocks: int = 4
     diffusion: DiffusionMode = "spectral"
+    initial_times: InitialTimes = "zero"
     attention_heads: int = 0
     dropout: float = 0.5
     learning_rate: float = 1e-3
@@ -81,6 +83,7 @@ class TrainOptions:
             ("backend", get_args(TrainBackend)),
             ("schedule", get_args(Schedule)),
             ("diffusion", get_args(DiffusionMode)),
+            ("initial_times", get_args(InitialTimes)),
         ):
             if getattr(self, name) not in choices:
                 raise OptionError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")

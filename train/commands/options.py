@@ -13,7 +13,7 @@ from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
-from diffnet.train.options import DiffusionMode, Precision, Schedule, TrainBackend
+from diffnet.train.options import DiffusionMode, InitialTimes, Precision, Schedule, TrainBackend
 
 
 def default_cache() -> Path:
@@ -68,6 +68,9 @@ WidthOption = Annotated[int, typer.Option(min=1, help="Channels inside the netwo
 BlocksOption = Annotated[int, typer.Option(min=1, help="DiffusionNet blocks.")]
 DiffusionOption = Annotated[
     DiffusionMode, typer.Option(help="spectral uses the eigenbasis; implicit solves a linear system.")
+]
+InitialTimesOption = Annotated[
+    InitialTimes, typer.Option(help="Diffusion times before training: zero, or spread from 1e-4 to 1.")
 ]
 AttentionHeadsOption = Annotated[
     int, typer.Option(min=0, help="Heads of attention over one-rings in each block, or 0.")
