@@ -71,6 +71,7 @@ def build_model(
         dropout=options.dropout,
         diffusion=options.diffusion,
         initial_times=options.initial_times,
+        normalization=options.normalization,
         attention_heads=options.attention_heads,
         outputs_at=outputs_at_of(labels_at),
         backend=options.backend,

@@ -15,6 +15,7 @@ from diffnet.train.tasks.names import TaskName
 # The same as those of `diffnet.block` and `diffnet.diffusion`, whose import loads PyTorch.
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
 InitialTimes: TypeAlias = Literal["zero", "spread"]
+Normalization: TypeAlias = Literal["none", "layer", "rms"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
 TrainBackend: TypeAlias = Literal["auto", "torch"]
@@ -46,6 +47,7 @@ class TrainOptions:
     blocks: int = 4
     diffusion: DiffusionMode = "spectral"
     initial_times: InitialTimes = "zero"
+    normalization: Normalization = "none"
     attention_heads: int = 0
     dropout: float = 0.5
     learning_rate: float = 1e-3
@@ -84,6 +86,7 @@ class TrainOptions:
             ("schedule", get_args(Schedule)),
             ("diffusion", get_args(DiffusionMode)),
             ("initial_times", get_args(InitialTimes)),
+            ("normalization", get_args(Normalization)),
         ):
             if getattr(self, name) not in choices:
                 raise OptionError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")

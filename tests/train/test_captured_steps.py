@@ -161,7 +161,11 @@ def test_steps_that_cannot_be_recorded_still_train() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
-@pytest.mark.parametrize("given", [{}, {"batch_meshes": 3}, {"batch_vertices": 900}, {"attention_heads": 2}], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"batch_meshes": 3}, {"batch_vertices": 900}, {"attention_heads": 2}, {"normalization": "rms"}],
+    ids=str,
+)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_captured_runs_equal_plain_ones(at: LabelsAt, given: dict[str, Any], precision: str, tmp_path: Path) -> None:
     data = spheres(at, (2, 3, 2, 3, 4, 3, 2))

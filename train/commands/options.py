@@ -13,7 +13,7 @@ from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
-from diffnet.train.options import DiffusionMode, InitialTimes, Precision, Schedule, TrainBackend
+from diffnet.train.options import DiffusionMode, InitialTimes, Normalization, Precision, Schedule, TrainBackend
 
 
 def default_cache() -> Path:
@@ -72,6 +72,7 @@ DiffusionOption = Annotated[
 InitialTimesOption = Annotated[
     InitialTimes, typer.Option(help="Diffusion times before training: zero, or spread from 1e-4 to 1.")
 ]
+NormalizationOption = Annotated[Normalization, typer.Option(help="Normalization of the input of the blocks' MLPs.")]
 AttentionHeadsOption = Annotated[
     int, typer.Option(min=0, help="Heads of attention over one-rings in each block, or 0.")
 ]
