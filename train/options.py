@@ -27,6 +27,7 @@ class TrainOptions:
 
     task: what the network learns, the name of the command
     label_smoothing: s of `label_smoothing_loss`, in training
+    average_weights: decay of the moving average of the weights, see `WeightAverage`; 0 for no average
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
         Other features do not change under rotation.
 
@@ -57,6 +58,7 @@ class TrainOptions:
     batch_vertices: int | None = None
     rotate: bool | None = None
     label_smoothing: float = 0.0
+    average_weights: float = 0.0
     validation: float = 0.0
     eval_every: int = 5
     precision: Precision = "auto"
@@ -72,7 +74,7 @@ class TrainOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{name} should be at least 1, got {value}")
-        for name in ("dropout", "validation", "label_smoothing"):
+        for name in ("dropout", "validation", "label_smoothing", "average_weights"):
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
         if not 0 < self.learning_rate < 1e36:  # above 1e36, Adam's steps overflow float32

@@ -107,3 +107,7 @@ CaptureOption = Annotated[bool, typer.Option(help="On a GPU, launch the kernels 
 LabelSmoothingOption = Annotated[
     float, typer.Option(min=0, max=0.99, help="Weight of the wrong classes in the loss, all together.")
 ]
+AverageWeightsOption = Annotated[
+    float,
+    typer.Option(min=0, max=0.999999, metavar="DECAY", help="Average the weights over about 1/(1 - DECAY) steps."),
+]

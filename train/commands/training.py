@@ -16,6 +16,7 @@ from diffnet.train.commands.console import console
 from diffnet.train.commands.options import (
     DEFAULT_CACHE,
     AttentionHeadsOption,
+    AverageWeightsOption,
     BackendOption,
     BasisOption,
     BatchMeshesOption,
@@ -77,6 +78,7 @@ def train_segmentation(
     batch_vertices: BatchVerticesOption = None,
     rotate: RotateOption = None,
     label_smoothing: LabelSmoothingOption = 0.0,
+    average_weights: AverageWeightsOption = 0.0,
     validation: ValidationOption = 0.0,
     eval_every: EvalEveryOption = 5,
     k: TrainKOption = 128,
@@ -135,6 +137,7 @@ def train_classification(
     batch_vertices: BatchVerticesOption = None,
     rotate: RotateOption = None,
     label_smoothing: LabelSmoothingOption = 0.2,
+    average_weights: AverageWeightsOption = 0.0,
     validation: ValidationOption = 0.0,
     eval_every: EvalEveryOption = 5,
     k: TrainKOption = 128,
