@@ -12,7 +12,14 @@ from diffnet.checkpoints.files import CheckpointError, check_format, check_named
 
 FORMAT = 1  # increase when older versions would misread a checkpoint
 # Options that checkpoints of older versions lack, with what those versions did.
-OLDER: dict[str, Any] = {"join": "never", "initial_times": "zero", "normalization": "none", "average_weights": 0.0}
+OLDER: dict[str, Any] = {
+    "join": "never",
+    "schedule": "step",
+    "initial_times": "zero",
+    "normalization": "none",
+    "label_smoothing": 0.0,
+    "average_weights": 0.0,
+}
 # The options of a run that are arguments of `DiffusionNet`. The others are metadata of the network.
 _BLOCK = ("width", "blocks", "dropout", "diffusion", "initial_times", "normalization", "attention_heads")
 ARCHITECTURE = (*_BLOCK, "backend")

@@ -14,6 +14,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
 from diffnet.train.options import DiffusionMode, InitialTimes, Normalization, Precision, Schedule, TrainBackend
+from diffnet.train.recipes import RecipeName
 
 
 def default_cache() -> Path:
@@ -52,6 +53,10 @@ JoinOption = Annotated[
     typer.Option(help="Join vertices at the same position: auto does where this connects most of the mesh."),
 ]
 
+RecipeOption = Annotated[
+    RecipeName,
+    typer.Option(help="original: features, network and training of the original implementation. Other options win."),
+]
 # The options of `diffnet train`. Each is an option of `TrainOptions`, except the last ones.
 RunOption = Annotated[Path, typer.Option(help="Folder for checkpoints, metrics and the report.")]
 FeaturesOption = Annotated[
@@ -82,7 +87,7 @@ ScheduleOption = Annotated[
     Schedule, typer.Option(help="step halves the learning rate every --decay-every epochs; cosine lowers it to 0.")
 ]
 DecayEveryOption = Annotated[int, typer.Option(min=1, help="Epochs between two steps of the step schedule.")]
-BatchMeshesOption = Annotated[int | None, typer.Option(min=1, help="Meshes per step. The default is 1.")]
+BatchMeshesOption = Annotated[int | None, typer.Option(min=1, help="Meshes per step.")]
 BatchVerticesOption = Annotated[
     int | None, typer.Option(min=1, help="Instead of a number of meshes: at most N vertices per step.")
 ]
