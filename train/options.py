@@ -38,7 +38,7 @@ class TrainOptions:
     """
 
     task: TaskName = "segmentation"
-    features: str = "hks"
+    features: str = "log-hks"
     k: int = 128
     laplacian: LaplacianKind = "robust"
     basis: BasisPrecision = "float32"
@@ -50,9 +50,9 @@ class TrainOptions:
     initial_times: InitialTimes = "zero"
     normalization: Normalization = "none"
     attention_heads: int = 0
-    dropout: float = 0.5
+    dropout: float = 0.2
     learning_rate: float = 1e-3
-    schedule: Schedule = "step"
+    schedule: Schedule = "cosine"
     decay_every: int = 50
     batch_meshes: int | None = 1
     batch_vertices: int | None = None

@@ -59,6 +59,7 @@ def balls(train=4, test=2, at="vertices"):
 
 def options(**given):
     small = {"features": "xyz", "rotate": False, "k": 8, "width": 8, "blocks": 1, "epochs": 4, "eval_every": 1}
+    small |= {"schedule": "step", "dropout": 0.5}
     return TrainOptions(**{**small, "learning_rate": 1e-2, **given})
 
 
@@ -176,7 +177,7 @@ def test_bad_options_are_named():
 
 
 def test_schedules():
-    step = TrainOptions(learning_rate=1.0, decay_every=2)
+    step = TrainOptions(learning_rate=1.0, schedule="step", decay_every=2)
     assert [step.learning_rate_at(e) for e in range(5)] == [1, 1, 0.5, 0.5, 0.25]
     cosine = TrainOptions(learning_rate=1.0, schedule="cosine", epochs=4)
     assert [cosine.learning_rate_at(e) for e in (0, 2, 4)] == pytest.approx([1, 0.5, 0])
