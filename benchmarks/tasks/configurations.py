@@ -28,6 +28,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "curvature": {"features": "curvature+log-hks"},
     "normals": {"features": "xyz+normals"},
     "normals-hks": {"features": "xyz+normals+log-hks"},
+    "normals-curvature-hks": {"features": "xyz+normals+curvature+log-hks"},
     "cosine": {"schedule": "cosine"},
     "dropout-0": {"dropout": 0.0},
     "dropout-0.1": {"dropout": 0.1},
@@ -60,7 +61,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 _FIRST_LEADS = "log-hks+cosine+dropout-0.2"
 
 # In order of importance: a run may be stopped at any time.
-ORDER = (
+_ORDER = (
     BASE,
     _FIRST_LEADS,
     f"{_FIRST_LEADS}+width-256",
@@ -92,6 +93,35 @@ ORDER = (
     f"{_FIRST_LEADS}+hks-wks",
     f"{_FIRST_LEADS}+curvature",
 )
+
+# Of sets for classification. The first leads there: no dropout, and diffusion times that start at several scales.
+_OF_CLASSES = "cosine+dropout-0+times"
+_ORDER_OF_CLASSES = (
+    BASE,
+    f"log-hks+{_OF_CLASSES}",
+    f"curvature+{_OF_CLASSES}",
+    f"normals-hks+{_OF_CLASSES}",
+    f"curvature+{_OF_CLASSES}+epochs-120",
+    f"normals-curvature-hks+{_OF_CLASSES}+epochs-120",
+    f"curvature+{_OF_CLASSES}+epochs-120+width-128+k-128",
+    f"curvature+{_OF_CLASSES}+layer",
+    f"curvature+{_OF_CLASSES}+lr-3e-3",
+    f"curvature+{_OF_CLASSES}+batch-1",
+    f"curvature+{_OF_CLASSES}+batch-8",
+    f"curvature+{_OF_CLASSES}+smoothing-0",
+    f"curvature+{_OF_CLASSES}+average",
+    "curvature+cosine+dropout-0.2+times",
+    "curvature+cosine+dropout-0",
+    f"wks+{_OF_CLASSES}",
+    f"hks-wks+{_OF_CLASSES}",
+    "log-hks",
+    "cosine",
+    "dropout-0",
+    "times",
+    "layer",
+    "smoothing-0",
+)
+ORDER = {"rna": _ORDER, "figures": _ORDER, "shapes": _ORDER_OF_CLASSES}
 
 
 def options_of(data: str, configuration: str, seed: int = 0) -> TrainOptions:

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the ablation that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", action="append", required=True, help="NAME=DIR, figures or shapes; repeatable")
-    parser.add_argument("--configurations", nargs="+", default=list(ORDER), help="changes joined by +, or base")
+    parser.add_argument("--configurations", nargs="+", help="changes joined by +, or base; by default those of ORDER")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--processes", type=int, default=10, help="runs at once")
     parser.add_argument("--device", default="auto")
@@ -184,18 +185,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     device = pick_device(given.device)
-    for configuration in given.configurations:
+    for configuration in given.configurations or ():
         try:
             options_of("rna", configuration)
         except KeyError as e:
             parser.error(f"unknown change {e} in the configuration {configuration!r}")
     sets = dict(map(load_set, given.data))
+    configurations = (given.configurations or ORDER.get(name, ORDER["rna"]) for name in sets)
     jobs = [
         Job(name, configuration, seed)
-        for configuration in given.configurations
-        for name in sets
+        for of_sets in zip_longest(*configurations)
+        for name, configuration in zip(sets, of_sets, strict=True)
         for seed in given.seeds
-        if configuration == BASE or differs_from_base(name, configuration)
+        if configuration == BASE or (configuration is not None and differs_from_base(name, configuration))
     ]
     given.out.mkdir(parents=True, exist_ok=True)
     command = ["python", "-m", "diffnet.benchmarks.tasks.recipes", *(arguments or sys.argv[1:])]
