@@ -62,10 +62,9 @@ def summary(rows: Sequence[dict[str, str]], data: str) -> str:
         paired = [] if name == BASE else [scores[seed] - base[seed] for seed in scores if seed in base]
         difference, real = "", ""
         if paired:
-            error = standard_error(paired)
-            difference = f" {mean(paired):+.2f} ± {error:.2f}"
-            real = " yes" if abs(mean(paired)) > 2 * error else " no"
-        score = f"{mean(scores.values()):.2f} ± {standard_error(list(scores.values())):.2f} %"
+            difference = " " + _with_error(paired, "+.2f")
+            real = " yes" if abs(mean(paired)) > 2 * standard_error(paired) else " no"
+        score = _with_error(list(scores.values()), ".2f") + " %"
         lines.append(f"| `{name}` | {len(scores)} | {score} |{difference} |{real} | {mean(seconds[name]):.1f} s |")
     lines += [f"| `{name}` | {count} failed | | | | |" for name, count in failed.items()]
     return "\n".join(lines) + "\n"
@@ -74,6 +73,11 @@ def summary(rows: Sequence[dict[str, str]], data: str) -> str:
 def standard_error(values: Sequence[float]) -> float:
     """The standard error of the mean. Infinite for a single value."""
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+
+
+def _with_error(values: Sequence[float], form: str) -> str:
+    """The mean, and its standard error if there are several values."""
+    return f"{mean(values):{form}}" + (f" ± {standard_error(values):.2f}" if len(values) > 1 else "")
 
 
 def with_tables(page: str, rows: Sequence[dict[str, str]]) -> str:
