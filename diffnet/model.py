@@ -38,8 +38,7 @@ class DiffusionNet(nn.Module):
             mesh, weighted by vertex areas.
         last_activation: applied to the outputs, for example `log_softmax`. None by default.
         mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, initial_times, normalization,
-            attention_heads, backend: see
-            `DiffusionNetBlock`.
+            attention_heads, backend: see `DiffusionNetBlock`.
 
     The arguments are attributes of the network, except `blocks`, which is the list of the blocks. `metadata` is a
     dictionary for what belongs to the network; `save` and `load` keep it.

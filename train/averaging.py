@@ -53,6 +53,7 @@ class WeightAverage:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the trained network and the averages, in place."""
         self._model.load_state_dict(state["trained"])
-        stored: list[Tensor] = [*state["averages"].values(), state["total"]["total"]]
-        for average, tensor in zip(self._averages, stored, strict=True):
+        stored: dict[str, Tensor] = state["averages"]
+        averages = [stored[name] for name, _ in self._model.named_parameters()]
+        for average, tensor in zip(self._averages, [*averages, state["total"]["total"]], strict=True):
             average.copy_(tensor)

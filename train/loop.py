@@ -226,7 +226,10 @@ def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions
     before = stored["options"]
     for name, value in fresh["options"].items():
         if (name != "epochs" or options.schedule == "cosine") and before[name] != value:
-            raise CheckpointError(f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}")
+            hint = "; the cosine schedule depends on the number of epochs" if name == "epochs" else ""
+            raise CheckpointError(
+                f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}{hint}"
+            )
     for name, difference in (
         ("label_names", "other labels"),
         ("labels_at", "other labels"),

@@ -21,8 +21,9 @@ OLDER: dict[str, Any] = {
     "average_weights": 0.0,
 }
 # The options of a run that are arguments of `DiffusionNet`. The others are metadata of the network.
-_BLOCK = ("width", "blocks", "dropout", "diffusion", "initial_times", "normalization", "attention_heads")
-ARCHITECTURE = (*_BLOCK, "backend")
+ARCHITECTURE = (
+    *("width", "blocks", "dropout", "diffusion", "initial_times", "normalization", "attention_heads", "backend"),
+)
 
 
 def network_in_checkpoint(
