@@ -108,6 +108,21 @@ def check_optimizer(path: Path, state: Any, parameters: Sequence[Tensor]) -> Non
     check_names_and_shapes(path, check_named_tensors(path, named), expected)
 
 
+def checked_averaging(
+    path: Path, checkpoint: Checkpoint, options: TrainOptions, expected: Mapping[str, Tensor]
+) -> Checkpoint | None:
+    """The state of `WeightAverage`, or None for a run without it."""
+    state = checkpoint.get("averaging")
+    if options.average_weights == 0 or not isinstance(state, dict):
+        if options.average_weights > 0 or state is not None:
+            raise CheckpointError(f"{path}: average_weights is {options.average_weights}, averaging is {shown(state)}")
+        return None
+    total = {"total": next(iter(expected.values())).new_empty(())}
+    for name, tensors in (("trained", expected), ("averages", expected), ("total", total)):
+        check_names_and_shapes(path, check_named_tensors(path, state.get(name)), tensors)
+    return state
+
+
 def _is_row(row: Any, epoch: int) -> bool:
     return (
         isinstance(row, dict)

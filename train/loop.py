@@ -18,6 +18,7 @@ from diffnet.data import LabeledMeshes, MeshBatches, Sample, Statistics, epoch_s
 from diffnet.geometry import random_rotations
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import write_atomically
+from diffnet.train.averaging import WeightAverage
 from diffnet.train.batches import packed
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.evaluate import evaluate
@@ -72,10 +73,12 @@ def train(
     torch.manual_seed(options.seed)
     model = build_model(options, data.label_names, data.labels_at, statistics).to(device)
     optimizer = make_optimizer(model, options, device)
-    step = TrainingStep(model, optimizer, options, device)
+    average = WeightAverage(model, options.average_weights) if options.average_weights > 0 else None
+    scored = model if average is None else average.network
+    step = TrainingStep(model, optimizer, options, device, average)
     if capture and device.type == "cuda" and options.backend == "auto":
         step.capture(data.labels_at, [s.operators for s in fitted])
-        graphed(model, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
+        graphed(scored, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
     history: list[Row] = []
     last_predictions: list[Tensor] = []
     best = -math.inf
@@ -83,7 +86,8 @@ def train(
 
     def checkpoint() -> Checkpoint:
         return {
-            "model": model.state_dict(),
+            "model": scored.state_dict(),
+            "averaging": None if average is None else average.state_dict(),
             "optimizer": optimizer.state_dict(),
             "history": history,
             "best": best,
@@ -97,7 +101,9 @@ def train(
     if resume:
         stored = load_checkpoint(out / "last.pt", device)
         _check_same_run(stored, checkpoint(), options, out)
-        model.load_state_dict(stored["model"])
+        scored.load_state_dict(stored["model"])
+        if average is not None:
+            average.load_state_dict(stored["averaging"])
         restore_optimizer(optimizer, stored["optimizer"])
         history, best = stored["history"], stored["best"]
         # The run may have stopped after it wrote last.pt and before it wrote the table.
@@ -120,15 +126,19 @@ def train(
             torch.manual_seed(epoch_seed(options.seed, epoch))
             set_learning_rate(optimizer, options.learning_rate_at(epoch))
             loss, tally = _train_epoch(model, step, fitted, batches, options, device, epoch, after_step)
+            if average is not None:
+                average.write()
             last = epoch + 1 == options.epochs
             due = (epoch + 1) % options.eval_every == 0 or last
-            tested = evaluate(model, test_samples, options, device, last_predictions if last else None) if due else None
+            tested = (
+                evaluate(scored, test_samples, options, device, last_predictions if last else None) if due else None
+            )
             row: Row = {
                 "epoch": epoch + 1,
                 "learning_rate": options.learning_rate_at(epoch),
                 "train_loss": loss,
                 "train_accuracy": task.score(tally),
-                "validation_accuracy": task.score(evaluate(model, held_out, options, device)) if held_out else None,
+                "validation_accuracy": task.score(evaluate(scored, held_out, options, device)) if held_out else None,
                 "test_accuracy": None if tested is None else task.score(tested),
                 "seconds": time.perf_counter() - started,
             }
@@ -216,7 +226,10 @@ def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions
     before = stored["options"]
     for name, value in fresh["options"].items():
         if (name != "epochs" or options.schedule == "cosine") and before[name] != value:
-            raise CheckpointError(f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}")
+            hint = "; the cosine schedule depends on the number of epochs" if name == "epochs" else ""
+            raise CheckpointError(
+                f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}{hint}"
+            )
     for name, difference in (
         ("label_names", "other labels"),
         ("labels_at", "other labels"),

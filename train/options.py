@@ -12,8 +12,10 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
 from diffnet.train.tasks.names import TaskName
 
-# The same as `diffnet.block.DiffusionMode`, whose import loads PyTorch.
+# The same as those of `diffnet.block` and `diffnet.diffusion`, whose import loads PyTorch.
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
+InitialTimes: TypeAlias = Literal["zero", "spread"]
+Normalization: TypeAlias = Literal["none", "layer", "rms"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
 TrainBackend: TypeAlias = Literal["auto", "torch"]
@@ -25,6 +27,7 @@ class TrainOptions:
 
     task: what the network learns, the name of the command
     label_smoothing: s of `label_smoothing_loss`, in training
+    average_weights: decay of the moving average of the weights, see `WeightAverage`; 0 for no average
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
         Other features do not change under rotation.
 
@@ -35,7 +38,7 @@ class TrainOptions:
     """
 
     task: TaskName = "segmentation"
-    features: str = "hks"
+    features: str = "log-hks"
     k: int = 128
     laplacian: LaplacianKind = "robust"
     basis: BasisPrecision = "float32"
@@ -44,15 +47,18 @@ class TrainOptions:
     width: int = 128
     blocks: int = 4
     diffusion: DiffusionMode = "spectral"
+    initial_times: InitialTimes = "zero"
+    normalization: Normalization = "none"
     attention_heads: int = 0
-    dropout: float = 0.5
+    dropout: float = 0.2
     learning_rate: float = 1e-3
-    schedule: Schedule = "step"
+    schedule: Schedule = "cosine"
     decay_every: int = 50
     batch_meshes: int | None = 1
     batch_vertices: int | None = None
     rotate: bool | None = None
     label_smoothing: float = 0.0
+    average_weights: float = 0.0
     validation: float = 0.0
     eval_every: int = 5
     precision: Precision = "auto"
@@ -68,7 +74,7 @@ class TrainOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{name} should be at least 1, got {value}")
-        for name in ("dropout", "validation", "label_smoothing"):
+        for name in ("dropout", "validation", "label_smoothing", "average_weights"):
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
         if not 0 < self.learning_rate < 1e36:  # above 1e36, Adam's steps overflow float32
@@ -81,6 +87,8 @@ class TrainOptions:
             ("backend", get_args(TrainBackend)),
             ("schedule", get_args(Schedule)),
             ("diffusion", get_args(DiffusionMode)),
+            ("initial_times", get_args(InitialTimes)),
+            ("normalization", get_args(Normalization)),
         ):
             if getattr(self, name) not in choices:
                 raise OptionError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")

@@ -11,10 +11,19 @@ from torch import Tensor
 from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors
 
 FORMAT = 1  # increase when older versions would misread a checkpoint
-# Options that checkpoints of older versions lack, where the default would change meshes.
-OLDER: dict[str, Any] = {"join": "never"}
+# Options that checkpoints of older versions lack, with what those versions did.
+OLDER: dict[str, Any] = {
+    "join": "never",
+    "schedule": "step",
+    "initial_times": "zero",
+    "normalization": "none",
+    "label_smoothing": 0.0,
+    "average_weights": 0.0,
+}
 # The options of a run that are arguments of `DiffusionNet`. The others are metadata of the network.
-ARCHITECTURE = ("width", "blocks", "dropout", "diffusion", "attention_heads", "backend")
+ARCHITECTURE = (
+    *("width", "blocks", "dropout", "diffusion", "initial_times", "normalization", "attention_heads", "backend"),
+)
 
 
 def network_in_checkpoint(

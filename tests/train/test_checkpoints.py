@@ -16,6 +16,7 @@ import torch
 
 from diffnet import DiffnetError, DiffusionNet
 from diffnet.checkpoints.files import CheckpointError
+from diffnet.train.averaging import WeightAverage
 from diffnet.train.checkpoint import build_model, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
 from diffnet.train.options import TrainOptions
@@ -260,6 +261,23 @@ def test_a_file_that_expands_is_refused(stored, tmp_path):
         archive.writestr("archive/data.pkl", b"\0" * 10**6)
     for read in (load_checkpoint, DiffusionNet.from_reference):
         assert "more than its size" in message(read, path)
+
+
+def test_damaged_averages_of_weights(stored, refused, tmp_path):
+    averaged = {**stored["options"], "average_weights": 0.9}
+    model = build_model(TrainOptions(**averaged), ["a", "b"], "vertices")
+    average = WeightAverage(model, 0.9)
+    average.update()
+    state = average.state_dict()
+    torch.save({**stored, "options": averaged, "averaging": state}, tmp_path / "a.pt")
+    restored = load_checkpoint(tmp_path / "a.pt")["averaging"]
+    for name in ("trained", "averages", "total"):
+        assert all(torch.equal(restored[name][key], tensor) for key, tensor in state[name].items())
+    assert "average_weights is 0.9, averaging is None" in refused(options=averaged)
+    assert "average_weights is 0.0, averaging is of type dict" in refused(averaging=state)
+    for name in ("trained", "averages", "total"):
+        assert "weights" in refused(options=averaged, averaging={**state, name: {}})
+        assert "weights should be a dictionary" in refused(options=averaged, averaging={**state, name: [1]})
 
 
 # ---- DiffusionNet.load ----

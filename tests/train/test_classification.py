@@ -31,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("small_pictures")
 
 CPU = torch.device("cpu")
 SMALL = ["--k", 12, "--width", 16, "--blocks", 1, "--dropout", 0, "--jobs", 1, "--device", "cpu", "--lr", 0.02]
+SMALL += ["--features", "hks", "--schedule", "step"]
 
 
 def diffnet(capsys, *arguments) -> tuple[int, str, str]:

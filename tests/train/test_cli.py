@@ -36,7 +36,17 @@ pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
 COMMAND = [sys.executable, "-c", "from diffnet.train.cli import main; main()"]
 SMALL = ["--k", 8, "--width", 16, "--blocks", 1, "--jobs", 1, "--device", "cpu"]
-SMALL += ["--features", "xyz", "--no-rotate", "--dropout", 0, "--lr", 0.02]  # the balls are easy with these
+SMALL += [
+    "--features",
+    "xyz",
+    "--no-rotate",
+    "--dropout",
+    0,
+    "--lr",
+    0.02,
+    "--schedule",
+    "step",
+]  # the balls are easy with these
 
 
 def diffnet(*arguments):

@@ -13,7 +13,8 @@ from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
-from diffnet.train.options import DiffusionMode, Precision, Schedule, TrainBackend
+from diffnet.train.options import DiffusionMode, InitialTimes, Normalization, Precision, Schedule, TrainBackend
+from diffnet.train.recipes import RecipeName
 
 
 def default_cache() -> Path:
@@ -52,6 +53,10 @@ JoinOption = Annotated[
     typer.Option(help="Join vertices at the same position: auto does where this connects most of the mesh."),
 ]
 
+RecipeOption = Annotated[
+    RecipeName,
+    typer.Option(help="original: features, network and training of the original implementation. Other options win."),
+]
 # The options of `diffnet train`. Each is an option of `TrainOptions`, except the last ones.
 RunOption = Annotated[Path, typer.Option(help="Folder for checkpoints, metrics and the report.")]
 FeaturesOption = Annotated[
@@ -69,6 +74,10 @@ BlocksOption = Annotated[int, typer.Option(min=1, help="DiffusionNet blocks.")]
 DiffusionOption = Annotated[
     DiffusionMode, typer.Option(help="spectral uses the eigenbasis; implicit solves a linear system.")
 ]
+InitialTimesOption = Annotated[
+    InitialTimes, typer.Option(help="Diffusion times before training: zero, or spread from 1e-4 to 1.")
+]
+NormalizationOption = Annotated[Normalization, typer.Option(help="Normalization of the input of the blocks' MLPs.")]
 AttentionHeadsOption = Annotated[
     int, typer.Option(min=0, help="Heads of attention over one-rings in each block, or 0.")
 ]
@@ -78,7 +87,7 @@ ScheduleOption = Annotated[
     Schedule, typer.Option(help="step halves the learning rate every --decay-every epochs; cosine lowers it to 0.")
 ]
 DecayEveryOption = Annotated[int, typer.Option(min=1, help="Epochs between two steps of the step schedule.")]
-BatchMeshesOption = Annotated[int | None, typer.Option(min=1, help="Meshes per step. The default is 1.")]
+BatchMeshesOption = Annotated[int | None, typer.Option(min=1, help="Meshes per step.")]
 BatchVerticesOption = Annotated[
     int | None, typer.Option(min=1, help="Instead of a number of meshes: at most N vertices per step.")
 ]
@@ -102,4 +111,8 @@ ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume the run in 
 CaptureOption = Annotated[bool, typer.Option(help="On a GPU, launch the kernels of a step together as a CUDA graph.")]
 LabelSmoothingOption = Annotated[
     float, typer.Option(min=0, max=0.99, help="Weight of the wrong classes in the loss, all together.")
+]
+AverageWeightsOption = Annotated[
+    float,
+    typer.Option(min=0, max=0.999999, metavar="DECAY", help="Average the weights over about 1/(1 - DECAY) steps."),
 ]

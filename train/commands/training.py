@@ -16,6 +16,7 @@ from diffnet.train.commands.console import console
 from diffnet.train.commands.options import (
     DEFAULT_CACHE,
     AttentionHeadsOption,
+    AverageWeightsOption,
     BackendOption,
     BasisOption,
     BatchMeshesOption,
@@ -30,12 +31,15 @@ from diffnet.train.commands.options import (
     EpochsOption,
     EvalEveryOption,
     FeaturesOption,
+    InitialTimesOption,
     JobsOption,
     JoinOption,
     LabelSmoothingOption,
     LaplacianOption,
     LearningRateOption,
+    NormalizationOption,
     PrecisionOption,
+    RecipeOption,
     ResumeOption,
     RotateOption,
     RunOption,
@@ -46,43 +50,53 @@ from diffnet.train.commands.options import (
     WidthOption,
 )
 from diffnet.train.options import TrainOptions
+from diffnet.train.recipes import recipe as options_of_recipe
 from diffnet.train.tasks.names import TaskName
 
 if TYPE_CHECKING:
     from diffnet.data import LabeledMeshes
+
+# The defaults of the commands.
+SEGMENTATION = TrainOptions(**options_of_recipe("default", "segmentation"))
+CLASSIFICATION = TrainOptions(task="classification", **options_of_recipe("default", "classification"))
 
 train_app = typer.Typer(help="Train a network on labeled meshes.", no_args_is_help=True)
 
 
 @train_app.command("segmentation")
 def train_segmentation(
+    context: typer.Context,
     data: Annotated[str, typer.Option(help="Folder of labeled meshes, or [bold]figures[/], the generated set.")],
     out: RunOption,
     layout: Annotated[Layout, typer.Option(help="Layout of the folder; auto detects it.")] = "auto",
-    features: FeaturesOption = "hks",
-    epochs: EpochsOption = 100,
-    width: WidthOption = 128,
-    blocks: BlocksOption = 4,
-    diffusion: DiffusionOption = "spectral",
-    attention_heads: AttentionHeadsOption = 0,
-    dropout: DropoutOption = 0.5,
-    learning_rate: LearningRateOption = 0.001,
-    schedule: ScheduleOption = "step",
-    decay_every: DecayEveryOption = 50,
-    batch_meshes: BatchMeshesOption = None,
-    batch_vertices: BatchVerticesOption = None,
-    rotate: RotateOption = None,
-    label_smoothing: LabelSmoothingOption = 0.0,
-    validation: ValidationOption = 0.0,
-    eval_every: EvalEveryOption = 5,
-    k: TrainKOption = 128,
-    laplacian: LaplacianOption = "robust",
-    basis: BasisOption = "float32",
-    join: JoinOption = "auto",
-    precision: PrecisionOption = "auto",
-    backend: BackendOption = "auto",
+    recipe: RecipeOption = "default",
+    features: FeaturesOption = SEGMENTATION.features,
+    epochs: EpochsOption = SEGMENTATION.epochs,
+    width: WidthOption = SEGMENTATION.width,
+    blocks: BlocksOption = SEGMENTATION.blocks,
+    diffusion: DiffusionOption = SEGMENTATION.diffusion,
+    initial_times: InitialTimesOption = SEGMENTATION.initial_times,
+    normalization: NormalizationOption = SEGMENTATION.normalization,
+    attention_heads: AttentionHeadsOption = SEGMENTATION.attention_heads,
+    dropout: DropoutOption = SEGMENTATION.dropout,
+    learning_rate: LearningRateOption = SEGMENTATION.learning_rate,
+    schedule: ScheduleOption = SEGMENTATION.schedule,
+    decay_every: DecayEveryOption = SEGMENTATION.decay_every,
+    batch_meshes: BatchMeshesOption = SEGMENTATION.batch_meshes,
+    batch_vertices: BatchVerticesOption = SEGMENTATION.batch_vertices,
+    rotate: RotateOption = SEGMENTATION.rotate,
+    label_smoothing: LabelSmoothingOption = SEGMENTATION.label_smoothing,
+    average_weights: AverageWeightsOption = SEGMENTATION.average_weights,
+    validation: ValidationOption = SEGMENTATION.validation,
+    eval_every: EvalEveryOption = SEGMENTATION.eval_every,
+    k: TrainKOption = SEGMENTATION.k,
+    laplacian: LaplacianOption = SEGMENTATION.laplacian,
+    basis: BasisOption = SEGMENTATION.basis,
+    join: JoinOption = SEGMENTATION.join,
+    precision: PrecisionOption = SEGMENTATION.precision,
+    backend: BackendOption = SEGMENTATION.backend,
     device: DeviceOption = "auto",
-    seed: SeedOption = 0,
+    seed: SeedOption = SEGMENTATION.seed,
     cache: CacheOption = DEFAULT_CACHE,
     jobs: JobsOption = None,
     resume: ResumeOption = False,
@@ -108,6 +122,7 @@ def train_segmentation(
 
 @train_app.command("classification")
 def train_classification(
+    context: typer.Context,
     data: Annotated[
         str,
         typer.Option(
@@ -115,30 +130,34 @@ def train_classification(
         ),
     ],
     out: RunOption,
-    features: FeaturesOption = "hks",
-    epochs: EpochsOption = 100,
-    width: WidthOption = 128,
-    blocks: BlocksOption = 4,
-    diffusion: DiffusionOption = "spectral",
-    attention_heads: AttentionHeadsOption = 0,
-    dropout: DropoutOption = 0.5,
-    learning_rate: LearningRateOption = 0.001,
-    schedule: ScheduleOption = "step",
-    decay_every: DecayEveryOption = 50,
-    batch_meshes: BatchMeshesOption = None,
-    batch_vertices: BatchVerticesOption = None,
-    rotate: RotateOption = None,
-    label_smoothing: LabelSmoothingOption = 0.2,
-    validation: ValidationOption = 0.0,
-    eval_every: EvalEveryOption = 5,
-    k: TrainKOption = 128,
-    laplacian: LaplacianOption = "robust",
-    basis: BasisOption = "float32",
-    join: JoinOption = "auto",
-    precision: PrecisionOption = "auto",
-    backend: BackendOption = "auto",
+    recipe: RecipeOption = "default",
+    features: FeaturesOption = CLASSIFICATION.features,
+    epochs: EpochsOption = CLASSIFICATION.epochs,
+    width: WidthOption = CLASSIFICATION.width,
+    blocks: BlocksOption = CLASSIFICATION.blocks,
+    diffusion: DiffusionOption = CLASSIFICATION.diffusion,
+    initial_times: InitialTimesOption = CLASSIFICATION.initial_times,
+    normalization: NormalizationOption = CLASSIFICATION.normalization,
+    attention_heads: AttentionHeadsOption = CLASSIFICATION.attention_heads,
+    dropout: DropoutOption = CLASSIFICATION.dropout,
+    learning_rate: LearningRateOption = CLASSIFICATION.learning_rate,
+    schedule: ScheduleOption = CLASSIFICATION.schedule,
+    decay_every: DecayEveryOption = CLASSIFICATION.decay_every,
+    batch_meshes: BatchMeshesOption = CLASSIFICATION.batch_meshes,
+    batch_vertices: BatchVerticesOption = CLASSIFICATION.batch_vertices,
+    rotate: RotateOption = CLASSIFICATION.rotate,
+    label_smoothing: LabelSmoothingOption = CLASSIFICATION.label_smoothing,
+    average_weights: AverageWeightsOption = CLASSIFICATION.average_weights,
+    validation: ValidationOption = CLASSIFICATION.validation,
+    eval_every: EvalEveryOption = CLASSIFICATION.eval_every,
+    k: TrainKOption = CLASSIFICATION.k,
+    laplacian: LaplacianOption = CLASSIFICATION.laplacian,
+    basis: BasisOption = CLASSIFICATION.basis,
+    join: JoinOption = CLASSIFICATION.join,
+    precision: PrecisionOption = CLASSIFICATION.precision,
+    backend: BackendOption = CLASSIFICATION.backend,
     device: DeviceOption = "auto",
-    seed: SeedOption = 0,
+    seed: SeedOption = CLASSIFICATION.seed,
     cache: CacheOption = DEFAULT_CACHE,
     jobs: JobsOption = None,
     resume: ResumeOption = False,
@@ -169,8 +188,7 @@ def _train(task: TaskName, load: Callable[[], LabeledMeshes], given: dict[str, A
         from diffnet.train.device import keep_memory, pick_device
         from diffnet.train.run import check_folder, run_training
 
-    if given["batch_meshes"] is None and given["batch_vertices"] is None:
-        given["batch_meshes"] = 1
+    _follow_recipe(task, given)
     names = {field.name for field in fields(TrainOptions)}
     options = TrainOptions(task=task, **{name: value for name, value in given.items() if name in names})
     out, cache, resume = given["out"], given["cache"], given["resume"]
@@ -201,6 +219,18 @@ def _train(task: TaskName, load: Callable[[], LabeledMeshes], given: dict[str, A
         console.print(f"Stopped.{hint}", soft_wrap=True)
         raise typer.Exit(130) from None
     print_results(results, out)
+
+
+def _follow_recipe(task: TaskName, given: dict[str, Any]) -> None:
+    """Give the options of the recipe to all arguments that are not on the command line."""
+    context: typer.Context = given["context"]
+    chosen = TrainOptions(task=task, **options_of_recipe(given["recipe"], task)).as_dict()
+    if given["batch_vertices"] is not None:
+        chosen["batch_meshes"] = None  # one limit instead of the other
+    for name, value in chosen.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "DEFAULT":
+            given[name] = value
 
 
 def print_results(results: dict[str, Any], out: Path) -> None:

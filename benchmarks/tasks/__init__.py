@@ -1,0 +1,1 @@
+"""Measurements of whole tasks, such as the accuracy after training. Each module is a program."""
