@@ -256,6 +256,7 @@ def test_kinds_of_other_programs(tmp_path):
     assert loaded.gradient_rotation == "swapped"
     assert loaded.blocks[0].gradient_features.swapped
     assert loaded.metadata["kind"] == "unsupervised correspondence"
+    assert "computes features and no labels" in message(load_network, saved)
 
     torch.save({**correspondence, "other": torch.zeros(3)}, path)
     assert "start with feature_extractor., but not other" in message(DiffusionNet.from_reference, path)

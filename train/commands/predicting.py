@@ -57,7 +57,7 @@ def predict(
     """Predict the labels of meshes with a trained network."""
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
-        from diffnet.train.inference.loading import load_network
+        from diffnet.train.inference.loading import is_original, load_network
         from diffnet.train.inference.network_input import MetadataError, network_input
         from diffnet.train.inference.predict import predict_meshes
         from diffnet.train.tasks.registry import task_named
@@ -67,7 +67,7 @@ def predict(
         expected = network_input(network)
     except MetadataError as e:
         raise MetadataError(f"{checkpoint}: {e}") from e
-    if "kind" in network.metadata:
+    if is_original(checkpoint):
         options = expected.options
         console.print(
             f"{checkpoint}: a checkpoint of the original implementation. It doesn't record its input; this predicts "

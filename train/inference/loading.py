@@ -25,20 +25,22 @@ def load_network(
     Raises CheckpointError for any other file and for a network that computes features for correspondence, OptionError
     for label names or `labels_at` beside a file that has its own.
     """
-    kind = None if is_safetensors(path) else kind_of(read_checkpoint_file(path))
-    if kind is None:
+    if is_original(path):
+        network = DiffusionNet.from_original_checkpoint(path, outputs_at_of(labels_at or "vertices"))
+    else:
         if labels_at is not None:
             raise OptionError(f"{path}: the file records what its network labels; leave out --labels-at")
         network = DiffusionNet.load(path)
-    elif kind == "original":
-        network = DiffusionNet.from_original_checkpoint(path, outputs_at_of(labels_at or "vertices"))
-    else:
-        raise CheckpointError(
-            f"{path}: a checkpoint of the kind {kind!r}, which computes features and no labels. "
-            "DiffusionNet.from_original_checkpoint(path) loads it"
-        )
+    kind = network.metadata.get("kind")
+    if kind in ("original correspondence", "unsupervised correspondence"):
+        raise CheckpointError(f"{path}: a network of the kind {kind!r}, which computes features and no labels")
     if label_names is not None:
         if "label_names" in network.metadata:
             raise OptionError(f"{path}: the file has names of its classes; leave out --class-names")
         network.metadata["label_names"] = list(label_names)
     return network
+
+
+def is_original(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a checkpoint of the original implementation or of unsupervised functional maps."""
+    return not is_safetensors(path) and kind_of(read_checkpoint_file(path)) is not None
