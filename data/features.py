@@ -35,7 +35,7 @@ def prepare(
 
     Raises MeshError for a mesh that can't be used.
     """
-    mesh = load_normalized(source, cache_dir)
+    mesh = load_normalized(source, cache_dir, options.normalize)
     return mesh, precompute(
         mesh,
         k=options.k,
@@ -44,6 +44,7 @@ def prepare(
         basis=options.basis,
         device=device,
         join=options.join,
+        operators=options.operators,
     )
 
 
@@ -69,8 +70,8 @@ def fill_cache(
     With several jobs, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
     script; otherwise it raises WorkerError. Raises OSError if the cache folder can't be made.
     """
-    decisive = Options(options.k, options.laplacian, options.basis, options.join)
-    return many.fill_cache(sources, decisive, cache_dir, jobs, advance, device, ready, normalize=True)
+    decisive = Options(options.k, options.laplacian, options.basis, options.join, options.operators)
+    return many.fill_cache(sources, decisive, cache_dir, jobs, advance, device, ready, normalize=options.normalize)
 
 
 def input_features(

@@ -20,7 +20,7 @@ from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.diffusion_features.block import BlockArguments, diffusion_block, is_one_node
 from diffnet.ops.diffusion_features.sparse import sparse_diffusion_and_gradient_features
-from diffnet.spatial_gradient_features import SpatialGradientFeatures
+from diffnet.spatial_gradient_features import Rotation, SpatialGradientFeatures, check_rotation
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
@@ -74,7 +74,7 @@ class DiffusionNetBlock(nn.Module):
         mlp_hidden: Sequence[int] | None = None,
         dropout: float = 0.5,
         gradient_features: bool = True,
-        gradient_rotation: bool = True,
+        gradient_rotation: Rotation = True,
         gradient: GradientMode = "auto",
         diffusion: DiffusionMode = "spectral",
         initial_times: InitialTimes = "zero",
@@ -95,6 +95,7 @@ class DiffusionNetBlock(nn.Module):
             raise ValueError(f"normalization should be one of {expected}, got {normalization!r}")
         if diffusion == "implicit" and gradient == "spectral":
             raise ValueError("gradient can't be 'spectral' if diffusion is 'implicit': there are no coefficients")
+        check_rotation("gradient_rotation", gradient_rotation)
         self.gradient = gradient
         self.backend: Backend = backend
         self.diffusion: LearnedTimeDiffusion | ImplicitDiffusion
@@ -124,15 +125,17 @@ class DiffusionNetBlock(nn.Module):
             raise ValueError(f"x should have shape {expected}, shape is {tuple(x.shape)}")
         if self.on_basis(operators):
             o = operators.prepared(compute_dtype(x, operators.evecs))
-            arguments = self._arguments(o)
+            arguments, swapped = self._arguments(o), self._swapped()
             if self.is_plain():
                 mlp = self.mlp
                 weights, biases = mlp.weights_and_biases()
                 if is_one_node(self.backend, x, arguments, weights):
                     seeds = shared_seeds(mlp)
-                    return diffusion_block(x, arguments, o.lengths, weights, biases, mlp.current_dropout(), seeds)
+                    return diffusion_block(
+                        x, arguments, o.lengths, weights, biases, mlp.current_dropout(), seeds, swapped
+                    )
             # The rest of the block uses the returned x; its gradients are then summed in one kernel.
-            x, *parts = diffusion_and_gradient_features(x, *arguments, o.lengths, self.backend)
+            x, *parts = diffusion_and_gradient_features(x, *arguments, o.lengths, self.backend, swapped=swapped)
         else:
             x, *parts = self._diffused_and_features(x, operators)
         if self.attention is not None:
@@ -166,6 +169,9 @@ class DiffusionNetBlock(nn.Module):
         o, time = operators, diffusion.learned_time()
         return BlockArguments(o.mass, o.evals, o.evecs, gradient_evecs, time, features.a_re, features.a_im, o.ptr)
 
+    def _swapped(self) -> bool:
+        return self.gradient_features is not None and self.gradient_features.swapped
+
     def _diffused_and_features(self, x: Tensor, operators: Operators) -> tuple[Tensor, ...]:
         """Return x, the diffused x and, if the block has them, gradient features from sparse gradients, (V, C) each.
 
@@ -187,6 +193,7 @@ class DiffusionNetBlock(nn.Module):
                 o.ptr,
                 o.lengths,
                 self.backend,
+                swapped=features.swapped,
             )
         diffused = self.diffusion(x, o)
         if features is None:

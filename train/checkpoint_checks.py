@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import Tensor
@@ -136,6 +135,6 @@ def _fits(value: Any, hint: Any) -> bool:
     """Whether a plain value has the type of an option. As usual, an int is also a float. A bool is no number."""
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
-    choices = get_args(hint) or (hint,)
-    types = {*choices, *((int,) if float in choices else ())}
-    return type(value) in types or (value is None and NoneType in types)
+    if get_args(hint):
+        return any(_fits(value, choice) for choice in get_args(hint))
+    return type(value) is hint or (hint is float and type(value) is int)

@@ -9,7 +9,13 @@ from typing import Any, Literal, TypeAlias, get_args
 from diffnet.data.feature_names import canonical_features, vector_channels
 from diffnet.data.options import Preprocessing
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
+from diffnet.geometry.preprocessing.options import (
+    BasisPrecision,
+    JoinRule,
+    LaplacianKind,
+    OperatorsKind,
+    ScaleRule,
+)
 from diffnet.train.tasks.names import TaskName
 
 # The same as those of `diffnet.block` and `diffnet.diffusion`, whose import loads PyTorch.
@@ -26,6 +32,7 @@ class TrainOptions:
     """The options of `diffnet train segmentation` and `diffnet train classification`. Their `--help` explains each one.
 
     task: what the network learns, the name of the command
+    laplacian: None becomes the one that belongs to the operators, see `precompute`
     label_smoothing: s of `label_smoothing_loss`, in training
     average_weights: decay of the moving average of the weights, see `WeightAverage`; 0 for no average
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
@@ -40,9 +47,11 @@ class TrainOptions:
     task: TaskName = "segmentation"
     features: str = "log-hks"
     k: int = 128
-    laplacian: LaplacianKind = "robust"
+    laplacian: LaplacianKind | None = None
     basis: BasisPrecision = "float32"
     join: JoinRule = "auto"
+    operators: OperatorsKind = "diffnet"
+    normalize: ScaleRule = "radius"
     epochs: int = 100
     width: int = 128
     blocks: int = 4
@@ -94,7 +103,7 @@ class TrainOptions:
                 raise OptionError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if self.attention_heads < 0 or (self.attention_heads > 0 and self.width % self.attention_heads != 0):
             raise OptionError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
-        _ = self.preprocessing  # checks its own options
+        object.__setattr__(self, "laplacian", self.preprocessing.laplacian)  # `preprocessing` checks its own options
         if self.k < 1 and self.diffusion == "spectral":
             raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")
         if self.rotate and not vector_channels(self.features):
@@ -103,7 +112,9 @@ class TrainOptions:
     @property
     def preprocessing(self) -> Preprocessing:
         """The options that preprocessing depends on."""
-        return Preprocessing(self.k, self.laplacian, self.features, self.basis, self.join)
+        return Preprocessing(
+            self.k, self.laplacian, self.features, self.basis, self.join, self.operators, self.normalize
+        )
 
     @property
     def rotates(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors
+from diffnet.checkpoints.kinds import kind_of
 
 FORMAT = 1  # increase when older versions would misread a checkpoint
 # Options that checkpoints of older versions lack, with what those versions did.
@@ -33,10 +34,10 @@ def network_in_checkpoint(
 
     Raises CheckpointError, which says what to write instead, for the content of other files.
     """
-    if isinstance(checkpoint, dict) and "first_lin.weight" in checkpoint:
-        raise CheckpointError(
-            f"{path}: a checkpoint of the original implementation; write DiffusionNet.from_original_checkpoint(path)"
-        )
+    kind = kind_of(checkpoint)
+    if kind is not None:
+        program = "unsupervised functional maps" if kind.startswith("unsupervised") else "the original implementation"
+        raise CheckpointError(f"{path}: a checkpoint of {program}; write DiffusionNet.from_original_checkpoint(path)")
     if isinstance(checkpoint, dict) and "first.weight" in checkpoint:
         raise CheckpointError(
             f"{path}: a state dict, which has no options of its network. Build the network and call load_state_dict, "
@@ -71,4 +72,4 @@ def metadata_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     options = OLDER | checkpoint["options"]
     described = {name: value for name, value in options.items() if name not in ARCHITECTURE}
     statistics = checkpoint.get("statistics", {})  # of features from files
-    return {**described, "normalize": True, "label_names": checkpoint["label_names"], "statistics": statistics}
+    return {"normalize": True, **described, "label_names": checkpoint["label_names"], "statistics": statistics}

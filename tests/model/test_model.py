@@ -92,7 +92,7 @@ def test_auto_uses_the_basis_if_present(meshes: list[Operators], monkeypatch: py
     used = []
     original = block.diffusion_and_gradient_features
     monkeypatch.setattr(
-        block, "diffusion_and_gradient_features", lambda *arguments: used.append(True) or original(*arguments)
+        block, "diffusion_and_gradient_features", lambda *given, **named: used.append(True) or original(*given, **named)
     )
     model = network()
     model(features(meshes[0]), meshes[0])

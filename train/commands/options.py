@@ -12,7 +12,13 @@ import typer
 from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
-from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
+from diffnet.geometry.preprocessing.options import (
+    BasisPrecision,
+    JoinRule,
+    LaplacianKind,
+    OperatorsKind,
+    ScaleRule,
+)
 from diffnet.train.options import DiffusionMode, InitialTimes, Normalization, Precision, Schedule, TrainBackend
 from diffnet.train.recipes import RecipeName
 
@@ -42,8 +48,14 @@ JobsOption = Annotated[
 DeviceOption = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")]
 KOption = Annotated[int, typer.Option("--k", min=1, help="Number of eigenpairs of the spectral basis.")]
 LaplacianOption = Annotated[
-    LaplacianKind, typer.Option(help="robust accepts any mesh; cotan is the original implementation's.")
+    LaplacianKind | None,
+    typer.Option(help="robust, the default, accepts any mesh; cotan is the one of --operators original."),
 ]
+OperatorsOption = Annotated[
+    OperatorsKind,
+    typer.Option(help="original has the operators of the original implementation, with its regularization."),
+]
+NormalizeOption = Annotated[ScaleRule, typer.Option(help="Scale meshes to radius 1 or to area 1.")]
 BasisOption = Annotated[
     BasisPrecision,
     typer.Option(help="Storage precision of eigenvectors. Half precision makes the cache a third smaller."),

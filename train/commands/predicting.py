@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffnet.data.folders.layouts import Layout
+from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import console
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
 
 def predict(
     meshes: Annotated[list[Path], typer.Argument(metavar="MESH…", help=f"{MESH_FILES} files.")],
-    checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run, or a file of DiffusionNet.save.")],
+    checkpoint: Annotated[
+        Path,
+        typer.Option(
+            help="best.pt or last.pt of a run, a file of DiffusionNet.save, or a checkpoint of the original "
+            "implementation."
+        ),
+    ],
     out: Annotated[
         Path,
         typer.Option(
@@ -38,20 +45,36 @@ def predict(
     cache: Annotated[
         Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
     ] = None,
+    class_names: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,NAME…", help="Names of the classes, for a checkpoint that has none."),
+    ] = None,
+    labels_at: Annotated[
+        TargetsAt | None,
+        typer.Option(help="What a checkpoint of the original labels; it doesn't tell. By default, vertices."),
+    ] = None,
 ) -> None:
     """Predict the labels of meshes with a trained network."""
     with ExitAtCtrlC():
-        from diffnet import DiffusionNet
         from diffnet.train.device import pick_device
+        from diffnet.train.inference.loading import is_original, load_network
         from diffnet.train.inference.network_input import MetadataError, network_input
         from diffnet.train.inference.predict import predict_meshes
         from diffnet.train.tasks.registry import task_named
 
-    network = DiffusionNet.load(checkpoint)
+    network = load_network(checkpoint, class_names and [name.strip() for name in class_names.split(",")], labels_at)
     try:
         expected = network_input(network)
     except MetadataError as e:
         raise MetadataError(f"{checkpoint}: {e}") from e
+    if is_original(checkpoint):
+        options = expected.options
+        console.print(
+            f"{checkpoint}: a checkpoint of the original implementation. It doesn't record its input; this predicts "
+            f"from {options.features} at {options.normalize} 1, with {options.k} eigenpairs and the original's "
+            "operators.",
+            soft_wrap=True,
+        )
     task = task_named(expected.options.task)
     files = task.output_files(meshes, out)
     if probabilities is not None and probabilities.suffix.lower() != ".npz":

@@ -8,11 +8,12 @@ from typing import Any
 from diffnet import DiffusionNet
 from diffnet.data import Statistics, TargetsAt, check_statistics, feature_channels
 from diffnet.geometry.errors import DiffnetError, OptionError
+from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.names import TARGETS_AT
 
 NEEDED = ("features", "k", "normalize")  # what no default can replace: another value changes predictions silently
-OPTIONAL = ("task", "laplacian", "basis", "join", "precision")
+OPTIONAL = ("task", "laplacian", "basis", "join", "operators", "precision")
 
 
 class MetadataError(DiffnetError, ValueError):
@@ -23,8 +24,9 @@ class MetadataError(DiffnetError, ValueError):
 class NetworkInput:
     """The input of a network, and the names of its outputs.
 
-    options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join` and `precision`; its other values are not used
-    normalize: whether positions are normalized first, see `normalize_positions`
+    options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join`, `operators`, `normalize` and `precision`; its
+        other values are not used
+    normalize: whether positions are normalized first, by the rule in `options`
     label_names: the name of each class
     labels_at: what it predicts classes of: "vertices", "faces", "edges" or "meshes"
     statistics: of the features from files, see `array_statistics`
@@ -44,9 +46,9 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     |---|---|---|
     | `features` | "hks", "xyz+normals" and others, see `input_features` | none |
     | `k` | number of eigenpairs | none |
-    | `normalize` | whether positions are normalized first | none |
+    | `normalize` | whether positions are normalized first: true or "radius", "area", or false | none |
     | `task` | "segmentation" or "classification" | the one that fits `outputs_at` |
-    | `laplacian`, `basis`, `join` | see `precompute` | those of `precompute` |
+    | `laplacian`, `basis`, `join`, `operators` | see `precompute` | those of `precompute` |
     | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |
     | `label_names` | a name for each output channel | "0", "1", … |
     | `statistics` | of features from files, see `array_statistics` | none of them |
@@ -62,15 +64,18 @@ def network_input(network: DiffusionNet) -> NetworkInput:
             f"the metadata of the network lack {', '.join(missing)}; write for example "
             'model.save(path, features="hks", k=128, normalize=True)'
         )
-    normalize, k = found["normalize"], found["k"]
-    if not isinstance(normalize, bool):
-        raise MetadataError(f"normalize in the metadata should be true or false, got {normalize!r:.80}")
+    k = found["k"]
+    try:
+        rule = scale_rule(found["normalize"])
+    except OptionError as e:
+        raise MetadataError(f"{e}, in the metadata") from e
     if isinstance(k, int) and k >= 2**31:
         raise MetadataError(f"k in the metadata should be below 2^31, got {k!r:.80}")
     task = "classification" if labels_at == "meshes" else "segmentation"
     options = {
         "task": task,
         "precision": "fp32",
+        "normalize": rule or "radius",
         **{name: found[name] for name in ("features", "k", *OPTIONAL) if name in found},
     }
     try:
@@ -87,7 +92,7 @@ def network_input(network: DiffusionNet) -> NetworkInput:
             "call a network with features of its own in Python"
         )
     label_names = _label_names(found.get("label_names"), network.out_channels)
-    return NetworkInput(read, normalize, label_names, labels_at, statistics)
+    return NetworkInput(read, rule is not None, label_names, labels_at, statistics)
 
 
 def _label_names(names: Any, count: int) -> list[str]:

@@ -115,6 +115,7 @@ def input_sample(
             cache_dir=cache_dir,
             basis=options.basis,
             join=options.join,
+            operators=options.operators,
         )
     features = input_features(taken, operators, options.features, statistics=statistics, arrays=arrays)
     return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators)
