@@ -1,1 +1,1 @@
-"""Measurements of what networks of `diffnet train` reach, each as one program that writes a CSV file."""
+"""Measurements of whole tasks, such as the accuracy after training. Each module is a program."""
