@@ -8,6 +8,7 @@ from .feature_names import (
     Statistics,
     canonical_features,
     check_statistics,
+    check_target_statistics,
     feature_channels,
     feature_parts,
     vector_channels,
@@ -23,11 +24,14 @@ from .features import (
 )
 from .folders.classes import load_classes
 from .folders.layouts import LAYOUTS, Layout, load_dataset
+from .folders.targets import load_targets
 from .generated.classes import shapes
-from .generated.dataset import figure, figures
+from .generated.dataset import curved_figure, figure, figures
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from .options import Preprocessing
 from .samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
+from .target_names import target_parts
+from .targets import original_targets, standardized_targets, target_statistics, with_columns
 
 __all__ = [
     "FEATURE_CHANNELS",
@@ -50,7 +54,9 @@ __all__ = [
     "available_cores",
     "canonical_features",
     "check_statistics",
+    "check_target_statistics",
     "collate_samples",
+    "curved_figure",
     "epoch_seed",
     "feature_channels",
     "feature_parts",
@@ -62,13 +68,19 @@ __all__ = [
     "load_classes",
     "load_dataset",
     "load_meanwhile",
+    "load_targets",
     "make_sample",
+    "original_targets",
     "own_arrays",
     "precompute_all",
     "prepare",
     "rotate_vectors",
     "shapes",
+    "standardized_targets",
+    "target_parts",
+    "target_statistics",
     "vector_channels",
+    "with_columns",
     "with_label_names",
     "with_labels_at",
 ]

@@ -24,6 +24,7 @@ class Sample:
     names: the names of the meshes
     features: (V, C) float32
     labels: (V,), (F,) or (E,) int64, or (B,) with one label per mesh. The label of a single mesh, (), becomes (1,).
+        Targets of a regression are (V, C), (F, C), (E, C) or (B, C).
     operators: the operators of the packed batch
     """
 

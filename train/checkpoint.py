@@ -24,6 +24,7 @@ from diffnet.train.checkpoint_checks import (
     checked_averaging,
     checked_options,
     checked_statistics,
+    checked_target_statistics,
     checked_values,
 )
 from diffnet.train.options import TrainOptions
@@ -48,6 +49,7 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
     options = checked_options(path, checkpoint)
     checkpoint["options"] = options.as_dict()
     checkpoint["statistics"] = checked_statistics(path, checkpoint, options)
+    checkpoint["target_statistics"] = checked_target_statistics(path, checkpoint, options)
     weights = check_named_tensors(path, checkpoint["model"])
     check_sizes(path, options, weights)
     with torch.device("meta"):  # a network without memory

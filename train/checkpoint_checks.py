@@ -19,11 +19,11 @@ from diffnet.checkpoints.files import (
     shown,
 )
 from diffnet.checkpoints.training import FORMAT, OLDER
-from diffnet.data import Statistics, TargetsAt, check_statistics
+from diffnet.data import ArrayStatistics, Statistics, TargetsAt, check_statistics, check_target_statistics
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
-from diffnet.train.run_folder.history import COLUMNS
-from diffnet.train.tasks.names import TARGETS_AT
+from diffnet.train.run_folder.history import columns
+from diffnet.train.tasks.names import SCORES, TARGETS_AT
 
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
 LARGEST = 2**31  # bound of whole numbers in the options, except the seed
@@ -33,7 +33,7 @@ Checkpoint = dict[str, Any]
 
 
 def checked_values(path: Path, checkpoint: Any) -> Checkpoint:
-    """Check the format and all entries except weights and options."""
+    """Check the format and all entries except weights, history and options."""
     if not isinstance(checkpoint, dict) or "format" not in checkpoint:
         raise CheckpointError(f"{path}: not a checkpoint of `diffnet train`")
     check_format(path, checkpoint["format"], FORMAT, checkpoint.get("version", ""))
@@ -45,14 +45,14 @@ def checked_values(path: Path, checkpoint: Any) -> Checkpoint:
     for name, hint in (("labels_at", TargetsAt), ("best", float), ("data", str)):
         if not _fits(checkpoint[name], hint):
             raise CheckpointError(f"{path}: {name} has the value {shown(checkpoint[name])}, which is not allowed")
-    history = checkpoint["history"]
-    if not isinstance(history, list) or not all(_is_row(row, epoch) for epoch, row in enumerate(history, 1)):
-        raise CheckpointError(f"{path}: history should be a list with one row of numbers per epoch")
     return checkpoint
 
 
 def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
-    """The options of the run. A checkpoint of an older version lacks newer options and gets what that version did."""
+    """The options of the run, and a check of the history, whose columns depend on the task.
+
+    A checkpoint of an older version lacks newer options and gets what that version did.
+    """
     options = checkpoint["options"]
     if not isinstance(options, dict):
         raise CheckpointError(f"{path}: options should be a dictionary, got {type(options).__name__}")
@@ -70,6 +70,9 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
         raise CheckpointError(f"{path}: {e}") from e
     if checkpoint["labels_at"] not in TARGETS_AT[read.task]:
         raise CheckpointError(f"{path}: labels_at is {checkpoint['labels_at']}, which is not allowed in {read.task}")
+    history, expected = checkpoint["history"], set(columns(SCORES[read.task]))
+    if not isinstance(history, list) or not all(_is_row(row, i, expected) for i, row in enumerate(history, 1)):
+        raise CheckpointError(f"{path}: history should be a list with one row of numbers per epoch")
     return read
 
 
@@ -77,6 +80,16 @@ def checked_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions
     """The statistics of the own arrays among the features. Checkpoints of older versions have neither."""
     try:
         return check_statistics(options.features, checkpoint.get("statistics", {}))
+    except OptionError as e:
+        raise CheckpointError(f"{path}: {e}") from e
+
+
+def checked_target_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions) -> ArrayStatistics | None:
+    """Mean and standard deviation of the targets of a regression. None in other tasks."""
+    if options.task != "regression":
+        return None
+    try:
+        return check_target_statistics(checkpoint.get("target_statistics"), len(checkpoint["label_names"]))
     except OptionError as e:
         raise CheckpointError(f"{path}: {e}") from e
 
@@ -122,10 +135,10 @@ def checked_averaging(
     return state
 
 
-def _is_row(row: Any, epoch: int) -> bool:
+def _is_row(row: Any, epoch: int, expected: set[str]) -> bool:
     return (
         isinstance(row, dict)
-        and row.keys() == set(COLUMNS)
+        and row.keys() == expected
         and all(_fits(value, float | None) for value in row.values())
         and row["epoch"] == epoch
     )

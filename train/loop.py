@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
-from diffnet.data import LabeledMeshes, MeshBatches, Sample, Statistics, epoch_seed
+from diffnet.data import ArrayStatistics, LabeledMeshes, MeshBatches, Sample, Statistics, epoch_seed
 from diffnet.geometry import random_rotations
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import write_atomically
@@ -24,8 +24,9 @@ from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, l
 from diffnet.train.evaluate import evaluate
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.event_file import EventFile
-from diffnet.train.run_folder.history import COLUMNS, Row, as_csv
+from diffnet.train.run_folder.history import Row, as_csv, columns
 from diffnet.train.step import TrainingStep, make_optimizer, restore_optimizer, set_learning_rate
+from diffnet.train.tasks.names import SCORES
 from diffnet.train.tasks.registry import task_named
 
 
@@ -47,13 +48,14 @@ def train(
     after_step: Callable[[float], Any] = lambda epochs: None,
     predictions: list[Tensor] | None = None,
     statistics: Statistics | None = None,
+    target_statistics: ArrayStatistics | None = None,
 ) -> Checkpoint:
     """Train a network and write its checkpoints into the folder `out`.
 
-    Returns the checkpoint to judge. With `validation`, that is the one with the highest accuracy on the held-out
+    Returns the checkpoint to judge. With `validation`, that is the one with the highest score on the held-out
     training meshes. Without, it is the last one. The test set is evaluated, but never used to choose.
 
-    `out` gets last.pt after every epoch, best.pt (by validation accuracy, else by training loss), metrics.csv, and the
+    `out` gets last.pt after every epoch, best.pt (by validation score, else by training loss), metrics.csv, and the
     event files of TensorBoard.
 
     A seed gives the same weights in every run on the same machine with the same number of threads. An epoch depends
@@ -64,11 +66,12 @@ def train(
     predictions: a list that gets the predictions of each test sample by the checkpoint to judge, on the CPU, see
         `Task.predict`. It gets them only if this call trains the last epoch and that epoch is the one to judge.
     statistics: of the own arrays among the features of the samples, see `array_statistics`. Checkpoints store them.
+    target_statistics: of the targets of a regression, see `target_statistics`. The samples have standardized targets.
 
     Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises
     CheckpointError if a run can't be resumed, and OptionError if validation leaves no mesh to train on.
     """
-    task = task_named(options.task)
+    task, score_name = task_named(options.task), SCORES[options.task]
     fitted, held_out = set_aside(train_samples, options)
     torch.manual_seed(options.seed)
     model = build_model(options, data.label_names, data.labels_at, statistics).to(device)
@@ -96,6 +99,7 @@ def train(
             "labels_at": data.labels_at,
             "data": fingerprint,
             "statistics": dict(statistics or {}),
+            "target_statistics": target_statistics,
         }
 
     if resume:
@@ -107,7 +111,7 @@ def train(
         restore_optimizer(optimizer, stored["optimizer"])
         history, best = stored["history"], stored["best"]
         # The run may have stopped after it wrote last.pt and before it wrote the table.
-        write_atomically(out / "metrics.csv", as_csv(history))
+        write_atomically(out / "metrics.csv", as_csv(history, score_name))
     else:
         save_checkpoint(out / "last.pt", checkpoint())
     batches = MeshBatches(
@@ -133,18 +137,18 @@ def train(
             tested = (
                 evaluate(scored, test_samples, options, device, last_predictions if last else None) if due else None
             )
+            validated = task.score(evaluate(scored, held_out, options, device)) if held_out else None
             row: Row = {
                 "epoch": epoch + 1,
                 "learning_rate": options.learning_rate_at(epoch),
                 "train_loss": loss,
-                "train_accuracy": task.score(tally),
-                "validation_accuracy": task.score(evaluate(scored, held_out, options, device)) if held_out else None,
-                "test_accuracy": None if tested is None else task.score(tested),
+                f"train_{score_name}": task.score(tally),
+                f"validation_{score_name}": validated,
+                f"test_{score_name}": None if tested is None else task.score(tested),
                 "seconds": time.perf_counter() - started,
             }
             history.append(row)
-            score = row["validation_accuracy"] if held_out else -loss
-            assert score is not None
+            score = -loss if validated is None else validated
             # The score is NaN if nothing held out is labeled. The first epoch is then the best.
             improved = epoch == 0 or score > best
             best = max(best, score)
@@ -152,8 +156,8 @@ def train(
             if improved:
                 save_checkpoint(out / "best.pt", checkpoint())
             save_checkpoint(out / "last.pt", checkpoint())
-            write_atomically(out / "metrics.csv", as_csv(history))
-            board.add({name: value for name in COLUMNS[1:] if (value := row[name]) is not None}, epoch + 1)
+            write_atomically(out / "metrics.csv", as_csv(history, score_name))
+            board.add({name: value for name in columns(score_name)[1:] if (value := row[name]) is not None}, epoch + 1)
             after_epoch(row)
     judged = load_checkpoint(out / ("best.pt" if held_out else "last.pt"), device)
     if predictions is not None and len(judged["history"]) == options.epochs:
@@ -235,6 +239,7 @@ def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions
         ("labels_at", "other labels"),
         ("data", "other meshes"),
         ("statistics", "other own arrays"),
+        ("target_statistics", "other targets"),
     ):
         if stored[name] != fresh[name]:
             raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with {difference}")

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from diffnet.data.feature_names import canonical_features, vector_channels
 from diffnet.data.options import Preprocessing
+from diffnet.data.target_names import target_parts
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.preprocessing.options import (
     BasisPrecision,
@@ -24,17 +25,19 @@ InitialTimes: TypeAlias = Literal["zero", "spread"]
 Normalization: TypeAlias = Literal["none", "layer", "rms"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
+Loss: TypeAlias = Literal["mse", "l1", "huber"]
 TrainBackend: TypeAlias = Literal["auto", "torch"]
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of `diffnet train segmentation` and `diffnet train classification`. Their `--help` explains each one.
+    """The options of `diffnet train segmentation`, `classification` and `regression`. Their `--help` explains each one.
 
     task: what the network learns, the name of the command
     laplacian: None becomes the one that belongs to the operators, see `precompute`
     label_smoothing: s of `label_smoothing_loss`, in training
     average_weights: decay of the moving average of the weights, see `WeightAverage`; 0 for no average
+    targets, loss: of a regression, see `load_targets` and `target_loss`
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
         Other features do not change under rotation.
 
@@ -68,6 +71,8 @@ class TrainOptions:
     rotate: bool | None = None
     label_smoothing: float = 0.0
     average_weights: float = 0.0
+    targets: str | None = None
+    loss: Loss = "mse"
     validation: float = 0.0
     eval_every: int = 5
     precision: Precision = "auto"
@@ -95,6 +100,7 @@ class TrainOptions:
             ("precision", get_args(Precision)),
             ("backend", get_args(TrainBackend)),
             ("schedule", get_args(Schedule)),
+            ("loss", get_args(Loss)),
             ("diffusion", get_args(DiffusionMode)),
             ("initial_times", get_args(InitialTimes)),
             ("normalization", get_args(Normalization)),
@@ -103,6 +109,13 @@ class TrainOptions:
                 raise OptionError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if self.attention_heads < 0 or (self.attention_heads > 0 and self.width % self.attention_heads != 0):
             raise OptionError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
+        if self.targets is not None:
+            target_parts(self.targets)
+        for name, plain in (("targets", None), ("loss", "mse")):
+            if self.task != "regression" and getattr(self, name) != plain:
+                raise OptionError(f"{name} is for regression, and the task is {self.task}")
+        if self.task == "regression" and self.label_smoothing > 0:
+            raise OptionError("label_smoothing is for tasks with labels, and the task is regression")
         object.__setattr__(self, "laplacian", self.preprocessing.laplacian)  # `preprocessing` checks its own options
         if self.k < 1 and self.diffusion == "spectral":
             raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")

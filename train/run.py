@@ -35,7 +35,10 @@ from diffnet.data import (
     fill_cache,
     load_meanwhile,
     make_sample,
+    original_targets,
     own_arrays,
+    standardized_targets,
+    target_statistics,
 )
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
@@ -45,16 +48,25 @@ from diffnet.train.checkpoint import restore_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import train
-from diffnet.train.metrics import percent
+from diffnet.train.metrics import score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
-from diffnet.train.tasks.names import TARGETS_AT
+from diffnet.train.tasks.names import SCORES, TARGETS_AT
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Scored
 
 # The files that a run writes to its folder, except those of TensorBoard.
-WRITTEN = ("last.pt", "best.pt", "metrics.csv", "results.json", "confusion.png", "curves.png", "predictions.html")
+WRITTEN = (
+    "last.pt",
+    "best.pt",
+    "metrics.csv",
+    "results.json",
+    "confusion.png",
+    "scatter.png",
+    "curves.png",
+    "predictions.html",
+)
 
 
 def run_training(
@@ -87,7 +99,10 @@ def run_training(
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
         started = time.perf_counter()
-        items = [*data.train, *data.test]
+        items, targets = [*data.train, *data.test], None
+        if options.task == "regression":
+            targets = target_statistics(data.train, data.label_names)
+            items = standardized_targets(items, targets)
         statistics = array_statistics(data.train, options.features)
         for item in data.test:
             own_arrays(item.mesh, options.features, statistics, item.arrays)  # names what is missing at once
@@ -101,8 +116,8 @@ def run_training(
 
             def after_epoch(row: Row) -> None:
                 bar.update(shown, completed=row["epoch"], description=f"training, loss {row['train_loss']:.3f}")
-                if row["test_accuracy"] is not None:
-                    console.print(_line(row), highlight=False)
+                if row[f"test_{SCORES[options.task]}"] is not None:
+                    console.print(_line(row, SCORES[options.task]), highlight=False)
 
             predictions: list[torch.Tensor] = []
             judged = train(
@@ -118,12 +133,15 @@ def run_training(
                 after_step=lambda epochs: bar.update(shown, completed=epochs),
                 predictions=predictions,
                 statistics=statistics,
+                target_statistics=targets,
             )
             bar.update(shown, completed=options.epochs)
 
         if not predictions:
             evaluate(restore_model(judged)[0].to(device), test_samples, options, device, predictions)
         task = task_named(options.task)
+        if targets is not None:
+            predictions = [original_targets(each, targets) for each in predictions]
         scored = Scored(data.test, predictions, data.label_names, data.labels_at)
         results = {
             "task": options.task,
@@ -232,10 +250,10 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def _line(row: Row) -> str:
+def _line(row: Row, score: str) -> str:
     parts = [f"epoch {row['epoch']:>4}", f"loss {row['train_loss']:.4f}"]
     for name in ("train", "validation", "test"):
-        value = row[f"{name}_accuracy"]
+        value = row[f"{name}_{score}"]
         if value is not None:
-            parts.append(f"{name} {percent(value)}")
+            parts.append(f"{name} {score_text(score, value)}")
     return "  ".join(parts)

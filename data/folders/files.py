@@ -41,7 +41,7 @@ def divided(
     if _both_exist(root / "train.txt", root / "test.txt", needs_train):
         parts = parts_by_lists(root, meshes, folder, needs_train)
     elif needs_train:
-        parts = _parts_at_random(root, meshes, test_fraction, seed)
+        parts = parts_at_random(root, meshes, test_fraction, seed)
     else:
         parts = [], meshes
     check_parts(root, parts, needs_train)
@@ -81,7 +81,8 @@ def _key(name: str | Path) -> str:
     return mesh_stem(name) + mesh_suffix(name)
 
 
-def _parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int) -> Parts:
+def parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int) -> Parts:
+    """A random share of the meshes for testing, at least one, and the others for training. Raises DataError."""
     if len(meshes) < 2:
         raise DataError(
             f"{root}: {len(meshes)} meshes ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2"

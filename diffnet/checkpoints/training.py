@@ -72,4 +72,6 @@ def metadata_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     options = OLDER | checkpoint["options"]
     described = {name: value for name, value in options.items() if name not in ARCHITECTURE}
     statistics = checkpoint.get("statistics", {})  # of features from files
-    return {"normalize": True, **described, "label_names": checkpoint["label_names"], "statistics": statistics}
+    described = {"normalize": True, **described, "label_names": checkpoint["label_names"], "statistics": statistics}
+    targets = checkpoint.get("target_statistics")  # of a regression
+    return described if targets is None else {**described, "target_statistics": targets}

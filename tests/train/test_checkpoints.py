@@ -24,7 +24,7 @@ from diffnet.train.checkpoint import build_model, load_checkpoint, restore_model
 from diffnet.train.inference.loading import load_network
 from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
 from diffnet.train.options import TrainOptions
-from diffnet.train.run_folder.history import COLUMNS
+from diffnet.train.run_folder.history import columns
 from diffnet.train.step import make_optimizer, restore_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,7 +44,7 @@ def stored(tmp_path_factory):
     checkpoint = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
-        "history": [{**dict.fromkeys(COLUMNS, 0.5), "epoch": 1, "test_accuracy": None}],
+        "history": [{**dict.fromkeys(columns("accuracy"), 0.5), "epoch": 1, "test_accuracy": None}],
         "best": -math.inf,
         "options": OPTIONS.as_dict(),
         "label_names": ["a", "b"],
@@ -152,9 +152,9 @@ def test_options_are_checked(stored, refused, changes, named):
         ({"data": None}, "data"),
         ({"history": {}}, "history"),
         ({"history": [1]}, "history"),
-        ({"history": [dict.fromkeys(COLUMNS, 3)]}, "history"),
-        ({"history": [{**dict.fromkeys(COLUMNS, 1), "seconds": "1"}]}, "history"),
-        ({"history": [dict.fromkeys(COLUMNS, torch.zeros(2))]}, "history"),
+        ({"history": [dict.fromkeys(columns("accuracy"), 3)]}, "history"),
+        ({"history": [{**dict.fromkeys(columns("accuracy"), 1), "seconds": "1"}]}, "history"),
+        ({"history": [dict.fromkeys(columns("accuracy"), torch.zeros(2))]}, "history"),
         ({"optimizer": []}, "optimizer"),
         ({"optimizer": {"state": {99: {}}}}, "optimizer"),
         ({"optimizer": {"state": {0: {}}}}, "optimizer.0.exp_avg"),

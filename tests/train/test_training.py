@@ -29,7 +29,7 @@ from diffnet.train.loop import TrainingError, set_aside, train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix
 from diffnet.train.options import TrainOptions
 from diffnet.train.run import run_training
-from diffnet.train.run_folder.history import COLUMNS
+from diffnet.train.run_folder.history import columns
 from diffnet.train.step import Adam
 from diffnet.train.tasks.labels import mean_cross_entropy
 from diffnet.train.tasks.segmentation import SEGMENTATION
@@ -221,7 +221,7 @@ def test_a_run_leaves_its_files(run, data):
     out, checkpoint = run
     assert {p.name for p in out.iterdir()} == {"last.pt", "best.pt", "metrics.csv", "tensorboard"}
     table = rows(out)
-    assert tuple(table[0]) == COLUMNS
+    assert tuple(table[0]) == columns("accuracy")
     assert [row["epoch"] for row in table] == ["1", "2", "3", "4"]
     assert all(float(row["seconds"]) > 0 and 0 <= float(row["train_accuracy"]) <= 1 for row in table)
     assert {row["validation_accuracy"] for row in table} == {""}
@@ -247,7 +247,7 @@ def scalars(out):
 
 def test_tensorboard_agrees_with_the_table(run):
     shown, table = scalars(run[0]), rows(run[0])
-    assert set(shown) == {name for name in COLUMNS[1:] if table[0][name]}
+    assert set(shown) == {name for name in columns("accuracy")[1:] if table[0][name]}
     for name, points in shown.items():
         assert [step for step, _ in points] == [1, 2, 3, 4]
         assert [value for _, value in points] == pytest.approx([float(row[name]) for row in table], rel=1e-6)

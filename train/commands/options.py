@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features
+from diffnet.data.target_names import target_parts
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
 from diffnet.geometry.preprocessing.options import (
@@ -19,7 +20,7 @@ from diffnet.geometry.preprocessing.options import (
     OperatorsKind,
     ScaleRule,
 )
-from diffnet.train.options import DiffusionMode, InitialTimes, Normalization, Precision, Schedule, TrainBackend
+from diffnet.train.options import DiffusionMode, InitialTimes, Loss, Normalization, Precision, Schedule, TrainBackend
 from diffnet.train.recipes import RecipeName
 
 
@@ -33,6 +34,14 @@ def checked_features(text: str) -> str:
     """The features with their parts in canonical order. Raises BadParameter for an unknown or repeated part."""
     try:
         return canonical_features(text)
+    except OptionError as e:
+        raise typer.BadParameter(str(e)) from e
+
+
+def checked_targets(text: str | None) -> str | None:
+    """The text unchanged. Raises BadParameter if it doesn't name targets."""
+    try:
+        return text if text is None or target_parts(text) else None
     except OptionError as e:
         raise typer.BadParameter(str(e)) from e
 
@@ -79,6 +88,18 @@ FeaturesOption = Annotated[
         help=f"Input features at the vertices: {', '.join(FEATURE_CHANNELS)} and file:NAME, one or several joined by +."
         " file:NAME is NAME/MESH.npy, MESH.NAME.npy, or the mesh file's own colors or property NAME.",
     ),
+]
+TargetsOption = Annotated[
+    str | None,
+    typer.Option(
+        callback=checked_targets,
+        metavar="file:NAME",
+        help="Targets at vertices, faces or edges: MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the mesh file's "
+        "own property NAME. Several are joined by +. By default, a table targets.csv has the targets of whole meshes.",
+    ),
+]
+LossOption = Annotated[
+    Loss, typer.Option(help="Mean squared error, mean absolute error, or Huber's loss, which is between the two.")
 ]
 EpochsOption = Annotated[int, typer.Option(min=1, help="Passes over the training meshes.")]
 WidthOption = Annotated[int, typer.Option(min=1, help="Channels inside the network.")]

@@ -12,7 +12,14 @@ from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import console
-from diffnet.train.commands.options import DEFAULT_CACHE, MESH_FILES, CacheOption, DeviceOption, JobsOption
+from diffnet.train.commands.options import (
+    DEFAULT_CACHE,
+    MESH_FILES,
+    CacheOption,
+    DeviceOption,
+    JobsOption,
+    TargetsOption,
+)
 from diffnet.train.commands.training import print_results
 
 if TYPE_CHECKING:
@@ -32,7 +39,8 @@ def predict(
         Path,
         typer.Option(
             help="Colored mesh to write (.ply). For several meshes, a folder to write them to. For a network that "
-            "classifies meshes, a table (.csv) with the probability of each class."
+            "classifies meshes, a table (.csv) with the probability of each class. For a network of a regression, a "
+            "mesh with properties (.ply), an array (.npy) or a table (.csv)."
         ),
     ],
     html: Annotated[Path | None, typer.Option(help="Also write an interactive page for a browser.")] = None,
@@ -54,7 +62,7 @@ def predict(
         typer.Option(help="What a checkpoint of the original labels; it doesn't tell. By default, vertices."),
     ] = None,
 ) -> None:
-    """Predict the labels of meshes with a trained network."""
+    """Predict the labels or the numbers of meshes with a trained network."""
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import is_original, load_network
@@ -76,7 +84,9 @@ def predict(
             soft_wrap=True,
         )
     task = task_named(expected.options.task)
-    files = task.output_files(meshes, out)
+    files = task.output_files(meshes, out, expected.labels_at)
+    if probabilities is not None and expected.options.task == "regression":
+        raise OptionError("--probabilities is for networks that predict classes, and this one predicts numbers")
     if probabilities is not None and probabilities.suffix.lower() != ".npz":
         raise OptionError(f"--probabilities should be a .npz file, got {probabilities}")
     written = [path for path in (*files, html, png, probabilities) if path is not None]
@@ -118,21 +128,24 @@ def _check_outputs(written: list[Path], read: list[Path]) -> None:
 def evaluate(
     checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run, or a file of DiffusionNet.save.")],
     data: Annotated[
-        Path, typer.Option(help="Folder of labeled meshes, or a table file,label (.csv) of a network that classifies.")
+        Path,
+        typer.Option(help="Folder of labeled meshes, or a table (.csv) for a network with outputs for whole meshes."),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for results.json, confusion.png and predictions.html.")],
+    out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],
     layout: Annotated[Layout, typer.Option(help="Layout of a folder for segmentation; auto detects it.")] = "auto",
+    targets: TargetsOption = None,
     device: DeviceOption = "auto",
     cache: CacheOption = DEFAULT_CACHE,
     jobs: JobsOption = None,
 ) -> None:
     """Score a trained network on labeled meshes, without training.
 
-    The meshes in test/ or of test.txt are scored. Without these, all meshes are. Labels are matched by name.
+    The meshes in test/ or of test.txt are scored. Without these, all meshes are. Labels, and columns of targets, are
+    matched by name. --targets is for regression; the default is that of the training.
     """
     with ExitAtCtrlC():
         from diffnet import DiffusionNet
-        from diffnet.data import load_classes, load_dataset
+        from diffnet.data import load_classes, load_dataset, load_targets
         from diffnet.train.device import pick_device
         from diffnet.train.inference.network_input import MetadataError, network_input
         from diffnet.train.inference.scoring import check_empty, run_evaluation
@@ -144,11 +157,15 @@ def evaluate(
         expected = network_input(network)
     except MetadataError as e:
         raise MetadataError(f"{checkpoint}: {e}") from e
+    if targets is not None and expected.options.task != "regression":
+        raise OptionError(f"--targets is for regression, and the network is one of {expected.options.task}")
     cache.mkdir(parents=True, exist_ok=True)
-    if expected.labels_at == "meshes":
+    if expected.options.task == "regression":
+        dataset = load_targets(data, targets or expected.options.targets, cache_dir=cache, needs_train=False)
+    elif expected.labels_at == "meshes":
         dataset = load_classes(data, cache_dir=cache, needs_train=False)
     else:
         dataset = load_dataset(data, layout, cache_dir=cache, needs_train=False)
     console.print(f"{len(dataset.test)} meshes to score")
     results = run_evaluation(dataset, network, out, device=chosen, cache_dir=cache, jobs=jobs, console=console)
-    print_results(results, out)
+    print_results(expected.options.task, results, out)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from diffnet.data.folders.layouts import Layout
 from diffnet.interrupts import ExitAtCtrlC
@@ -37,6 +36,7 @@ from diffnet.train.commands.options import (
     LabelSmoothingOption,
     LaplacianOption,
     LearningRateOption,
+    LossOption,
     NormalizationOption,
     NormalizeOption,
     OperatorsOption,
@@ -47,6 +47,7 @@ from diffnet.train.commands.options import (
     RunOption,
     ScheduleOption,
     SeedOption,
+    TargetsOption,
     TrainKOption,
     ValidationOption,
     WidthOption,
@@ -185,6 +186,60 @@ def train_classification(
     _train("classification", load, locals())
 
 
+@train_app.command("regression")
+def train_regression(
+    data: Annotated[
+        Path, typer.Option(help="Folder of meshes with targets, or a table file,COLUMN,… of whole meshes (.csv).")
+    ],
+    out: RunOption,
+    targets: TargetsOption = None,
+    loss: LossOption = "mse",
+    features: FeaturesOption = "xyz+normals+log-hks",
+    epochs: EpochsOption = 100,
+    width: WidthOption = 128,
+    blocks: BlocksOption = 4,
+    diffusion: DiffusionOption = "spectral",
+    attention_heads: AttentionHeadsOption = 0,
+    dropout: DropoutOption = 0.0,
+    learning_rate: LearningRateOption = 0.001,
+    schedule: ScheduleOption = "cosine",
+    decay_every: DecayEveryOption = 50,
+    batch_meshes: BatchMeshesOption = None,
+    batch_vertices: BatchVerticesOption = None,
+    rotate: RotateOption = None,
+    validation: ValidationOption = 0.0,
+    eval_every: EvalEveryOption = 5,
+    k: TrainKOption = 128,
+    laplacian: LaplacianOption = "robust",
+    basis: BasisOption = "float32",
+    join: JoinOption = "auto",
+    precision: PrecisionOption = "auto",
+    backend: BackendOption = "auto",
+    device: DeviceOption = "auto",
+    seed: SeedOption = 0,
+    cache: CacheOption = DEFAULT_CACHE,
+    jobs: JobsOption = None,
+    resume: ResumeOption = False,
+    capture: CaptureOption = True,
+) -> None:
+    """Train a network that predicts numbers, and report its results on the test meshes.
+
+    Targets are at vertices, faces or edges, in files beside the meshes (--targets), or belong to whole meshes, in a
+    table targets.csv with lines file,COLUMN,… or file,COLUMN,…,split. nan, and an empty cell, is a missing target.
+
+    A folder is divided into training and test meshes by train/ and test/, by train.txt and test.txt, or at random.
+
+    For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
+    """
+
+    def load() -> LabeledMeshes:
+        from diffnet.data import load_targets
+
+        return load_targets(data, targets, seed=seed, cache_dir=cache)
+
+    _train("regression", load, locals())
+
+
 def _train(task: TaskName, load: Callable[[], LabeledMeshes], given: dict[str, Any]) -> None:
     """Run the training of a task.
 
@@ -204,7 +259,8 @@ def _train(task: TaskName, load: Callable[[], LabeledMeshes], given: dict[str, A
     check_folder(out, resume)
     cache.mkdir(parents=True, exist_ok=True)
     dataset = load()
-    classes = f"{len(dataset.label_names)} classes"
+    kind = "columns of targets" if task == "regression" else "classes"
+    classes = f"{len(dataset.label_names)} {kind}"
     at = "" if dataset.labels_at == "meshes" else f" at the {dataset.labels_at}"
     console.print(f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, {classes}{at}")
     try:
@@ -224,7 +280,7 @@ def _train(task: TaskName, load: Callable[[], LabeledMeshes], given: dict[str, A
         hint = f" {out / 'last.pt'} holds the last complete epoch; --resume continues from it." if saved else ""
         console.print(f"Stopped.{hint}", soft_wrap=True)
         raise typer.Exit(130) from None
-    print_results(results, out)
+    print_results(task, results, out)
 
 
 def _follow_recipe(task: TaskName, given: dict[str, Any]) -> None:
@@ -239,23 +295,10 @@ def _follow_recipe(task: TaskName, given: dict[str, Any]) -> None:
             given[name] = value
 
 
-def print_results(results: dict[str, Any], out: Path) -> None:
-    """Print the scores of each class and of all of them, from the content of results.json."""
-    from diffnet.train.metrics import percent
+def print_results(task: TaskName, results: dict[str, Any], out: Path) -> None:
+    """Print the scores of a task, from the content of results.json."""
+    from diffnet.train.tasks.registry import task_named
 
-    shown = results["classes"]
-    segments = "mean_iou" in results
-    table = Table("class", "elements" if segments else "meshes", "accuracy", "IoU")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in shown[:30]:
-        table.add_row(row["name"], str(row["count"]), percent(row["accuracy"]), percent(row["iou"]))
-    if len(shown) > 30:
-        table.add_row(f"… {len(shown) - 30} more in results.json", "", "", "")
+    table, line = task_named(task).summary(results)
     console.print(table)
-    iou = f", mean IoU {percent(results['mean_iou'], 2)}" if segments else ""
-    console.print(
-        f"test accuracy {percent(results['test_accuracy'], 2)}, balanced accuracy "
-        f"{percent(results['balanced_accuracy'], 2)}{iou}; see {out / 'predictions.html'}",
-        soft_wrap=True,
-    )
+    console.print(f"{line}; see {out / 'predictions.html'}", soft_wrap=True)

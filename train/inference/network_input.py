@@ -6,14 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffnet import DiffusionNet
-from diffnet.data import Statistics, TargetsAt, check_statistics, feature_channels
+from diffnet.data import (
+    ArrayStatistics,
+    Statistics,
+    TargetsAt,
+    check_statistics,
+    check_target_statistics,
+    feature_channels,
+)
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.names import TARGETS_AT
 
 NEEDED = ("features", "k", "normalize")  # what no default can replace: another value changes predictions silently
-OPTIONAL = ("task", "laplacian", "basis", "join", "operators", "precision")
+OPTIONAL = ("task", "laplacian", "basis", "join", "operators", "precision", "targets")
 
 
 class MetadataError(DiffnetError, ValueError):
@@ -24,12 +31,13 @@ class MetadataError(DiffnetError, ValueError):
 class NetworkInput:
     """The input of a network, and the names of its outputs.
 
-    options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join`, `operators`, `normalize` and `precision`; its
-        other values are not used
+    options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join`, `operators`, `normalize`, `precision` and
+        `targets`; its other values are not used
     normalize: whether positions are normalized first, by the rule in `options`
-    label_names: the name of each class
-    labels_at: what it predicts classes of: "vertices", "faces", "edges" or "meshes"
+    label_names: the name of each class, or of each column of a regression
+    labels_at: what it predicts: classes or numbers of "vertices", "faces", "edges" or "meshes"
     statistics: of the features from files, see `array_statistics`
+    target_statistics: of the targets of a regression, whose outputs are standardized. None in other tasks.
     """
 
     options: TrainOptions
@@ -37,6 +45,7 @@ class NetworkInput:
     label_names: list[str]
     labels_at: TargetsAt
     statistics: Statistics
+    target_statistics: ArrayStatistics | None = None
 
 
 def network_input(network: DiffusionNet) -> NetworkInput:
@@ -47,10 +56,11 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `features` | "hks", "xyz+normals" and others, see `input_features` | none |
     | `k` | number of eigenpairs | none |
     | `normalize` | whether positions are normalized first: true or "radius", "area", or false | none |
-    | `task` | "segmentation" or "classification" | the one that fits `outputs_at` |
+    | `task` | "segmentation", "classification" or "regression" | that of the first two that fits `outputs_at` |
     | `laplacian`, `basis`, `join`, `operators` | see `precompute` | those of `precompute` |
     | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |
     | `label_names` | a name for each output channel | "0", "1", … |
+    | `target_statistics` | {"mean": […], "std": […]} of the targets of a regression | 0 and 1 |
     | `statistics` | of features from files, see `array_statistics` | none of them |
 
     Networks of `diffnet train` have all of them. Raises MetadataError if one is missing or wrong, and for a network
@@ -81,6 +91,11 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     try:
         read = TrainOptions(**options, diffusion=network.diffusion)
         statistics = check_statistics(read.features, found.get("statistics", {}))
+        targets = None
+        if read.task == "regression":
+            count = network.out_channels
+            plain = {"mean": [0.0] * count, "std": [1.0] * count}
+            targets = check_target_statistics(found.get("target_statistics", plain), count)
     except (OptionError, TypeError) as e:
         raise MetadataError(f"the metadata of the network can't be used: {e}") from e
     if labels_at not in TARGETS_AT[read.task]:
@@ -92,7 +107,7 @@ def network_input(network: DiffusionNet) -> NetworkInput:
             "call a network with features of its own in Python"
         )
     label_names = _label_names(found.get("label_names"), network.out_channels)
-    return NetworkInput(read, rule is not None, label_names, labels_at, statistics)
+    return NetworkInput(read, rule is not None, label_names, labels_at, statistics, targets)
 
 
 def _label_names(names: Any, count: int) -> list[str]:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
-from diffnet.data import Sample, input_features, own_arrays, prepare
+from diffnet.data import Sample, input_features, original_targets, own_arrays, prepare
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute
 from diffnet.train.evaluate import network_outputs
-from diffnet.train.inference.network_input import NetworkInput, network_input
+from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Predicted
 
@@ -37,8 +37,9 @@ def predict_labels(
     int64, which are numbers of output channels.
 
     Raises MeshError for a mesh that can't be used, DataError for a mesh without the own arrays that the network was
-    trained with, and MetadataError for a network without what is needed.
+    trained with, and MetadataError for a network without what is needed, and for one of a regression.
     """
+    _check_classes(network)
     return [(mesh, outputs.argmax(-1).cpu().numpy()) for mesh, outputs in _outputs(sources, network, device, cache_dir)]
 
 
@@ -49,10 +50,32 @@ def predict_probabilities(
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.float32]]]:
     """The probabilities of all classes, (N, C) float32 for each mesh. For the rest, see `predict_labels`."""
+    _check_classes(network)
     return [
         (mesh, outputs.float().softmax(-1).cpu().numpy())
         for mesh, outputs in _outputs(sources, network, device, cache_dir)
     ]
+
+
+def predict_values(
+    sources: Sequence[MeshLike],
+    network: DiffusionNet,
+    device: torch.device | str,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> list[tuple[Mesh, NDArray[np.float64]]]:
+    """The numbers that a network of a regression predicts, (N, C) float64 in the units of its targets.
+
+    N is the number of vertices, faces or edges of a mesh, or 1. For the rest, see `predict_labels`. Raises
+    MetadataError for a network of another task.
+    """
+    if (task := network_input(network).options.task) != "regression":
+        raise MetadataError(f"the network is one of {task}; call predict_labels or predict_probabilities")
+    return [(each.mesh, each.values.numpy()) for each in predict_meshes(sources, network, device, cache_dir)]
+
+
+def _check_classes(network: DiffusionNet) -> None:
+    if network_input(network).options.task == "regression":
+        raise MetadataError("the network predicts numbers and not classes; call predict_values")
 
 
 def predict_meshes(
@@ -66,9 +89,15 @@ def predict_meshes(
 
     probabilities: whether to keep the probabilities of all classes, too
     """
-    task = task_named(network_input(network).options.task)
+    expected = network_input(network)
+    task, targets = task_named(expected.options.task), expected.target_statistics
+
+    def kept(outputs: Tensor) -> Tensor:
+        values = task.predict(outputs).cpu()
+        return values if targets is None else original_targets(values, targets)
+
     return [
-        Predicted(mesh, task.predict(outputs).cpu(), outputs.float().softmax(-1).cpu() if probabilities else None)
+        Predicted(mesh, kept(outputs), outputs.float().softmax(-1).cpu() if probabilities else None)
         for mesh, outputs in _outputs(sources, network, device, cache_dir)
     ]
 

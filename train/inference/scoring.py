@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor
 
 from diffnet import DiffusionNet
-from diffnet.data import DataError, LabeledMeshes, own_arrays, with_label_names
+from diffnet.data import DataError, LabeledMeshes, original_targets, own_arrays, standardized_targets
 from diffnet.geometry.errors import OptionError
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
@@ -44,20 +44,23 @@ def run_evaluation(
     expected = network_input(network)
     check_empty(out)
     if data.labels_at != expected.labels_at:
-        raise DataError(f"the labels are at {data.labels_at}, and the network predicts labels at {expected.labels_at}")
-    items = with_label_names(replace(data, train=[]), expected.label_names).test
+        raise DataError(f"the labels are at {data.labels_at}, and the network predicts those at {expected.labels_at}")
+    task, targets = task_named(expected.options.task), expected.target_statistics
+    items = task.matched(replace(data, train=[]), expected.label_names).test
+    standardized = items if targets is None else standardized_targets(items, targets)
     for item in items:
         own_arrays(item.mesh, expected.options.features, expected.statistics, item.arrays)  # names what is missing
     if expected.normalize:
-        samples = preprocess(items, expected.options, cache_dir, jobs, console, expected.statistics)
+        samples = preprocess(standardized, expected.options, cache_dir, jobs, console, expected.statistics)
     else:
         samples = [
             replace(input_sample(item.mesh, expected, cache_dir, item.arrays), labels=torch.as_tensor(item.labels))
-            for item in items
+            for item in standardized
         ]
     predictions: list[Tensor] = []
     evaluate(network.to(device), samples, expected.options, device, predictions)
-    task = task_named(expected.options.task)
+    if targets is not None:
+        predictions = [original_targets(each, targets) for each in predictions]
     scored = Scored(items, predictions, expected.label_names, expected.labels_at)
     results = {
         "task": expected.options.task,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.table import Table
 from torch import Tensor
 
 from diffnet.data import UNLABELED
@@ -66,6 +67,24 @@ def class_results(matrix: NDArray[np.int64], names: Sequence[str]) -> list[dict[
         {"name": names[i], "count": int(count[i]), "accuracy": float(share[i]), "iou": float(iou[i])}
         for i in np.flatnonzero(count).tolist()
     ]
+
+
+def class_summary(results: dict[str, Any]) -> tuple[Table, str]:
+    """The scores of each class as a table, and those of all classes as a line."""
+    shown = results["classes"]
+    segments = "mean_iou" in results
+    table = Table("class", "elements" if segments else "meshes", "accuracy", "IoU")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in shown[:30]:
+        table.add_row(row["name"], str(row["count"]), percent(row["accuracy"]), percent(row["iou"]))
+    if len(shown) > 30:
+        table.add_row(f"… {len(shown) - 30} more in results.json", "", "", "")
+    iou = f", mean IoU {percent(results['mean_iou'], 2)}" if segments else ""
+    return table, (
+        f"test accuracy {percent(results['test_accuracy'], 2)}, balanced accuracy "
+        f"{percent(results['balanced_accuracy'], 2)}{iou}"
+    )
 
 
 def accuracy_summary(results: dict[str, Any]) -> dict[str, str]:

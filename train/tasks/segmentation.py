@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import LabelsAt, TargetsAt
+from diffnet.data import LabelsAt, TargetsAt, with_label_names
 from diffnet.geometry import Mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
@@ -20,6 +20,7 @@ from diffnet.train.tasks.labels import (
     accuracies,
     accuracy_summary,
     class_results,
+    class_summary,
     label_loss,
     matrix_of,
     new_matrix,
@@ -108,7 +109,7 @@ def _elements(labels_at: TargetsAt) -> LabelsAt:
     return labels_at
 
 
-def _output_files(meshes: Sequence[Path], out: Path) -> list[Path]:
+def _output_files(meshes: Sequence[Path], out: Path, labels_at: TargetsAt) -> list[Path]:
     """A colored mesh for each mesh."""
     if len(meshes) == 1 and out.suffix.lower() == ".ply":
         return [out]
@@ -137,7 +138,9 @@ SEGMENTATION = Task(
     new_tally=new_matrix,
     tally=confusion_matrix,
     score=accuracy,
+    matched=with_label_names,
     results=_results,
+    summary=class_summary,
     write_report=_write_report,
     output_files=_output_files,
     write_predictions=_write_predictions,
