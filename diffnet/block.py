@@ -24,9 +24,9 @@ from diffnet.spatial_gradient_features import Rotation, SpatialGradientFeatures,
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
-Normalization: TypeAlias = Literal["none", "layer", "rms"]
+MLPNorm: TypeAlias = Literal["none", "layer", "rms"]
 
-_NORMALIZATIONS: dict[Normalization, Callable[[int], nn.Module | None]] = {
+_MLP_NORMS: dict[MLPNorm, Callable[[int], nn.Module | None]] = {
     "none": lambda channels: None,
     "layer": nn.LayerNorm,
     "rms": nn.RMSNorm,
@@ -52,7 +52,7 @@ class DiffusionNetBlock(nn.Module):
         diffusion: "spectral" diffuses in the eigenbasis (`LearnedTimeDiffusion`). "implicit" needs no eigenbasis
             (`ImplicitDiffusion`); its gradients are sparse.
         initial_times: "zero" or "spread", see `LearnedTimeDiffusion`.
-        normalization: of the MLP's input at each vertex, over its channels: "none", "layer" (`nn.LayerNorm`) or "rms"
+        mlp_norm: of the MLP's input at each vertex, over its channels: "none", "layer" (`nn.LayerNorm`) or "rms"
             (`nn.RMSNorm`).
         attention_heads: heads of a `MeshAttention` over the operators' neighborhood, 0 for no attention.
         backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
@@ -78,7 +78,7 @@ class DiffusionNetBlock(nn.Module):
         gradient: GradientMode = "auto",
         diffusion: DiffusionMode = "spectral",
         initial_times: InitialTimes = "zero",
-        normalization: Normalization = "none",
+        mlp_norm: MLPNorm = "none",
         attention_heads: int = 0,
         backend: Backend = "auto",
     ) -> None:
@@ -90,9 +90,9 @@ class DiffusionNetBlock(nn.Module):
             raise ValueError(f"gradient should be one of {', '.join(get_args(GradientMode))}, got {gradient!r}")
         if diffusion not in get_args(DiffusionMode):
             raise ValueError(f"diffusion should be one of {', '.join(get_args(DiffusionMode))}, got {diffusion!r}")
-        if normalization not in get_args(Normalization):
-            expected = ", ".join(get_args(Normalization))
-            raise ValueError(f"normalization should be one of {expected}, got {normalization!r}")
+        if mlp_norm not in get_args(MLPNorm):
+            expected = ", ".join(get_args(MLPNorm))
+            raise ValueError(f"mlp_norm should be one of {expected}, got {mlp_norm!r}")
         if diffusion == "implicit" and gradient == "spectral":
             raise ValueError("gradient can't be 'spectral' if diffusion is 'implicit': there are no coefficients")
         check_rotation("gradient_rotation", gradient_rotation)
@@ -110,7 +110,7 @@ class DiffusionNetBlock(nn.Module):
         self.attention = MeshAttention(channels, attention_heads, backend=backend) if attention_heads != 0 else None
         inputs = (2 + gradient_features + (self.attention is not None)) * channels
         hidden = (channels, channels) if mlp_hidden is None else mlp_hidden
-        self.normalization = _NORMALIZATIONS[normalization](inputs)
+        self.mlp_norm = _MLP_NORMS[mlp_norm](inputs)
         self.mlp = MLP([inputs, *hidden, channels], dropout, backend)
 
     @refuses_fields
@@ -141,9 +141,9 @@ class DiffusionNetBlock(nn.Module):
         if self.attention is not None:
             parts.append(self.attention(x, operators.neighborhood or operators.gradient.pattern))
         inputs = [x, *parts]
-        if self.normalization is not None:
+        if self.mlp_norm is not None:
             joined = torch.cat(inputs, 1).to(self.mlp.layers[0].weight.dtype)  # under autocast, it may be bfloat16
-            inputs = [self.normalization(joined).to(x.dtype)]
+            inputs = [self.mlp_norm(joined).to(x.dtype)]
         out: Tensor = self.mlp(inputs, residual=x)
         return out
 
@@ -154,7 +154,7 @@ class DiffusionNetBlock(nn.Module):
         """
         if torch.compiler.is_compiling() or type(self) is not DiffusionNetBlock:
             return False
-        if self.attention is not None or self.normalization is not None:
+        if self.attention is not None or self.mlp_norm is not None:
             return False
         mlp = self.mlp
         return type(mlp) is MLP and mlp.is_plain(self.backend)

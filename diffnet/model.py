@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from diffnet.activations import Activation, log_softmax
 from diffnet.arguments import check_features, check_operators, refuses_fields
-from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode, Normalization
+from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode, MLPNorm
 from diffnet.diffusion import InitialTimes
 from diffnet.first_call import compile_before_first_call
 from diffnet.geometry import Operators
@@ -38,7 +38,7 @@ class DiffusionNet(nn.Module):
         outputs_at: "vertices"; "faces" or "edges", the means over corners or ends; or "global_mean", one output per
             mesh, weighted by vertex areas.
         last_activation: applied to the outputs, for example `log_softmax`. None by default.
-        mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, initial_times, normalization,
+        mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, initial_times, mlp_norm,
             attention_heads, backend: see `DiffusionNetBlock`.
 
     The arguments are attributes of the network, except `blocks`, which is the list of the blocks. `metadata` is a
@@ -81,7 +81,7 @@ class DiffusionNet(nn.Module):
         gradient: GradientMode = "auto",
         diffusion: DiffusionMode = "spectral",
         initial_times: InitialTimes = "zero",
-        normalization: Normalization = "none",
+        mlp_norm: MLPNorm = "none",
         attention_heads: int = 0,
         backend: Backend = "auto",
     ) -> None:
@@ -113,7 +113,7 @@ class DiffusionNet(nn.Module):
                 gradient=gradient,
                 diffusion=diffusion,
                 initial_times=initial_times,
-                normalization=normalization,
+                mlp_norm=mlp_norm,
                 attention_heads=attention_heads,
                 backend=backend,
             )
@@ -128,7 +128,7 @@ class DiffusionNet(nn.Module):
         self.gradient: GradientMode = gradient
         self.diffusion: DiffusionMode = diffusion
         self.initial_times: InitialTimes = initial_times
-        self.normalization: Normalization = normalization
+        self.mlp_norm: MLPNorm = mlp_norm
         self.attention_heads = int(attention_heads)
         self.backend: Backend = backend
         self.metadata: dict[str, Any] = {}

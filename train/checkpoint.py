@@ -75,7 +75,7 @@ def build_model(
         dropout=options.dropout,
         diffusion=options.diffusion,
         initial_times=options.initial_times,
-        normalization=options.normalization,
+        mlp_norm=options.mlp_norm,
         attention_heads=options.attention_heads,
         outputs_at=outputs_at_of(labels_at),
         backend=options.backend,

@@ -22,7 +22,7 @@ from diffnet.train.tasks.names import TaskName
 # The same as those of `diffnet.block` and `diffnet.diffusion`, whose import loads PyTorch.
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
 InitialTimes: TypeAlias = Literal["zero", "spread"]
-Normalization: TypeAlias = Literal["none", "layer", "rms"]
+MLPNorm: TypeAlias = Literal["none", "layer", "rms"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
 Loss: TypeAlias = Literal["mse", "l1", "huber"]
@@ -60,7 +60,7 @@ class TrainOptions:
     blocks: int = 4
     diffusion: DiffusionMode = "spectral"
     initial_times: InitialTimes = "zero"
-    normalization: Normalization = "none"
+    mlp_norm: MLPNorm = "none"
     attention_heads: int = 0
     dropout: float = 0.2
     learning_rate: float = 1e-3
@@ -103,7 +103,7 @@ class TrainOptions:
             ("loss", get_args(Loss)),
             ("diffusion", get_args(DiffusionMode)),
             ("initial_times", get_args(InitialTimes)),
-            ("normalization", get_args(Normalization)),
+            ("mlp_norm", get_args(MLPNorm)),
         ):
             if getattr(self, name) not in choices:
                 raise OptionError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")

@@ -11,20 +11,21 @@ RecipeName: TypeAlias = Literal["default", "original"]
 # How the default recipe of a task differs from the defaults of `TrainOptions`.
 _DEFAULT: dict[TaskName, dict[str, Any]] = {
     "classification": {"label_smoothing": 0.2},
+    "regression": {"features": "xyz+normals+log-hks", "dropout": 0.0},
 }
 
 # What the experiments of the original implementation do: https://github.com/nmwsharp/diffusion-net/tree/master/experiments
 _ORIGINAL: dict[str, Any] = {
     "features": "hks",
     "k": 128,
-    "laplacian": "cotan",
+    "operators": "original",
     "basis": "float32",
     "join": "never",
     "width": 128,
     "blocks": 4,
     "diffusion": "spectral",
     "initial_times": "zero",
-    "normalization": "none",
+    "mlp_norm": "none",
     "attention_heads": 0,
     "dropout": 0.5,
     "learning_rate": 1e-3,

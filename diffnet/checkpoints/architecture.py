@@ -31,8 +31,8 @@ def visible_options(weights: Mapping[str, Any]) -> dict[str, Any]:
         options["gradient_features"] = "blocks.0.gradient_features.a_re" in shapes
         if options["gradient_features"]:
             options["gradient_rotation"] = "blocks.0.gradient_features.a_im" in shapes
-        scales, shifts = (f"blocks.0.normalization.{name}" in shapes for name in ("weight", "bias"))
-        options["normalization"] = "layer" if shifts else "rms" if scales else "none"
+        scales, shifts = (f"blocks.0.mlp_norm.{name}" in shapes for name in ("weight", "bias"))
+        options["mlp_norm"] = "layer" if shifts else "rms" if scales else "none"
         attends = "blocks.0.attention.query_key_value.weight" in shapes
         options["attention_heads"] = ABOVE_0 if attends else 0
     # The name of a layer counts the ReLU before it, and the dropout layer if there is one.

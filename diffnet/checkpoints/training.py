@@ -17,13 +17,13 @@ OLDER: dict[str, Any] = {
     "join": "never",
     "schedule": "step",
     "initial_times": "zero",
-    "normalization": "none",
+    "mlp_norm": "none",
     "label_smoothing": 0.0,
     "average_weights": 0.0,
 }
 # The options of a run that are arguments of `DiffusionNet`. The others are metadata of the network.
 ARCHITECTURE = (
-    *("width", "blocks", "dropout", "diffusion", "initial_times", "normalization", "attention_heads", "backend"),
+    *("width", "blocks", "dropout", "diffusion", "initial_times", "mlp_norm", "attention_heads", "backend"),
 )
 
 

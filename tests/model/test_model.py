@@ -250,7 +250,7 @@ def test_gpu_agrees_with_cpu(meshes: list[Operators], mode: str, outputs_at: str
 @pytest.mark.parametrize("mode", MODES)
 def test_normalization_of_the_input_of_the_mlp(meshes: list[Operators], mode: str) -> None:
     packed = collate(meshes).with_gradient_evecs()
-    model = network(normalization="layer", gradient=mode).eval()
+    model = network(mlp_norm="layer", gradient=mode).eval()
     first = model.blocks[0]
     seen: list[Tensor] = []
     first.mlp.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs[0]))
@@ -275,5 +275,5 @@ def test_initial_times(diffusion: str) -> None:
 def test_unknown_choices_are_refused() -> None:
     with pytest.raises(ValueError, match="initial_times should be one of zero, spread, got 'ones'"):
         network(initial_times="ones")
-    with pytest.raises(ValueError, match="normalization should be one of none, layer, rms, got 'batch'"):
-        network(normalization="batch")
+    with pytest.raises(ValueError, match="mlp_norm should be one of none, layer, rms, got 'batch'"):
+        network(mlp_norm="batch")

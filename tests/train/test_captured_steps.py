@@ -188,7 +188,7 @@ def test_captured_steps_average_weights() -> None:
         {"batch_meshes": 3},
         {"batch_vertices": 900},
         {"attention_heads": 2},
-        {"normalization": "rms"},
+        {"mlp_norm": "rms"},
         {"average_weights": 0.9},
     ],
     ids=str,

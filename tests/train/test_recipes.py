@@ -29,8 +29,8 @@ def chosen(monkeypatch: pytest.MonkeyPatch, task: str, *arguments: str) -> Train
         raise Stop
 
     monkeypatch.setattr("diffnet.train.run.run_training", run)
-    for generated in ("figures", "shapes"):
-        monkeypatch.setattr(f"diffnet.data.{generated}", lambda seed: LabeledMeshes([], [], ["a"], "vertices"))
+    for loader in ("figures", "shapes", "load_targets"):
+        monkeypatch.setattr(f"diffnet.data.{loader}", lambda *_, **__: LabeledMeshes([], [], ["a"], "vertices"))
     data = "shapes" if task == "classification" else "figures"
     result = CliRunner().invoke(
         training.train_app, [task, "--data", data, "--out", "nowhere", "--cache", ".", *arguments]
@@ -53,7 +53,9 @@ def test_the_help_shows_the_default_recipe(task: TaskName) -> None:
     command = getattr(training, f"train_{task}")
     options = TrainOptions(task=task, **recipe("default", task)).as_dict()
     shown = {name: p.default for name, p in inspect.signature(command).parameters.items() if name in options}
-    assert shown == {name: value for name, value in options.items() if name != "task"}
+    of_operators = {"laplacian": None}  # what --operators decides
+    assert shown == {name: value for name, value in (options | of_operators).items() if name in shown}
+    assert len(shown) > 25
 
 
 def test_options_win_over_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,8 +64,8 @@ def test_options_win_over_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (options.features, options.dropout, options.k) == ("xyz", 0.1, 64)
     assert (options.laplacian, options.schedule, options.width) == ("cotan", "step", 128)
     # An option with the value of its default also counts as given.
-    default = str(TrainOptions().laplacian)
-    assert chosen(monkeypatch, "segmentation", *given, "--laplacian", default).laplacian == default
+    default = TrainOptions().schedule
+    assert chosen(monkeypatch, "segmentation", *given, "--schedule", default).schedule == default
 
 
 @pytest.mark.parametrize("name", get_args(RecipeName))
@@ -79,6 +81,7 @@ def test_older_checkpoints_do_not_follow_the_recipe() -> None:
     first_version = {
         *("features", "k", "laplacian", "basis", "width", "blocks", "diffusion", "attention_heads", "dropout"),
         *("learning_rate", "decay_every", "batch_meshes"),
+        "operators",  # which it had, too, but not those of the original
     }
     original = recipe("original", "segmentation")
     assert {name: OLDER[name] for name in original.keys() - first_version} == {

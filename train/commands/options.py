@@ -20,7 +20,7 @@ from diffnet.geometry.preprocessing.options import (
     OperatorsKind,
     ScaleRule,
 )
-from diffnet.train.options import DiffusionMode, InitialTimes, Loss, Normalization, Precision, Schedule, TrainBackend
+from diffnet.train.options import DiffusionMode, InitialTimes, Loss, MLPNorm, Precision, Schedule, TrainBackend
 from diffnet.train.recipes import RecipeName
 
 
@@ -110,7 +110,7 @@ DiffusionOption = Annotated[
 InitialTimesOption = Annotated[
     InitialTimes, typer.Option(help="Diffusion times before training: zero, or spread from 1e-4 to 1.")
 ]
-NormalizationOption = Annotated[Normalization, typer.Option(help="Normalization of the input of the blocks' MLPs.")]
+MLPNormOption = Annotated[MLPNorm, typer.Option(help="Normalization of the input of the blocks' MLPs.")]
 AttentionHeadsOption = Annotated[
     int, typer.Option(min=0, help="Heads of attention over one-rings in each block, or 0.")
 ]

@@ -1,6 +1,4 @@
-"""`diffnet train`."""
-
-from __future__ import annotations
+"""`diffnet train`. Typer reads the annotations of the commands, so they are not strings."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -12,46 +10,8 @@ import typer
 from diffnet.data.folders.layouts import Layout
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import console
-from diffnet.train.commands.options import (
-    DEFAULT_CACHE,
-    AttentionHeadsOption,
-    AverageWeightsOption,
-    BackendOption,
-    BasisOption,
-    BatchMeshesOption,
-    BatchVerticesOption,
-    BlocksOption,
-    CacheOption,
-    CaptureOption,
-    DecayEveryOption,
-    DeviceOption,
-    DiffusionOption,
-    DropoutOption,
-    EpochsOption,
-    EvalEveryOption,
-    FeaturesOption,
-    InitialTimesOption,
-    JobsOption,
-    JoinOption,
-    LabelSmoothingOption,
-    LaplacianOption,
-    LearningRateOption,
-    LossOption,
-    NormalizationOption,
-    NormalizeOption,
-    OperatorsOption,
-    PrecisionOption,
-    RecipeOption,
-    ResumeOption,
-    RotateOption,
-    RunOption,
-    ScheduleOption,
-    SeedOption,
-    TargetsOption,
-    TrainKOption,
-    ValidationOption,
-    WidthOption,
-)
+from diffnet.train.commands.options import LabelSmoothingOption, LossOption, RunOption, TargetsOption
+from diffnet.train.commands.shared_options import with_shared_options
 from diffnet.train.options import TrainOptions
 from diffnet.train.recipes import recipe as options_of_recipe
 from diffnet.train.tasks.names import TaskName
@@ -59,53 +19,22 @@ from diffnet.train.tasks.names import TaskName
 if TYPE_CHECKING:
     from diffnet.data import LabeledMeshes
 
-# The defaults of the commands.
-SEGMENTATION = TrainOptions(**options_of_recipe("default", "segmentation"))
-CLASSIFICATION = TrainOptions(task="classification", **options_of_recipe("default", "classification"))
-
 train_app = typer.Typer(help="Train a network on labeled meshes.", no_args_is_help=True)
 
 
-@train_app.command("segmentation")
+def _command(task: TaskName) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function the command of a task. The shared options get the defaults of the task's recipe."""
+    defaults = TrainOptions(task=task, **options_of_recipe("default", task))
+    return lambda command: train_app.command(task)(with_shared_options(command, defaults))
+
+
+@_command("segmentation")
 def train_segmentation(
-    context: typer.Context,
     data: Annotated[str, typer.Option(help="Folder of labeled meshes, or [bold]figures[/], the generated set.")],
     out: RunOption,
     layout: Annotated[Layout, typer.Option(help="Layout of the folder; auto detects it.")] = "auto",
-    recipe: RecipeOption = "default",
-    features: FeaturesOption = SEGMENTATION.features,
-    epochs: EpochsOption = SEGMENTATION.epochs,
-    width: WidthOption = SEGMENTATION.width,
-    blocks: BlocksOption = SEGMENTATION.blocks,
-    diffusion: DiffusionOption = SEGMENTATION.diffusion,
-    initial_times: InitialTimesOption = SEGMENTATION.initial_times,
-    normalization: NormalizationOption = SEGMENTATION.normalization,
-    attention_heads: AttentionHeadsOption = SEGMENTATION.attention_heads,
-    dropout: DropoutOption = SEGMENTATION.dropout,
-    learning_rate: LearningRateOption = SEGMENTATION.learning_rate,
-    schedule: ScheduleOption = SEGMENTATION.schedule,
-    decay_every: DecayEveryOption = SEGMENTATION.decay_every,
-    batch_meshes: BatchMeshesOption = SEGMENTATION.batch_meshes,
-    batch_vertices: BatchVerticesOption = SEGMENTATION.batch_vertices,
-    rotate: RotateOption = SEGMENTATION.rotate,
-    label_smoothing: LabelSmoothingOption = SEGMENTATION.label_smoothing,
-    average_weights: AverageWeightsOption = SEGMENTATION.average_weights,
-    validation: ValidationOption = SEGMENTATION.validation,
-    eval_every: EvalEveryOption = SEGMENTATION.eval_every,
-    k: TrainKOption = SEGMENTATION.k,
-    laplacian: LaplacianOption = None,
-    basis: BasisOption = SEGMENTATION.basis,
-    join: JoinOption = SEGMENTATION.join,
-    operators: OperatorsOption = SEGMENTATION.operators,
-    normalize: NormalizeOption = SEGMENTATION.normalize,
-    precision: PrecisionOption = SEGMENTATION.precision,
-    backend: BackendOption = SEGMENTATION.backend,
-    device: DeviceOption = "auto",
-    seed: SeedOption = SEGMENTATION.seed,
-    cache: CacheOption = DEFAULT_CACHE,
-    jobs: JobsOption = None,
-    resume: ResumeOption = False,
-    capture: CaptureOption = True,
+    label_smoothing: LabelSmoothingOption = 0.0,
+    **shared: Any,
 ) -> None:
     """Train a segmentation network, and report its results on the test meshes.
 
@@ -117,17 +46,17 @@ def train_segmentation(
     A run locks its folder. On network file systems without locks, start only one run in a folder.
     """
 
-    def load() -> LabeledMeshes:
+    def load() -> "LabeledMeshes":
         from diffnet.data import figures, load_dataset
 
+        seed, cache = shared["seed"], shared["cache"]
         return figures(seed=seed) if data == "figures" else load_dataset(data, layout, seed=seed, cache_dir=cache)
 
-    _train("segmentation", load, locals())
+    _train("segmentation", load, out, {"label_smoothing": label_smoothing, **shared})
 
 
-@train_app.command("classification")
+@_command("classification")
 def train_classification(
-    context: typer.Context,
     data: Annotated[
         str,
         typer.Option(
@@ -135,40 +64,8 @@ def train_classification(
         ),
     ],
     out: RunOption,
-    recipe: RecipeOption = "default",
-    features: FeaturesOption = CLASSIFICATION.features,
-    epochs: EpochsOption = CLASSIFICATION.epochs,
-    width: WidthOption = CLASSIFICATION.width,
-    blocks: BlocksOption = CLASSIFICATION.blocks,
-    diffusion: DiffusionOption = CLASSIFICATION.diffusion,
-    initial_times: InitialTimesOption = CLASSIFICATION.initial_times,
-    normalization: NormalizationOption = CLASSIFICATION.normalization,
-    attention_heads: AttentionHeadsOption = CLASSIFICATION.attention_heads,
-    dropout: DropoutOption = CLASSIFICATION.dropout,
-    learning_rate: LearningRateOption = CLASSIFICATION.learning_rate,
-    schedule: ScheduleOption = CLASSIFICATION.schedule,
-    decay_every: DecayEveryOption = CLASSIFICATION.decay_every,
-    batch_meshes: BatchMeshesOption = CLASSIFICATION.batch_meshes,
-    batch_vertices: BatchVerticesOption = CLASSIFICATION.batch_vertices,
-    rotate: RotateOption = CLASSIFICATION.rotate,
-    label_smoothing: LabelSmoothingOption = CLASSIFICATION.label_smoothing,
-    average_weights: AverageWeightsOption = CLASSIFICATION.average_weights,
-    validation: ValidationOption = CLASSIFICATION.validation,
-    eval_every: EvalEveryOption = CLASSIFICATION.eval_every,
-    k: TrainKOption = CLASSIFICATION.k,
-    laplacian: LaplacianOption = None,
-    basis: BasisOption = CLASSIFICATION.basis,
-    join: JoinOption = CLASSIFICATION.join,
-    operators: OperatorsOption = CLASSIFICATION.operators,
-    normalize: NormalizeOption = CLASSIFICATION.normalize,
-    precision: PrecisionOption = CLASSIFICATION.precision,
-    backend: BackendOption = CLASSIFICATION.backend,
-    device: DeviceOption = "auto",
-    seed: SeedOption = CLASSIFICATION.seed,
-    cache: CacheOption = DEFAULT_CACHE,
-    jobs: JobsOption = None,
-    resume: ResumeOption = False,
-    capture: CaptureOption = True,
+    label_smoothing: LabelSmoothingOption = 0.2,
+    **shared: Any,
 ) -> None:
     """Train a network that classifies whole meshes, and report its results on the test meshes.
 
@@ -178,15 +75,16 @@ def train_classification(
     For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
     """
 
-    def load() -> LabeledMeshes:
+    def load() -> "LabeledMeshes":
         from diffnet.data import load_classes, shapes
 
+        seed, cache = shared["seed"], shared["cache"]
         return shapes(seed=seed) if data == "shapes" else load_classes(data, seed=seed, cache_dir=cache)
 
-    _train("classification", load, locals())
+    _train("classification", load, out, {"label_smoothing": label_smoothing, **shared})
 
 
-@train_app.command("regression")
+@_command("regression")
 def train_regression(
     data: Annotated[
         Path, typer.Option(help="Folder of meshes with targets, or a table file,COLUMN,… of whole meshes (.csv).")
@@ -194,33 +92,7 @@ def train_regression(
     out: RunOption,
     targets: TargetsOption = None,
     loss: LossOption = "mse",
-    features: FeaturesOption = "xyz+normals+log-hks",
-    epochs: EpochsOption = 100,
-    width: WidthOption = 128,
-    blocks: BlocksOption = 4,
-    diffusion: DiffusionOption = "spectral",
-    attention_heads: AttentionHeadsOption = 0,
-    dropout: DropoutOption = 0.0,
-    learning_rate: LearningRateOption = 0.001,
-    schedule: ScheduleOption = "cosine",
-    decay_every: DecayEveryOption = 50,
-    batch_meshes: BatchMeshesOption = None,
-    batch_vertices: BatchVerticesOption = None,
-    rotate: RotateOption = None,
-    validation: ValidationOption = 0.0,
-    eval_every: EvalEveryOption = 5,
-    k: TrainKOption = 128,
-    laplacian: LaplacianOption = "robust",
-    basis: BasisOption = "float32",
-    join: JoinOption = "auto",
-    precision: PrecisionOption = "auto",
-    backend: BackendOption = "auto",
-    device: DeviceOption = "auto",
-    seed: SeedOption = 0,
-    cache: CacheOption = DEFAULT_CACHE,
-    jobs: JobsOption = None,
-    resume: ResumeOption = False,
-    capture: CaptureOption = True,
+    **shared: Any,
 ) -> None:
     """Train a network that predicts numbers, and report its results on the test meshes.
 
@@ -232,18 +104,18 @@ def train_regression(
     For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
     """
 
-    def load() -> LabeledMeshes:
+    def load() -> "LabeledMeshes":
         from diffnet.data import load_targets
 
-        return load_targets(data, targets, seed=seed, cache_dir=cache)
+        return load_targets(data, targets, seed=shared["seed"], cache_dir=shared["cache"])
 
-    _train("regression", load, locals())
+    _train("regression", load, out, {"targets": targets, "loss": loss, **shared})
 
 
-def _train(task: TaskName, load: Callable[[], LabeledMeshes], given: dict[str, Any]) -> None:
+def _train(task: TaskName, load: "Callable[[], LabeledMeshes]", out: Path, given: dict[str, Any]) -> None:
     """Run the training of a task.
 
-    given: the arguments of the command. Those that have the name of an option of `TrainOptions` become this option.
+    given: arguments of the command. Those that have the name of an option of `TrainOptions` become this option.
     """
     with ExitAtCtrlC():
         from diffnet.train.device import keep_memory, pick_device
@@ -252,7 +124,7 @@ def _train(task: TaskName, load: Callable[[], LabeledMeshes], given: dict[str, A
     _follow_recipe(task, given)
     names = {field.name for field in fields(TrainOptions)}
     options = TrainOptions(task=task, **{name: value for name, value in given.items() if name in names})
-    out, cache, resume = given["out"], given["cache"], given["resume"]
+    cache, resume = given["cache"], given["resume"]
     chosen = pick_device(given["device"])
     if chosen.type == "cpu":
         keep_memory()
@@ -286,7 +158,8 @@ def _train(task: TaskName, load: Callable[[], LabeledMeshes], given: dict[str, A
 def _follow_recipe(task: TaskName, given: dict[str, Any]) -> None:
     """Give the options of the recipe to all arguments that are not on the command line."""
     context: typer.Context = given["context"]
-    chosen = TrainOptions(task=task, **options_of_recipe(given["recipe"], task)).as_dict()
+    named = options_of_recipe(given["recipe"], task)
+    chosen = {**TrainOptions(task=task, **named).as_dict(), "laplacian": named.get("laplacian")}
     if given["batch_vertices"] is not None:
         chosen["batch_meshes"] = None  # one limit instead of the other
     for name, value in chosen.items():
