@@ -10,7 +10,14 @@ RecipeName: TypeAlias = Literal["default", "original"]
 
 # How the default recipe of a task differs from the defaults of `TrainOptions`.
 _DEFAULT: dict[TaskName, dict[str, Any]] = {
-    "classification": {"label_smoothing": 0.2},
+    "classification": {
+        "features": "curvature+log-hks",
+        "initial_times": "spread",
+        "dropout": 0.0,
+        "learning_rate": 2e-3,
+        "batch_meshes": 2,
+        "label_smoothing": 0.2,
+    },
     "regression": {"features": "xyz+normals+log-hks", "dropout": 0.0},
 }
 

@@ -71,11 +71,11 @@ def split(items: Sequence[LabeledMesh], by_class: bool, seed: int) -> tuple[list
 
     by_class: whether a fifth of each class is held out, for meshes with one label each
     """
-    labels = torch.tensor([int(item.labels.flat[0]) if by_class else 0 for item in items])
-    order = torch.randperm(len(items), generator=torch.Generator().manual_seed(seed))
+    labels = [int(item.labels.flat[0]) if by_class else 0 for item in items]
+    order = torch.randperm(len(items), generator=torch.Generator().manual_seed(seed)).tolist()
     held_out: set[int] = set()
-    for label in labels.unique():
-        members = order[labels[order] == label].tolist()
+    for label in sorted(set(labels)):
+        members = [i for i in order if labels[i] == label]
         held_out.update(members[: max(round(HELD_OUT * len(members)), 1)])
     return [i for i in range(len(items)) if i not in held_out], sorted(held_out)
 
@@ -167,10 +167,9 @@ def load_set(text: str) -> tuple[str, LabeledMeshes]:
     name, _, folder = text.partition("=")
     if folder:
         return name, load_classes(folder) if name == "shapes" else load_dataset(folder)
-    generated = {"figures": figures, "shapes": shapes}
-    if name not in generated:
+    if name not in ("figures", "shapes"):
         raise SystemExit(f"--data should be NAME=DIR, figures or shapes, got {text!r}")
-    return name, generated[name]()
+    return name, figures() if name == "figures" else shapes()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
