@@ -1,5 +1,5 @@
 from .arrays import array_statistics, own_arrays
-from .conversion import labels_at, with_label_names, with_labels_at
+from .conversion import chosen_classes, labels_at, with_label_names, with_labels_at, without_classes
 from .feature_names import (
     FEATURE_CHANNELS,
     ArrayStatistics,
@@ -50,6 +50,7 @@ __all__ = [
     "available_cores",
     "canonical_features",
     "check_statistics",
+    "chosen_classes",
     "collate_samples",
     "epoch_seed",
     "feature_channels",
@@ -71,4 +72,5 @@ __all__ = [
     "vector_channels",
     "with_label_names",
     "with_labels_at",
+    "without_classes",
 ]

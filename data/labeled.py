@@ -32,12 +32,15 @@ class LabeledMesh:
         one label of the mesh, () or (1,), see `Sample`.
     arrays: own features at the vertices, (V,) or (V, C), by the NAME of `file:NAME`. Those of a mesh from a file are
         found beside the file, see `own_arrays`.
+    accepted: (N, C) bool, the classes that count as right at each labeled element in a published score, from soft
+        labels; or None. See `soft_accuracy` in `train/metrics.py`.
     """
 
     name: str
     mesh: Mesh
     labels: NDArray[np.int64]
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    accepted: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)

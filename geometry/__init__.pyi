@@ -8,6 +8,7 @@ from .discretize.frames import tangent_frames
 from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
+from .elements import ElementsAt, border_lengths, edges_of_faces, element_areas, element_points
 from .geodesics import geodesic_label_errors
 from .mesh.attributes import Attributes, load_attributes
 from .mesh.boundary import boundary_vertices
@@ -41,6 +42,7 @@ __all__ = [
     "Attributes",
     "BasisPrecision",
     "Diagnosis",
+    "ElementsAt",
     "JoinRule",
     "LaplacianKind",
     "Mesh",
@@ -50,13 +52,17 @@ __all__ = [
     "Operators",
     "Patches",
     "UnpackAt",
+    "border_lengths",
     "boundary_vertices",
     "collate",
     "curvature",
     "diagnose",
     "diffuse",
+    "edges_of_faces",
     "eigenbases",
     "eigenbasis",
+    "element_areas",
+    "element_points",
     "farthest_points",
     "from_spectral",
     "geodesic_label_errors",

@@ -10,7 +10,7 @@ from diffnet.data.feature_names import canonical_features, vector_channels
 from diffnet.data.options import Preprocessing
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
-from diffnet.train.tasks.names import TaskName
+from diffnet.train.tasks.names import BALANCED, TaskName, class_weight_entries
 
 # The same as `diffnet.block.DiffusionMode`, whose import loads PyTorch.
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
@@ -25,6 +25,8 @@ class TrainOptions:
 
     task: what the network learns, the name of the command
     label_smoothing: s of `label_smoothing_loss`, in training
+    ignore: classes, by name or number, whose elements count neither in the loss nor in the scores
+    class_weights: weights of the classes in the loss: "balanced", "1,0.5,2", or "arm=2,leg=0.5" and 1 for others
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
         Other features do not change under rotation.
 
@@ -53,6 +55,8 @@ class TrainOptions:
     batch_vertices: int | None = None
     rotate: bool | None = None
     label_smoothing: float = 0.0
+    ignore: tuple[str, ...] = ()
+    class_weights: str | None = None
     validation: float = 0.0
     eval_every: int = 5
     precision: Precision = "auto"
@@ -71,6 +75,11 @@ class TrainOptions:
         for name in ("dropout", "validation", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
+        if isinstance(self.ignore, str) or not all(isinstance(name, str) for name in self.ignore):
+            raise OptionError(f"ignore should be a list of names of classes, got {self.ignore!r}")
+        object.__setattr__(self, "ignore", tuple(self.ignore))
+        if self.class_weights is not None and self.class_weights != BALANCED:
+            class_weight_entries(self.class_weights)
         if not 0 < self.learning_rate < 1e36:  # above 1e36, Adam's steps overflow float32
             raise OptionError(f"learning_rate should be above 0 and below 1e36, got {self.learning_rate}")
         if not 0 <= self.seed < 2**63:

@@ -49,6 +49,7 @@ from diffnet.train.metrics import percent
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
+from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.names import TARGETS_AT
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Scored
@@ -83,6 +84,7 @@ def run_training(
         raise OptionError(
             f"{options.task} needs labels at {' or '.join(TARGETS_AT[options.task])}, got {data.labels_at}"
         )
+    data, options = with_class_options(data, options)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since

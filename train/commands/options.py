@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features
+from diffnet.data.labeled import LabelsAt
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
@@ -102,4 +103,21 @@ ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume the run in 
 CaptureOption = Annotated[bool, typer.Option(help="On a GPU, launch the kernels of a step together as a CUDA graph.")]
 LabelSmoothingOption = Annotated[
     float, typer.Option(min=0, max=0.99, help="Weight of the wrong classes in the loss, all together.")
+]
+OutputsAtOption = Annotated[
+    LabelsAt | None,
+    typer.Option(help="Elements that the network labels; other labels are converted. Default: those of the labels."),
+]
+IgnoreOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CLASS",
+        help="A class, by name or number, that counts neither in the loss nor in the scores. Repeatable.",
+    ),
+]
+ClassWeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WEIGHTS", help="Weights of the classes in the loss: balanced, or 1,0.5,2 for all, or NAME=2,NAME=0.5."
+    ),
 ]

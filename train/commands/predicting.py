@@ -105,7 +105,8 @@ def evaluate(
 ) -> None:
     """Score a trained network on labeled meshes, without training.
 
-    The meshes in test/ or of test.txt are scored. Without these, all meshes are. Labels are matched by name.
+    The meshes in test/ or of test.txt are scored, and no others are read. Without these, all meshes are. Labels are
+    matched by name. Labels at other elements than the network's are converted.
     """
     with ExitAtCtrlC():
         from diffnet import DiffusionNet

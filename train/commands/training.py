@@ -23,6 +23,7 @@ from diffnet.train.commands.options import (
     BlocksOption,
     CacheOption,
     CaptureOption,
+    ClassWeightsOption,
     DecayEveryOption,
     DeviceOption,
     DiffusionOption,
@@ -30,11 +31,13 @@ from diffnet.train.commands.options import (
     EpochsOption,
     EvalEveryOption,
     FeaturesOption,
+    IgnoreOption,
     JobsOption,
     JoinOption,
     LabelSmoothingOption,
     LaplacianOption,
     LearningRateOption,
+    OutputsAtOption,
     PrecisionOption,
     ResumeOption,
     RotateOption,
@@ -59,6 +62,7 @@ def train_segmentation(
     data: Annotated[str, typer.Option(help="Folder of labeled meshes, or [bold]figures[/], the generated set.")],
     out: RunOption,
     layout: Annotated[Layout, typer.Option(help="Layout of the folder; auto detects it.")] = "auto",
+    outputs_at: OutputsAtOption = None,
     features: FeaturesOption = "hks",
     epochs: EpochsOption = 100,
     width: WidthOption = 128,
@@ -73,6 +77,8 @@ def train_segmentation(
     batch_vertices: BatchVerticesOption = None,
     rotate: RotateOption = None,
     label_smoothing: LabelSmoothingOption = 0.0,
+    ignore: IgnoreOption = None,
+    class_weights: ClassWeightsOption = None,
     validation: ValidationOption = 0.0,
     eval_every: EvalEveryOption = 5,
     k: TrainKOption = 128,
@@ -99,9 +105,11 @@ def train_segmentation(
     """
 
     def load() -> LabeledMeshes:
-        from diffnet.data import figures, load_dataset
+        from diffnet.data import figures, load_dataset, with_labels_at
 
-        return figures(seed=seed) if data == "figures" else load_dataset(data, layout, seed=seed, cache_dir=cache)
+        if data != "figures":
+            return load_dataset(data, layout, seed=seed, cache_dir=cache, labels_at=outputs_at)
+        return with_labels_at(figures(seed=seed), outputs_at or "vertices")
 
     _train("segmentation", load, locals())
 
@@ -129,6 +137,8 @@ def train_classification(
     batch_vertices: BatchVerticesOption = None,
     rotate: RotateOption = None,
     label_smoothing: LabelSmoothingOption = 0.2,
+    ignore: IgnoreOption = None,
+    class_weights: ClassWeightsOption = None,
     validation: ValidationOption = 0.0,
     eval_every: EvalEveryOption = 5,
     k: TrainKOption = 128,
@@ -171,6 +181,7 @@ def _train(task: TaskName, load: Callable[[], LabeledMeshes], given: dict[str, A
 
     if given["batch_meshes"] is None and given["batch_vertices"] is None:
         given["batch_meshes"] = 1
+    given["ignore"] = tuple(given["ignore"] or ())
     names = {field.name for field in fields(TrainOptions)}
     options = TrainOptions(task=task, **{name: value for name, value in given.items() if name in names})
     out, cache, resume = given["out"], given["cache"], given["resume"]
@@ -218,6 +229,8 @@ def print_results(results: dict[str, Any], out: Path) -> None:
         table.add_row(f"… {len(shown) - 30} more in results.json", "", "", "")
     console.print(table)
     iou = f", mean IoU {percent(results['mean_iou'], 2)}" if segments else ""
+    if "soft_accuracy" in results:
+        iou += f", accuracy by soft labels {percent(results['soft_accuracy'], 2)}"
     console.print(
         f"test accuracy {percent(results['test_accuracy'], 2)}, balanced accuracy "
         f"{percent(results['balanced_accuracy'], 2)}{iou}; see {out / 'predictions.html'}",

@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor
 
 from diffnet import DiffusionNet
-from diffnet.data import DataError, LabeledMeshes, own_arrays, with_label_names
+from diffnet.data import DataError, LabeledMeshes, own_arrays, with_label_names, with_labels_at, without_classes
 from diffnet.geometry.errors import OptionError
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
@@ -35,17 +35,22 @@ def run_evaluation(
 
     network: one of `DiffusionNet.load`, whose metadata say what it takes as input; see `network_input`
 
-    Labels and classes of the network are matched by name. Returns the content of results.json.
+    Labels and classes of the network are matched by name. Classes that were ignored in training don't count. Labels at
+    other elements than the network's are converted, see `labels_at`. Returns the content of results.json.
 
-    Raises OptionError if `out` is a file or holds results; DataError if the labels are at other elements than those of
-    the network, for a label whose name it lacks, and for a mesh or an own array that can't be used; and MetadataError,
-    see `network_input`.
+    Raises OptionError if `out` is a file or holds results; DataError for labels that can't be converted, for a label
+    whose name the network lacks, and for a mesh or an own array that can't be used; and MetadataError, see
+    `network_input`.
     """
     expected = network_input(network)
     check_empty(out)
-    if data.labels_at != expected.labels_at:
-        raise DataError(f"the labels are at {data.labels_at}, and the network predicts labels at {expected.labels_at}")
-    items = with_label_names(replace(data, train=[]), expected.label_names).test
+    data = replace(data, train=[])
+    if expected.labels_at == "meshes":
+        if data.labels_at != "meshes":
+            raise DataError(f"the labels are at {data.labels_at}, and the network classifies whole meshes")
+    else:
+        data = with_labels_at(data, expected.labels_at)
+    items = with_label_names(without_classes(data, expected.options.ignore), expected.label_names).test
     for item in items:
         own_arrays(item.mesh, expected.options.features, expected.statistics, item.arrays)  # names what is missing
     if expected.normalize:
@@ -62,6 +67,7 @@ def run_evaluation(
     results = {
         "task": expected.options.task,
         **task.results(scored),
+        "labels_at": expected.labels_at,
         "test_meshes": len(items),
         **surroundings(device),
     }
