@@ -8,7 +8,7 @@ from .discretize.frames import tangent_frames
 from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
-from .elements import ElementsAt, border_lengths, edges_of_faces, element_areas, element_points
+from .elements.elements import ElementsAt, border_lengths, edges_of_faces, element_areas, element_points
 from .geodesics import geodesic_label_errors
 from .mesh.attributes import Attributes, load_attributes
 from .mesh.boundary import boundary_vertices

@@ -121,8 +121,8 @@ def _fits(value: Any, hint: Any) -> bool:
     """Whether a plain value has the type of an option. As usual, an int is also a float. A bool is no number."""
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
-    if get_origin(hint) is tuple:  # of any length
-        return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
+    if get_origin(hint) is tuple:  # of any length, stored as a list
+        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
     choices = get_args(hint) or (hint,)
     types = {*choices, *((int,) if float in choices else ())}
     return type(value) in types or (value is None and NoneType in types)

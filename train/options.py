@@ -122,4 +122,4 @@ class TrainOptions:
 
     def as_dict(self) -> dict[str, Any]:
         """The options as plain values, for a checkpoint or a JSON file."""
-        return asdict(self)
+        return asdict(self) | {"ignore": list(self.ignore)}  # JSON has no tuples

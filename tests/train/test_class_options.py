@@ -131,7 +131,7 @@ def test_ignored_classes_count_nowhere(tmp_path: Path, capsys) -> None:
     assert len(results["options"]["class_weights"].split(",")) == 2
     checkpoint = load_checkpoint(tmp_path / "run" / "last.pt")
     assert (checkpoint["labels_at"], checkpoint["label_names"]) == ("faces", ["0", "10"])
-    assert checkpoint["options"]["ignore"] == ("20",)
+    assert checkpoint["options"]["ignore"] == ["20"]
 
     report = [*where, "--checkpoint", tmp_path / "run" / "last.pt", "--device", "cpu", "--jobs", 1]
     (tmp_path / "data" / "train" / "0.off").write_text("broken")  # an evaluation doesn't read it

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
-import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.mesh.mesh import Mesh, mesh_edges
+
+if TYPE_CHECKING:
+    import scipy.sparse
 
 ElementsAt: TypeAlias = Literal["vertices", "faces", "edges"]
 
@@ -62,6 +64,8 @@ def border_lengths(mesh: Mesh, at: ElementsAt) -> scipy.sparse.csr_array:
     Faces meet at their common edge. Between two vertices, each of their faces has a border from the midpoint of the
     edge to the center of the face. Between two sides of a face, the border runs from their common corner to the center.
     """
+    import scipy.sparse  # the command line loads this module
+
     corners = mesh.verts[mesh.faces]
     if at == "faces":
         edges = mesh_edges(mesh.faces)
