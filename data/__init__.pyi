@@ -1,5 +1,6 @@
 from .arrays import array_statistics, own_arrays
 from .conversion import chosen_classes, labels_at, with_label_names, with_labels_at, without_classes
+from .decimation import Interpolation, decimated, interpolation, transferred_labels, with_few_faces
 from .feature_names import (
     FEATURE_CHANNELS,
     ArrayStatistics,
@@ -37,6 +38,7 @@ __all__ = [
     "DataError",
     "FeatureKind",
     "FeaturePart",
+    "Interpolation",
     "LabeledMesh",
     "LabeledMeshes",
     "LabelsAt",
@@ -52,6 +54,7 @@ __all__ = [
     "check_statistics",
     "chosen_classes",
     "collate_samples",
+    "decimated",
     "epoch_seed",
     "feature_channels",
     "feature_parts",
@@ -59,6 +62,7 @@ __all__ = [
     "figures",
     "fill_cache",
     "input_features",
+    "interpolation",
     "labels_at",
     "load_classes",
     "load_dataset",
@@ -69,7 +73,9 @@ __all__ = [
     "prepare",
     "rotate_vectors",
     "shapes",
+    "transferred_labels",
     "vector_channels",
+    "with_few_faces",
     "with_label_names",
     "with_labels_at",
     "without_classes",

@@ -65,7 +65,7 @@ def labels_at(
     rank = ("vertices", "edges", "faces").index
     if rank(source) > rank(target):
         first, second = second, first
-    return _majority(values, first, second, sizes[target])
+    return majority(values, first, second, sizes[target])
 
 
 def with_labels_at(data: LabeledMeshes, target: LabelsAt) -> LabeledMeshes:
@@ -173,7 +173,7 @@ def _columns(
     return np.stack(columns, axis=1)
 
 
-def _majority(
+def majority(
     values: NDArray[np.int64], source: NDArray[np.int64], target: NDArray[np.int64], count: int
 ) -> NDArray[np.int64]:
     """The most frequent value (count,) of the source elements that touch each target element; the smallest of equals.

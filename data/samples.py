@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from diffnet.data.decimation import Interpolation
 from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, prepare
 from diffnet.data.labeled import LabeledMesh
@@ -25,12 +26,15 @@ class Sample:
     features: (V, C) float32
     labels: (V,), (F,) or (E,) int64, or (B,) with one label per mesh. The label of a single mesh, (), becomes (1,).
     operators: the operators of the packed batch
+    interpolation: takes outputs to the elements that have the labels, if these are of a mesh with more faces, see
+        `decimated`; or None
     """
 
     names: tuple[str, ...]
     features: Tensor
     labels: Tensor
     operators: Operators
+    interpolation: Interpolation | None = None
 
     def __post_init__(self) -> None:
         if self.labels.ndim == 0:
@@ -52,6 +56,7 @@ class Sample:
             features=self.features.to(operators.device, real, non_blocking=non_blocking),
             labels=self.labels.to(operators.device, non_blocking=non_blocking),
             operators=operators,
+            interpolation=None if self.interpolation is None else self.interpolation.to(operators.device),
         )
 
     def pin_memory(self) -> Sample:
@@ -93,10 +98,14 @@ def make_sample(
 def collate_samples(samples: Sequence[Sample]) -> Sample:
     """Pack samples into one. Pass this function to a DataLoader as `collate_fn`.
 
-    Raises ValueError if some samples have one label per mesh and others one per vertex, face or edge.
+    Raises ValueError if some samples have one label per mesh and others one per vertex, face or edge, and for several
+    samples of which one has labels of a mesh with more faces.
     """
     if len(samples) == 1:
         return samples[0]
+    for sample in samples:
+        if sample.interpolation is not None:
+            raise ValueError(f"{sample.names[0]}: a sample with an interpolation can't be packed with others")
     return Sample(
         names=sum((s.names for s in samples), ()),
         features=torch.cat([s.features for s in samples]),

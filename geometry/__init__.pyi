@@ -1,6 +1,8 @@
 from .batches.collate import collate
 from .batches.functional import diffuse, from_spectral, gradient, mesh_mean, to_spectral
 from .batches.unpack import UnpackAt
+from .decimation.decimate import decimate
+from .decimation.nearest import SurfacePoints, element_weights, nearest_on_surface
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
 from .discretize.coincident import joined_vertices
@@ -9,6 +11,7 @@ from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
 from .elements.elements import ElementsAt, border_lengths, edges_of_faces, element_areas, element_points
+from .elements.smoothing import smooth_boundaries
 from .geodesics import geodesic_label_errors
 from .mesh.attributes import Attributes, load_attributes
 from .mesh.boundary import boundary_vertices
@@ -51,11 +54,13 @@ __all__ = [
     "NormalsRule",
     "Operators",
     "Patches",
+    "SurfacePoints",
     "UnpackAt",
     "border_lengths",
     "boundary_vertices",
     "collate",
     "curvature",
+    "decimate",
     "diagnose",
     "diffuse",
     "edges_of_faces",
@@ -63,6 +68,7 @@ __all__ = [
     "eigenbasis",
     "element_areas",
     "element_points",
+    "element_weights",
     "farthest_points",
     "from_spectral",
     "geodesic_label_errors",
@@ -76,6 +82,7 @@ __all__ = [
     "make_mesh",
     "mesh_edges",
     "mesh_mean",
+    "nearest_on_surface",
     "normalize_positions",
     "one_ring",
     "patches",
@@ -84,6 +91,7 @@ __all__ = [
     "random_rotation",
     "random_rotations",
     "rotate",
+    "smooth_boundaries",
     "tangent_frames",
     "to_spectral",
     "with_k_ring",

@@ -24,6 +24,7 @@ class TrainOptions:
     """The options of `diffnet train segmentation` and `diffnet train classification`. Their `--help` explains each one.
 
     task: what the network learns, the name of the command
+    max_faces: decimate meshes that have more faces, see `decimated`; None leaves all as they are
     label_smoothing: s of `label_smoothing_loss`, in training
     ignore: classes, by name or number, whose elements count neither in the loss nor in the scores
     class_weights: weights of the classes in the loss: "balanced", "1,0.5,2", or "arm=2,leg=0.5" and 1 for others
@@ -42,6 +43,7 @@ class TrainOptions:
     laplacian: LaplacianKind = "robust"
     basis: BasisPrecision = "float32"
     join: JoinRule = "auto"
+    max_faces: int | None = None
     epochs: int = 100
     width: int = 128
     blocks: int = 4
@@ -75,6 +77,8 @@ class TrainOptions:
         for name in ("dropout", "validation", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
+        if self.max_faces is not None and self.max_faces < 4:
+            raise OptionError(f"max_faces should be at least 4, got {self.max_faces}")
         if isinstance(self.ignore, str) or not all(isinstance(name, str) for name in self.ignore):
             raise OptionError(f"ignore should be a list of names of classes, got {self.ignore!r}")
         object.__setattr__(self, "ignore", tuple(self.ignore))

@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,12 @@ from diffnet.data import (
     Preprocessing,
     Sample,
     Statistics,
+    TargetsAt,
     array_statistics,
     available_cores,
+    decimated,
     fill_cache,
+    interpolation,
     load_meanwhile,
     make_sample,
     own_arrays,
@@ -89,11 +93,14 @@ def run_training(
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
         started = time.perf_counter()
-        items = [*data.train, *data.test]
         statistics = array_statistics(data.train, options.features)
         for item in data.test:
             own_arrays(item.mesh, options.features, statistics, item.arrays)  # names what is missing at once
-        samples = preprocess(items, options, cache_dir, jobs, console, statistics)
+        train_items = few_faces(data.train, data.labels_at, options, cache_dir, console)
+        test_items = few_faces(data.test, data.labels_at, options, cache_dir, console)
+        samples = preprocess([*train_items, *test_items], options, cache_dir, jobs, console, statistics)
+        tests = zip(samples[len(data.train) :], data.test, test_items, strict=True)
+        samples[len(data.train) :] = [scored_on(*entry, data.labels_at) for entry in tests]
         samples = keep_on_device(samples, device, matmul_dtype(options.precision, device))
         train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
         preprocessing_seconds = time.perf_counter() - started
@@ -184,6 +191,30 @@ def _check_content(out: Path, resume: bool) -> None:
         raise OptionError(f"{out}: this folder already holds a run ({present[0]}); {hint}")
     if resume and "last.pt" not in present:
         raise OptionError(f"{out}: there is no run in this folder to resume")
+
+
+def few_faces(
+    items: Sequence[LabeledMesh], at: TargetsAt, options: TrainOptions, cache_dir: Path, console: Console
+) -> list[LabeledMesh]:
+    """The meshes, decimated if they have more faces than the options allow, with a progress bar. See `decimated`."""
+    large = sum(options.max_faces is not None and len(item.mesh.faces) > options.max_faces for item in items)
+    if not large:
+        return list(items)
+    found = []
+    with progress_bar(console) as bar:
+        task = bar.add_task("decimation", total=len(items))
+        for item in items:
+            found.append(decimated(item, at, options.max_faces, options.features, cache_dir))
+            bar.advance(task)
+    return found
+
+
+def scored_on(sample: Sample, full: LabeledMesh, taken: LabeledMesh, at: TargetsAt) -> Sample:
+    """The sample of a decimated mesh with the labels of the full mesh, to which its outputs are interpolated."""
+    if full is taken or at == "meshes":
+        return sample
+    labels = torch.as_tensor(full.labels)
+    return replace(sample, labels=labels, interpolation=interpolation(full.mesh, taken.mesh, at))
 
 
 def preprocess(

@@ -104,6 +104,13 @@ CaptureOption = Annotated[bool, typer.Option(help="On a GPU, launch the kernels 
 LabelSmoothingOption = Annotated[
     float, typer.Option(min=0, max=0.99, help="Weight of the wrong classes in the loss, all together.")
 ]
+MaxFacesOption = Annotated[
+    int | None,
+    typer.Option(
+        min=4,
+        help="Decimate meshes with more faces. Scores and predictions are at the full meshes. Default: none.",
+    ),
+]
 OutputsAtOption = Annotated[
     LabelsAt | None,
     typer.Option(help="Elements that the network labels; other labels are converted. Default: those of the labels."),

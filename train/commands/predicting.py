@@ -34,6 +34,12 @@ def predict(
         Path | None,
         typer.Option(help="Also write the probabilities of all classes at each element: NumPy arrays (.npz)."),
     ] = None,
+    smooth: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="WEIGHT", help="Smooth the boundaries between labels; 1 is a good start. 0: don't."
+        ),
+    ] = 0.0,
     device: DeviceOption = "auto",
     cache: Annotated[
         Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
@@ -56,9 +62,11 @@ def predict(
     files = task.output_files(meshes, out)
     if probabilities is not None and probabilities.suffix.lower() != ".npz":
         raise OptionError(f"--probabilities should be a .npz file, got {probabilities}")
+    if smooth > 0 and expected.labels_at == "meshes":
+        raise OptionError("--smooth is for networks that label vertices, faces or edges; this one classifies meshes")
     written = [path for path in (*files, html, png, probabilities) if path is not None]
     _check_outputs(written, [*meshes, checkpoint])
-    predictions = predict_meshes(meshes, network, pick_device(device), cache, probabilities is not None)
+    predictions = predict_meshes(meshes, network, pick_device(device), cache, probabilities is not None, smooth)
     for path in written:
         path.parent.mkdir(parents=True, exist_ok=True)
     task.write_predictions(predictions, expected.label_names, expected.labels_at, files, html, png)

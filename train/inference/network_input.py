@@ -12,7 +12,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.names import TARGETS_AT
 
 NEEDED = ("features", "k", "normalize")  # what no default can replace: another value changes predictions silently
-OPTIONAL = ("task", "laplacian", "basis", "join", "precision", "ignore")
+OPTIONAL = ("task", "laplacian", "basis", "join", "max_faces", "precision", "ignore")
 
 
 class MetadataError(DiffnetError, ValueError):
@@ -23,8 +23,8 @@ class MetadataError(DiffnetError, ValueError):
 class NetworkInput:
     """The input of a network, and the names of its outputs.
 
-    options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join`, `precision` and `ignore`; its other values are
-        not used
+    options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join`, `max_faces`, `precision` and
+        `ignore`; its other values are not used
     normalize: whether positions are normalized first, see `normalize_positions`
     label_names: the name of each class
     labels_at: what it predicts classes of: "vertices", "faces", "edges" or "meshes"
@@ -48,6 +48,7 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `normalize` | whether positions are normalized first | none |
     | `task` | "segmentation" or "classification" | the one that fits `outputs_at` |
     | `laplacian`, `basis`, `join` | see `precompute` | those of `precompute` |
+    | `max_faces` | meshes with more faces are decimated, see `decimated` | none are |
     | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |
     | `ignore` | names of classes that don't count in scores | none |
     | `label_names` | a name for each output channel | "0", "1", … |

@@ -16,7 +16,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
-from diffnet.train.run import preprocess, surroundings, write_results
+from diffnet.train.run import few_faces, preprocess, scored_on, surroundings, write_results
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Scored
 
@@ -54,7 +54,9 @@ def run_evaluation(
     for item in items:
         own_arrays(item.mesh, expected.options.features, expected.statistics, item.arrays)  # names what is missing
     if expected.normalize:
-        samples = preprocess(items, expected.options, cache_dir, jobs, console, expected.statistics)
+        taken = few_faces(items, expected.labels_at, expected.options, cache_dir, console)
+        samples = preprocess(taken, expected.options, cache_dir, jobs, console, expected.statistics)
+        samples = [scored_on(*entry, expected.labels_at) for entry in zip(samples, items, taken, strict=True)]
     else:
         samples = [
             replace(input_sample(item.mesh, expected, cache_dir, item.arrays), labels=torch.as_tensor(item.labels))
