@@ -114,7 +114,8 @@ def _barycentric(p: NDArray[np.float64], corners: NDArray[np.float64]) -> NDArra
     )
     away = np.linalg.norm(sides @ corners - p[..., None, :], axis=-1)
     nearest = np.take_along_axis(sides, away.argmin(axis=-1)[..., None, None], axis=-2)[..., 0, :]
-    return np.where(is_inside[..., None], inside, nearest)
+    shares: NDArray[np.float64] = np.where(is_inside[..., None], inside, nearest)
+    return shares
 
 
 def _along(product: NDArray[np.float64], squared: NDArray[np.float64]) -> NDArray[np.float64]:

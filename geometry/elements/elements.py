@@ -42,7 +42,8 @@ def element_areas(mesh: Mesh, at: ElementsAt) -> NDArray[np.float64]:
         return areas
     count = len(mesh.verts) if at == "vertices" else len(mesh_edges(mesh.faces))
     own = mesh.faces if at == "vertices" else edges_of_faces(mesh.faces)
-    return np.bincount(own.reshape(-1), np.repeat(areas / 3, 3), minlength=count)
+    shares = np.bincount(own.reshape(-1), np.repeat(areas / 3, 3), minlength=count)
+    return shares.astype(np.float64)  # without faces, they are integers
 
 
 def edges_of_faces(faces: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -58,7 +58,7 @@ def balanced_weights(data: LabeledMeshes) -> list[float]:
     for item in data.train:
         counts += np.bincount(item.labels[item.labels >= 0].reshape(-1), minlength=len(counts))
     share = counts.sum() / max(np.count_nonzero(counts), 1)
-    return np.where(counts > 0, share / np.maximum(counts, 1), 1.0).tolist()
+    return [float(share / count) if count > 0 else 1.0 for count in counts.tolist()]
 
 
 @cache
