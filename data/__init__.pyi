@@ -1,6 +1,13 @@
 from .arrays import array_statistics, own_arrays
 from .conversion import chosen_classes, labels_at, with_label_names, with_labels_at, without_classes
-from .decimation import Interpolation, decimated, interpolation, transferred_labels, with_few_faces
+from .decimation import (
+    decimate_all,
+    decimated,
+    decimated_to_score,
+    interpolation_weights,
+    transferred_labels,
+    with_few_faces,
+)
 from .feature_names import (
     FEATURE_CHANNELS,
     ArrayStatistics,
@@ -28,7 +35,7 @@ from .generated.classes import shapes
 from .generated.dataset import figure, figures
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from .options import Preprocessing
-from .samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
+from .samples import Interpolation, MeshBatches, Sample, collate_samples, epoch_seed, make_sample
 
 __all__ = [
     "FEATURE_CHANNELS",
@@ -54,7 +61,9 @@ __all__ = [
     "check_statistics",
     "chosen_classes",
     "collate_samples",
+    "decimate_all",
     "decimated",
+    "decimated_to_score",
     "epoch_seed",
     "feature_channels",
     "feature_parts",
@@ -62,7 +71,7 @@ __all__ = [
     "figures",
     "fill_cache",
     "input_features",
-    "interpolation",
+    "interpolation_weights",
     "labels_at",
     "load_classes",
     "load_dataset",

@@ -10,12 +10,36 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from diffnet.data.decimation import Interpolation
+from diffnet.data.decimation import Weights
 from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, prepare
 from diffnet.data.labeled import LabeledMesh
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Operators, collate
+
+
+@dataclass(frozen=True)
+class Interpolation:
+    """Values at the elements of a mesh from values at those of another mesh of the same surface.
+
+    elements: (N, 3) int64, three elements of the other mesh for each of the N elements
+    weights: (N, 3) float32, their weights, with sum 1
+    """
+
+    elements: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, weights: Weights) -> Interpolation:
+        """From the result of `interpolation_weights`."""
+        return cls(torch.from_numpy(weights[0]), torch.from_numpy(weights[1]).float())
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """values (M, C) of the other mesh → (N, C)"""
+        return (values[self.elements] * self.weights.to(values.dtype)[..., None]).sum(1)
+
+    def to(self, device: torch.device | str) -> Interpolation:
+        return Interpolation(self.elements.to(device), self.weights.to(device))
 
 
 @dataclass(frozen=True)
@@ -27,7 +51,7 @@ class Sample:
     labels: (V,), (F,) or (E,) int64, or (B,) with one label per mesh. The label of a single mesh, (), becomes (1,).
     operators: the operators of the packed batch
     interpolation: takes outputs to the elements that have the labels, if these are of a mesh with more faces, see
-        `decimated`; or None
+        `decimated_to_score`; or None
     """
 
     names: tuple[str, ...]

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -26,6 +27,7 @@ from rich.progress import (
 from diffnet import __version__
 from diffnet.data import (
     DataError,
+    Interpolation,
     LabeledMesh,
     LabeledMeshes,
     Preprocessing,
@@ -34,13 +36,15 @@ from diffnet.data import (
     TargetsAt,
     array_statistics,
     available_cores,
+    decimate_all,
     decimated,
+    decimated_to_score,
     fill_cache,
-    interpolation,
     load_meanwhile,
     make_sample,
     own_arrays,
 )
+from diffnet.data.decimation import Weights
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
@@ -57,6 +61,8 @@ from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.names import TARGETS_AT
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Scored
+
+T = TypeVar("T")
 
 # The files that a run writes to its folder, except those of TensorBoard.
 WRITTEN = ("last.pt", "best.pt", "metrics.csv", "results.json", "confusion.png", "curves.png", "predictions.html")
@@ -96,11 +102,12 @@ def run_training(
         statistics = array_statistics(data.train, options.features)
         for item in data.test:
             own_arrays(item.mesh, options.features, statistics, item.arrays)  # names what is missing at once
-        train_items = few_faces(data.train, data.labels_at, options, cache_dir, console)
-        test_items = few_faces(data.test, data.labels_at, options, cache_dir, console)
-        samples = preprocess([*train_items, *test_items], options, cache_dir, jobs, console, statistics)
-        tests = zip(samples[len(data.train) :], data.test, test_items, strict=True)
-        samples[len(data.train) :] = [scored_on(*entry, data.labels_at) for entry in tests]
+        train_items = few_faces(decimated, data.train, data.labels_at, options, cache_dir, jobs, console)
+        tests = few_faces(decimated_to_score, data.test, data.labels_at, options, cache_dir, jobs, console)
+        items = [*train_items, *(item for item, _ in tests)]
+        samples = preprocess(items, options, cache_dir, jobs, console, statistics)
+        backs = [None] * len(train_items) + [back for _, back in tests]
+        samples = [scored_on(sample, back) for sample, back in zip(samples, backs, strict=True)]
         samples = keep_on_device(samples, device, matmul_dtype(options.precision, device))
         train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
         preprocessing_seconds = time.perf_counter() - started
@@ -194,27 +201,26 @@ def _check_content(out: Path, resume: bool) -> None:
 
 
 def few_faces(
-    items: Sequence[LabeledMesh], at: TargetsAt, options: TrainOptions, cache_dir: Path, console: Console
-) -> list[LabeledMesh]:
-    """The meshes, decimated if they have more faces than the options allow, with a progress bar. See `decimated`."""
-    large = sum(options.max_faces is not None and len(item.mesh.faces) > options.max_faces for item in items)
-    if not large:
-        return list(items)
-    found = []
+    work: Callable[..., T],
+    items: Sequence[LabeledMesh],
+    at: TargetsAt,
+    options: TrainOptions,
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+) -> list[T]:
+    """The results of `decimated` or `decimated_to_score` with these options, with a progress bar if some are large."""
+    bound = partial(work, at=at, max_faces=options.max_faces, features=options.features, cache_dir=cache_dir)
+    if not any(options.max_faces is not None and len(item.mesh.faces) > options.max_faces for item in items):
+        return [bound(item) for item in items]
     with progress_bar(console) as bar:
         task = bar.add_task("decimation", total=len(items))
-        for item in items:
-            found.append(decimated(item, at, options.max_faces, options.features, cache_dir))
-            bar.advance(task)
-    return found
+        return decimate_all(bound, items, options.max_faces, jobs, lambda: bar.advance(task))
 
 
-def scored_on(sample: Sample, full: LabeledMesh, taken: LabeledMesh, at: TargetsAt) -> Sample:
-    """The sample of a decimated mesh with the labels of the full mesh, to which its outputs are interpolated."""
-    if full is taken or at == "meshes":
-        return sample
-    labels = torch.as_tensor(full.labels)
-    return replace(sample, labels=labels, interpolation=interpolation(full.mesh, taken.mesh, at))
+def scored_on(sample: Sample, back: Weights | None) -> Sample:
+    """The sample of a decimated mesh, whose outputs are interpolated to the full mesh. None leaves it as it is."""
+    return sample if back is None else replace(sample, interpolation=Interpolation.of(back))
 
 
 def preprocess(

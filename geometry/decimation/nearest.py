@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from diffnet.geometry.elements.elements import ElementsAt, edges_of_faces
 from diffnet.geometry.mesh.mesh import Mesh
 
-CANDIDATES = 8  # faces of each size that are compared for a point
+CANDIDATES = 12  # faces of each size that are compared for a point
 _CHUNK = 1 << 14  # points at once
 
 
@@ -53,18 +53,36 @@ def nearest_on_surface(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
     trees = [cKDTree(centers[members]) for members in classes]
     faces, weights = np.zeros(len(p), np.int64), np.zeros((len(p), 3))
     for first in range(0, len(p), _CHUNK):
-        some = p[first : first + _CHUNK]
-        found = []
+        part = slice(first, first + _CHUNK)
+        near, away = [], []
         for members, tree in zip(classes, trees, strict=True):
-            near = tree.query(some, k=np.arange(1, min(CANDIDATES, len(members)) + 1))[1]
-            found.append(members[near])
-        candidates = np.sort(np.concatenate(found, axis=1), axis=1)
-        shares = _barycentric(some[:, None], corners[candidates])
-        distances = np.linalg.norm(np.einsum("nkc,nkcx->nkx", shares, corners[candidates]) - some[:, None], axis=2)
-        best = distances.argmin(axis=1)[:, None]
-        faces[first : first + _CHUNK] = np.take_along_axis(candidates, best, axis=1)[:, 0]
-        weights[first : first + _CHUNK] = np.take_along_axis(shares, best[..., None], axis=1)[:, 0]
+            distances, found = tree.query(p[part], k=np.arange(1, min(CANDIDATES, len(members)) + 1))
+            near.append(members[found])
+            away.append(distances)
+        faces[part], weights[part] = _nearest_of(p[part], corners, radii, np.hstack(near), np.hstack(away))
     return SurfacePoints(faces, weights)
+
+
+def _nearest_of(
+    p: NDArray[np.float64],
+    corners: NDArray[np.float64],
+    radii: NDArray[np.float64],
+    candidates: NDArray[np.int64],
+    distances: NDArray[np.float64],
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The nearest of the candidates (N, k) for each point (N, 3), and the weights of its nearest point.
+
+    distances: (N, k) from the points to the centers of the candidates. radii: (F,) of the faces around their centers.
+    """
+    # No face is nearer than its center less its radius, and the nearest face is no farther than the nearest center.
+    close = distances - radii[candidates] <= distances.min(axis=1, keepdims=True)
+    point, column = np.nonzero(close)
+    face = candidates[point, column]
+    shares = _barycentric(p[point], corners[face])
+    exact = np.linalg.norm(np.einsum("nc,ncx->nx", shares, corners[face]) - p[point], axis=1)
+    order = np.lexsort((face, exact, point))
+    best = order[np.searchsorted(point[order], np.arange(len(p)))]
+    return face[best], shares[best]
 
 
 def element_weights(

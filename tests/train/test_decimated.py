@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -16,11 +17,14 @@ from plyfile import PlyData
 from diffnet import DiffusionNet
 from diffnet.data import (
     UNLABELED,
+    Interpolation,
     LabeledMesh,
     Preprocessing,
     collate_samples,
+    decimate_all,
     decimated,
-    interpolation,
+    decimated_to_score,
+    interpolation_weights,
     make_sample,
     transferred_labels,
 )
@@ -56,7 +60,7 @@ def test_labels_go_to_the_decimated_mesh_and_back(at) -> None:
     clear = abs(height) > 0.15
     np.testing.assert_array_equal(item.labels[clear], height[clear] > 0)
     one_hot = torch.nn.functional.one_hot(torch.from_numpy(item.labels), 2).float()
-    back = interpolation(MESH, item.mesh, at)(one_hot).argmax(1).numpy()
+    back = Interpolation.of(interpolation_weights(MESH, item.mesh, at))(one_hot).argmax(1).numpy()
     assert (back == halves).mean() > 0.95
     unlabeled = transferred_labels(np.full(len(halves), UNLABELED), MESH, item.mesh, at)
     assert (unlabeled == UNLABELED).all()
@@ -73,7 +77,7 @@ def test_majorities_and_elements_without_votes() -> None:
 
 
 def test_values_at_vertices_are_linear_on_faces() -> None:
-    back = interpolation(MESH, SMALL, "vertices")
+    back = Interpolation.of(interpolation_weights(MESH, SMALL, "vertices"))
     np.testing.assert_allclose(back(torch.from_numpy(SMALL.verts).float()), MESH.verts, atol=0.1)
     assert back.elements.shape == back.weights.shape == (len(MESH.verts), 3)
     full = LabeledMesh("egg", MESH, np.zeros(642, np.int64), {"x": MESH.verts[:, :2]})
@@ -83,15 +87,36 @@ def test_values_at_vertices_are_linear_on_faces() -> None:
 
 def test_a_sample_with_labels_of_the_full_mesh() -> None:
     full = LabeledMesh("egg", MESH, np.zeros(len(MESH.verts), np.int64))
-    taken = decimated(full, "vertices", 300, "xyz")
-    sample = scored_on(make_sample(taken, Preprocessing(k=4, features="xyz")), full, taken, "vertices")
+    options = Preprocessing(k=4, features="xyz")
+    taken, back = decimated_to_score(full, "vertices", 300, "xyz")
+    sample = scored_on(make_sample(taken, options), back)
     assert len(sample.labels) == len(MESH.verts)
-    assert sample.operators.num_vertices == len(taken.mesh.verts)
+    assert sample.operators.num_vertices == len(taken.mesh.verts) < len(MESH.verts)
     assert sample.to("cpu").interpolation is not None
     with pytest.raises(ValueError, match="egg: a sample with an interpolation can't be packed with others"):
         collate_samples([sample, sample])
-    whole = make_sample(full, Preprocessing(k=4, features="xyz"))
-    assert scored_on(whole, full, full, "vertices") is whole
+    whole, back = decimated_to_score(full, "vertices", None, "xyz")
+    assert (whole, back) == (full, None)
+    sample = make_sample(whole, options)
+    assert scored_on(sample, back) is sample
+    shape = LabeledMesh("egg", MESH, np.array(3))
+    taken, back = decimated_to_score(shape, "meshes", 300, "xyz")
+    assert (int(taken.labels), back) == (3, None)
+    assert int(decimated(shape, "meshes", 300, "xyz").labels) == 3
+
+
+def test_processes_decimate(tmp_path: Path) -> None:
+    """In the order of the meshes, and with the results of a single process."""
+    items = [LabeledMesh(mesh.name, mesh, np.zeros(len(mesh.faces), np.int64)) for mesh in (MESH, SMALL, MESH)]
+    done: list[int] = []
+    work = partial(decimated_to_score, at="faces", max_faces=310, features="xyz", cache_dir=tmp_path)
+    found = decimate_all(work, items, 310, 2, lambda: done.append(1))
+    assert [len(item.mesh.faces) for item, _ in found] == [310, 300, 310]
+    assert len(done) == 3
+    assert found[1] == (items[1], None)
+    (item, back), (expected, weights) = found[2], work(items[2])
+    np.testing.assert_array_equal(item.mesh.verts, expected.mesh.verts)
+    np.testing.assert_array_equal(back[0], weights[0])
 
 
 def test_a_run_on_decimated_meshes(tmp_path: Path, capsys) -> None:

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
-from diffnet.data import Sample, input_features, interpolation, own_arrays, prepare, with_few_faces
+from diffnet.data import (
+    Interpolation,
+    Sample,
+    input_features,
+    interpolation_weights,
+    own_arrays,
+    prepare,
+    with_few_faces,
+)
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute, smooth_boundaries
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import NetworkInput, network_input
@@ -130,5 +138,5 @@ def input_sample(
     features = input_features(taken, operators, options.features, statistics=statistics, arrays=arrays)
     back = None
     if small is not mesh and expected.labels_at != "meshes":
-        back = interpolation(mesh, small, expected.labels_at)
+        back = Interpolation.of(interpolation_weights(mesh, small, expected.labels_at))
     return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators, back)

@@ -11,7 +11,15 @@ from rich.console import Console
 from torch import Tensor
 
 from diffnet import DiffusionNet
-from diffnet.data import DataError, LabeledMeshes, own_arrays, with_label_names, with_labels_at, without_classes
+from diffnet.data import (
+    DataError,
+    LabeledMeshes,
+    decimated_to_score,
+    own_arrays,
+    with_label_names,
+    with_labels_at,
+    without_classes,
+)
 from diffnet.geometry.errors import OptionError
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
@@ -54,9 +62,10 @@ def run_evaluation(
     for item in items:
         own_arrays(item.mesh, expected.options.features, expected.statistics, item.arrays)  # names what is missing
     if expected.normalize:
-        taken = few_faces(items, expected.labels_at, expected.options, cache_dir, console)
-        samples = preprocess(taken, expected.options, cache_dir, jobs, console, expected.statistics)
-        samples = [scored_on(*entry, expected.labels_at) for entry in zip(samples, items, taken, strict=True)]
+        taken = few_faces(decimated_to_score, items, expected.labels_at, expected.options, cache_dir, jobs, console)
+        small = [item for item, _ in taken]
+        samples = preprocess(small, expected.options, cache_dir, jobs, console, expected.statistics)
+        samples = [scored_on(sample, back) for sample, (_, back) in zip(samples, taken, strict=True)]
     else:
         samples = [
             replace(input_sample(item.mesh, expected, cache_dir, item.arrays), labels=torch.as_tensor(item.labels))
