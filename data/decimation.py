@@ -128,8 +128,15 @@ def with_few_faces(
     return small, {name: np.einsum("nk,nkc->nc", weights, array[elements]) for name, array in arrays.items()}
 
 
-def transferred_labels(labels: NDArray[np.int64], source: Mesh, target: Mesh, at: ElementsAt) -> NDArray[np.int64]:
-    """Labels of one mesh at the elements of another mesh of the same surface, see `decimated`."""
+def transferred_labels(labels: NDArray[Any], source: Mesh, target: Mesh, at: ElementsAt) -> NDArray[Any]:
+    """Labels (N,) of one mesh at the elements of another mesh of the same surface, see `decimated`.
+
+    Floating-point targets (N,) or (N, C) are interpolated instead. Where one of those that are used is NaN, so is the
+    result.
+    """
+    if labels.dtype.kind == "f":
+        elements, weights = interpolation_weights(target, source, at)
+        return np.einsum("nk,nk...->n...", weights, labels[elements])
     elements, weights = element_weights(target, nearest_on_surface(target, element_points(source, at)), at)
     votes = np.take_along_axis(elements, weights.argmax(axis=1)[:, None], axis=1)[:, 0]
     points = element_points(target, at)

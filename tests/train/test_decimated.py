@@ -85,6 +85,14 @@ def test_values_at_vertices_are_linear_on_faces() -> None:
     np.testing.assert_allclose(item.arrays["x"], item.mesh.verts[:, :2], atol=0.05)
 
 
+def test_numbers_are_interpolated() -> None:
+    numbers = np.stack([MESH.verts[:, 0], np.full(len(MESH.verts), np.nan)], axis=1)
+    item = decimated(LabeledMesh("egg", MESH, numbers), "vertices", 300, "xyz")
+    np.testing.assert_allclose(item.labels[:, 0], item.mesh.verts[:, 0], atol=0.05)
+    assert np.isnan(item.labels[:, 1]).all()
+    assert transferred_labels(numbers[:, 0], MESH, SMALL, "vertices").shape == (len(SMALL.verts),)
+
+
 def test_a_sample_with_labels_of_the_full_mesh() -> None:
     full = LabeledMesh("egg", MESH, np.zeros(len(MESH.verts), np.int64))
     options = Preprocessing(k=4, features="xyz")
