@@ -54,8 +54,9 @@ def smooth_boundaries(
     if not (np.isfinite(p).all() and (p >= 0).all()):
         raise ValueError("probabilities should be finite and at least 0")
     borders = border_lengths(mesh, at)
-    costs = -np.log(np.maximum(p, 1e-12)) * (areas / max(areas.mean(), 1e-300))[:, None]
+    costs = (-np.log(np.maximum(p, 1e-12)) * (areas / max(areas.mean(), 1e-300))[:, None]).astype(np.float32)
     strength = weight * borders / max(float(borders.data.mean()) if borders.nnz else 0.0, 1e-300)
+    strength = strength.astype(np.float32)  # twice as fast as float64
     shares = _softmax(-costs)
     for _ in range(_STEPS):
         # Neighbors attract with their shares. Half of each step keeps regions from swapping their labels in turn.
@@ -69,7 +70,7 @@ def smooth_boundaries(
     return labels
 
 
-def _softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _softmax(values: NDArray[np.float32]) -> NDArray[np.float32]:
     raised = np.exp(values - values.max(axis=1, keepdims=True))
-    shares: NDArray[np.float64] = raised / raised.sum(axis=1, keepdims=True)
+    shares: NDArray[np.float32] = raised / raised.sum(axis=1, keepdims=True)
     return shares

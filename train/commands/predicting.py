@@ -36,9 +36,7 @@ def predict(
     ] = None,
     smooth: Annotated[
         float,
-        typer.Option(
-            min=0, metavar="WEIGHT", help="Smooth the boundaries between labels; 1 is a good start. 0: don't."
-        ),
+        typer.Option(min=0, metavar="WEIGHT", help="Weight of short boundaries between the labels. 1 is a good start."),
     ] = 0.0,
     device: DeviceOption = "auto",
     cache: Annotated[
