@@ -136,7 +136,8 @@ def transferred_labels(labels: NDArray[Any], source: Mesh, target: Mesh, at: Ele
     """
     if labels.dtype.kind == "f":
         elements, weights = interpolation_weights(target, source, at)
-        return np.einsum("nk,nk...->n...", weights, labels[elements])
+        targets: NDArray[Any] = np.einsum("nk,nk...->n...", weights, labels[elements])
+        return targets
     elements, weights = element_weights(target, nearest_on_surface(target, element_points(source, at)), at)
     votes = np.take_along_axis(elements, weights.argmax(axis=1)[:, None], axis=1)[:, 0]
     points = element_points(target, at)

@@ -138,7 +138,8 @@ def _barycentric(p: NDArray[np.float64], corners: NDArray[np.float64]) -> NDArra
 
 def _along(product: NDArray[np.float64], squared: NDArray[np.float64]) -> NDArray[np.float64]:
     """The place on a side, from 0 to 1, nearest to a point."""
-    return np.clip(product / np.where(squared > 0, squared, 1), 0, 1)
+    place: NDArray[np.float64] = np.clip(product / np.where(squared > 0, squared, 1), 0, 1)
+    return place
 
 
 def _dot(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
