@@ -143,4 +143,5 @@ def _along(product: NDArray[np.float64], squared: NDArray[np.float64]) -> NDArra
 
 
 def _dot(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.einsum("...x,...x->...", x, y)
+    product: NDArray[np.float64] = np.einsum("...x,...x->...", x, y)
+    return product

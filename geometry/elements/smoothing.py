@@ -54,15 +54,13 @@ def smooth_boundaries(
     if not (np.isfinite(p).all() and (p >= 0).all()):
         raise ValueError("probabilities should be finite and at least 0")
     borders = border_lengths(mesh, at)
-    costs: NDArray[np.float32] = (-np.log(np.maximum(p, 1e-12)) * (areas / max(areas.mean(), 1e-300))[:, None]).astype(
-        np.float32
-    )
+    costs = (-np.log(np.maximum(p, 1e-12)) * (areas / max(areas.mean(), 1e-300))[:, None]).astype(np.float32)
     strength = weight * borders / max(float(borders.data.mean()) if borders.nnz else 0.0, 1e-300)
     strength = strength.astype(np.float32)  # twice as fast as float64
     shares = _softmax(-costs)
     for _ in range(_STEPS):
         # Neighbors attract with their shares. Half of each step keeps regions from swapping their labels in turn.
-        new: NDArray[np.float32] = (shares + _softmax(strength @ shares - costs)) / 2
+        new = (shares + _softmax(strength @ shares - costs)) / 2
         change, shares = float(np.abs(new - shares).max(initial=0.0)), new
         if change < _CHANGE:
             break
@@ -72,7 +70,7 @@ def smooth_boundaries(
     return labels
 
 
-def _softmax(values: NDArray[np.float32]) -> NDArray[np.float32]:
+def _softmax(values: NDArray[Any]) -> NDArray[Any]:
     raised = np.exp(values - values.max(axis=1, keepdims=True))
-    shares: NDArray[np.float32] = raised / raised.sum(axis=1, keepdims=True)
+    shares: NDArray[Any] = raised / raised.sum(axis=1, keepdims=True)
     return shares
