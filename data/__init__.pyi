@@ -1,5 +1,13 @@
 from .arrays import array_statistics, own_arrays
-from .conversion import labels_at, with_label_names, with_labels_at
+from .conversion import chosen_classes, labels_at, with_label_names, with_labels_at, without_classes
+from .decimation import (
+    decimate_all,
+    decimated,
+    decimated_to_score,
+    interpolation_weights,
+    transferred_labels,
+    with_few_faces,
+)
 from .feature_names import (
     FEATURE_CHANNELS,
     ArrayStatistics,
@@ -29,7 +37,7 @@ from .generated.classes import shapes
 from .generated.dataset import curved_figure, figure, figures
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from .options import Preprocessing
-from .samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
+from .samples import Interpolation, MeshBatches, Sample, collate_samples, epoch_seed, make_sample
 from .target_names import target_parts
 from .targets import original_targets, standardized_targets, target_statistics, with_columns
 
@@ -41,6 +49,7 @@ __all__ = [
     "DataError",
     "FeatureKind",
     "FeaturePart",
+    "Interpolation",
     "LabeledMesh",
     "LabeledMeshes",
     "LabelsAt",
@@ -55,8 +64,12 @@ __all__ = [
     "canonical_features",
     "check_statistics",
     "check_target_statistics",
+    "chosen_classes",
     "collate_samples",
     "curved_figure",
+    "decimate_all",
+    "decimated",
+    "decimated_to_score",
     "epoch_seed",
     "feature_channels",
     "feature_parts",
@@ -64,6 +77,7 @@ __all__ = [
     "figures",
     "fill_cache",
     "input_features",
+    "interpolation_weights",
     "labels_at",
     "load_classes",
     "load_dataset",
@@ -79,8 +93,11 @@ __all__ = [
     "standardized_targets",
     "target_parts",
     "target_statistics",
+    "transferred_labels",
     "vector_channels",
     "with_columns",
+    "with_few_faces",
     "with_label_names",
     "with_labels_at",
+    "without_classes",
 ]

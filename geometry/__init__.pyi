@@ -8,6 +8,8 @@ from .batches.functional_maps import (
     zoomout,
 )
 from .batches.unpack import UnpackAt
+from .decimation.decimate import decimate
+from .decimation.nearest import SurfacePoints, element_weights, nearest_on_surface
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
 from .discretize.coincident import joined_vertices
@@ -15,6 +17,8 @@ from .discretize.frames import tangent_frames
 from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
+from .elements.elements import ElementsAt, border_lengths, edges_of_faces, element_areas, element_points
+from .elements.smoothing import smooth_boundaries
 from .geodesics import geodesic_label_errors
 from .mesh.attributes import Attributes, load_attributes
 from .mesh.boundary import boundary_vertices
@@ -48,6 +52,7 @@ __all__ = [
     "Attributes",
     "BasisPrecision",
     "Diagnosis",
+    "ElementsAt",
     "JoinRule",
     "LaplacianKind",
     "Mesh",
@@ -56,14 +61,21 @@ __all__ = [
     "NormalsRule",
     "Operators",
     "Patches",
+    "SurfacePoints",
     "UnpackAt",
+    "border_lengths",
     "boundary_vertices",
     "collate",
     "curvature",
+    "decimate",
     "diagnose",
     "diffuse",
+    "edges_of_faces",
     "eigenbases",
     "eigenbasis",
+    "element_areas",
+    "element_points",
+    "element_weights",
     "farthest_points",
     "from_spectral",
     "functional_map",
@@ -79,6 +91,7 @@ __all__ = [
     "make_mesh",
     "mesh_edges",
     "mesh_mean",
+    "nearest_on_surface",
     "normalize_positions",
     "one_ring",
     "patches",
@@ -88,6 +101,7 @@ __all__ = [
     "random_rotation",
     "random_rotations",
     "rotate",
+    "smooth_boundaries",
     "soft_functional_map",
     "tangent_frames",
     "to_spectral",

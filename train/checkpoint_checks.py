@@ -148,6 +148,8 @@ def _fits(value: Any, hint: Any) -> bool:
     """Whether a plain value has the type of an option. As usual, an int is also a float. A bool is no number."""
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
+    if get_origin(hint) is tuple:  # of any length, stored as a list
+        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
     if get_args(hint):
         return any(_fits(value, choice) for choice in get_args(hint))
     return type(value) is hint or (hint is float and type(value) is int)

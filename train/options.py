@@ -17,7 +17,7 @@ from diffnet.geometry.preprocessing.options import (
     OperatorsKind,
     ScaleRule,
 )
-from diffnet.train.tasks.names import TaskName
+from diffnet.train.tasks.names import BALANCED, TaskName, class_weight_entries
 
 # The same as those of `diffnet.block` and `diffnet.diffusion`, whose import loads PyTorch.
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
@@ -35,7 +35,10 @@ class TrainOptions:
 
     task: what the network learns, the name of the command
     laplacian: None becomes the one that belongs to the operators, see `precompute`
+    max_faces: decimate meshes that have more faces, see `decimated`; None leaves all as they are
     label_smoothing: s of `label_smoothing_loss`, in training
+    ignore: classes, by name or number, whose elements count neither in the loss nor in the scores
+    class_weights: weights of the classes in the loss: "balanced", "1,0.5,2", or "arm=2,leg=0.5" and 1 for others
     average_weights: decay of the moving average of the weights, see `WeightAverage`; 0 for no average
     targets, loss: of a regression, see `load_targets` and `target_loss`
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
@@ -55,6 +58,7 @@ class TrainOptions:
     join: JoinRule = "auto"
     operators: OperatorsKind = "diffnet"
     normalize: ScaleRule = "radius"
+    max_faces: int | None = None
     epochs: int = 100
     width: int = 128
     blocks: int = 4
@@ -70,6 +74,8 @@ class TrainOptions:
     batch_vertices: int | None = None
     rotate: bool | None = None
     label_smoothing: float = 0.0
+    ignore: tuple[str, ...] = ()
+    class_weights: str | None = None
     average_weights: float = 0.0
     targets: str | None = None
     loss: Loss = "mse"
@@ -91,6 +97,13 @@ class TrainOptions:
         for name in ("dropout", "validation", "label_smoothing", "average_weights"):
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
+        if self.max_faces is not None and self.max_faces < 4:
+            raise OptionError(f"max_faces should be at least 4, got {self.max_faces}")
+        if isinstance(self.ignore, str) or not all(isinstance(name, str) for name in self.ignore):
+            raise OptionError(f"ignore should be a list of names of classes, got {self.ignore!r}")
+        object.__setattr__(self, "ignore", tuple(self.ignore))
+        if self.class_weights is not None and self.class_weights != BALANCED:
+            class_weight_entries(self.class_weights)
         if not 0 < self.learning_rate < 1e36:  # above 1e36, Adam's steps overflow float32
             raise OptionError(f"learning_rate should be above 0 and below 1e36, got {self.learning_rate}")
         if not 0 <= self.seed < 2**63:
@@ -114,8 +127,9 @@ class TrainOptions:
         for name, plain in (("targets", None), ("loss", "mse")):
             if self.task != "regression" and getattr(self, name) != plain:
                 raise OptionError(f"{name} is for regression, and the task is {self.task}")
-        if self.task == "regression" and self.label_smoothing > 0:
-            raise OptionError("label_smoothing is for tasks with labels, and the task is regression")
+        for name in ("label_smoothing", "ignore", "class_weights"):
+            if self.task == "regression" and getattr(self, name):
+                raise OptionError(f"{name} is for tasks with labels, and the task is regression")
         object.__setattr__(self, "laplacian", self.preprocessing.laplacian)  # `preprocessing` checks its own options
         if self.k < 1 and self.diffusion == "spectral":
             raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")
@@ -145,4 +159,4 @@ class TrainOptions:
 
     def as_dict(self) -> dict[str, Any]:
         """The options as plain values, for a checkpoint or a JSON file."""
-        return asdict(self)
+        return asdict(self) | {"ignore": list(self.ignore)}  # JSON has no tuples

@@ -7,9 +7,11 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -25,13 +27,18 @@ from rich.progress import (
 from diffnet import __version__
 from diffnet.data import (
     DataError,
+    Interpolation,
     LabeledMesh,
     LabeledMeshes,
     Preprocessing,
     Sample,
     Statistics,
+    TargetsAt,
     array_statistics,
     available_cores,
+    decimate_all,
+    decimated,
+    decimated_to_score,
     fill_cache,
     load_meanwhile,
     make_sample,
@@ -40,6 +47,7 @@ from diffnet.data import (
     standardized_targets,
     target_statistics,
 )
+from diffnet.data.decimation import Weights
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
@@ -52,9 +60,12 @@ from diffnet.train.metrics import score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
+from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.names import SCORES, TARGETS_AT
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Scored
+
+T = TypeVar("T")
 
 # The files that a run writes to its folder, except those of TensorBoard.
 WRITTEN = (
@@ -95,18 +106,25 @@ def run_training(
         raise OptionError(
             f"{options.task} needs labels at {' or '.join(TARGETS_AT[options.task])}, got {data.labels_at}"
         )
+    if options.task != "regression":
+        data, options = with_class_options(data, options)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
         started = time.perf_counter()
-        items, targets = [*data.train, *data.test], None
+        fitted, tested, targets = data.train, data.test, None
         if options.task == "regression":
             targets = target_statistics(data.train, data.label_names)
-            items = standardized_targets(items, targets)
+            fitted, tested = (standardized_targets(part, targets) for part in (data.train, data.test))
         statistics = array_statistics(data.train, options.features)
         for item in data.test:
             own_arrays(item.mesh, options.features, statistics, item.arrays)  # names what is missing at once
+        train_items = few_faces(decimated, fitted, data.labels_at, options, cache_dir, jobs, console)
+        tests = few_faces(decimated_to_score, tested, data.labels_at, options, cache_dir, jobs, console)
+        items = [*train_items, *(item for item, _ in tests)]
         samples = preprocess(items, options, cache_dir, jobs, console, statistics)
+        backs = [None] * len(train_items) + [back for _, back in tests]
+        samples = [scored_on(sample, back) for sample, back in zip(samples, backs, strict=True)]
         samples = keep_on_device(samples, device, matmul_dtype(options.precision, device))
         train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
         preprocessing_seconds = time.perf_counter() - started
@@ -200,6 +218,29 @@ def _check_content(out: Path, resume: bool) -> None:
         raise OptionError(f"{out}: this folder already holds a run ({present[0]}); {hint}")
     if resume and "last.pt" not in present:
         raise OptionError(f"{out}: there is no run in this folder to resume")
+
+
+def few_faces(
+    work: Callable[..., T],
+    items: Sequence[LabeledMesh],
+    at: TargetsAt,
+    options: TrainOptions,
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+) -> list[T]:
+    """The results of `decimated` or `decimated_to_score` with these options, with a progress bar if some are large."""
+    bound = partial(work, at=at, max_faces=options.max_faces, features=options.features, cache_dir=cache_dir)
+    if not any(options.max_faces is not None and len(item.mesh.faces) > options.max_faces for item in items):
+        return [bound(item) for item in items]
+    with progress_bar(console) as bar:
+        task = bar.add_task("decimation", total=len(items))
+        return decimate_all(bound, items, options.max_faces, jobs, lambda: bar.advance(task))
+
+
+def scored_on(sample: Sample, back: Weights | None) -> Sample:
+    """The sample of a decimated mesh, whose outputs are interpolated to the full mesh. None leaves it as it is."""
+    return sample if back is None else replace(sample, interpolation=Interpolation.of(back))
 
 
 def preprocess(

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features
+from diffnet.data.labeled import LabelsAt
 from diffnet.data.target_names import target_parts
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
@@ -148,4 +149,28 @@ LabelSmoothingOption = Annotated[
 AverageWeightsOption = Annotated[
     float,
     typer.Option(min=0, max=0.999999, metavar="DECAY", help="Average the weights over about 1/(1 - DECAY) steps."),
+]
+MaxFacesOption = Annotated[
+    int | None,
+    typer.Option(
+        min=4,
+        help="Decimate meshes with more faces. Scores and predictions are at the full meshes. Default: none.",
+    ),
+]
+OutputsAtOption = Annotated[
+    LabelsAt | None,
+    typer.Option(help="Elements that the network labels; other labels are converted. Default: those of the labels."),
+]
+IgnoreOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CLASS",
+        help="A class, by name or number, that counts neither in the loss nor in the scores. Repeatable.",
+    ),
+]
+ClassWeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WEIGHTS", help="Weights of the classes in the loss: balanced, or 1,0.5,2 for all, or NAME=2,NAME=0.5."
+    ),
 ]

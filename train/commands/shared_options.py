@@ -37,6 +37,7 @@ OF_TRAINING: dict[str, Any] = {
     "join": o.JoinOption,
     "operators": o.OperatorsOption,
     "normalize": o.NormalizeOption,
+    "max_faces": o.MaxFacesOption,
     "precision": o.PrecisionOption,
     "backend": o.BackendOption,
     "seed": o.SeedOption,

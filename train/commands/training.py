@@ -10,7 +10,15 @@ import typer
 from diffnet.data.folders.layouts import Layout
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import console
-from diffnet.train.commands.options import LabelSmoothingOption, LossOption, RunOption, TargetsOption
+from diffnet.train.commands.options import (
+    ClassWeightsOption,
+    IgnoreOption,
+    LabelSmoothingOption,
+    LossOption,
+    OutputsAtOption,
+    RunOption,
+    TargetsOption,
+)
 from diffnet.train.commands.shared_options import with_shared_options
 from diffnet.train.options import TrainOptions
 from diffnet.train.recipes import recipe as options_of_recipe
@@ -33,7 +41,10 @@ def train_segmentation(
     data: Annotated[str, typer.Option(help="Folder of labeled meshes, or [bold]figures[/], the generated set.")],
     out: RunOption,
     layout: Annotated[Layout, typer.Option(help="Layout of the folder; auto detects it.")] = "auto",
+    outputs_at: OutputsAtOption = None,
     label_smoothing: LabelSmoothingOption = 0.0,
+    ignore: IgnoreOption = None,
+    class_weights: ClassWeightsOption = None,
     **shared: Any,
 ) -> None:
     """Train a segmentation network, and report its results on the test meshes.
@@ -47,12 +58,14 @@ def train_segmentation(
     """
 
     def load() -> "LabeledMeshes":
-        from diffnet.data import figures, load_dataset
+        from diffnet.data import figures, load_dataset, with_labels_at
 
         seed, cache = shared["seed"], shared["cache"]
-        return figures(seed=seed) if data == "figures" else load_dataset(data, layout, seed=seed, cache_dir=cache)
+        if data != "figures":
+            return load_dataset(data, layout, seed=seed, cache_dir=cache, labels_at=outputs_at)
+        return with_labels_at(figures(seed=seed), outputs_at or "vertices")
 
-    _train("segmentation", load, out, {"label_smoothing": label_smoothing, **shared})
+    _train("segmentation", load, out, _of_classes(shared, label_smoothing, ignore, class_weights))
 
 
 @_command("classification")
@@ -65,6 +78,8 @@ def train_classification(
     ],
     out: RunOption,
     label_smoothing: LabelSmoothingOption = 0.2,
+    ignore: IgnoreOption = None,
+    class_weights: ClassWeightsOption = None,
     **shared: Any,
 ) -> None:
     """Train a network that classifies whole meshes, and report its results on the test meshes.
@@ -81,7 +96,7 @@ def train_classification(
         seed, cache = shared["seed"], shared["cache"]
         return shapes(seed=seed) if data == "shapes" else load_classes(data, seed=seed, cache_dir=cache)
 
-    _train("classification", load, out, {"label_smoothing": label_smoothing, **shared})
+    _train("classification", load, out, _of_classes(shared, label_smoothing, ignore, class_weights))
 
 
 @_command("regression")
@@ -153,6 +168,14 @@ def _train(task: TaskName, load: "Callable[[], LabeledMeshes]", out: Path, given
         console.print(f"Stopped.{hint}", soft_wrap=True)
         raise typer.Exit(130) from None
     print_results(task, results, out)
+
+
+def _of_classes(
+    shared: dict[str, Any], label_smoothing: float, ignore: list[str] | None, class_weights: str | None
+) -> dict[str, Any]:
+    """The shared options, and those of tasks with classes."""
+    of_classes = {"label_smoothing": label_smoothing, "ignore": tuple(ignore or ()), "class_weights": class_weights}
+    return {**of_classes, **shared}
 
 
 def _follow_recipe(task: TaskName, given: dict[str, Any]) -> None:
