@@ -1,3 +1,4 @@
+from .augmentation.transforms import mirrored, rotated, scaled
 from .batches.collate import collate
 from .batches.functional import diffuse, from_spectral, gradient, mesh_mean, to_spectral
 from .batches.unpack import UnpackAt
@@ -70,6 +71,7 @@ __all__ = [
     "make_mesh",
     "mesh_edges",
     "mesh_mean",
+    "mirrored",
     "normalize_positions",
     "one_ring",
     "patches",
@@ -78,6 +80,8 @@ __all__ = [
     "random_rotation",
     "random_rotations",
     "rotate",
+    "rotated",
+    "scaled",
     "tangent_frames",
     "to_spectral",
     "with_k_ring",
