@@ -1,4 +1,5 @@
 from .arrays import array_statistics, own_arrays
+from .augmentation import augmented
 from .conversion import labels_at, with_label_names, with_labels_at
 from .feature_names import (
     FEATURE_CHANNELS,
@@ -26,8 +27,9 @@ from .folders.layouts import LAYOUTS, Layout, load_dataset
 from .generated.classes import shapes
 from .generated.dataset import figure, figures
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
-from .options import Preprocessing
+from .options import Preprocessing, Variants
 from .samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
+from .variants import make_variants
 
 __all__ = [
     "FEATURE_CHANNELS",
@@ -46,7 +48,9 @@ __all__ = [
     "Sample",
     "Statistics",
     "TargetsAt",
+    "Variants",
     "array_statistics",
+    "augmented",
     "available_cores",
     "canonical_features",
     "check_statistics",
@@ -63,6 +67,7 @@ __all__ = [
     "load_dataset",
     "load_meanwhile",
     "make_sample",
+    "make_variants",
     "own_arrays",
     "precompute_all",
     "prepare",

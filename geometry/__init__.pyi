@@ -1,3 +1,5 @@
+from .augmentation.cuts import MeshPart, cut_by_plane
+from .augmentation.decimation import decimated
 from .augmentation.transforms import mirrored, rotated, scaled
 from .batches.collate import collate
 from .batches.functional import diffuse, from_spectral, gradient, mesh_mean, to_spectral
@@ -47,6 +49,7 @@ __all__ = [
     "Mesh",
     "MeshError",
     "MeshLike",
+    "MeshPart",
     "NormalsRule",
     "Operators",
     "Patches",
@@ -54,6 +57,8 @@ __all__ = [
     "boundary_vertices",
     "collate",
     "curvature",
+    "cut_by_plane",
+    "decimated",
     "diagnose",
     "diffuse",
     "eigenbases",

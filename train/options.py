@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from diffnet.data.feature_names import canonical_features, vector_channels
-from diffnet.data.options import Preprocessing
+from diffnet.data.options import Preprocessing, Variants
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
 from diffnet.train.tasks.names import TaskName
@@ -16,6 +16,7 @@ from diffnet.train.tasks.names import TaskName
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
+RotationAxis: TypeAlias = Literal["any", "x", "y", "z"]
 TrainBackend: TypeAlias = Literal["auto", "torch"]
 
 
@@ -27,6 +28,12 @@ class TrainOptions:
     label_smoothing: s of `label_smoothing_loss`, in training
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
         Other features do not change under rotation.
+    rotate_about: "any" for all rotations, or the axis of the rotations
+    scale_range: multiply positions by a random factor from 1/scale_range to scale_range, see `augmented`
+    jitter: standard deviation of noise on the positions among the features; the radius of a mesh is 1
+    mirror: mirror half of the meshes
+    cut, decimate: the largest shares of the surface and of the faces that variants of the training meshes lack
+    variants: the number of variants of each mesh, if `cut` or `decimate` is not 0; see `make_variants`
 
     Raises OptionError for a value that is not allowed.
 
@@ -52,6 +59,13 @@ class TrainOptions:
     batch_meshes: int | None = 1
     batch_vertices: int | None = None
     rotate: bool | None = None
+    rotate_about: RotationAxis = "any"
+    scale_range: float = 1.0
+    jitter: float = 0.0
+    mirror: bool = False
+    cut: float = 0.0
+    decimate: float = 0.0
+    variants: int = 8
     label_smoothing: float = 0.0
     validation: float = 0.0
     eval_every: int = 5
@@ -61,14 +75,14 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", canonical_features(self.features))  # the only way in a frozen dataclass
-        for name in ("epochs", "width", "blocks", "decay_every", "eval_every"):
+        for name in ("epochs", "width", "blocks", "decay_every", "eval_every", "variants"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 1, got {getattr(self, name)}")
         for name in ("batch_meshes", "batch_vertices"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{name} should be at least 1, got {value}")
-        for name in ("dropout", "validation", "label_smoothing"):
+        for name in ("dropout", "validation", "label_smoothing", "jitter", "cut", "decimate"):
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
         if not 0 < self.learning_rate < 1e36:  # above 1e36, Adam's steps overflow float32
@@ -80,6 +94,7 @@ class TrainOptions:
             ("precision", get_args(Precision)),
             ("backend", get_args(TrainBackend)),
             ("schedule", get_args(Schedule)),
+            ("rotate_about", get_args(RotationAxis)),
             ("diffusion", get_args(DiffusionMode)),
         ):
             if getattr(self, name) not in choices:
@@ -89,13 +104,25 @@ class TrainOptions:
         _ = self.preprocessing  # checks its own options
         if self.k < 1 and self.diffusion == "spectral":
             raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")
-        if self.rotate and not vector_channels(self.features):
-            raise OptionError(f"rotate needs features with xyz or normals, got {self.features!r}")
+        if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
+            name = "rotate" if self.rotate else "rotate_about"
+            raise OptionError(f"{name} needs features with xyz or normals, got {self.features!r}")
+        if self.rotate is False and self.rotate_about != "any":
+            raise OptionError(f"rotate_about is {self.rotate_about!r}, but rotate is False; leave one of them out")
+        if self.jitter > 0 and "xyz" not in self.features.split("+"):
+            raise OptionError(f"jitter needs features with xyz, got {self.features!r}")
+        if not 1 <= self.scale_range <= 10:
+            raise OptionError(f"scale_range should be from 1, which is off, to 10, got {self.scale_range}")
 
     @property
     def preprocessing(self) -> Preprocessing:
         """The options that preprocessing depends on."""
         return Preprocessing(self.k, self.laplacian, self.features, self.basis, self.join)
+
+    @property
+    def mesh_variants(self) -> Variants:
+        """The variants of the training meshes."""
+        return Variants(self.variants if self.cut or self.decimate else 0, self.cut, self.decimate)
 
     @property
     def rotates(self) -> bool:

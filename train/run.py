@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from diffnet.data import (
     fill_cache,
     load_meanwhile,
     make_sample,
+    make_variants,
     own_arrays,
 )
 from diffnet.geometry import MeshLike
@@ -87,13 +89,17 @@ def run_training(
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
         started = time.perf_counter()
-        items = [*data.train, *data.test]
         statistics = array_statistics(data.train, options.features)
         for item in data.test:
             own_arrays(item.mesh, options.features, statistics, item.arrays)  # names what is missing at once
+        variants = _variants(data, options, console)
+        items = [*data.train, *data.test, *chain.from_iterable(variants)]
         samples = preprocess(items, options, cache_dir, jobs, console, statistics)
         samples = keep_on_device(samples, device, matmul_dtype(options.precision, device))
-        train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
+        rest = iter(samples)
+        train_samples, test_samples, *variant_samples = (
+            list(islice(rest, len(part))) for part in (data.train, data.test, *variants)
+        )
         preprocessing_seconds = time.perf_counter() - started
 
         with progress_bar(console) as bar:
@@ -118,6 +124,7 @@ def run_training(
                 after_step=lambda epochs: bar.update(shown, completed=epochs),
                 predictions=predictions,
                 statistics=statistics,
+                variants=variant_samples,
             )
             bar.update(shown, completed=options.epochs)
 
@@ -182,6 +189,26 @@ def _check_content(out: Path, resume: bool) -> None:
         raise OptionError(f"{out}: this folder already holds a run ({present[0]}); {hint}")
     if resume and "last.pt" not in present:
         raise OptionError(f"{out}: there is no run in this folder to resume")
+
+
+def _variants(data: LabeledMeshes, options: TrainOptions, console: Console) -> list[list[LabeledMesh]]:
+    """The variants of each training mesh, or an empty list. Says what is made, with a progress bar."""
+    wanted = options.mesh_variants
+    if not wanted.count:
+        return []
+    parts = [
+        f"{what} by up to {percent(share)}"
+        for what, share in (("cut", wanted.cut), ("decimated", wanted.decimate))
+        if share
+    ]
+    console.print(f"{wanted.count} variants of each training mesh, {' and '.join(parts)}", highlight=False)
+    with progress_bar(console) as bar:
+        task = bar.add_task("variants", total=len(data.train))
+        found = []
+        for item in data.train:
+            found.append(make_variants(item, data.labels_at, wanted, options.features))
+            bar.advance(task)
+    return found
 
 
 def preprocess(

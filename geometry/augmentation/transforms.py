@@ -106,9 +106,7 @@ def rotated(operators: Operators, rotations: Tensor) -> Operators:
     o = operators
     check_tensor("rotations", rotations, (len(o), 3, 3), o.device)
     ptr = 3 * o.ptr  # the three axes of a frame are rotated like three positions
-    return changed(
-        o, {"frames": lambda x: rotate(x.reshape(-1, 3), rotations, ptr).reshape(x.shape).to(x.dtype)}
-    )
+    return changed(o, {"frames": lambda x: rotate(x.reshape(-1, 3), rotations, ptr).reshape(x.shape).to(x.dtype)})
 
 
 def per_vertex(operators: Operators, values: Tensor) -> Tensor:

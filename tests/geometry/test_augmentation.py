@@ -65,8 +65,6 @@ def assert_equal_operators(found: Operators, expected: Operators, mesh: Mesh) ->
     assert relative(wks(found), wks(expected)) < 1e-2
 
 
-
-
 @pytest.mark.parametrize("number", range(3))
 def test_transforms_of_operators_are_the_operators_of_transformed_meshes(number: int) -> None:
     mesh, factors = shapes()[number], torch.tensor([0.4, 1.7, 3.0])

@@ -13,7 +13,7 @@ from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
 from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
-from diffnet.train.options import DiffusionMode, Precision, Schedule, TrainBackend
+from diffnet.train.options import DiffusionMode, Precision, RotationAxis, Schedule, TrainBackend
 
 
 def default_cache() -> Path:
@@ -86,6 +86,28 @@ RotateOption = Annotated[
     bool | None,
     typer.Option("--rotate/--no-rotate", help="Rotate xyz and normals at random in training. Default: yes."),
 ]
+RotateAboutOption = Annotated[
+    RotationAxis, typer.Option(help="The axis of the random rotations; any for all rotations.")
+]
+ScaleRangeOption = Annotated[
+    float, typer.Option(min=1, max=10, help="Scale meshes at random by a factor from 1/S to S in training.")
+]
+JitterOption = Annotated[
+    float,
+    typer.Option(min=0, max=0.99, help="Standard deviation of noise on xyz in training. Meshes have radius 1."),
+]
+MirrorOption = Annotated[bool, typer.Option("--mirror", help="Mirror half of the meshes in training.")]
+CutOption = Annotated[
+    float,
+    typer.Option(
+        min=0, max=0.99, help="Also train on variants of the meshes that random planes cut, by up to this share."
+    ),
+]
+DecimateOption = Annotated[
+    float,
+    typer.Option(min=0, max=0.99, help="Also train on variants of the meshes with fewer faces, by up to this share."),
+]
+VariantsOption = Annotated[int, typer.Option(min=1, help="Variants of each training mesh, with --cut or --decimate.")]
 ValidationOption = Annotated[
     float, typer.Option(min=0, max=0.9, help="Share of the training meshes held out to choose the best epoch.")
 ]

@@ -1,0 +1,88 @@
+"""Variants of labeled training meshes: cut by random planes, and decimated."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+
+from diffnet.data.arrays import own_arrays
+from diffnet.data.labeled import LabeledMesh, TargetsAt
+from diffnet.data.options import Variants
+from diffnet.geometry import Mesh, cut_by_plane, decimated, mesh_edges
+
+
+def make_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, features: str = "xyz") -> list[LabeledMesh]:
+    """Variants of a labeled mesh, each with its labels and own arrays.
+
+    at: where its labels are
+    features: whose own arrays (`file:NAME`) are needed, see `own_arrays`
+
+    Each variant is cut by a plane of random direction, which removes a random share of the surface, and then
+    decimated by a random share. Shares are uniform between 0 and the largest one. A cut leaves the elements that stay
+    as they are, with their labels and arrays. A decimated mesh takes them from the nearest element of the mesh it came
+    from; distances are between vertices, and between the centers of faces and edges. Point clouds are not decimated.
+
+    Variants depend on the mesh and on their number alone, so another run finds their operators in the cache.
+
+    Raises DataError for an own array that is missing, OptionError if decimation needs a package.
+    """
+    if not variants.count:
+        return []
+    arrays: Mapping[str, NDArray[Any]] = own_arrays(item.mesh, features, given=item.arrays)
+    whole = replace(item, arrays=arrays)
+    key = zlib.crc32(item.mesh.faces.tobytes(), zlib.crc32(item.mesh.verts.tobytes()))
+    found = []
+    for number in range(1, variants.count + 1):
+        rng = np.random.default_rng([key, number])
+        variant = _cut(whole, at, rng.normal(size=3), rng.uniform(0, variants.cut)) if variants.cut else whole
+        if variants.decimate and not item.mesh.is_point_cloud:
+            variant = _decimated(variant, at, rng.uniform(0, variants.decimate))
+        name = f"{item.name}, variant {number}"
+        found.append(replace(variant, name=name, mesh=replace(variant.mesh, name=name)))
+    return found
+
+
+def _cut(item: LabeledMesh, at: TargetsAt, direction: NDArray[np.float64], share: float) -> LabeledMesh:
+    part = cut_by_plane(item.mesh, direction, share)
+    if at == "edges":
+        count = len(item.mesh.verts)
+        codes = _codes(mesh_edges(item.mesh.faces), count)
+        order = np.argsort(codes)
+        rows = order[np.searchsorted(codes, _codes(part.vertices[mesh_edges(part.mesh.faces)], count), sorter=order)]
+    else:
+        rows = part.faces if at == "faces" else part.vertices
+    return _taken(item, part.mesh, at, rows, part.vertices)
+
+
+def _decimated(item: LabeledMesh, at: TargetsAt, share: float) -> LabeledMesh:
+    mesh = decimated(item.mesh, share)
+    vertices = _nearest(item.mesh, mesh, "vertices")
+    return _taken(item, mesh, at, vertices if at in ("vertices", "meshes") else _nearest(item.mesh, mesh, at), vertices)
+
+
+def _taken(
+    item: LabeledMesh, mesh: Mesh, at: TargetsAt, rows: NDArray[np.int64], vertices: NDArray[np.int64]
+) -> LabeledMesh:
+    """The item with another mesh. Its elements have the labels of these rows, its vertices those of the arrays."""
+    labels = item.labels if at == "meshes" else item.labels[rows]
+    return replace(item, mesh=mesh, labels=labels, arrays={name: x[vertices] for name, x in item.arrays.items()})
+
+
+def _codes(edges: NDArray[np.int64], vertices: int) -> NDArray[np.int64]:
+    """One number for each edge (E, 2), smaller index first."""
+    return np.asarray(edges[:, 0] * vertices + edges[:, 1])
+
+
+def _nearest(source: Mesh, target: Mesh, at: TargetsAt) -> NDArray[np.int64]:
+    """For each element of one mesh, the nearest of another one."""
+    centers: Callable[[Mesh], NDArray[np.float64]] = {
+        "faces": lambda mesh: mesh.verts[mesh.faces].mean(axis=1),
+        "edges": lambda mesh: mesh.verts[mesh_edges(mesh.faces)].mean(axis=1),
+    }.get(at, lambda mesh: mesh.verts)
+    return np.asarray(cKDTree(centers(source)).query(centers(target))[1], np.int64)
