@@ -23,12 +23,12 @@ def make_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, features
     at: where its labels are
     features: whose own arrays (`file:NAME`) are needed, see `own_arrays`
 
-    Each variant is cut by a plane of random direction, which removes a random share of the surface, and then
-    decimated by a random share. Shares are uniform between 0 and the largest one. A cut leaves the elements that stay
-    as they are, with their labels and arrays. A decimated mesh takes them from the nearest element of the mesh it came
-    from; distances are between vertices, and between the centers of faces and edges. Point clouds are not decimated.
+    Each variant is cut by a plane of random direction, and then decimated. Shares are random, one in each of `count`
+    equal intervals from 0 to the largest share. A cut leaves the elements that stay as they are, with their labels and
+    arrays. A decimated mesh takes them from the nearest element of the mesh it came from; distances are between
+    vertices, and between the centers of faces and edges. Point clouds are not decimated.
 
-    Variants depend on the mesh and on their number alone, so another run finds their operators in the cache.
+    Variants depend on the mesh and these options alone, so another run finds their operators in the cache.
 
     Raises DataError for an own array that is missing, OptionError if decimation needs a package.
     """
@@ -36,13 +36,15 @@ def make_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, features
         return []
     arrays: Mapping[str, NDArray[Any]] = own_arrays(item.mesh, features, given=item.arrays)
     whole = replace(item, arrays=arrays)
-    key = zlib.crc32(item.mesh.faces.tobytes(), zlib.crc32(item.mesh.verts.tobytes()))
+    rng = np.random.default_rng(zlib.crc32(item.mesh.faces.tobytes(), zlib.crc32(item.mesh.verts.tobytes())))
+    levels = (np.arange(variants.count) + rng.random((2, variants.count))) / variants.count
     found = []
-    for number in range(1, variants.count + 1):
-        rng = np.random.default_rng([key, number])
-        variant = _cut(whole, at, rng.normal(size=3), rng.uniform(0, variants.cut)) if variants.cut else whole
+    for number, (cut, decimate) in enumerate(zip(levels[0], rng.permutation(levels[1]), strict=True), 1):
+        direction, variant = rng.normal(size=3), whole
+        if variants.cut:
+            variant = _cut(variant, at, direction, cut * variants.cut)
         if variants.decimate and not item.mesh.is_point_cloud:
-            variant = _decimated(variant, at, rng.uniform(0, variants.decimate))
+            variant = _decimated(variant, at, decimate * variants.decimate)
         name = f"{item.name}, variant {number}"
         found.append(replace(variant, name=name, mesh=replace(variant.mesh, name=name)))
     return found

@@ -197,7 +197,7 @@ def _variants(data: LabeledMeshes, options: TrainOptions, console: Console) -> l
     if not wanted.count:
         return []
     parts = [
-        f"{what} by up to {percent(share)}"
+        f"{what} by up to {percent(share, 0)}"
         for what, share in (("cut", wanted.cut), ("decimated", wanted.decimate))
         if share
     ]

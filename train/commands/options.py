@@ -105,7 +105,7 @@ CutOption = Annotated[
 ]
 DecimateOption = Annotated[
     float,
-    typer.Option(min=0, max=0.99, help="Also train on variants of the meshes with fewer faces, by up to this share."),
+    typer.Option(min=0, max=0.99, help="Also train on variants of the meshes that lack up to this share of the faces."),
 ]
 VariantsOption = Annotated[int, typer.Option(min=1, help="Variants of each training mesh, with --cut or --decimate.")]
 ValidationOption = Annotated[

@@ -1,0 +1,130 @@
+"""Accuracy on unseen figures with the bottom 30 % cut off, trained with and without cuts.
+
+    python -m diffnet.benchmarks.tasks.cut_figures --out FOLDER [--seeds 0 1 2] [options of `diffnet train`]
+
+It trains with the commands of the README on the generated figures, and scores with `diffnet evaluate`. FOLDER gets
+cut_figures.csv, with one row for each seed and recipe, and all runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from diffnet.benchmarks.robustness.changes import LOST, cut
+from diffnet.data import LabeledMesh, figure, figures
+
+FIRST, COUNT = 1000, 64  # seeds of the unseen figures
+SHARE = 0.3  # of the vertices, that are cut off
+CUTS = ("--cut", "0.5")
+COLUMNS = (
+    "seed",
+    "recipe",
+    "whole",
+    "bottom_cut_off",
+    "random_side_cut_off",
+    "preprocessing_seconds",
+    "training_seconds",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    given, options = parser.parse_known_args(arguments)
+    out: Path = given.out
+    started = time.perf_counter()
+    upright, turned = ([figure(FIRST + i, upright=u) for i in range(COUNT)] for u in (True, False))
+    sets = {
+        "whole": write_set(out / "figures" / "whole", turned),
+        "bottom_cut_off": write_set(out / "figures" / "bottom", [without_bottom(item) for item in upright]),
+        "random_side_cut_off": write_set(out / "figures" / "side", [without_bottom(item) for item in turned]),
+    }
+    rows = []
+    for seed in given.seeds:
+        for recipe, cuts in (("without cuts", ()), ("with cuts", CUTS)):
+            run = out / f"{recipe.replace(' ', '-')}-{seed}"
+            common = ["--cache", str(out / "cache")]
+            diffnet(
+                "train",
+                "segmentation",
+                "--data",
+                "figures",
+                "--seed",
+                str(seed),
+                "--out",
+                str(run),
+                *common,
+                *cuts,
+                *options,
+            )
+            row = {"seed": seed, "recipe": recipe, **results(run, "preprocessing_seconds", "training_seconds")}
+            for name, folder in sets.items():
+                scored = out / f"{run.name}-{folder.name}"
+                diffnet(
+                    "evaluate",
+                    "--checkpoint",
+                    str(run / "last.pt"),
+                    "--data",
+                    str(folder),
+                    "--out",
+                    str(scored),
+                    *common,
+                )
+                row[name] = results(scored, "test_accuracy")["test_accuracy"]
+            rows.append(row)
+    with (out / "cut_figures.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    for recipe in ("without cuts", "with cuts"):
+        means = {name: np.mean([row[name] for row in rows if row["recipe"] == recipe]) for name in sets}
+        print(recipe, ", ".join(f"{name} {100 * mean:.1f} %" for name, mean in means.items()))
+    print(f"{time.perf_counter() - started:.0f} s; wrote {out / 'cut_figures.csv'}")
+
+
+def without_bottom(item: LabeledMesh) -> LabeledMesh:
+    """A figure without the vertices of smallest z."""
+    mesh, stand_ins = cut(item.mesh, SHARE)
+    labels = np.empty(len(mesh.verts), np.int64)
+    labels[stand_ins[stand_ins != LOST]] = item.labels[stand_ins != LOST]
+    return LabeledMesh(item.name, mesh, labels)
+
+
+def write_set(folder: Path, items: Sequence[LabeledMesh]) -> Path:
+    """Write meshes and their labels as a data set without training meshes. Returns the folder."""
+    (folder / "test").mkdir(parents=True, exist_ok=True)
+    for item in items:
+        mesh = item.mesh
+        with (folder / "test" / f"{item.name}.off").open("w") as file:
+            file.write(f"OFF\n{len(mesh.verts)} {len(mesh.faces)} 0\n")
+            np.savetxt(file, mesh.verts, fmt="%.9g")
+            np.savetxt(file, np.insert(mesh.faces, 0, 3, axis=1), fmt="%d")
+        np.savetxt(folder / "test" / f"{item.name}.txt", item.labels, fmt="%d")
+    (folder / "label_names.txt").write_text("\n".join(figures(1, 1).label_names) + "\n")
+    return folder
+
+
+def diffnet(*arguments: str) -> None:
+    """Run the command `diffnet`. Raises CalledProcessError if it fails."""
+    subprocess.run([sys.executable, "-m", "diffnet", *arguments], check=True)
+
+
+def results(run: Path, *names: str) -> dict[str, float]:
+    """Entries of the results.json in a folder."""
+    content = json.loads((run / "results.json").read_text())
+    return {name: content[name] for name in names}
+
+
+if __name__ == "__main__":
+    main()
