@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -63,7 +64,5 @@ def _kept(height: NDArray[np.float64], size: NDArray[np.float64], share: float) 
 
 
 def _part(mesh: Mesh, vertices: NDArray[np.int64], faces: NDArray[np.int64] | None) -> Mesh:
-    part = make_mesh(mesh.verts[vertices], faces, name=mesh.name)
-    if mesh.normals is None:
-        return part
-    return Mesh(part.verts, part.faces, part.polygons, part.polygon_count, part.name, mesh.normals[vertices])
+    normals = None if mesh.normals is None else mesh.normals[vertices]
+    return replace(make_mesh(mesh.verts[vertices], faces, name=mesh.name), normals=normals)

@@ -22,14 +22,9 @@ def decimated(mesh: Mesh, share: float) -> Mesh:
         raise ValueError(f"share should be at least 0 and below 1, got {share}")
     if mesh.is_point_cloud or share == 0:
         return mesh
-    verts, faces = import_simplify()(mesh.verts, mesh.faces, target_reduction=share)
-    return make_mesh(verts, faces, name=mesh.name) if len(faces) else mesh
-
-
-def import_simplify():  # type: ignore[no-untyped-def]
-    """`fast_simplification.simplify`. Raises OptionError if the package is not installed."""
     try:
         from fast_simplification import simplify
     except ImportError as e:
         raise OptionError("decimation needs the package fast-simplification: pip install 'diffnet[robustness]'") from e
-    return simplify
+    verts, faces = simplify(mesh.verts, mesh.faces, target_reduction=share)
+    return make_mesh(verts, faces, name=mesh.name) if len(faces) else mesh

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,8 @@ from diffnet.geometry import (
     Operators,
     collate,
     curvature,
+    cut_by_plane,
+    decimated,
     hks,
     make_mesh,
     mirrored,
@@ -25,6 +28,7 @@ from diffnet.geometry import (
     scaled,
     wks,
 )
+from diffnet.geometry.errors import OptionError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -144,3 +148,70 @@ def test_transforms_read_nothing_back_from_a_gpu() -> None:
         strict=True,
     ):
         assert relative(a.cpu(), b) < 1e-5
+
+
+# ---- cuts and decimation ----
+
+
+def test_a_cut_removes_the_share_of_the_area_that_lies_farthest() -> None:
+    mesh = shapes()[0]
+    for share in (0.0, 0.3, 0.9):
+        part = cut_by_plane(mesh, [0, 0, -2.0], share)
+        assert np.array_equal(part.mesh.verts, mesh.verts[part.vertices])
+        assert np.array_equal(part.vertices[part.mesh.faces], mesh.faces[part.faces])
+        height = mesh.verts[mesh.faces].mean(axis=1)[:, 2]
+        gone = np.setdiff1d(np.arange(len(mesh.faces)), part.faces)
+        assert len(gone) == 0 or height[gone].max() <= height[part.faces].min()
+        assert area(mesh, part.faces) == pytest.approx((1 - share) * area(mesh), abs=0.02 * area(mesh))
+    assert_sound(precompute(part.mesh, k=K), K)
+
+
+def area(mesh: Mesh, faces: Any = slice(None)) -> float:
+    return float(trimesh.Trimesh(mesh.verts, mesh.faces[faces], process=False).area)
+
+
+def test_cuts_of_point_clouds_and_of_a_single_face() -> None:
+    cloud = shapes()[2]
+    part = cut_by_plane(cloud, [1, 0, 0], 0.25)
+    assert len(part.vertices) == pytest.approx(0.75 * len(cloud.verts), abs=1)
+    assert cloud.verts[part.vertices, 0].max() <= np.delete(cloud.verts[:, 0], part.vertices).min()
+    assert part.mesh.is_point_cloud
+    triangle = make_mesh(np.eye(3), [[0, 1, 2]])
+    assert len(cut_by_plane(triangle, [1, 1, 1], 0.99).faces) == 1
+
+
+def test_cuts_keep_normals() -> None:
+    mesh = make_mesh(shapes()[0].verts, shapes()[0].faces, normals=shapes()[0].verts)
+    part = cut_by_plane(mesh, [0, 1, 0], 0.4)
+    assert mesh.normals is not None
+    assert np.array_equal(part.mesh.normals, mesh.normals[part.vertices])
+
+
+@pytest.mark.parametrize(
+    ("direction", "share", "message"),
+    [
+        ([0, 0, 0], 0.5, "direction should be three finite numbers, not all 0"),
+        ([1, 0], 0.5, "direction should be three finite numbers"),
+        ([1, 0, 0], 1.0, r"share should be at least 0 and below 1, got 1\.0"),
+    ],
+)
+def test_cuts_that_cannot_be_made(direction: list[float], share: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cut_by_plane(shapes()[0], direction, share)
+
+
+def test_decimation() -> None:
+    pytest.importorskip("fast_simplification")
+    mesh = shapes()[0]
+    fewer = decimated(mesh, 0.5)
+    assert len(fewer.faces) == pytest.approx(len(mesh.faces) / 2, abs=2)
+    assert area(fewer) == pytest.approx(area(mesh), rel=0.1)
+    assert decimated(shapes()[2], 0.5) is shapes()[2]  # a point cloud
+    with pytest.raises(ValueError, match="share should be at least 0 and below 1, got -1"):
+        decimated(mesh, -1)
+
+
+def test_decimation_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fast_simplification", None)
+    with pytest.raises(OptionError, match="decimation needs the package fast-simplification: pip install"):
+        decimated(shapes()[0], 0.5)

@@ -139,6 +139,7 @@ def test_a_run_without_an_eigenbasis(room, tmp_path):
             [
                 *("--data", "--out", "--layout", "--features", "--epochs", "--width", "--blocks", "--dropout", "--lr"),
                 *("--schedule", "--decay-every", "--batch-meshes", "--batch-vertices", "--rotate", "--no-rotate"),
+                *("--rotate-about", "--scale-range", "--jitter", "--mirror", "--cut", "--decimate", "--variants"),
                 *("--validation", "--eval-every", "--k", "--laplacian", "--precision", "--device", "--seed", "--cache"),
                 *("--jobs", "--resume", "--capture", "--backend"),
             ],
