@@ -25,14 +25,14 @@ class Changes:
     """What is drawn for the meshes of an epoch, in the order in which they are trained on. None where it is not made.
 
     rotations: (N, 3, 3), which the training step applies to vectors among the features
-    mirror: (N,) bool, and factors: (N,), see `augmented`
+    mirror: (N,) bool, factors: (N,) and times, see `augmented`
     """
 
     options: TrainOptions
     rotations: Tensor | None
     mirror: Tensor | None
     factors: Tensor | None
-    times: Tensor
+    times: Tensor | None
 
     def of(self, first: int, count: int) -> Tensor | None:
         """The rotations of `count` meshes from number `first` on."""
@@ -63,10 +63,11 @@ def draw_changes(count: int, options: TrainOptions, device: torch.device) -> Cha
     axis = {"x": 0, "y": 1, "z": 2}.get(options.rotate_about)
     rotations = random_rotations(count, axis=axis).to(device) if options.rotates else None
     mirror = (torch.rand(count) < 0.5).to(device) if options.mirror else None
-    factors = None
+    factors = times = None
     if options.scale_range > 1:
         factors = torch.exp(math.log(options.scale_range) * (2 * torch.rand(count) - 1)).to(device)
-    return Changes(options, rotations, mirror, factors, hks_times(device=device))
+        times = hks_times(device=device)
+    return Changes(options, rotations, mirror, factors, times)
 
 
 def draw_variants(groups: Sequence[Sequence[T]]) -> list[T]:

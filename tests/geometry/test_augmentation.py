@@ -65,7 +65,8 @@ def assert_equal_operators(found: Operators, expected: Operators, mesh: Mesh) ->
     f = np.sin(2 * mesh.verts[:, 0]) + mesh.verts[:, 1] * mesh.verts[:, 2]
     assert relative(gradient(found, f), gradient(expected, f)) < 1e-3
     assert relative(curvature(found), curvature(expected)) < 5e-3
-    assert relative(hks(found), hks(expected)) < 1e-3
+    times = torch.tensor([0.05, 0.5, 5.0])
+    assert relative(hks(found, scales=times), hks(expected, scales=times)) < 1e-3
     assert relative(wks(found), wks(expected)) < 1e-2
 
 
