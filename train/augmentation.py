@@ -17,7 +17,7 @@ from diffnet.train.options import TrainOptions
 
 T = TypeVar("T")
 
-WHOLE = 0.5  # probability that an epoch uses a mesh itself, and not one of its variants
+WHOLE = 1 / 3  # probability that an epoch uses a mesh itself, and not one of its variants
 
 
 @dataclass(frozen=True)
