@@ -34,7 +34,7 @@ class Changes:
     factors: Tensor | None
     times: Tensor | None
 
-    def of(self, first: int, count: int) -> Tensor | None:
+    def rotations_of(self, first: int, count: int) -> Tensor | None:
         """The rotations of `count` meshes from number `first` on."""
         return None if self.rotations is None else self.rotations[first : first + count]
 

@@ -201,7 +201,7 @@ def _train_epoch(
     first = 0
     for sample in packed(samples, batches, device):
         meshes = len(sample.operators)
-        losses.append(step(changes.made(sample, first), changes.of(first, meshes)))
+        losses.append(step(changes.made(sample, first), changes.rotations_of(first, meshes)))
         names.append(sample.names)
         first += meshes
         after_step(epoch + first / len(samples))

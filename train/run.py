@@ -196,11 +196,8 @@ def _variants(data: LabeledMeshes, options: TrainOptions, console: Console) -> l
     wanted = options.mesh_variants
     if not wanted.count:
         return []
-    parts = [
-        f"{what} by up to {percent(share, 0)}"
-        for what, share in (("cut", wanted.cut), ("decimated", wanted.decimate))
-        if share
-    ]
+    shares = {"cut": wanted.cut, "decimated": wanted.decimate}
+    parts = [f"{how} by up to {percent(share, 0)}" for how, share in shares.items() if share]
     console.print(f"{wanted.count} variants of each training mesh, {' and '.join(parts)}", highlight=False)
     with progress_bar(console) as bar:
         task = bar.add_task("variants", total=len(data.train))

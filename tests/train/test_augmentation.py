@@ -77,7 +77,7 @@ def test_nothing_is_changed_by_default() -> None:
     sample = make_sample(balls().train[0], options().preprocessing)
     changes = draw_changes(5, options(rotate=False), CPU)
     assert changes.made(sample, 0) is sample
-    assert changes.of(0, 2) is None
+    assert changes.rotations_of(0, 2) is None
     assert options().mesh_variants.count == 0
     assert draw_variants([["a"], ["b"]]) == ["a", "b"]
 
@@ -164,7 +164,7 @@ def losses(samples: list[Sample], chosen: TrainOptions, capture: bool) -> Any:
         step.capture("vertices", [s.operators for s in samples], EmulatedGraph)
     torch.manual_seed(1)
     changes = draw_changes(len(samples), chosen, CPU)
-    return torch.stack([step(changes.made(s, i), changes.of(i, 1)) for i, s in enumerate(samples)])
+    return torch.stack([step(changes.made(s, i), changes.rotations_of(i, 1)) for i, s in enumerate(samples)])
 
 
 def test_captured_steps_see_the_changes() -> None:
