@@ -15,12 +15,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
-from diffnet.benchmarks.robustness.changes import LOST, cut
-from diffnet.data import LabeledMesh, figure, figures
+from diffnet.benchmarks.robustness.changes import LOST, cut, rotated
+from diffnet.data import LabeledMesh, LabeledMeshes, available_cores, figure, figures
+from diffnet.data.generated.shape import PARTS
 
 FIRST, COUNT = 1000, 64  # seeds of the unseen figures
 SHARE = 0.3  # of the vertices, that are cut off
@@ -44,43 +48,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given, options = parser.parse_known_args(arguments)
     out: Path = given.out
     started = time.perf_counter()
-    upright, turned = ([figure(FIRST + i, upright=u) for i in range(COUNT)] for u in (True, False))
-    sets = {
-        "whole": write_set(out / "figures" / "whole", turned),
-        "bottom_cut_off": write_set(out / "figures" / "bottom", [without_bottom(item) for item in upright]),
-        "random_side_cut_off": write_set(out / "figures" / "side", [without_bottom(item) for item in turned]),
-    }
+    folders, sets = write_figures(out / "figures", given.seeds)
     rows = []
-    for seed in given.seeds:
+    for seed, data in zip(given.seeds, folders, strict=True):
         for recipe, cuts in (("without cuts", ()), ("with cuts", CUTS)):
             run = out / f"{recipe.replace(' ', '-')}-{seed}"
-            common = ["--cache", str(out / "cache")]
-            diffnet(
-                "train",
-                "segmentation",
-                "--data",
-                "figures",
-                "--seed",
-                str(seed),
-                "--out",
-                str(run),
-                *common,
-                *cuts,
-                *options,
-            )
+            diffnet("train segmentation", *cuts, *options, data=data, seed=seed, out=run, cache=out / "cache")
             row = {"seed": seed, "recipe": recipe, **results(run, "preprocessing_seconds", "training_seconds")}
             for name, folder in sets.items():
                 scored = out / f"{run.name}-{folder.name}"
-                diffnet(
-                    "evaluate",
-                    "--checkpoint",
-                    str(run / "last.pt"),
-                    "--data",
-                    str(folder),
-                    "--out",
-                    str(scored),
-                    *common,
-                )
+                diffnet("evaluate", checkpoint=run / "last.pt", data=folder, out=scored, cache=out / "cache")
                 row[name] = results(scored, "test_accuracy")["test_accuracy"]
             rows.append(row)
     with (out / "cut_figures.csv").open("w", newline="") as file:
@@ -101,23 +78,45 @@ def without_bottom(item: LabeledMesh) -> LabeledMesh:
     return LabeledMesh(item.name, mesh, labels)
 
 
-def write_set(folder: Path, items: Sequence[LabeledMesh]) -> Path:
-    """Write meshes and their labels as a data set without training meshes. Returns the folder."""
-    (folder / "test").mkdir(parents=True, exist_ok=True)
-    for item in items:
-        mesh = item.mesh
-        with (folder / "test" / f"{item.name}.off").open("w") as file:
-            file.write(f"OFF\n{len(mesh.verts)} {len(mesh.faces)} 0\n")
-            np.savetxt(file, mesh.verts, fmt="%.9g")
-            np.savetxt(file, np.insert(mesh.faces, 0, 3, axis=1), fmt="%d")
-        np.savetxt(folder / "test" / f"{item.name}.txt", item.labels, fmt="%d")
-    (folder / "label_names.txt").write_text("\n".join(figures(1, 1).label_names) + "\n")
+def write_figures(out: Path, seeds: Sequence[int]) -> tuple[list[Path], dict[str, Path]]:
+    """Write the data sets. Returns the folder of each seed, and those of the unseen figures by column."""
+    with ProcessPoolExecutor(available_cores(), get_context("spawn")) as pool:
+        data = pool.map(training_figures, seeds)
+        upright = list(pool.map(figure, range(FIRST, FIRST + COUNT)))
+        folders = [write_set(out / f"seed-{s}", d.test, d.train) for s, d in zip(seeds, data, strict=True)]
+    turned = [replace(x, mesh=rotated(x.mesh, np.random.default_rng(i))[0]) for i, x in enumerate(upright)]
+    return folders, {
+        "whole": write_set(out / "whole", turned),
+        "bottom_cut_off": write_set(out / "bottom", [without_bottom(item) for item in upright]),
+        "random_side_cut_off": write_set(out / "side", [without_bottom(item) for item in turned]),
+    }
+
+
+def training_figures(seed: int) -> LabeledMeshes:
+    """The training figures of `--data figures` with this seed, and two of its test figures, which training asks for."""
+    return figures(test=2, seed=seed)
+
+
+def write_set(folder: Path, test: Sequence[LabeledMesh], train: Sequence[LabeledMesh] = ()) -> Path:
+    """Write meshes and their labels as a data set. Returns the folder."""
+    for name, items in (("test", test), ("train", train)):
+        if items:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        for item in items:
+            mesh = item.mesh
+            with (folder / name / f"{item.name}.off").open("w") as file:
+                file.write(f"OFF\n{len(mesh.verts)} {len(mesh.faces)} 0\n")
+                np.savetxt(file, mesh.verts, fmt="%.9g")
+                np.savetxt(file, np.insert(mesh.faces, 0, 3, axis=1), fmt="%d")
+            np.savetxt(folder / name / f"{item.name}.txt", item.labels, fmt="%d")
+    (folder / "label_names.txt").write_text("\n".join(PARTS) + "\n")
     return folder
 
 
-def diffnet(*arguments: str) -> None:
-    """Run the command `diffnet`. Raises CalledProcessError if it fails."""
-    subprocess.run([sys.executable, "-m", "diffnet", *arguments], check=True)
+def diffnet(command: str, *more: str, **options: object) -> None:
+    """Run a command of `diffnet` with these options. Raises CalledProcessError if it fails."""
+    named = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    subprocess.run([sys.executable, "-m", "diffnet", *command.split(), *named, *more], check=True)
 
 
 def results(run: Path, *names: str) -> dict[str, float]:
