@@ -1,4 +1,5 @@
 from .arrays import array_statistics, own_arrays
+from .augmentation import augmented
 from .conversion import chosen_classes, labels_at, with_label_names, with_labels_at, without_classes
 from .decimation import (
     decimate_all,
@@ -36,10 +37,11 @@ from .folders.targets import load_targets
 from .generated.classes import shapes
 from .generated.dataset import curved_figure, figure, figures
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
-from .options import Preprocessing
+from .options import Preprocessing, Variants
 from .samples import Interpolation, MeshBatches, Sample, collate_samples, epoch_seed, make_sample
 from .target_names import target_parts
 from .targets import original_targets, standardized_targets, target_statistics, with_columns
+from .variants import make_variants
 
 __all__ = [
     "FEATURE_CHANNELS",
@@ -59,7 +61,9 @@ __all__ = [
     "Sample",
     "Statistics",
     "TargetsAt",
+    "Variants",
     "array_statistics",
+    "augmented",
     "available_cores",
     "canonical_features",
     "check_statistics",
@@ -84,6 +88,7 @@ __all__ = [
     "load_meanwhile",
     "load_targets",
     "make_sample",
+    "make_variants",
     "original_targets",
     "own_arrays",
     "precompute_all",

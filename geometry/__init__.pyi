@@ -1,3 +1,5 @@
+from .augmentation.cuts import MeshPart, cut_by_plane
+from .augmentation.transforms import mirrored, rotated, scaled
 from .batches.collate import collate
 from .batches.functional import diffuse, from_spectral, gradient, mesh_mean, to_spectral
 from .batches.functional_maps import (
@@ -58,6 +60,7 @@ __all__ = [
     "Mesh",
     "MeshError",
     "MeshLike",
+    "MeshPart",
     "NormalsRule",
     "Operators",
     "Patches",
@@ -67,6 +70,7 @@ __all__ = [
     "boundary_vertices",
     "collate",
     "curvature",
+    "cut_by_plane",
     "decimate",
     "diagnose",
     "diffuse",
@@ -91,6 +95,7 @@ __all__ = [
     "make_mesh",
     "mesh_edges",
     "mesh_mean",
+    "mirrored",
     "nearest_on_surface",
     "normalize_positions",
     "one_ring",
@@ -101,6 +106,8 @@ __all__ = [
     "random_rotation",
     "random_rotations",
     "rotate",
+    "rotated",
+    "scaled",
     "smooth_boundaries",
     "soft_functional_map",
     "tangent_frames",

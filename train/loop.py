@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
 from diffnet.data import ArrayStatistics, LabeledMeshes, MeshBatches, Sample, Statistics, epoch_seed
-from diffnet.geometry import random_rotations
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import write_atomically
+from diffnet.train.augmentation import draw_changes, draw_variants
 from diffnet.train.averaging import WeightAverage
 from diffnet.train.batches import packed
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
@@ -28,6 +28,8 @@ from diffnet.train.run_folder.history import Row, as_csv, columns
 from diffnet.train.step import TrainingStep, make_optimizer, restore_optimizer, set_learning_rate
 from diffnet.train.tasks.names import SCORES
 from diffnet.train.tasks.registry import task_named
+
+T = TypeVar("T")
 
 
 class TrainingError(DiffnetError, RuntimeError):
@@ -49,6 +51,7 @@ def train(
     predictions: list[Tensor] | None = None,
     statistics: Statistics | None = None,
     target_statistics: ArrayStatistics | None = None,
+    variants: Sequence[Sequence[Sample]] = (),
 ) -> Checkpoint:
     """Train a network and write its checkpoints into the folder `out`.
 
@@ -68,11 +71,18 @@ def train(
     statistics: of the own arrays among the features of the samples, see `array_statistics`. Checkpoints store them.
     target_statistics: of the targets of a regression, see `target_statistics`. The samples have standardized targets.
 
+    variants: of each training sample, see `make_variants`. Each epoch trains on one of a sample and its variants. Empty
+        if there are none.
+
     Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises
     CheckpointError if a run can't be resumed, and OptionError if validation leaves no mesh to train on.
     """
     task, score_name = task_named(options.task), SCORES[options.task]
-    fitted, held_out = set_aside(train_samples, options)
+    groups = [
+        [sample, *others] for sample, others in zip(train_samples, variants or [()] * len(train_samples), strict=True)
+    ]
+    fitted, held_out_groups = set_aside(groups, options)
+    held_out = [group[0] for group in held_out_groups]
     torch.manual_seed(options.seed)
     model = build_model(options, data.label_names, data.labels_at, statistics).to(device)
     optimizer = make_optimizer(model, options, device)
@@ -80,7 +90,7 @@ def train(
     scored = model if average is None else average.network
     step = TrainingStep(model, optimizer, options, device, average)
     if capture and device.type == "cuda" and options.backend == "auto":
-        step.capture(data.labels_at, [s.operators for s in fitted])
+        step.capture(data.labels_at, [sample.operators for group in fitted for sample in group])
         graphed(scored, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
     history: list[Row] = []
     last_predictions: list[Tensor] = []
@@ -114,22 +124,14 @@ def train(
         write_atomically(out / "metrics.csv", as_csv(history, score_name))
     else:
         save_checkpoint(out / "last.pt", checkpoint())
-    batches = MeshBatches(
-        [s.operators.num_vertices for s in fitted],
-        meshes=options.batch_meshes,
-        max_vertices=options.batch_vertices,
-        shuffle=True,
-        seed=options.seed,
-    )
 
     # TensorBoard's steps are epochs from 1. purge_step hides later epochs that an interrupted run may have written.
     with EventFile(out / "tensorboard", purge_step=len(history) + 1) as board:
         for epoch in range(len(history), options.epochs):
             started = time.perf_counter()
-            batches.set_epoch(epoch)
             torch.manual_seed(epoch_seed(options.seed, epoch))
             set_learning_rate(optimizer, options.learning_rate_at(epoch))
-            loss, tally = _train_epoch(model, step, fitted, batches, options, device, epoch, after_step)
+            loss, tally = _train_epoch(model, step, fitted, options, device, epoch, after_step)
             if average is not None:
                 average.write()
             last = epoch + 1 == options.epochs
@@ -165,7 +167,7 @@ def train(
     return judged
 
 
-def set_aside(samples: Sequence[Sample], options: TrainOptions) -> tuple[list[Sample], list[Sample]]:
+def set_aside(samples: Sequence[T], options: TrainOptions) -> tuple[list[T], list[T]]:
     """Split the training samples into those to fit and those to validate on. Only the seed decides which.
 
     Raises OptionError if none is left to fit.
@@ -186,24 +188,34 @@ def set_aside(samples: Sequence[Sample], options: TrainOptions) -> tuple[list[Sa
 def _train_epoch(
     model: DiffusionNet,
     step: TrainingStep,
-    samples: Sequence[Sample],
-    batches: Iterable[list[int]],
+    groups: Sequence[Sequence[Sample]],
     options: TrainOptions,
     device: torch.device,
     epoch: int,
     after_step: Callable[[float], Any],
 ) -> tuple[float, Tensor]:
-    """One pass over the training set. Returns the mean loss of its steps, and their tally under dropout."""
+    """One pass over the training set. Returns the mean loss of its steps, and their tally under dropout.
+
+    groups: each training sample with its variants
+    """
     model.train()
     step.tally.zero_()
     losses: list[Tensor] = []
     names: list[tuple[str, ...]] = []
-    # Drawing and moving all rotations at once takes as long as those of one step.
-    rotations = random_rotations(len(samples)).to(device) if options.rotates else None
+    changes = draw_changes(len(groups), options, device)
+    samples = draw_variants(groups)
+    batches = MeshBatches(
+        [s.operators.num_vertices for s in samples],
+        meshes=options.batch_meshes,
+        max_vertices=options.batch_vertices,
+        shuffle=True,
+        seed=options.seed,
+    )
+    batches.set_epoch(epoch)
     first = 0
     for sample in packed(samples, batches, device):
         meshes = len(sample.operators)
-        losses.append(step(sample, None if rotations is None else rotations[first : first + meshes]))
+        losses.append(step(changes.made(sample, first), changes.rotations_of(first, meshes)))
         names.append(sample.names)
         first += meshes
         after_step(epoch + first / len(samples))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from diffnet.data.feature_names import canonical_features, vector_channels
-from diffnet.data.options import Preprocessing
+from diffnet.data.options import Preprocessing, Variants
 from diffnet.data.target_names import target_parts
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.preprocessing.options import (
@@ -26,6 +26,7 @@ MLPNorm: TypeAlias = Literal["none", "layer", "rms"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
 Loss: TypeAlias = Literal["mse", "l1", "huber"]
+RotationAxis: TypeAlias = Literal["any", "x", "y", "z"]
 TrainBackend: TypeAlias = Literal["auto", "torch"]
 
 
@@ -43,6 +44,12 @@ class TrainOptions:
     targets, loss: of a regression, see `load_targets` and `target_loss`
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
         Other features do not change under rotation.
+    rotate_about: "any" for all rotations, or the axis of the rotations
+    scale_range: multiply positions by a random factor from 1/scale_range to scale_range, see `augmented`
+    jitter: standard deviation of noise on the positions among the features; the radius of a mesh is 1
+    mirror: mirror half of the meshes
+    cut, decimate: the largest shares of the surface and of the faces that variants of the training meshes lack
+    variants: the number of variants of each mesh, if `cut` or `decimate` is not 0; see `make_variants`
 
     Raises OptionError for a value that is not allowed.
 
@@ -73,6 +80,13 @@ class TrainOptions:
     batch_meshes: int | None = 1
     batch_vertices: int | None = None
     rotate: bool | None = None
+    rotate_about: RotationAxis = "any"
+    scale_range: float = 1.0
+    jitter: float = 0.0
+    mirror: bool = False
+    cut: float = 0.0
+    decimate: float = 0.0
+    variants: int = 8
     label_smoothing: float = 0.0
     ignore: tuple[str, ...] = ()
     class_weights: str | None = None
@@ -87,14 +101,14 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", canonical_features(self.features))  # the only way in a frozen dataclass
-        for name in ("epochs", "width", "blocks", "decay_every", "eval_every"):
+        for name in ("epochs", "width", "blocks", "decay_every", "eval_every", "variants"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 1, got {getattr(self, name)}")
         for name in ("batch_meshes", "batch_vertices"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{name} should be at least 1, got {value}")
-        for name in ("dropout", "validation", "label_smoothing", "average_weights"):
+        for name in ("dropout", "validation", "label_smoothing", "average_weights", "jitter", "cut", "decimate"):
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
         if self.max_faces is not None and self.max_faces < 4:
@@ -114,6 +128,7 @@ class TrainOptions:
             ("backend", get_args(TrainBackend)),
             ("schedule", get_args(Schedule)),
             ("loss", get_args(Loss)),
+            ("rotate_about", get_args(RotationAxis)),
             ("diffusion", get_args(DiffusionMode)),
             ("initial_times", get_args(InitialTimes)),
             ("mlp_norm", get_args(MLPNorm)),
@@ -133,8 +148,15 @@ class TrainOptions:
         object.__setattr__(self, "laplacian", self.preprocessing.laplacian)  # `preprocessing` checks its own options
         if self.k < 1 and self.diffusion == "spectral":
             raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")
-        if self.rotate and not vector_channels(self.features):
-            raise OptionError(f"rotate needs features with xyz or normals, got {self.features!r}")
+        if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
+            name = "rotate" if self.rotate else "rotate_about"
+            raise OptionError(f"{name} needs features with xyz or normals, got {self.features!r}")
+        if self.rotate is False and self.rotate_about != "any":
+            raise OptionError(f"rotate_about is {self.rotate_about!r}, but rotate is False; leave one of them out")
+        if self.jitter > 0 and "xyz" not in self.features.split("+"):
+            raise OptionError(f"jitter needs features with xyz, got {self.features!r}")
+        if not 1 <= self.scale_range <= 10:
+            raise OptionError(f"scale_range should be from 1, which is off, to 10, got {self.scale_range}")
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -142,6 +164,11 @@ class TrainOptions:
         return Preprocessing(
             self.k, self.laplacian, self.features, self.basis, self.join, self.operators, self.normalize
         )
+
+    @property
+    def mesh_variants(self) -> Variants:
+        """The variants of the training meshes."""
+        return Variants(self.variants if self.cut or self.decimate else 0, self.cut, self.decimate)
 
     @property
     def rotates(self) -> bool:

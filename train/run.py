@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +43,7 @@ from diffnet.data import (
     fill_cache,
     load_meanwhile,
     make_sample,
+    make_variants,
     original_targets,
     own_arrays,
     standardized_targets,
@@ -121,12 +123,16 @@ def run_training(
             own_arrays(item.mesh, options.features, statistics, item.arrays)  # names what is missing at once
         train_items = few_faces(decimated, fitted, data.labels_at, options, cache_dir, jobs, console)
         tests = few_faces(decimated_to_score, tested, data.labels_at, options, cache_dir, jobs, console)
-        items = [*train_items, *(item for item, _ in tests)]
+        variants = _variants(train_items, data.labels_at, options, console)
+        items = [*train_items, *(item for item, _ in tests), *chain.from_iterable(variants)]
+        backs = dict(enumerate((back for _, back in tests), len(train_items)))
         samples = preprocess(items, options, cache_dir, jobs, console, statistics)
-        backs = [None] * len(train_items) + [back for _, back in tests]
-        samples = [scored_on(sample, back) for sample, back in zip(samples, backs, strict=True)]
+        samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
         samples = keep_on_device(samples, device, matmul_dtype(options.precision, device))
-        train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
+        rest = iter(samples)
+        train_samples, test_samples, *variant_samples = (
+            list(islice(rest, len(part))) for part in (data.train, data.test, *variants)
+        )
         preprocessing_seconds = time.perf_counter() - started
 
         with progress_bar(console) as bar:
@@ -152,6 +158,7 @@ def run_training(
                 predictions=predictions,
                 statistics=statistics,
                 target_statistics=targets,
+                variants=variant_samples,
             )
             bar.update(shown, completed=options.epochs)
 
@@ -241,6 +248,25 @@ def few_faces(
 def scored_on(sample: Sample, back: Weights | None) -> Sample:
     """The sample of a decimated mesh, whose outputs are interpolated to the full mesh. None leaves it as it is."""
     return sample if back is None else replace(sample, interpolation=Interpolation.of(back))
+
+
+def _variants(
+    items: Sequence[LabeledMesh], at: TargetsAt, options: TrainOptions, console: Console
+) -> list[list[LabeledMesh]]:
+    """The variants of each training mesh, or an empty list. Says what is made, with a progress bar."""
+    wanted = options.mesh_variants
+    if not wanted.count:
+        return []
+    shares = {"cut": wanted.cut, "decimated": wanted.decimate}
+    parts = [f"{how} by up to {percent(share, 0)}" for how, share in shares.items() if share]
+    console.print(f"{wanted.count} variants of each training mesh, {' and '.join(parts)}", highlight=False)
+    with progress_bar(console) as bar:
+        task = bar.add_task("variants", total=len(items))
+        found = []
+        for item in items:
+            found.append(make_variants(item, at, wanted, options.features))
+            bar.advance(task)
+    return found
 
 
 def preprocess(

@@ -1,1 +1,1 @@
-"""Measurements of whole tasks, such as the accuracy after training. Each module is a program."""
+"""Measurements of what networks of `diffnet train` reach, each as one program that writes a CSV file."""

@@ -191,6 +191,7 @@ def test_prediction_with_a_checkpoint_of_the_original(room, tmp_path):
             [
                 *("--data", "--out", "--layout", "--features", "--epochs", "--width", "--blocks", "--dropout", "--lr"),
                 *("--schedule", "--decay-every", "--batch-meshes", "--batch-vertices", "--rotate", "--no-rotate"),
+                *("--rotate-about", "--scale-range", "--jitter", "--mirror", "--cut", "--decimate", "--variants"),
                 *("--validation", "--eval-every", "--k", "--laplacian", "--precision", "--device", "--seed", "--cache"),
                 *("--jobs", "--resume", "--capture", "--backend"),
             ],

@@ -21,7 +21,16 @@ from diffnet.geometry.preprocessing.options import (
     OperatorsKind,
     ScaleRule,
 )
-from diffnet.train.options import DiffusionMode, InitialTimes, Loss, MLPNorm, Precision, Schedule, TrainBackend
+from diffnet.train.options import (
+    DiffusionMode,
+    InitialTimes,
+    Loss,
+    MLPNorm,
+    Precision,
+    RotationAxis,
+    Schedule,
+    TrainBackend,
+)
 from diffnet.train.recipes import RecipeName
 
 
@@ -129,6 +138,28 @@ RotateOption = Annotated[
     bool | None,
     typer.Option("--rotate/--no-rotate", help="Rotate xyz and normals at random in training. Default: yes."),
 ]
+RotateAboutOption = Annotated[
+    RotationAxis, typer.Option(help="The axis of the random rotations; any for all rotations.")
+]
+ScaleRangeOption = Annotated[
+    float, typer.Option(min=1, max=10, help="Scale meshes at random by a factor from 1/S to S in training.")
+]
+JitterOption = Annotated[
+    float,
+    typer.Option(min=0, max=0.99, help="Standard deviation of noise on xyz in training. Meshes have radius 1."),
+]
+MirrorOption = Annotated[bool, typer.Option("--mirror", help="Mirror half of the meshes in training.")]
+CutOption = Annotated[
+    float,
+    typer.Option(
+        min=0, max=0.99, help="Also train on variants of the meshes that random planes cut, by up to this share."
+    ),
+]
+DecimateOption = Annotated[
+    float,
+    typer.Option(min=0, max=0.99, help="Also train on variants of the meshes that lack up to this share of the faces."),
+]
+VariantsOption = Annotated[int, typer.Option(min=1, help="Variants of each training mesh, with --cut or --decimate.")]
 ValidationOption = Annotated[
     float, typer.Option(min=0, max=0.9, help="Share of the training meshes held out to choose the best epoch.")
 ]
