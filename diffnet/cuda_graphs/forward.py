@@ -192,6 +192,9 @@ class GraphedForward:
             if recording is None and not records:
                 recording = _larger(lane, config, size)
                 if recording is None:
+                    if lane.recorded() and not size.fits_into(lane.arena.capacity):
+                        # The next batch of this size drops these graphs. Now their memory serves the call without graphs.
+                        lane.clear()
                     return None
             if recording is not None:
                 recording.load(features, operators)
