@@ -193,7 +193,7 @@ class GraphedForward:
                 recording = _larger(lane, config, size)
                 if recording is None:
                     if lane.recorded() and not size.fits_into(lane.arena.capacity):
-                        # The next batch of this size drops these graphs. Now their memory serves the call without graphs.
+                        # A second batch of this size would drop these graphs. The first one needs their memory.
                         lane.clear()
                     return None
             if recording is not None:
