@@ -85,9 +85,13 @@ _KEPT = _Kept()
 
 
 @contextmanager
-def kept_nonnegative(times: Sequence[Tensor]) -> Iterator[None]:
-    """Set negative times to 0 in place, in one launch. In the block and in this thread, modules don't do it again."""
-    keep_nonnegative(times)
+def kept_nonnegative(times: Sequence[Tensor], *, done: bool = False) -> Iterator[None]:
+    """Set negative times to 0 in place, in one launch. In the block and in this thread, modules don't do it again.
+
+    done: whether another launch does it before the block
+    """
+    if not done:
+        keep_nonnegative(times)
     before, _KEPT.times = _KEPT.times, frozenset(map(id, times))
     try:
         yield
