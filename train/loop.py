@@ -17,15 +17,15 @@ from diffnet.cuda_graphs import graphed
 from diffnet.data import ArrayStatistics, LabeledMeshes, MeshBatches, Sample, Statistics, epoch_seed
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import write_atomically
-from diffnet.train.augmentation import draw_changes, draw_variants
-from diffnet.train.averaging import WeightAverage
 from diffnet.train.batches import packed
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.evaluate import evaluate
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.event_file import EventFile
 from diffnet.train.run_folder.history import Row, as_csv, columns
-from diffnet.train.step import TrainingStep, make_optimizer, restore_optimizer, set_learning_rate
+from diffnet.train.steps.augmentation import draw_changes, draw_variants
+from diffnet.train.steps.averaging import WeightAverage
+from diffnet.train.steps.step import TrainingStep, make_optimizer, restore_optimizer, set_learning_rate
 from diffnet.train.tasks.names import SCORES
 from diffnet.train.tasks.registry import task_named
 

@@ -20,7 +20,7 @@ from diffnet.benchmarks.robustness.page import as_table, with_tables
 from diffnet.geometry import Mesh, diagnose, make_mesh, mesh_edges
 from diffnet.train.checkpoint import build_model, save_checkpoint
 from diffnet.train.options import TrainOptions
-from diffnet.train.step import make_optimizer
+from diffnet.train.steps.step import make_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

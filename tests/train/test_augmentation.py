@@ -18,11 +18,11 @@ from rich.console import Console
 from diffnet.data import LabeledMesh, LabeledMeshes, Sample, collate_samples, make_sample
 from diffnet.geometry import make_mesh
 from diffnet.geometry.errors import OptionError
-from diffnet.train.augmentation import draw_changes, draw_variants
 from diffnet.train.checkpoint import build_model, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.options import TrainOptions
 from diffnet.train.run import run_training
-from diffnet.train.step import TrainingStep, make_optimizer
+from diffnet.train.steps.augmentation import draw_changes, draw_variants
+from diffnet.train.steps.step import TrainingStep, make_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 

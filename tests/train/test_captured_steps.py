@@ -21,13 +21,13 @@ from diffnet.data import LabeledMesh, LabeledMeshes, LabelsAt, Sample, collate_s
 from diffnet.geometry import random_rotations
 from diffnet.geometry.mesh.mesh import make_mesh, mesh_edges
 from diffnet.ops.common.cuda_graph import capturable_stream, record
-from diffnet.train.averaging import WeightAverage
 from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import build_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.loop import train
 from diffnet.train.options import TrainOptions
-from diffnet.train.step import TrainingStep, make_optimizer
+from diffnet.train.steps.averaging import WeightAverage
+from diffnet.train.steps.step import TrainingStep, make_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

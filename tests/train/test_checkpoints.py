@@ -19,13 +19,13 @@ from diffnet import DiffnetError, DiffusionNet
 from diffnet.checkpoints.files import CheckpointError
 from diffnet.data import Preprocessing
 from diffnet.geometry.errors import OptionError
-from diffnet.train.averaging import WeightAverage
 from diffnet.train.checkpoint import build_model, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.inference.loading import load_network
 from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import columns
-from diffnet.train.step import make_optimizer, restore_optimizer
+from diffnet.train.steps.averaging import WeightAverage
+from diffnet.train.steps.step import make_optimizer, restore_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

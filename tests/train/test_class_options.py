@@ -21,7 +21,7 @@ from diffnet.train import cli
 from diffnet.train.checkpoint import build_model, load_checkpoint
 from diffnet.train.metrics import soft_accuracy
 from diffnet.train.options import TrainOptions
-from diffnet.train.step import TrainingStep, make_optimizer
+from diffnet.train.steps.step import TrainingStep, make_optimizer
 from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.labels import label_loss
 

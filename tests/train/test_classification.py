@@ -25,7 +25,7 @@ from diffnet.train.inference.predict import predict_labels, predict_probabilitie
 from diffnet.train.loop import train
 from diffnet.train.metrics import balanced_accuracy
 from diffnet.train.options import TrainOptions
-from diffnet.train.step import TrainingStep, make_optimizer
+from diffnet.train.steps.step import TrainingStep, make_optimizer
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 

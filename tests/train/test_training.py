@@ -20,7 +20,6 @@ from diffnet.geometry import make_mesh, mesh_edges, random_rotations, rotate
 from diffnet.geometry.files import write_atomically
 from diffnet.train import batches, loop
 from diffnet.train import evaluate as evaluate_module
-from diffnet.train.averaging import WeightAverage
 from diffnet.train.batches import computed_ahead, keep_on_device
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.device import autocast, matmul_dtype, pick_device
@@ -30,7 +29,8 @@ from diffnet.train.metrics import accuracy, class_scores, confusion_matrix
 from diffnet.train.options import TrainOptions
 from diffnet.train.run import run_training
 from diffnet.train.run_folder.history import columns
-from diffnet.train.step import Adam
+from diffnet.train.steps.averaging import WeightAverage
+from diffnet.train.steps.step import Adam
 from diffnet.train.tasks.labels import mean_cross_entropy
 from diffnet.train.tasks.segmentation import SEGMENTATION
 

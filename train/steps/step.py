@@ -15,11 +15,11 @@ from diffnet.cuda_graphs.lane import Recorder, record_graph
 from diffnet.data import Sample, TargetsAt, rotate_vectors, vector_channels
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
-from diffnet.train.averaging import WeightAverage
 from diffnet.train.batches import Batch
-from diffnet.train.captured_steps import CapturedSteps
 from diffnet.train.device import autocast
 from diffnet.train.options import TrainOptions
+from diffnet.train.steps.averaging import WeightAverage
+from diffnet.train.steps.captured_steps import CapturedSteps
 from diffnet.train.tasks.registry import task_named
 
 
