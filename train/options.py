@@ -67,10 +67,10 @@ class TrainOptions:
     normalize: ScaleRule = "radius"
     max_faces: int | None = None
     epochs: int = 100
-    width: int = 128
+    width: int = 256
     blocks: int = 4
     diffusion: DiffusionMode = "spectral"
-    initial_times: InitialTimes = "zero"
+    initial_times: InitialTimes = "spread"
     mlp_norm: MLPNorm = "none"
     attention_heads: int = 0
     dropout: float = 0.2

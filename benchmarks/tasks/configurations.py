@@ -17,9 +17,9 @@ SETS: dict[str, dict[str, Any]] = {
 
 BASE = "base"
 
-# The base is the recipe of the original with the Laplacian and the joining of vertices of diffnet, which accept any
+# The base is the recipe of the original with the operators and the joining of vertices of diffnet, which accept any
 # mesh, and the same dropout in all tasks.
-_KEPT = {"laplacian": "robust", "join": "auto"}
+_KEPT = {"operators": "diffnet", "join": "auto"}
 
 CHANGES: dict[str, dict[str, Any]] = {
     "log-hks": {"features": "log-hks"},
@@ -57,7 +57,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "batch-8": {"batch_meshes": 8},
     "average": {"average_weights": 0.999},
     "average-0.99": {"average_weights": 0.99},
-    "cotan": {"laplacian": "cotan"},
+    "original-operators": {"operators": "original", "join": "never"},
 }
 
 _FIRST_LEADS = "log-hks+cosine+dropout-0.2"
