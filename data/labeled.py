@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry import Mesh
@@ -32,12 +33,15 @@ class LabeledMesh:
         (N, C), or (1, C) for a mesh. NaN is a missing target.
     arrays: own features at the vertices, (V,) or (V, C), by the NAME of `file:NAME`. Those of a mesh from a file are
         found beside the file, see `own_arrays`.
+    accepted: (N, C) bool, the classes that count as right at each labeled element in a published score, from soft
+        labels; or None. See `soft_accuracy` in `train/metrics.py`.
     """
 
     name: str
     mesh: Mesh
     labels: NDArray[Any]
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    accepted: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)

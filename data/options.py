@@ -63,3 +63,26 @@ class Preprocessing:
         fewest = 1 if any(part.needs_eigenpairs for part in feature_parts(self.features)) else 0
         if self.k < fewest:
             raise OptionError(f"k should be at least {fewest}, got {self.k}")
+
+
+@dataclass(frozen=True)
+class Variants:
+    """How variants of the training meshes are made, see `make_variants`.
+
+    count: number of variants of each mesh, besides the mesh itself
+    cut: the largest share of the surface that a plane cuts off, at least 0 and below 1. 0 cuts nothing.
+    decimate: the largest share of the faces that decimation removes, at least 0 and below 1. 0 removes none.
+
+    Raises OptionError for a value that is not allowed.
+    """
+
+    count: int = 0
+    cut: float = 0.0
+    decimate: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise OptionError(f"the number of variants should be at least 0, got {self.count}")
+        for name in ("cut", "decimate"):
+            if not 0 <= getattr(self, name) < 1:
+                raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from diffnet.activations import Activation, log_softmax
 from diffnet.arguments import check_features, check_operators, refuses_fields
-from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode
+from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode, MLPNorm
+from diffnet.diffusion import InitialTimes
 from diffnet.first_call import compile_before_first_call
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
@@ -37,8 +38,8 @@ class DiffusionNet(nn.Module):
         outputs_at: "vertices"; "faces" or "edges", the means over corners or ends; or "global_mean", one output per
             mesh, weighted by vertex areas.
         last_activation: applied to the outputs, for example `log_softmax`. None by default.
-        mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, attention_heads, backend: see
-            `DiffusionNetBlock`.
+        mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, initial_times, mlp_norm,
+            attention_heads, backend: see `DiffusionNetBlock`.
 
     The arguments are attributes of the network, except `blocks`, which is the list of the blocks. `metadata` is a
     dictionary for what belongs to the network; `save` and `load` keep it.
@@ -79,6 +80,8 @@ class DiffusionNet(nn.Module):
         gradient_rotation: Rotation = True,
         gradient: GradientMode = "auto",
         diffusion: DiffusionMode = "spectral",
+        initial_times: InitialTimes = "zero",
+        mlp_norm: MLPNorm = "none",
         attention_heads: int = 0,
         backend: Backend = "auto",
     ) -> None:
@@ -109,6 +112,8 @@ class DiffusionNet(nn.Module):
                 gradient_rotation=gradient_rotation,
                 gradient=gradient,
                 diffusion=diffusion,
+                initial_times=initial_times,
+                mlp_norm=mlp_norm,
                 attention_heads=attention_heads,
                 backend=backend,
             )
@@ -122,6 +127,8 @@ class DiffusionNet(nn.Module):
         self.gradient_rotation: Rotation = "swapped" if gradient_rotation == "swapped" else bool(gradient_rotation)
         self.gradient: GradientMode = gradient
         self.diffusion: DiffusionMode = diffusion
+        self.initial_times: InitialTimes = initial_times
+        self.mlp_norm: MLPNorm = mlp_norm
         self.attention_heads = int(attention_heads)
         self.backend: Backend = backend
         self.metadata: dict[str, Any] = {}

@@ -1,3 +1,5 @@
+from .augmentation.cuts import MeshPart, cut_by_plane
+from .augmentation.transforms import mirrored, rotated, scaled
 from .batches.collate import collate
 from .batches.functional import diffuse, from_spectral, gradient, mesh_mean, to_spectral
 from .batches.functional_maps import (
@@ -8,6 +10,8 @@ from .batches.functional_maps import (
     zoomout,
 )
 from .batches.unpack import UnpackAt
+from .decimation.decimate import decimate
+from .decimation.nearest import element_weights, nearest_on_surface
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
 from .discretize.coincident import joined_vertices
@@ -15,6 +19,8 @@ from .discretize.frames import tangent_frames
 from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
+from .elements.elements import ElementsAt, border_lengths, edges_of_faces, element_areas, element_points
+from .elements.smoothing import smooth_boundaries
 from .geodesics.curve import area_under_curve, error_curve, mean_error
 from .geodesics.errors import Prediction, geodesic_errors, geodesic_errors_of_all
 from .geodesics.label_errors import geodesic_label_errors
@@ -52,11 +58,13 @@ __all__ = [
     "Attributes",
     "BasisPrecision",
     "Diagnosis",
+    "ElementsAt",
     "JoinRule",
     "LaplacianKind",
     "Mesh",
     "MeshError",
     "MeshLike",
+    "MeshPart",
     "NormalsRule",
     "Operators",
     "Patches",
@@ -64,14 +72,21 @@ __all__ = [
     "SurfacePoints",
     "UnpackAt",
     "area_under_curve",
+    "border_lengths",
     "boundary_vertices",
     "closest_points",
     "collate",
     "curvature",
+    "cut_by_plane",
+    "decimate",
     "diagnose",
     "diffuse",
+    "edges_of_faces",
     "eigenbases",
     "eigenbasis",
+    "element_areas",
+    "element_points",
+    "element_weights",
     "error_curve",
     "farthest_points",
     "from_spectral",
@@ -91,6 +106,8 @@ __all__ = [
     "mean_error",
     "mesh_edges",
     "mesh_mean",
+    "mirrored",
+    "nearest_on_surface",
     "normalize_positions",
     "one_ring",
     "patches",
@@ -100,6 +117,9 @@ __all__ = [
     "random_rotation",
     "random_rotations",
     "rotate",
+    "rotated",
+    "scaled",
+    "smooth_boundaries",
     "soft_functional_map",
     "tangent_frames",
     "to_spectral",

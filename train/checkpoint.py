@@ -21,6 +21,7 @@ from diffnet.train.checkpoint_checks import (
     Checkpoint,
     check_optimizer,
     check_sizes,
+    checked_averaging,
     checked_options,
     checked_statistics,
     checked_target_statistics,
@@ -54,6 +55,7 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
     with torch.device("meta"):  # a network without memory
         network = build_model(options, checkpoint["label_names"], checkpoint["labels_at"], checkpoint["statistics"])
     check_names_and_shapes(path, weights, network.state_dict())
+    checkpoint["averaging"] = checked_averaging(path, checkpoint, options, network.state_dict())
     check_optimizer(path, checkpoint["optimizer"], list(network.parameters()))
     return checkpoint
 
@@ -72,6 +74,8 @@ def build_model(
         blocks=options.blocks,
         dropout=options.dropout,
         diffusion=options.diffusion,
+        initial_times=options.initial_times,
+        mlp_norm=options.mlp_norm,
         attention_heads=options.attention_heads,
         outputs_at=outputs_at_of(labels_at),
         backend=options.backend,

@@ -120,6 +120,21 @@ def check_optimizer(path: Path, state: Any, parameters: Sequence[Tensor]) -> Non
     check_names_and_shapes(path, check_named_tensors(path, named), expected)
 
 
+def checked_averaging(
+    path: Path, checkpoint: Checkpoint, options: TrainOptions, expected: Mapping[str, Tensor]
+) -> Checkpoint | None:
+    """The state of `WeightAverage`, or None for a run without it."""
+    state = checkpoint.get("averaging")
+    if options.average_weights == 0 or not isinstance(state, dict):
+        if options.average_weights > 0 or state is not None:
+            raise CheckpointError(f"{path}: average_weights is {options.average_weights}, averaging is {shown(state)}")
+        return None
+    total = {"total": next(iter(expected.values())).new_empty(())}
+    for name, tensors in (("trained", expected), ("averages", expected), ("total", total)):
+        check_names_and_shapes(path, check_named_tensors(path, state.get(name)), tensors)
+    return state
+
+
 def _is_row(row: Any, epoch: int, expected: set[str]) -> bool:
     return (
         isinstance(row, dict)
@@ -133,6 +148,8 @@ def _fits(value: Any, hint: Any) -> bool:
     """Whether a plain value has the type of an option. As usual, an int is also a float. A bool is no number."""
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
+    if get_origin(hint) is tuple:  # of any length, stored as a list
+        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
     if get_args(hint):
         return any(_fits(value, choice) for choice in get_args(hint))
     return type(value) is hint or (hint is float and type(value) is int)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,6 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
 from diffnet.data import ArrayStatistics, LabeledMeshes, MeshBatches, PairSample, Sample, Statistics, epoch_seed
-from diffnet.geometry import random_rotations
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import packed
@@ -24,7 +23,9 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.event_file import EventFile
 from diffnet.train.run_folder.history import Row, as_csv, columns
-from diffnet.train.step import TrainingStep, make_optimizer, restore_optimizer, set_learning_rate
+from diffnet.train.steps.augmentation import draw_changes, draw_variants
+from diffnet.train.steps.averaging import WeightAverage
+from diffnet.train.steps.step import TrainingStep, make_optimizer, restore_optimizer, set_learning_rate
 from diffnet.train.tasks.names import SCORES
 from diffnet.train.tasks.registry import task_named
 
@@ -50,6 +51,7 @@ def train(
     predictions: list[Tensor] | None = None,
     statistics: Statistics | None = None,
     target_statistics: ArrayStatistics | None = None,
+    variants: Sequence[Sequence[Sample]] = (),
 ) -> Checkpoint:
     """Train a network and write its checkpoints into the folder `out`.
 
@@ -69,21 +71,32 @@ def train(
     statistics: of the own arrays among the features of the samples, see `array_statistics`. Checkpoints store them.
     target_statistics: of the targets of a regression, see `target_statistics`. The samples have standardized targets.
 
+    variants: of each training sample, see `make_variants`. Each epoch trains on one of a sample and its variants. Empty
+        if there are none.
+
     Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises
     CheckpointError if a run can't be resumed, and OptionError if validation leaves no mesh to train on.
     """
     task, score_name = task_named(options.task), SCORES[options.task]
-    fitted, held_out = set_aside(train_samples, options)
+    groups: list[list[Sample | PairSample]] = [
+        [sample, *others] for sample, others in zip(train_samples, variants or [()] * len(train_samples), strict=True)
+    ]
+    fitted, held_out_groups = set_aside(groups, options)
+    held_out = [group[0] for group in held_out_groups]
     torch.manual_seed(options.seed)
     model = build_model(options, data.label_names, data.labels_at, statistics).to(device)
     optimizer = make_optimizer(model, options, device)
-    step = TrainingStep(model, optimizer, options, device)
+    average = WeightAverage(model, options.average_weights) if options.average_weights > 0 else None
+    scored = model if average is None else average.network
+    step = TrainingStep(model, optimizer, options, device, average)
     if capture and device.type == "cuda" and options.backend == "auto":
         if task.maps is None:
-            step.capture(data.labels_at, [s.operators for s in fitted])
+            step.capture(data.labels_at, [sample.operators for group in fitted for sample in group])
+        elif scored is not model:
+            graphed(model, first_visits=0)
         # The functional maps of a pair depend on the lengths of its meshes on the host, so steps on pairs aren't
         # captured. The graphs of the network serve them.
-        graphed(model, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
+        graphed(scored, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
     history: list[Row] = []
     last_predictions: list[Tensor] = []
     best = -math.inf
@@ -91,7 +104,8 @@ def train(
 
     def checkpoint() -> Checkpoint:
         return {
-            "model": model.state_dict(),
+            "model": scored.state_dict(),
+            "averaging": None if average is None else average.state_dict(),
             "optimizer": optimizer.state_dict(),
             "history": history,
             "best": best,
@@ -106,33 +120,31 @@ def train(
     if resume:
         stored = load_checkpoint(out / "last.pt", device)
         _check_same_run(stored, checkpoint(), options, out)
-        model.load_state_dict(stored["model"])
+        scored.load_state_dict(stored["model"])
+        if average is not None:
+            average.load_state_dict(stored["averaging"])
         restore_optimizer(optimizer, stored["optimizer"])
         history, best = stored["history"], stored["best"]
         # The run may have stopped after it wrote last.pt and before it wrote the table.
         write_atomically(out / "metrics.csv", as_csv(history, score_name))
     else:
         save_checkpoint(out / "last.pt", checkpoint())
-    batches = MeshBatches(
-        [s.operators.num_vertices for s in fitted],
-        meshes=options.batch_meshes,
-        max_vertices=options.batch_vertices,
-        shuffle=True,
-        seed=options.seed,
-    )
 
     # TensorBoard's steps are epochs from 1. purge_step hides later epochs that an interrupted run may have written.
     with EventFile(out / "tensorboard", purge_step=len(history) + 1) as board:
         for epoch in range(len(history), options.epochs):
             started = time.perf_counter()
-            batches.set_epoch(epoch)
             torch.manual_seed(epoch_seed(options.seed, epoch))
             set_learning_rate(optimizer, options.learning_rate_at(epoch))
-            loss, tally = _train_epoch(model, step, fitted, batches, options, device, epoch, after_step)
+            loss, tally = _train_epoch(model, step, fitted, options, device, epoch, after_step)
+            if average is not None:
+                average.write()
             last = epoch + 1 == options.epochs
             due = (epoch + 1) % options.eval_every == 0 or last
-            tested = evaluate(model, test_samples, options, device, last_predictions if last else None) if due else None
-            validated = task.score(evaluate(model, held_out, options, device)) if held_out else None
+            tested = (
+                evaluate(scored, test_samples, options, device, last_predictions if last else None) if due else None
+            )
+            validated = task.score(evaluate(scored, held_out, options, device)) if held_out else None
             row: Row = {
                 "epoch": epoch + 1,
                 "learning_rate": options.learning_rate_at(epoch),
@@ -181,25 +193,35 @@ def set_aside(samples: Sequence[T], options: TrainOptions) -> tuple[list[T], lis
 def _train_epoch(
     model: DiffusionNet,
     step: TrainingStep,
-    samples: Sequence[Sample | PairSample],
-    batches: Iterable[list[int]],
+    groups: Sequence[Sequence[Sample | PairSample]],
     options: TrainOptions,
     device: torch.device,
     epoch: int,
     after_step: Callable[[float], Any],
 ) -> tuple[float, Tensor]:
-    """One pass over the training set. Returns the mean loss of its steps, and their tally under dropout."""
+    """One pass over the training set. Returns the mean loss of its steps, and their tally under dropout.
+
+    groups: each training sample with its variants
+    """
     model.train()
     step.tally.zero_()
     losses: list[Tensor] = []
     names: list[tuple[str, ...]] = []
-    # Drawing and moving all rotations at once takes as long as those of one step.
-    every = sum(len(s.names) for s in samples)  # a pair has two meshes
-    rotations = random_rotations(every).to(device) if options.rotates else None
+    every = sum(len(group[0].names) for group in groups)  # a pair has two meshes
+    changes = draw_changes(every, options, device)
+    samples = draw_variants(groups)
+    batches = MeshBatches(
+        [s.operators.num_vertices for s in samples],
+        meshes=options.batch_meshes,
+        max_vertices=options.batch_vertices,
+        shuffle=True,
+        seed=options.seed,
+    )
+    batches.set_epoch(epoch)
     first = 0
     for sample in packed(samples, batches, device):
         meshes = len(sample.operators)
-        losses.append(step(sample, None if rotations is None else rotations[first : first + meshes]))
+        losses.append(step(changes.made(sample, first), changes.rotations_of(first, meshes)))
         names.append(sample.names)
         first += meshes
         after_step(epoch + first / every)
@@ -226,7 +248,10 @@ def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions
     before = stored["options"]
     for name, value in fresh["options"].items():
         if (name != "epochs" or options.schedule == "cosine") and before[name] != value:
-            raise CheckpointError(f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}")
+            hint = "; the cosine schedule depends on the number of epochs" if name == "epochs" else ""
+            raise CheckpointError(
+                f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}{hint}"
+            )
     for name, difference in (
         ("label_names", "other labels"),
         ("labels_at", "other labels"),

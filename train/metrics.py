@@ -77,6 +77,25 @@ def balanced_accuracy(matrix: Any) -> float:
     return float(occurring.mean()) if len(occurring) else math.nan
 
 
+def soft_accuracy(prediction: Any, accepted: Any, areas: Any) -> float:
+    """The published score of MeshCNN for one mesh: the share of its area where the predicted class is accepted.
+
+    prediction: (N,) integers. accepted: (N, C) bool, the classes whose soft label is above 0. areas: (N,), the area
+    that belongs to each element, see `element_areas`. MeshCNN gives an edge a third of the area of its faces. The
+    score of a test set is the mean over its meshes. NaN if the area is 0.
+
+    Source: `seg_accuracy` in util/util.py, `read_sseg` in data/segmentation_data.py and `build_gemm` in
+    models/layers/mesh_prepare.py of MeshCNN (Hanocka et al. 2019, MIT), github.com/ranahanocka/MeshCNN.
+
+    >>> soft_accuracy([0, 1], [[True, True], [True, False]], [3.0, 1.0])
+    0.75
+    """
+    right = np.take_along_axis(np.asarray(accepted, bool), np.asarray(prediction)[:, None], axis=1)[:, 0]
+    weights = np.asarray(areas, np.float64)
+    total = weights.sum()
+    return float(weights[right].sum() / total) if total > 0 else math.nan
+
+
 def square_counts(matrix: Any) -> NDArray[np.int64]:
     """A confusion matrix as an array (C, C) int64. Raises ValueError if it is not square."""
     counts = np.asarray(matrix, np.int64)

@@ -8,9 +8,12 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -26,6 +29,7 @@ from rich.progress import (
 from diffnet import __version__
 from diffnet.data import (
     DataError,
+    Interpolation,
     LabeledMesh,
     LabeledMeshes,
     MeshPairs,
@@ -33,16 +37,22 @@ from diffnet.data import (
     Preprocessing,
     Sample,
     Statistics,
+    TargetsAt,
     array_statistics,
     available_cores,
+    decimate_all,
+    decimated,
+    decimated_to_score,
     fill_cache,
     load_meanwhile,
     make_sample,
+    make_variants,
     original_targets,
     own_arrays,
     standardized_targets,
     target_statistics,
 )
+from diffnet.data.decimation import Weights
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
@@ -53,13 +63,16 @@ from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import train
-from diffnet.train.metrics import score_text
+from diffnet.train.metrics import percent, score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
+from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.names import SCORES, TARGETS_AT
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Scored
+
+T = TypeVar("T")
 
 # The files that a run writes to its folder, except those of TensorBoard.
 WRITTEN = (
@@ -107,28 +120,39 @@ def run_training(
         )
     if pairs is not None and options.method == "supervised" and not pairs.is_supervised:
         raise OptionError("the data have no correspondences; use --method unsupervised")
+    if options.task in ("segmentation", "classification"):
+        data, options = with_class_options(data, options)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
         started = time.perf_counter()
-        items, targets = [*data.train, *data.test], None
+        fitted, tested, targets = data.train, data.test, None
         if options.task == "regression":
             targets = target_statistics(data.train, data.label_names)
-            items = standardized_targets(items, targets)
+            fitted, tested = (standardized_targets(part, targets) for part in (data.train, data.test))
         statistics = array_statistics(data.train, options.features)
         for item in data.test:
             own_arrays(item.mesh, options.features, statistics, item.arrays)  # names what is missing at once
+        train_items = few_faces(decimated, fitted, data.labels_at, options, cache_dir, jobs, console)
+        tests = few_faces(decimated_to_score, tested, data.labels_at, options, cache_dir, jobs, console)
+        variants = _variants(train_items, data.labels_at, options, console)
+        items = [*train_items, *(item for item, _ in tests), *chain.from_iterable(variants)]
+        backs = dict(enumerate((back for _, back in tests), len(train_items)))
         samples = preprocess(items, options, cache_dir, jobs, console, statistics)
+        samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
         # Functional maps need the basis in full precision.
         basis_dtype = torch.float32 if pairs is not None else matmul_dtype(options.precision, device)
         samples = keep_on_device(samples, device, basis_dtype)
-        train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
-        train_items: Sequence[Sample | PairSample] = train_samples
-        test_items: Sequence[Sample | PairSample] = test_samples
+        rest = iter(samples)
+        train_meshes, test_meshes, *variant_samples = (
+            list(islice(rest, len(part))) for part in (data.train, data.test, *variants)
+        )
+        train_samples: Sequence[Sample | PairSample] = train_meshes
+        test_samples: Sequence[Sample | PairSample] = test_meshes
         if pairs is not None:
             supervised = options.method == "supervised"
-            train_items = pair_samples(pairs, "train", train_samples, options.map_k, with_targets=supervised)
-            test_items = pair_samples(pairs, "test", test_samples, options.map_k)
+            train_samples = pair_samples(pairs, "train", train_meshes, options.map_k, with_targets=supervised)
+            test_samples = pair_samples(pairs, "test", test_meshes, options.map_k)
         preprocessing_seconds = time.perf_counter() - started
 
         with progress_bar(console) as bar:
@@ -142,8 +166,8 @@ def run_training(
             predictions: list[torch.Tensor] = []
             judged = train(
                 data,
-                train_items,
-                test_items,
+                train_samples,
+                test_samples,
                 options,
                 out,
                 device=device,
@@ -154,17 +178,18 @@ def run_training(
                 predictions=predictions,
                 statistics=statistics,
                 target_statistics=targets,
+                variants=variant_samples,
             )
             bar.update(shown, completed=options.epochs)
 
         if not predictions:
-            evaluate(restore_model(judged)[0].to(device), test_items, options, device, predictions)
+            evaluate(restore_model(judged)[0].to(device), test_samples, options, device, predictions)
         task = task_named(options.task)
         if targets is not None:
             predictions = [original_targets(each, targets) for each in predictions]
         scored_pairs = None
         if pairs is not None:
-            chosen = [item for item in test_items if isinstance(item, PairSample)]
+            chosen = [item for item in test_samples if isinstance(item, PairSample)]
             scored_pairs = score_pairs(
                 pairs, predictions, chosen, options.zoomout, device, cache_dir=cache_dir, jobs=jobs, console=console
             )
@@ -173,8 +198,8 @@ def run_training(
             "task": options.task,
             **task.results(scored),
             "judged_epoch": len(judged["history"]),
-            "train_meshes": len(train_samples),
-            "test_meshes": len(test_samples),
+            "train_meshes": len(data.train),
+            "test_meshes": len(data.test),
             "preprocessing_seconds": round(preprocessing_seconds, 2),
             "training_seconds": round(sum(row["seconds"] for row in judged["history"]), 2),
             **surroundings(device),
@@ -226,6 +251,48 @@ def _check_content(out: Path, resume: bool) -> None:
         raise OptionError(f"{out}: this folder already holds a run ({present[0]}); {hint}")
     if resume and "last.pt" not in present:
         raise OptionError(f"{out}: there is no run in this folder to resume")
+
+
+def few_faces(
+    work: Callable[..., T],
+    items: Sequence[LabeledMesh],
+    at: TargetsAt,
+    options: TrainOptions,
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+) -> list[T]:
+    """The results of `decimated` or `decimated_to_score` with these options, with a progress bar if some are large."""
+    bound = partial(work, at=at, max_faces=options.max_faces, features=options.features, cache_dir=cache_dir)
+    if not any(options.max_faces is not None and len(item.mesh.faces) > options.max_faces for item in items):
+        return [bound(item) for item in items]
+    with progress_bar(console) as bar:
+        task = bar.add_task("decimation", total=len(items))
+        return decimate_all(bound, items, options.max_faces, jobs, lambda: bar.advance(task))
+
+
+def scored_on(sample: Sample, back: Weights | None) -> Sample:
+    """The sample of a decimated mesh, whose outputs are interpolated to the full mesh. None leaves it as it is."""
+    return sample if back is None else replace(sample, interpolation=Interpolation.of(back))
+
+
+def _variants(
+    items: Sequence[LabeledMesh], at: TargetsAt, options: TrainOptions, console: Console
+) -> list[list[LabeledMesh]]:
+    """The variants of each training mesh, or an empty list. Says what is made, with a progress bar."""
+    wanted = options.mesh_variants
+    if not wanted.count:
+        return []
+    shares = {"cut": wanted.cut, "decimated": wanted.decimate}
+    parts = [f"{how} by up to {percent(share, 0)}" for how, share in shares.items() if share]
+    console.print(f"{wanted.count} variants of each training mesh, {' and '.join(parts)}", highlight=False)
+    with progress_bar(console) as bar:
+        task = bar.add_task("variants", total=len(items))
+        found = []
+        for item in items:
+            found.append(make_variants(item, at, wanted, options.features))
+            bar.advance(task)
+    return found
 
 
 def preprocess(

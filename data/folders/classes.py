@@ -46,8 +46,8 @@ def load_classes(
     least one mesh of each class. Classes are sorted by name.
 
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
-    needs_train: if False, the training part and some classes may be missing, as for an evaluation. Without a split, all
-        meshes are the test part.
+    needs_train: if False, as for an evaluation, the training part is not read, and it and some classes may be missing.
+        Without a split, all meshes are the test part.
 
     Returns meshes with labels () int64. Raises DataError for a folder, file or line that is missing or malformed,
     naming it; for a single class; for a class without a training or test mesh; and MeshError for a mesh that can't be
@@ -63,7 +63,8 @@ def load_classes(
     names = sorted({row.label for row in rows})
     if needs_train:
         rows = _checked(root, rows, names, test_fraction, seed)
-    train, test = [row for row in rows if row.split == "train"], [row for row in rows if row.split != "train"]
+    train = [row for row in rows if row.split == "train" and needs_train]
+    test = [row for row in rows if row.split != "train"]
     if not test:
         raise DataError(f"{root}: there are no test meshes")
     return LabeledMeshes(_load(train, names, cache_dir), _load(test, names, cache_dir), names, "meshes")

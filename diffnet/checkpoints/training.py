@@ -12,10 +12,19 @@ from diffnet.checkpoints.files import CheckpointError, check_format, check_named
 from diffnet.checkpoints.kinds import kind_of
 
 FORMAT = 1  # increase when older versions would misread a checkpoint
-# Options that checkpoints of older versions lack, where the default would change meshes.
-OLDER: dict[str, Any] = {"join": "never"}
+# Options that checkpoints of older versions lack, with what those versions did.
+OLDER: dict[str, Any] = {
+    "join": "never",
+    "schedule": "step",
+    "initial_times": "zero",
+    "mlp_norm": "none",
+    "label_smoothing": 0.0,
+    "average_weights": 0.0,
+}
 # The options of a run that are arguments of `DiffusionNet`. The others are metadata of the network.
-ARCHITECTURE = ("width", "blocks", "dropout", "diffusion", "attention_heads", "backend")
+ARCHITECTURE = (
+    *("width", "blocks", "dropout", "diffusion", "initial_times", "mlp_norm", "attention_heads", "backend"),
+)
 
 
 def network_in_checkpoint(
@@ -63,11 +72,6 @@ def metadata_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     options = OLDER | checkpoint["options"]
     described = {name: value for name, value in options.items() if name not in ARCHITECTURE}
     statistics = checkpoint.get("statistics", {})  # of features from files
-    described = {
-        "normalize": True,
-        **described,
-        "label_names": checkpoint["label_names"],
-        "statistics": statistics,
-    }
+    described = {"normalize": True, **described, "label_names": checkpoint["label_names"], "statistics": statistics}
     targets = checkpoint.get("target_statistics")  # of a regression
     return described if targets is None else {**described, "target_statistics": targets}

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.discretize.gradient import gradient_values, one_ring
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.mesh.normals import unit_normals
 
 Array = NDArray[np.float64]
 
@@ -46,6 +47,8 @@ class Parts(NamedTuple):
 def original_parts(mesh: Mesh) -> Parts:
     """The original's operators of a mesh or point cloud: cotangent Laplacian, mass, frames and gradient.
 
+    mesh: its `normals` define the frames, where it has any; see `with_chosen_normals`
+
     A point cloud has the robust Laplacian, and its gradient is fitted to the 30 nearest neighbors of each point.
 
     Raises MeshError for a mesh without area, a point cloud of 30 points or fewer, and a Laplacian that is not finite.
@@ -69,7 +72,10 @@ def original_parts(mesh: Mesh) -> Parts:
         raise MeshError(f'{mesh.name}: the original\'s Laplacian is not finite; use operators="diffnet"')
     if not mass.sum() > 0:
         raise MeshError(f"{mesh.name}: the surface has no area")
-    frames = frames_of_normals(normals if mesh.normals is None else mesh.normals)
+    given = unit_normals(mesh.normals)
+    if given is not None:
+        normals = np.where(given.any(axis=1, keepdims=True), given, normals)
+    frames = frames_of_normals(normals)
     gradient = gradient_values(mesh.verts, frames, pattern, GRADIENT_REGULARIZER)
     laplacian = scipy.sparse.csr_matrix(laplacian)
     laplacian.sort_indices()

@@ -145,7 +145,7 @@ def _warn_of_components(mesh: Mesh, arrays: Arrays, options: Options) -> None:
     """Warn if all eigenvalues are the zeros of components."""
     k, mass, original = len(arrays["evals"]), arrays["mass"], options.operators == "original"
     live = mass > (10 * SHIFT * mass.mean() if original else 0)  # the original gives mass to vertices without faces
-    zero = SHIFT / mass[live].min() if original else 0  # and shifts eigenvalues, by no more than this
+    zero = SHIFT / mass[live].min(initial=np.inf) if original else 0  # and shifts eigenvalues, by no more than this
     if k == 0 or arrays["evals"][-1] > zero:
         return
     components = _components(arrays, live)

@@ -349,7 +349,7 @@ def spectral_gradient_features_backward_kernel(
         px = (ds * gx).to(dtype)
         py = (ds * gy).to(dtype)
         if SWAPPED:
-            gx = gx.to(tl.float32)
+            gx = gx.to(tl.float32)  # so that the sums are rounded once
             p_sum = tl.dot(xt, (ds * (gy + gx)).to(dtype), p_sum, input_precision=PRECISION)
             q_sum = tl.dot(yt, (ds * (gy - gx)).to(dtype), q_sum, input_precision=PRECISION)
         elif PAIRED:

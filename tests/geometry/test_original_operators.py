@@ -109,6 +109,14 @@ def test_point_clouds(sphere: trimesh.Trimesh) -> None:
         precompute((np.random.default_rng(0).random((30, 3)), None), k=4, operators="original")
 
 
+def test_given_normals(sphere: trimesh.Trimesh) -> None:
+    normals = np.random.default_rng(0).standard_normal(sphere.vertices.shape)
+    for mesh in (sphere, cloud_of(sphere)):
+        frames = precompute(mesh, k=2, operators="original", normals=normals).frames.double().numpy()
+        np.testing.assert_allclose(frames[:, 2], normals / np.linalg.norm(normals, axis=1)[:, None], atol=1e-6)
+        np.testing.assert_allclose(frames @ frames.transpose(0, 2, 1), np.tile(np.eye(3), (642, 1, 1)), atol=1e-5)
+
+
 def test_joined_vertices() -> None:
     """None by default, as in the original. `join` decides otherwise."""
     verts, faces = arrays(trimesh.creation.icosphere(1))

@@ -24,7 +24,8 @@ from diffnet.train.inference.loading import load_network
 from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import columns
-from diffnet.train.step import make_optimizer, restore_optimizer
+from diffnet.train.steps.averaging import WeightAverage
+from diffnet.train.steps.step import make_optimizer, restore_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -256,6 +257,7 @@ def test_kinds_of_other_programs(tmp_path):
     assert loaded.gradient_rotation == "swapped"
     assert loaded.blocks[0].gradient_features.swapped
     assert loaded.metadata["kind"] == "unsupervised correspondence"
+    assert "computes features and no labels" in message(load_network, saved)
 
     torch.save({**correspondence, "other": torch.zeros(3)}, path)
     assert "start with feature_extractor., but not other" in message(DiffusionNet.from_reference, path)
@@ -341,6 +343,23 @@ def test_a_file_that_expands_is_refused(stored, tmp_path):
         archive.writestr("archive/data.pkl", b"\0" * 10**6)
     for read in (load_checkpoint, DiffusionNet.from_reference):
         assert "more than its size" in message(read, path)
+
+
+def test_damaged_averages_of_weights(stored, refused, tmp_path):
+    averaged = {**stored["options"], "average_weights": 0.9}
+    model = build_model(TrainOptions(**averaged), ["a", "b"], "vertices")
+    average = WeightAverage(model, 0.9)
+    average.update()
+    state = average.state_dict()
+    torch.save({**stored, "options": averaged, "averaging": state}, tmp_path / "a.pt")
+    restored = load_checkpoint(tmp_path / "a.pt")["averaging"]
+    for name in ("trained", "averages", "total"):
+        assert all(torch.equal(restored[name][key], tensor) for key, tensor in state[name].items())
+    assert "average_weights is 0.9, averaging is None" in refused(options=averaged)
+    assert "average_weights is 0.0, averaging is of type dict" in refused(averaging=state)
+    for name in ("trained", "averages", "total"):
+        assert "weights" in refused(options=averaged, averaging={**state, name: {}})
+        assert "weights should be a dictionary" in refused(options=averaged, averaging={**state, name: [1]})
 
 
 # ---- DiffusionNet.load ----

@@ -25,12 +25,13 @@ from diffnet.train.inference.predict import predict_labels, predict_probabilitie
 from diffnet.train.loop import train
 from diffnet.train.metrics import balanced_accuracy
 from diffnet.train.options import TrainOptions
-from diffnet.train.step import TrainingStep, make_optimizer
+from diffnet.train.steps.step import TrainingStep, make_optimizer
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 
 CPU = torch.device("cpu")
 SMALL = ["--k", 12, "--width", 16, "--blocks", 1, "--dropout", 0, "--jobs", 1, "--device", "cpu", "--lr", 0.02]
+SMALL += ["--features", "hks", "--schedule", "step"]
 
 
 def diffnet(capsys, *arguments) -> tuple[int, str, str]:

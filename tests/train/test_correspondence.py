@@ -39,7 +39,7 @@ from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.inference.matching import boundary_length, match_meshes
 from diffnet.train.loop import train
 from diffnet.train.options import TrainOptions
-from diffnet.train.step import TrainingStep, make_optimizer
+from diffnet.train.steps.step import TrainingStep, make_optimizer
 from diffnet.train.tasks.correspondence import CORRESPONDENCE
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
@@ -260,7 +260,7 @@ def test_a_supervised_run(room):
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     data = two_bodies(0.1)
     pairs = pair_samples(data, "train", samples_of(data, "train"), 8)
-    plain = {"task": "correspondence", "k": 20, "map_k": 8, "width": 16, "blocks": 1, "normalize": "area"}
+    plain = {"task": "correspondence", "k": 20, "map_k": 8, "width": 16, "blocks": 1, "normalize": "area", "schedule": "step"}
     for parts in ([2], [1, 2]):
         for epochs in parts:
             out = tmp_path / str(len(parts))

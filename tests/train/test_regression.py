@@ -24,7 +24,7 @@ from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoi
 from diffnet.train.loop import train
 from diffnet.train.metrics import column_scores
 from diffnet.train.options import TrainOptions
-from diffnet.train.step import TrainingStep, make_optimizer
+from diffnet.train.steps.step import TrainingStep, make_optimizer
 from diffnet.train.tasks.regression import REGRESSION, target_loss
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")

@@ -49,6 +49,10 @@ def predict(
         Path | None,
         typer.Option(help="Also write the probabilities of all classes at each element: NumPy arrays (.npz)."),
     ] = None,
+    smooth: Annotated[
+        float,
+        typer.Option(min=0, metavar="WEIGHT", help="Weight of short boundaries between the labels. 1 is a good start."),
+    ] = 0.0,
     device: DeviceOption = "auto",
     cache: Annotated[
         Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
@@ -65,7 +69,7 @@ def predict(
     """Predict the labels or the numbers of meshes with a trained network."""
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
-        from diffnet.train.inference.loading import load_network
+        from diffnet.train.inference.loading import is_original, load_network
         from diffnet.train.inference.network_input import MetadataError, network_input
         from diffnet.train.inference.predict import predict_meshes
         from diffnet.train.tasks.registry import task_named
@@ -75,7 +79,7 @@ def predict(
         expected = network_input(network)
     except MetadataError as e:
         raise MetadataError(f"{checkpoint}: {e}") from e
-    if "kind" in network.metadata:
+    if is_original(checkpoint):
         options = expected.options
         console.print(
             f"{checkpoint}: a checkpoint of the original implementation. It doesn't record its input; this predicts "
@@ -89,9 +93,11 @@ def predict(
         raise OptionError("--probabilities is for networks that predict classes, and this one predicts numbers")
     if probabilities is not None and probabilities.suffix.lower() != ".npz":
         raise OptionError(f"--probabilities should be a .npz file, got {probabilities}")
+    if smooth > 0 and expected.labels_at == "meshes":
+        raise OptionError("--smooth is for networks that label vertices, faces or edges; this one classifies meshes")
     written = [path for path in (*files, html, png, probabilities) if path is not None]
     check_outputs(written, [*meshes, checkpoint])
-    predictions = predict_meshes(meshes, network, pick_device(device), cache, probabilities is not None)
+    predictions = predict_meshes(meshes, network, pick_device(device), cache, probabilities is not None, smooth)
     for path in written:
         path.parent.mkdir(parents=True, exist_ok=True)
     task.write_predictions(predictions, expected.label_names, expected.labels_at, files, html, png)
@@ -140,8 +146,9 @@ def evaluate(
 ) -> None:
     """Score a trained network on labeled meshes, without training.
 
-    The meshes in test/ or of test.txt are scored. Without these, all meshes are. Labels, and columns of targets, are
-    matched by name. --targets is for regression; the default is that of the training.
+    The meshes in test/ or of test.txt are scored, and no others are read. Without these, all meshes are. Labels, and
+    columns of targets, are matched by name. Labels at other elements than the network's are converted. --targets is for
+    regression; the default is that of the training.
     """
     with ExitAtCtrlC():
         from diffnet import DiffusionNet

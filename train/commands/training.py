@@ -1,8 +1,6 @@
-"""`diffnet train`."""
+"""`diffnet train`. Typer reads the annotations of the commands, so they are not strings."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,102 +11,57 @@ from diffnet.data.folders.layouts import Layout
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import console
 from diffnet.train.commands.options import (
-    DEFAULT_CACHE,
-    AttentionHeadsOption,
-    BackendOption,
     BaseOption,
-    BasisOption,
-    BatchMeshesOption,
     BatchPairsOption,
-    BatchVerticesOption,
-    BlocksOption,
-    CacheOption,
-    CaptureOption,
     ChannelsOption,
-    DecayEveryOption,
-    DeviceOption,
-    DiffusionOption,
-    DropoutOption,
-    EpochsOption,
-    EvalEveryOption,
-    FeaturesOption,
-    JobsOption,
-    JoinOption,
+    ClassWeightsOption,
+    IgnoreOption,
     LabelSmoothingOption,
-    LaplacianOption,
-    LearningRateOption,
     LossOption,
     MapKOption,
     MethodOption,
-    NormalizeOption,
-    OperatorsOption,
+    OutputsAtOption,
     PairEpochsOption,
     PairFeaturesOption,
     PairKOption,
     PairsOption,
-    PrecisionOption,
-    ResumeOption,
-    RotateOption,
     RunOption,
-    ScheduleOption,
-    SeedOption,
     TargetsOption,
-    TrainKOption,
-    ValidationOption,
-    WidthOption,
     ZoomOutOption,
 )
-from diffnet.train.options import Method, TrainOptions
+from diffnet.train.commands.shared_options import with_shared_options
+from diffnet.train.options import NOT_FOR_PAIRS, TrainOptions
+from diffnet.train.recipes import CHANNELS
+from diffnet.train.recipes import recipe as options_of_recipe
 from diffnet.train.tasks.names import TaskName
 
 if TYPE_CHECKING:
     from diffnet.data import LabeledMeshes, MeshPairs
 
-train_app = typer.Typer(help="Train a network on labeled meshes.", no_args_is_help=True)
+train_app = typer.Typer(help="Train a network on meshes.", no_args_is_help=True)
 
-# Those of Donati et al. 2020 with the network of Sharp et al. 2022, and of Cao et al. 2023.
-PAIR_DEFAULTS: dict[Method, dict[str, Any]] = {
-    "supervised": {"features": "hks", "k": 128, "map_k": 30, "channels": 128},
-    "unsupervised": {"features": "wks", "k": 200, "map_k": 200, "channels": 256},
-}
-TRAINED_PAIRS = 10_000  # in all epochs together, by default
+TRAINED_PAIRS = 10_000  # of a correspondence in all epochs together, by default
 
 
-@train_app.command("segmentation")
+def _command(task: TaskName, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function the command of a task. The shared options get the defaults of the task's recipe.
+
+    without: shared options that the command doesn't have, and those that its own parameters replace
+    """
+    defaults = TrainOptions(task=task, **options_of_recipe("default", task))
+    return lambda command: train_app.command(task)(with_shared_options(command, defaults, without))
+
+
+@_command("segmentation")
 def train_segmentation(
     data: Annotated[str, typer.Option(help="Folder of labeled meshes, or [bold]figures[/], the generated set.")],
     out: RunOption,
     layout: Annotated[Layout, typer.Option(help="Layout of the folder; auto detects it.")] = "auto",
-    features: FeaturesOption = "hks",
-    epochs: EpochsOption = 100,
-    width: WidthOption = 128,
-    blocks: BlocksOption = 4,
-    diffusion: DiffusionOption = "spectral",
-    attention_heads: AttentionHeadsOption = 0,
-    dropout: DropoutOption = 0.5,
-    learning_rate: LearningRateOption = 0.001,
-    schedule: ScheduleOption = "step",
-    decay_every: DecayEveryOption = 50,
-    batch_meshes: BatchMeshesOption = None,
-    batch_vertices: BatchVerticesOption = None,
-    rotate: RotateOption = None,
+    outputs_at: OutputsAtOption = None,
     label_smoothing: LabelSmoothingOption = 0.0,
-    validation: ValidationOption = 0.0,
-    eval_every: EvalEveryOption = 5,
-    k: TrainKOption = 128,
-    laplacian: LaplacianOption = None,
-    basis: BasisOption = "float32",
-    join: JoinOption = "auto",
-    operators: OperatorsOption = "diffnet",
-    normalize: NormalizeOption = "radius",
-    precision: PrecisionOption = "auto",
-    backend: BackendOption = "auto",
-    device: DeviceOption = "auto",
-    seed: SeedOption = 0,
-    cache: CacheOption = DEFAULT_CACHE,
-    jobs: JobsOption = None,
-    resume: ResumeOption = False,
-    capture: CaptureOption = True,
+    ignore: IgnoreOption = None,
+    class_weights: ClassWeightsOption = None,
+    **shared: Any,
 ) -> None:
     """Train a segmentation network, and report its results on the test meshes.
 
@@ -120,15 +73,18 @@ def train_segmentation(
     A run locks its folder. On network file systems without locks, start only one run in a folder.
     """
 
-    def load() -> LabeledMeshes:
-        from diffnet.data import figures, load_dataset
+    def load() -> "LabeledMeshes":
+        from diffnet.data import figures, load_dataset, with_labels_at
 
-        return figures(seed=seed) if data == "figures" else load_dataset(data, layout, seed=seed, cache_dir=cache)
+        seed, cache = shared["seed"], shared["cache"]
+        if data != "figures":
+            return load_dataset(data, layout, seed=seed, cache_dir=cache, labels_at=outputs_at)
+        return with_labels_at(figures(seed=seed), outputs_at or "vertices")
 
-    _train("segmentation", load, locals())
+    _train("segmentation", load, out, _of_classes(shared, label_smoothing, ignore, class_weights))
 
 
-@train_app.command("classification")
+@_command("classification")
 def train_classification(
     data: Annotated[
         str,
@@ -137,36 +93,10 @@ def train_classification(
         ),
     ],
     out: RunOption,
-    features: FeaturesOption = "hks",
-    epochs: EpochsOption = 100,
-    width: WidthOption = 128,
-    blocks: BlocksOption = 4,
-    diffusion: DiffusionOption = "spectral",
-    attention_heads: AttentionHeadsOption = 0,
-    dropout: DropoutOption = 0.5,
-    learning_rate: LearningRateOption = 0.001,
-    schedule: ScheduleOption = "step",
-    decay_every: DecayEveryOption = 50,
-    batch_meshes: BatchMeshesOption = None,
-    batch_vertices: BatchVerticesOption = None,
-    rotate: RotateOption = None,
     label_smoothing: LabelSmoothingOption = 0.2,
-    validation: ValidationOption = 0.0,
-    eval_every: EvalEveryOption = 5,
-    k: TrainKOption = 128,
-    laplacian: LaplacianOption = None,
-    basis: BasisOption = "float32",
-    join: JoinOption = "auto",
-    operators: OperatorsOption = "diffnet",
-    normalize: NormalizeOption = "radius",
-    precision: PrecisionOption = "auto",
-    backend: BackendOption = "auto",
-    device: DeviceOption = "auto",
-    seed: SeedOption = 0,
-    cache: CacheOption = DEFAULT_CACHE,
-    jobs: JobsOption = None,
-    resume: ResumeOption = False,
-    capture: CaptureOption = True,
+    ignore: IgnoreOption = None,
+    class_weights: ClassWeightsOption = None,
+    **shared: Any,
 ) -> None:
     """Train a network that classifies whole meshes, and report its results on the test meshes.
 
@@ -176,15 +106,16 @@ def train_classification(
     For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
     """
 
-    def load() -> LabeledMeshes:
+    def load() -> "LabeledMeshes":
         from diffnet.data import load_classes, shapes
 
+        seed, cache = shared["seed"], shared["cache"]
         return shapes(seed=seed) if data == "shapes" else load_classes(data, seed=seed, cache_dir=cache)
 
-    _train("classification", load, locals())
+    _train("classification", load, out, _of_classes(shared, label_smoothing, ignore, class_weights))
 
 
-@train_app.command("regression")
+@_command("regression")
 def train_regression(
     data: Annotated[
         Path, typer.Option(help="Folder of meshes with targets, or a table file,COLUMN,… of whole meshes (.csv).")
@@ -192,35 +123,7 @@ def train_regression(
     out: RunOption,
     targets: TargetsOption = None,
     loss: LossOption = "mse",
-    features: FeaturesOption = "xyz+normals+log-hks",
-    epochs: EpochsOption = 100,
-    width: WidthOption = 128,
-    blocks: BlocksOption = 4,
-    diffusion: DiffusionOption = "spectral",
-    attention_heads: AttentionHeadsOption = 0,
-    dropout: DropoutOption = 0.0,
-    learning_rate: LearningRateOption = 0.001,
-    schedule: ScheduleOption = "cosine",
-    decay_every: DecayEveryOption = 50,
-    batch_meshes: BatchMeshesOption = None,
-    batch_vertices: BatchVerticesOption = None,
-    rotate: RotateOption = None,
-    validation: ValidationOption = 0.0,
-    eval_every: EvalEveryOption = 5,
-    k: TrainKOption = 128,
-    laplacian: LaplacianOption = None,
-    basis: BasisOption = "float32",
-    join: JoinOption = "auto",
-    operators: OperatorsOption = "diffnet",
-    normalize: NormalizeOption = "radius",
-    precision: PrecisionOption = "auto",
-    backend: BackendOption = "auto",
-    device: DeviceOption = "auto",
-    seed: SeedOption = 0,
-    cache: CacheOption = DEFAULT_CACHE,
-    jobs: JobsOption = None,
-    resume: ResumeOption = False,
-    capture: CaptureOption = True,
+    **shared: Any,
 ) -> None:
     """Train a network that predicts numbers, and report its results on the test meshes.
 
@@ -232,15 +135,15 @@ def train_regression(
     For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
     """
 
-    def load() -> LabeledMeshes:
+    def load() -> "LabeledMeshes":
         from diffnet.data import load_targets
 
-        return load_targets(data, targets, seed=seed, cache_dir=cache)
+        return load_targets(data, targets, seed=shared["seed"], cache_dir=shared["cache"])
 
-    _train("regression", load, locals())
+    _train("regression", load, out, {"targets": targets, "loss": loss, **shared})
 
 
-@train_app.command("correspondence")
+@_command("correspondence", (*NOT_FOR_PAIRS, "variants", "features", "k", "epochs", "batch_meshes"))
 def train_correspondence(
     data: Annotated[
         list[str],
@@ -255,63 +158,37 @@ def train_correspondence(
     features: PairFeaturesOption = None,
     channels: ChannelsOption = None,
     map_k: MapKOption = None,
+    k: PairKOption = None,
     zoomout: ZoomOutOption = False,
     epochs: PairEpochsOption = None,
-    width: WidthOption = 128,
-    blocks: BlocksOption = 4,
-    diffusion: DiffusionOption = "spectral",
-    attention_heads: AttentionHeadsOption = 0,
-    dropout: DropoutOption = 0.0,
-    learning_rate: LearningRateOption = 0.001,
-    schedule: ScheduleOption = "cosine",
-    decay_every: DecayEveryOption = 50,
     batch_meshes: BatchPairsOption = 1,
-    batch_vertices: BatchVerticesOption = None,
-    rotate: RotateOption = None,
-    eval_every: EvalEveryOption = 1,
-    k: PairKOption = None,
-    laplacian: LaplacianOption = None,
-    basis: BasisOption = "float32",
-    join: JoinOption = "auto",
-    operators: OperatorsOption = "diffnet",
-    normalize: NormalizeOption = "area",
-    precision: PrecisionOption = "fp32",
-    backend: BackendOption = "auto",
-    device: DeviceOption = "auto",
-    seed: SeedOption = 0,
-    cache: CacheOption = DEFAULT_CACHE,
-    jobs: JobsOption = None,
-    resume: ResumeOption = False,
-    capture: CaptureOption = True,
+    **shared: Any,
 ) -> None:
     """Train a network whose features match pairs of meshes, and report the geodesic errors of the test pairs.
 
     The network is trained on functional maps. supervised needs correspondences: .vts files or template points for each
     mesh, or a map for each pair. unsupervised needs none.
 
-    Writes to --out what `diffnet train segmentation` writes, with errors.csv, errors.png and a page for each of some
-    pairs. For Ctrl-C and --resume, see there.
+    Writes to --out what `diffnet train segmentation` writes, with errors.csv, errors.png and pages of some pairs. For
+    Ctrl-C and --resume, see there.
     """
 
-    def load() -> MeshPairs:
+    def load() -> "MeshPairs":
         from diffnet.data import figure_pairs, load_pairs
 
+        seed, cache = shared["seed"], shared["cache"]
         if data == ["figures"]:
-            return figure_pairs(seed=seed, jobs=jobs, cache_dir=cache)
+            return figure_pairs(seed=seed, jobs=shared["jobs"], cache_dir=cache)
         return load_pairs(data if len(data) > 1 else data[0], pairs, base=base, seed=seed, cache_dir=cache)
 
-    given = locals()
-    for name, value in PAIR_DEFAULTS[method].items():
-        given[name] = value if given[name] is None else given[name]
-    if map_k is None:
-        given["map_k"] = min(given["map_k"], given["k"])
-    _train("correspondence", load, given)
+    own = {"method": method, "features": features, "map_k": map_k, "k": k, "zoomout": zoomout, "channels": channels}
+    _train("correspondence", load, out, {**own, "epochs": epochs, "batch_meshes": batch_meshes, **shared})
 
 
-def _train(task: TaskName, load: Callable[[], LabeledMeshes | MeshPairs], given: dict[str, Any]) -> None:
+def _train(task: TaskName, load: "Callable[[], LabeledMeshes | MeshPairs]", out: Path, given: dict[str, Any]) -> None:
     """Run the training of a task.
 
-    given: the arguments of the command. Those that have the name of an option of `TrainOptions` become this option.
+    given: arguments of the command. Those that have the name of an option of `TrainOptions` become this option.
     """
     with ExitAtCtrlC():
         from diffnet.data import MeshPairs
@@ -319,12 +196,10 @@ def _train(task: TaskName, load: Callable[[], LabeledMeshes | MeshPairs], given:
         from diffnet.train.device import keep_memory, pick_device
         from diffnet.train.run import check_folder, run_training
 
-    if given["batch_meshes"] is None and given["batch_vertices"] is None:
-        given["batch_meshes"] = 1
+    _follow_recipe(task, given)
     names = {field.name for field in fields(TrainOptions)}
-    own = {name: value for name, value in given.items() if name in names and value is not None}
-    options = TrainOptions(task=task, **own)
-    out, cache, resume = given["out"], given["cache"], given["resume"]
+    options = TrainOptions(task=task, **{name: value for name, value in given.items() if name in names})
+    cache, resume = given["cache"], given["resume"]
     chosen = pick_device(given["device"])
     if chosen.type == "cpu":
         keep_memory()
@@ -332,8 +207,8 @@ def _train(task: TaskName, load: Callable[[], LabeledMeshes | MeshPairs], given:
     cache.mkdir(parents=True, exist_ok=True)
     dataset, pairs = load(), None
     if isinstance(dataset, MeshPairs):
-        pairs, dataset = dataset, as_labeled(dataset, given["channels"])
-        if given["epochs"] is None:
+        pairs, dataset = dataset, as_labeled(dataset, given["channels"] or CHANNELS[options.method])
+        if _is_default("epochs", given):
             options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(pairs.train_pairs))))
         console.print(f"{len(pairs.train_pairs)} pairs to train on, {len(pairs.test_pairs)} to test on")
     kind = {"regression": "columns of targets", "correspondence": "features"}.get(task, "classes")
@@ -359,6 +234,34 @@ def _train(task: TaskName, load: Callable[[], LabeledMeshes | MeshPairs], given:
         console.print(f"Stopped.{hint}", soft_wrap=True)
         raise typer.Exit(130) from None
     print_results(task, results, out)
+
+
+def _of_classes(
+    shared: dict[str, Any], label_smoothing: float, ignore: list[str] | None, class_weights: str | None
+) -> dict[str, Any]:
+    """The shared options, and those of tasks with classes."""
+    of_classes = {"label_smoothing": label_smoothing, "ignore": tuple(ignore or ()), "class_weights": class_weights}
+    return {**of_classes, **shared}
+
+
+def _follow_recipe(task: TaskName, given: dict[str, Any]) -> None:
+    """Give the options of the recipe to all arguments that are not on the command line."""
+    named = options_of_recipe(given["recipe"], task, given.get("method", "supervised"))
+    chosen = {**TrainOptions(task=task, **named).as_dict(), "laplacian": named.get("laplacian")}
+    if given["batch_vertices"] is not None:
+        chosen["batch_meshes"] = None  # one limit instead of the other
+    for name, value in chosen.items():
+        if _is_default(name, given):
+            given[name] = value
+    if _is_default("map_k", given):
+        given["map_k"] = min(given["map_k"], given["k"])
+
+
+def _is_default(name: str, given: dict[str, Any]) -> bool:
+    """Whether an argument of the command is not on the command line."""
+    context: typer.Context = given["context"]
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "DEFAULT"
 
 
 def print_results(task: TaskName, results: dict[str, Any], out: Path) -> None:

@@ -25,17 +25,16 @@ def load_network(
     Raises CheckpointError for any other file and for a network that computes features for correspondence, OptionError
     for label names or `labels_at` beside a file that has its own.
     """
-    kind = None if is_safetensors(path) else kind_of(read_checkpoint_file(path))
-    if kind is None:
+    if is_original(path):
+        network = DiffusionNet.from_original_checkpoint(path, outputs_at_of(labels_at or "vertices"))
+    else:
         if labels_at is not None:
             raise OptionError(f"{path}: the file records what its network labels; leave out --labels-at")
         network = DiffusionNet.load(path)
-    elif kind == "original":
-        network = DiffusionNet.from_original_checkpoint(path, outputs_at_of(labels_at or "vertices"))
-    else:
+    kind = network.metadata.get("kind")
+    if kind in ("original correspondence", "unsupervised correspondence"):
         raise CheckpointError(
-            f"{path}: a checkpoint of the kind {kind!r}, which computes features and no labels. "
-            "`diffnet match` uses them"
+            f"{path}: a network of the kind {kind!r}, which computes features and no labels; `diffnet match` uses them"
         )
     if label_names is not None:
         if "label_names" in network.metadata:
@@ -49,12 +48,16 @@ def load_matching_network(path: str | os.PathLike[str]) -> DiffusionNet:
 
     Raises CheckpointError for any other file.
     """
-    kind = None if is_safetensors(path) else kind_of(read_checkpoint_file(path))
-    network = DiffusionNet.load(path) if kind is None else DiffusionNet.from_original_checkpoint(path)
-    task = network.metadata.get("task", "segmentation or classification" if kind == "original" else "no known task")
+    network = DiffusionNet.from_original_checkpoint(path) if is_original(path) else DiffusionNet.load(path)
+    task = network.metadata.get("task", network.metadata.get("kind", "an unknown task"))
     if task != "correspondence":
         raise CheckpointError(
-            f"{path}: the network is for {task}; expected one of `diffnet train correspondence`, or a published one of "
-            "correspondence"
+            f"{path}: the network is for {'segmentation' if task == 'original' else task}; expected one of "
+            "`diffnet train correspondence`, or a published one of correspondence"
         )
     return network
+
+
+def is_original(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a checkpoint of the original implementation or of unsupervised functional maps."""
+    return not is_safetensors(path) and kind_of(read_checkpoint_file(path)) is not None

@@ -20,7 +20,19 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.names import TARGETS_AT
 
 NEEDED = ("features", "k", "normalize")  # what no default can replace: another value changes predictions silently
-OPTIONAL = ("task", "laplacian", "basis", "join", "operators", "precision", "targets", "method", "map_k")
+OPTIONAL = (
+    "task",
+    "laplacian",
+    "basis",
+    "join",
+    "operators",
+    "max_faces",
+    "precision",
+    "targets",
+    "ignore",
+    "method",
+    "map_k",
+)
 
 
 class MetadataError(DiffnetError, ValueError):
@@ -31,8 +43,8 @@ class MetadataError(DiffnetError, ValueError):
 class NetworkInput:
     """The input of a network, and the names of its outputs.
 
-    options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join`, `operators`, `normalize`, `precision`,
-        `targets`, `method` and `map_k`; its other values are not used
+    options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join`, `operators`, `normalize`, `max_faces`,
+        `precision`, `targets`, `ignore`, `method` and `map_k`; its other values are not used
     normalize: whether positions are normalized first, by the rule in `options`
     label_names: the name of each class, or of each column of a regression
     labels_at: what it predicts: classes or numbers of "vertices", "faces", "edges" or "meshes"
@@ -59,7 +71,9 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `task` | "segmentation", … "correspondence" | "classification" or "segmentation", which fits `outputs_at` |
     | `method`, `map_k` | of a correspondence, see `pair_maps` | "supervised" and 30 |
     | `laplacian`, `basis`, `join`, `operators` | see `precompute` | those of `precompute` |
+    | `max_faces` | meshes with more faces are decimated, see `decimated` | none are |
     | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |
+    | `ignore` | names of classes that don't count in scores | none |
     | `label_names` | a name for each output channel | "0", "1", … |
     | `target_statistics` | {"mean": […], "std": […]} of the targets of a regression | 0 and 1 |
     | `statistics` | of features from files, see `array_statistics` | none of them |

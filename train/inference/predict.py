@@ -13,8 +13,17 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
-from diffnet.data import Sample, input_features, original_targets, own_arrays, prepare
-from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute
+from diffnet.data import (
+    Interpolation,
+    Sample,
+    input_features,
+    interpolation_weights,
+    original_targets,
+    own_arrays,
+    prepare,
+    with_few_faces,
+)
+from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute, smooth_boundaries
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
 from diffnet.train.tasks.registry import task_named
@@ -32,6 +41,8 @@ def predict_labels(
     network: one of `DiffusionNet.load`, whose metadata say what it takes as input; see `network_input`
     device: where to compute
     cache_dir: a folder that keeps operators, see `precompute`
+
+    Meshes are decimated as in training, and labels are those of the full meshes, see `decimated`.
 
     Returns for each source the mesh at its original positions, and labels (V,), (F,), (E,) or, in classification, (1,),
     int64, which are numbers of output channels.
@@ -84,22 +95,26 @@ def predict_meshes(
     device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None = None,
     probabilities: bool = False,
+    smooth: float = 0.0,
 ) -> list[Predicted]:
     """Predictions as the task of a network keeps them. For the rest, see `predict_labels`.
 
     probabilities: whether to keep the probabilities of all classes, too
+    smooth: if above 0, the weight of `smooth_boundaries`, for a segmentation. Probabilities stay as they are.
     """
     expected = network_input(network)
-    task, targets = task_named(expected.options.task), expected.target_statistics
-
-    def kept(outputs: Tensor) -> Tensor:
-        values = task.predict(outputs).cpu()
-        return values if targets is None else original_targets(values, targets)
-
-    return [
-        Predicted(mesh, kept(outputs), outputs.float().softmax(-1).cpu() if probabilities else None)
-        for mesh, outputs in _outputs(sources, network, device, cache_dir)
-    ]
+    task, at, targets = task_named(expected.options.task), expected.labels_at, expected.target_statistics
+    found = []
+    for mesh, outputs in _outputs(sources, network, device, cache_dir):
+        shares = outputs.float().softmax(-1).cpu() if probabilities or smooth > 0 else None
+        if smooth > 0 and shares is not None and at != "meshes":
+            values = torch.from_numpy(smooth_boundaries(mesh, shares, at=at, weight=smooth))
+        else:
+            values = task.predict(outputs).cpu()
+        if targets is not None:
+            values = original_targets(values, targets)
+        found.append(Predicted(mesh, values, shares if probabilities else None))
+    return found
 
 
 def _outputs(
@@ -125,7 +140,7 @@ def input_sample(
     cache_dir: str | os.PathLike[str] | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> Sample:
-    """A mesh as a network takes it, without labels.
+    """A mesh as a network takes it, without labels. A decimated mesh takes its outputs to the full one.
 
     given: own arrays by name, see `own_arrays`
 
@@ -133,12 +148,13 @@ def input_sample(
     """
     options, statistics = expected.options.preprocessing, expected.statistics
     arrays = own_arrays(mesh, options.features, statistics, given)
+    small, arrays = with_few_faces(mesh, arrays, expected.options.max_faces, cache_dir)
     if expected.normalize:
-        taken, operators = prepare(mesh, options, cache_dir)
+        taken, operators = prepare(small, options, cache_dir)
     else:
-        taken = mesh
+        taken = small
         operators = precompute(
-            mesh,
+            small,
             k=options.k,
             laplacian=options.laplacian,
             cache_dir=cache_dir,
@@ -147,4 +163,7 @@ def input_sample(
             operators=options.operators,
         )
     features = input_features(taken, operators, options.features, statistics=statistics, arrays=arrays)
-    return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators)
+    back = None
+    if small is not mesh and expected.labels_at != "meshes":
+        back = Interpolation.of(interpolation_weights(mesh, small, expected.labels_at))
+    return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators, back)
