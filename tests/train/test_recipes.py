@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from diffnet.checkpoints.training import OLDER
-from diffnet.data import LabeledMeshes
+from diffnet.data import LabeledMeshes, MeshPairs, PairShape
+from diffnet.geometry import make_mesh
 from diffnet.train.commands import training
 from diffnet.train.options import TrainOptions
 from diffnet.train.recipes import RecipeName, recipe
@@ -31,6 +32,9 @@ def chosen(monkeypatch: pytest.MonkeyPatch, task: str, *arguments: str) -> Train
     monkeypatch.setattr("diffnet.train.run.run_training", run)
     for loader in ("figures", "shapes", "load_targets"):
         monkeypatch.setattr(f"diffnet.data.{loader}", lambda *_, **__: LabeledMeshes([], [], ["a"], "vertices"))
+    shape = PairShape("a", make_mesh([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
+    pairs = MeshPairs([shape, shape], [], [(0, 1)] * 100, [])  # as many as give the default number of epochs
+    monkeypatch.setattr("diffnet.data.figure_pairs", lambda *_, **__: pairs)
     data = "shapes" if task == "classification" else "figures"
     result = CliRunner().invoke(
         training.train_app, [task, "--data", data, "--out", "nowhere", "--cache", ".", *arguments]
@@ -54,6 +58,8 @@ def test_the_help_shows_the_default_recipe(task: TaskName) -> None:
     options = TrainOptions(task=task, **recipe("default", task)).as_dict()
     shown = {name: p.default for name, p in inspect.signature(command).parameters.items() if name in options}
     unset = {"laplacian": None, "ignore": None}  # decided by --operators, and an empty list
+    if task == "correspondence":
+        unset["epochs"] = None  # decided by the number of pairs
     assert shown == {name: value for name, value in (options | unset).items() if name in shown}
     assert len(shown) > 25
 

@@ -208,7 +208,7 @@ ClassWeightsOption = Annotated[
     ),
 ]
 
-# The options of `diffnet train correspondence` alone. None stands for a default of the method.
+# The options of `diffnet train correspondence` alone.
 MethodOption = Annotated[
     Method, typer.Option(help="supervised learns from correspondences, unsupervised from pairs without any.")
 ]
@@ -223,25 +223,24 @@ BaseOption = Annotated[
     Base, typer.Option(help="Number of the first vertex in files of correspondences, 0 or 1; auto finds it.")
 ]
 PairFeaturesOption = Annotated[
-    str | None,
+    str,
     typer.Option(
-        callback=lambda text: None if text is None else checked_features(text),
+        callback=checked_features,
         metavar="PART+PART…",
-        help="Input features, see `diffnet train segmentation`. By default hks; wks if unsupervised.",
+        help="Input features, see `diffnet train segmentation`. If unsupervised, the default is wks.",
     ),
 ]
 ChannelsOption = Annotated[
     int | None, typer.Option(min=1, help="Features that the network computes. By default 128; 256 if unsupervised.")
 ]
 MapKOption = Annotated[
-    int | None,
+    int,
     typer.Option(
-        "--map-k", min=1, max=300, help="Eigenpairs of the functional maps. By default 30; 200 if unsupervised."
+        "--map-k", min=1, max=300, help="Eigenpairs of the functional maps. If unsupervised, the default is 200."
     ),
 ]
 PairKOption = Annotated[
-    int | None,
-    typer.Option("--k", min=1, help="Eigenpairs of the network. By default 128; 200 if unsupervised."),
+    int, typer.Option("--k", min=1, help="Eigenpairs of the network. If unsupervised, the default is 200.")
 ]
 ZoomOutOption = Annotated[
     bool, typer.Option("--zoomout", help="Refine functional maps with ZoomOut, to all eigenpairs of the network.")
