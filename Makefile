@@ -28,8 +28,8 @@ help:
 demo: $(VENV)/installed
 	rm -rf demo/run
 	mkdir -p demo
-	$(VENV)/bin/diffnet train segmentation --data figures --features log-hks --k 64 --width 64 \
-	    --epochs $(DEMO_EPOCHS) --schedule cosine --out demo/run --cache demo/cache --seed 0
+	$(VENV)/bin/diffnet train segmentation --data figures --k 64 --width 64 --epochs $(DEMO_EPOCHS) \
+	    --out demo/run --cache demo/cache --seed 0
 	$(VENV)/bin/python -c "$$WRITE_UNSEEN"
 	$(VENV)/bin/diffnet predict demo/unseen.ply --checkpoint demo/run/last.pt \
 	    --out demo/prediction.ply --html demo/view.html --png demo/view.png

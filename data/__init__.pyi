@@ -1,5 +1,14 @@
 from .arrays import array_statistics, own_arrays
-from .conversion import labels_at, with_label_names, with_labels_at
+from .augmentation import augmented
+from .conversion import chosen_classes, labels_at, with_label_names, with_labels_at, without_classes
+from .decimation import (
+    decimate_all,
+    decimated,
+    decimated_to_score,
+    interpolation_weights,
+    transferred_labels,
+    with_few_faces,
+)
 from .feature_names import (
     FEATURE_CHANNELS,
     ArrayStatistics,
@@ -8,6 +17,7 @@ from .feature_names import (
     Statistics,
     canonical_features,
     check_statistics,
+    check_target_statistics,
     feature_channels,
     feature_parts,
     vector_channels,
@@ -23,15 +33,19 @@ from .features import (
 )
 from .folders.classes import load_classes
 from .folders.layouts import LAYOUTS, Layout, load_dataset
+from .folders.targets import load_targets
 from .generated.classes import shapes
-from .generated.dataset import figure, figures
+from .generated.dataset import curved_figure, figure, figures
 from .generated.pairs import figure_pairs
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
-from .options import Preprocessing
+from .options import Preprocessing, Variants
 from .pairs.folders import load_pairs, save_pairs
 from .pairs.scoring import PairErrors, pair_errors
 from .pairs.shapes import MeshPairs, PairShape, Truth
-from .samples import MeshBatches, Sample, collate_samples, epoch_seed, make_sample
+from .samples import Interpolation, MeshBatches, Sample, collate_samples, epoch_seed, make_sample
+from .target_names import target_parts
+from .targets import original_targets, standardized_targets, target_statistics, with_columns
+from .variants import make_variants
 
 __all__ = [
     "FEATURE_CHANNELS",
@@ -41,6 +55,7 @@ __all__ = [
     "DataError",
     "FeatureKind",
     "FeaturePart",
+    "Interpolation",
     "LabeledMesh",
     "LabeledMeshes",
     "LabelsAt",
@@ -54,11 +69,19 @@ __all__ = [
     "Statistics",
     "TargetsAt",
     "Truth",
+    "Variants",
     "array_statistics",
+    "augmented",
     "available_cores",
     "canonical_features",
     "check_statistics",
+    "check_target_statistics",
+    "chosen_classes",
     "collate_samples",
+    "curved_figure",
+    "decimate_all",
+    "decimated",
+    "decimated_to_score",
     "epoch_seed",
     "feature_channels",
     "feature_parts",
@@ -67,12 +90,16 @@ __all__ = [
     "figures",
     "fill_cache",
     "input_features",
+    "interpolation_weights",
     "labels_at",
     "load_classes",
     "load_dataset",
     "load_meanwhile",
     "load_pairs",
+    "load_targets",
     "make_sample",
+    "make_variants",
+    "original_targets",
     "own_arrays",
     "pair_errors",
     "precompute_all",
@@ -80,7 +107,14 @@ __all__ = [
     "rotate_vectors",
     "save_pairs",
     "shapes",
+    "standardized_targets",
+    "target_parts",
+    "target_statistics",
+    "transferred_labels",
     "vector_channels",
+    "with_columns",
+    "with_few_faces",
     "with_label_names",
     "with_labels_at",
+    "without_classes",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.feature_names import FILE_PREFIX, ArrayStatistics, Statistics, array_names
-from diffnet.data.labeled import DataError, LabeledMesh
+from diffnet.data.labeled import DataError, LabeledMesh, LabelsAt
 from diffnet.geometry import Mesh, load_attributes
 from diffnet.geometry.mesh.attributes import COLOR_FORMATS
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
@@ -91,6 +91,29 @@ def standardized(array: NDArray[np.float64], statistics: ArrayStatistics) -> NDA
     return scaled
 
 
+def array_files(mesh: Path, name: str, suffixes: Sequence[str] = (".npy",)) -> list[Path]:
+    """The files that can hold the array NAME of a mesh file, whether they exist or not."""
+    stem, folder = mesh_stem(mesh), mesh.parent
+    stems = [folder / f"{stem}.{name}", folder / name / stem, folder.parent / name / stem]
+    return [place.with_name(place.name + suffix) for place in stems for suffix in suffixes]
+
+
+def arrays_in_mesh_file(mesh: Path, name: str) -> list[tuple[NDArray[Any], LabelsAt]]:
+    """The arrays NAME in a mesh file itself, with their elements: a property of a PLY file, or colors of vertices."""
+    suffix = mesh_suffix(mesh)
+    if suffix != ".ply" and (name != COLORS or suffix not in COLOR_FORMATS):
+        return []
+    attributes = load_attributes(mesh)
+    if name == COLORS and attributes.colors is not None:
+        return [(attributes.colors, "vertices")]
+    found: list[tuple[NDArray[Any], LabelsAt]] = []
+    if name in attributes.vertices:
+        found.append((attributes.vertices[name], "vertices"))
+    if name in attributes.faces:
+        found.append((attributes.faces[name], "faces"))
+    return found
+
+
 def _find(mesh: Mesh, name: str, given: Mapping[str, Any], channels: int | None) -> tuple[Any, str]:
     """An own array and where it was found. Raises DataError if it is missing or there twice.
 
@@ -105,24 +128,15 @@ def _find(mesh: Mesh, name: str, given: Mapping[str, Any], channels: int | None)
             f"pass arrays={{{name!r}: …}}"
         )
     path = Path(mesh.path)
-    stem = mesh_stem(path)
-    places = [
-        path.parent / f"{stem}.{name}.npy",
-        path.parent / name / f"{stem}.npy",
-        path.parent.parent / name / f"{stem}.npy",
-    ]
+    places = array_files(path, name)
     present = [place for place in places if place.is_file()]
     if len(present) > 1:
         raise DataError(f"{path}: more than one array for {part}: {', '.join(map(str, present))}. Keep one of them")
     if present:
         return _load(present[0], part), str(present[0])
-    suffix = mesh_suffix(path)
-    if suffix == ".ply" or (name == COLORS and suffix in COLOR_FORMATS):
-        attributes = load_attributes(path)
-        if name == COLORS and attributes.colors is not None:
-            return attributes.colors, str(path)
-        if name in attributes.vertices:
-            return attributes.vertices[name], str(path)
+    for array, at in arrays_in_mesh_file(path, name):
+        if at == "vertices":
+            return array, str(path)
     count = len(mesh.verts)
     shape = f"({count},) or ({count}, C)" if channels is None else f"({count}, {channels})"
     own = "the colors of the vertices (PLY, OBJ, OFF)" if name == COLORS else f"the property {name!r} of a PLY file"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
-from diffnet.geometry import mesh_edges
+from diffnet.geometry import edges_of_faces, mesh_edges
 
 
 def labels_at(
@@ -61,15 +61,15 @@ def labels_at(
     elif {source, target} == {"vertices", "edges"}:
         first, second = edges.reshape(-1), np.repeat(np.arange(len(edges)), 2)
     else:
-        first, second = _edges_of_faces(f, edges, count), np.repeat(np.arange(len(f)), 3)
+        first, second = edges_of_faces(f).reshape(-1), np.repeat(np.arange(len(f)), 3)
     rank = ("vertices", "edges", "faces").index
     if rank(source) > rank(target):
         first, second = second, first
-    return _majority(values, first, second, sizes[target])
+    return majority(values, first, second, sizes[target])
 
 
 def with_labels_at(data: LabeledMeshes, target: LabelsAt) -> LabeledMeshes:
-    """The data set with its labels at other elements, see `labels_at`.
+    """The data set with its labels at other elements, see `labels_at`. Soft labels are left out.
 
     Raises DataError for a point cloud, which has neither edges nor faces, and for a set with one label per mesh.
     """
@@ -86,7 +86,7 @@ def with_labels_at(data: LabeledMeshes, target: LabelsAt) -> LabeledMeshes:
             )
         mesh = item.mesh
         labels = labels_at(item.labels, mesh.faces, source=source, target=target, num_vertices=len(mesh.verts))
-        return replace(item, labels=labels)
+        return replace(item, labels=labels, accepted=None)
 
     parts = [[converted(item) for item in part] for part in (data.train, data.test)]
     return LabeledMeshes(parts[0], parts[1], data.label_names, target)
@@ -112,21 +112,68 @@ def with_label_names(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes
                 f"{len(names)} known classes ({known}). Labels are matched by name; "
                 "label_names.txt in the folder of the meshes names their values"
             )
-        return replace(item, labels=labels)
+        return replace(item, labels=labels, accepted=_columns(item.accepted, data.label_names, names))
 
     parts = [[renumbered(item) for item in part] for part in (data.train, data.test)]
     return LabeledMeshes(parts[0], parts[1], list(names), data.labels_at)
 
 
-def _edges_of_faces(faces: NDArray[np.int64], edges: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """The numbers (3 F,) of the three edges of each face."""
-    sides = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
-    codes = edges[:, 0] * count + edges[:, 1]
-    order = np.argsort(codes)
-    return order[np.searchsorted(codes, sides[:, 0] * count + sides[:, 1], sorter=order)]
+def chosen_classes(given: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """The names of classes that are given by name, or by number from 0. A name counts first.
+
+    Raises DataError for a class that is neither.
+
+    >>> chosen_classes(["leg", "0"], ["arm", "leg"])
+    ('leg', 'arm')
+    """
+    numbers = {str(i): name for i, name in enumerate(names)}
+    unknown = [name for name in given if name not in names and name not in numbers]
+    if unknown:
+        known = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+        raise DataError(
+            f"there is no class {unknown[0]!r}. Give a name ({known}) or a number from 0 to {len(names) - 1}"
+        )
+    return tuple(name if name in names else numbers[name] for name in given)
 
 
-def _majority(
+def without_classes(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
+    """The data set without some classes. Their elements become UNLABELED, and other classes keep their order.
+
+    names: of the classes; those that the set doesn't have are ignored
+
+    Meshes that have one label are left out with their class. Raises DataError if no class or no test mesh is left.
+    """
+    gone = [i for i, name in enumerate(data.label_names) if name in names]
+    if not gone:
+        return data
+    kept = [name for name in data.label_names if name not in names]
+    if not kept:
+        raise DataError("all classes are ignored; at least one should be left")
+    new = np.array([kept.index(name) if name in kept else UNLABELED for name in data.label_names] + [UNLABELED])
+
+    def renumbered(item: LabeledMesh) -> LabeledMesh:
+        labels = new[np.where(item.labels < 0, UNLABELED, item.labels)]
+        return replace(item, labels=np.asarray(labels), accepted=_columns(item.accepted, data.label_names, kept))
+
+    parts = [[renumbered(item) for item in part] for part in (data.train, data.test)]
+    if data.labels_at == "meshes":
+        parts = [[item for item in part if item.labels.flat[0] >= 0] for part in parts]
+        if not parts[1]:
+            raise DataError("all test meshes belong to ignored classes")
+    return LabeledMeshes(parts[0], parts[1], kept, data.labels_at)
+
+
+def _columns(
+    accepted: NDArray[np.bool_] | None, names: Sequence[str], target: Sequence[str]
+) -> NDArray[np.bool_] | None:
+    """The columns of other classes, by name. A class that was not there is never right."""
+    if accepted is None:
+        return None
+    columns = [accepted[:, names.index(name)] if name in names else np.zeros(len(accepted), bool) for name in target]
+    return np.stack(columns, axis=1)
+
+
+def majority(
     values: NDArray[np.int64], source: NDArray[np.int64], target: NDArray[np.int64], count: int
 ) -> NDArray[np.int64]:
     """The most frequent value (count,) of the source elements that touch each target element; the smallest of equals.

@@ -143,6 +143,14 @@ def feature_channels(features: str, statistics: Statistics | None = None) -> int
     return total
 
 
+def check_target_statistics(statistics: Any, columns: int) -> ArrayStatistics:
+    """Statistics of targets as read from a file, checked. Raises OptionError for anything else.
+
+    columns: the number of columns of the targets
+    """
+    return _checked_entry("the targets", statistics, columns)
+
+
 def check_statistics(features: str, statistics: Any) -> Statistics:
     """Statistics as read from a file, checked: those of the own arrays in the features, and of no others.
 
@@ -152,14 +160,19 @@ def check_statistics(features: str, statistics: Any) -> Statistics:
     if not isinstance(statistics, dict) or set(statistics) != set(names):
         raise OptionError(f"the statistics should be those of the own arrays {names}, and they are of others")
     for name in names:
-        entry: Any = statistics[name]
-        mean, std = (entry.get(key) if isinstance(entry, dict) else None for key in ("mean", "std"))
-        if not (_are_numbers(mean) and _are_numbers(std) and len(mean) == len(std) and min(std) > 0):
-            raise OptionError(
-                f"the statistics of {FILE_PREFIX}{name} should be two lists of finite numbers, mean and std, with std "
-                "above 0"
-            )
+        _checked_entry(FILE_PREFIX + name, statistics[name])
     return statistics
+
+
+def _checked_entry(name: str, entry: Any, columns: int | None = None) -> ArrayStatistics:
+    mean, std = (entry.get(key) if isinstance(entry, dict) else None for key in ("mean", "std"))
+    if not (_are_numbers(mean) and _are_numbers(std) and len(mean) == len(std) and min(std) > 0):
+        raise OptionError(
+            f"the statistics of {name} should be two lists of finite numbers, mean and std, with std above 0"
+        )
+    if columns is not None and len(mean) != columns:
+        raise OptionError(f"the statistics of {name} should be those of {columns} columns, and there are {len(mean)}")
+    return {"mean": mean, "std": std}
 
 
 def _are_numbers(values: Any) -> TypeGuard[list[float]]:

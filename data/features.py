@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diffnet.data.arrays import own_arrays, standardized
-from diffnet.data.feature_names import FEATURE_CHANNELS, Statistics, feature_parts
+from diffnet.data.feature_names import DESCRIPTORS, FEATURE_CHANNELS, Statistics, feature_parts
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, MeshLike, Operators, curvature, hks, precompute, rotate, wks
 from diffnet.geometry.mesh.normalize import load_normalized
@@ -35,7 +35,7 @@ def prepare(
 
     Raises MeshError for a mesh that can't be used.
     """
-    mesh = load_normalized(source, cache_dir)
+    mesh = load_normalized(source, cache_dir, options.normalize)
     return mesh, precompute(
         mesh,
         k=options.k,
@@ -44,6 +44,7 @@ def prepare(
         basis=options.basis,
         device=device,
         join=options.join,
+        operators=options.operators,
     )
 
 
@@ -69,8 +70,8 @@ def fill_cache(
     With several jobs, a script must call this under ``if __name__ == "__main__":``, because worker processes import the
     script; otherwise it raises WorkerError. Raises OSError if the cache folder can't be made.
     """
-    decisive = Options(options.k, options.laplacian, options.basis, options.join)
-    return many.fill_cache(sources, decisive, cache_dir, jobs, advance, device, ready, normalize=True)
+    decisive = Options(options.k, options.laplacian, options.basis, options.join, options.operators)
+    return many.fill_cache(sources, decisive, cache_dir, jobs, advance, device, ready, normalize=options.normalize)
 
 
 def input_features(
@@ -121,7 +122,7 @@ def input_features(
             columns.append(torch.from_numpy(array).float())
         else:
             values = _KINDS[part.name](mesh, operators)
-            shift, factor = _SCALES[part.name]
+            shift, factor = PART_SCALES[part.name]
             columns.append((values - shift) * factor if len(parts) > 1 else values)
     return torch.cat(columns, 1) if len(columns) > 1 else columns[0]
 
@@ -137,6 +138,17 @@ def rotate_vectors(x: Tensor, vectors: Sequence[slice], rotations: Tensor, ptr: 
     return turned[0] if len(turned) == 1 and not rest.shape[1] else torch.cat([*turned, rest], 1)
 
 
+def descriptor(name: str, operators: Operators, times: Tensor | None = None) -> Tensor:
+    """One of DESCRIPTORS with its values as a single part, (V, 16), see `input_features`.
+
+    times: of hks and log-hks, see `hks`
+    """
+    if name == "wks":
+        return wks(operators, FEATURE_CHANNELS["wks"])
+    values = hks(operators, FEATURE_CHANNELS["hks"], scales=times)
+    return values if name == "hks" else values.clamp(min=1e-6).log() / 3
+
+
 def _curvature(mesh: Mesh, operators: Operators) -> Tensor:
     mean, gaussian = curvature(operators).unbind(1)
     radius = float(np.linalg.norm(mesh.verts - mesh.verts.mean(0), axis=1).max())
@@ -148,14 +160,12 @@ _KINDS: dict[str, Callable[[Mesh, Operators], Tensor]] = {
     "xyz": lambda mesh, operators: torch.from_numpy(mesh.verts).float(),
     "normals": lambda mesh, operators: operators.normals,
     "curvature": _curvature,
-    "hks": lambda mesh, operators: hks(operators, FEATURE_CHANNELS["hks"]),
-    "log-hks": lambda mesh, operators: hks(operators, FEATURE_CHANNELS["log-hks"]).clamp(min=1e-6).log() / 3,
-    "wks": lambda mesh, operators: wks(operators, FEATURE_CHANNELS["wks"]),
+    **{name: lambda mesh, operators, name=name: descriptor(name, operators) for name in DESCRIPTORS},  # type: ignore[misc]
 }
 
 # Shift and factor of each part beside others. They give generated figures about mean 0 and standard deviation 1, over
 # all channels of the part. Vectors are not shifted, so they can be rotated.
-_SCALES: dict[str, tuple[float, float]] = {
+PART_SCALES: dict[str, tuple[float, float]] = {
     "xyz": (0.0, 3.0),
     "normals": (0.0, math.sqrt(3)),
     "curvature": (0.0, 1.0),

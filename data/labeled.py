@@ -13,7 +13,7 @@ from diffnet.geometry import Mesh
 from diffnet.geometry.errors import DiffnetError
 
 LabelsAt: TypeAlias = Literal["vertices", "faces", "edges"]
-# In a set for classification, each mesh has one label.
+# In a set for classification, each mesh has one label. In a set for regression, each mesh may have its targets.
 TargetsAt: TypeAlias = Literal[LabelsAt, "meshes"]
 
 UNLABELED = -1
@@ -29,20 +29,27 @@ class LabeledMesh:
 
     labels: (V,), (F,) or (E,) int64, indices into the set's `label_names`. UNLABELED elements count neither in training
         nor in scores. Edges are in the order of `diffnet.geometry.mesh_edges`. In a set for classification, it is the
-        one label of the mesh, () or (1,), see `Sample`.
+        one label of the mesh, () or (1,), see `Sample`. In a set for regression, labels are the targets, numbers
+        (N, C), or (1, C) for a mesh. NaN is a missing target.
     arrays: own features at the vertices, (V,) or (V, C), by the NAME of `file:NAME`. Those of a mesh from a file are
         found beside the file, see `own_arrays`.
+    accepted: (N, C) bool, the classes that count as right at each labeled element in a published score, from soft
+        labels; or None. See `soft_accuracy` in `train/metrics.py`.
     """
 
     name: str
     mesh: Mesh
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    accepted: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)
 class LabeledMeshes:
-    """A data set: its training part, its test part, and the names and places of its labels."""
+    """A data set: its training part, its test part, and the names and places of its labels.
+
+    label_names: the names of the classes, or of the columns of the targets in a set for regression
+    """
 
     train: list[LabeledMesh]
     test: list[LabeledMesh]

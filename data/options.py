@@ -10,9 +10,14 @@ from diffnet.geometry.preprocessing.options import (
     BASIS_PRECISIONS,
     JOIN_RULES,
     LAPLACIANS,
+    OPERATORS,
+    SCALE_RULES,
     BasisPrecision,
     JoinRule,
     LaplacianKind,
+    OperatorsKind,
+    ScaleRule,
+    chosen_laplacian,
 )
 
 
@@ -21,7 +26,8 @@ class Preprocessing:
     """The options that decide the network's view of a mesh. A checkpoint stores them.
 
     k: number of eigenpairs; 0 is allowed for features without hks, log-hks and wks
-    laplacian, basis, join: see `precompute`
+    laplacian, basis, join, operators: see `precompute`
+    normalize: "radius" or "area", how positions are normalized first; see `normalize_positions`
     features: input features at the vertices, such as "hks" or "xyz+normals", see `input_features`. The parts are put in
         canonical order.
 
@@ -32,22 +38,51 @@ class Preprocessing:
     """
 
     k: int = 128
-    laplacian: LaplacianKind = "robust"
+    laplacian: LaplacianKind | None = None
     features: str = "hks"
     basis: BasisPrecision = "float32"
     join: JoinRule = "auto"
+    operators: OperatorsKind = "diffnet"
+    normalize: ScaleRule = "radius"
 
     def __post_init__(self) -> None:
+        # `object.__setattr__` is the only way to set a field of a frozen dataclass.
+        object.__setattr__(self, "laplacian", chosen_laplacian(self.laplacian, self.operators))
         for name, known in (
             ("laplacian", LAPLACIANS),
             ("basis", BASIS_PRECISIONS),
             ("join", JOIN_RULES),
+            ("operators", OPERATORS),
+            ("normalize", SCALE_RULES),
         ):
             if getattr(self, name) not in known:
                 raise OptionError(f"{name} should be one of {', '.join(known)}, got {getattr(self, name)!r}")
         if isinstance(self.k, bool) or not hasattr(self.k, "__index__"):
             raise OptionError(f"k should be an integer, got {self.k!r} of type {type(self.k).__name__}")
-        object.__setattr__(self, "features", canonical_features(self.features))  # the only way in a frozen dataclass
+        object.__setattr__(self, "features", canonical_features(self.features))
         fewest = 1 if any(part.needs_eigenpairs for part in feature_parts(self.features)) else 0
         if self.k < fewest:
             raise OptionError(f"k should be at least {fewest}, got {self.k}")
+
+
+@dataclass(frozen=True)
+class Variants:
+    """How variants of the training meshes are made, see `make_variants`.
+
+    count: number of variants of each mesh, besides the mesh itself
+    cut: the largest share of the surface that a plane cuts off, at least 0 and below 1. 0 cuts nothing.
+    decimate: the largest share of the faces that decimation removes, at least 0 and below 1. 0 removes none.
+
+    Raises OptionError for a value that is not allowed.
+    """
+
+    count: int = 0
+    cut: float = 0.0
+    decimate: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise OptionError(f"the number of variants should be at least 0, got {self.count}")
+        for name in ("cut", "decimate"):
+            if not 0 <= getattr(self, name) < 1:
+                raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")

@@ -10,11 +10,36 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from diffnet.data.decimation import Weights
 from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, prepare
 from diffnet.data.labeled import LabeledMesh
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Operators, collate
+
+
+@dataclass(frozen=True)
+class Interpolation:
+    """Values at the elements of a mesh from values at those of another mesh of the same surface.
+
+    elements: (N, 3) int64, three elements of the other mesh for each of the N elements
+    weights: (N, 3) float32, their weights, with sum 1
+    """
+
+    elements: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, weights: Weights) -> Interpolation:
+        """From the result of `interpolation_weights`."""
+        return cls(torch.from_numpy(weights[0]), torch.from_numpy(weights[1]).float())
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """values (M, C) of the other mesh → (N, C)"""
+        return (values[self.elements] * self.weights.to(values.dtype)[..., None]).sum(1)
+
+    def to(self, device: torch.device | str) -> Interpolation:
+        return Interpolation(self.elements.to(device), self.weights.to(device))
 
 
 @dataclass(frozen=True)
@@ -24,13 +49,17 @@ class Sample:
     names: the names of the meshes
     features: (V, C) float32
     labels: (V,), (F,) or (E,) int64, or (B,) with one label per mesh. The label of a single mesh, (), becomes (1,).
+        Targets of a regression are (V, C), (F, C), (E, C) or (B, C).
     operators: the operators of the packed batch
+    interpolation: takes outputs to the elements that have the labels, if these are of a mesh with more faces, see
+        `decimated_to_score`; or None
     """
 
     names: tuple[str, ...]
     features: Tensor
     labels: Tensor
     operators: Operators
+    interpolation: Interpolation | None = None
 
     def __post_init__(self) -> None:
         if self.labels.ndim == 0:
@@ -52,6 +81,7 @@ class Sample:
             features=self.features.to(operators.device, real, non_blocking=non_blocking),
             labels=self.labels.to(operators.device, non_blocking=non_blocking),
             operators=operators,
+            interpolation=None if self.interpolation is None else self.interpolation.to(operators.device),
         )
 
     def pin_memory(self) -> Sample:
@@ -93,10 +123,14 @@ def make_sample(
 def collate_samples(samples: Sequence[Sample]) -> Sample:
     """Pack samples into one. Pass this function to a DataLoader as `collate_fn`.
 
-    Raises ValueError if some samples have one label per mesh and others one per vertex, face or edge.
+    Raises ValueError if some samples have one label per mesh and others one per vertex, face or edge, and for several
+    samples of which one has labels of a mesh with more faces.
     """
     if len(samples) == 1:
         return samples[0]
+    for sample in samples:
+        if sample.interpolation is not None:
+            raise ValueError(f"{sample.names[0]}: a sample with an interpolation can't be packed with others")
     return Sample(
         names=sum((s.names for s in samples), ()),
         features=torch.cat([s.features for s in samples]),

@@ -94,7 +94,7 @@ def robustness(
     """Measure how many predicted labels stay the same when the test meshes change.
 
     The changes are scaling, rotation, renumbering, mirroring, subdivision, decimation, point clouds, noise, missing
-    faces, a cut-off part and triangle soup. Decimation needs the package fast-simplification.
+    faces, a cut-off part and triangle soup.
     """
     with ExitAtCtrlC():
         from diffnet.benchmarks.robustness.measure import run_robustness

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
 from diffnet.arguments import check_eigenpairs, check_operators, refuses_fields
-from diffnet.diffusion import LearnedTimeDiffusion
+from diffnet.diffusion import InitialTimes, LearnedTimeDiffusion
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
 from diffnet.implicit_diffusion import ImplicitDiffusion
@@ -20,10 +20,17 @@ from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.diffusion_features.block import BlockArguments, diffusion_block, is_one_node
 from diffnet.ops.diffusion_features.sparse import sparse_diffusion_and_gradient_features
-from diffnet.spatial_gradient_features import SpatialGradientFeatures
+from diffnet.spatial_gradient_features import Rotation, SpatialGradientFeatures, check_rotation
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
+MLPNorm: TypeAlias = Literal["none", "layer", "rms"]
+
+_MLP_NORMS: dict[MLPNorm, Callable[[int], nn.Module | None]] = {
+    "none": lambda channels: None,
+    "layer": nn.LayerNorm,
+    "rms": nn.RMSNorm,
+}
 
 
 class DiffusionNetBlock(nn.Module):
@@ -44,6 +51,9 @@ class DiffusionNetBlock(nn.Module):
             the operators hold `gradient_evecs`, else sparse. See `Operators.prepared`.
         diffusion: "spectral" diffuses in the eigenbasis (`LearnedTimeDiffusion`). "implicit" needs no eigenbasis
             (`ImplicitDiffusion`); its gradients are sparse.
+        initial_times: "zero" or "spread", see `LearnedTimeDiffusion`.
+        mlp_norm: of the MLP's input at each vertex, over its channels: "none", "layer" (`nn.LayerNorm`) or "rms"
+            (`nn.RMSNorm`).
         attention_heads: heads of a `MeshAttention` over the operators' neighborhood, 0 for no attention.
         backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
 
@@ -64,9 +74,11 @@ class DiffusionNetBlock(nn.Module):
         mlp_hidden: Sequence[int] | None = None,
         dropout: float = 0.5,
         gradient_features: bool = True,
-        gradient_rotation: bool = True,
+        gradient_rotation: Rotation = True,
         gradient: GradientMode = "auto",
         diffusion: DiffusionMode = "spectral",
+        initial_times: InitialTimes = "zero",
+        mlp_norm: MLPNorm = "none",
         attention_heads: int = 0,
         backend: Backend = "auto",
     ) -> None:
@@ -78,15 +90,19 @@ class DiffusionNetBlock(nn.Module):
             raise ValueError(f"gradient should be one of {', '.join(get_args(GradientMode))}, got {gradient!r}")
         if diffusion not in get_args(DiffusionMode):
             raise ValueError(f"diffusion should be one of {', '.join(get_args(DiffusionMode))}, got {diffusion!r}")
+        if mlp_norm not in get_args(MLPNorm):
+            expected = ", ".join(get_args(MLPNorm))
+            raise ValueError(f"mlp_norm should be one of {expected}, got {mlp_norm!r}")
         if diffusion == "implicit" and gradient == "spectral":
             raise ValueError("gradient can't be 'spectral' if diffusion is 'implicit': there are no coefficients")
+        check_rotation("gradient_rotation", gradient_rotation)
         self.gradient = gradient
         self.backend: Backend = backend
         self.diffusion: LearnedTimeDiffusion | ImplicitDiffusion
         self.diffusion = (
-            LearnedTimeDiffusion(channels, backend)
+            LearnedTimeDiffusion(channels, backend, initial_times)
             if diffusion == "spectral"
-            else ImplicitDiffusion(channels, backend=backend)
+            else ImplicitDiffusion(channels, backend=backend, initial_times=initial_times)
         )
         self.gradient_features = (
             SpatialGradientFeatures(channels, gradient_rotation, backend) if gradient_features else None
@@ -94,6 +110,7 @@ class DiffusionNetBlock(nn.Module):
         self.attention = MeshAttention(channels, attention_heads, backend=backend) if attention_heads != 0 else None
         inputs = (2 + gradient_features + (self.attention is not None)) * channels
         hidden = (channels, channels) if mlp_hidden is None else mlp_hidden
+        self.mlp_norm = _MLP_NORMS[mlp_norm](inputs)
         self.mlp = MLP([inputs, *hidden, channels], dropout, backend)
 
     @refuses_fields
@@ -108,20 +125,26 @@ class DiffusionNetBlock(nn.Module):
             raise ValueError(f"x should have shape {expected}, shape is {tuple(x.shape)}")
         if self.on_basis(operators):
             o = operators.prepared(compute_dtype(x, operators.evecs))
-            arguments = self._arguments(o)
+            arguments, swapped = self._arguments(o), self._swapped()
             if self.is_plain():
                 mlp = self.mlp
                 weights, biases = mlp.weights_and_biases()
                 if is_one_node(self.backend, x, arguments, weights):
                     seeds = shared_seeds(mlp)
-                    return diffusion_block(x, arguments, o.lengths, weights, biases, mlp.current_dropout(), seeds)
+                    return diffusion_block(
+                        x, arguments, o.lengths, weights, biases, mlp.current_dropout(), seeds, swapped
+                    )
             # The rest of the block uses the returned x; its gradients are then summed in one kernel.
-            x, *parts = diffusion_and_gradient_features(x, *arguments, o.lengths, self.backend)
+            x, *parts = diffusion_and_gradient_features(x, *arguments, o.lengths, self.backend, swapped=swapped)
         else:
             x, *parts = self._diffused_and_features(x, operators)
         if self.attention is not None:
             parts.append(self.attention(x, operators.neighborhood or operators.gradient.pattern))
-        out: Tensor = self.mlp([x, *parts], residual=x)
+        inputs = [x, *parts]
+        if self.mlp_norm is not None:
+            joined = torch.cat(inputs, 1).to(self.mlp.layers[0].weight.dtype)  # under autocast, it may be bfloat16
+            inputs = [self.mlp_norm(joined).to(x.dtype)]
+        out: Tensor = self.mlp(inputs, residual=x)
         return out
 
     def is_plain(self) -> bool:
@@ -129,7 +152,9 @@ class DiffusionNetBlock(nn.Module):
 
         Such a block may run as one operation, unless torch.compile traces it.
         """
-        if torch.compiler.is_compiling() or type(self) is not DiffusionNetBlock or self.attention is not None:
+        if torch.compiler.is_compiling() or type(self) is not DiffusionNetBlock:
+            return False
+        if self.attention is not None or self.mlp_norm is not None:
             return False
         mlp = self.mlp
         return type(mlp) is MLP and mlp.is_plain(self.backend)
@@ -143,6 +168,9 @@ class DiffusionNetBlock(nn.Module):
         assert gradient_evecs is not None
         o, time = operators, diffusion.learned_time()
         return BlockArguments(o.mass, o.evals, o.evecs, gradient_evecs, time, features.a_re, features.a_im, o.ptr)
+
+    def _swapped(self) -> bool:
+        return self.gradient_features is not None and self.gradient_features.swapped
 
     def _diffused_and_features(self, x: Tensor, operators: Operators) -> tuple[Tensor, ...]:
         """Return x, the diffused x and, if the block has them, gradient features from sparse gradients, (V, C) each.
@@ -165,6 +193,7 @@ class DiffusionNetBlock(nn.Module):
                 o.ptr,
                 o.lengths,
                 self.backend,
+                swapped=features.swapped,
             )
         diffused = self.diffusion(x, o)
         if features is None:

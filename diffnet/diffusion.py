@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,10 @@ from diffnet.geometry.argument_names import refuses
 from diffnet.ops import Backend, diffuse, from_spectral, to_spectral
 from diffnet.ops.common.checks import check_count
 
+InitialTimes: TypeAlias = Literal["zero", "spread"]
+# The ends of the spread, for positions of unit size: the square of a short edge, and that of the whole surface.
+SHORTEST_TIME, LONGEST_TIME = 1e-4, 1.0
+
 
 class LearnedTimeDiffusion(nn.Module):
     """Heat diffusion of each channel for its own learned time, in the eigenbasis.
@@ -22,18 +28,20 @@ class LearnedTimeDiffusion(nn.Module):
     Source: Sharp et al. 2022, "Learned Diffusion", spectral acceleration.
 
     Args:
-        channels: C. Times start at 0; their unit is the squared unit of the positions.
+        channels: C.
+        initial_times: "zero", or "spread" for times of 1e-4 to 1 with equal ratios. Their unit is the squared unit of
+            the positions, and the spread is meant for positions of unit size.
         backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
 
-    Raises ValueError for fewer than 1 channel.
+    Raises ValueError for fewer than 1 channel and for other initial times.
     """
 
     @refuses(C_inout="channels", method='ImplicitDiffusion(channels) for method="implicit_dense"')
-    def __init__(self, channels: int, backend: Backend = "auto") -> None:
+    def __init__(self, channels: int, backend: Backend = "auto", initial_times: InitialTimes = "zero") -> None:
         super().__init__()
         check_count("channels", channels, 1)
         self.backend: Backend = backend
-        self.time = nn.Parameter(torch.zeros(channels))
+        self.time = nn.Parameter(starting_times(channels, initial_times))
 
     def learned_time(self) -> nn.Parameter:
         """Return the times (C,). In training, negative times are set to 0 first."""
@@ -58,6 +66,15 @@ class LearnedTimeDiffusion(nn.Module):
         return from_spectral(coefficients, operators.evecs, operators.ptr, operators.lengths, self.backend)
 
 
+def starting_times(channels: int, initial_times: InitialTimes) -> Tensor:
+    """The times (C,) before training. Raises ValueError for an unknown choice."""
+    if initial_times not in get_args(InitialTimes):
+        raise ValueError(f"initial_times should be one of {', '.join(get_args(InitialTimes))}, got {initial_times!r}")
+    if initial_times == "zero":
+        return torch.zeros(channels)
+    return torch.logspace(math.log10(SHORTEST_TIME), math.log10(LONGEST_TIME), channels)
+
+
 class _Kept(threading.local):
     """The ids of the times that `kept_nonnegative` takes care of in this thread."""
 
@@ -68,9 +85,13 @@ _KEPT = _Kept()
 
 
 @contextmanager
-def kept_nonnegative(times: Sequence[Tensor]) -> Iterator[None]:
-    """Set negative times to 0 in place, in one launch. In the block and in this thread, modules don't do it again."""
-    keep_nonnegative(times)
+def kept_nonnegative(times: Sequence[Tensor], *, done: bool = False) -> Iterator[None]:
+    """Set negative times to 0 in place, in one launch. In the block and in this thread, modules don't do it again.
+
+    done: whether another launch does it before the block
+    """
+    if not done:
+        keep_nonnegative(times)
     before, _KEPT.times = _KEPT.times, frozenset(map(id, times))
     try:
         yield

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from diffnet.diffusion import keep_nonnegative
+from diffnet.diffusion import InitialTimes, keep_nonnegative, starting_times
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, implicit_diffusion
 from diffnet.ops.common.checks import check_count
@@ -20,7 +19,8 @@ class ImplicitDiffusion(nn.Module):
     Source: Sharp et al. 2022, "Learned Diffusion", direct implicit timestep.
 
     Args:
-        channels: C. Times start at 0; their unit is the squared unit of the positions.
+        channels: C.
+        initial_times: see `LearnedTimeDiffusion`.
         tolerance, max_iterations, check_every: see `ops.implicit_diffusion`.
         backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
 
@@ -35,6 +35,7 @@ class ImplicitDiffusion(nn.Module):
         max_iterations: int = 1000,
         check_every: int = 8,
         backend: Backend = "auto",
+        initial_times: InitialTimes = "zero",
     ) -> None:
         super().__init__()
         if not 0 < tolerance < 1:
@@ -42,7 +43,7 @@ class ImplicitDiffusion(nn.Module):
         check_count("channels", channels, 1)
         check_count("max_iterations", max_iterations, 1)
         check_count("check_every", check_every, 0)
-        self.time = nn.Parameter(torch.zeros(channels))
+        self.time = nn.Parameter(starting_times(channels, initial_times))
         self.backend: Backend = backend
         self.tolerance, self.max_iterations, self.check_every = tolerance, max_iterations, check_every
 

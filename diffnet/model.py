@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from diffnet.activations import Activation, log_softmax
 from diffnet.arguments import check_features, check_operators, refuses_fields
-from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode
+from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode, MLPNorm
+from diffnet.diffusion import InitialTimes
 from diffnet.first_call import compile_before_first_call
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
@@ -22,6 +23,7 @@ from diffnet.ops import Backend, mlp, segment_mean
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.shared_launches import shared_dropout_seeds, shared_launches, shares_launches
+from diffnet.spatial_gradient_features import Rotation
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
 
@@ -36,8 +38,8 @@ class DiffusionNet(nn.Module):
         outputs_at: "vertices"; "faces" or "edges", the means over corners or ends; or "global_mean", one output per
             mesh, weighted by vertex areas.
         last_activation: applied to the outputs, for example `log_softmax`. None by default.
-        mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, attention_heads, backend: see
-            `DiffusionNetBlock`.
+        mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, initial_times, mlp_norm,
+            attention_heads, backend: see `DiffusionNetBlock`.
 
     The arguments are attributes of the network, except `blocks`, which is the list of the blocks. `metadata` is a
     dictionary for what belongs to the network; `save` and `load` keep it.
@@ -75,9 +77,11 @@ class DiffusionNet(nn.Module):
         mlp_hidden: Sequence[int] | None = None,
         dropout: float = 0.5,
         gradient_features: bool = True,
-        gradient_rotation: bool = True,
+        gradient_rotation: Rotation = True,
         gradient: GradientMode = "auto",
         diffusion: DiffusionMode = "spectral",
+        initial_times: InitialTimes = "zero",
+        mlp_norm: MLPNorm = "none",
         attention_heads: int = 0,
         backend: Backend = "auto",
     ) -> None:
@@ -108,6 +112,8 @@ class DiffusionNet(nn.Module):
                 gradient_rotation=gradient_rotation,
                 gradient=gradient,
                 diffusion=diffusion,
+                initial_times=initial_times,
+                mlp_norm=mlp_norm,
                 attention_heads=attention_heads,
                 backend=backend,
             )
@@ -118,9 +124,11 @@ class DiffusionNet(nn.Module):
         self.mlp_hidden = [int(w) for w in ((width, width) if mlp_hidden is None else mlp_hidden)]
         self.dropout = float(dropout)
         self.gradient_features = bool(gradient_features)
-        self.gradient_rotation = bool(gradient_rotation)
+        self.gradient_rotation: Rotation = "swapped" if gradient_rotation == "swapped" else bool(gradient_rotation)
         self.gradient: GradientMode = gradient
         self.diffusion: DiffusionMode = diffusion
+        self.initial_times: InitialTimes = initial_times
+        self.mlp_norm: MLPNorm = mlp_norm
         self.attention_heads = int(attention_heads)
         self.backend: Backend = backend
         self.metadata: dict[str, Any] = {}
@@ -263,30 +271,44 @@ class DiffusionNet(nn.Module):
         cls,
         path: str | os.PathLike[str],
         outputs_at: OutputsAt = "vertices",
-        last_activation: Activation | None = log_softmax,
+        last_activation: Activation | Literal["auto"] | None = "auto",
     ) -> DiffusionNet:
         """Load a checkpoint of the original implementation, on the CPU and in eval mode.
 
-        Width, blocks and channels are read off the weights. A checkpoint doesn't record the last activation. The
-        published segmentation and classification networks end in a log-softmax, so this is the default. Pass None for
-        networks that output plain features.
+        Three kinds are known: "original" is segmentation and classification. "original correspondence" is its
+        functional maps, with the prefix `feature_extractor.`. "unsupervised correspondence" is the line of Cao et al.
+        2023, `{"networks": {"feature_extractor": …}}`, whose gradient features are `gradient_rotation="swapped"`.
 
-        Only tensors are read (`weights_only`). Raises CheckpointError, a ValueError, if the file holds something else.
+        `metadata` of the network names the `kind`. It also holds what a checkpoint doesn't record, as it was for the
+        published networks of this kind: `features` ("xyz" for 3 input channels, "hks" for 16, else it is missing),
+        `k`, `normalize` and `operators`. Change it for another network.
 
-        Source: https://github.com/nmwsharp/diffusion-net
+        last_activation: "auto" is a log-softmax for the kind "original", as in the published networks, and None for
+            features of the other kinds.
+
+        Width, blocks and channels are read off the weights. Only tensors are read (`weights_only`). Raises
+        CheckpointError, a ValueError, if the file holds something else.
+
+        Sources: https://github.com/nmwsharp/diffusion-net, and Cao et al. 2023, "Unsupervised Learning of Robust
+        Spectral Shape Matching"
         """
         from diffnet.checkpoints.network import restore
-        from diffnet.checkpoints.original import read_original_checkpoint
+        from diffnet.checkpoints.original import original_metadata, read_original_checkpoint
 
-        weights, options = read_original_checkpoint(path)
-        return restore(cls, path, weights, {**options, "outputs_at": outputs_at, "last_activation": last_activation})
+        weights, options, kind = read_original_checkpoint(path)
+        if last_activation == "auto":
+            last_activation = log_softmax if kind == "original" else None
+        options |= {"outputs_at": outputs_at, "last_activation": last_activation}
+        model = restore(cls, path, weights, options)
+        model.metadata = original_metadata(kind, model.in_channels)
+        return model
 
     @classmethod
     def from_reference(
         cls,
         path: str | os.PathLike[str],
         outputs_at: OutputsAt = "vertices",
-        last_activation: Activation | None = log_softmax,
+        last_activation: Activation | Literal["auto"] | None = "auto",
     ) -> DiffusionNet:
         """The older name of `from_original_checkpoint`."""
         return cls.from_original_checkpoint(path, outputs_at, last_activation)

@@ -19,12 +19,12 @@ from diffnet.ops.common.precision import compute_dtype, dot_precision
 
 @contextmanager
 def shared_launches(first: nn.Linear, blocks: Iterable[nn.Module], last: nn.Linear, x: Tensor) -> Iterator[None]:
-    """Prepare the parameters of a network: convert all weights in one launch, and set negative times to 0 in another.
+    """Prepare the parameters of a network in one launch: convert all weights, and set negative times to 0.
 
     Blocks that run in this context use the results. Blocks that run elsewhere do both themselves, for example if a
     backward pass runs them again (`torch.utils.checkpoint`).
     """
-    from diffnet.ops.common.matmul import converted_together  # imports Triton
+    from diffnet.ops.common.matmul import MOST_MATRICES, converted_together  # imports Triton
 
     layers, times = [first, last], []
     for block in blocks:
@@ -43,8 +43,11 @@ def shared_launches(first: nn.Linear, blocks: Iterable[nn.Module], last: nn.Line
     times = [time for time in times if _is_plain(time, x.device)]
     dtype = compute_dtype(x, *weights[:1])
     precision = dot_precision(weights[0]) if weights and dtype == torch.float32 else "ieee"
-    converts = dtype != torch.float32 or precision != "ieee"
-    with kept_nonnegative(times), converted_together(weights if converts else [], dtype, precision):
+    if dtype == torch.float32 and precision == "ieee":
+        weights = []
+    together = bool(weights) and len(times) <= MOST_MATRICES and all(map(_is_float32_vector, times))
+    converted = converted_together(weights, dtype, precision, clamped=times if together else ())
+    with converted, kept_nonnegative(times, done=together):
         yield
 
 
@@ -66,6 +69,10 @@ def shares_launches(backend: Backend, x: Tensor) -> bool:
     if torch.compiler.is_compiling() or under_transforms() or type(x) is not Tensor or x.is_meta:
         return False
     return use_kernels(backend, x, matrix=True)
+
+
+def _is_float32_vector(time: Tensor) -> bool:
+    return time.dtype == torch.float32 and time.is_contiguous()
 
 
 def _is_plain(parameter: Tensor, device: torch.device) -> bool:

@@ -1,6 +1,16 @@
+from .augmentation.cuts import MeshPart, cut_by_plane
+from .augmentation.transforms import mirrored, rotated, scaled
 from .batches.collate import collate
 from .batches.functional import diffuse, from_spectral, gradient, mesh_mean, to_spectral
+from .batches.functional_maps import (
+    functional_map,
+    functional_map_from_points,
+    point_map,
+    soft_functional_map,
+    zoomout,
+)
 from .batches.unpack import UnpackAt
+from .decimation.decimate import decimate
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
 from .discretize.coincident import joined_vertices
@@ -8,6 +18,9 @@ from .discretize.frames import tangent_frames
 from .discretize.gradient import gradient_values, one_ring
 from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
+from .elements.elements import ElementsAt, border_lengths, edges_of_faces, element_areas, element_points
+from .elements.smoothing import smooth_boundaries
+from .elements.weights import element_weights
 from .geodesics.curve import area_under_curve, error_curve, mean_error
 from .geodesics.errors import Prediction, geodesic_errors, geodesic_errors_of_all
 from .geodesics.label_errors import geodesic_label_errors
@@ -45,11 +58,13 @@ __all__ = [
     "Attributes",
     "BasisPrecision",
     "Diagnosis",
+    "ElementsAt",
     "JoinRule",
     "LaplacianKind",
     "Mesh",
     "MeshError",
     "MeshLike",
+    "MeshPart",
     "NormalsRule",
     "Operators",
     "Patches",
@@ -57,17 +72,26 @@ __all__ = [
     "SurfacePoints",
     "UnpackAt",
     "area_under_curve",
+    "border_lengths",
     "boundary_vertices",
     "closest_points",
     "collate",
     "curvature",
+    "cut_by_plane",
+    "decimate",
     "diagnose",
     "diffuse",
+    "edges_of_faces",
     "eigenbases",
     "eigenbasis",
+    "element_areas",
+    "element_points",
+    "element_weights",
     "error_curve",
     "farthest_points",
     "from_spectral",
+    "functional_map",
+    "functional_map_from_points",
     "geodesic_errors",
     "geodesic_errors_of_all",
     "geodesic_label_errors",
@@ -82,17 +106,24 @@ __all__ = [
     "mean_error",
     "mesh_edges",
     "mesh_mean",
+    "mirrored",
     "normalize_positions",
     "one_ring",
     "patches",
+    "point_map",
     "precompute",
     "precompute_all",
     "random_rotation",
     "random_rotations",
     "rotate",
+    "rotated",
+    "scaled",
+    "smooth_boundaries",
+    "soft_functional_map",
     "tangent_frames",
     "to_spectral",
     "with_k_ring",
     "with_nearest",
     "wks",
+    "zoomout",
 ]

@@ -38,9 +38,18 @@ def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) 
         check_rank("scales", scales, "(T,)", 1)
     if scales is None:
         _warn_of_size(operators)
-        scales = torch.logspace(math.log10(SHORTEST), math.log10(LONGEST), count)
+        scales = hks_times(count)
     scales = scales.to(operators.evals)
     return _weighted_squares(operators, torch.exp(-operators.evals[:, :, None] * scales))
+
+
+def hks_times(count: int = 16, device: torch.device | str = "cpu") -> Tensor:
+    """The default times of `hks`, (count,) float32.
+
+    >>> hks_times(3)
+    tensor([0.0100, 0.1000, 1.0000])
+    """
+    return torch.logspace(math.log10(SHORTEST), math.log10(LONGEST), count, dtype=torch.float32, device=device)
 
 
 def wks(operators: Operators, count: int = 16) -> Tensor:
@@ -112,4 +121,6 @@ def _warn_of_size(operators: Operators) -> None:
 
 def _weighted_squares(operators: Operators, weights: Tensor) -> Tensor:
     """Σ_k w_k φ_k(v)², (V, T), for weights (B, K, T)."""
-    return from_spectral(weights, operators.evecs**2, operators.ptr, operators.lengths)
+    # A basis in half precision is squared in the precision of the rest.
+    squares = operators.evecs.to(operators.evals.dtype) ** 2
+    return from_spectral(weights, squares, operators.ptr, operators.lengths)

@@ -574,6 +574,26 @@ def pack(batch: Sequence[Operators]) -> Operators:
     return remember(packed, _preparations=_pack_preparations(batch, packed))
 
 
+def changed(operators: Operators, changes: Mapping[str, Callable[[Any], Any]]) -> Operators:
+    """Operators with a function applied to each of some fields. The meshes, their faces and edges stay.
+
+    Large fields are changed when they are first read, so what a network doesn't read costs nothing.
+    """
+    names = ("ptr", "mass", "evals", "face_ptr", "gradient_evecs", "neighborhood", "joined")
+    fields = {name: getattr(operators, name) for name in names}
+    fields |= {name: change(fields[name]) for name, change in changes.items() if fields.get(name) is not None}
+
+    def field(name: str) -> Any:
+        value = getattr(operators, name)
+        return changes[name](value) if name in changes else value
+
+    large = ("evecs", "laplacian", "gradient", "frames", "faces")
+    known = {"_lengths": operators._lengths, "_face_lengths": operators._face_lengths, "_edges": operators._edges}
+    if not can_remember():
+        return remember(Operators(**fields, **{name: field(name) for name in large}), **known)
+    return _packed_later(fields, {name: Later(partial(field, name)) for name in large}, known)
+
+
 def has_room(size: int, device: torch.device) -> bool:
     """Return whether STAYS_FREE of a GPU's memory is left if `size` bytes are taken. On other devices, return False."""
     if device.type != "cuda":

@@ -1,5 +1,5 @@
 from .inference.network_input import MetadataError, NetworkInput, network_input
-from .inference.predict import predict_labels, predict_probabilities
+from .inference.predict import predict_labels, predict_probabilities, predict_values
 from .inference.scoring import run_evaluation
 from .options import TrainOptions
 from .run import run_training
@@ -12,6 +12,7 @@ __all__ = [
     "network_input",
     "predict_labels",
     "predict_probabilities",
+    "predict_values",
     "run_evaluation",
     "run_training",
     "write_predictions",

@@ -24,7 +24,7 @@ class Batch(NamedTuple):
     """A packed batch on the device of the network.
 
     features: (V, C) float32
-    labels: (V,), (F,), (E,) or (B,) int64
+    labels: (V,), (F,), (E,) or (B,) int64, or targets (V, C), (F, C), (E, C) or (B, C) float32
     rotations: (B, 3, 3) float32, by which the step rotates the features of each mesh, or None
     """
 

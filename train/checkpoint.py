@@ -21,8 +21,10 @@ from diffnet.train.checkpoint_checks import (
     Checkpoint,
     check_optimizer,
     check_sizes,
+    checked_averaging,
     checked_options,
     checked_statistics,
+    checked_target_statistics,
     checked_values,
 )
 from diffnet.train.options import TrainOptions
@@ -47,11 +49,13 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
     options = checked_options(path, checkpoint)
     checkpoint["options"] = options.as_dict()
     checkpoint["statistics"] = checked_statistics(path, checkpoint, options)
+    checkpoint["target_statistics"] = checked_target_statistics(path, checkpoint, options)
     weights = check_named_tensors(path, checkpoint["model"])
     check_sizes(path, options, weights)
     with torch.device("meta"):  # a network without memory
         network = build_model(options, checkpoint["label_names"], checkpoint["labels_at"], checkpoint["statistics"])
     check_names_and_shapes(path, weights, network.state_dict())
+    checkpoint["averaging"] = checked_averaging(path, checkpoint, options, network.state_dict())
     check_optimizer(path, checkpoint["optimizer"], list(network.parameters()))
     return checkpoint
 
@@ -70,6 +74,8 @@ def build_model(
         blocks=options.blocks,
         dropout=options.dropout,
         diffusion=options.diffusion,
+        initial_times=options.initial_times,
+        mlp_norm=options.mlp_norm,
         attention_heads=options.attention_heads,
         outputs_at=outputs_at_of(labels_at),
         backend=options.backend,

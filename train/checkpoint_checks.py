@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import Tensor
@@ -20,11 +19,11 @@ from diffnet.checkpoints.files import (
     shown,
 )
 from diffnet.checkpoints.training import FORMAT, OLDER
-from diffnet.data import Statistics, TargetsAt, check_statistics
+from diffnet.data import ArrayStatistics, Statistics, TargetsAt, check_statistics, check_target_statistics
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
-from diffnet.train.run_folder.history import COLUMNS
-from diffnet.train.tasks.names import TARGETS_AT
+from diffnet.train.run_folder.history import columns
+from diffnet.train.tasks.names import SCORES, TARGETS_AT
 
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
 LARGEST = 2**31  # bound of whole numbers in the options, except the seed
@@ -34,7 +33,7 @@ Checkpoint = dict[str, Any]
 
 
 def checked_values(path: Path, checkpoint: Any) -> Checkpoint:
-    """Check the format and all entries except weights and options."""
+    """Check the format and all entries except weights, history and options."""
     if not isinstance(checkpoint, dict) or "format" not in checkpoint:
         raise CheckpointError(f"{path}: not a checkpoint of `diffnet train`")
     check_format(path, checkpoint["format"], FORMAT, checkpoint.get("version", ""))
@@ -46,14 +45,14 @@ def checked_values(path: Path, checkpoint: Any) -> Checkpoint:
     for name, hint in (("labels_at", TargetsAt), ("best", float), ("data", str)):
         if not _fits(checkpoint[name], hint):
             raise CheckpointError(f"{path}: {name} has the value {shown(checkpoint[name])}, which is not allowed")
-    history = checkpoint["history"]
-    if not isinstance(history, list) or not all(_is_row(row, epoch) for epoch, row in enumerate(history, 1)):
-        raise CheckpointError(f"{path}: history should be a list with one row of numbers per epoch")
     return checkpoint
 
 
 def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
-    """The options of the run. A checkpoint of an older version lacks newer options and gets what that version did."""
+    """The options of the run, and a check of the history, whose columns depend on the task.
+
+    A checkpoint of an older version lacks newer options and gets what that version did.
+    """
     options = checkpoint["options"]
     if not isinstance(options, dict):
         raise CheckpointError(f"{path}: options should be a dictionary, got {type(options).__name__}")
@@ -71,6 +70,9 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
         raise CheckpointError(f"{path}: {e}") from e
     if checkpoint["labels_at"] not in TARGETS_AT[read.task]:
         raise CheckpointError(f"{path}: labels_at is {checkpoint['labels_at']}, which is not allowed in {read.task}")
+    history, expected = checkpoint["history"], set(columns(SCORES[read.task]))
+    if not isinstance(history, list) or not all(_is_row(row, i, expected) for i, row in enumerate(history, 1)):
+        raise CheckpointError(f"{path}: history should be a list with one row of numbers per epoch")
     return read
 
 
@@ -78,6 +80,16 @@ def checked_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions
     """The statistics of the own arrays among the features. Checkpoints of older versions have neither."""
     try:
         return check_statistics(options.features, checkpoint.get("statistics", {}))
+    except OptionError as e:
+        raise CheckpointError(f"{path}: {e}") from e
+
+
+def checked_target_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions) -> ArrayStatistics | None:
+    """Mean and standard deviation of the targets of a regression. None in other tasks."""
+    if options.task != "regression":
+        return None
+    try:
+        return check_target_statistics(checkpoint.get("target_statistics"), len(checkpoint["label_names"]))
     except OptionError as e:
         raise CheckpointError(f"{path}: {e}") from e
 
@@ -108,10 +120,25 @@ def check_optimizer(path: Path, state: Any, parameters: Sequence[Tensor]) -> Non
     check_names_and_shapes(path, check_named_tensors(path, named), expected)
 
 
-def _is_row(row: Any, epoch: int) -> bool:
+def checked_averaging(
+    path: Path, checkpoint: Checkpoint, options: TrainOptions, expected: Mapping[str, Tensor]
+) -> Checkpoint | None:
+    """The state of `WeightAverage`, or None for a run without it."""
+    state = checkpoint.get("averaging")
+    if options.average_weights == 0 or not isinstance(state, dict):
+        if options.average_weights > 0 or state is not None:
+            raise CheckpointError(f"{path}: average_weights is {options.average_weights}, averaging is {shown(state)}")
+        return None
+    total = {"total": next(iter(expected.values())).new_empty(())}
+    for name, tensors in (("trained", expected), ("averages", expected), ("total", total)):
+        check_names_and_shapes(path, check_named_tensors(path, state.get(name)), tensors)
+    return state
+
+
+def _is_row(row: Any, epoch: int, expected: set[str]) -> bool:
     return (
         isinstance(row, dict)
-        and row.keys() == set(COLUMNS)
+        and row.keys() == expected
         and all(_fits(value, float | None) for value in row.values())
         and row["epoch"] == epoch
     )
@@ -121,6 +148,8 @@ def _fits(value: Any, hint: Any) -> bool:
     """Whether a plain value has the type of an option. As usual, an int is also a float. A bool is no number."""
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
-    choices = get_args(hint) or (hint,)
-    types = {*choices, *((int,) if float in choices else ())}
-    return type(value) in types or (value is None and NoneType in types)
+    if get_origin(hint) is tuple:  # of any length, stored as a list
+        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
+    if get_args(hint):
+        return any(_fits(value, choice) for choice in get_args(hint))
+    return type(value) is hint or (hint is float and type(value) is int)

@@ -37,11 +37,16 @@ def evaluate(
 
 
 def network_outputs(model: DiffusionNet, sample: Sample, options: TrainOptions, device: torch.device) -> Tensor:
-    """The outputs (N, C) of a network for a sample, on the device, in eval mode and without gradients."""
+    """The outputs (N, C) of a network for a sample, on the device, in eval mode and without gradients.
+
+    They are at the elements that have the labels, see `Sample.interpolation`.
+    """
     was_training = model.training
     model.eval()
     with torch.no_grad(), autocast(options.precision, device):
         sample = sample.to(device)
         outputs: Tensor = model(sample.features, sample.operators)
+        if sample.interpolation is not None:
+            outputs = sample.interpolation(outputs)
     model.train(was_training)
     return outputs

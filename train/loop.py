@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
-from diffnet.data import LabeledMeshes, MeshBatches, Sample, Statistics, epoch_seed
-from diffnet.geometry import random_rotations
+from diffnet.data import ArrayStatistics, LabeledMeshes, MeshBatches, Sample, Statistics, epoch_seed
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import packed
@@ -23,9 +22,14 @@ from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, l
 from diffnet.train.evaluate import evaluate
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.event_file import EventFile
-from diffnet.train.run_folder.history import COLUMNS, Row, as_csv
-from diffnet.train.step import TrainingStep, make_optimizer, restore_optimizer, set_learning_rate
+from diffnet.train.run_folder.history import Row, as_csv, columns
+from diffnet.train.steps.augmentation import draw_changes, draw_variants
+from diffnet.train.steps.averaging import WeightAverage
+from diffnet.train.steps.step import TrainingStep, make_optimizer, restore_optimizer, set_learning_rate
+from diffnet.train.tasks.names import SCORES
 from diffnet.train.tasks.registry import task_named
+
+T = TypeVar("T")
 
 
 class TrainingError(DiffnetError, RuntimeError):
@@ -46,13 +50,15 @@ def train(
     after_step: Callable[[float], Any] = lambda epochs: None,
     predictions: list[Tensor] | None = None,
     statistics: Statistics | None = None,
+    target_statistics: ArrayStatistics | None = None,
+    variants: Sequence[Sequence[Sample]] = (),
 ) -> Checkpoint:
     """Train a network and write its checkpoints into the folder `out`.
 
-    Returns the checkpoint to judge. With `validation`, that is the one with the highest accuracy on the held-out
+    Returns the checkpoint to judge. With `validation`, that is the one with the highest score on the held-out
     training meshes. Without, it is the last one. The test set is evaluated, but never used to choose.
 
-    `out` gets last.pt after every epoch, best.pt (by validation accuracy, else by training loss), metrics.csv, and the
+    `out` gets last.pt after every epoch, best.pt (by validation score, else by training loss), metrics.csv, and the
     event files of TensorBoard.
 
     A seed gives the same weights in every run on the same machine with the same number of threads. An epoch depends
@@ -63,19 +69,29 @@ def train(
     predictions: a list that gets the predictions of each test sample by the checkpoint to judge, on the CPU, see
         `Task.predict`. It gets them only if this call trains the last epoch and that epoch is the one to judge.
     statistics: of the own arrays among the features of the samples, see `array_statistics`. Checkpoints store them.
+    target_statistics: of the targets of a regression, see `target_statistics`. The samples have standardized targets.
+
+    variants: of each training sample, see `make_variants`. Each epoch trains on one of a sample and its variants. Empty
+        if there are none.
 
     Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises
     CheckpointError if a run can't be resumed, and OptionError if validation leaves no mesh to train on.
     """
-    task = task_named(options.task)
-    fitted, held_out = set_aside(train_samples, options)
+    task, score_name = task_named(options.task), SCORES[options.task]
+    groups = [
+        [sample, *others] for sample, others in zip(train_samples, variants or [()] * len(train_samples), strict=True)
+    ]
+    fitted, held_out_groups = set_aside(groups, options)
+    held_out = [group[0] for group in held_out_groups]
     torch.manual_seed(options.seed)
     model = build_model(options, data.label_names, data.labels_at, statistics).to(device)
     optimizer = make_optimizer(model, options, device)
-    step = TrainingStep(model, optimizer, options, device)
+    average = WeightAverage(model, options.average_weights) if options.average_weights > 0 else None
+    scored = model if average is None else average.network
+    step = TrainingStep(model, optimizer, options, device, average)
     if capture and device.type == "cuda" and options.backend == "auto":
-        step.capture(data.labels_at, [s.operators for s in fitted])
-        graphed(model, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
+        step.capture(data.labels_at, [sample.operators for group in fitted for sample in group])
+        graphed(scored, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
     history: list[Row] = []
     last_predictions: list[Tensor] = []
     best = -math.inf
@@ -83,7 +99,8 @@ def train(
 
     def checkpoint() -> Checkpoint:
         return {
-            "model": model.state_dict(),
+            "model": scored.state_dict(),
+            "averaging": None if average is None else average.state_dict(),
             "optimizer": optimizer.state_dict(),
             "history": history,
             "best": best,
@@ -92,49 +109,48 @@ def train(
             "labels_at": data.labels_at,
             "data": fingerprint,
             "statistics": dict(statistics or {}),
+            "target_statistics": target_statistics,
         }
 
     if resume:
         stored = load_checkpoint(out / "last.pt", device)
         _check_same_run(stored, checkpoint(), options, out)
-        model.load_state_dict(stored["model"])
+        scored.load_state_dict(stored["model"])
+        if average is not None:
+            average.load_state_dict(stored["averaging"])
         restore_optimizer(optimizer, stored["optimizer"])
         history, best = stored["history"], stored["best"]
         # The run may have stopped after it wrote last.pt and before it wrote the table.
-        write_atomically(out / "metrics.csv", as_csv(history))
+        write_atomically(out / "metrics.csv", as_csv(history, score_name))
     else:
         save_checkpoint(out / "last.pt", checkpoint())
-    batches = MeshBatches(
-        [s.operators.num_vertices for s in fitted],
-        meshes=options.batch_meshes,
-        max_vertices=options.batch_vertices,
-        shuffle=True,
-        seed=options.seed,
-    )
 
     # TensorBoard's steps are epochs from 1. purge_step hides later epochs that an interrupted run may have written.
     with EventFile(out / "tensorboard", purge_step=len(history) + 1) as board:
         for epoch in range(len(history), options.epochs):
             started = time.perf_counter()
-            batches.set_epoch(epoch)
             torch.manual_seed(epoch_seed(options.seed, epoch))
             set_learning_rate(optimizer, options.learning_rate_at(epoch))
-            loss, tally = _train_epoch(model, step, fitted, batches, options, device, epoch, after_step)
+            loss, tally = _train_epoch(model, step, fitted, options, device, epoch, after_step)
+            if average is not None:
+                average.write()
             last = epoch + 1 == options.epochs
             due = (epoch + 1) % options.eval_every == 0 or last
-            tested = evaluate(model, test_samples, options, device, last_predictions if last else None) if due else None
+            tested = (
+                evaluate(scored, test_samples, options, device, last_predictions if last else None) if due else None
+            )
+            validated = task.score(evaluate(scored, held_out, options, device)) if held_out else None
             row: Row = {
                 "epoch": epoch + 1,
                 "learning_rate": options.learning_rate_at(epoch),
                 "train_loss": loss,
-                "train_accuracy": task.score(tally),
-                "validation_accuracy": task.score(evaluate(model, held_out, options, device)) if held_out else None,
-                "test_accuracy": None if tested is None else task.score(tested),
+                f"train_{score_name}": task.score(tally),
+                f"validation_{score_name}": validated,
+                f"test_{score_name}": None if tested is None else task.score(tested),
                 "seconds": time.perf_counter() - started,
             }
             history.append(row)
-            score = row["validation_accuracy"] if held_out else -loss
-            assert score is not None
+            score = -loss if validated is None else validated
             # The score is NaN if nothing held out is labeled. The first epoch is then the best.
             improved = epoch == 0 or score > best
             best = max(best, score)
@@ -142,8 +158,8 @@ def train(
             if improved:
                 save_checkpoint(out / "best.pt", checkpoint())
             save_checkpoint(out / "last.pt", checkpoint())
-            write_atomically(out / "metrics.csv", as_csv(history))
-            board.add({name: value for name in COLUMNS[1:] if (value := row[name]) is not None}, epoch + 1)
+            write_atomically(out / "metrics.csv", as_csv(history, score_name))
+            board.add({name: value for name in columns(score_name)[1:] if (value := row[name]) is not None}, epoch + 1)
             after_epoch(row)
     judged = load_checkpoint(out / ("best.pt" if held_out else "last.pt"), device)
     if predictions is not None and len(judged["history"]) == options.epochs:
@@ -151,7 +167,7 @@ def train(
     return judged
 
 
-def set_aside(samples: Sequence[Sample], options: TrainOptions) -> tuple[list[Sample], list[Sample]]:
+def set_aside(samples: Sequence[T], options: TrainOptions) -> tuple[list[T], list[T]]:
     """Split the training samples into those to fit and those to validate on. Only the seed decides which.
 
     Raises OptionError if none is left to fit.
@@ -172,24 +188,34 @@ def set_aside(samples: Sequence[Sample], options: TrainOptions) -> tuple[list[Sa
 def _train_epoch(
     model: DiffusionNet,
     step: TrainingStep,
-    samples: Sequence[Sample],
-    batches: Iterable[list[int]],
+    groups: Sequence[Sequence[Sample]],
     options: TrainOptions,
     device: torch.device,
     epoch: int,
     after_step: Callable[[float], Any],
 ) -> tuple[float, Tensor]:
-    """One pass over the training set. Returns the mean loss of its steps, and their tally under dropout."""
+    """One pass over the training set. Returns the mean loss of its steps, and their tally under dropout.
+
+    groups: each training sample with its variants
+    """
     model.train()
     step.tally.zero_()
     losses: list[Tensor] = []
     names: list[tuple[str, ...]] = []
-    # Drawing and moving all rotations at once takes as long as those of one step.
-    rotations = random_rotations(len(samples)).to(device) if options.rotates else None
+    changes = draw_changes(len(groups), options, device)
+    samples = draw_variants(groups)
+    batches = MeshBatches(
+        [s.operators.num_vertices for s in samples],
+        meshes=options.batch_meshes,
+        max_vertices=options.batch_vertices,
+        shuffle=True,
+        seed=options.seed,
+    )
+    batches.set_epoch(epoch)
     first = 0
     for sample in packed(samples, batches, device):
         meshes = len(sample.operators)
-        losses.append(step(sample, None if rotations is None else rotations[first : first + meshes]))
+        losses.append(step(changes.made(sample, first), changes.rotations_of(first, meshes)))
         names.append(sample.names)
         first += meshes
         after_step(epoch + first / len(samples))
@@ -216,12 +242,16 @@ def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions
     before = stored["options"]
     for name, value in fresh["options"].items():
         if (name != "epochs" or options.schedule == "cosine") and before[name] != value:
-            raise CheckpointError(f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}")
+            hint = "; the cosine schedule depends on the number of epochs" if name == "epochs" else ""
+            raise CheckpointError(
+                f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}{hint}"
+            )
     for name, difference in (
         ("label_names", "other labels"),
         ("labels_at", "other labels"),
         ("data", "other meshes"),
         ("statistics", "other own arrays"),
+        ("target_statistics", "other targets"),
     ):
         if stored[name] != fresh[name]:
             raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with {difference}")

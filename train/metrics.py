@@ -1,4 +1,4 @@
-"""Confusion matrices over labeled elements, and the scores computed from them."""
+"""Confusion matrices over labeled elements, sums over targets, and the scores computed from them."""
 
 from __future__ import annotations
 
@@ -77,12 +77,74 @@ def balanced_accuracy(matrix: Any) -> float:
     return float(occurring.mean()) if len(occurring) else math.nan
 
 
+def soft_accuracy(prediction: Any, accepted: Any, areas: Any) -> float:
+    """The published score of MeshCNN for one mesh: the share of its area where the predicted class is accepted.
+
+    prediction: (N,) integers. accepted: (N, C) bool, the classes whose soft label is above 0. areas: (N,), the area
+    that belongs to each element, see `element_areas`. MeshCNN gives an edge a third of the area of its faces. The
+    score of a test set is the mean over its meshes. NaN if the area is 0.
+
+    Source: `seg_accuracy` in util/util.py, `read_sseg` in data/segmentation_data.py and `build_gemm` in
+    models/layers/mesh_prepare.py of MeshCNN (Hanocka et al. 2019, MIT), github.com/ranahanocka/MeshCNN.
+
+    >>> soft_accuracy([0, 1], [[True, True], [True, False]], [3.0, 1.0])
+    0.75
+    """
+    right = np.take_along_axis(np.asarray(accepted, bool), np.asarray(prediction)[:, None], axis=1)[:, 0]
+    weights = np.asarray(areas, np.float64)
+    total = weights.sum()
+    return float(weights[right].sum() / total) if total > 0 else math.nan
+
+
 def square_counts(matrix: Any) -> NDArray[np.int64]:
     """A confusion matrix as an array (C, C) int64. Raises ValueError if it is not square."""
     counts = np.asarray(matrix, np.int64)
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1]:
         raise ValueError(f"a confusion matrix should have shape (C, C), shape is {counts.shape}")
     return counts
+
+
+def column_scores(tally: Any) -> list[dict[str, Any]]:
+    """The scores of each column of targets: count, mae, rmse and r2, which are NaN where they are not defined.
+
+    tally: (C, 5), for each column the number of targets, their sum and their sum of squares, and the sums of absolute
+        and of squared errors
+
+    R² is 1 minus the squared errors over the squared differences from the mean of the targets. It is not defined for a
+    constant column.
+
+    >>> column_scores([[2, 4.0, 10.0, 1.0, 1.0]])  # the targets 1 and 3, of which one is missed by 1
+    [{'count': 2, 'mae': 0.5, 'rmse': 0.7071067811865476, 'r2': 0.5}]
+    """
+    found = []
+    for count, total, squares, absolute, errors in np.asarray(tally, np.float64).tolist():
+        n = count or math.nan
+        spread = squares - total * total / n
+        defined = spread > 1e-12 * squares
+        found.append(
+            {
+                "count": int(count),
+                "mae": absolute / n,
+                "rmse": math.sqrt(errors / n),
+                "r2": 1 - errors / spread if defined else math.nan,
+            }
+        )
+    return found
+
+
+def mean_r2(tally: Any) -> float:
+    """The mean R² of the columns in which it is defined, see `column_scores`. NaN if there are none."""
+    defined = [row["r2"] for row in column_scores(tally) if not math.isnan(row["r2"])]
+    return sum(defined) / len(defined) if defined else math.nan
+
+
+def score_text(score: str, value: float) -> str:
+    """A score of metrics.csv: an accuracy as a percentage, others as numbers.
+
+    >>> score_text("accuracy", 0.875), score_text("r2", 0.875)
+    ('87.5 %', '0.8750')
+    """
+    return percent(value) if score == "accuracy" else f"{value:.4f}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:

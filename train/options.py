@@ -7,26 +7,49 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from diffnet.data.feature_names import canonical_features, vector_channels
-from diffnet.data.options import Preprocessing
+from diffnet.data.options import Preprocessing, Variants
+from diffnet.data.target_names import target_parts
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
-from diffnet.train.tasks.names import TaskName
+from diffnet.geometry.preprocessing.options import (
+    BasisPrecision,
+    JoinRule,
+    LaplacianKind,
+    OperatorsKind,
+    ScaleRule,
+)
+from diffnet.train.tasks.names import BALANCED, TaskName, class_weight_entries
 
-# The same as `diffnet.block.DiffusionMode`, whose import loads PyTorch.
+# The same as those of `diffnet.block` and `diffnet.diffusion`, whose import loads PyTorch.
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
+InitialTimes: TypeAlias = Literal["zero", "spread"]
+MLPNorm: TypeAlias = Literal["none", "layer", "rms"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
+Loss: TypeAlias = Literal["mse", "l1", "huber"]
+RotationAxis: TypeAlias = Literal["any", "x", "y", "z"]
 TrainBackend: TypeAlias = Literal["auto", "torch"]
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of `diffnet train segmentation` and `diffnet train classification`. Their `--help` explains each one.
+    """The options of `diffnet train segmentation`, `classification` and `regression`. Their `--help` explains each one.
 
     task: what the network learns, the name of the command
+    laplacian: None becomes the one that belongs to the operators, see `precompute`
+    max_faces: decimate meshes that have more faces, see `decimated`; None leaves all as they are
     label_smoothing: s of `label_smoothing_loss`, in training
+    ignore: classes, by name or number, whose elements count neither in the loss nor in the scores
+    class_weights: weights of the classes in the loss: "balanced", "1,0.5,2", or "arm=2,leg=0.5" and 1 for others
+    average_weights: decay of the moving average of the weights, see `WeightAverage`; 0 for no average
+    targets, loss: of a regression, see `load_targets` and `target_loss`
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
         Other features do not change under rotation.
+    rotate_about: "any" for all rotations, or the axis of the rotations
+    scale_range: multiply positions by a random factor from 1/scale_range to scale_range, see `augmented`
+    jitter: standard deviation of noise on the positions among the features; the radius of a mesh is 1
+    mirror: mirror half of the meshes
+    cut, decimate: the largest shares of the surface and of the faces that variants of the training meshes lack
+    variants: the number of variants of each mesh, if `cut` or `decimate` is not 0; see `make_variants`
 
     Raises OptionError for a value that is not allowed.
 
@@ -35,24 +58,41 @@ class TrainOptions:
     """
 
     task: TaskName = "segmentation"
-    features: str = "hks"
+    features: str = "log-hks"
     k: int = 128
-    laplacian: LaplacianKind = "robust"
+    laplacian: LaplacianKind | None = None
     basis: BasisPrecision = "float32"
     join: JoinRule = "auto"
+    operators: OperatorsKind = "diffnet"
+    normalize: ScaleRule = "radius"
+    max_faces: int | None = None
     epochs: int = 100
-    width: int = 128
+    width: int = 256
     blocks: int = 4
     diffusion: DiffusionMode = "spectral"
+    initial_times: InitialTimes = "spread"
+    mlp_norm: MLPNorm = "none"
     attention_heads: int = 0
-    dropout: float = 0.5
+    dropout: float = 0.2
     learning_rate: float = 1e-3
-    schedule: Schedule = "step"
+    schedule: Schedule = "cosine"
     decay_every: int = 50
     batch_meshes: int | None = 1
     batch_vertices: int | None = None
     rotate: bool | None = None
+    rotate_about: RotationAxis = "any"
+    scale_range: float = 1.0
+    jitter: float = 0.0
+    mirror: bool = False
+    cut: float = 0.0
+    decimate: float = 0.0
+    variants: int = 8
     label_smoothing: float = 0.0
+    ignore: tuple[str, ...] = ()
+    class_weights: str | None = None
+    average_weights: float = 0.0
+    targets: str | None = None
+    loss: Loss = "mse"
     validation: float = 0.0
     eval_every: int = 5
     precision: Precision = "auto"
@@ -61,16 +101,23 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", canonical_features(self.features))  # the only way in a frozen dataclass
-        for name in ("epochs", "width", "blocks", "decay_every", "eval_every"):
+        for name in ("epochs", "width", "blocks", "decay_every", "eval_every", "variants"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 1, got {getattr(self, name)}")
         for name in ("batch_meshes", "batch_vertices"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{name} should be at least 1, got {value}")
-        for name in ("dropout", "validation", "label_smoothing"):
+        for name in ("dropout", "validation", "label_smoothing", "average_weights", "jitter", "cut", "decimate"):
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
+        if self.max_faces is not None and self.max_faces < 4:
+            raise OptionError(f"max_faces should be at least 4, got {self.max_faces}")
+        if isinstance(self.ignore, str) or not all(isinstance(name, str) for name in self.ignore):
+            raise OptionError(f"ignore should be a list of names of classes, got {self.ignore!r}")
+        object.__setattr__(self, "ignore", tuple(self.ignore))
+        if self.class_weights is not None and self.class_weights != BALANCED:
+            class_weight_entries(self.class_weights)
         if not 0 < self.learning_rate < 1e36:  # above 1e36, Adam's steps overflow float32
             raise OptionError(f"learning_rate should be above 0 and below 1e36, got {self.learning_rate}")
         if not 0 <= self.seed < 2**63:
@@ -80,22 +127,48 @@ class TrainOptions:
             ("precision", get_args(Precision)),
             ("backend", get_args(TrainBackend)),
             ("schedule", get_args(Schedule)),
+            ("loss", get_args(Loss)),
+            ("rotate_about", get_args(RotationAxis)),
             ("diffusion", get_args(DiffusionMode)),
+            ("initial_times", get_args(InitialTimes)),
+            ("mlp_norm", get_args(MLPNorm)),
         ):
             if getattr(self, name) not in choices:
                 raise OptionError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if self.attention_heads < 0 or (self.attention_heads > 0 and self.width % self.attention_heads != 0):
             raise OptionError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
-        _ = self.preprocessing  # checks its own options
+        if self.targets is not None:
+            target_parts(self.targets)
+        for name, plain in (("targets", None), ("loss", "mse")):
+            if self.task != "regression" and getattr(self, name) != plain:
+                raise OptionError(f"{name} is for regression, and the task is {self.task}")
+        for name in ("label_smoothing", "ignore", "class_weights"):
+            if self.task == "regression" and getattr(self, name):
+                raise OptionError(f"{name} is for tasks with labels, and the task is regression")
+        object.__setattr__(self, "laplacian", self.preprocessing.laplacian)  # `preprocessing` checks its own options
         if self.k < 1 and self.diffusion == "spectral":
             raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")
-        if self.rotate and not vector_channels(self.features):
-            raise OptionError(f"rotate needs features with xyz or normals, got {self.features!r}")
+        if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
+            name = "rotate" if self.rotate else "rotate_about"
+            raise OptionError(f"{name} needs features with xyz or normals, got {self.features!r}")
+        if self.rotate is False and self.rotate_about != "any":
+            raise OptionError(f"rotate_about is {self.rotate_about!r}, but rotate is False; leave one of them out")
+        if self.jitter > 0 and "xyz" not in self.features.split("+"):
+            raise OptionError(f"jitter needs features with xyz, got {self.features!r}")
+        if not 1 <= self.scale_range <= 10:
+            raise OptionError(f"scale_range should be from 1, which is off, to 10, got {self.scale_range}")
 
     @property
     def preprocessing(self) -> Preprocessing:
         """The options that preprocessing depends on."""
-        return Preprocessing(self.k, self.laplacian, self.features, self.basis, self.join)
+        return Preprocessing(
+            self.k, self.laplacian, self.features, self.basis, self.join, self.operators, self.normalize
+        )
+
+    @property
+    def mesh_variants(self) -> Variants:
+        """The variants of the training meshes."""
+        return Variants(self.variants if self.cut or self.decimate else 0, self.cut, self.decimate)
 
     @property
     def rotates(self) -> bool:
@@ -113,4 +186,4 @@ class TrainOptions:
 
     def as_dict(self) -> dict[str, Any]:
         """The options as plain values, for a checkpoint or a JSON file."""
-        return asdict(self)
+        return asdict(self) | {"ignore": list(self.ignore)}  # JSON has no tuples

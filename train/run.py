@@ -7,9 +7,12 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -25,18 +28,28 @@ from rich.progress import (
 from diffnet import __version__
 from diffnet.data import (
     DataError,
+    Interpolation,
     LabeledMesh,
     LabeledMeshes,
     Preprocessing,
     Sample,
     Statistics,
+    TargetsAt,
     array_statistics,
     available_cores,
+    decimate_all,
+    decimated,
+    decimated_to_score,
     fill_cache,
     load_meanwhile,
     make_sample,
+    make_variants,
+    original_targets,
     own_arrays,
+    standardized_targets,
+    target_statistics,
 )
+from diffnet.data.decimation import Weights
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
@@ -45,16 +58,28 @@ from diffnet.train.checkpoint import restore_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import train
-from diffnet.train.metrics import percent
+from diffnet.train.metrics import percent, score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
-from diffnet.train.tasks.names import TARGETS_AT
+from diffnet.train.tasks.classes import with_class_options
+from diffnet.train.tasks.names import SCORES, TARGETS_AT
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Scored
 
+T = TypeVar("T")
+
 # The files that a run writes to its folder, except those of TensorBoard.
-WRITTEN = ("last.pt", "best.pt", "metrics.csv", "results.json", "confusion.png", "curves.png", "predictions.html")
+WRITTEN = (
+    "last.pt",
+    "best.pt",
+    "metrics.csv",
+    "results.json",
+    "confusion.png",
+    "scatter.png",
+    "curves.png",
+    "predictions.html",
+)
 
 
 def run_training(
@@ -83,17 +108,31 @@ def run_training(
         raise OptionError(
             f"{options.task} needs labels at {' or '.join(TARGETS_AT[options.task])}, got {data.labels_at}"
         )
+    if options.task != "regression":
+        data, options = with_class_options(data, options)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
         started = time.perf_counter()
-        items = [*data.train, *data.test]
+        fitted, tested, targets = data.train, data.test, None
+        if options.task == "regression":
+            targets = target_statistics(data.train, data.label_names)
+            fitted, tested = (standardized_targets(part, targets) for part in (data.train, data.test))
         statistics = array_statistics(data.train, options.features)
         for item in data.test:
             own_arrays(item.mesh, options.features, statistics, item.arrays)  # names what is missing at once
+        train_items = few_faces(decimated, fitted, data.labels_at, options, cache_dir, jobs, console)
+        tests = few_faces(decimated_to_score, tested, data.labels_at, options, cache_dir, jobs, console)
+        variants = _variants(train_items, data.labels_at, options, console)
+        items = [*train_items, *(item for item, _ in tests), *chain.from_iterable(variants)]
+        backs = dict(enumerate((back for _, back in tests), len(train_items)))
         samples = preprocess(items, options, cache_dir, jobs, console, statistics)
+        samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
         samples = keep_on_device(samples, device, matmul_dtype(options.precision, device))
-        train_samples, test_samples = samples[: len(data.train)], samples[len(data.train) :]
+        rest = iter(samples)
+        train_samples, test_samples, *variant_samples = (
+            list(islice(rest, len(part))) for part in (data.train, data.test, *variants)
+        )
         preprocessing_seconds = time.perf_counter() - started
 
         with progress_bar(console) as bar:
@@ -101,8 +140,8 @@ def run_training(
 
             def after_epoch(row: Row) -> None:
                 bar.update(shown, completed=row["epoch"], description=f"training, loss {row['train_loss']:.3f}")
-                if row["test_accuracy"] is not None:
-                    console.print(_line(row), highlight=False)
+                if row[f"test_{SCORES[options.task]}"] is not None:
+                    console.print(_line(row, SCORES[options.task]), highlight=False)
 
             predictions: list[torch.Tensor] = []
             judged = train(
@@ -118,12 +157,16 @@ def run_training(
                 after_step=lambda epochs: bar.update(shown, completed=epochs),
                 predictions=predictions,
                 statistics=statistics,
+                target_statistics=targets,
+                variants=variant_samples,
             )
             bar.update(shown, completed=options.epochs)
 
         if not predictions:
             evaluate(restore_model(judged)[0].to(device), test_samples, options, device, predictions)
         task = task_named(options.task)
+        if targets is not None:
+            predictions = [original_targets(each, targets) for each in predictions]
         scored = Scored(data.test, predictions, data.label_names, data.labels_at)
         results = {
             "task": options.task,
@@ -184,6 +227,48 @@ def _check_content(out: Path, resume: bool) -> None:
         raise OptionError(f"{out}: there is no run in this folder to resume")
 
 
+def few_faces(
+    work: Callable[..., T],
+    items: Sequence[LabeledMesh],
+    at: TargetsAt,
+    options: TrainOptions,
+    cache_dir: Path,
+    jobs: int | None,
+    console: Console,
+) -> list[T]:
+    """The results of `decimated` or `decimated_to_score` with these options, with a progress bar if some are large."""
+    bound = partial(work, at=at, max_faces=options.max_faces, features=options.features, cache_dir=cache_dir)
+    if not any(options.max_faces is not None and len(item.mesh.faces) > options.max_faces for item in items):
+        return [bound(item) for item in items]
+    with progress_bar(console) as bar:
+        task = bar.add_task("decimation", total=len(items))
+        return decimate_all(bound, items, options.max_faces, jobs, lambda: bar.advance(task))
+
+
+def scored_on(sample: Sample, back: Weights | None) -> Sample:
+    """The sample of a decimated mesh, whose outputs are interpolated to the full mesh. None leaves it as it is."""
+    return sample if back is None else replace(sample, interpolation=Interpolation.of(back))
+
+
+def _variants(
+    items: Sequence[LabeledMesh], at: TargetsAt, options: TrainOptions, console: Console
+) -> list[list[LabeledMesh]]:
+    """The variants of each training mesh, or an empty list. Says what is made, with a progress bar."""
+    wanted = options.mesh_variants
+    if not wanted.count:
+        return []
+    shares = {"cut": wanted.cut, "decimated": wanted.decimate}
+    parts = [f"{how} by up to {percent(share, 0)}" for how, share in shares.items() if share]
+    console.print(f"{wanted.count} variants of each training mesh, {' and '.join(parts)}", highlight=False)
+    with progress_bar(console) as bar:
+        task = bar.add_task("variants", total=len(items))
+        found = []
+        for item in items:
+            found.append(make_variants(item, at, wanted, options.features))
+            bar.advance(task)
+    return found
+
+
 def preprocess(
     items: Sequence[LabeledMesh],
     options: TrainOptions,
@@ -232,10 +317,10 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def _line(row: Row) -> str:
+def _line(row: Row, score: str) -> str:
     parts = [f"epoch {row['epoch']:>4}", f"loss {row['train_loss']:.4f}"]
     for name in ("train", "validation", "test"):
-        value = row[f"{name}_accuracy"]
+        value = row[f"{name}_{score}"]
         if value is not None:
-            parts.append(f"{name} {percent(value)}")
+            parts.append(f"{name} {score_text(score, value)}")
     return "  ".join(parts)

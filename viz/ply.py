@@ -18,7 +18,7 @@ from diffnet.viz.palette import colorize
 from diffnet.viz.surface import Surface, ValuesAt, surface_of
 
 _TYPES = {"uchar": "u1", "int": "<i4", "float": "<f4", "double": "<f8"}
-_RESERVED = {"x", "y", "z", "nx", "ny", "nz", "red", "green", "blue", "alpha", "label", "vertex_indices"}
+RESERVED = {"x", "y", "z", "nx", "ny", "nz", "red", "green", "blue", "alpha", "label", "vertex_indices"}
 
 
 def write_ply(
@@ -61,10 +61,10 @@ def write_ply(
         field = _not_at_edges(make_field("colors", "colors", colors, surface, at))
         properties.add_colors(field.at, field.values)
     for name, values in (scalars or {}).items():
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or name in _RESERVED:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or name in RESERVED:
             raise ValueError(
                 f"scalars: the name {name!r} can't be used in a PLY file. Use letters, digits and underscores, and "
-                f"none of {', '.join(sorted(_RESERVED))}"
+                f"none of {', '.join(sorted(RESERVED))}"
             )
         long = np.asarray(on_host(values)).dtype.itemsize == 8
         field = _not_at_edges(make_field("scalars", name, values, surface, at))

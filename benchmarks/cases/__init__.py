@@ -2,6 +2,7 @@
 
 from diffnet.benchmarks.cases import (
     block_sparse,
+    functional_maps,
     gradient_features,
     loss_head,
     mlp,
@@ -14,6 +15,7 @@ from diffnet.benchmarks.cases import (
 
 __all__ = [
     "block_sparse",
+    "functional_maps",
     "gradient_features",
     "loss_head",
     "mlp",

@@ -19,7 +19,7 @@ from diffnet.data import Sample, collate_samples
 from diffnet.geometry import rotate
 from diffnet.ops import Backend
 from diffnet.train.options import TrainOptions
-from diffnet.train.step import TrainingStep, make_optimizer
+from diffnet.train.steps.step import TrainingStep, make_optimizer
 
 Step = Callable[[], Tensor]
 

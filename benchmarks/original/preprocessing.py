@@ -1,7 +1,8 @@
 """Preprocessing by the recipe of the original implementation of DiffusionNet, written plainly.
 
 The recipe is a cotangent Laplacian, SciPy's `eigsh` with a small shift, and a loop over the vertices that solves one
-least-squares problem per vertex for the gradient (Sharp et al. 2022, "Implementation").
+least-squares problem per vertex for the gradient (Sharp et al. 2022, "Implementation"). It shows what the original
+costs. `precompute(…, operators="original")` has the same result in less time, and tests compare the two.
 """
 
 from __future__ import annotations
@@ -44,14 +45,15 @@ def original_eigenbasis(laplacian: scipy.sparse.spmatrix, mass: Array, k: int) -
 
 
 def _frames(verts: Array, faces: NDArray[np.int64]) -> Array:
-    cross = np.cross(verts[faces[:, 1]] - verts[faces[:, 0]], verts[faces[:, 2]] - verts[faces[:, 0]])
+    of_faces = np.cross(verts[faces[:, 1]] - verts[faces[:, 0]], verts[faces[:, 2]] - verts[faces[:, 0]])
+    of_faces /= np.linalg.norm(of_faces, axis=1, keepdims=True) + 1e-6
     normals = np.zeros_like(verts)
     for corner in range(3):
-        np.add.at(normals, faces[:, corner], cross)
-    normals /= np.linalg.norm(normals, axis=1, keepdims=True) + 1e-12
+        np.add.at(normals, faces[:, corner], of_faces)
+    normals /= np.linalg.norm(normals, axis=1, keepdims=True)
     axes = np.where(np.abs(normals[:, :1]) < 0.9, [[1.0, 0, 0]], [[0, 1.0, 0]])
     x = axes - (axes * normals).sum(1, keepdims=True) * normals
-    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    x /= np.linalg.norm(x, axis=1, keepdims=True) + 1e-6
     return np.stack([x, np.cross(normals, x), normals], axis=1)
 
 

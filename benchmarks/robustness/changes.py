@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 import numpy as np
 import trimesh
+from fast_simplification import simplify
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
-from diffnet.benchmarks.harness.registry import Unavailable
 from diffnet.geometry import Mesh, make_mesh, mesh_edges
 
 Changed: TypeAlias = tuple[Mesh, NDArray[np.int64]]
@@ -57,14 +57,7 @@ def subdivided(mesh: Mesh) -> Changed:
 
 
 def decimated(mesh: Mesh, share: float) -> Changed:
-    """Collapse edges by quadric error until this share of the faces is left. Vertices move.
-
-    Raises Unavailable if the package fast-simplification is not installed.
-    """
-    try:
-        from fast_simplification import simplify
-    except ImportError as e:
-        raise Unavailable("needs fast-simplification: pip install fast-simplification") from e
+    """Collapse edges by quadric error until this share of the faces is left. Vertices move."""
     return _nearest(mesh, *simplify(mesh.verts, mesh.faces, target_reduction=1 - share))
 
 

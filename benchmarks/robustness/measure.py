@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from diffnet import __version__
-from diffnet.benchmarks.harness.registry import Unavailable
 from diffnet.benchmarks.robustness.changes import CHANGES, LOST
 from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, figures, fill_cache, load_dataset
 from diffnet.geometry import Mesh, MeshError
@@ -114,7 +113,7 @@ def _measure(
     try:
         changed = [CHANGES[name](item.mesh, np.random.default_rng([SEED, i])) for i, item in enumerate(items)]
         after = _predict([mesh for mesh, _ in changed], checkpoint, device)
-    except (Unavailable, MeshError) as e:
+    except MeshError as e:
         return Row(name, error=str(e))
     kept, accuracy_before, accuracy = [], [], []
     for item, old, (_, stand_ins), new in zip(items, before, changed, after, strict=True):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from diffnet.data.folders.files import meshes_in
+from diffnet.data.folders.tables import PARTS, TableMeshes, read_table
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
 from diffnet.geometry import FORMATS, load_mesh
-from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
+from diffnet.geometry.mesh.mesh import mesh_stem
 
 TABLE = "labels.csv"  # the name of a table in a folder
-PARTS = ("train", "test")
 
 
 class _Row(NamedTuple):
@@ -48,8 +46,8 @@ def load_classes(
     least one mesh of each class. Classes are sorted by name.
 
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
-    needs_train: if False, the training part and some classes may be missing, as for an evaluation. Without a split, all
-        meshes are the test part.
+    needs_train: if False, as for an evaluation, the training part is not read, and it and some classes may be missing.
+        Without a split, all meshes are the test part.
 
     Returns meshes with labels () int64. Raises DataError for a folder, file or line that is missing or malformed,
     naming it; for a single class; for a class without a training or test mesh; and MeshError for a mesh that can't be
@@ -65,7 +63,8 @@ def load_classes(
     names = sorted({row.label for row in rows})
     if needs_train:
         rows = _checked(root, rows, names, test_fraction, seed)
-    train, test = [row for row in rows if row.split == "train"], [row for row in rows if row.split != "train"]
+    train = [row for row in rows if row.split == "train" and needs_train]
+    test = [row for row in rows if row.split != "train"]
     if not test:
         raise DataError(f"{root}: there are no test meshes")
     return LabeledMeshes(_load(train, names, cache_dir), _load(test, names, cache_dir), names, "meshes")
@@ -148,40 +147,21 @@ def _parted_above(part: Path) -> list[_Row]:
 
 
 def _read_table(table: Path) -> list[_Row]:
-    try:
-        text = table.read_bytes().decode("utf-8-sig")
-        lines = list(csv.reader(io.StringIO(text), strict=True))
-    except (UnicodeDecodeError, csv.Error) as e:
-        raise DataError(f"{table}: not a table file,label of text ({e})") from e
-    numbered = [(number, [cell.strip() for cell in line]) for number, line in enumerate(lines, 1) if any(line)]
-    if numbered and [cell.lower() for cell in numbered[0][1]] in (["file", "label"], ["file", "label", "split"]):
-        numbered = numbered[1:]
-    if not numbered:
+    lines = read_table(table, "file,label")
+    if lines and [cell.lower() for cell in lines[0][1]] in (["file", "label"], ["file", "label", "split"]):
+        lines = lines[1:]
+    if not lines:
         raise DataError(f"{table}: there are no meshes in the table")
-    seen: dict[Path, int] = {}
-    rows: list[_Row] = []
-    for number, cells in numbered:
-        row = _table_row(table, number, cells)
-        if row.path in seen:
-            raise DataError(f"{table}, line {number}: {cells[0]} is in line {seen[row.path]}, too")
-        seen[row.path] = number
-        rows.append(row)
-        if bool(row.split) != bool(rows[0].split):
-            raise DataError(f"{table}, line {number}: either all lines or none should have a split")
-    return rows
+    meshes = TableMeshes(table)
+    return [_table_row(table, meshes, number, cells) for number, cells in lines]
 
 
-def _table_row(table: Path, number: int, cells: list[str]) -> _Row:
+def _table_row(table: Path, meshes: TableMeshes, number: int, cells: list[str]) -> _Row:
     if len(cells) not in (2, 3) or not cells[0] or not cells[1]:
         raise DataError(
             f"{table}, line {number}: expected file,label or file,label,split; got {','.join(cells)[:80]!r}"
         )
     file, label, split = (*cells, "")[:3]
-    if split not in ("", *PARTS):
-        raise DataError(f"{table}, line {number}: the split should be train or test, got {split[:40]!r}")
-    path = table.parent / file
-    if not path.is_file():
-        raise DataError(f"{table}, line {number}: {path}: no such file")
-    if mesh_suffix(path) not in FORMATS:
-        raise DataError(f"{table}, line {number}: {file} is no mesh ({', '.join(FORMATS)}, also with .gz)")
+    path = meshes.path(number, file)
+    meshes.check_split(number, split)
     return _Row(file, path, label, split)

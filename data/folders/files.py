@@ -16,7 +16,8 @@ from diffnet.geometry import FORMATS
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 
 MESH_FOLDERS = (".", "off", "meshes")
-_NOT_LABELS = ("train.txt", "test.txt", "label_names.txt", "readme.txt", "license.txt")
+NAMES = "label_names.txt"
+_NOT_LABELS = ("train.txt", "test.txt", NAMES, "readme.txt", "license.txt")
 
 Parts: TypeAlias = tuple[list[Path], list[Path]]
 
@@ -34,6 +35,11 @@ def find_parts(root: Path, test_fraction: float, seed: int, needs_train: bool = 
     return divided(root, meshes_in(folder), folder, test_fraction, seed, needs_train)
 
 
+def counts_train(root: Path, needs_train: bool) -> bool:
+    """Whether labels of the training part matter. `label_names.txt` may name the distinct values of the whole set."""
+    return needs_train or (root / NAMES).is_file()
+
+
 def divided(
     root: Path, meshes: list[Path], folder: Path, test_fraction: float, seed: int, needs_train: bool = True
 ) -> Parts:
@@ -41,7 +47,7 @@ def divided(
     if _both_exist(root / "train.txt", root / "test.txt", needs_train):
         parts = parts_by_lists(root, meshes, folder, needs_train)
     elif needs_train:
-        parts = _parts_at_random(root, meshes, test_fraction, seed)
+        parts = parts_at_random(root, meshes, test_fraction, seed)
     else:
         parts = [], meshes
     check_parts(root, parts, needs_train)
@@ -58,7 +64,7 @@ def _both_exist(train: Path, test: Path, needs_train: bool) -> bool:
 def parts_by_lists(root: Path, meshes: list[Path], folder: Path, needs_train: bool = True) -> Parts:
     """The meshes listed in `train.txt` and `test.txt`, in that order. Names may lack their extensions.
 
-    needs_train: if not, `train.txt` may be missing
+    needs_train: if not, `train.txt` may be missing; it is read only if `counts_train`
 
     Raises DataError for a missing list and for a name without a mesh.
     """
@@ -73,7 +79,8 @@ def parts_by_lists(root: Path, meshes: list[Path], folder: Path, needs_train: bo
         return [mesh for mesh in found if mesh is not None]
 
     train = root / "train.txt"
-    return listed(train) if needs_train or train.exists() else [], listed(root / "test.txt")
+    wanted = needs_train or (train.exists() and counts_train(root, needs_train))
+    return listed(train) if wanted else [], listed(root / "test.txt")
 
 
 def _key(name: str | Path) -> str:
@@ -81,7 +88,8 @@ def _key(name: str | Path) -> str:
     return mesh_stem(name) + mesh_suffix(name)
 
 
-def _parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int) -> Parts:
+def parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int) -> Parts:
+    """A random share of the meshes for testing, at least one, and the others for training. Raises DataError."""
     if len(meshes) < 2:
         raise DataError(
             f"{root}: {len(meshes)} meshes ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2"
@@ -110,9 +118,11 @@ def check_parts(root: Path, parts: Parts, needs_train: bool = True) -> None:
 
 
 def pair_beside(
-    root: Path, parts: Parts, subfolder: str, suffixes: tuple[str, ...], in_meshes: bool = False
+    root: Path, parts: Parts, subfolder: str, suffixes: tuple[str, ...], in_meshes: bool = False, train: bool = True
 ) -> list[list[Path]]:
     """The label files of both parts, beside the meshes or in a subfolder. Raises DataError if labels have no mesh.
+
+    train: whether the training part needs labels; if not, it gets none
 
     in_meshes: if no mesh has a label file, return the meshes, which hold their labels themselves
     """
@@ -120,8 +130,9 @@ def pair_beside(
     stems = {mesh_stem(mesh) for meshes in parts if meshes for mesh in meshes_in(meshes[0].parent)}
     labels = {file: None for folders in places for folder in folders for file in label_files(folder, suffixes)}
     if in_meshes and not any(labeled_stem(file, stems) in stems for file in labels):
-        return [list(part) for part in parts]
-    paired = [pair_labels(meshes, folders, suffixes) for meshes, folders in zip(parts, places, strict=True)]
+        return [list(parts[0]) if train else [], list(parts[1])]
+    wanted = zip(parts if train else ([], parts[1]), places, strict=True)
+    paired = [pair_labels(meshes, folders, suffixes) for meshes, folders in wanted]
     orphans = [str(file.relative_to(root)) for file in labels if _is_orphan(file, stems)]
     if orphans:
         raise DataError(f"{root}: labels without a mesh: {_some(orphans)}")

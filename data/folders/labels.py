@@ -109,10 +109,11 @@ def find_labels_at(meshes: Sequence[Mesh], labels: Sequence[FileLabels]) -> Labe
         if own.at is not None:
             decided.setdefault(own.at, file)
             continue
-        at_vertices, at_faces = _fits(mesh, count, "vertices"), _fits(mesh, count, "faces")
+        at_vertices, at_faces = fits(mesh, count, "vertices"), fits(mesh, count, "faces")
         if not (at_vertices or at_faces):
             raise DataError(
-                f"{file}: {count} labels, but {mesh.name} has {_size(mesh, 'vertices')} and {_size(mesh, 'faces')}"
+                f"{file}: {count} labels, but {mesh.name} has {shown_size(mesh, 'vertices')} and "
+                f"{shown_size(mesh, 'faces')}"
             )
         if at_vertices != at_faces:
             decided.setdefault("vertices" if at_vertices else "faces", file)
@@ -123,7 +124,7 @@ def find_labels_at(meshes: Sequence[Mesh], labels: Sequence[FileLabels]) -> Labe
     if not decided:
         raise DataError(
             f"{labels[0].path}: {len(labels[0].values)} labels fit vertices and faces: {meshes[0].name} has "
-            f"{_size(meshes[0], 'vertices')} and {_size(meshes[0], 'faces')}, and no other file decides"
+            f"{shown_size(meshes[0], 'vertices')} and {shown_size(meshes[0], 'faces')}, and no other file decides"
         )
     return next(iter(decided))
 
@@ -140,18 +141,19 @@ def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, source: Fi
     if source.elements is not None:
         if source.elements.max(initial=-1) >= mesh.polygon_count:
             raise DataError(
-                f"{file}: there is no face {source.elements.max() + 1}, {mesh.name} has {_size(mesh, 'faces')}"
+                f"{file}: there is no face {source.elements.max() + 1}, {mesh.name} has {shown_size(mesh, 'faces')}"
             )
         listed, labels = labels, np.full(mesh.polygon_count, UNLABELED, np.int64)
         labels[source.elements] = listed
-    if not _fits(mesh, len(labels), at):
-        raise DataError(f"{file}: {len(labels)} labels, but {mesh.name} has {_size(mesh, at)}")
+    if not fits(mesh, len(labels), at):
+        raise DataError(f"{file}: {len(labels)} labels, but {mesh.name} has {shown_size(mesh, at)}")
     if at == "faces" and len(labels) == mesh.polygon_count:
         return labels[mesh.polygons]
     return labels
 
 
-def _fits(mesh: Mesh, count: int, at: LabelsAt) -> bool:
+def fits(mesh: Mesh, count: int, at: LabelsAt) -> bool:
+    """Whether the mesh has so many of these elements. Polygons of the source file count as faces, too."""
     if at == "vertices":
         return count == len(mesh.verts)
     if at == "edges":
@@ -159,7 +161,8 @@ def _fits(mesh: Mesh, count: int, at: LabelsAt) -> bool:
     return count in (mesh.polygon_count, len(mesh.faces))
 
 
-def _size(mesh: Mesh, at: LabelsAt) -> str:
+def shown_size(mesh: Mesh, at: LabelsAt) -> str:
+    """How many of these elements a mesh has, for messages."""
     if at == "vertices":
         return f"{len(mesh.verts)} vertices"
     if at == "edges":

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from diffnet.data.conversion import with_labels_at
 from diffnet.data.folders.files import (
     MESH_FOLDERS,
+    NAMES,
     Parts,
     check_parts,
+    counts_train,
     divided,
     find_parts,
     label_files,
@@ -27,12 +29,13 @@ from diffnet.data.folders.files import (
 )
 from diffnet.data.folders.labels import find_labels_at, number_classes, place_labels
 from diffnet.data.folders.numbers import read_lines
+from diffnet.data.folders.soft_labels import with_soft_labels
 from diffnet.data.folders.sources import FileLabels, read_source
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.geometry import FORMATS, load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
 
-Layout: TypeAlias = Literal["auto", "rna", "meshcnn", "princeton", "folder", "teeth"]
+Layout: TypeAlias = Literal["auto", "rna", "meshcnn", "princeton", "coseg", "folder", "teeth"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 _LABELS = (".txt", ".npy", ".seg", ".json")
@@ -58,9 +61,12 @@ def load_dataset(
         to 258 per vertex. `train.txt` and `test.txt` list the meshes. There are always 260 classes: -1 is a class of
         its own, the first one.
     "meshcnn": segmentation sets of MeshCNN (Hanocka et al. 2019). Meshes are `train/*.obj` and `test/*.obj`.
-        `seg/NAME.eseg` holds a label per edge. Soft labels (`sseg/`) are not read.
+        `seg/NAME.eseg` holds a label per edge. If there is a folder `sseg/`, `NAME.seseg` holds the shares of
+        the classes at each edge, and `accepted` of the test meshes says which are above 0.
     "princeton": sets in the manner of the Princeton benchmark (Chen et al. 2009). `NAME.seg` holds a label per face. It
         is beside the mesh or in `seg/`.
+    "coseg": sets of COSEG (Wang et al. 2012). Meshes are `shapes/NAME.off`. `gt/NAME.seg` holds a label per face. The
+        lists or chance divide them.
     "folder": labels are in a file beside the mesh or in `labels/`, in one of these forms:
         `NAME.txt`, `.npy` or `.seg` has a number for each vertex or each face. The number of labels decides which. If a
         mesh has as many faces as vertices, the other meshes decide;
@@ -76,6 +82,7 @@ def load_dataset(
         meshcnn, if there are `train/`, `test/` and `seg/*.eseg`;
         rna, if there are `off/`, `labels/`, `train.txt` and `test.txt`, and every listed name is a PDB chain such as
         `1K73_B.off`. Other sets with these folders are read as "folder", without the 260 classes;
+        coseg, if there are `shapes/*.off` and `gt/*.seg`;
         princeton, if a `.seg` file is in the folder or in its `seg/`, `off/`, `meshes/`, `train/` or `test/`;
         folder, if a mesh is in the folder or in its `off/`, `meshes/`, `train/` or `test/`;
         teeth, if a mesh with a `.json` file beside it is in a subfolder.
@@ -97,8 +104,9 @@ def load_dataset(
     `NAME.obj`.
 
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
-    needs_train: if False, the training part may be missing, as for an evaluation: a folder with `test/` or `test.txt`
-        alone. Without either, all meshes are the test part.
+    needs_train: if False, as for an evaluation, the training part is empty. It may be missing: a folder with `test/` or
+        `test.txt` alone. Without either, all meshes are the test part. Labels of the training part are read only if
+        `label_names.txt` exists, because the names may count the values of the whole set.
     labels_at: convert the labels to "vertices", "edges" or "faces", see `diffnet.data.labels_at`. None leaves them.
 
     Returns meshes with labels (V,), (F,) or (E,) int64. Raises DataError for a folder, file or label that is missing,
@@ -113,22 +121,34 @@ def load_dataset(
         raise DataError(f"{root}: no such folder")
     if layout == "auto":
         layout = _detect(root, needs_train)
+    train = counts_train(root, needs_train)
     if layout == "rna":
         data = _load_rna(root, cache_dir, needs_train)
     elif layout == "meshcnn":
         data = _load_meshcnn(root, cache_dir, needs_train)
-    elif layout == "teeth":
-        parts = divided(root, meshes_below(root), root, test_fraction, seed, needs_train)
-        files = [[file for mesh in part for file in pair_labels([mesh], [mesh.parent], (".json",))] for part in parts]
-        data = _load(parts, files, None, _numbered(root), cache_dir)
+    elif layout in ("teeth", "coseg"):
+        meshes, folder = meshes_below(root), root
+        if layout == "coseg":
+            folder = root / "shapes"
+            meshes = meshes_in(folder, (".off",))
+        parts = divided(root, meshes, folder, test_fraction, seed, needs_train)
+        parts = parts if train else ([], parts[1])
+        files = [_beside(part) if layout == "teeth" else pair_labels(part, [root / "gt"], (".seg",)) for part in parts]
+        data = _load(root, parts, files, None if layout == "teeth" else "faces", cache_dir, needs_train)
     else:
         parts = find_parts(root, test_fraction, seed, needs_train)
         if layout == "princeton":
-            data = _load(parts, pair_beside(root, parts, "seg", (".seg",)), "faces", _numbered(root), cache_dir)
+            files = pair_beside(root, parts, "seg", (".seg",), train=train)
+            at: LabelsAt | None = "faces"
         else:
-            files = pair_beside(root, parts, "labels", _LABELS, in_meshes=True)
-            data = _load(parts, files, None, _numbered(root), cache_dir)
+            files, at = pair_beside(root, parts, "labels", _LABELS, in_meshes=True, train=train), None
+        data = _load(root, parts if train else ([], parts[1]), files, at, cache_dir, needs_train)
     return data if labels_at is None else with_labels_at(data, labels_at)
+
+
+def _beside(meshes: list[Path]) -> list[Path]:
+    """The `.json` file beside each mesh. Raises DataError for a mesh without one."""
+    return [file for mesh in meshes for file in pair_labels([mesh], [mesh.parent], (".json",))]
 
 
 def _detect(root: Path, needs_train: bool) -> Layout:
@@ -137,6 +157,8 @@ def _detect(root: Path, needs_train: bool) -> Layout:
         return "meshcnn"
     if _is_rna(root, needs_train):
         return "rna"
+    if meshes_in(root / "shapes", (".off",)) and label_files(root / "gt", (".seg",)):
+        return "coseg"
     if any(label_files(root / name, (".seg",)) for name in (*MESH_FOLDERS, "seg", "train", "test")):
         return "princeton"
     if any(meshes_in(root / name) for name in (*MESH_FOLDERS, "train", "test")):
@@ -145,7 +167,8 @@ def _detect(root: Path, needs_train: bool) -> Layout:
         return "teeth"
     raise DataError(
         f"{root}: no data set found. Looked for train/, test/ and seg/*.eseg (meshcnn); off/, labels/, train.txt and "
-        f"test.txt (rna); *.seg (princeton); and meshes, {', '.join(FORMATS)}, also with .gz, here or in off/, "
+        "test.txt (rna); shapes/*.off and gt/*.seg (coseg); *.seg (princeton); "
+        f"and meshes, {', '.join(FORMATS)}, also with .gz, here or in off/, "
         "meshes/, train/ or test/ (folder), or in subfolders with a .json file beside them (teeth). "
         "Folders of classes are for `diffnet train classification`"
     )
@@ -169,30 +192,44 @@ def _load_rna(root: Path, cache_dir: _Folder, needs_train: bool) -> LabeledMeshe
         return [file.values + 1 for file in labels], [str(value) for value in range(-1, 259)]
 
     parts = parts_by_lists(root, meshes_in(root / "off", (".off",)), root / "off", needs_train)
+    parts = parts if needs_train else ([], parts[1])  # the classes are always the same
     check_parts(root, parts, needs_train)
-    label_files = [pair_labels(part, [root / "labels"], (".txt",)) for part in parts]
-    return _load(parts, label_files, "vertices", shift, cache_dir)
+    files = [pair_labels(part, [root / "labels"], (".txt",)) for part in parts]
+    return _load(root, parts, files, "vertices", cache_dir, needs_train, shift)
 
 
 def _load_meshcnn(root: Path, cache_dir: _Folder, needs_train: bool) -> LabeledMeshes:
     parts = meshes_in(root / "train", (".obj",)), meshes_in(root / "test", (".obj",))
     check_parts(root, parts, needs_train)
-    label_files = [pair_labels(part, [root / "seg"], (".eseg",)) for part in parts]
-    return _load(parts, label_files, "edges", _numbered(root), cache_dir)
+    parts = parts if counts_train(root, needs_train) else ([], parts[1])
+    files = [pair_labels(part, [root / "seg"], (".eseg",)) for part in parts]
+    data = _load(root, parts, files, "edges", cache_dir, needs_train)
+    if not (root / "sseg").is_dir():
+        return data
+    return with_soft_labels(data, parts[1], [file for part in files for file in part], root)
 
 
 def _load(
+    root: Path,
     parts: Parts,
     label_files: Sequence[list[Path]],
     at: LabelsAt | None,
-    to_classes: Callable[[Sequence[FileLabels]], tuple[_Values, list[str]]],
     cache_dir: _Folder,
+    needs_train: bool,
+    to_classes: Callable[[Sequence[FileLabels]], tuple[_Values, list[str]]] | None = None,
 ) -> LabeledMeshes:
-    """Read both parts. Labels come first: they load fast, so their faults show before minutes of reading meshes."""
+    """Read the labels of both parts, and the meshes of the parts that are needed.
+
+    Labels come first: they load fast, so their faults show before minutes of reading meshes.
+
+    to_classes: numbers the classes; by default `number_classes`
+    """
+    sources = [read_source(file) for part in label_files for file in part]
+    labels, names = number_classes(sources, root / NAMES) if to_classes is None else to_classes(sources)
+    if not needs_train:
+        sources, labels = sources[len(parts[0]) :], labels[len(parts[0]) :]
+        parts = [], parts[1]
     paths = [path for part in parts for path in part]
-    files = [file for part in label_files for file in part]
-    sources = [read_source(file) for file in files]
-    labels, names = to_classes(sources)
     meshes = [load_mesh(path, cache_dir) for path in paths]
     if at is None:
         at = find_labels_at(meshes, sources)
@@ -201,7 +238,3 @@ def _load(
         for path, mesh, values, source in zip(paths, meshes, labels, sources, strict=True)
     ]
     return LabeledMeshes(items[: len(parts[0])], items[len(parts[0]) :], names, at)
-
-
-def _numbered(root: Path) -> Callable[[Sequence[FileLabels]], tuple[_Values, list[str]]]:
-    return lambda labels: number_classes(labels, root / "label_names.txt")

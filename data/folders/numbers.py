@@ -76,7 +76,7 @@ def _whole_number(token: str) -> int:
 
 
 def _read_npy(path: Path) -> NDArray[np.int64]:
-    content = _content_of(path)
+    content = content_of(path)
     try:
         array = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, EOFError, OSError) as e:
@@ -104,12 +104,13 @@ def text_of(path: Path) -> str:
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     try:
-        return _content_of(path).decode("utf-8-sig")
+        return content_of(path).decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise DataError(f"{path}: the file is not text ({e})") from e
 
 
-def _content_of(path: Path) -> bytes:
+def content_of(path: Path) -> bytes:
+    """The bytes of a file, which may be compressed by gzip. Raises DataError if the compression is damaged."""
     data = path.read_bytes()
     if path.suffix.lower() != ".gz":
         return data

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from diffnet.data.generated.curvature import skin_curvature
 from diffnet.data.generated.shape import PARTS, Floats, Shape, bone_distances, sample_shape
 from diffnet.data.generated.surface import STYLES, Surface, cut_holes, polygonize, sample_points, triangulate
 from diffnet.data.labeled import LabeledMesh, LabeledMeshes
@@ -18,6 +19,8 @@ Kind: TypeAlias = Literal["mesh", "holes", "cloud"]
 _KINDS: tuple[Kind, ...] = ("mesh", "mesh", "holes", "mesh", "mesh", "cloud", "mesh")
 
 _COUNTS = (700, 2500)
+FINE = (3000, 5000)  # vertices of figures for regression
+_FINE_STYLES = ("even", "irregular", "adaptive")  # the vertices of others depend on a grid
 _LEAST_OF_A_LABEL = 8
 _YAW = np.pi / 9
 _ATTEMPTS = 100
@@ -64,6 +67,40 @@ def figure(seed: int, *, kind: Kind = "mesh", upright: bool = True) -> LabeledMe
     if kind not in get_args(Kind):
         raise ValueError(f"kind should be one of {', '.join(get_args(Kind))}, got {kind!r}")
     return _figure(np.random.default_rng(_seed_sequence(seed)), f"figure_{seed}", kind, upright)
+
+
+def curved_figure(seed: int, *, vertices: tuple[int, int] = FINE, upright: bool = False) -> LabeledMesh:
+    """Generate one closed figure, with the mean curvature of its surface as targets for regression.
+
+    seed, upright: see `figure`. By default, the figure is rotated at random.
+    vertices: the smallest and the largest number of vertices, about. The default is twice as many as those of `figure`,
+        so that hands and feet are more than a few triangles.
+
+    The targets (V, 1) float64 are the mean curvature of the implicit surface at the vertices, in closed form, times the
+    distance of the farthest vertex from the mean of the vertices. They don't depend on the unit of length, and they are
+    positive where the surface bulges.
+
+    Raises ValueError for a negative seed, and for a range of vertices that is empty or begins below 100.
+
+    >>> item = curved_figure(0)
+    >>> item.labels.shape == (len(item.mesh.verts), 1)
+    True
+    """
+    if not 100 <= vertices[0] <= vertices[1]:
+        raise ValueError(f"vertices should be a range that begins at 100 or above, got {vertices}")
+    rng = np.random.default_rng(_seed_sequence(seed))
+    name = f"figure_{seed:04d}"
+    for _ in range(_ATTEMPTS):
+        shape = sample_shape(rng)
+        style, count = _FINE_STYLES[rng.integers(len(_FINE_STYLES))], int(rng.integers(*vertices, endpoint=True))
+        skin = polygonize(shape)
+        surface = None if skin is None else triangulate(shape, skin, style, count, rng)
+        if surface is not None:
+            verts, faces = surface
+            radius = np.linalg.norm(verts - verts.mean(axis=0), axis=1).max()
+            targets = skin_curvature(shape, verts)[:, None] * radius
+            return LabeledMesh(name, make_mesh(_turn(verts, upright, rng), faces, name=name), targets)
+    raise RuntimeError(f"{name}: no figure passed all checks in {_ATTEMPTS} attempts")
 
 
 def _seed_sequence(seed: int) -> np.random.SeedSequence:

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from diffnet.checkpoints.kinds import kind_of
+
 SIZES = ("in_channels", "out_channels", "width", "blocks")
 ABOVE_0 = "above 0"  # of an option whose exact value the weights don't show
 
@@ -29,6 +31,8 @@ def visible_options(weights: Mapping[str, Any]) -> dict[str, Any]:
         options["gradient_features"] = "blocks.0.gradient_features.a_re" in shapes
         if options["gradient_features"]:
             options["gradient_rotation"] = "blocks.0.gradient_features.a_im" in shapes
+        scales, shifts = (f"blocks.0.mlp_norm.{name}" in shapes for name in ("weight", "bias"))
+        options["mlp_norm"] = "layer" if shifts else "rms" if scales else "none"
         attends = "blocks.0.attention.query_key_value.weight" in shapes
         options["attention_heads"] = ABOVE_0 if attends else 0
     # The name of a layer counts the ReLU before it, and the dropout layer if there is one.
@@ -43,8 +47,12 @@ def visible_options(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 def agrees(value: Any, visible: Any) -> bool:
     """Whether the value of an option is the one that weights show."""
+    if isinstance(visible, str) and visible != ABOVE_0:
+        return isinstance(value, str) and value == visible
     if isinstance(visible, list):
         return isinstance(value, (list, tuple)) and list(value) == visible
+    if value == "swapped":  # a form of gradient_rotation, whose weights have the same shapes
+        return visible is True
     if not isinstance(value, (int, float)):
         return False
     return value > 0 if visible == ABOVE_0 else value == visible
@@ -55,7 +63,7 @@ def check_state_dict(found: Mapping[str, Any], expected: Mapping[str, Tensor]) -
 
     Differences that no option explains are left to PyTorch.
     """
-    if "first_lin.weight" in found:
+    if kind_of(found) is not None:
         raise RuntimeError(
             "the state dict is of the original implementation; write DiffusionNet.from_original_checkpoint(path)"
         )

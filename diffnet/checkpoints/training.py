@@ -9,12 +9,22 @@ from typing import Any
 from torch import Tensor
 
 from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors
+from diffnet.checkpoints.kinds import kind_of
 
 FORMAT = 1  # increase when older versions would misread a checkpoint
-# Options that checkpoints of older versions lack, where the default would change meshes.
-OLDER: dict[str, Any] = {"join": "never"}
+# Options that checkpoints of older versions lack, with what those versions did.
+OLDER: dict[str, Any] = {
+    "join": "never",
+    "schedule": "step",
+    "initial_times": "zero",
+    "mlp_norm": "none",
+    "label_smoothing": 0.0,
+    "average_weights": 0.0,
+}
 # The options of a run that are arguments of `DiffusionNet`. The others are metadata of the network.
-ARCHITECTURE = ("width", "blocks", "dropout", "diffusion", "attention_heads", "backend")
+ARCHITECTURE = (
+    *("width", "blocks", "dropout", "diffusion", "initial_times", "mlp_norm", "attention_heads", "backend"),
+)
 
 
 def network_in_checkpoint(
@@ -24,10 +34,10 @@ def network_in_checkpoint(
 
     Raises CheckpointError, which says what to write instead, for the content of other files.
     """
-    if isinstance(checkpoint, dict) and "first_lin.weight" in checkpoint:
-        raise CheckpointError(
-            f"{path}: a checkpoint of the original implementation; write DiffusionNet.from_original_checkpoint(path)"
-        )
+    kind = kind_of(checkpoint)
+    if kind is not None:
+        program = "unsupervised functional maps" if kind.startswith("unsupervised") else "the original implementation"
+        raise CheckpointError(f"{path}: a checkpoint of {program}; write DiffusionNet.from_original_checkpoint(path)")
     if isinstance(checkpoint, dict) and "first.weight" in checkpoint:
         raise CheckpointError(
             f"{path}: a state dict, which has no options of its network. Build the network and call load_state_dict, "
@@ -62,4 +72,6 @@ def metadata_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     options = OLDER | checkpoint["options"]
     described = {name: value for name, value in options.items() if name not in ARCHITECTURE}
     statistics = checkpoint.get("statistics", {})  # of features from files
-    return {**described, "normalize": True, "label_names": checkpoint["label_names"], "statistics": statistics}
+    described = {"normalize": True, **described, "label_names": checkpoint["label_names"], "statistics": statistics}
+    targets = checkpoint.get("target_statistics")  # of a regression
+    return described if targets is None else {**described, "target_statistics": targets}

@@ -15,6 +15,10 @@ from diffnet.geometry import Operators
 
 Read = Callable[[Operators], Tensor]
 Rest = Callable[[Operators], float]
+# By the id of a buffer and a count of rows: the buffer, its first rows, and the others.
+Parts = dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]
+
+MOST_PARTS = 512  # that a batch's buffers remember; a batch of each size has about ten
 
 
 class NotCounted(Exception):
@@ -48,6 +52,7 @@ class BatchBuffers:
         self.arena, self.size, self.counted = arena, size, counted
         self._example: Operators | None = example
         self._filled: dict[str, _Buffer] = {}
+        self._parts: Parts = {}
         # It is small, so it has memory of its own. For one mesh, its values then never change.
         with torch.inference_mode(False):
             self.ptr = torch.zeros(size.meshes + 1, dtype=torch.int64, device=arena.device)
@@ -100,7 +105,13 @@ class BatchBuffers:
             self._example = source
         if self.size.meshes > 1:
             self._load_extents(source)
-        fill([*(_rows(buffer, source) for buffer in self._filled.values()), *others])
+        self.fill([*(_rows(buffer, source) for buffer in self._filled.values()), *others])
+
+    def fill(self, all_rows: Iterable[Rows]) -> None:
+        """Copy rows into buffers that exist as long as these. Slicing takes time, so their parts are remembered."""
+        if len(self._parts) > MOST_PARTS:
+            self._parts.clear()
+        fill(all_rows, self._parts)
 
     def _load_extents(self, source: Operators) -> None:
         """The last mesh of the batch owns all further rows, and further meshes are empty."""
@@ -114,8 +125,12 @@ def _rows(buffer: _Buffer, source: Operators) -> Rows:
 
 
 @torch.no_grad()
-def fill(all_rows: Iterable[Rows]) -> None:
-    """Copy rows into buffers, with few kernels: one for each dtype, and one to set the rest to 0."""
+def fill(all_rows: Iterable[Rows], parts: Parts | None = None) -> None:
+    """Copy rows into buffers, with few kernels: one for each dtype, and one to set the rest to 0.
+
+    parts: parts of these buffers that are known. New ones are added.
+    """
+    parts = {} if parts is None else parts
     copies: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
     zeros: dict[torch.dtype, list[Tensor]] = {}
     for buffer, values, rest in all_rows:
@@ -125,7 +140,10 @@ def fill(all_rows: Iterable[Rows]) -> None:
             into.append(buffer)
             given.append(values)
             continue
-        rows, remaining = buffer[:count], buffer[count:]
+        place = id(buffer), count
+        if place not in parts:
+            parts[place] = buffer, buffer[:count], buffer[count:]
+        _, rows, remaining = parts[place]
         if count > 0:
             into.append(rows)
             given.append(values)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from diffnet.cuda_graphs.buffers import NotCounted, Rows, fill
+from diffnet.cuda_graphs.buffers import NotCounted, Rows
 from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
 from diffnet.cuda_graphs.module_state import ModuleState
 from diffnet.cuda_graphs.recording import ROWS, Recording, record_network
@@ -192,6 +192,9 @@ class GraphedForward:
             if recording is None and not records:
                 recording = _larger(lane, config, size)
                 if recording is None:
+                    if lane.recorded() and not size.fits_into(lane.arena.capacity):
+                        # A second batch of this size would drop these graphs. The first one needs their memory.
+                        lane.clear()
                     return None
             if recording is not None:
                 recording.load(features, operators)
@@ -219,7 +222,7 @@ class GraphedForward:
         # PyTorch drops the lease when it frees the saved tensors of the graph: after the backward pass, or when the
         # output is deleted without one.
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: lease, lambda lease: lease.token):
-            out: Tensor = _Replay.apply(recording, state, rows, features, *state.parameters)  # type: ignore[no-untyped-call]
+            out: Tensor = _replay(recording, state, rows, features, *state.parameters)
         return out
 
 
@@ -248,13 +251,18 @@ class _Replay(torch.autograd.Function):
         recording: Recording = ctx.recording
         assert recording.backward is not None
         assert recording.output_grad is not None
-        fill([Rows(recording.output_grad, grad)])
+        recording.buffers.fill([Rows(recording.output_grad, grad)])
         recording.backward.replay()
         features_grad = None
         if recording.features_grad is not None:
             features_grad = recording.features_grad[: ctx.shape[0]].clone()
         gradients = recording.parameter_gradients()
         return None, None, None, features_grad, *(gradients.get(i) for i in range(ctx.count))
+
+
+# `Function.apply` first looks for tensors of torch.func among the arguments, which takes a third of its time here.
+# `_applies` has found that no transform runs.
+_replay: Any = super(torch.autograd.Function, _Replay).apply  # type: ignore[misc]
 
 
 def _larger(lane: Lane[Recording], config: Hashable, size: BatchSize) -> Recording | None:

@@ -29,7 +29,7 @@ def to_spectral(x: Tensor, operators: Operators, *, backend: Backend = "auto") -
     >>> torch.allclose(from_spectral(to_spectral(x, triangle), triangle), x, atol=1e-5)  # K = V
     True
     """
-    o = _with_eigenpairs("to_spectral", operators)
+    o = with_eigenpairs("to_spectral", operators)
     return ops.to_spectral(x, o.evecs, o.mass, o.ptr, o.lengths, backend)
 
 
@@ -38,7 +38,7 @@ def from_spectral(coefficients: Tensor, operators: Operators, *, backend: Backen
 
     It is differentiable in the coefficients. For backend and errors see `to_spectral`.
     """
-    o = _with_eigenpairs("from_spectral", operators)
+    o = with_eigenpairs("from_spectral", operators)
     return ops.from_spectral(coefficients, o.evecs, o.ptr, o.lengths, backend)
 
 
@@ -50,7 +50,7 @@ def diffuse(x: Tensor, operators: Operators, time: Tensor, *, backend: Backend =
     It is differentiable in x and the times. Functions outside of the K eigenvectors are lost. For backend and errors
     see `to_spectral`.
     """
-    o = _with_eigenpairs("diffuse", operators)
+    o = with_eigenpairs("diffuse", operators)
     coefficients = ops.diffuse(to_spectral(x, o, backend=backend), o.evals, time, backend)
     return from_spectral(coefficients, o, backend=backend)
 
@@ -79,7 +79,8 @@ def mesh_mean(x: Tensor, operators: Operators, *, backend: Backend = "auto") -> 
     return ops.segment_mean(x, operators.mass, operators.ptr, operators.lengths, backend)
 
 
-def _with_eigenpairs(name: str, operators: Operators) -> Operators:
+def with_eigenpairs(name: str, operators: Operators) -> Operators:
+    """Return the operators if they have eigenpairs. Raises TypeError for another type, else ValueError."""
     _check(operators)
     if operators.k == 0:
         raise ValueError(f"{name} needs eigenpairs, but the operators have k = 0; write precompute(mesh, k=128)")

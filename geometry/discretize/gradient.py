@@ -29,13 +29,17 @@ def one_ring(faces: NDArray[np.int64], vertices: int) -> scipy.sparse.csr_matrix
 
 
 def gradient_values(
-    verts: NDArray[np.float64], frames: NDArray[np.float64], pattern: scipy.sparse.csr_matrix
+    verts: NDArray[np.float64],
+    frames: NDArray[np.float64],
+    pattern: scipy.sparse.csr_matrix,
+    regularizer: float | None = None,
 ) -> NDArray[np.float64]:
     """Values (2, nnz) of the gradient operators G_X and G_Y on a given pattern.
 
     verts: (V, 3)
     frames: (V, 3, 3), see `tangent_frames`
     pattern: (V, V) with a full diagonal, see `one_ring`
+    regularizer: in length², added to the diagonal of the normal equations in place of MIN_SPREAD
 
     At vertex i, the gradient g minimizes Σ (e_ij · g − (f_j − f_i))² over the neighbors j, where e_ij are the
     tangential components of x_j − x_i in the frame of i. It is exact for linear functions on a plane, unless edges
@@ -53,7 +57,7 @@ def gradient_values(
     xx, xy, yy = (per_vertex(edges[:, i] * edges[:, j]) for i, j in ((0, 0), (0, 1), (1, 1)))
     normal_matrix = np.stack([np.stack([xx, xy], -1), np.stack([xy, yy], -1)], -2)
     spread, axes = np.linalg.eigh(normal_matrix)
-    floor = np.maximum(spread, MIN_SPREAD * spread[:, 1:])
+    floor = np.maximum(spread, MIN_SPREAD * spread[:, 1:]) if regularizer is None else spread + regularizer
     inverse = np.where(spread[:, 1:] > 0, 1 / np.where(floor > 0, floor, 1), 0)
     solve = np.einsum("vij,vj,vkj->vik", axes, inverse, axes)
 

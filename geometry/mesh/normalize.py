@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
+from diffnet.geometry.preprocessing.options import SCALE_RULES, ScaleRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,22 +21,63 @@ if TYPE_CHECKING:
 Positions = TypeVar("Positions", "Tensor", NDArray[np.float64])
 
 
-def normalize_positions(verts: Positions) -> Positions:
-    """Move the mean of the vertices (V, 3) to the origin and scale the farthest vertex to distance 1.
+def normalize_positions(verts: Positions, faces: Any = None, scale: ScaleRule = "radius") -> Positions:
+    """Move the mean of the vertices (V, 3) to the origin, and scale them to radius 1 or to area 1.
 
-    Takes and returns an array or a tensor. If all vertices coincide, they all move to the origin.
+    verts: an array or a tensor; the result is of the same kind
+    faces: (F, 3) integers, for area 1
+    scale: "radius" scales the farthest vertex to distance 1. "area" scales the sum of the areas of the faces to 1. A
+        mesh of radius or area 0 is only moved.
+
+    Raises OptionError for another `scale`, and for area 1 without faces.
 
     >>> normalize_positions(np.array([[0.0, 0, 0], [4, 0, 0]]))
     array([[-1.,  0.,  0.],
            [ 1.,  0.,  0.]])
     """
+    rule = scale_rule(scale)
     centered: Positions = verts - verts.mean(0)
-    radius = (centered**2).sum(1).max() ** 0.5
-    scaled: Positions = centered / (radius if radius > 0 else 1.0)
+    if rule == "area":
+        if faces is None or len(faces) == 0:
+            raise OptionError('scale="area" needs faces (F, 3); a point cloud has none, so use scale="radius"')
+        size = _area(centered, faces) ** 0.5
+    else:
+        size = (centered**2).sum(1).max() ** 0.5
+    scaled: Positions = centered / (size if size > 0 else 1.0)
     return scaled
 
 
-def load_normalized(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None) -> Mesh:
-    """`load_mesh` with normalized positions. Raises MeshError for a mesh that can't be used."""
+def scale_rule(normalize: bool | ScaleRule) -> ScaleRule | None:
+    """The rule that `normalize=` of `precompute` stands for: None for False, "radius" for True.
+
+    Raises OptionError for any other value.
+    """
+    if isinstance(normalize, (bool, np.bool_)):
+        return "radius" if normalize else None
+    if not isinstance(normalize, str) or normalize not in SCALE_RULES:
+        rules = " or ".join(f'"{rule}"' for rule in SCALE_RULES)
+        raise OptionError(f"normalize should be True, False, {rules}, got {reprlib.repr(normalize)}")
+    return normalize
+
+
+def load_normalized(
+    source: MeshLike, cache_dir: str | os.PathLike[str] | None = None, normalize: bool | ScaleRule = True
+) -> Mesh:
+    """`load_mesh` with normalized positions, or with its own ones if `normalize` is False.
+
+    Raises MeshError for a mesh that can't be used, and for a point cloud that should have area 1.
+    """
+    rule = scale_rule(normalize)
     mesh = load_mesh(source, cache_dir)
-    return replace(mesh, verts=normalize_positions(mesh.verts))
+    if rule is None:
+        return mesh
+    if rule == "area" and mesh.is_point_cloud:
+        raise MeshError(f'{mesh.name}: a point cloud has no faces, so no area to normalize; use normalize="radius"')
+    return replace(mesh, verts=normalize_positions(mesh.verts, mesh.faces, rule))
+
+
+def _area(verts: Any, faces: Any) -> Any:
+    a, b, c = (verts[faces[:, i]] for i in range(3))
+    u, v = b - a, c - a
+    cross = u[:, [1, 2, 0]] * v[:, [2, 0, 1]] - u[:, [2, 0, 1]] * v[:, [1, 2, 0]]
+    return ((cross**2).sum(1) ** 0.5).sum() / 2

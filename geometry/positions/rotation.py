@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -12,7 +13,11 @@ from diffnet.ops.common.checks import check_rank
 
 
 def random_rotation(
-    verts: Tensor, lengths: Sequence[int] | None = None, generator: torch.Generator | None = None
+    verts: Tensor,
+    lengths: Sequence[int] | None = None,
+    generator: torch.Generator | None = None,
+    *,
+    axis: int | None = None,
 ) -> Tensor:
     """Rotate each mesh about the origin by its own random rotation, uniform over all rotations.
 
@@ -20,6 +25,7 @@ def random_rotation(
     lengths: the number of vertices of each mesh, such as `operators.lengths`. None means one mesh.
     generator: draws the rotations; None means the global generator of the CPU. With a generator of the CPU, equal seeds
         give equal rotations on all devices.
+    axis: rotate about this coordinate axis only, see `random_rotations`
 
     Returns new positions of the same shape, dtype and device. It is differentiable. To rotate positions and normals
     alike, use `geometry.random_rotations` and `geometry.rotate`.
@@ -38,26 +44,48 @@ def random_rotation(
     counts = [len(verts)] if lengths is None else list(lengths)
     if sum(counts) != len(verts):
         raise ValueError(f"lengths should add up to the {len(verts)} rows of verts, got {counts}")
-    rotations = random_rotations(len(counts), generator, torch.promote_types(verts.dtype, torch.float32))
+    rotations = random_rotations(len(counts), generator, torch.promote_types(verts.dtype, torch.float32), axis=axis)
     ptr = torch.tensor(list(accumulate(counts, initial=0)))
     turned = rotate(verts, rotations.to(verts.device), ptr.to(verts.device, non_blocking=True))
     return turned.to(verts.dtype)
 
 
 def random_rotations(
-    count: int, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
+    count: int,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float32,
+    *,
+    axis: int | None = None,
 ) -> Tensor:
     """Draw rotations (count, 3, 3), uniform over all rotations, on the device of the generator.
 
     generator: None means the global generator of the CPU
+    axis: 0, 1 or 2 for rotations about the x, y or z axis only, uniform over all angles. None for all rotations.
+
+    Raises ValueError for another axis.
 
     Source: Mezzadri 2007, How to generate random matrices from the classical compact groups.
     """
-    # The Q of a Gaussian matrix is uniform over the orthogonal group once the signs of R's diagonal are removed.
     device = torch.device("cpu") if generator is None else generator.device
+    if axis is not None:
+        return _about(axis, 2 * math.pi * torch.rand(count, generator=generator, dtype=dtype, device=device))
+    # The Q of a Gaussian matrix is uniform over the orthogonal group once the signs of R's diagonal are removed.
     q, r = torch.linalg.qr(torch.randn(count, 3, 3, generator=generator, dtype=dtype, device=device))
     orthogonal: Tensor = q * r.diagonal(dim1=1, dim2=2).sign()[:, None]
     rotations: Tensor = orthogonal * torch.linalg.det(orthogonal)[:, None, None]
+    return rotations
+
+
+def _about(axis: int, angles: Tensor) -> Tensor:
+    """Rotations (N, 3, 3) about a coordinate axis by angles (N,)."""
+    if axis not in (0, 1, 2):
+        raise ValueError(f"axis should be 0, 1, 2 or None, got {axis!r}")
+    first, second = (axis + 1) % 3, (axis + 2) % 3
+    rotations = angles.new_zeros(len(angles), 3, 3)
+    rotations[:, axis, axis] = 1
+    rotations[:, first, first] = rotations[:, second, second] = angles.cos()
+    rotations[:, first, second] = angles.sin()
+    rotations[:, second, first] = -angles.sin()
     return rotations
 
 

@@ -18,12 +18,20 @@ import torch
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import MeshLike
+from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.gpu_queue import gpu_solver
 from diffnet.geometry.preprocessing.one import precompute
-from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind, Options
+from diffnet.geometry.preprocessing.options import (
+    BasisPrecision,
+    JoinRule,
+    LaplacianKind,
+    OperatorsKind,
+    Options,
+    ScaleRule,
+)
 from diffnet.geometry.preprocessing.worker import (
     CacheJob,
     Unsolved,
@@ -49,21 +57,22 @@ MOST_REASONS = 5  # reasons listed in one error message
 def precompute_all(
     meshes: Sequence[MeshLike],
     k: int = 128,
-    laplacian: LaplacianKind = "robust",
+    laplacian: LaplacianKind | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     *,
     basis: BasisPrecision = "float32",
     device: torch.device | str = "cpu",
     join: JoinRule = "auto",
     normals: NormalsRule | None = None,
-    normalize: bool = False,
+    normalize: bool | ScaleRule = False,
     jobs: int | None = None,
+    operators: OperatorsKind = "diffnet",
 ) -> list[Operators]:
     """`precompute` for each mesh, on several cores.
 
     meshes: each is a mesh for `load_mesh`; arrays are tuples (verts, faces)
-    k, laplacian, cache_dir, basis, join, normalize: see `precompute`. Without a cache, a temporary folder holds the
-        entries until they are read.
+    k, laplacian, cache_dir, basis, join, normalize, operators: see `precompute`. Without a cache, a temporary folder
+        holds the entries until they are read.
     normals: None, "file" or "geometry"; see `precompute`. `make_mesh` makes meshes with own normals, which count as
         those of the file.
     device: the device that computes eigenbases. A GPU solves for all meshes that wait for it at once. Rounding depends
@@ -76,7 +85,8 @@ def precompute_all(
     Raises MeshError if meshes can't be used. The others are computed first, and the cache keeps them. Raises
     OptionError for a bad option or a device that is not available.
     """
-    options = Options(k, laplacian, basis, join)
+    options = Options(k, laplacian, basis, join, operators)
+    scale_rule(normalize)  # checks it
     device = usable_device(device)
     check_normals_rule(normals)
     with TemporaryDirectory() if cache_dir is None else nullcontext(cache_dir) as folder:
@@ -91,6 +101,7 @@ def precompute_all(
                 basis=basis,
                 device=device,
                 join=join,
+                operators=operators,
             ),
             lambda ready: fill_cache(
                 meshes, options, folder, jobs, device=device, ready=ready, normalize=normalize, normals=normals
@@ -112,7 +123,7 @@ def fill_cache(
     device: torch.device | str = "cpu",
     ready: Callable[[int], Any] = lambda position: None,
     *,
-    normalize: bool = False,
+    normalize: bool | ScaleRule = False,
     normals: NormalsRule | None = None,
 ) -> dict[int, str]:
     """Store the operators of all these meshes in the cache, unless they are there.
@@ -121,7 +132,7 @@ def fill_cache(
     advance: called once for each mesh, usable or not, when it is done
     device: the device that computes eigenbases; see `precompute_all`
     ready: called with the position of each mesh as soon as the cache has it
-    normalize: compute the operators at normalized positions; see `normalize_positions`
+    normalize: compute the operators at normalized positions; see `precompute`
     normals: see `precompute_all`
 
     Returns an error message for each mesh that can't be used, by position. These don't hold up the others.

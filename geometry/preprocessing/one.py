@@ -10,19 +10,28 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 import torch
+from numpy.typing import NDArray
 
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.cache import Arrays, write_entry
 from diffnet.geometry.diagnosis import diagnose
+from diffnet.geometry.discretize.original import SHIFT
 from diffnet.geometry.mesh.errors import MeshError
-from diffnet.geometry.mesh.mesh import Mesh, MeshLike, is_array, load_mesh
+from diffnet.geometry.mesh.mesh import Mesh, MeshLike, is_array
 from diffnet.geometry.mesh.normalize import load_normalized
 from diffnet.geometry.mesh.normals import with_chosen_normals
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.assembled import assembled
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.geometry.preprocessing.entry import operators_path, read_operators
-from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind, Options
+from diffnet.geometry.preprocessing.options import (
+    BasisPrecision,
+    JoinRule,
+    LaplacianKind,
+    OperatorsKind,
+    Options,
+    ScaleRule,
+)
 from diffnet.geometry.preprocessing.recipe import complete, discretize, round_positions, solve
 
 
@@ -37,13 +46,14 @@ def precompute(
     faces: Any = None,
     *,
     k: int = 128,
-    laplacian: LaplacianKind = "robust",
+    laplacian: LaplacianKind | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     normals: Any = None,
-    normalize: bool = False,
+    normalize: bool | ScaleRule = False,
     basis: BasisPrecision = "float32",
     device: torch.device | str = "cpu",
     join: JoinRule = "auto",
+    operators: OperatorsKind = "diffnet",
 ) -> Operators:
     """Operators of one mesh or point cloud: mass, Laplacian, gradient, frames and k eigenpairs, all on the CPU.
 
@@ -51,7 +61,7 @@ def precompute(
         them; see `load_mesh`
     faces: (F, 3), if `mesh` is an array of vertices; None for a point cloud. Arrays are NumPy arrays, tensors or lists.
     k: number of eigenpairs, at least 0. See `eigenbasis` for meshes that have fewer.
-    laplacian: "robust" or "cotan"; see `laplacian_and_mass`
+    laplacian: "robust", the default, or "cotan"; see `laplacian_and_mass`
     cache_dir: a folder for results. The content of the mesh and the options identify an entry, so data sets and
         processes can share the folder. It can be deleted at any time. Entries are checked when they are read: damage,
         a different key, an older format and indices out of range are found, and the entry is computed again. Reading
@@ -62,8 +72,8 @@ def precompute(
         has them; otherwise they are estimated. "file" uses the normals of the file for a mesh, too. "geometry" uses no
         normals of the file. A vertex for which the file has no normal gets one from the geometry. The Laplacian of a
         point cloud is computed in the tangent planes of given normals.
-    normalize: whether to move the mean of the vertices to the origin and scale the farthest to distance 1 first, as
-        the command line does; see `normalize_positions`
+    normalize: True or "radius" to move the mean of the vertices to the origin and scale the farthest to distance 1
+        first, as the command line does. "area" scales the area of the faces to 1 instead. See `normalize_positions`.
     basis: the precision in which eigenvectors are stored. "float16" and "bfloat16" save a third of the cache at
         k = 128. The returned eigenvectors are float32, rounded to that precision with or without a cache.
     device: the device that computes the eigenbasis, "cpu", "cuda" or "cuda:N"; see `eigenbasis`
@@ -72,6 +82,11 @@ def precompute(
         of them, "never" joins none. `joined_vertices` has the exact rule. The operators keep all vertices of the mesh
         and their numbers: joined vertices have equal rows in `evecs` and `frames`, and share their mass. `joined` tells
         which they are.
+    operators: "diffnet", or "original" for the operators of the original implementation, which its trained networks
+        expect; see `original_parts`. They have the cotangent Laplacian of the faces as they are, or the robust one of a
+        point cloud, and the original's frames and gradients. Small absolute amounts regularize the masses, gradients
+        and eigenpairs, so the result depends on the size of the mesh: normalize it as in training. join="auto" joins no
+        vertices then, and laplacian="robust" is refused.
 
     Positions are first rounded to float32, so float32 and float64 inputs share an entry. Everything else is computed in
     float64 and rounded once, to float32. The units are those of the positions: `mass` has length², eigenvalues have
@@ -91,20 +106,20 @@ def precompute(
     >>> round(float(operators.mass.sum()), 3)  # the surface area, (3 + √3) / 2
     2.366
     """
-    options = Options(k, laplacian, basis, join)
+    options = Options(k, laplacian, basis, join, operators)
     device = usable_device(device)
     source = _source(mesh, faces)
-    loaded = load_normalized(source) if normalize else load_mesh(source)
+    loaded = load_normalized(source, normalize=normalize)
     checked = round_positions(with_chosen_normals(loaded, normals))
     path = None if cache_dir is None else operators_path(checked, options, cache_dir)
     arrays = None if path is None else read_operators(path, checked, options)
     if arrays is None:
-        discretization = discretize(checked, options.laplacian, options.join)  # Laplacian, mass, frames, gradient
+        discretization = discretize(checked, options)  # Laplacian, mass, frames, gradient
         pairs = solve(discretization, options.k, device)
         arrays = complete(discretization, pairs, options.basis)
         if path is not None:
             write_entry(path, arrays)
-    _warn_of_components(checked, arrays)
+    _warn_of_components(checked, arrays, options)
     return assembled(arrays, checked.faces)
 
 
@@ -126,12 +141,14 @@ def _source(mesh: Any, faces: Any) -> MeshLike:
     return mesh, faces
 
 
-def _warn_of_components(mesh: Mesh, arrays: Arrays) -> None:
+def _warn_of_components(mesh: Mesh, arrays: Arrays, options: Options) -> None:
     """Warn if all eigenvalues are the zeros of components."""
-    k = len(arrays["evals"])
-    if k == 0 or arrays["evals"][-1] > 0:
+    k, mass, original = len(arrays["evals"]), arrays["mass"], options.operators == "original"
+    live = mass > (10 * SHIFT * mass.mean() if original else 0)  # the original gives mass to vertices without faces
+    zero = SHIFT / mass[live].min(initial=np.inf) if original else 0  # and shifts eigenvalues, by no more than this
+    if k == 0 or arrays["evals"][-1] > zero:
         return
-    components = _components(arrays)
+    components = _components(arrays, live)
     if components < max(k, 2):  # a single eigenpair is always the constant
         return
     found = diagnose(mesh)
@@ -148,11 +165,10 @@ def _warn_of_components(mesh: Mesh, arrays: Arrays) -> None:
     )
 
 
-def _components(arrays: Arrays) -> int:
-    """The number of connected components, without vertices that no face uses."""
+def _components(arrays: Arrays, live: NDArray[np.bool_]) -> int:
+    """The number of connected components of some vertices: those that a face uses."""
     indptr, indices, order = (arrays[name] for name in ("laplacian_indptr", "laplacian_indices", "row_order"))
     rows = np.repeat(order if len(order) else np.arange(len(indptr) - 1), np.diff(indptr))
-    live = arrays["mass"] > 0
     graph = scipy.sparse.csr_matrix((np.ones(len(rows)), (rows, indices)), (len(live), len(live)))
     _, label = scipy.sparse.csgraph.connected_components(graph, directed=False)
     return len(np.unique(label[live]))

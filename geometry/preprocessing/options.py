@@ -10,40 +10,62 @@ from typing import Any, Literal, TypeAlias, get_args
 from diffnet.geometry.errors import OptionError
 
 LaplacianKind: TypeAlias = Literal["robust", "cotan"]
+OperatorsKind: TypeAlias = Literal["diffnet", "original"]
 BasisPrecision: TypeAlias = Literal["float32", "float16", "bfloat16"]
 JoinRule: TypeAlias = Literal["auto", "always", "never"]
+ScaleRule: TypeAlias = Literal["radius", "area"]
 LAPLACIANS: tuple[LaplacianKind, ...] = get_args(LaplacianKind)
+OPERATORS: tuple[OperatorsKind, ...] = get_args(OperatorsKind)
 BASIS_PRECISIONS: tuple[BasisPrecision, ...] = get_args(BasisPrecision)
 JOIN_RULES: tuple[JoinRule, ...] = get_args(JoinRule)
+SCALE_RULES: tuple[ScaleRule, ...] = get_args(ScaleRule)
 
 
 @dataclass
 class Options:
     """Checked options. Together with the mesh they decide the operators and the key of their cache entry.
 
-    Raises OptionError for a k that is not an integer or is negative, and for an unknown Laplacian, precision or
-    rule.
+    Raises OptionError for a k that is not an integer or is negative, for an unknown Laplacian, precision, rule or kind
+    of operators, and for the robust Laplacian in the original's operators.
 
     k: number of eigenpairs
-    laplacian: see `laplacian_and_mass`
+    laplacian: see `laplacian_and_mass`; None becomes the one that belongs to the operators
     basis: precision in which eigenvectors are stored
     join: see `joined_vertices`
+    operators: "diffnet" or "original", see `precompute`
     """
 
     k: int
-    laplacian: LaplacianKind = "robust"
+    laplacian: LaplacianKind | None = None
     basis: BasisPrecision = "float32"
     join: JoinRule = "auto"
+    operators: OperatorsKind = "diffnet"
 
     def __post_init__(self) -> None:
         self.k = _checked_k(self.k)
+        self.laplacian = chosen_laplacian(self.laplacian, self.operators)
         for name, value, known in (
             ("laplacian", self.laplacian, LAPLACIANS),
             ("basis", self.basis, BASIS_PRECISIONS),
             ("join", self.join, JOIN_RULES),
+            ("operators", self.operators, OPERATORS),
         ):
             if not isinstance(value, str) or value not in known:
                 raise OptionError(f"{name} should be one of {', '.join(known)}, got {_shown(value)}")
+
+
+def chosen_laplacian(laplacian: LaplacianKind | None, operators: OperatorsKind) -> LaplacianKind:
+    """The Laplacian that a user chose or, for None, the one that belongs to the operators.
+
+    Raises OptionError for the robust Laplacian in the original's operators.
+    """
+    if operators == "original" and laplacian == "robust":
+        raise OptionError(
+            'the original\'s operators have the cotangent Laplacian; leave out laplacian, or use operators="diffnet"'
+        )
+    if laplacian is None:
+        return "cotan" if operators == "original" else "robust"
+    return laplacian
 
 
 def _checked_k(k: Any) -> int:

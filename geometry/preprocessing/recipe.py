@@ -18,12 +18,14 @@ from diffnet.geometry.discretize.frames import tangent_frames
 from diffnet.geometry.discretize.gradient import gradient_values, one_ring
 from diffnet.geometry.discretize.laplacian import laplacian_and_mass, usable_faces
 from diffnet.geometry.discretize.lifting import join, lift_gradient, lift_laplacian, lift_mass
+from diffnet.geometry.discretize.original import SHIFT, Parts, original_parts
 from diffnet.geometry.discretize.vertex_order import order_unless_near
 from diffnet.geometry.eigen.problem import Array, Pairs
+from diffnet.geometry.eigen.shifted import shifted_pairs
 from diffnet.geometry.eigen.solve import eigenbasis
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
-from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
+from diffnet.geometry.preprocessing.options import BasisPrecision, Options, chosen_laplacian
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +39,7 @@ class Discretization:
     arrays: everything that a cache entry holds except the eigenpairs, in single precision
     laplacian, mass: in double precision, for the eigensolver; of the joined mesh, if vertices are joined
     place: (V,) the row of each vertex in the eigenvectors, or None if no vertices are joined
+    lone_mass: for the original's operators, see `shifted_pairs`; None for others
     """
 
     name: str
@@ -44,6 +47,7 @@ class Discretization:
     laplacian: scipy.sparse.csr_matrix
     mass: Array
     place: NDArray[np.int64] | None = None
+    lone_mass: Array | None = None
 
 
 def round_positions(mesh: Mesh) -> Mesh:
@@ -68,33 +72,36 @@ def round_positions(mesh: Mesh) -> Mesh:
     return replace(mesh, verts=verts, normals=normals)
 
 
-def discretize(mesh: Mesh, kind: LaplacianKind, join_rule: JoinRule = "auto") -> Discretization:
+def discretize(mesh: Mesh, options: Options) -> Discretization:
     """Laplacian, mass, frames and gradient of a mesh with rounded positions.
 
     mesh: its `normals` define the frames, if it has any; see `with_chosen_normals`
-    kind: see `laplacian_and_mass`
-    join_rule: see `joined_vertices`
 
     Raises MeshError for a mesh without a surface, and for values that single precision can't hold.
     """
-    first = joined_vertices(mesh, join_rule)
+    original = options.operators == "original"
+    first = joined_vertices(mesh, "never" if original and options.join == "auto" else options.join)
     firsts, place = np.unique(first, return_inverse=True)
     joined = len(firsts) < len(first)
     surface = join(mesh, firsts, place) if joined else mesh
-    given = None if surface.normals is None else tangent_frames(surface, surface.normals)
-    laplacian, mass = problem = laplacian_and_mass(surface, kind, given)
-    frames = tangent_frames(surface) if given is None else given
-    edges = (
-        pattern_with_diagonal(laplacian) if mesh.is_point_cloud else one_ring(usable_faces(surface), len(surface.verts))
-    )
-    gradient = gradient_values(surface.verts, frames, edges)
+    parts = original_parts(surface) if original else _parts(surface, options)
+    laplacian, mass, frames, edges, gradient, lone_mass = parts
+    problem = laplacian, mass - lone_mass
     if joined:
         mass, frames = lift_mass(mass, place), frames[place]
         laplacian = lift_laplacian(laplacian, firsts, place)
         gradient, edges = lift_gradient(gradient, edges, firsts, place)
 
     arrays = packed_arrays(mesh.name, laplacian, mass, frames, gradient, edges, first if joined else None)
-    return Discretization(mesh.name, arrays, *problem, place if joined else None)
+    return Discretization(mesh.name, arrays, *problem, place if joined else None, lone_mass if original else None)
+
+
+def _parts(mesh: Mesh, options: Options) -> Parts:
+    given = None if mesh.normals is None else tangent_frames(mesh, mesh.normals)
+    laplacian, mass = laplacian_and_mass(mesh, chosen_laplacian(options.laplacian, options.operators), given)
+    frames = tangent_frames(mesh) if given is None else given
+    edges = pattern_with_diagonal(laplacian) if mesh.is_point_cloud else one_ring(usable_faces(mesh), len(mesh.verts))
+    return Parts(laplacian, mass, frames, edges, gradient_values(mesh.verts, frames, edges), np.zeros(len(mass)))
 
 
 def packed_arrays(
@@ -143,6 +150,8 @@ def complete(discretization: Discretization, pairs: Pairs, basis: BasisPrecision
 
     Raises MeshError for eigenpairs that single precision can't hold.
     """
+    if discretization.lone_mass is not None:
+        pairs = shifted_pairs(pairs, discretization.lone_mass, SHIFT)
     evals, evecs = pairs
     if discretization.place is not None:
         evecs = evecs[discretization.place]

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from diffnet.geometry.cache import write_entry
 from diffnet.geometry.mesh.errors import MeshError
-from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
+from diffnet.geometry.mesh.mesh import Mesh, MeshLike
 from diffnet.geometry.mesh.normalize import load_normalized
 from diffnet.geometry.mesh.normals import NormalsRule, with_chosen_normals
 from diffnet.geometry.preprocessing.entry import operators_path, read_operators
-from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.options import Options, ScaleRule
 from diffnet.geometry.preprocessing.recipe import Discretization, complete, discretize, round_positions, solve
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ Unsolved: TypeAlias = "tuple[Path, Discretization]"  # the path of an entry, and
 class CacheJob:
     """What to store of each mesh, and where.
 
-    normalize: whether positions are normalized before the operators are computed; see `normalize_positions`
+    normalize: whether and how positions are normalized before the operators are computed; see `precompute`
     normals: see `precompute_all`
     """
 
     options: Options
     cache_dir: str | os.PathLike[str]
-    normalize: bool
+    normalize: bool | ScaleRule
     normals: NormalsRule | None = None
 
     def read(self, source: MeshLike) -> Mesh:
         """The mesh at the positions that operators are computed from. Raises MeshError for an unusable source."""
-        mesh = load_normalized(source, self.cache_dir) if self.normalize else load_mesh(source, self.cache_dir)
+        mesh = load_normalized(source, self.cache_dir, self.normalize)
         return round_positions(with_chosen_normals(mesh, self.normals))
 
 
@@ -84,7 +84,7 @@ def _discretize_missing(source: MeshLike, job: CacheJob) -> Unsolved | None:
     path = operators_path(mesh, job.options, job.cache_dir)
     if read_operators(path, mesh, job.options) is not None:
         return None
-    return path, discretize(mesh, job.options.laplacian, job.options.join)
+    return path, discretize(mesh, job.options)
 
 
 def _error_or_result(work: Callable[[], T], source: MeshLike) -> T | str:

@@ -21,7 +21,7 @@ from diffnet.ops.common.launch import SIZES, cdiv, device_of
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.precision import empty_operand, part_count
 
-_MOST_MATRICES = 32  # that one launch converts
+MOST_MATRICES = 32  # that one launch converts, and tensors that it clamps
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
@@ -171,14 +171,33 @@ def chosen(items, which):
 
 @launched
 @triton.jit(do_not_specialize=SIZES)
-def operands_forward_kernel(matrices, outs, sizes, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
-    """Convert one matrix of a tuple per program row to its parts, which have the dtype of `out`."""
-    matrix = chosen(matrices, tl.program_id(1))
-    out = chosen(outs, tl.program_id(1))
-    size = chosen(sizes, tl.program_id(1))
+def operands_forward_kernel(
+    matrices, outs, sizes, clamped, clamped_sizes, CLAMPED: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Convert one matrix of a tuple per program row to its parts, which have the dtype of `out`.
+
+    CLAMPED: further program rows set negative numbers of the tensors `clamped` to 0 in place
+    """
+    which = tl.program_id(1)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # the table of many meshes may exceed 2³¹
-    x = tl.load(matrix + at, mask=at < size).to(tl.float32)
-    store(out + at, size, x, at < size, PRECISION)
+    if CLAMPED:
+        own = which - len(matrices)
+        if own >= 0:
+            place = chosen(clamped, own) + at
+            inside = at < chosen(clamped_sizes, own)
+            x = tl.load(place, mask=inside)
+            tl.store(place, tl.where(x < 0.0, 0.0, x), mask=inside)  # keeps NaN
+        else:
+            _convert(matrices, outs, sizes, which, at, PRECISION)
+    else:
+        _convert(matrices, outs, sizes, which, at, PRECISION)
+
+
+@triton.jit
+def _convert(matrices, outs, sizes, which, at, PRECISION: tl.constexpr):
+    size = chosen(sizes, which)
+    x = tl.load(chosen(matrices, which) + at, mask=at < size).to(tl.float32)
+    store(chosen(outs, which) + at, size, x, at < size, PRECISION)
 
 
 class _Converted(threading.local):
@@ -193,12 +212,18 @@ _CONVERTED = _Converted()
 
 
 @contextmanager
-def converted_together(matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> Iterator[None]:
-    """Convert matrices as `operands` does. In the block and in this thread, `operands` returns these conversions."""
+def converted_together(
+    matrices: Sequence[Tensor], dtype: torch.dtype, precision: str, clamped: Sequence[Tensor] = ()
+) -> Iterator[None]:
+    """Convert matrices as `operands` does. In the block and in this thread, `operands` returns these conversions.
+
+    clamped: at most MOST_MATRICES contiguous tensors of one dtype, whose negative numbers the first launch sets to 0
+    """
     before = _CONVERTED.kind, _CONVERTED.results
     outs: list[Tensor] = []
-    for first in range(0, len(matrices), _MOST_MATRICES):
-        outs += operands(matrices[first : first + _MOST_MATRICES], dtype, precision)
+    for first in range(0, len(matrices), MOST_MATRICES):
+        some = matrices[first : first + MOST_MATRICES]
+        outs += operands(some, dtype, precision, clamped if first == 0 else ())
     _CONVERTED.results = {id(x): (x._version, out) for x, out in zip(matrices, outs, strict=True)}
     _CONVERTED.kind = dtype, precision
     try:
@@ -220,8 +245,13 @@ def _known(matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> li
     return outs
 
 
-def operands(matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> list[Tensor]:
-    """Convert small matrices to what `load` takes, in one launch, see `precision.empty_operand`."""
+def operands(
+    matrices: Sequence[Tensor], dtype: torch.dtype, precision: str, clamped: Sequence[Tensor] = ()
+) -> list[Tensor]:
+    """Convert small matrices to what `load` takes, in one launch, see `precision.empty_operand`.
+
+    clamped: see `converted_together`. Nothing happens to them if there is nothing to convert.
+    """
     known = _known(matrices, dtype, precision)
     if known is not None:
         return known
@@ -233,8 +263,11 @@ def operands(matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> 
     outs = [empty_operand(matrix, matrix.shape, dtype, precision) for matrix in matrices]
     sizes = [matrix.numel() for matrix in matrices]
     if max(sizes):
+        clamped_sizes = [x.numel() for x in clamped]
         with device_of(matrices[0]):
-            operands_forward_kernel[(cdiv(max(sizes), 1024), len(sizes))](
-                tuple(matrices), tuple(outs), tuple(sizes), PRECISION=precision, BLOCK=1024, num_warps=4
-            )
+            operands_forward_kernel[(cdiv(max(sizes + clamped_sizes), 1024), len(sizes) + len(clamped))](
+                tuple(matrices), tuple(outs), tuple(sizes),
+                tuple(clamped) or tuple(matrices[:1]), tuple(clamped_sizes) or tuple(sizes[:1]),
+                CLAMPED=bool(clamped), PRECISION=precision, BLOCK=1024, num_warps=4,
+            )  # fmt: skip
     return outs

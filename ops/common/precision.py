@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import torch
@@ -78,3 +79,24 @@ def tf32_precision(operand: Tensor) -> Literal["ieee", "tf32"]:
 @functools.cache
 def _interpreter() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """A context in which products of tensors on this tensor's device have the dtype of their factors."""
+    device = tensor.device.type
+    on = not tensor.is_meta and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
+
+
+@contextmanager
+def ieee_products() -> Iterator[None]:
+    """A context in which PyTorch multiplies float32 matrices on a GPU without tf32, also where it is allowed."""
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    if before == "tf32":
+        settings.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        if before == "tf32":
+            settings.fp32_precision = before

@@ -7,11 +7,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet.ops.common.backend import Backend
-from diffnet.ops.cross_entropy.op import cross_entropy
+from diffnet.ops.cross_entropy.op import cross_entropy, row_weights, total_weight
 
 
 def label_smoothing_loss(
-    logits: Tensor, labels: Tensor, smoothing: float = 0.2, ignored: int = -1, backend: Backend = "auto"
+    logits: Tensor,
+    labels: Tensor,
+    smoothing: float = 0.2,
+    ignored: int = -1,
+    backend: Backend = "auto",
+    *,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Compute the mean cross-entropy with smoothed labels.
 
@@ -25,9 +31,11 @@ def label_smoothing_loss(
         smoothing: s, from 0 to 1
         ignored: a label whose rows don't count
         backend: see `cross_entropy`
+        weights: (C,) the weight of each class. The result is then the weighted mean over the rows, where a row has the
+            weight of its label. None means 1 for all.
 
     Returns:
-        () in float32, or in float64 for float64 logits. 0 if no row counts.
+        () in float32, or in float64 for float64 logits. 0 if no row counts, or all that count have weight 0.
 
     Raises:
         TypeError, IndexError: see `cross_entropy`.
@@ -38,7 +46,7 @@ def label_smoothing_loss(
     """
     if not 0 <= smoothing <= 1:
         raise ValueError(f"smoothing should be from 0 to 1, got {smoothing}")
-    exact = cross_entropy(logits, labels, ignored, backend)
+    exact = cross_entropy(logits, labels, ignored, backend, weights=weights)
     classes = logits.shape[1]
     if classes < 2:
         raise ValueError(f"label smoothing needs at least 2 classes, got logits of shape {tuple(logits.shape)}")
@@ -47,5 +55,7 @@ def label_smoothing_loss(
     if smoothing > 0:  # a class of probability 0 would turn 0 · ∞ into NaN
         share = smoothing * classes / (classes - 1)
         even = -F.log_softmax(logits, 1, dtype=exact.dtype).mean(1)
+        if weights is not None:
+            even = even * row_weights(weights, labels).to(even.dtype)
         losses = torch.where(counted, (1 - share) * exact + share * even, 0)
-    return losses.sum() / counted.sum().clamp(min=1)
+    return losses.sum() / total_weight(labels, ignored, weights)

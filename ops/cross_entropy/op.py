@@ -8,21 +8,30 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_index, check_rank, readable
+from diffnet.ops.common.checks import check_index, check_rank, check_tensor, readable
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.cross_entropy import reference
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -1, backend: Backend = "auto") -> Tensor:
-    """Compute −log softmax(z)[label] of each row.
+def cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    ignored: int = -1,
+    backend: Backend = "auto",
+    *,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Compute −log softmax(z)[label] of each row, times the weight of its class.
 
-    The kernel reads the logits once for the losses and once for their gradients, and keeps nothing in between.
+    The kernel reads the logits once for the losses and once for their gradients, and keeps nothing in between. It
+    takes a gradient for each row, so weights need no kernel of their own.
 
     Args:
         logits: (N, C) floating point
         labels: (N,) int64 or int32 from 0 to C − 1
         ignored: a label whose rows have loss 0 and no gradient
         backend: see `ops.common.backend.use_kernels`
+        weights: (C,) floating point, the finite weight of each class, which gets no gradient. None means 1 for all.
 
     Returns:
         (N,) in float32, or in float64 for float64 logits
@@ -38,12 +47,31 @@ def cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -1, backend: Ba
     """
     check_rank("logits", logits, "(N, C)", 2)
     check_index("labels", labels, logits.shape[:1], logits.device)
+    if weights is not None:
+        check_tensor("weights", weights, logits.shape[1:], logits.device)
     if readable(labels):
         _check_labels(labels, logits.shape[1], ignored)
     if use_kernels(backend, logits):
-        out: Tensor = _cross_entropy(logits, labels, ignored)
-        return out
-    return reference.cross_entropy(logits, labels, ignored)
+        losses: Tensor = _cross_entropy(logits, labels, ignored)
+    else:
+        losses = reference.cross_entropy(logits, labels, ignored)
+    return losses if weights is None else losses * row_weights(weights, labels).to(losses.dtype)
+
+
+def row_weights(weights: Tensor, labels: Tensor) -> Tensor:
+    """The weight (N,) of each row's class. A label out of range gets that of the nearest class, and no gradient."""
+    if not len(weights):  # every row is ignored or NaN
+        return weights.new_ones(len(labels))
+    return weights.detach()[labels.long().clamp(0, len(weights) - 1)]
+
+
+def total_weight(labels: Tensor, ignored: int, weights: Tensor | None = None) -> Tensor:
+    """The sum () of the weights of the rows that count, by which a mean divides. 1 if it is 0, so that means are 0."""
+    counted = labels != ignored
+    if weights is None:
+        return counted.sum().clamp(min=1)
+    total = torch.where(counted, row_weights(weights, labels), 0).sum()
+    return torch.where(total > 0, total, 1)
 
 
 def _check_labels(labels: Tensor, classes: int, ignored: int) -> None:

@@ -41,16 +41,18 @@ def diffusion_block(
     biases: Sequence[Tensor],
     dropout: float,
     seeds: Tensor | None = None,
+    swapped: bool = False,
 ) -> Tensor:
     """Compute x + MLP([x, x_d, f]) for the diffused x and its gradient features. It can be differentiated once.
 
     Call it if `is_one_node` is true. Arguments are those of `diffusion_and_gradient_features` and `mlp`.
 
     seeds: of the hidden layers' dropout (n − 1, 2) int64, or None to draw them
+    swapped: see `gradient_features`
 
     Raises TypeError and ValueError as these operations do.
     """
-    arguments = arguments._replace(ptr=check_arguments(x, *arguments, lengths))
+    arguments = arguments._replace(ptr=check_arguments(x, *arguments, lengths, swapped))
     check_mlp([x] * 3, weights, biases, dropout, x)
     if dropout > 0 and len(weights) > 1:
         seeds = new_seeds(len(weights) - 1, x.device) if seeds is None else seeds
@@ -59,7 +61,7 @@ def diffusion_block(
     tensors = x, *arguments, *weights, *biases
     keep = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     apply: Any = _Block.apply
-    out: Tensor = apply(keep, dropout, seeds, *tensors)
+    out: Tensor = apply(keep, dropout, seeds, swapped, *tensors)
     return out
 
 
@@ -80,13 +82,15 @@ def is_one_node(backend: Backend, x: Tensor, arguments: BlockArguments, weights:
 
 class _Block(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, keep: bool, dropout: float, seeds: Tensor | None, x: Tensor, *tensors: Any) -> Tensor:
+    def forward(
+        ctx: Any, keep: bool, dropout: float, seeds: Tensor | None, swapped: bool, x: Tensor, *tensors: Any
+    ) -> Tensor:
         arguments = BlockArguments(*tensors[:8])
         parameters = tensors[8:]
         weights, biases = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
-        diffused, features, *coefficients = diffusion_features_forward(x, *arguments)
+        diffused, features, *coefficients = diffusion_features_forward(x, *arguments, swapped)
         out, *kept = mlp_forward([x, diffused, features], weights, biases, None, True, dropout, seeds, keep)
-        ctx.layers, ctx.dropout = len(weights), dropout
+        ctx.layers, ctx.dropout, ctx.swapped = len(weights), dropout, swapped
         ctx.dtypes = [parameter.dtype for parameter in parameters]
         if keep:
             hidden, matrices = kept[: len(weights) - 1], kept[len(weights) - 1 :] or weights
@@ -105,12 +109,16 @@ class _Block(torch.autograd.Function):
         unsummed: list[Any] = []  # the sum over spans that is launched together with those of the features
         grad = in_dtype(grad, evecs.dtype)
         input_grads, *sums = mlp_backward(grad, inputs, matrices, hidden, True, ctx.dropout, True, unsummed)
+        # The rest doesn't read what the MLP read. Unless the graph is kept, this memory serves the other gradients.
+        del saved, inputs, matrices, hidden
+        ctx.maybe_clear_saved_tensors()
         x_grad, diffused_grad, features_grad = input_grads.unbind()
         coefficient_sums = backward(
             features_grad,
             table,
             gradient_evecs,
             ptr,
+            swapped=ctx.swapped,
             values_grad=diffused_grad,
             evecs=evecs,
             unsummed=unsummed[0] if unsummed else None,
@@ -121,4 +129,4 @@ class _Block(torch.autograd.Function):
         im_grad = None if im_grad is None else in_dtype(im_grad, a_im.dtype)
         parameter_grads = [in_dtype(g, dtype) for g, dtype in zip(sums, ctx.dtypes, strict=True)]
         of_features = in_dtype(time_grad, time.dtype), in_dtype(re_grad, a_re.dtype), im_grad
-        return None, None, None, x_grad, None, None, None, None, *of_features, None, *parameter_grads
+        return None, None, None, None, x_grad, None, None, None, None, *of_features, None, *parameter_grads

@@ -30,6 +30,8 @@ def diffusion_and_gradient_features(
     ptr: Tensor,
     lengths: Sequence[int] | None = None,
     backend: Backend = "auto",
+    *,
+    swapped: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `to_spectral`, `diffuse` and `values_and_gradient_features` one after the other, in few kernels.
 
@@ -42,7 +44,7 @@ def diffusion_and_gradient_features(
         x: (V, C) floating point
         mass, evals, evecs, gradient_evecs: (V,), (B, K), (V, K) and (2, V, K) floating point, the operators
         time: (C,) floating point, in squared units of the positions. A negative time counts as 0 and has gradient 0.
-        a_re, a_im: see `gradient_features`
+        a_re, a_im, swapped: see `gradient_features`
         ptr: (B+1,) int32 or int64, the extents of the meshes, ascending from 0 to V
         lengths: the rows of each mesh as Python integers, or None
         backend: see `ops.common.backend.use_kernels`
@@ -55,20 +57,20 @@ def diffusion_and_gradient_features(
         TypeError: for arguments that are not tensors or have other dtypes.
         ValueError: for other shapes, devices or extents.
     """
-    ptr = check_arguments(x, mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, lengths)
+    ptr = check_arguments(x, mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, lengths, swapped)
     operators = (mass, evals, evecs, gradient_evecs)
     if not use_kernels(backend, x, *operators, matrix=True):
         return reference.diffusion_and_gradient_features(
-            x, mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, lengths
+            x, mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, lengths, swapped
         )
     dtype = compute_dtype(x, evecs)
     evecs, gradient_evecs = in_dtype(evecs, dtype), in_dtype(gradient_evecs, dtype)
     if any(operator.requires_grad for operator in operators):
         coefficients = diffuse_operator(project_operator(x.to(dtype), evecs, mass, ptr), evals, time.clamp(min=0))
-        diffused, features, _ = features_operator(coefficients, a_re, a_im, evecs, gradient_evecs, ptr)
+        diffused, features, _ = features_operator(coefficients, a_re, a_im, evecs, gradient_evecs, ptr, swapped)
         return x, diffused, features
     passed, diffused, features, *_ = _diffusion_features(
-        in_dtype(x, dtype), mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr
+        in_dtype(x, dtype), mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, swapped
     )
     return passed if x.dtype == dtype else x, diffused, features
 
@@ -84,6 +86,7 @@ def check_arguments(
     a_im: Tensor | None,
     ptr: Tensor,
     lengths: Sequence[int] | None,
+    swapped: bool,
 ) -> Tensor:
     """Check the arguments of `diffusion_and_gradient_features`, and return ptr contiguous."""
     check_rank("x", x, "(V, C)", 2)
@@ -95,7 +98,7 @@ def check_arguments(
     ptr = check_ptr(ptr, rows, lengths, device)
     check_tensor("evals", evals, (len(ptr) - 1, k), device)
     check_tensor("time", time, (channels,), device)
-    check_matrices(a_re, a_im, channels, device)
+    check_matrices(a_re, a_im, channels, device, swapped)
     return ptr
 
 
@@ -109,6 +112,7 @@ def diffusion_features_forward(
     a_re: Tensor,
     a_im: Tensor | None,
     ptr: Tensor,
+    swapped: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """x_d and f (V, C); for the backward S and D (B, K, C) float32 and their table, see `coefficient_kernels.table`"""
     from diffnet.ops.diffusion_features.kernels import sum_and_diffuse
@@ -118,11 +122,11 @@ def diffusion_features_forward(
 
     spectrum, d = sum_and_diffuse(*project_spans(x, evecs, mass, ptr), ptr, evals, time)
     coefficients = table(d, a_re, a_im, gradient_evecs)
-    return *forward(coefficients, evecs, gradient_evecs, ptr), spectrum, d, coefficients
+    return *forward(coefficients, evecs, gradient_evecs, ptr, swapped=swapped), spectrum, d, coefficients
 
 
 def _diffusion_features_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    x, _, _, evecs, _, _, _, a_im, ptr = arguments
+    x, _, _, evecs, _, _, _, a_im, ptr, _ = arguments
     shape = len(ptr) - 1, evecs.shape[1], x.shape[1]
     diffused = evecs.new_empty(x.shape)
     spectrum = x.new_empty(shape, dtype=torch.float32)
@@ -145,11 +149,12 @@ def _backward_implementation(
     d: Tensor,
     table: Tensor,
     passed_grad: Tensor | None,
+    swapped: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dx (V, C) plus passed_grad; dt (C,), dA_re (C, C) and dA_im (empty without rotations) in float32"""
     from diffnet.ops.gradient_features.kernels import backward
 
-    sums = backward(features_grad, table, gradient_evecs, ptr, values_grad=diffused_grad, evecs=evecs)
+    sums = backward(features_grad, table, gradient_evecs, ptr, swapped=swapped, values_grad=diffused_grad, evecs=evecs)
     x_grad, time_grad, re_grad, im_grad = gradients_of_sums(
         sums, mass, evals, evecs, time, a_re, a_im, ptr, spectrum, d, passed_grad
     )
@@ -178,7 +183,7 @@ def gradients_of_sums(
 
 
 def _backward_fake(diffused_grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *_, a_im, _, _, d, _, _ = arguments
+    *_, a_im, _, _, d, _, _, _ = arguments
     c, rotations = d.shape[2], 0 if a_im is None else d.shape[2]
     x_grad = torch.empty_like(diffused_grad, memory_format=torch.contiguous_format)
     return x_grad, d.new_empty(c), d.new_empty(c, c), d.new_empty(rotations, rotations)
@@ -188,7 +193,8 @@ _gradients = opaque("diffnet::diffusion_features_backward", _backward_implementa
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[1:], *output[2:])
+    _, *tensors, ctx.swapped = inputs
+    ctx.save_for_backward(*tensors, *output[2:])
     ctx.set_materialize_grads(False)
 
 
@@ -201,9 +207,12 @@ def _backward(
     def given(grad: Tensor | None) -> Tensor:
         return evecs.new_zeros(len(evecs), len(time)) if grad is None else in_dtype(grad, evecs.dtype)
 
-    x_grad, time_grad, re_grad, im_grad = _gradients(given(diffused_grad), given(features_grad), *saved, passed_grad)
+    x_grad, time_grad, re_grad, im_grad = _gradients(
+        given(diffused_grad), given(features_grad), *saved, passed_grad, ctx.swapped
+    )
     im_grad = None if a_im is None else in_dtype(im_grad, a_im.dtype)
-    return x_grad, None, None, None, None, in_dtype(time_grad, time.dtype), in_dtype(re_grad, a_re.dtype), im_grad, None
+    of_parameters = in_dtype(time_grad, time.dtype), in_dtype(re_grad, a_re.dtype), im_grad
+    return x_grad, None, None, None, None, *of_parameters, None, None
 
 
 _diffusion_features = differentiable(

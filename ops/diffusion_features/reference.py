@@ -27,12 +27,13 @@ def diffusion_and_gradient_features(
     a_im: Tensor | None,
     ptr: Tensor,
     lengths: Sequence[int] | None = None,
+    swapped: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x, the diffused function and its gradient features, computed one after the other."""
     dtype = promoted_dtype(x, evecs)
     evecs, gradient_evecs = evecs.to(dtype), gradient_evecs.to(dtype)
     coefficients = diffuse(to_spectral(x, evecs, mass, ptr, lengths), evals, time.clamp(min=0))
-    return x, *values_and_gradient_features(coefficients, evecs, gradient_evecs, a_re, a_im, ptr, lengths)
+    return x, *values_and_gradient_features(coefficients, evecs, gradient_evecs, a_re, a_im, ptr, lengths, swapped)
 
 
 def sparse_diffusion_and_gradient_features(
@@ -47,8 +48,9 @@ def sparse_diffusion_and_gradient_features(
     a_im: Tensor | None,
     ptr: Tensor,
     lengths: Sequence[int] | None = None,
+    swapped: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x, the diffused function and its gradient features, with a sparse product, computed one after the other."""
     coefficients = diffuse(to_spectral(x, evecs, mass, ptr, lengths), evals, time.clamp(min=0))
     diffused = from_spectral(coefficients, evecs, ptr, lengths)
-    return x, diffused, gradient_features(spmm(pattern, gradient, diffused, backend="torch"), a_re, a_im)
+    return x, diffused, gradient_features(spmm(pattern, gradient, diffused, backend="torch"), a_re, a_im, swapped)

@@ -32,6 +32,8 @@ def sparse_diffusion_and_gradient_features(
     ptr: Tensor,
     lengths: Sequence[int] | None = None,
     backend: Backend = "auto",
+    *,
+    swapped: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `to_spectral`, `diffuse`, `from_spectral`, `spmm` and `gradient_features` one after the other.
 
@@ -40,7 +42,7 @@ def sparse_diffusion_and_gradient_features(
 
     Args:
         pattern, gradient: (V, V) and (2, nnz) floating point, the X and Y components of the gradient
-        x, mass, evals, evecs, time, a_re, a_im, ptr, lengths, backend: see `diffusion_and_gradient_features`
+        x, mass, evals, evecs, time, a_re, a_im, ptr, lengths, backend, swapped: see `diffusion_and_gradient_features`
 
     Returns:
         x, and the diffused function and its gradient features, (V, C) each
@@ -51,11 +53,12 @@ def sparse_diffusion_and_gradient_features(
     """
     operators = (mass, evals, evecs, gradient)
     kernels = use_kernels(backend, x, *operators, matrix=True)
-    if a_im is None or kernels or pattern.row_order is not None or not _fast_on_cpu(operators, x, time, a_re, a_im):
+    stepwise = a_im is None or swapped or kernels or pattern.row_order is not None
+    if a_im is None or stepwise or not _fast_on_cpu(operators, x, time, a_re, a_im):
         coefficients = diffuse(to_spectral(x, evecs, mass, ptr, lengths, backend), evals, time.clamp(min=0), backend)
         diffused = from_spectral(coefficients, evecs, ptr, lengths, backend)
         gradients = spmm(pattern, gradient, diffused, backend=backend)
-        return x, diffused, gradient_features(gradients, a_re, a_im, backend)
+        return x, diffused, gradient_features(gradients, a_re, a_im, backend, swapped=swapped)
     check_rank("x", x, "(V, C)", 2)
     (rows, channels), device = x.shape, x.device
     check_matrix("evecs", evecs, rows, "K", device)

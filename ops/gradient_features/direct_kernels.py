@@ -30,10 +30,10 @@ def direct_tiling(a: Tensor, c: int, precision: str) -> Tiling:
 @triton.jit
 def _products(
     x_at, y_at, a_re, a_im, c, live, c_size: tl.constexpr,
-    ROTATION: tl.constexpr, PRECISION: tl.constexpr,
+    ROTATION: tl.constexpr, SWAPPED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Return g_x, g_y, b_x and b_y of a tile, with b = A g."""
+    """Return g_x, g_y, b_x and b_y of a tile, with b = A g. With SWAPPED, b_y = A_re g_x + A_im g_y."""
     dtype = a_re.dtype.element_ty
     bx = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     by = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
@@ -47,15 +47,20 @@ def _products(
             im = transposed(split(tl.load(a_im + at, mask=stored, other=0.0), PRECISION))
         x = split(tl.load(x_at + k[None, :], mask=inside, other=0.0).to(dtype), PRECISION)
         bx = product(x, re, bx, PRECISION)
-        if ROTATION:
+        if ROTATION and not SWAPPED:
             by = product(x, im, by, PRECISION)
         y = split(tl.load(y_at + k[None, :], mask=inside, other=0.0).to(dtype), PRECISION)
-        by = product(y, re, by, PRECISION)
-        if ROTATION:
-            bx = less_product(y, im, bx, PRECISION)
+        if SWAPPED:
+            by = product(y, im, by, PRECISION)
+        else:
+            by = product(y, re, by, PRECISION)
+            if ROTATION:
+                bx = less_product(y, im, bx, PRECISION)
     inside = live[:, None] & (c < c_size)[None, :]
     gx = tl.load(x_at + c[None, :], mask=inside, other=0.0).to(tl.float32)
     gy = tl.load(y_at + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    if SWAPPED:
+        return gx, gy, bx - by, bx + by
     return gx, gy, bx, by
 
 
@@ -72,13 +77,15 @@ def _tile_place(rows_size, c_size: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C:
 @triton.jit(do_not_specialize=SIZES)
 def gradient_features_forward_kernel(
     gradients, a_re, a_im, out, rows_size, plane_rows, c_size: tl.constexpr, gradients_stride: tl.constexpr,
-    ROTATION: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
+    ROTATION: tl.constexpr, SWAPPED: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     rows, c, live = _tile_place(rows_size, c_size, BLOCK_V, BLOCK_C)
     x_at = gradients + rows[:, None] * gradients_stride
     y_at = x_at + tl.cast(plane_rows, tl.int64) * gradients_stride
-    gx, gy, bx, by = _products(x_at, y_at, a_re, a_im, c, live, c_size, ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C)
+    gx, gy, bx, by = _products(
+        x_at, y_at, a_re, a_im, c, live, c_size, ROTATION, SWAPPED, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C
+    )  # fmt: skip
     f = tanh(gx * bx + gy * by, NARROW)
     inside = live[:, None] & (c < c_size)[None, :]
     tl.store(out + rows[:, None] * c_size + c[None, :], f.to(out.dtype.element_ty), mask=inside)
@@ -89,14 +96,16 @@ def gradient_features_forward_kernel(
 def gradient_features_backward_kernel(
     grad, gradients, a_re, a_im, out, rows_size, plane_rows,
     c_size: tl.constexpr, gradients_stride: tl.constexpr, grad_stride: tl.constexpr,
-    ROTATION: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
+    ROTATION: tl.constexpr, SWAPPED: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """out = ds∘b_x, ds∘b_y, ds∘g_x, ds∘g_y (4, V, C) with ds = df ∘ (1 − f²)."""
     rows, c, live = _tile_place(rows_size, c_size, BLOCK_V, BLOCK_C)
     x_at = gradients + rows[:, None] * gradients_stride
     y_at = x_at + tl.cast(plane_rows, tl.int64) * gradients_stride
-    gx, gy, bx, by = _products(x_at, y_at, a_re, a_im, c, live, c_size, ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C)
+    gx, gy, bx, by = _products(
+        x_at, y_at, a_re, a_im, c, live, c_size, ROTATION, SWAPPED, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C
+    )  # fmt: skip
     f = tanh(gx * bx + gy * by, NARROW)
     inside = live[:, None] & (c < c_size)[None, :]
     df = tl.load(grad + rows[:, None] * grad_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -111,7 +120,7 @@ def gradient_features_backward_kernel(
     tl.store(at + plane, (ds * gy).to(dtype), mask=inside)
 
 
-def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool) -> Tensor:
     """f (V, C) in A's dtype. The gradients (2, V, C) may have another dtype; only the products round them to A's."""
     _, rows, c = gradients.shape
     check_rows("gradient_features", rows)
@@ -125,13 +134,13 @@ def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
             gradient_features_forward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
                 gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
                 rows, plane_rows, c, gradients.stride(1),
-                ROTATION=a_im is not None, NARROW=narrow(a_re), PRECISION=precision,
+                ROTATION=a_im is not None, SWAPPED=swapped, NARROW=narrow(a_re), PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return out
 
 
-def pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+def pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool) -> Tensor:
     """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y (4, V, C). Products of these with A and with the gradients give the rest."""
     _, rows, c = gradients.shape
     (gradients, plane_rows), a_re, grad = planes_apart(gradients), a_re.contiguous(), row_major(grad)
@@ -143,7 +152,7 @@ def pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tens
             gradient_features_backward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
                 grad, gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
                 rows, plane_rows, c, gradients.stride(1), grad.stride(0),
-                ROTATION=a_im is not None, NARROW=narrow(a_re), PRECISION=precision,
+                ROTATION=a_im is not None, SWAPPED=swapped, NARROW=narrow(a_re), PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return out

@@ -5,6 +5,8 @@ A program computes some columns of the features from the same columns of D, P an
 
     g_x = G̃_X D,  g_y = G̃_Y D,  b_x = G̃_X P − G̃_Y Q,  b_y = G̃_Y P + G̃_X Q,  f = tanh(g_x ∘ b_x + g_y ∘ b_y)
 
+With SWAPPED, b_y = G̃_X P + G̃_Y Q, see `ops.gradient_features.op.gradient_features`.
+
 docs/kernels.md derives these formulas and their gradients.
 """
 
@@ -140,7 +142,7 @@ def _load_table(at, apart, k, c, k_size: tl.constexpr, c_size: tl.constexpr, PRE
 @triton.jit
 def _products(
     gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size: tl.constexpr, c_size: tl.constexpr,
-    ROTATION: tl.constexpr, PRECISION: tl.constexpr,
+    ROTATION: tl.constexpr, SWAPPED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Return g_x, g_y, b_x and b_y (V, C) of a block of rows, in several steps over K."""
@@ -158,12 +160,18 @@ def _products(
         bx = product(x, p, bx, PRECISION)
         if ROTATION:
             q = _load_table(q_at, apart, ks, c, k_size, c_size, PRECISION)
+        if ROTATION and not SWAPPED:
             by = product(x, q, by, PRECISION)
         y = split(tl.load(gy_at + ks[None, :], mask=inside, other=0.0), PRECISION)
         gy = product(y, d, gy, PRECISION)
-        by = product(y, p, by, PRECISION)
-        if ROTATION:
-            bx = less_product(y, q, bx, PRECISION)
+        if SWAPPED:
+            by = product(y, q, by, PRECISION)
+        else:
+            by = product(y, p, by, PRECISION)
+            if ROTATION:
+                bx = less_product(y, q, bx, PRECISION)
+    if SWAPPED:
+        return gx, gy, bx - by, bx + by
     return gx, gy, bx, by
 
 
@@ -173,8 +181,9 @@ def spectral_gradient_features_forward_kernel(
     coefficients, evecs, gradient_evecs, ptr, diffused, features,
     meshes, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, evecs_stride: tl.constexpr, gradient_stride: tl.constexpr,
-    DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
-    NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+    DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, SWAPPED: tl.constexpr, ONE_MESH: tl.constexpr,
+    ONE_STEP: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """x = Φ D (if DIFFUSED) and f at the rows of one span.
 
@@ -210,17 +219,22 @@ def spectral_gradient_features_forward_kernel(
                 y = in_registers(y)
             # One component after the other, so that few accumulators are live at a time.
             bx = tl.dot(x, p, input_precision=PRECISION)
+            by = bx
             if ROTATION:
-                bx -= tl.dot(y, q, input_precision=PRECISION)
+                yq = tl.dot(y, q, input_precision=PRECISION)
+                bx -= yq
             z = tl.dot(x, d, input_precision=PRECISION) * bx
-            by = tl.dot(y, p, input_precision=PRECISION)
-            if ROTATION:
-                by = tl.dot(x, q, by, input_precision=PRECISION)
+            if SWAPPED:
+                by += yq
+            else:
+                by = tl.dot(y, p, input_precision=PRECISION)
+                if ROTATION:
+                    by = tl.dot(x, q, by, input_precision=PRECISION)
             z += tl.dot(y, d, input_precision=PRECISION) * by
         else:
             gx, gy, bx, by = _products(
                 gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
-                ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
+                ROTATION, SWAPPED, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
             )  # fmt: skip
             z = gx * bx + gy * by
         tl.store(features + wide * c_size + out, tanh(z, NARROW).to(features.dtype.element_ty), mask=live & in_c)
@@ -245,8 +259,9 @@ def spectral_gradient_features_backward_kernel(
     grad, coefficients, gradient_evecs, ptr, partial,
     meshes, spans, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
-    ROTATION: tl.constexpr, PAIRED: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr,
-    NARROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+    ROTATION: tl.constexpr, SWAPPED: tl.constexpr, PAIRED: tl.constexpr, ONE_MESH: tl.constexpr,
+    ONE_STEP: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Sum dD, dP and dQ (K, C) over the rows of one span, into the planes of `partial`.
 
@@ -300,15 +315,20 @@ def spectral_gradient_features_backward_kernel(
             # One component after the other. Each product is rounded to the operands' dtype as soon as z contains it,
             # which halves the registers that hold it until the sums below.
             bx = tl.dot(x, p, input_precision=PRECISION)
-            if ROTATION:
+            if SWAPPED:
+                yq = tl.dot(y, q, input_precision=PRECISION)
+                by = bx + yq
+                bx -= yq
+            elif ROTATION:
                 bx = tl.dot(y, n, bx, input_precision=PRECISION)
             gx = tl.dot(x, d, input_precision=PRECISION)
             z = gx * bx
             gx = gx.to(dtype)
             bx = bx.to(dtype)
-            by = tl.dot(y, p, input_precision=PRECISION)
-            if ROTATION:
-                by = tl.dot(x, q, by, input_precision=PRECISION)
+            if not SWAPPED:
+                by = tl.dot(y, p, input_precision=PRECISION)
+                if ROTATION:
+                    by = tl.dot(x, q, by, input_precision=PRECISION)
             gy = tl.dot(y, d, input_precision=PRECISION)
             z += gy * by
             gy = gy.to(dtype)
@@ -316,7 +336,7 @@ def spectral_gradient_features_backward_kernel(
         else:
             gx, gy, bx, by = _products(
                 gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
-                ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
+                ROTATION, SWAPPED, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
             )  # fmt: skip
             z = gx * bx + gy * by
         f = tanh(z, NARROW)
@@ -328,7 +348,11 @@ def spectral_gradient_features_backward_kernel(
         d_sum = tl.dot(yt, (ds * by).to(dtype), d_sum, input_precision=PRECISION)
         px = (ds * gx).to(dtype)
         py = (ds * gy).to(dtype)
-        if PAIRED:
+        if SWAPPED:
+            gx = gx.to(tl.float32)  # so that the sums are rounded once
+            p_sum = tl.dot(xt, (ds * (gy + gx)).to(dtype), p_sum, input_precision=PRECISION)
+            q_sum = tl.dot(yt, (ds * (gy - gx)).to(dtype), q_sum, input_precision=PRECISION)
+        elif PAIRED:
             pq_sum = tl.dot(xt, side_by_side(px, py), pq_sum, input_precision=PRECISION)
             pq_sum = tl.dot(yt, side_by_side(py, -px), pq_sum, input_precision=PRECISION)
         else:
@@ -348,10 +372,12 @@ def spectral_gradient_features_backward_derivatives_kernel(
     grad, coefficients, gradient_evecs, ptr, derivatives,
     rows_size, meshes, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
-    ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
+    ROTATION: tl.constexpr, SWAPPED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Store ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y with ds = df ∘ (1 − f²) at the rows of one span.
+
+    With SWAPPED, the last two are ds∘(g_x + g_y) and ds∘(g_y − g_x).
 
     They are stored in parts with bf16x3, and in float32 with bf16x6, where three parts would take more memory.
     """
@@ -373,7 +399,7 @@ def spectral_gradient_features_backward_derivatives_kernel(
         gy_at = gradient_evecs + component + wide * gradient_stride + v * gradient_stride
         gx, gy, bx, by = _products(
             gx_at, gy_at, d_at, p_at, q_at, apart, live, k, c, k_size, c_size,
-            ROTATION, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
+            ROTATION, SWAPPED, PRECISION, BLOCK_V, BLOCK_K, BLOCK_C,
         )  # fmt: skip
         f = tanh(gx * bx + gy * by, False)
         df = tl.load(grad + wide * grad_stride + (v * grad_stride + c[None, :]), mask=inside, other=0.0)
@@ -381,8 +407,12 @@ def spectral_gradient_features_backward_derivatives_kernel(
         at = derivatives + wide * c_size + (v * c_size + c[None, :])
         store(at, 4 * plane, ds * bx, inside, stored)
         store(at + plane, 4 * plane, ds * by, inside, stored)
-        store(at + 2 * plane, 4 * plane, ds * gx, inside, stored)
-        store(at + 3 * plane, 4 * plane, ds * gy, inside, stored)
+        if SWAPPED:
+            store(at + 2 * plane, 4 * plane, ds * (gx + gy), inside, stored)
+            store(at + 3 * plane, 4 * plane, ds * (gy - gx), inside, stored)
+        else:
+            store(at + 2 * plane, 4 * plane, ds * gx, inside, stored)
+            store(at + 3 * plane, 4 * plane, ds * gy, inside, stored)
 
 
 @launched
@@ -391,7 +421,7 @@ def spectral_gradient_features_backward_sums_kernel(
     derivatives, gradient_evecs, ptr, partial,
     rows_size, meshes, spans, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, gradient_stride: tl.constexpr,
-    ROTATION: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
+    ROTATION: tl.constexpr, SWAPPED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Sum dD, dP and dQ over the rows of one span, from the planes of the derivatives kernel, with bf16x3.
@@ -425,8 +455,11 @@ def spectral_gradient_features_backward_sums_kernel(
         d_sum = product(ux, x, d_sum, PRECISION)
         d_sum = product(uy, y, d_sum, PRECISION)
         p_sum = product(px, x, p_sum, PRECISION)
-        p_sum = product(py, y, p_sum, PRECISION)
-        if ROTATION:
+        if SWAPPED:
+            q_sum = product(py, y, q_sum, PRECISION)
+        else:
+            p_sum = product(py, y, p_sum, PRECISION)
+        if ROTATION and not SWAPPED:
             q_sum = product(py, x, q_sum, PRECISION)
             q_sum = product(px, negated(y), q_sum, PRECISION)
     _store_sums(
@@ -440,7 +473,7 @@ def spectral_gradient_features_backward_sum_kernel(
     derivatives, gradient_evecs, ptr, partial,
     rows_size, meshes, spans, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, gradient_stride: tl.constexpr,
-    ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
+    SWAPPED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Sum a tile of dD, dP or dQ over the rows of one span, from the planes of the derivatives kernel, with bf16x6.
@@ -462,9 +495,14 @@ def spectral_gradient_features_backward_sum_kernel(
         # The components of the derivatives: 0 and 1 for dD, 2 and 3 for dP, and for dQ 3 and, negative, 2.
         number = tl.where(which == 2, 3 - component, 2 * which + component)
         sign = tl.where((which == 2) & (component == 1), -1.0, 1.0)
+        end = last
+        if SWAPPED:  # 0 and 1 for dD; for dP only 2, with x, and for dQ only 3, with y
+            number = tl.where(which == 0, component, which + 1)
+            sign = 1.0
+            end = tl.where((which == 0) | (which == component + 1), last, first)
         u_base = derivatives + number.to(tl.int64) * plane
         g_base = gradient_evecs + component * tl.cast(plane_rows, tl.int64) * gradient_stride
-        for row in range(first, last, BLOCK_V):
+        for row in range(first, end, BLOCK_V):
             live = row + v < last
             wide = tl.cast(row, tl.int64)
             g_at = g_base + wide * gradient_stride + (v * gradient_stride + k[None, :])
@@ -491,13 +529,20 @@ def _store_sums(
 
 
 def forward(
-    table: Tensor, evecs: Tensor | None, gradient_evecs: Tensor, ptr: Tensor, tiling: Tiling | None = None
+    table: Tensor,
+    evecs: Tensor | None,
+    gradient_evecs: Tensor,
+    ptr: Tensor,
+    tiling: Tiling | None = None,
+    *,
+    swapped: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """x = Φ D and f: two (V, C)
 
     table: D, P and, with rotations, Q, as `coefficient_kernels.table` returns them
     evecs (V, K), or None to leave out x, which is then empty
     gradient_evecs (2, V, K)
+    swapped: see `ops.gradient_features.op.gradient_features`
     """
     (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape[-4:]
     check_rows("spectral_gradient_features", rows)
@@ -517,7 +562,7 @@ def forward(
                 table, some_evecs, gradient_evecs, ptr, diffused, features,
                 meshes, span, plane_rows,
                 k, c, some_evecs.stride(0), gradient_evecs.stride(1),
-                DIFFUSED=evecs is not None, ROTATION=planes == 3, ONE_MESH=meshes == 1,
+                DIFFUSED=evecs is not None, ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1,
                 ONE_STEP=k <= t.k and part_count(precision) == 1, NARROW=narrow(gradient_evecs), PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
@@ -531,6 +576,7 @@ def backward(
     ptr: Tensor,
     tiling: Tiling | None = None,
     *,
+    swapped: bool = False,
     values_grad: Tensor | None = None,
     evecs: Tensor | None = None,
     unsummed: Unsummed | None = None,
@@ -538,6 +584,7 @@ def backward(
     """dD, dP and, with rotations, dQ, (2 or 3, B, K, C) in float32, from the gradient (V, C) of f
 
     Given the gradient (V, C) of x and the evecs (V, K), Φᵀ dx is one more plane. unsummed: see `sum_spans`.
+    swapped: see `ops.gradient_features.op.gradient_features`
 
     For numbers in parts, one kernel would need too many registers. Two kernels do it then, with 16 bytes for each
     vertex and channel between them.
@@ -550,23 +597,24 @@ def backward(
     span = choose_span(rows, t.v, processors(table) * t.programs // max(tiles, 1))
     spans = span_count(rows, meshes, span)
     check_programs("spectral_gradient_features", spans, tiles)
-    paired = planes == 3 and k <= t.k and precision == "ieee" and gradient_evecs.dtype != torch.float32
+    # With swapped, P and Q have no product with the same operand.
+    paired = planes == 3 and not swapped and k <= t.k and precision == "ieee" and gradient_evecs.dtype != torch.float32
     partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
     if partial.numel() and part_count(precision) > 1:
-        products = derivatives(grad, table, gradient_evecs, ptr)
+        products = derivatives(grad, table, gradient_evecs, ptr, swapped=swapped)
         with device_of(gradient_evecs):
             if precision == "bf16x6":
                 spectral_gradient_features_backward_sum_kernel[(spans, tiles)](
                     products, gradient_evecs, ptr, partial,
                     rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
-                    ONE_MESH=meshes == 1, PRECISION=precision,
+                    SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
                     BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
                 )  # fmt: skip
             else:
                 spectral_gradient_features_backward_sums_kernel[(spans, tiles)](
                     products, gradient_evecs, ptr, partial,
                     rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
-                    ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION=precision,
+                    ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
                     BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
                 )  # fmt: skip
     elif partial.numel():
@@ -574,7 +622,7 @@ def backward(
             spectral_gradient_features_backward_kernel[(spans, tiles)](
                 grad, table, gradient_evecs, ptr, partial,
                 meshes, spans, span, plane_rows, k, c, grad.stride(0), gradient_evecs.stride(1),
-                ROTATION=planes == 3, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+                ROTATION=planes == 3, SWAPPED=swapped, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
                 NARROW=narrow(gradient_evecs), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
                 num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
@@ -585,9 +633,18 @@ def backward(
 
 
 def derivatives(
-    grad: Tensor, table: Tensor, gradient_evecs: Tensor, ptr: Tensor, tiling: Tiling | None = None
+    grad: Tensor,
+    table: Tensor,
+    gradient_evecs: Tensor,
+    ptr: Tensor,
+    tiling: Tiling | None = None,
+    *,
+    swapped: bool = False,
 ) -> Tensor:
-    """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y with ds = df ∘ (1 − f²): (2, 4, V, C) bfloat16 or (4, V, C) float32"""
+    """ds∘b_x, ds∘b_y, ds∘g_x and ds∘g_y with ds = df ∘ (1 − f²): (2, 4, V, C) bfloat16 or (4, V, C) float32
+
+    With swapped, the last two are ds∘(g_x + g_y) and ds∘(g_y − g_x).
+    """
     (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape[-4:]
     (gradient_evecs, plane_rows), grad = planes_apart(gradient_evecs), row_major(grad)
     precision = dot_precision(gradient_evecs)
@@ -601,7 +658,7 @@ def derivatives(
                 grad, table, gradient_evecs, ptr, out,
                 rows, meshes, span, plane_rows,
                 k, c, grad.stride(0), gradient_evecs.stride(1),
-                ROTATION=planes == 3, ONE_MESH=meshes == 1, PRECISION=precision,
+                ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
                 BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
     return out

@@ -17,7 +17,7 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.checks import check_ptr, check_rank, check_tensor
 from diffnet.ops.common.cpu import eager_on_cpu
-from diffnet.ops.common.dispatch import differentiable, opaque, save_inputs
+from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.gradient_features import cpu, reference
 from diffnet.ops.gradient_features.reference import matrices
@@ -25,7 +25,9 @@ from diffnet.ops.gradient_features.table import empty_table
 from diffnet.ops.spectral.op import check_coefficients, evaluate_operator
 
 
-def gradient_features(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, backend: Backend = "auto") -> Tensor:
+def gradient_features(
+    gradients: Tensor, a_re: Tensor, a_im: Tensor | None, backend: Backend = "auto", *, swapped: bool = False
+) -> Tensor:
     """Compute f = tanh(Re(ḡ ∘ A g)), inner products of learned tangent vectors.
 
     g = g_x + i g_y are the gradients and A = A_re + i A_im is a learned matrix. In real numbers, b_x = g_x A_reᵀ −
@@ -36,13 +38,15 @@ def gradient_features(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, back
         a_re: (C, C) floating point, applied from the left
         a_im: (C, C) floating point, or None to leave out rotations
         backend: see `ops.common.backend.use_kernels`
+        swapped: whether b_y = g_x A_reᵀ + g_y A_imᵀ instead. This form is not equivariant to rotations of the tangent
+            frames. Published networks of unsupervised shape matching have it (Cao et al. 2023).
 
     Returns:
         (V, C) in the promoted dtype, or in autocast's dtype
 
     Raises:
         TypeError: for arguments that are not tensors or not floating point.
-        ValueError: for other shapes or devices.
+        ValueError: for other shapes or devices, and for swapped without a_im.
 
     >>> gradients = torch.tensor([[[0.6]], [[0.8]]])
     >>> gradient_features(gradients, torch.ones(1, 1), None)
@@ -50,14 +54,14 @@ def gradient_features(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, back
     """
     check_rank("gradients", gradients, "(2, V, C)", 3)
     check_tensor("gradients", gradients, (2, *gradients.shape[1:]))
-    check_matrices(a_re, a_im, gradients.shape[2], gradients.device)
+    check_matrices(a_re, a_im, gradients.shape[2], gradients.device, swapped)
     if use_kernels(backend, gradients, *matrices(a_re, a_im), matrix=True):
         dtype = compute_dtype(gradients, *matrices(a_re, a_im))
-        out: Tensor = _direct(gradients, a_re.to(dtype), None if a_im is None else a_im.to(dtype))
+        out: Tensor = _direct(gradients, a_re.to(dtype), None if a_im is None else a_im.to(dtype), swapped)
         return out
-    on_cpu = eager_on_cpu(gradients, *matrices(a_re, a_im))
-    function = cpu.gradient_features if on_cpu else reference.gradient_features
-    return function(gradients, a_re, a_im)
+    if not swapped and eager_on_cpu(gradients, *matrices(a_re, a_im)):
+        return cpu.gradient_features(gradients, a_re, a_im)
+    return reference.gradient_features(gradients, a_re, a_im, swapped)
 
 
 def spectral_gradient_features(
@@ -68,6 +72,8 @@ def spectral_gradient_features(
     ptr: Tensor,
     lengths: Sequence[int] | None = None,
     backend: Backend = "auto",
+    *,
+    swapped: bool = False,
 ) -> Tensor:
     """Compute the gradient features of x = Φ D in the eigenbasis: gradients are (G Φ) D, without a sparse product.
 
@@ -76,7 +82,7 @@ def spectral_gradient_features(
     Args:
         coefficients: (B, K, C) floating point, D
         gradient_evecs: (2, V, K) floating point, the X and Y components of the gradients of the eigenvectors, G Φ
-        a_re, a_im: see `gradient_features`
+        a_re, a_im, swapped: see `gradient_features`
         ptr: (B+1,) int32 or int64, the extents of the meshes, ascending from 0 to V
         lengths: the rows of each mesh as Python integers, or None
         backend: see `ops.common.backend.use_kernels`
@@ -88,12 +94,12 @@ def spectral_gradient_features(
         TypeError: for arguments that are not tensors or have other dtypes.
         ValueError: for other shapes, devices or extents.
     """
-    ptr = _check_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths)
+    ptr = _check_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths, swapped)
     if use_kernels(backend, coefficients, gradient_evecs, *matrices(a_re, a_im), matrix=True):
         gradient_evecs = gradient_evecs.to(compute_dtype(gradient_evecs))
-        features: Tensor = features_operator(coefficients.float(), a_re, a_im, None, gradient_evecs, ptr)[1]
+        features: Tensor = features_operator(coefficients.float(), a_re, a_im, None, gradient_evecs, ptr, swapped)[1]
         return features
-    return reference.spectral_gradient_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths)
+    return reference.spectral_gradient_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths, swapped)
 
 
 def values_and_gradient_features(
@@ -105,12 +111,14 @@ def values_and_gradient_features(
     ptr: Tensor,
     lengths: Sequence[int] | None = None,
     backend: Backend = "auto",
+    *,
+    swapped: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute `from_spectral` and `spectral_gradient_features` of the same coefficients in one kernel.
 
     Args:
         evecs: (V, K) floating point
-        coefficients, gradient_evecs, a_re, a_im, ptr, lengths, backend: see `spectral_gradient_features`
+        coefficients, gradient_evecs, a_re, a_im, ptr, lengths, backend, swapped: see `spectral_gradient_features`
 
     Returns:
         two tensors (V, C) in the promoted dtype of evecs and gradient_evecs, or in autocast's dtype
@@ -118,22 +126,28 @@ def values_and_gradient_features(
     Raises:
         TypeError, ValueError: see `spectral_gradient_features`.
     """
-    ptr = _check_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths)
+    ptr = _check_features(coefficients, gradient_evecs, a_re, a_im, ptr, lengths, swapped)
     check_tensor("evecs", evecs, gradient_evecs.shape[1:], gradient_evecs.device)
     if use_kernels(backend, coefficients, evecs, gradient_evecs, *matrices(a_re, a_im), matrix=True):
         dtype = compute_dtype(evecs, gradient_evecs)
         values, features, _ = features_operator(
-            coefficients.float(), a_re, a_im, evecs.to(dtype), gradient_evecs.to(dtype), ptr
+            coefficients.float(), a_re, a_im, evecs.to(dtype), gradient_evecs.to(dtype), ptr, swapped
         )
         return values, features
-    return reference.values_and_gradient_features(coefficients, evecs, gradient_evecs, a_re, a_im, ptr, lengths)
+    return reference.values_and_gradient_features(
+        coefficients, evecs, gradient_evecs, a_re, a_im, ptr, lengths, swapped
+    )
 
 
-def check_matrices(a_re: Tensor, a_im: Tensor | None, channels: int, device: torch.device) -> None:
-    """Check that A_re and, with rotations, A_im are (C, C)."""
+def check_matrices(
+    a_re: Tensor, a_im: Tensor | None, channels: int, device: torch.device, swapped: bool = False
+) -> None:
+    """Check that A_re and, with rotations, A_im are (C, C). Swapped features need A_im."""
     check_tensor("a_re", a_re, (channels, channels), device)
     if a_im is not None:
         check_tensor("a_im", a_im, (channels, channels), device)
+    elif swapped:
+        raise ValueError("swapped gradient features need a_im (C, C), got None")
 
 
 def _check_features(
@@ -143,38 +157,41 @@ def _check_features(
     a_im: Tensor | None,
     ptr: Tensor,
     lengths: Sequence[int] | None,
+    swapped: bool,
 ) -> Tensor:
     """Check the arguments that both functions of coefficients share, and return ptr contiguous."""
     check_rank("gradient_evecs", gradient_evecs, "(2, V, K)", 3)
     check_tensor("gradient_evecs", gradient_evecs, (2, *gradient_evecs.shape[1:]))
     ptr = check_ptr(ptr, gradient_evecs.shape[1], lengths, gradient_evecs.device)
     check_coefficients(coefficients, gradient_evecs, ptr)
-    check_matrices(a_re, a_im, coefficients.shape[2], gradient_evecs.device)
+    check_matrices(a_re, a_im, coefficients.shape[2], gradient_evecs.device, swapped)
     return ptr
 
 
 # ---- given gradients ----
 
 
-def _direct_implementation(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+def _direct_implementation(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool) -> Tensor:
     """f in the dtype of A. The gradients may have another dtype and are rounded to A's for the products only."""
     from diffnet.ops.gradient_features.direct_kernels import forward
 
-    return forward(gradients, a_re, a_im)
+    return forward(gradients, a_re, a_im, swapped)
 
 
-def _direct_fake(gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+def _direct_fake(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool) -> Tensor:
     return a_re.new_empty(gradients.shape[1:])
 
 
-def _direct_pointwise_implementation(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+def _direct_pointwise_implementation(
+    grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool
+) -> Tensor:
     """df/dg_x and df/dg_y for constant b, and df/db_x and df/db_y: (4, V, C)"""
     from diffnet.ops.gradient_features.direct_kernels import pointwise_backward
 
-    return pointwise_backward(grad, gradients, a_re, a_im)
+    return pointwise_backward(grad, gradients, a_re, a_im, swapped)
 
 
-def _direct_pointwise_fake(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None) -> Tensor:
+def _direct_pointwise_fake(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool) -> Tensor:
     return a_re.new_empty(4, *gradients.shape[1:])
 
 
@@ -185,9 +202,16 @@ _direct_pointwise_backward = opaque(
 
 def _direct_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     gradients, a_re, a_im = ctx.saved_tensors
-    need_gradients, need_re, need_im = ctx.needs_input_grad
-    dgx, dgy, dbx, dby = _direct_pointwise_backward(grad.to(a_re.dtype), gradients, a_re, a_im)
+    need_gradients, need_re, need_im, _ = ctx.needs_input_grad
+    dgx, dgy, dbx, dby = _direct_pointwise_backward(grad.to(a_re.dtype), gradients, a_re, a_im, ctx.swapped)
     gradients_grad = re_grad = im_grad = None
+    if ctx.swapped:  # b_x and b_y are A_re g_x ∓ A_im g_y
+        of_re, of_im = dbx + dby, dby - dbx
+        gx, gy = gradients.to(a_re.dtype)
+        if need_gradients:
+            gradients_grad = torch.stack([torch.addmm(dgx, of_re, a_re), torch.addmm(dgy, of_im, a_im)])
+            gradients_grad = gradients_grad.to(gradients.dtype)
+        return gradients_grad, of_re.mT @ gx if need_re else None, of_im.mT @ gy if need_im else None, None
     if need_gradients:
         dgx, dgy = torch.addmm(dgx, dbx, a_re), torch.addmm(dgy, dby, a_re)
         if a_im is not None:
@@ -198,11 +222,16 @@ def _direct_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         re_grad = torch.addmm(dbx.mT @ gx, dby.mT, gy)
     if need_im:
         im_grad = torch.addmm(dby.mT @ gx, dbx.mT, gy, alpha=-1)
-    return gradients_grad, re_grad, im_grad
+    return gradients_grad, re_grad, im_grad, None
+
+
+def _direct_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.swapped = inputs
+    ctx.save_for_backward(*tensors)
 
 
 _direct = differentiable(
-    "diffnet::gradient_features", _direct_implementation, _direct_fake, save_inputs, _direct_backward
+    "diffnet::gradient_features", _direct_implementation, _direct_fake, _direct_setup, _direct_backward
 )
 
 
@@ -212,18 +241,24 @@ _direct = differentiable(
 
 
 def _features_implementation(
-    d: Tensor, a_re: Tensor, a_im: Tensor | None, evecs: Tensor | None, gradient_evecs: Tensor, ptr: Tensor
+    d: Tensor,
+    a_re: Tensor,
+    a_im: Tensor | None,
+    evecs: Tensor | None,
+    gradient_evecs: Tensor,
+    ptr: Tensor,
+    swapped: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Φ D (empty without evecs), the features, and the table of coefficients, which the backward needs"""
     from diffnet.ops.gradient_features.coefficient_kernels import table
     from diffnet.ops.gradient_features.kernels import forward
 
     coefficients = table(d, a_re, a_im, gradient_evecs)
-    return *forward(coefficients, evecs, gradient_evecs, ptr), coefficients
+    return *forward(coefficients, evecs, gradient_evecs, ptr, swapped=swapped), coefficients
 
 
 def _features_fake(
-    d: Tensor, a_re: Tensor, a_im: Tensor | None, evecs: Tensor | None, gradient_evecs: Tensor, ptr: Tensor
+    d: Tensor, a_re: Tensor, a_im: Tensor | None, evecs: Tensor | None, gradient_evecs: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, c = gradient_evecs.shape[1], d.shape[2]
     values = gradient_evecs.new_empty(0 if evecs is None else rows, c)
@@ -240,12 +275,13 @@ def _features_backward_implementation(
     gradient_evecs: Tensor,
     ptr: Tensor,
     table: Tensor,
+    swapped: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dD (B, K, C), dA_re (C, C) and dA_im (empty without rotations), float32"""
     from diffnet.ops.gradient_features.coefficient_kernels import backward as coefficients_backward
     from diffnet.ops.gradient_features.kernels import backward
 
-    sums = backward(features_grad, table, gradient_evecs, ptr, values_grad=values_grad, evecs=evecs)
+    sums = backward(features_grad, table, gradient_evecs, ptr, swapped=swapped, values_grad=values_grad, evecs=evecs)
     d_grad, re_grad, im_grad, _ = coefficients_backward(sums, d, a_re, a_im)
     return d_grad, re_grad, d_grad.new_empty(0, 0) if im_grad is None else im_grad
 
@@ -264,7 +300,8 @@ _features_gradients = opaque(
 
 
 def _features_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs, output[2])
+    *tensors, ctx.swapped = inputs
+    ctx.save_for_backward(*tensors, output[2])
     ctx.set_materialize_grads(False)
 
 
@@ -273,25 +310,31 @@ def _features_backward(
 ) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
     d, a_re, a_im, _, gradient_evecs, ptr, _ = saved
-    need_d, need_re, need_im, need_evecs, need_gradient_evecs, _ = ctx.needs_input_grad
+    need_d, need_re, need_im, need_evecs, need_gradient_evecs, *_ = ctx.needs_input_grad
     d_grad = re_grad = im_grad = evecs_grad = gradient_evecs_grad = None
     if features_grad is None:
         features_grad = gradient_evecs.new_zeros(gradient_evecs.shape[1], d.shape[2])
     features_grad = features_grad.to(gradient_evecs.dtype)
     values_grad = values_grad if values_grad is None else values_grad.to(gradient_evecs.dtype)
     if need_d or need_re or need_im:
-        d_grad, re_grad, im_grad = _features_gradients(values_grad, features_grad, *saved)
+        d_grad, re_grad, im_grad = _features_gradients(values_grad, features_grad, *saved, ctx.swapped)
         re_grad = re_grad.to(a_re.dtype)
         im_grad = None if a_im is None else im_grad.to(a_im.dtype)
     if need_evecs and values_grad is not None:
         evecs_grad = evaluate_operator(d.mT.contiguous(), values_grad, None, ptr)
     if need_gradient_evecs:
-        gradient_evecs_grad = _gradient_evecs_gradient(features_grad, d, a_re, a_im, gradient_evecs, ptr)
-    return d_grad, re_grad, im_grad, evecs_grad, gradient_evecs_grad, None
+        gradient_evecs_grad = _gradient_evecs_gradient(features_grad, d, a_re, a_im, gradient_evecs, ptr, ctx.swapped)
+    return d_grad, re_grad, im_grad, evecs_grad, gradient_evecs_grad, None, None
 
 
 def _gradient_evecs_gradient(
-    grad: Tensor, d: Tensor, a_re: Tensor, a_im: Tensor | None, gradient_evecs: Tensor, ptr: Tensor
+    grad: Tensor,
+    d: Tensor,
+    a_re: Tensor,
+    a_im: Tensor | None,
+    gradient_evecs: Tensor,
+    ptr: Tensor,
+    swapped: bool,
 ) -> Tensor:
     """The gradient of gradient_evecs (2, V, K): plain PyTorch between two products, because training never needs it"""
     # `evaluate` computes P and Q as accurately as the kernels do. PyTorch would use tf32 if that is allowed.
@@ -302,9 +345,14 @@ def _gradient_evecs_gradient(
     table = torch.cat(parts, dim=2)
     values = [evaluate_operator(table, component, None, ptr).float() for component in gradient_evecs]
     (gx, px, *qx), (gy, py, *qy) = (v.chunk(len(parts), dim=1) for v in values)
+    if swapped:
+        py, qx = px, qy
     bx, by = (px - qy[0], py + qx[0]) if qx else (px, py)
     ds = grad.float() * (1 - torch.tanh(gx * bx + gy * by) ** 2)
     terms = ([bx, gx, gy], [by, gy, -gx]) if qx else ([bx, gx], [by, gy])
+    if swapped:
+        zero = torch.zeros_like(gx)
+        terms = [bx, gx + gy, zero], [by, zero, gy - gx]
     back, dtype = table.mT.contiguous(), gradient_evecs.dtype
     return torch.stack(
         [evaluate_operator(back, torch.cat([ds * t for t in ts], dim=1).to(dtype), None, ptr) for ts in terms]

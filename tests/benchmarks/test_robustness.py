@@ -14,14 +14,13 @@ import torch
 import trimesh
 
 from diffnet.__main__ import main
-from diffnet.benchmarks.harness.registry import Unavailable
 from diffnet.benchmarks.robustness import changes
 from diffnet.benchmarks.robustness.changes import CHANGES, LOST
 from diffnet.benchmarks.robustness.page import as_table, with_tables
 from diffnet.geometry import Mesh, diagnose, make_mesh, mesh_edges
 from diffnet.train.checkpoint import build_model, save_checkpoint
 from diffnet.train.options import TrainOptions
-from diffnet.train.step import make_optimizer
+from diffnet.train.steps.step import make_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -47,8 +46,6 @@ def volume(mesh: Mesh) -> float:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_change_is_reproducible_and_leaves_the_mesh_alone(name: str) -> None:
-    if name.startswith("decimated"):
-        pytest.importorskip("fast_simplification")
     mesh = egg()
     verts, faces = mesh.verts.copy(), mesh.faces.copy()
     first, stand_ins = CHANGES[name](mesh, np.random.default_rng(7))
@@ -118,19 +115,12 @@ def test_subdivision(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("share", [0.5, 0.25])
 def test_decimation(share: float) -> None:
-    pytest.importorskip("fast_simplification")
     mesh = egg(3)
     changed, stand_ins = changes.decimated(mesh, share)
     assert len(changed.faces) == pytest.approx(share * len(mesh.faces), rel=0.02)
     assert volume(changed) == pytest.approx(volume(mesh), rel=0.02)
     distances = np.linalg.norm(changed.verts[:, None] - mesh.verts, axis=2)
     np.testing.assert_array_equal(stand_ins, distances.argmin(axis=0))
-
-
-def test_decimation_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fast_simplification", None)
-    with pytest.raises(Unavailable, match="pip install fast-simplification"):
-        changes.decimated(egg(), 0.5)
 
 
 def test_point_clouds(rng: np.random.Generator) -> None:
@@ -248,7 +238,6 @@ def test_the_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(sys.modules, "fast_simplification", None)
     chosen = (
         "scaled by 100",
         "renumbered",
@@ -272,14 +261,13 @@ def test_the_command(
     part = rows["30 % of the vertices cut off"]
     assert 0 <= part["kept"] <= 1
     assert part["accuracy_before"] != results["accuracy"]  # it is about the vertices that are left
-    assert "pip install fast-simplification" in rows["decimated to 50 % of the faces"]["error"]
     assert "2 of 2 meshes can't be used" in rows["one point"]["error"]
     assert rows["one point"]["kept"] is None
     assert results["test_meshes"] == 2
     assert results["options"]["width"] == 8
     shown = capsys.readouterr().out
     assert all(name in shown for name in rows)
-    assert "not measured: needs fast-simplification" in as_table(results)
+    assert "not measured: 2 of 2 meshes can't be used" in as_table(results)
 
 
 def test_networks_that_do_not_fit(

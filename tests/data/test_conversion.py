@@ -11,9 +11,11 @@ from diffnet.data import (
     DataError,
     LabeledMesh,
     LabeledMeshes,
+    chosen_classes,
     labels_at,
     with_label_names,
     with_labels_at,
+    without_classes,
 )
 from diffnet.geometry import make_mesh, mesh_edges
 
@@ -98,3 +100,35 @@ def test_classes_are_matched_by_name():
     assert data.test[0].labels.tolist() == [2, 1, 1, UNLABELED]
     with pytest.raises(DataError, match=r"square: the label 'leg' is none of the 2 known classes \(head, arm\)"):
         with_label_names(data_set(), ["head", "arm"])
+
+
+def test_a_set_without_some_classes():
+    item = LabeledMesh("m", SQUARE, np.array([2, 1, 0, UNLABELED]), accepted=np.eye(4, 3, dtype=bool))
+    data = LabeledMeshes([item], [item], ["arm", "leg", "head"], "vertices")
+    found = without_classes(data, ["leg", "tail"])
+    assert found.label_names == ["arm", "head"]
+    assert found.test[0].labels.tolist() == [1, UNLABELED, 0, UNLABELED]
+    assert found.test[0].accepted.tolist() == [[True, False], [False, False], [False, True], [False, False]]
+    assert without_classes(data, []) is data
+    with pytest.raises(DataError, match="all classes are ignored"):
+        without_classes(data, data.label_names)
+    named = with_label_names(found, ["head", "tail", "arm"]).test[0]
+    assert named.labels.tolist() == [0, UNLABELED, 2, UNLABELED]
+    assert named.accepted[0].tolist() == [False, False, True]
+    assert with_labels_at(found, "faces").test[0].accepted is None
+
+
+def test_meshes_of_an_ignored_class_are_left_out():
+    items = [LabeledMesh(str(label), SQUARE, np.array(label)) for label in range(3)]
+    data = LabeledMeshes(items, items, ["a", "b", "c"], "meshes")
+    found = without_classes(data, ["b"])
+    assert [int(item.labels) for item in found.test] == [0, 1]
+    assert [item.name for item in found.train] == ["0", "2"]
+    with pytest.raises(DataError, match="all test meshes belong to ignored classes"):
+        without_classes(LabeledMeshes(items, items[:1], data.label_names, "meshes"), ["a"])
+
+
+def test_classes_by_name_or_number():
+    assert chosen_classes(["1", "-1"], ["-1", "0", "1"]) == ("1", "-1")
+    with pytest.raises(DataError, match=r"no class '3'. Give a name \(arm, leg\) or a number from 0 to 1"):
+        chosen_classes(["3"], ["arm", "leg"])

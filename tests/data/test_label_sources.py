@@ -300,11 +300,33 @@ def test_a_set_without_a_training_part(tmp_path, files, expected):
         refusal(tmp_path)
 
 
-def test_a_training_part_is_read_if_it_is_there(tmp_path):
-    files = {"train/1.off": OFF, "train/1.txt": "5 5 6", "test/2.off": OFF, "test/2.txt": "6 6 6"}
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"train/1.off": "broken", "test/2.off": OFF, "test/2.txt": "6 6 6"},
+        {"train/1.off": "broken", "test/2.off": OFF, "labels/1.txt": "5 5", "labels/2.txt": "6 6 6"},
+        {"off/1.off": "broken", "off/2.off": OFF, "labels/2.txt": "6 6 6", "train.txt": "3", "test.txt": "2"},
+        {"shapes/1.off": "broken", "shapes/2.off": OFF, "gt/2.seg": "6 6 6", "train.txt": "1", "test.txt": "2"},
+    ],
+    ids=["folders", "labels", "lists", "coseg"],
+)
+def test_a_training_part_is_not_read_for_an_evaluation(tmp_path, files):
     data = load_dataset(write(tmp_path, files), needs_train=False)
-    assert data.label_names == ["5", "6"]
-    assert by_name(data) == {"1": [0, 0, 1], "2": [1, 1, 1]}
+    assert data.train == []
+    assert data.label_names == ["6"]
+    assert by_name(data) == {"2": [0, 0, 0]}
+
+
+def test_names_count_the_labels_of_the_training_part(tmp_path):
+    files = {"train/1.off": OFF, "train/1.txt": "5 5 6", "test/2.off": OFF, "test/2.txt": "6 6 6"}
+    data = load_dataset(write(tmp_path, {**files, "label_names.txt": "arm\nleg\n"}), needs_train=False)
+    assert data.label_names == ["arm", "leg"]
+    assert by_name(data) == {"2": [1, 1, 1]}
+    write(tmp_path, {"train/1.off": "broken"})
+    assert by_name(load_dataset(tmp_path, needs_train=False)) == {"2": [1, 1, 1]}
+
+
+def test_a_test_part_is_needed(tmp_path):
     assert "there is train but no test" in refusal(write(tmp_path / "x", {"train/1.off": OFF}), needs_train=False)
     assert "no meshes in test" in refusal(write(tmp_path / "y", {"test/1.txt": "1", "1.off": OFF}), needs_train=False)
 

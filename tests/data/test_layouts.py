@@ -160,7 +160,7 @@ MESHCNN_SET = {
     "seg/shrec__2.eseg": "".join(f"{i:.18e}\n" for i in (1, 1, 2, 2, 8, 8, 8)),
     "seg/shrec__10.eseg": [1, 1, 1, 1, 1, 1, -1],
     "seg/shrec__1.eseg": [8, 8, 8, 1, 1, 1],
-    "sseg/shrec__1.seseg": "0.5 0.5\n",
+    "sseg/shrec__1.seseg": "0 0.5 0 0 0 0 0 0.5\n" * 3 + "1 0 0 0 0 0 0 0\n" * 3,
 }
 
 
@@ -174,6 +174,40 @@ def test_meshcnn_labels_edges_in_the_published_numbering(tmp_path, layout):
     assert data.train[0].labels.tolist() == [0, 0, 1, 1, 2, 2, 2]
     assert data.train[1].labels.tolist() == [0] * 6 + [UNLABELED]
     assert len(data.test[0].labels) == len(mesh_edges(data.test[0].mesh.faces)) == 6
+    accepted = np.array([[False, True, True]] * 3 + [[True, False, False]] * 3)  # classes 1, 2 and 8
+    np.testing.assert_array_equal(data.test[0].accepted, accepted)
+    assert data.train[0].accepted is None
+
+
+def test_meshcnn_soft_labels_of_a_set_without_its_training_part(tmp_path):
+    """The smallest label of all files numbers the columns, as in MeshCNN."""
+    write(tmp_path, {**MESHCNN_SET, "train/shrec__2.obj": "broken", "seg/shrec__1.eseg": [8, 8, 8, 2, 2, 2]})
+    data = load_dataset(tmp_path, needs_train=False)
+    assert data.label_names == ["2", "8"]
+    np.testing.assert_array_equal(data.test[0].accepted, [[True, True]] * 3 + [[False, False]] * 3)
+    write(tmp_path, {"label_names.txt": "a\nb\nc\n"})
+    assert load_dataset(tmp_path, needs_train=False).label_names == ["a", "b", "c"]
+    assert load_dataset(tmp_path, needs_train=False).test[0].labels.tolist() == [2, 2, 2, 1, 1, 1]
+    np.testing.assert_array_equal(
+        load_dataset(tmp_path, needs_train=False).test[0].accepted,
+        [[False, True, True]] * 3 + [[True, False, False]] * 3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("1 0\n0 1\n", r"shrec__1\.seseg: 2 lines, but .* has 6 edges"),
+        ("1 0\n" * 6, r"shrec__1\.seseg: 2 numbers in a line, for the labels from 1 on, but the label 8 occurs"),
+        ("1 0\n1\n", r"shrec__1\.seseg, line 2: 1 numbers, but the first line has 2"),
+        ("1 x\n", r"shrec__1\.seseg, line 1: expected numbers, got '1 x'"),
+        ("\n", r"shrec__1\.seseg: there are no labels in the file"),
+    ],
+)
+def test_meshcnn_bad_soft_labels(tmp_path, content, words):
+    write(tmp_path, {**MESHCNN_SET, "sseg/shrec__1.seseg": content})
+    with pytest.raises(DataError, match=words):
+        load_dataset(tmp_path)
 
 
 def test_meshcnn_wrong_number_of_edges(tmp_path):
@@ -187,6 +221,27 @@ def test_meshcnn_mesh_without_labels(tmp_path):
     (tmp_path / "seg/shrec__10.eseg").unlink()
     with pytest.raises(DataError, match=r"no labels \(\.eseg\) for shrec__10\.obj"):
         load_dataset(tmp_path)
+
+
+# ---------------------------------------------------------------- coseg
+
+
+@pytest.mark.parametrize("layout", ["coseg", "auto"])
+def test_coseg(tmp_path, layout):
+    files = {f"shapes/{i}.off": FAN for i in range(1, 6)} | {f"gt/{i}.seg": "1\n2\n2\n" for i in range(1, 6)}
+    data = load_dataset(write(tmp_path, files), layout)
+    assert (len(data.train), len(data.test)) == (4, 1)
+    assert (data.labels_at, data.label_names) == ("faces", ["1", "2"])
+    assert all(item.labels.tolist() == [0, 1, 1] for item in data.train + data.test)
+    write(tmp_path, {"train.txt": "2\n1.off\n", "test.txt": "5\n"})
+    data = load_dataset(tmp_path, layout)
+    assert (names(data.train), names(data.test)) == (["2", "1"], ["5"])
+    (tmp_path / "gt/5.seg").write_text("1\n2\n")
+    with pytest.raises(DataError, match=r"5\.seg: 2 labels, but .*5\.off has 3 faces"):
+        load_dataset(tmp_path, layout)
+    (tmp_path / "gt/5.seg").unlink()
+    with pytest.raises(DataError, match=r"no labels \(\.seg\) for 5\.off"):
+        load_dataset(tmp_path, layout)
 
 
 # ---------------------------------------------------------------- princeton
@@ -622,7 +677,7 @@ def test_folder_without_a_data_set_names_every_layout(tmp_path):
 
 def test_unknown_layout(tmp_path):
     with pytest.raises(
-        DataError, match=r"layout should be one of auto, rna, meshcnn, princeton, folder, teeth, got 'shapenet'"
+        DataError, match=r"layout should be one of auto, rna, meshcnn, princeton, coseg, folder, teeth, got 'shapenet'"
     ):
         load_dataset(tmp_path, "shapenet")
 

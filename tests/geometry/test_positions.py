@@ -55,6 +55,22 @@ def test_rotations_are_uniform() -> None:
     assert (share - torch.linspace(0, 1, len(share))).abs().max() < 0.02  # Kolmogorov and Smirnov's distance
 
 
+@pytest.mark.parametrize("axis", range(3))
+def test_rotations_about_an_axis(axis: int) -> None:
+    rotations = random_rotations(5000, seeded(0), torch.float64, axis=axis)
+    torch.testing.assert_close(rotations @ rotations.mT, torch.eye(3, dtype=torch.float64).expand(5000, 3, 3))
+    torch.testing.assert_close(torch.linalg.det(rotations), torch.ones(5000, dtype=torch.float64))
+    assert torch.equal(rotations[:, axis], torch.eye(3, dtype=torch.float64)[axis].expand(5000, 3))
+    others = [i for i in range(3) if i != axis]
+    angle = torch.atan2(rotations[:, others[0], others[1]], rotations[:, others[0], others[0]]).sort().values
+    uniform = torch.linspace(-torch.pi, torch.pi, 5000, dtype=torch.float64)
+    assert (angle - uniform).abs().max() < 0.03 * 2 * torch.pi
+    points = torch.randn(4, 3, generator=seeded(1))
+    assert torch.equal(random_rotation(points, generator=seeded(2), axis=axis)[:, axis], points[:, axis])
+    with pytest.raises(ValueError, match="axis should be 0, 1, 2 or None, got 3"):
+        random_rotations(2, axis=3)
+
+
 def test_rotations_use_the_given_generator_only() -> None:
     points = torch.eye(3)
     state = torch.get_rng_state()

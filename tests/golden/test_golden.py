@@ -254,3 +254,41 @@ def test_parameter_gradients_on_the_basis(name: str, tmp_path: Path) -> None:
     spectral_path = run_reference(name, tmp_path, "spectral", torch.float64)[1]
     for key, grad in spectral_path.items():
         assert relative(grad, sparse_path[key]) < 1e-10, key
+
+
+# ---- the original's operators ----
+
+
+@functools.cache
+def original_operators(name: str) -> Operators:
+    golden = stored(name)
+    return precompute((golden["verts"], golden["faces"]), k=golden["evals"].size, operators="original")
+
+
+def test_original_operators(name: str) -> None:
+    golden, ours = stored(name), original_operators(name)
+    assert relative(ours.mass, golden["mass"]) < 1e-6
+    np.testing.assert_allclose(ours.frames.numpy(), golden["frames"], atol=1e-5)
+    np.testing.assert_allclose(ours.evals[0].numpy(), golden["evals"], rtol=1e-4, atol=1e-8)
+    values = {"L": ours.laplacian.values, "gradX": ours.gradient.values[0], "gradY": ours.gradient.values[1]}
+    for key, value in values.items():
+        pattern = ours.laplacian.pattern if key == "L" else ours.gradient.pattern
+        difference = SparseMatrix(pattern, value).to_scipy() - matrix_of(golden, key)
+        assert scipy.sparse.linalg.norm(difference) < 1e-5 * scipy.sparse.linalg.norm(matrix_of(golden, key)), key
+    # The span of eigenvectors up to a gap in the spectrum; within equal eigenvalues they are arbitrary.
+    last = int(np.argmax(np.diff(golden["evals"]))) + 1
+    theirs = golden["evecs"][:, :last].astype(np.float64)
+    overlap = ours.evecs[:, :last].double().numpy().T @ (golden["mass"][:, None] * theirs)
+    np.testing.assert_allclose(np.linalg.svd(overlap, compute_uv=False), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "kind"), OUTPUTS)
+def test_outputs_from_raw_meshes(name: str, kind: str, tmp_path: Path) -> None:
+    golden, operators = stored(name), original_operators(name)
+    with torch.no_grad():
+        out = network(name, tmp_path, outputs_at=kind)(torch.tensor(golden["verts"]), operators)
+    expected = golden[f"out_{kind}"]
+    if kind == "edges":
+        order = {tuple(sorted(edge)): i for i, edge in enumerate(golden["edges"].tolist())}
+        expected = expected[[order[tuple(sorted(edge))] for edge in operators.edges.tolist()]]
+    assert relative(out, expected) < 1e-4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,8 +16,11 @@ from torch.utils.checkpoint import checkpoint
 from diffnet import DiffusionNet, collate, precompute
 from diffnet import block as block_module
 from diffnet.geometry import Operators
+from diffnet.ops.diffusion_features import block as one_node
 
 pytest.importorskip("triton")
+
+from diffnet.ops.gradient_features import kernels
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +116,32 @@ def test_gradients_of_the_operators(network: DiffusionNet, operators: Operators,
     network(torch.randn(len(evecs), 3), replace(operators, evecs=evecs)).square().sum().backward()
     assert evecs.grad is not None
     assert calls == []
+
+
+@pytest.mark.parametrize("network", ["highest"], indirect=True)
+@pytest.mark.parametrize("keep", [False, True], ids=["once", "kept"])
+def test_memory_of_the_mlp_is_free_before_the_gradients_of_the_features(
+    network: DiffusionNet, operators: Operators, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    """Unless the graph is kept, which then gives the same gradients again."""
+    read: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def noting_mlp(grad: Tensor, inputs: Any, weights: Any, hidden: Any, *arguments: Any) -> list[Tensor]:
+        read[:] = [weakref.ref(x) for x in (*inputs, *hidden)]
+        return mlp_backward(grad, inputs, weights, hidden, *arguments)
+
+    def noting_features(*arguments: Any, **options: Any) -> Tensor:
+        alive.append(sum(ref() is not None for ref in read))
+        return features_backward(*arguments, **options)
+
+    mlp_backward, features_backward = one_node.mlp_backward, kernels.backward
+    monkeypatch.setattr(one_node, "mlp_backward", noting_mlp)
+    monkeypatch.setattr(kernels, "backward", noting_features)
+    x = torch.randn(operators.num_vertices, 16, requires_grad=True)
+    out = network.blocks[1](x, operators).square().sum()
+    found = torch.autograd.grad(out, [x, *network.blocks[1].parameters()], retain_graph=keep)
+    if keep:
+        assert same(list(torch.autograd.grad(out, [x, *network.blocks[1].parameters()])), list(found))
+        assert alive[0] > 1
+    assert alive[-1] == 1  # x itself

@@ -57,8 +57,14 @@ def relative(a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"gradient_rotation": False}, {"gradient_features": False}, {"mlp_hidden": []}],
-    ids=["default", "no_rotation", "no_gradient_features", "one_layer"],
+    [
+        {},
+        {"gradient_rotation": False},
+        {"gradient_rotation": "swapped"},
+        {"gradient_features": False},
+        {"mlp_hidden": []},
+    ],
+    ids=["default", "no_rotation", "swapped", "no_gradient_features", "one_layer"],
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_kernels_agree(packed: Operators, mode: str, options: dict[str, Any], device: str) -> None:

@@ -134,6 +134,22 @@ def test_another_configuration_takes_its_memory_from_elsewhere(meshes: list[Oper
     assert pool.uses == 1
 
 
+def test_a_first_visit_of_a_larger_batch_runs_after_the_graphs_of_smaller_ones_are_dropped(
+    meshes: list[Operators],
+) -> None:
+    large, small = meshes
+    forward = GraphedForward(network(), "vertices", 1, EmulatedGraph)
+    for _ in range(2):
+        step(forward, small)
+    assert len(recordings(forward)) == 1
+    step(forward, large)
+    assert recordings(forward) == []
+    for _ in range(2):
+        step(forward, large)
+        step(forward, small)
+    assert len(recordings(forward)) == 2
+
+
 class Keeping(nn.Module):
     """Keeps a tensor for each size."""
 

@@ -296,7 +296,9 @@ def test_the_largest_batch_holds_every_batch() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [{}, {"gradient": "sparse"}, {"attention_heads": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient": "sparse"}, {"attention_heads": 2}, {"gradient_rotation": "swapped"}], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_losses_over_fifty_steps_agree(options: dict[str, Any], dtype: torch.dtype) -> None:
     meshes = [precompute(trimesh.creation.icosphere(i), k=16).to("cuda") for i in (2, 3, 4)]

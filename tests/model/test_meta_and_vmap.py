@@ -18,6 +18,7 @@ OPTIONS = {
     "spectral": {},
     "sparse-gradient": {"gradient": "sparse"},
     "implicit": {"diffusion": "implicit"},
+    "mlp_norm": {"mlp_norm": "layer"},
     "attention": {"attention_heads": 2},
     "faces": {"outputs_at": "faces"},
     "global-mean": {"outputs_at": "global_mean"},

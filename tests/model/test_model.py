@@ -92,7 +92,7 @@ def test_auto_uses_the_basis_if_present(meshes: list[Operators], monkeypatch: py
     used = []
     original = block.diffusion_and_gradient_features
     monkeypatch.setattr(
-        block, "diffusion_and_gradient_features", lambda *arguments: used.append(True) or original(*arguments)
+        block, "diffusion_and_gradient_features", lambda *given, **named: used.append(True) or original(*given, **named)
     )
     model = network()
     model(features(meshes[0]), meshes[0])
@@ -245,3 +245,35 @@ def test_gpu_agrees_with_cpu(meshes: list[Operators], mode: str, outputs_at: str
         results.append([out, *torch.autograd.grad(out.square().sum(), list(model.parameters()))])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b.cpu(), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_normalization_of_the_input_of_the_mlp(meshes: list[Operators], mode: str) -> None:
+    packed = collate(meshes).with_gradient_evecs()
+    model = network(mlp_norm="layer", gradient=mode).eval()
+    first = model.blocks[0]
+    seen: list[Tensor] = []
+    first.mlp.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs[0]))
+    model(features(packed), packed)
+    (x,) = seen
+    assert x.shape[1] == 3 * model.width
+    torch.testing.assert_close(x.mean(1), torch.zeros(len(x)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(x.std(1, correction=0), torch.ones(len(x)), atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("diffusion", ["spectral", "implicit"])
+def test_initial_times(diffusion: str) -> None:
+    spread = DiffusionNet(3, 5, width=16, blocks=2, diffusion=diffusion, initial_times="spread")
+    times = spread.blocks[1].diffusion.time.detach()
+    assert times.min() == pytest.approx(1e-4)
+    assert times.max() == pytest.approx(1.0)
+    ratios = times[1:] / times[:-1]
+    torch.testing.assert_close(ratios, ratios[:1].expand_as(ratios))
+    assert not DiffusionNet(3, 5, width=16, diffusion=diffusion).blocks[1].diffusion.time.any()
+
+
+def test_unknown_choices_are_refused() -> None:
+    with pytest.raises(ValueError, match="initial_times should be one of zero, spread, got 'ones'"):
+        network(initial_times="ones")
+    with pytest.raises(ValueError, match="mlp_norm should be one of none, layer, rms, got 'batch'"):
+        network(mlp_norm="batch")

@@ -33,6 +33,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"outputs_at": "edges", "gradient_features": False, "attention_heads": 2, "dropout": np.float32(0.25)},
     {"gradient_rotation": False, "last_activation": torch.sigmoid, "gradient": "sparse", "mlp_hidden": []},
     {"diffusion": "implicit", "outputs_at": "global_mean", "backend": "torch", "width": np.int64(4)},
+    {"mlp_norm": "layer", "initial_times": "spread"},
+    {"mlp_norm": "rms", "diffusion": "implicit", "initial_times": "spread"},
 ]
 
 
@@ -315,6 +317,7 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
     ({"gradient_features": False}, "gradient_features is True in the state dict and False here"),
     ({"gradient_rotation": False}, "gradient_rotation is True in the state dict and False here"),
     ({"attention_heads": 2}, "attention_heads is 0 in the state dict and above 0 here"),
+    ({"mlp_norm": "rms"}, "mlp_norm is none in the state dict and rms here"),
     ({"dropout": 0}, "dropout is above 0 in the state dict and 0 here"),
 ]
 

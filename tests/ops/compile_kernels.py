@@ -19,6 +19,7 @@ from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import Unsummed
 from diffnet.ops.cross_entropy import kernels as cross_entropy
 from diffnet.ops.diffusion_features import kernels as diffusion_features
+from diffnet.ops.functional_maps import kernels as functional_maps
 from diffnet.ops.gradient_features import coefficient_kernels as coefficients
 from diffnet.ops.gradient_features import direct_kernels as direct_gradient_features
 from diffnet.ops.gradient_features import kernels as gradient_features
@@ -45,14 +46,17 @@ def launch_all(dtype: torch.dtype) -> None:
     spectral.evaluate(d, evecs, mass, ptr, added=x)
     table = coefficients.table(d, torch.randn(C, C), torch.randn(C, C), evecs)
     gradient_features.forward(table, evecs, gradient_evecs, ptr)
+    gradient_features.forward(table, evecs, gradient_evecs, ptr, swapped=True)
+    gradient_features.backward(x, table, gradient_evecs, ptr, swapped=True)
     sums = gradient_features.backward(x, table, gradient_evecs, ptr, values_grad=x, evecs=evecs)
     matrix, evals, time = torch.randn(C, C), torch.rand(2, K), torch.rand(C)
     diffusion_features.sum_and_diffuse(*spectral.project_spans(x, evecs, mass, ptr), ptr, evals, time)
     total = Unsummed(torch.empty(1, 3, 100), torch.empty(100))
     gradient_features.backward(x, table, gradient_evecs, ptr, values_grad=x, evecs=evecs, unsummed=total)
     coefficients.backward(sums, d, matrix, matrix, (d, evals, time))
-    direct_gradient_features.forward(random(2, V, C), a, a)
-    direct_gradient_features.pointwise_backward(x, random(2, V, C), a, a)
+    for swapped in (False, True):
+        direct_gradient_features.forward(random(2, V, C), a, a, swapped)
+        direct_gradient_features.pointwise_backward(x, random(2, V, C), a, a, swapped)
     seed = torch.randint(9, (2,))
     wide, w = operands([torch.randn(C, 3 * C), torch.randn(C, C)], dtype, dot_precision(x))
     linear.linear([x, x, x], wide, torch.randn(C), activation=True, dropout=0.5, seed=seed)
@@ -70,6 +74,7 @@ def launch_all(dtype: torch.dtype) -> None:
     logits, labels = random(V, 260), torch.randint(260, (V,))
     cross_entropy.cross_entropy(logits, labels, -1)
     cross_entropy.cross_entropy_backward(torch.randn(V), logits, labels, -1)
+    functional_maps.inverse_factors(torch.randn(5, 40, 32, dtype=torch.float64))
 
 
 def report(name: str, options: dict[str, Any], compiled: Any) -> None:

@@ -130,6 +130,33 @@ def sparse_cases(device: str) -> dict[str, Case]:
     }
 
 
+def functional_map_cases(device: str) -> dict[str, Case]:
+    """Valid calls of the operations on functional maps in float32: 2 pairs with 3 and 4 eigenpairs, and 5 features."""
+
+    def normal(*shape: int) -> Tensor:
+        return random(*shape).float().to(device)
+
+    c, evecs_a, evecs_b, mass_b = normal(4, 3), normal(6, 4), normal(7, 4), normal(7).abs()
+    matches, vertices = torch.tensor([0, 5, 2, 1, 3, 4, 0], device=device), torch.arange(6, device=device)
+    features = {"a": normal(2, 3, 5), "b": normal(2, 4, 5)}
+    evals = {"evals_a": normal(2, 3).abs(), "evals_b": normal(2, 4).abs()}
+    points = {"evecs_a": evecs_a, "evecs_b": evecs_b}
+    return {
+        "functional_map": Case(ops.functional_map, {**features, **evals}),
+        "soft_map": single(ops.soft_map, queries=normal(7, 5), keys=normal(6, 5), values=evecs_a, temperature=0.5),
+        "nearest_neighbors": single(ops.nearest_neighbors, queries=evecs_b, points=evecs_a),
+        "point_map": single(ops.point_map, c=c, **points),
+        "functional_map_from_points": single(ops.functional_map_from_points, matches=matches, **points, mass_b=mass_b),
+        "functional_map_from_correspondences": single(
+            ops.functional_map_from_correspondences, vertices_a=vertices, vertices_b=vertices, **points
+        ),
+        "zoomout": single(ops.zoomout, c=normal(2, 2), **points, mass_b=mass_b),
+        "orthogonality_loss": single(ops.orthogonality_loss, c=normal(2, 4, 3)),
+        "bijectivity_loss": single(ops.bijectivity_loss, c_ab=normal(2, 4, 3), c_ba=normal(2, 3, 4)),
+        "coupling_loss": single(ops.coupling_loss, c=normal(2, 4, 3), c_of_points=normal(2, 4, 3)),
+    }
+
+
 def block_mlp(device: str) -> Case:
     """Three layers as wide as the inputs, which one kernel computes."""
     shapes = {"inputs": [(4, 5)] * 3, "weights": [(5, 15), (5, 5), (5, 5)], "biases": [(5,)] * 3}
@@ -149,7 +176,8 @@ def table(device: str) -> list[Row]:
 
 def rows(device: str) -> Iterator[Row]:
     torch.manual_seed(0)
-    for name, case in [*cases(device).items(), *sparse_cases(device).items(), ("mlp", block_mlp(device))]:
+    named = [cases(device), sparse_cases(device), functional_map_cases(device), {"mlp": block_mlp(device)}]
+    for name, case in (entry for group in named for entry in group.items()):
         for argument in [*case.floating, *case.indices]:
             x = case.arguments[argument]
             for kind, value in replacements(x):

@@ -9,7 +9,7 @@ import torch
 from kernel_accuracy import Place, check, column, normal
 from torch import Tensor
 
-from diffnet.ops import cross_entropy
+from diffnet.ops import cross_entropy, label_smoothing_loss
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 
@@ -54,6 +54,37 @@ def test_labels_out_of_range_raise_on_the_cpu(backend: str, label: int) -> None:
         cross_entropy(logits, labels, backend=backend)
     labels[2] = 3
     assert cross_entropy(logits, labels, ignored=label, backend=backend)[1] == 0
+
+
+@BACKENDS
+def test_class_weights_are_pytorchs(any_place: Place, backend: str) -> None:
+    logits = any_place.put(normal(9, 4)).requires_grad_()
+    labels = torch.tensor([3, 0, -1, 2, 1, 1, -1, 0, 3], device=any_place.device)
+    weights = torch.tensor([0.5, 0.0, 2.0, 7.0], device=any_place.device)
+    found = cross_entropy(logits, labels, backend=backend, weights=weights)
+    exact = logits.detach().double().requires_grad_()
+    expected = torch.nn.functional.cross_entropy(exact, labels, weights.double(), ignore_index=-1, reduction="none")
+    torch.testing.assert_close(found.double(), expected, rtol=any_place.bound, atol=any_place.bound)
+    pull = torch.arange(1.0, 10.0, device=any_place.device)
+    (grad,), (reference,) = (torch.autograd.grad(x, y, pull.to(x)) for x, y in ((found, logits), (expected, exact)))
+    torch.testing.assert_close(grad.double(), reference, rtol=any_place.bound, atol=any_place.bound)
+    scale = torch.where(labels >= 0, weights[labels.clamp(min=0)], 0)
+    for smoothing in (0.0, 0.3):
+        mean = label_smoothing_loss(logits, labels, smoothing, backend=backend, weights=weights)
+        rows = [label_smoothing_loss(exact[i : i + 1], labels[i : i + 1], smoothing) for i in range(9)]
+        expected = (torch.stack(rows) * scale).sum() / scale.sum()
+        torch.testing.assert_close(mean.double(), expected, rtol=1e-5, atol=0)
+    nothing = label_smoothing_loss(logits, labels.where(labels == 1, -1), backend=backend, weights=weights)
+    assert nothing == 0
+
+
+@BACKENDS
+def test_bad_class_weights(backend: str) -> None:
+    logits, labels = torch.zeros(2, 3), torch.tensor([0, 2])
+    with pytest.raises(ValueError, match=r"weights should have shape \(3,\), shape is \(2,\)"):
+        cross_entropy(logits, labels, backend=backend, weights=torch.ones(2))
+    with pytest.raises(TypeError, match="weights should be floating point"):
+        cross_entropy(logits, labels, backend=backend, weights=torch.ones(3).long())
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,12 +50,14 @@ def test_steps_one_by_one_give_the_same() -> None:
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("rotation", [True, False], ids=["rotation", "no-rotation"])
-def test_diffusion_and_gradient_features(place: Place, rotation: bool) -> None:
+@pytest.mark.parametrize("rotation", [True, False, "swapped"], ids=["rotation", "no-rotation", "swapped"])
+def test_diffusion_and_gradient_features(place: Place, rotation: bool | str) -> None:
     def both(
         x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor | None, ptr: Tensor, *operators: Any, backend: str
     ) -> Any:
-        return diffusion_and_gradient_features(x, *operators, time, a_re, a_im, ptr, backend=backend)[1:]
+        return diffusion_and_gradient_features(
+            x, *operators, time, a_re, a_im, ptr, backend=backend, swapped=rotation == "swapped" and a_im is not None
+        )[1:]
 
     for lengths, k, c in sizes(place):
         v = sum(lengths)
@@ -72,10 +75,11 @@ def test_diffusion_and_gradient_features(place: Place, rotation: bool) -> None:
         check(place, both, draw, [(v, c)] * 2, constants=4, disturbance=disturbance)
 
 
-def test_operators_have_gradients_too() -> None:
+@pytest.mark.parametrize("swapped", [False, True])
+def test_operators_have_gradients_too(swapped: bool) -> None:
     check(
         Place("cpu", torch.float32, 1e-5),
-        diffusion_and_gradient_features,
+        partial(diffusion_and_gradient_features, swapped=swapped),
         lambda: all_inputs((9, 0, 12), 17, 5),
         [(21, 5)] * 3,
     )

@@ -28,15 +28,21 @@ from diffnet.ops import (
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 
-ROTATION = pytest.mark.parametrize("rotation", [True, False], ids=["rotation", "no-rotation"])
+ROTATION = pytest.mark.parametrize("rotation", [True, False, "swapped"], ids=["rotation", "no-rotation", "swapped"])
 
 
 # ---- formulas ----
 
 
 @ROTATION
-def test_formula_in_complex_numbers(rotation: bool) -> None:
+def test_formula_in_complex_numbers(rotation: bool | str) -> None:
     g, a_re, a_im = normal(2, 20, 3), normal(3, 3), normal(3, 3) if rotation else None
+    if rotation == "swapped":
+        assert a_im is not None
+        re, im = g[0] @ a_re.T, g[1] @ a_im.T
+        expected = torch.tanh(g[0] * (re - im) + g[1] * (re + im))
+        torch.testing.assert_close(gradient_features(g, a_re, a_im, swapped=True), expected)
+        return
     z = torch.complex(g[0], g[1])
     a = torch.complex(a_re, a_im if a_im is not None else torch.zeros_like(a_re))
     expected = torch.tanh((z.conj() * (z @ a.T)).real)
@@ -58,27 +64,30 @@ def test_gradients_in_the_eigenbasis_are_gradients_of_values() -> None:
 
 
 @ROTATION
-def test_values_and_gradient_features(place: Place, rotation: bool) -> None:
+def test_values_and_gradient_features(place: Place, rotation: bool | str) -> None:
+    operation = partial(values_and_gradient_features, swapped=rotation == "swapped")
     for lengths, k, c in sizes(place):
-        draw = partial(feature_inputs, lengths, k, c, rotation)
+        draw = partial(feature_inputs, lengths, k, c, bool(rotation))
         disturbance = single_vertex_disturbance(lengths)
-        check(place, values_and_gradient_features, draw, [(sum(lengths), c)] * 2, disturbance=disturbance)
+        check(place, operation, draw, [(sum(lengths), c)] * 2, disturbance=disturbance)
 
 
 @ROTATION
-def test_spectral_gradient_features(place: Place, rotation: bool) -> None:
+def test_spectral_gradient_features(place: Place, rotation: bool | str) -> None:
+    operation = partial(spectral_gradient_features, swapped=rotation == "swapped")
     for lengths, k, c in sizes(place)[-1:] if place.device == "cpu" else sizes(place)[:3]:
 
         def draw() -> list[Tensor | None]:
-            coefficients, _, *rest = feature_inputs(lengths, k, c, rotation)  # noqa: B023
+            coefficients, _, *rest = feature_inputs(lengths, k, c, bool(rotation))  # noqa: B023
             return [coefficients, *rest]
 
         disturbance = single_vertex_disturbance(lengths)
-        check(place, spectral_gradient_features, draw, [(sum(lengths), c)], disturbance=disturbance)
+        check(place, operation, draw, [(sum(lengths), c)], disturbance=disturbance)
 
 
 @ROTATION
-def test_gradient_features(place: Place, rotation: bool) -> None:
+def test_gradient_features(place: Place, rotation: bool | str) -> None:
+    operation = partial(gradient_features, swapped=rotation == "swapped")
     for lengths, _, c in sizes(place):
         shape = sum(lengths), c
 
@@ -87,7 +96,15 @@ def test_gradient_features(place: Place, rotation: bool) -> None:
             gradients = normal(2, *shape, scale=c**-0.25)  # noqa: B023
             return [gradients, normal(c, c), normal(c, c) if rotation else None]
 
-        check(place, gradient_features, draw, [shape])
+        check(place, operation, draw, [shape])
+
+
+def test_swapped_features_need_rotations() -> None:
+    with pytest.raises(ValueError, match="swapped gradient features need a_im"):
+        gradient_features(normal(2, 3, 4), normal(4, 4), None, swapped=True)
+    d, _, gradient_evecs, a_re, _, ptr = feature_inputs((5,), 3, 4)
+    with pytest.raises(ValueError, match="swapped gradient features need a_im"):
+        spectral_gradient_features(d, gradient_evecs, a_re, None, ptr, swapped=True)
 
 
 def test_ptr_of_any_stride(any_place: Place) -> None:

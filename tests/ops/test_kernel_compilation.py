@@ -19,6 +19,7 @@ DENSE_KERNELS = {
     "diffuse_forward_kernel",
     "diffusion_features_forward_spectrum_kernel",
     "evaluate_forward_kernel",
+    "functional_map_forward_factor_kernel",
     "gradient_features_backward_kernel",
     "gradient_features_forward_kernel",
     "mlp_backward_hopper_kernel",
@@ -124,7 +125,15 @@ def test_a_training_step_stays_on_the_gpu(triton_cache: Path, arguments: tuple[s
 
 def test_launched_kernels_have_unique_names() -> None:
     """<op>_<forward|backward>[_part]_kernel, so that a profile is unambiguous; nothing else ends in _kernel."""
-    folders = ("common", "spectral", "gradient_features", "diffusion_features", "mlp", "cross_entropy")
+    folders = (
+        "common",
+        "spectral",
+        "gradient_features",
+        "diffusion_features",
+        "mlp",
+        "cross_entropy",
+        "functional_maps",
+    )
     texts = [path.read_text() for folder in folders for path in (ROOT / "ops" / folder).glob("*.py")]
     functions = [name for text in texts for name in re.findall(r"^\s*def (\w+)\(", text, re.MULTILINE)]
     launched = [name for text in texts for name in re.findall(r"^\s*(\w+)\[\(", text, re.MULTILINE)]

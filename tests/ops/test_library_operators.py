@@ -43,21 +43,31 @@ def operator_calls(place: Place) -> dict[str, list[tuple[Any, ...]]]:
         table = empty_table(fixed_evecs, fixed_d, turned is not None).zero_()
         features_saved.append((fixed_d, fixed_a, turned, fixed_evecs, fixed_gradient_evecs, ptr, table))
         diffusion_saved.append((*operators, fixed_time, fixed_a, turned, ptr, fixed_d, fixed_d, table))
+    symmetric, system = torch.eye(3, device=place.device)[None] + 0.1, torch.rand(1, 4, 3, device=place.device)
     return {
+        "solve_rows": [
+            (symmetric.requires_grad_(), system.clone().requires_grad_(), leaf(1, 4, 3, dtype=torch.float32), triton)
+            for triton in (False, True)
+        ],
+        "soft_map": [(leaf(7, 5), leaf(4, 5), leaf(4, 3))],
+        "soft_map_backward": [(fixed_x, fixed_x, fixed_x, fixed_x, fixed_x, fixed_mass)],
         "project": [(x, evecs, mass, ptr), (x, evecs, None, ptr)],
         "evaluate": [(d, evecs, mass, ptr)],
         "diffuse": [(leaf(3, 3, 5, dtype=torch.float32), leaf(3, 3), leaf(5))],
         "diffuse_backward": [(fixed_d, fixed_d, evals, fixed_time)],
-        "spectral_gradient_features": [(d, a, b, evecs, gradient_evecs, ptr), (d, a, None, None, gradient_evecs, ptr)],
+        "spectral_gradient_features": [
+            (d, a, b, evecs, gradient_evecs, ptr, True),
+            (d, a, None, None, gradient_evecs, ptr, False),
+        ],
         "spectral_gradient_features_backward": [
-            (values_grad, fixed_x, *saved) for saved in features_saved for values_grad in (None, fixed_x)
+            (values_grad, fixed_x, *saved, False) for saved in features_saved for values_grad in (None, fixed_x)
         ],
-        "diffusion_features": [(x, *operators, time, a, b, ptr), (x, *operators, time, a, None, ptr)],
+        "diffusion_features": [(x, *operators, time, a, b, ptr, True), (x, *operators, time, a, None, ptr, False)],
         "diffusion_features_backward": [
-            (fixed_x, fixed_x, *saved, passed) for saved in diffusion_saved for passed in (None, fixed_x)
+            (fixed_x, fixed_x, *saved, passed, False) for saved in diffusion_saved for passed in (None, fixed_x)
         ],
-        "gradient_features": [(leaf(2, 7, 5), a, leaf(5, 5))],
-        "gradient_features_pointwise_backward": [(fixed_x, leaf(2, 7, 5).detach(), fixed_a, None)],
+        "gradient_features": [(leaf(2, 7, 5), a, leaf(5, 5), swapped) for swapped in (False, True)],
+        "gradient_features_pointwise_backward": [(fixed_x, leaf(2, 7, 5).detach(), fixed_a, None, False)],
         "cross_entropy": [(x, labels, -1)],
         "cross_entropy_backward": [(fixed_mass, fixed_x, labels, -1)],
         "mlp": [

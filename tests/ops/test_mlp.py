@@ -15,6 +15,7 @@ from diffnet.ops import mlp
 from diffnet.ops.common.launch import Tiling, on_hopper
 from diffnet.ops.common.matmul import operands
 from diffnet.ops.mlp import kernels
+from diffnet.ops.mlp.linear_kernels import threshold_and_scale
 
 # The implementation of the operator is private. It returns the hidden layers, which `mlp` hides.
 from diffnet.ops.mlp.op import MOST_INPUTS, mlp_forward
@@ -98,42 +99,81 @@ def test_mlp(place: Place, parts: int, hidden: tuple[int, ...], residual: str) -
         check(place, run, draw, [(v, h)])
 
 
+def layers_in_float32(
+    inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], residual: Tensor | None
+) -> list[Tensor]:
+    """The output and the hidden layers, which are rounded to the inputs' dtype."""
+    y, outs = torch.cat(list(inputs), dim=-1), []
+    for i, weight in enumerate(weights):
+        y = torch.nn.functional.linear(y.float(), weight.float(), biases[i] if biases else None)
+        if i < len(weights) - 1:
+            y = torch.relu(y).to(inputs[0].dtype)
+        outs.append(y)
+    return [outs[-1] if residual is None else outs[-1] + residual, *outs[:-1]]
+
+
+def gradients_in_float32(
+    grad: Tensor, parts: int, weights: Sequence[Tensor], hidden: Sequence[Tensor], skip: bool, scale: float
+) -> list[Tensor]:
+    """The gradients of the inputs, and of each layer's output before its activation, rounded to the dtype of `grad`."""
+    grads = [grad]
+    for weight, layer in zip(weights[:0:-1], hidden[::-1], strict=True):
+        y = torch.where(layer > 0, scale * (grads[0].float() @ weight.float()), 0.0)
+        grads.insert(0, y.to(grad.dtype))
+    of_inputs = list((grads[0].float() @ weights[0].float()).tensor_split(parts, dim=1))
+    if skip:
+        of_inputs[0] = of_inputs[0] + grad
+    return [*of_inputs, *grads]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("parts", "dtype"),
+    [(1, torch.bfloat16), (2, torch.float16), (3, torch.bfloat16), (3, torch.float16)],
+    ids=["1-bf16", "2-fp16", "3-bf16", "3-fp16"],
+)
 def test_kernels_for_hopper(parts: int, dtype: torch.dtype) -> None:
-    """They compute what the kernels for other GPUs compute, drop the same units, and read rows of any alignment."""
+    """They compute three layers, drop the units that the kernels for other GPUs drop, and read rows of any alignment.
+
+    Each line of `cases` is compiled by itself, which takes most of the time.
+    """
     wide = [torch.randn(1003, 300, device="cuda").to(dtype) for _ in range(parts)]
     if not on_hopper(wide[0]):
         pytest.skip("these kernels run on Hopper")
     weights = [(torch.randn(128, n * 128, device="cuda") * n**-0.5 / 8).to(dtype) for n in (parts, 1, 1)]
     biases = [torch.randn(128, device="cuda") for _ in range(3)]
     seeds = torch.randint(2**31, (2, 2), device="cuda")
-    tiling = Tiling(64, 64, 128, 4, 2, 1)
-    for inputs in ([x[:, :128] for x in wide], [x[:, 1:129] for x in wide], [x[:5, :128].contiguous() for x in wide]):
-        for residual, seed in ((inputs[0], seeds), (None, None), (inputs[-1], None)):
-            p = 0.3 if seed is not None else 0.0
-            outs = kernels.forward(inputs, weights, biases, residual, p, seed, True)
-            expected = kernels.forward(inputs, weights, biases, residual, p, seed, True, tiling)
-            for out, other in zip(outs, expected, strict=True):
-                assert relative(out, other) <= 5e-3
-            for out, other in zip(outs[1:], expected[1:], strict=True):
-                assert ((out == 0) != (other == 0)).double().mean() <= 2e-3
+    apart, unaligned, few = [x[:, :128] for x in wide], [x[:, 1:129] for x in wide], [x[:5, :128] for x in wide]
+    cases: list[tuple[list[Tensor], Tensor | None, Tensor | None, bool]] = [
+        (apart, apart[0], seeds, True),
+        (unaligned, unaligned[-1], None, False),
+        ([x.contiguous() for x in few], None, None, False),
+    ]
+    for inputs, residual, seed, skip in cases:
+        p = 0.3 if seed is not None else 0.0
+        outs = kernels.forward(inputs, weights, biases, residual, p, seed, True)
+        if seed is None:
+            expected = layers_in_float32(inputs, weights, biases, residual)
+        else:
+            expected = kernels.forward(inputs, weights, biases, residual, p, seed, True, Tiling(64, 64, 128, 4, 2, 1))
+        for out, other in zip(outs, expected, strict=True):
+            assert relative(out, other) <= 5e-3
+        for out, other in zip(outs[1:], expected[1:], strict=True):
+            assert ((out == 0) != (other == 0)).double().mean() <= 2e-3
+        found, layers = kernels.backward(inputs[0], inputs, weights, outs[1:], skip, p, True)
+        scale = threshold_and_scale(p)[1]
+        same = gradients_in_float32(inputs[0], parts, weights, outs[1:], skip, scale)
+        for grad, other in zip([*found, *layers], same, strict=True):
+            assert relative(grad, other) <= 5e-3
+        if residual is not None:
             (only,) = kernels.forward(inputs, weights, biases, residual, p, seed, False)
             assert torch.equal(only, outs[0])
-            for skip in (False, True):
-                found, layers = kernels.backward(inputs[0], inputs, weights, outs[1:], skip, p, True)
-                other, other_layers = kernels.backward(
-                    inputs[0], inputs, weights, outs[1:], skip, p, True, Tiling(64, 128, 128, 4, 1, 1)
-                )
-                for grad, same in zip([*found, *layers], [*other, *other_layers], strict=True):
-                    assert relative(grad, same) <= 5e-3
-        (no_bias,) = kernels.forward(inputs, weights, [], None, 0.0, None, False)
-        assert relative(no_bias, kernels.forward(inputs, weights, [], None, 0.0, None, False, tiling)[0]) <= 5e-3
+    (no_bias,) = kernels.forward(inputs, weights, [], None, 0.0, None, False)
+    assert relative(no_bias, layers_in_float32(inputs, weights, [], None)[0]) <= 5e-3
     nan = torch.full_like(inputs[0], float("nan"))
-    assert kernels.forward([nan] * parts, weights, biases, None, 0.0, None, False)[0].isnan().all()
+    assert kernels.forward([nan] * parts, weights, [], None, 0.0, None, False)[0].isnan().all()
     empty = [x[:0] for x in inputs]
-    assert kernels.forward(empty, weights, biases, None, 0.0, None, False)[0].shape == (0, 128)
+    assert kernels.forward(empty, weights, [], None, 0.0, None, False)[0].shape == (0, 128)
 
 
 def test_without_biases(place: Place) -> None:

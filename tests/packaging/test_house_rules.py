@@ -64,7 +64,7 @@ def test_rooms_import_only_lower_ones(room: str) -> None:
 
 
 def test_ops_need_torch_and_triton_only() -> None:
-    """Functions that return a SciPy matrix may import SciPy."""
+    """Functions may import SciPy when they need it, for its matrices and its k-d tree."""
     for module, path in modules().items():
         if room_of(module) == "diffnet.ops":
             for entry in imports_of(module, path):

@@ -13,7 +13,9 @@ def small_pictures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("diffnet.train.report.report.PICTURE_SIZE", (84, 68))
         patch.setattr("diffnet.train.report.charts.DPI", 40)
+        patch.setattr("diffnet.train.report.regression.PICTURE_SIZE", (84, 68))
+        patch.setattr("diffnet.train.report.regression.WHOLE_SIZE", (60, 50))
         patch.setattr("diffnet.train.report.shapes.PICTURE_SIZE", (60, 50))
-        for task in ("segmentation", "classification"):
+        for task in ("segmentation", "classification", "regression"):
             patch.setattr(f"diffnet.train.tasks.{task}.PICTURE_SIZE", (90, 90))
         yield

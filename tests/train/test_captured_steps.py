@@ -26,7 +26,8 @@ from diffnet.train.checkpoint import build_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.loop import train
 from diffnet.train.options import TrainOptions
-from diffnet.train.step import TrainingStep, make_optimizer
+from diffnet.train.steps.averaging import WeightAverage
+from diffnet.train.steps.step import TrainingStep, make_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -159,9 +160,39 @@ def test_steps_that_cannot_be_recorded_still_train() -> None:
     torch.testing.assert_close(found, losses(data, options, batches, False, False)[0])
 
 
+def test_captured_steps_average_weights() -> None:
+    data = spheres("vertices", (1, 2, 1))
+    options = chosen(average_weights=0.5)
+    samples = prepared(data, options)
+    found = []
+    for capture in (False, True):
+        torch.manual_seed(0)
+        model = build_model(options, data.label_names, data.labels_at)
+        average = WeightAverage(model, options.average_weights)
+        step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU, average)
+        if capture:
+            step.capture(data.labels_at, [s.operators for s in samples], EmulatedGraph)
+        for sample in samples * 2:
+            step(sample)
+        average.write()
+        found.append(torch.cat([p.flatten() for p in average.network.parameters()]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
-@pytest.mark.parametrize("given", [{}, {"batch_meshes": 3}, {"batch_vertices": 900}, {"attention_heads": 2}], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"batch_meshes": 3},
+        {"batch_vertices": 900},
+        {"attention_heads": 2},
+        {"mlp_norm": "rms"},
+        {"average_weights": 0.9},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_captured_runs_equal_plain_ones(at: LabelsAt, given: dict[str, Any], precision: str, tmp_path: Path) -> None:
     data = spheres(at, (2, 3, 2, 3, 4, 3, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import math
 import re
@@ -16,11 +17,15 @@ import torch
 
 from diffnet import DiffnetError, DiffusionNet
 from diffnet.checkpoints.files import CheckpointError
+from diffnet.data import Preprocessing
+from diffnet.geometry.errors import OptionError
 from diffnet.train.checkpoint import build_model, load_checkpoint, restore_model, save_checkpoint
+from diffnet.train.inference.loading import load_network
 from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
 from diffnet.train.options import TrainOptions
-from diffnet.train.run_folder.history import COLUMNS
-from diffnet.train.step import make_optimizer, restore_optimizer
+from diffnet.train.run_folder.history import columns
+from diffnet.train.steps.averaging import WeightAverage
+from diffnet.train.steps.step import make_optimizer, restore_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -39,7 +44,7 @@ def stored(tmp_path_factory):
     checkpoint = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
-        "history": [{**dict.fromkeys(COLUMNS, 0.5), "epoch": 1, "test_accuracy": None}],
+        "history": [{**dict.fromkeys(columns("accuracy"), 0.5), "epoch": 1, "test_accuracy": None}],
         "best": -math.inf,
         "options": OPTIONS.as_dict(),
         "label_names": ["a", "b"],
@@ -147,9 +152,9 @@ def test_options_are_checked(stored, refused, changes, named):
         ({"data": None}, "data"),
         ({"history": {}}, "history"),
         ({"history": [1]}, "history"),
-        ({"history": [dict.fromkeys(COLUMNS, 3)]}, "history"),
-        ({"history": [{**dict.fromkeys(COLUMNS, 1), "seconds": "1"}]}, "history"),
-        ({"history": [dict.fromkeys(COLUMNS, torch.zeros(2))]}, "history"),
+        ({"history": [dict.fromkeys(columns("accuracy"), 3)]}, "history"),
+        ({"history": [{**dict.fromkeys(columns("accuracy"), 1), "seconds": "1"}]}, "history"),
+        ({"history": [dict.fromkeys(columns("accuracy"), torch.zeros(2))]}, "history"),
         ({"optimizer": []}, "optimizer"),
         ({"optimizer": {"state": {99: {}}}}, "optimizer"),
         ({"optimizer": {"state": {0: {}}}}, "optimizer.0.exp_avg"),
@@ -220,6 +225,84 @@ def test_networks_that_are_not_the_originals(tmp_path):
     assert "unknown weights" in line({**state, f"block_{'9' * 5000}.x": torch.zeros(1)})
 
 
+def test_kinds_of_other_programs(tmp_path):
+    """Names decide the kind. The kind decides the form of gradient features and the last activation."""
+    path, state = tmp_path / "a.pth", as_original()
+    correspondence = {f"feature_extractor.{name}": w for name, w in state.items()}
+    renamed = (("_lin.", "_linear."), ("block_", "blocks."), ("miniMLP_mlp_layer", "miniMLP_linear"))
+    unsupervised = {functools.reduce(lambda n, r: n.replace(*r), renamed, name): w for name, w in state.items()}
+    contents = {
+        "original": state,
+        "original correspondence": correspondence,
+        "unsupervised correspondence": {"networks": {"feature_extractor": unsupervised, "fmap_net": {}}},
+    }
+    found = {}
+    for kind, content in contents.items():
+        torch.save(content, path)
+        found[kind] = network = DiffusionNet.from_original_checkpoint(path)
+        scale = "radius" if kind == "original" else "area"
+        expected = {"kind": kind, "features": "xyz", "k": 128, "normalize": scale, "operators": "original"}
+        assert network.metadata == expected
+        assert network.gradient_rotation == ("swapped" if kind.startswith("unsupervised") else True)
+        assert (network.last_activation is None) == (kind != "original")
+        assert "write DiffusionNet.from_original_checkpoint(path)" in message(DiffusionNet.load, path)
+        if kind != "original":
+            assert "computes features and no labels" in message(load_network, path)
+        for other in found.values():
+            for a, b in zip(network.parameters(), other.parameters(), strict=True):
+                assert torch.equal(a, b)
+    saved = tmp_path / "a.safetensors"
+    found["unsupervised correspondence"].save(saved)
+    loaded = DiffusionNet.load(saved)
+    assert loaded.gradient_rotation == "swapped"
+    assert loaded.blocks[0].gradient_features.swapped
+    assert loaded.metadata["kind"] == "unsupervised correspondence"
+    assert "computes features and no labels" in message(load_network, saved)
+
+    torch.save({**correspondence, "other": torch.zeros(3)}, path)
+    assert "start with feature_extractor., but not other" in message(DiffusionNet.from_reference, path)
+    torch.save({"networks": {"feature_extractor": {"first_linear.weight": torch.zeros(8, 3)}}}, path)
+    assert "without last.weight" in message(DiffusionNet.from_reference, path)
+    for foreign in ({"networks": 3}, {"networks": {"feature_extractor": []}}, {"networks": {"other": {}}}):
+        torch.save(foreign, path)
+        assert "not a checkpoint of the original implementation" in message(DiffusionNet.from_reference, path)
+
+
+def test_labels_of_networks_of_the_original(tmp_path):
+    path, own = tmp_path / "a.pth", tmp_path / "a.safetensors"
+    torch.save(as_original(), path)
+    network = load_network(path, ["a", "b", "c", "d", "e"], "faces")
+    expected = network_input(network)
+    assert (expected.labels_at, expected.label_names) == ("faces", ["a", "b", "c", "d", "e"])
+    assert expected.normalize
+    assert expected.options.preprocessing == Preprocessing(128, "cotan", "xyz", operators="original")
+    assert network_input(load_network(path, labels_at="meshes")).options.task == "classification"
+    DiffusionNet(3, 2, width=8, blocks=1).save(own, **NEEDED)
+    assert network_input(load_network(own, ["x", "y"])).label_names == ["x", "y"]
+    with pytest.raises(OptionError, match="leave out --labels-at"):
+        load_network(own, labels_at="faces")
+    DiffusionNet(3, 2, width=8, blocks=1).save(own, **NEEDED, label_names=["x", "y"])
+    with pytest.raises(OptionError, match="leave out --class-names"):
+        load_network(own, ["v", "w"])
+
+
+def test_operators_and_scale_of_a_run(stored, tmp_path):
+    """A checkpoint stores them, and an older one lacks them."""
+
+    def read(options):
+        torch.save({**stored, "options": options}, tmp_path / "a.pt")
+        load_checkpoint(tmp_path / "a.pt")
+        return network_input(DiffusionNet.load(tmp_path / "a.pt")).options.preprocessing
+
+    options = {**stored["options"], "operators": "original", "normalize": "area", "laplacian": "cotan"}
+    assert (read(options).operators, read(options).normalize) == ("original", "area")
+    older = {name: value for name, value in stored["options"].items() if name not in ("operators", "normalize")}
+    assert (read(older).operators, read(older).normalize) == ("diffnet", "radius")
+    assert TrainOptions(operators="original").laplacian == "cotan"
+    with pytest.raises(OptionError, match="the original's operators have the cotangent Laplacian"):
+        TrainOptions(operators="original", laplacian="robust")
+
+
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")  # a flipped bit
 @pytest.mark.parametrize("kind", ["own", "original", "old file format"])
 def test_damaged_files(stored, tmp_path, kind):
@@ -260,6 +343,23 @@ def test_a_file_that_expands_is_refused(stored, tmp_path):
         archive.writestr("archive/data.pkl", b"\0" * 10**6)
     for read in (load_checkpoint, DiffusionNet.from_reference):
         assert "more than its size" in message(read, path)
+
+
+def test_damaged_averages_of_weights(stored, refused, tmp_path):
+    averaged = {**stored["options"], "average_weights": 0.9}
+    model = build_model(TrainOptions(**averaged), ["a", "b"], "vertices")
+    average = WeightAverage(model, 0.9)
+    average.update()
+    state = average.state_dict()
+    torch.save({**stored, "options": averaged, "averaging": state}, tmp_path / "a.pt")
+    restored = load_checkpoint(tmp_path / "a.pt")["averaging"]
+    for name in ("trained", "averages", "total"):
+        assert all(torch.equal(restored[name][key], tensor) for key, tensor in state[name].items())
+    assert "average_weights is 0.9, averaging is None" in refused(options=averaged)
+    assert "average_weights is 0.0, averaging is of type dict" in refused(averaging=state)
+    for name in ("trained", "averages", "total"):
+        assert "weights" in refused(options=averaged, averaging={**state, name: {}})
+        assert "weights should be a dictionary" in refused(options=averaged, averaging={**state, name: [1]})
 
 
 # ---- DiffusionNet.load ----
@@ -316,7 +416,7 @@ NEEDED = {"features": "xyz", "k": 8, "normalize": True}
     [
         ({"features": ...}, 'lack features; write for example model.save(path, features="hks", k=128, normalize=True)'),
         ({"k": ..., "normalize": ...}, "lack k, normalize;"),
-        ({"normalize": "yes"}, "normalize in the metadata should be true or false, got 'yes'"),
+        ({"normalize": "yes"}, 'normalize should be True, False, "radius" or "area", got \'yes\', in the metadata'),
         ({"features": "colors"}, "features should be one or several of xyz, normals,"),
         ({"features": ["hks"]}, "features should be text such as"),
         ({"features": "hks"}, "the features hks have 16 channels, and the network takes 3"),

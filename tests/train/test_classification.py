@@ -25,12 +25,13 @@ from diffnet.train.inference.predict import predict_labels, predict_probabilitie
 from diffnet.train.loop import train
 from diffnet.train.metrics import balanced_accuracy
 from diffnet.train.options import TrainOptions
-from diffnet.train.step import TrainingStep, make_optimizer
+from diffnet.train.steps.step import TrainingStep, make_optimizer
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 
 CPU = torch.device("cpu")
 SMALL = ["--k", 12, "--width", 16, "--blocks", 1, "--dropout", 0, "--jobs", 1, "--device", "cpu", "--lr", 0.02]
+SMALL += ["--features", "hks", "--schedule", "step"]
 
 
 def diffnet(capsys, *arguments) -> tuple[int, str, str]:
@@ -246,7 +247,7 @@ def test_captured_runs_equal_plain_ones_on_a_gpu(given, smoothing, tmp_path):
 def test_options_and_scores():
     with pytest.raises(ValueError, match="label_smoothing should be at least 0 and below 1, got 1"):
         TrainOptions(label_smoothing=1.0)
-    with pytest.raises(ValueError, match="task should be one of segmentation, classification, got 'other'"):
+    with pytest.raises(ValueError, match="task should be one of segmentation, classification, regression, got 'other'"):
         replace(TrainOptions(), task="other")
     assert balanced_accuracy([[8, 0, 0], [1, 1, 0], [0, 0, 0]]) == 0.75
     assert np.isnan(balanced_accuracy([[0, 0], [0, 0]]))

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from conftest import ROOT
 from PIL import Image
 
 from diffnet import DiffnetError, DiffusionNet, MeshError, geometry, normalize_positions
@@ -36,7 +37,17 @@ pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
 COMMAND = [sys.executable, "-c", "from diffnet.train.cli import main; main()"]
 SMALL = ["--k", 8, "--width", 16, "--blocks", 1, "--jobs", 1, "--device", "cpu"]
-SMALL += ["--features", "xyz", "--no-rotate", "--dropout", 0, "--lr", 0.02]  # the balls are easy with these
+SMALL += [
+    "--features",
+    "xyz",
+    "--no-rotate",
+    "--dropout",
+    0,
+    "--lr",
+    0.02,
+    "--schedule",
+    "step",
+]  # the balls are easy with these
 
 
 def diffnet(*arguments):
@@ -126,6 +137,47 @@ def test_a_run_without_an_eigenbasis(room, tmp_path):
     assert out.is_file()
 
 
+def test_a_run_with_the_originals_operators(room, tmp_path):
+    """Prediction reads operators and scale from the checkpoint, and `precompute` fills the same cache entries."""
+    cache, mesh, checkpoint = tmp_path / "cache", room / "data" / "m0.obj", tmp_path / "run" / "last.pt"
+    chosen = ["--operators", "original", "--normalize", "area"]
+    where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", cache]
+    code, _, err = diffnet("train", "segmentation", *where, *SMALL, *chosen, "--epochs", 1)
+    assert (code, err) == (0, "")
+    entries = set(cache.rglob("*.operators.*"))
+    assert len(entries) == 5
+    assert diffnet("precompute", room / "data", "--cache", cache, "--k", 8, "--jobs", 1, *chosen)[0] == 0
+    predict = ["predict", mesh, "--checkpoint", checkpoint, "--out", tmp_path / "m0.ply", "--cache", cache]
+    assert diffnet(*predict)[0] == 0
+    assert set(cache.rglob("*.operators.*")) == entries
+    metadata = DiffusionNet.load(checkpoint).metadata
+    assert [metadata[name] for name in ("operators", "normalize", "laplacian")] == ["original", "area", "cotan"]
+    assert diffnet("precompute", mesh, "--cache", cache, "--k", 8, "--jobs", 1, *chosen[:2])[0] == 0
+    assert len(set(cache.rglob("*.operators.*"))) == 6
+    line = complaint("train", "segmentation", *where, *SMALL, *chosen, "--laplacian", "robust")
+    assert "the original's operators have the cotangent Laplacian" in line
+
+
+def test_prediction_with_a_checkpoint_of_the_original(room, tmp_path):
+    small = np.load(ROOT / "tests" / "golden" / "small.npz")
+    weights = {key.removeprefix("weight_"): torch.tensor(small[key]) for key in small if key.startswith("weight_")}
+    checkpoint, mesh = tmp_path / "small.pth", tmp_path / "small.obj"
+    torch.save(weights, checkpoint)
+    trimesh.Trimesh(3 * small["verts"], small["faces"], process=False).export(mesh)
+    named = ["--labels-at", "faces", "--class-names", "a, b,c,d,e"]
+    files = ["--out", tmp_path / "small.ply", "--probabilities", tmp_path / "p.npz"]
+    code, out, err = diffnet("predict", mesh, "--checkpoint", checkpoint, *files, *named)
+    assert (code, err) == (0, "")
+    assert "this predicts from xyz at radius 1, with 128 eigenpairs and the original's operators" in out
+    found = np.load(tmp_path / "p.npz")
+    assert found["label_names"].tolist() == list("abcde")
+    assert found[str(mesh)].shape == (320, 5)
+    line = complaint("predict", mesh, "--checkpoint", checkpoint, *files, "--class-names", "a,b")
+    assert "label_names in the metadata should be a list of 5 names" in line
+    line = complaint("predict", mesh, "--checkpoint", room / "run" / "best.pt", *files, "--labels-at", "faces")
+    assert "leave out --labels-at" in line
+
+
 # ---- help and usage ----
 
 
@@ -139,6 +191,7 @@ def test_a_run_without_an_eigenbasis(room, tmp_path):
             [
                 *("--data", "--out", "--layout", "--features", "--epochs", "--width", "--blocks", "--dropout", "--lr"),
                 *("--schedule", "--decay-every", "--batch-meshes", "--batch-vertices", "--rotate", "--no-rotate"),
+                *("--rotate-about", "--scale-range", "--jitter", "--mirror", "--cut", "--decimate", "--variants"),
                 *("--validation", "--eval-every", "--k", "--laplacian", "--precision", "--device", "--seed", "--cache"),
                 *("--jobs", "--resume", "--capture", "--backend"),
             ],

@@ -21,15 +21,16 @@ from diffnet.geometry.files import write_atomically
 from diffnet.train import batches, loop
 from diffnet.train import evaluate as evaluate_module
 from diffnet.train.batches import computed_ahead, keep_on_device
-from diffnet.train.checkpoint import CheckpointError, load_checkpoint, restore_model, save_checkpoint
+from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.device import autocast, matmul_dtype, pick_device
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import TrainingError, set_aside, train
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix
 from diffnet.train.options import TrainOptions
 from diffnet.train.run import run_training
-from diffnet.train.run_folder.history import COLUMNS
-from diffnet.train.step import Adam
+from diffnet.train.run_folder.history import columns
+from diffnet.train.steps.averaging import WeightAverage
+from diffnet.train.steps.step import Adam
 from diffnet.train.tasks.labels import mean_cross_entropy
 from diffnet.train.tasks.segmentation import SEGMENTATION
 
@@ -58,6 +59,7 @@ def balls(train=4, test=2, at="vertices"):
 
 def options(**given):
     small = {"features": "xyz", "rotate": False, "k": 8, "width": 8, "blocks": 1, "epochs": 4, "eval_every": 1}
+    small |= {"schedule": "step", "dropout": 0.5}
     return TrainOptions(**{**small, "learning_rate": 1e-2, **given})
 
 
@@ -175,7 +177,7 @@ def test_bad_options_are_named():
 
 
 def test_schedules():
-    step = TrainOptions(learning_rate=1.0, decay_every=2)
+    step = TrainOptions(learning_rate=1.0, schedule="step", decay_every=2)
     assert [step.learning_rate_at(e) for e in range(5)] == [1, 1, 0.5, 0.5, 0.25]
     cosine = TrainOptions(learning_rate=1.0, schedule="cosine", epochs=4)
     assert [cosine.learning_rate_at(e) for e in (0, 2, 4)] == pytest.approx([1, 0.5, 0])
@@ -219,7 +221,7 @@ def test_a_run_leaves_its_files(run, data):
     out, checkpoint = run
     assert {p.name for p in out.iterdir()} == {"last.pt", "best.pt", "metrics.csv", "tensorboard"}
     table = rows(out)
-    assert tuple(table[0]) == COLUMNS
+    assert tuple(table[0]) == columns("accuracy")
     assert [row["epoch"] for row in table] == ["1", "2", "3", "4"]
     assert all(float(row["seconds"]) > 0 and 0 <= float(row["train_accuracy"]) <= 1 for row in table)
     assert {row["validation_accuracy"] for row in table} == {""}
@@ -245,7 +247,7 @@ def scalars(out):
 
 def test_tensorboard_agrees_with_the_table(run):
     shown, table = scalars(run[0]), rows(run[0])
-    assert set(shown) == {name for name in COLUMNS[1:] if table[0][name]}
+    assert set(shown) == {name for name in columns("accuracy")[1:] if table[0][name]}
     for name, points in shown.items():
         assert [step for step, _ in points] == [1, 2, 3, 4]
         assert [value for _, value in points] == pytest.approx([float(row[name]) for row in table], rel=1e-6)
@@ -352,7 +354,40 @@ VARIANTS = [
     {"validation": 0.5, "dropout": 0.3},
     {"rotate": True, "batch_meshes": None, "batch_vertices": 100},
     {"schedule": "cosine", "seed": 7},
+    {"average_weights": 0.9},
 ]
+
+
+def test_the_average_of_weights():
+    torch.manual_seed(0)
+    model = build_model(options(), NAMES, "vertices")
+    average = WeightAverage(model, 0.9)
+    steps = []
+    for _ in range(5):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.uniform_(-1, 1)
+        average.update()
+        steps.append([p.detach().double() for p in model.parameters()])
+    average.write()
+    weights = 0.9 ** torch.arange(5.0, dtype=torch.float64).flip(0)
+    for found, *expected in zip(average.network.parameters(), *steps, strict=True):
+        mean = torch.tensordot(weights / weights.sum(), torch.stack(expected), 1)
+        torch.testing.assert_close(found.double(), mean, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_saves_the_averaged_network(data, tmp_path):
+    """The training itself doesn't depend on the average."""
+    plain = fit(data, tmp_path / "plain")
+    averaged = fit(data, tmp_path / "averaged", average_weights=0.9)
+    losses = [[row["train_loss"] for row in stored["history"]] for stored in (plain, averaged)]
+    assert losses[0] == losses[1]
+    for name, weight in plain["model"].items():
+        assert torch.equal(weight, averaged["averaging"]["trained"][name])
+        assert not torch.equal(weight, averaged["model"][name])
+    network, _ = restore_model(averaged)
+    matrix = evaluate(network, [make_sample(i, options().preprocessing) for i in data.test], options(), CPU)
+    assert accuracy(matrix) == averaged["history"][-1]["test_accuracy"]
 
 
 @pytest.mark.parametrize("given", VARIANTS, ids=lambda given: "-".join(given))
@@ -370,6 +405,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(data, tmp_path, given):
     returned = fit(data, parted, resume=True, **given)
     same_run(whole, parted)
     assert len(returned["history"]) == len(expected["history"])
+    assert all(torch.equal(weight, expected["model"][name]) for name, weight in returned["model"].items())
     assert [step for step, _ in scalars(parted)["train_loss"]] == [1, 2, 3, 4]
 
 

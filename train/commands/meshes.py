@@ -22,6 +22,8 @@ from diffnet.train.commands.options import (
     JoinOption,
     KOption,
     LaplacianOption,
+    NormalizeOption,
+    OperatorsOption,
 )
 
 
@@ -29,9 +31,11 @@ def precompute(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Meshes, or folders to search for meshes.")],
     cache: CacheOption = DEFAULT_CACHE,
     k: KOption = 128,
-    laplacian: LaplacianOption = "robust",
+    laplacian: LaplacianOption = None,
     basis: BasisOption = "float32",
     join: JoinOption = "auto",
+    operators: OperatorsOption = "diffnet",
+    normalize: NormalizeOption = "radius",
     jobs: JobsOption = None,
     device: Annotated[str, typer.Option(help="Device that computes eigenvectors: cpu, cuda or cuda:N.")] = "cpu",
 ) -> None:
@@ -54,9 +58,8 @@ def precompute(
     if not files:
         raise OptionError(f"no meshes ({', '.join(FORMATS)}, also with .gz) in {', '.join(map(str, paths))}")
     files = list(dict.fromkeys(files))
-    failed = fill_cache_with_bar(
-        files, Preprocessing(k, laplacian, basis=basis, join=join), cache, jobs, console, pick_device(device)
-    )
+    options = Preprocessing(k, laplacian, basis=basis, join=join, operators=operators, normalize=normalize)
+    failed = fill_cache_with_bar(files, options, cache, jobs, console, pick_device(device))
     console.print(f"{len(files) - len(failed)} of {len(files)} meshes are in {cache}", soft_wrap=True)
     for reason in failed.values():
         complain(reason)

@@ -10,10 +10,28 @@ from typing import Annotated
 import typer
 
 from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features
+from diffnet.data.labeled import LabelsAt
+from diffnet.data.target_names import target_parts
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
-from diffnet.geometry.preprocessing.options import BasisPrecision, JoinRule, LaplacianKind
-from diffnet.train.options import DiffusionMode, Precision, Schedule, TrainBackend
+from diffnet.geometry.preprocessing.options import (
+    BasisPrecision,
+    JoinRule,
+    LaplacianKind,
+    OperatorsKind,
+    ScaleRule,
+)
+from diffnet.train.options import (
+    DiffusionMode,
+    InitialTimes,
+    Loss,
+    MLPNorm,
+    Precision,
+    RotationAxis,
+    Schedule,
+    TrainBackend,
+)
+from diffnet.train.recipes import RecipeName
 
 
 def default_cache() -> Path:
@@ -30,6 +48,14 @@ def checked_features(text: str) -> str:
         raise typer.BadParameter(str(e)) from e
 
 
+def checked_targets(text: str | None) -> str | None:
+    """The text unchanged. Raises BadParameter if it doesn't name targets."""
+    try:
+        return text if text is None or target_parts(text) else None
+    except OptionError as e:
+        raise typer.BadParameter(str(e)) from e
+
+
 DEFAULT_CACHE = default_cache()
 
 MESH_FILES = f"{', '.join(suffix[1:] for suffix in FORMATS[:-1])} or {FORMATS[-1][1:]}, also with .gz"
@@ -41,8 +67,14 @@ JobsOption = Annotated[
 DeviceOption = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")]
 KOption = Annotated[int, typer.Option("--k", min=1, help="Number of eigenpairs of the spectral basis.")]
 LaplacianOption = Annotated[
-    LaplacianKind, typer.Option(help="robust accepts any mesh; cotan is the original implementation's.")
+    LaplacianKind | None,
+    typer.Option(help="robust, the default, accepts any mesh; cotan is the one of --operators original."),
 ]
+OperatorsOption = Annotated[
+    OperatorsKind,
+    typer.Option(help="original has the operators of the original implementation, with its regularization."),
+]
+NormalizeOption = Annotated[ScaleRule, typer.Option(help="Scale meshes to radius 1 or to area 1.")]
 BasisOption = Annotated[
     BasisPrecision,
     typer.Option(help="Storage precision of eigenvectors. Half precision makes the cache a third smaller."),
@@ -52,6 +84,10 @@ JoinOption = Annotated[
     typer.Option(help="Join vertices at the same position: auto does where this connects most of the mesh."),
 ]
 
+RecipeOption = Annotated[
+    RecipeName,
+    typer.Option(help="original: features, network and training of the original implementation. Other options win."),
+]
 # The options of `diffnet train`. Each is an option of `TrainOptions`, except the last ones.
 RunOption = Annotated[Path, typer.Option(help="Folder for checkpoints, metrics and the report.")]
 FeaturesOption = Annotated[
@@ -63,12 +99,28 @@ FeaturesOption = Annotated[
         " file:NAME is NAME/MESH.npy, MESH.NAME.npy, or the mesh file's own colors or property NAME.",
     ),
 ]
+TargetsOption = Annotated[
+    str | None,
+    typer.Option(
+        callback=checked_targets,
+        metavar="file:NAME",
+        help="Targets at vertices, faces or edges: MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the mesh file's "
+        "own property NAME. Several are joined by +. By default, a table targets.csv has the targets of whole meshes.",
+    ),
+]
+LossOption = Annotated[
+    Loss, typer.Option(help="Mean squared error, mean absolute error, or Huber's loss, which is between the two.")
+]
 EpochsOption = Annotated[int, typer.Option(min=1, help="Passes over the training meshes.")]
 WidthOption = Annotated[int, typer.Option(min=1, help="Channels inside the network.")]
 BlocksOption = Annotated[int, typer.Option(min=1, help="DiffusionNet blocks.")]
 DiffusionOption = Annotated[
     DiffusionMode, typer.Option(help="spectral uses the eigenbasis; implicit solves a linear system.")
 ]
+InitialTimesOption = Annotated[
+    InitialTimes, typer.Option(help="Diffusion times before training: zero, or spread from 1e-4 to 1.")
+]
+MLPNormOption = Annotated[MLPNorm, typer.Option(help="Normalization of the input of the blocks' MLPs.")]
 AttentionHeadsOption = Annotated[
     int, typer.Option(min=0, help="Heads of attention over one-rings in each block, or 0.")
 ]
@@ -78,7 +130,7 @@ ScheduleOption = Annotated[
     Schedule, typer.Option(help="step halves the learning rate every --decay-every epochs; cosine lowers it to 0.")
 ]
 DecayEveryOption = Annotated[int, typer.Option(min=1, help="Epochs between two steps of the step schedule.")]
-BatchMeshesOption = Annotated[int | None, typer.Option(min=1, help="Meshes per step. The default is 1.")]
+BatchMeshesOption = Annotated[int | None, typer.Option(min=1, help="Meshes per step.")]
 BatchVerticesOption = Annotated[
     int | None, typer.Option(min=1, help="Instead of a number of meshes: at most N vertices per step.")
 ]
@@ -86,6 +138,28 @@ RotateOption = Annotated[
     bool | None,
     typer.Option("--rotate/--no-rotate", help="Rotate xyz and normals at random in training. Default: yes."),
 ]
+RotateAboutOption = Annotated[
+    RotationAxis, typer.Option(help="The axis of the random rotations; any for all rotations.")
+]
+ScaleRangeOption = Annotated[
+    float, typer.Option(min=1, max=10, help="Scale meshes at random by a factor from 1/S to S in training.")
+]
+JitterOption = Annotated[
+    float,
+    typer.Option(min=0, max=0.99, help="Standard deviation of noise on xyz in training. Meshes have radius 1."),
+]
+MirrorOption = Annotated[bool, typer.Option("--mirror", help="Mirror half of the meshes in training.")]
+CutOption = Annotated[
+    float,
+    typer.Option(
+        min=0, max=0.99, help="Also train on variants of the meshes that random planes cut, by up to this share."
+    ),
+]
+DecimateOption = Annotated[
+    float,
+    typer.Option(min=0, max=0.99, help="Also train on variants of the meshes that lack up to this share of the faces."),
+]
+VariantsOption = Annotated[int, typer.Option(min=1, help="Variants of each training mesh, with --cut or --decimate.")]
 ValidationOption = Annotated[
     float, typer.Option(min=0, max=0.9, help="Share of the training meshes held out to choose the best epoch.")
 ]
@@ -102,4 +176,32 @@ ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume the run in 
 CaptureOption = Annotated[bool, typer.Option(help="On a GPU, launch the kernels of a step together as a CUDA graph.")]
 LabelSmoothingOption = Annotated[
     float, typer.Option(min=0, max=0.99, help="Weight of the wrong classes in the loss, all together.")
+]
+AverageWeightsOption = Annotated[
+    float,
+    typer.Option(min=0, max=0.999999, metavar="DECAY", help="Average the weights over about 1/(1 - DECAY) steps."),
+]
+MaxFacesOption = Annotated[
+    int | None,
+    typer.Option(
+        min=4,
+        help="Decimate meshes with more faces. Scores and predictions are at the full meshes. Default: none.",
+    ),
+]
+OutputsAtOption = Annotated[
+    LabelsAt | None,
+    typer.Option(help="Elements that the network labels; other labels are converted. Default: those of the labels."),
+]
+IgnoreOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CLASS",
+        help="A class, by name or number, that counts neither in the loss nor in the scores. Repeatable.",
+    ),
+]
+ClassWeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WEIGHTS", help="Weights of the classes in the loss: balanced, or 1,0.5,2 for all, or NAME=2,NAME=0.5."
+    ),
 ]

@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffnet.data.folders.layouts import Layout
+from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import console
-from diffnet.train.commands.options import DEFAULT_CACHE, MESH_FILES, CacheOption, DeviceOption, JobsOption
+from diffnet.train.commands.options import (
+    DEFAULT_CACHE,
+    MESH_FILES,
+    CacheOption,
+    DeviceOption,
+    JobsOption,
+    TargetsOption,
+)
 from diffnet.train.commands.training import print_results
 
 if TYPE_CHECKING:
@@ -20,12 +28,19 @@ if TYPE_CHECKING:
 
 def predict(
     meshes: Annotated[list[Path], typer.Argument(metavar="MESH…", help=f"{MESH_FILES} files.")],
-    checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run, or a file of DiffusionNet.save.")],
+    checkpoint: Annotated[
+        Path,
+        typer.Option(
+            help="best.pt or last.pt of a run, a file of DiffusionNet.save, or a checkpoint of the original "
+            "implementation."
+        ),
+    ],
     out: Annotated[
         Path,
         typer.Option(
             help="Colored mesh to write (.ply). For several meshes, a folder to write them to. For a network that "
-            "classifies meshes, a table (.csv) with the probability of each class."
+            "classifies meshes, a table (.csv) with the probability of each class. For a network of a regression, a "
+            "mesh with properties (.ply), an array (.npy) or a table (.csv)."
         ),
     ],
     html: Annotated[Path | None, typer.Option(help="Also write an interactive page for a browser.")] = None,
@@ -34,31 +49,55 @@ def predict(
         Path | None,
         typer.Option(help="Also write the probabilities of all classes at each element: NumPy arrays (.npz)."),
     ] = None,
+    smooth: Annotated[
+        float,
+        typer.Option(min=0, metavar="WEIGHT", help="Weight of short boundaries between the labels. 1 is a good start."),
+    ] = 0.0,
     device: DeviceOption = "auto",
     cache: Annotated[
         Path | None, typer.Option("--cache", help="Folder that keeps preprocessed meshes. By default, none is kept.")
     ] = None,
+    class_names: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,NAME…", help="Names of the classes, for a checkpoint that has none."),
+    ] = None,
+    labels_at: Annotated[
+        TargetsAt | None,
+        typer.Option(help="What a checkpoint of the original labels; it doesn't tell. By default, vertices."),
+    ] = None,
 ) -> None:
-    """Predict the labels of meshes with a trained network."""
+    """Predict the labels or the numbers of meshes with a trained network."""
     with ExitAtCtrlC():
-        from diffnet import DiffusionNet
         from diffnet.train.device import pick_device
+        from diffnet.train.inference.loading import is_original, load_network
         from diffnet.train.inference.network_input import MetadataError, network_input
         from diffnet.train.inference.predict import predict_meshes
         from diffnet.train.tasks.registry import task_named
 
-    network = DiffusionNet.load(checkpoint)
+    network = load_network(checkpoint, class_names and [name.strip() for name in class_names.split(",")], labels_at)
     try:
         expected = network_input(network)
     except MetadataError as e:
         raise MetadataError(f"{checkpoint}: {e}") from e
+    if is_original(checkpoint):
+        options = expected.options
+        console.print(
+            f"{checkpoint}: a checkpoint of the original implementation. It doesn't record its input; this predicts "
+            f"from {options.features} at {options.normalize} 1, with {options.k} eigenpairs and the original's "
+            "operators.",
+            soft_wrap=True,
+        )
     task = task_named(expected.options.task)
-    files = task.output_files(meshes, out)
+    files = task.output_files(meshes, out, expected.labels_at)
+    if probabilities is not None and expected.options.task == "regression":
+        raise OptionError("--probabilities is for networks that predict classes, and this one predicts numbers")
     if probabilities is not None and probabilities.suffix.lower() != ".npz":
         raise OptionError(f"--probabilities should be a .npz file, got {probabilities}")
+    if smooth > 0 and expected.labels_at == "meshes":
+        raise OptionError("--smooth is for networks that label vertices, faces or edges; this one classifies meshes")
     written = [path for path in (*files, html, png, probabilities) if path is not None]
     _check_outputs(written, [*meshes, checkpoint])
-    predictions = predict_meshes(meshes, network, pick_device(device), cache, probabilities is not None)
+    predictions = predict_meshes(meshes, network, pick_device(device), cache, probabilities is not None, smooth)
     for path in written:
         path.parent.mkdir(parents=True, exist_ok=True)
     task.write_predictions(predictions, expected.label_names, expected.labels_at, files, html, png)
@@ -95,21 +134,25 @@ def _check_outputs(written: list[Path], read: list[Path]) -> None:
 def evaluate(
     checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run, or a file of DiffusionNet.save.")],
     data: Annotated[
-        Path, typer.Option(help="Folder of labeled meshes, or a table file,label (.csv) of a network that classifies.")
+        Path,
+        typer.Option(help="Folder of labeled meshes, or a table (.csv) for a network with outputs for whole meshes."),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for results.json, confusion.png and predictions.html.")],
+    out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],
     layout: Annotated[Layout, typer.Option(help="Layout of a folder for segmentation; auto detects it.")] = "auto",
+    targets: TargetsOption = None,
     device: DeviceOption = "auto",
     cache: CacheOption = DEFAULT_CACHE,
     jobs: JobsOption = None,
 ) -> None:
     """Score a trained network on labeled meshes, without training.
 
-    The meshes in test/ or of test.txt are scored. Without these, all meshes are. Labels are matched by name.
+    The meshes in test/ or of test.txt are scored, and no others are read. Without these, all meshes are. Labels, and
+    columns of targets, are matched by name. Labels at other elements than the network's are converted. --targets is for
+    regression; the default is that of the training.
     """
     with ExitAtCtrlC():
         from diffnet import DiffusionNet
-        from diffnet.data import load_classes, load_dataset
+        from diffnet.data import load_classes, load_dataset, load_targets
         from diffnet.train.device import pick_device
         from diffnet.train.inference.network_input import MetadataError, network_input
         from diffnet.train.inference.scoring import check_empty, run_evaluation
@@ -121,11 +164,15 @@ def evaluate(
         expected = network_input(network)
     except MetadataError as e:
         raise MetadataError(f"{checkpoint}: {e}") from e
+    if targets is not None and expected.options.task != "regression":
+        raise OptionError(f"--targets is for regression, and the network is one of {expected.options.task}")
     cache.mkdir(parents=True, exist_ok=True)
-    if expected.labels_at == "meshes":
+    if expected.options.task == "regression":
+        dataset = load_targets(data, targets or expected.options.targets, cache_dir=cache, needs_train=False)
+    elif expected.labels_at == "meshes":
         dataset = load_classes(data, cache_dir=cache, needs_train=False)
     else:
         dataset = load_dataset(data, layout, cache_dir=cache, needs_train=False)
     console.print(f"{len(dataset.test)} meshes to score")
     results = run_evaluation(dataset, network, out, device=chosen, cache_dir=cache, jobs=jobs, console=console)
-    print_results(results, out)
+    print_results(expected.options.task, results, out)

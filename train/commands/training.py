@@ -1,6 +1,4 @@
-"""`diffnet train`."""
-
-from __future__ import annotations
+"""`diffnet train`. Typer reads the annotations of the commands, so they are not strings."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -8,44 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from diffnet.data.folders.layouts import Layout
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import console
 from diffnet.train.commands.options import (
-    DEFAULT_CACHE,
-    AttentionHeadsOption,
-    BackendOption,
-    BasisOption,
-    BatchMeshesOption,
-    BatchVerticesOption,
-    BlocksOption,
-    CacheOption,
-    CaptureOption,
-    DecayEveryOption,
-    DeviceOption,
-    DiffusionOption,
-    DropoutOption,
-    EpochsOption,
-    EvalEveryOption,
-    FeaturesOption,
-    JobsOption,
-    JoinOption,
+    ClassWeightsOption,
+    IgnoreOption,
     LabelSmoothingOption,
-    LaplacianOption,
-    LearningRateOption,
-    PrecisionOption,
-    ResumeOption,
-    RotateOption,
+    LossOption,
+    OutputsAtOption,
     RunOption,
-    ScheduleOption,
-    SeedOption,
-    TrainKOption,
-    ValidationOption,
-    WidthOption,
+    TargetsOption,
 )
+from diffnet.train.commands.shared_options import with_shared_options
 from diffnet.train.options import TrainOptions
+from diffnet.train.recipes import recipe as options_of_recipe
 from diffnet.train.tasks.names import TaskName
 
 if TYPE_CHECKING:
@@ -54,39 +30,22 @@ if TYPE_CHECKING:
 train_app = typer.Typer(help="Train a network on labeled meshes.", no_args_is_help=True)
 
 
-@train_app.command("segmentation")
+def _command(task: TaskName) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function the command of a task. The shared options get the defaults of the task's recipe."""
+    defaults = TrainOptions(task=task, **options_of_recipe("default", task))
+    return lambda command: train_app.command(task)(with_shared_options(command, defaults))
+
+
+@_command("segmentation")
 def train_segmentation(
     data: Annotated[str, typer.Option(help="Folder of labeled meshes, or [bold]figures[/], the generated set.")],
     out: RunOption,
     layout: Annotated[Layout, typer.Option(help="Layout of the folder; auto detects it.")] = "auto",
-    features: FeaturesOption = "hks",
-    epochs: EpochsOption = 100,
-    width: WidthOption = 128,
-    blocks: BlocksOption = 4,
-    diffusion: DiffusionOption = "spectral",
-    attention_heads: AttentionHeadsOption = 0,
-    dropout: DropoutOption = 0.5,
-    learning_rate: LearningRateOption = 0.001,
-    schedule: ScheduleOption = "step",
-    decay_every: DecayEveryOption = 50,
-    batch_meshes: BatchMeshesOption = None,
-    batch_vertices: BatchVerticesOption = None,
-    rotate: RotateOption = None,
+    outputs_at: OutputsAtOption = None,
     label_smoothing: LabelSmoothingOption = 0.0,
-    validation: ValidationOption = 0.0,
-    eval_every: EvalEveryOption = 5,
-    k: TrainKOption = 128,
-    laplacian: LaplacianOption = "robust",
-    basis: BasisOption = "float32",
-    join: JoinOption = "auto",
-    precision: PrecisionOption = "auto",
-    backend: BackendOption = "auto",
-    device: DeviceOption = "auto",
-    seed: SeedOption = 0,
-    cache: CacheOption = DEFAULT_CACHE,
-    jobs: JobsOption = None,
-    resume: ResumeOption = False,
-    capture: CaptureOption = True,
+    ignore: IgnoreOption = None,
+    class_weights: ClassWeightsOption = None,
+    **shared: Any,
 ) -> None:
     """Train a segmentation network, and report its results on the test meshes.
 
@@ -98,15 +57,18 @@ def train_segmentation(
     A run locks its folder. On network file systems without locks, start only one run in a folder.
     """
 
-    def load() -> LabeledMeshes:
-        from diffnet.data import figures, load_dataset
+    def load() -> "LabeledMeshes":
+        from diffnet.data import figures, load_dataset, with_labels_at
 
-        return figures(seed=seed) if data == "figures" else load_dataset(data, layout, seed=seed, cache_dir=cache)
+        seed, cache = shared["seed"], shared["cache"]
+        if data != "figures":
+            return load_dataset(data, layout, seed=seed, cache_dir=cache, labels_at=outputs_at)
+        return with_labels_at(figures(seed=seed), outputs_at or "vertices")
 
-    _train("segmentation", load, locals())
+    _train("segmentation", load, out, _of_classes(shared, label_smoothing, ignore, class_weights))
 
 
-@train_app.command("classification")
+@_command("classification")
 def train_classification(
     data: Annotated[
         str,
@@ -115,34 +77,10 @@ def train_classification(
         ),
     ],
     out: RunOption,
-    features: FeaturesOption = "hks",
-    epochs: EpochsOption = 100,
-    width: WidthOption = 128,
-    blocks: BlocksOption = 4,
-    diffusion: DiffusionOption = "spectral",
-    attention_heads: AttentionHeadsOption = 0,
-    dropout: DropoutOption = 0.5,
-    learning_rate: LearningRateOption = 0.001,
-    schedule: ScheduleOption = "step",
-    decay_every: DecayEveryOption = 50,
-    batch_meshes: BatchMeshesOption = None,
-    batch_vertices: BatchVerticesOption = None,
-    rotate: RotateOption = None,
     label_smoothing: LabelSmoothingOption = 0.2,
-    validation: ValidationOption = 0.0,
-    eval_every: EvalEveryOption = 5,
-    k: TrainKOption = 128,
-    laplacian: LaplacianOption = "robust",
-    basis: BasisOption = "float32",
-    join: JoinOption = "auto",
-    precision: PrecisionOption = "auto",
-    backend: BackendOption = "auto",
-    device: DeviceOption = "auto",
-    seed: SeedOption = 0,
-    cache: CacheOption = DEFAULT_CACHE,
-    jobs: JobsOption = None,
-    resume: ResumeOption = False,
-    capture: CaptureOption = True,
+    ignore: IgnoreOption = None,
+    class_weights: ClassWeightsOption = None,
+    **shared: Any,
 ) -> None:
     """Train a network that classifies whole meshes, and report its results on the test meshes.
 
@@ -152,35 +90,64 @@ def train_classification(
     For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
     """
 
-    def load() -> LabeledMeshes:
+    def load() -> "LabeledMeshes":
         from diffnet.data import load_classes, shapes
 
+        seed, cache = shared["seed"], shared["cache"]
         return shapes(seed=seed) if data == "shapes" else load_classes(data, seed=seed, cache_dir=cache)
 
-    _train("classification", load, locals())
+    _train("classification", load, out, _of_classes(shared, label_smoothing, ignore, class_weights))
 
 
-def _train(task: TaskName, load: Callable[[], LabeledMeshes], given: dict[str, Any]) -> None:
+@_command("regression")
+def train_regression(
+    data: Annotated[
+        Path, typer.Option(help="Folder of meshes with targets, or a table file,COLUMN,… of whole meshes (.csv).")
+    ],
+    out: RunOption,
+    targets: TargetsOption = None,
+    loss: LossOption = "mse",
+    **shared: Any,
+) -> None:
+    """Train a network that predicts numbers, and report its results on the test meshes.
+
+    Targets are at vertices, faces or edges, in files beside the meshes (--targets), or belong to whole meshes, in a
+    table targets.csv with lines file,COLUMN,… or file,COLUMN,…,split. nan, and an empty cell, is a missing target.
+
+    A folder is divided into training and test meshes by train/ and test/, by train.txt and test.txt, or at random.
+
+    For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
+    """
+
+    def load() -> "LabeledMeshes":
+        from diffnet.data import load_targets
+
+        return load_targets(data, targets, seed=shared["seed"], cache_dir=shared["cache"])
+
+    _train("regression", load, out, {"targets": targets, "loss": loss, **shared})
+
+
+def _train(task: TaskName, load: "Callable[[], LabeledMeshes]", out: Path, given: dict[str, Any]) -> None:
     """Run the training of a task.
 
-    given: the arguments of the command. Those that have the name of an option of `TrainOptions` become this option.
+    given: arguments of the command. Those that have the name of an option of `TrainOptions` become this option.
     """
     with ExitAtCtrlC():
         from diffnet.train.device import keep_memory, pick_device
         from diffnet.train.run import check_folder, run_training
 
-    if given["batch_meshes"] is None and given["batch_vertices"] is None:
-        given["batch_meshes"] = 1
+    _follow_recipe(task, given)
     names = {field.name for field in fields(TrainOptions)}
     options = TrainOptions(task=task, **{name: value for name, value in given.items() if name in names})
-    out, cache, resume = given["out"], given["cache"], given["resume"]
+    cache, resume = given["cache"], given["resume"]
     chosen = pick_device(given["device"])
     if chosen.type == "cpu":
         keep_memory()
     check_folder(out, resume)
     cache.mkdir(parents=True, exist_ok=True)
     dataset = load()
-    classes = f"{len(dataset.label_names)} classes"
+    kind = "columns of targets" if task == "regression" else "classes"
+    classes = f"{len(dataset.label_names)} {kind}"
     at = "" if dataset.labels_at == "meshes" else f" at the {dataset.labels_at}"
     console.print(f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, {classes}{at}")
     try:
@@ -200,26 +167,34 @@ def _train(task: TaskName, load: Callable[[], LabeledMeshes], given: dict[str, A
         hint = f" {out / 'last.pt'} holds the last complete epoch; --resume continues from it." if saved else ""
         console.print(f"Stopped.{hint}", soft_wrap=True)
         raise typer.Exit(130) from None
-    print_results(results, out)
+    print_results(task, results, out)
 
 
-def print_results(results: dict[str, Any], out: Path) -> None:
-    """Print the scores of each class and of all of them, from the content of results.json."""
-    from diffnet.train.metrics import percent
+def _of_classes(
+    shared: dict[str, Any], label_smoothing: float, ignore: list[str] | None, class_weights: str | None
+) -> dict[str, Any]:
+    """The shared options, and those of tasks with classes."""
+    of_classes = {"label_smoothing": label_smoothing, "ignore": tuple(ignore or ()), "class_weights": class_weights}
+    return {**of_classes, **shared}
 
-    shown = results["classes"]
-    segments = "mean_iou" in results
-    table = Table("class", "elements" if segments else "meshes", "accuracy", "IoU")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in shown[:30]:
-        table.add_row(row["name"], str(row["count"]), percent(row["accuracy"]), percent(row["iou"]))
-    if len(shown) > 30:
-        table.add_row(f"… {len(shown) - 30} more in results.json", "", "", "")
+
+def _follow_recipe(task: TaskName, given: dict[str, Any]) -> None:
+    """Give the options of the recipe to all arguments that are not on the command line."""
+    context: typer.Context = given["context"]
+    named = options_of_recipe(given["recipe"], task)
+    chosen = {**TrainOptions(task=task, **named).as_dict(), "laplacian": named.get("laplacian")}
+    if given["batch_vertices"] is not None:
+        chosen["batch_meshes"] = None  # one limit instead of the other
+    for name, value in chosen.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "DEFAULT":
+            given[name] = value
+
+
+def print_results(task: TaskName, results: dict[str, Any], out: Path) -> None:
+    """Print the scores of a task, from the content of results.json."""
+    from diffnet.train.tasks.registry import task_named
+
+    table, line = task_named(task).summary(results)
     console.print(table)
-    iou = f", mean IoU {percent(results['mean_iou'], 2)}" if segments else ""
-    console.print(
-        f"test accuracy {percent(results['test_accuracy'], 2)}, balanced accuracy "
-        f"{percent(results['balanced_accuracy'], 2)}{iou}; see {out / 'predictions.html'}",
-        soft_wrap=True,
-    )
+    console.print(f"{line}; see {out / 'predictions.html'}", soft_wrap=True)

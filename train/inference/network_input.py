@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffnet import DiffusionNet
-from diffnet.data import Statistics, TargetsAt, check_statistics, feature_channels
+from diffnet.data import (
+    ArrayStatistics,
+    Statistics,
+    TargetsAt,
+    check_statistics,
+    check_target_statistics,
+    feature_channels,
+)
 from diffnet.geometry.errors import DiffnetError, OptionError
+from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.names import TARGETS_AT
 
 NEEDED = ("features", "k", "normalize")  # what no default can replace: another value changes predictions silently
-OPTIONAL = ("task", "laplacian", "basis", "join", "precision")
+OPTIONAL = ("task", "laplacian", "basis", "join", "operators", "max_faces", "precision", "targets", "ignore")
 
 
 class MetadataError(DiffnetError, ValueError):
@@ -23,11 +31,13 @@ class MetadataError(DiffnetError, ValueError):
 class NetworkInput:
     """The input of a network, and the names of its outputs.
 
-    options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join` and `precision`; its other values are not used
-    normalize: whether positions are normalized first, see `normalize_positions`
-    label_names: the name of each class
-    labels_at: what it predicts classes of: "vertices", "faces", "edges" or "meshes"
+    options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join`, `operators`, `normalize`, `max_faces`,
+        `precision`, `targets` and `ignore`; its other values are not used
+    normalize: whether positions are normalized first, by the rule in `options`
+    label_names: the name of each class, or of each column of a regression
+    labels_at: what it predicts: classes or numbers of "vertices", "faces", "edges" or "meshes"
     statistics: of the features from files, see `array_statistics`
+    target_statistics: of the targets of a regression, whose outputs are standardized. None in other tasks.
     """
 
     options: TrainOptions
@@ -35,6 +45,7 @@ class NetworkInput:
     label_names: list[str]
     labels_at: TargetsAt
     statistics: Statistics
+    target_statistics: ArrayStatistics | None = None
 
 
 def network_input(network: DiffusionNet) -> NetworkInput:
@@ -44,11 +55,14 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     |---|---|---|
     | `features` | "hks", "xyz+normals" and others, see `input_features` | none |
     | `k` | number of eigenpairs | none |
-    | `normalize` | whether positions are normalized first | none |
-    | `task` | "segmentation" or "classification" | the one that fits `outputs_at` |
-    | `laplacian`, `basis`, `join` | see `precompute` | those of `precompute` |
+    | `normalize` | whether positions are normalized first: true or "radius", "area", or false | none |
+    | `task` | "segmentation", "classification" or "regression" | that of the first two that fits `outputs_at` |
+    | `laplacian`, `basis`, `join`, `operators` | see `precompute` | those of `precompute` |
+    | `max_faces` | meshes with more faces are decimated, see `decimated` | none are |
     | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |
+    | `ignore` | names of classes that don't count in scores | none |
     | `label_names` | a name for each output channel | "0", "1", … |
+    | `target_statistics` | {"mean": […], "std": […]} of the targets of a regression | 0 and 1 |
     | `statistics` | of features from files, see `array_statistics` | none of them |
 
     Networks of `diffnet train` have all of them. Raises MetadataError if one is missing or wrong, and for a network
@@ -62,20 +76,28 @@ def network_input(network: DiffusionNet) -> NetworkInput:
             f"the metadata of the network lack {', '.join(missing)}; write for example "
             'model.save(path, features="hks", k=128, normalize=True)'
         )
-    normalize, k = found["normalize"], found["k"]
-    if not isinstance(normalize, bool):
-        raise MetadataError(f"normalize in the metadata should be true or false, got {normalize!r:.80}")
+    k = found["k"]
+    try:
+        rule = scale_rule(found["normalize"])
+    except OptionError as e:
+        raise MetadataError(f"{e}, in the metadata") from e
     if isinstance(k, int) and k >= 2**31:
         raise MetadataError(f"k in the metadata should be below 2^31, got {k!r:.80}")
     task = "classification" if labels_at == "meshes" else "segmentation"
     options = {
         "task": task,
         "precision": "fp32",
+        "normalize": rule or "radius",
         **{name: found[name] for name in ("features", "k", *OPTIONAL) if name in found},
     }
     try:
         read = TrainOptions(**options, diffusion=network.diffusion)
         statistics = check_statistics(read.features, found.get("statistics", {}))
+        targets = None
+        if read.task == "regression":
+            count = network.out_channels
+            plain = {"mean": [0.0] * count, "std": [1.0] * count}
+            targets = check_target_statistics(found.get("target_statistics", plain), count)
     except (OptionError, TypeError) as e:
         raise MetadataError(f"the metadata of the network can't be used: {e}") from e
     if labels_at not in TARGETS_AT[read.task]:
@@ -87,7 +109,7 @@ def network_input(network: DiffusionNet) -> NetworkInput:
             "call a network with features of its own in Python"
         )
     label_names = _label_names(found.get("label_names"), network.out_channels)
-    return NetworkInput(read, normalize, label_names, labels_at, statistics)
+    return NetworkInput(read, rule is not None, label_names, labels_at, statistics, targets)
 
 
 def _label_names(names: Any, count: int) -> list[str]:

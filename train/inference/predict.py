@@ -13,10 +13,19 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
-from diffnet.data import Sample, input_features, own_arrays, prepare
-from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute
+from diffnet.data import (
+    Interpolation,
+    Sample,
+    input_features,
+    interpolation_weights,
+    original_targets,
+    own_arrays,
+    prepare,
+    with_few_faces,
+)
+from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute, smooth_boundaries
 from diffnet.train.evaluate import network_outputs
-from diffnet.train.inference.network_input import NetworkInput, network_input
+from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Predicted
 
@@ -33,12 +42,15 @@ def predict_labels(
     device: where to compute
     cache_dir: a folder that keeps operators, see `precompute`
 
+    Meshes are decimated as in training, and labels are those of the full meshes, see `decimated`.
+
     Returns for each source the mesh at its original positions, and labels (V,), (F,), (E,) or, in classification, (1,),
     int64, which are numbers of output channels.
 
     Raises MeshError for a mesh that can't be used, DataError for a mesh without the own arrays that the network was
-    trained with, and MetadataError for a network without what is needed.
+    trained with, and MetadataError for a network without what is needed, and for one of a regression.
     """
+    _check_classes(network)
     return [(mesh, outputs.argmax(-1).cpu().numpy()) for mesh, outputs in _outputs(sources, network, device, cache_dir)]
 
 
@@ -49,10 +61,32 @@ def predict_probabilities(
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.float32]]]:
     """The probabilities of all classes, (N, C) float32 for each mesh. For the rest, see `predict_labels`."""
+    _check_classes(network)
     return [
         (mesh, outputs.float().softmax(-1).cpu().numpy())
         for mesh, outputs in _outputs(sources, network, device, cache_dir)
     ]
+
+
+def predict_values(
+    sources: Sequence[MeshLike],
+    network: DiffusionNet,
+    device: torch.device | str,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> list[tuple[Mesh, NDArray[np.float64]]]:
+    """The numbers that a network of a regression predicts, (N, C) float64 in the units of its targets.
+
+    N is the number of vertices, faces or edges of a mesh, or 1. For the rest, see `predict_labels`. Raises
+    MetadataError for a network of another task.
+    """
+    if (task := network_input(network).options.task) != "regression":
+        raise MetadataError(f"the network is one of {task}; call predict_labels or predict_probabilities")
+    return [(each.mesh, each.values.numpy()) for each in predict_meshes(sources, network, device, cache_dir)]
+
+
+def _check_classes(network: DiffusionNet) -> None:
+    if network_input(network).options.task == "regression":
+        raise MetadataError("the network predicts numbers and not classes; call predict_values")
 
 
 def predict_meshes(
@@ -61,16 +95,26 @@ def predict_meshes(
     device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None = None,
     probabilities: bool = False,
+    smooth: float = 0.0,
 ) -> list[Predicted]:
     """Predictions as the task of a network keeps them. For the rest, see `predict_labels`.
 
     probabilities: whether to keep the probabilities of all classes, too
+    smooth: if above 0, the weight of `smooth_boundaries`, for a segmentation. Probabilities stay as they are.
     """
-    task = task_named(network_input(network).options.task)
-    return [
-        Predicted(mesh, task.predict(outputs).cpu(), outputs.float().softmax(-1).cpu() if probabilities else None)
-        for mesh, outputs in _outputs(sources, network, device, cache_dir)
-    ]
+    expected = network_input(network)
+    task, at, targets = task_named(expected.options.task), expected.labels_at, expected.target_statistics
+    found = []
+    for mesh, outputs in _outputs(sources, network, device, cache_dir):
+        shares = outputs.float().softmax(-1).cpu() if probabilities or smooth > 0 else None
+        if smooth > 0 and shares is not None and at != "meshes":
+            values = torch.from_numpy(smooth_boundaries(mesh, shares, at=at, weight=smooth))
+        else:
+            values = task.predict(outputs).cpu()
+        if targets is not None:
+            values = original_targets(values, targets)
+        found.append(Predicted(mesh, values, shares if probabilities else None))
+    return found
 
 
 def _outputs(
@@ -96,7 +140,7 @@ def input_sample(
     cache_dir: str | os.PathLike[str] | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> Sample:
-    """A mesh as a network takes it, without labels.
+    """A mesh as a network takes it, without labels. A decimated mesh takes its outputs to the full one.
 
     given: own arrays by name, see `own_arrays`
 
@@ -104,17 +148,22 @@ def input_sample(
     """
     options, statistics = expected.options.preprocessing, expected.statistics
     arrays = own_arrays(mesh, options.features, statistics, given)
+    small, arrays = with_few_faces(mesh, arrays, expected.options.max_faces, cache_dir)
     if expected.normalize:
-        taken, operators = prepare(mesh, options, cache_dir)
+        taken, operators = prepare(small, options, cache_dir)
     else:
-        taken = mesh
+        taken = small
         operators = precompute(
-            mesh,
+            small,
             k=options.k,
             laplacian=options.laplacian,
             cache_dir=cache_dir,
             basis=options.basis,
             join=options.join,
+            operators=options.operators,
         )
     features = input_features(taken, operators, options.features, statistics=statistics, arrays=arrays)
-    return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators)
+    back = None
+    if small is not mesh and expected.labels_at != "meshes":
+        back = Interpolation.of(interpolation_weights(mesh, small, expected.labels_at))
+    return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators, back)

@@ -11,12 +11,21 @@ from rich.console import Console
 from torch import Tensor
 
 from diffnet import DiffusionNet
-from diffnet.data import DataError, LabeledMeshes, own_arrays, with_label_names
+from diffnet.data import (
+    DataError,
+    LabeledMeshes,
+    decimated_to_score,
+    original_targets,
+    own_arrays,
+    standardized_targets,
+    with_labels_at,
+    without_classes,
+)
 from diffnet.geometry.errors import OptionError
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
-from diffnet.train.run import preprocess, surroundings, write_results
+from diffnet.train.run import few_faces, preprocess, scored_on, surroundings, write_results
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Scored
 
@@ -35,33 +44,46 @@ def run_evaluation(
 
     network: one of `DiffusionNet.load`, whose metadata say what it takes as input; see `network_input`
 
-    Labels and classes of the network are matched by name. Returns the content of results.json.
+    Labels and classes of the network are matched by name. Classes that were ignored in training don't count. Labels at
+    other elements than the network's are converted, see `labels_at`. Returns the content of results.json.
 
-    Raises OptionError if `out` is a file or holds results; DataError if the labels are at other elements than those of
-    the network, for a label whose name it lacks, and for a mesh or an own array that can't be used; and MetadataError,
-    see `network_input`.
+    Raises OptionError if `out` is a file or holds results; DataError for labels that can't be converted, for a label
+    whose name the network lacks, and for a mesh or an own array that can't be used; and MetadataError, see
+    `network_input`.
     """
     expected = network_input(network)
     check_empty(out)
-    if data.labels_at != expected.labels_at:
-        raise DataError(f"the labels are at {data.labels_at}, and the network predicts labels at {expected.labels_at}")
-    items = with_label_names(replace(data, train=[]), expected.label_names).test
+    data, task, targets = replace(data, train=[]), task_named(expected.options.task), expected.target_statistics
+    if "meshes" in (data.labels_at, expected.labels_at) or task.name == "regression":
+        if data.labels_at != expected.labels_at:
+            at = expected.labels_at
+            raise DataError(f"the labels are at {data.labels_at}, and the network predicts those at {at}")
+    else:
+        data = with_labels_at(data, expected.labels_at)
+    items = task.matched(without_classes(data, expected.options.ignore), expected.label_names).test
+    standardized = items if targets is None else standardized_targets(items, targets)
     for item in items:
         own_arrays(item.mesh, expected.options.features, expected.statistics, item.arrays)  # names what is missing
     if expected.normalize:
-        samples = preprocess(items, expected.options, cache_dir, jobs, console, expected.statistics)
+        at, options = expected.labels_at, expected.options
+        taken = few_faces(decimated_to_score, standardized, at, options, cache_dir, jobs, console)
+        small = [item for item, _ in taken]
+        samples = preprocess(small, options, cache_dir, jobs, console, expected.statistics)
+        samples = [scored_on(sample, back) for sample, (_, back) in zip(samples, taken, strict=True)]
     else:
         samples = [
             replace(input_sample(item.mesh, expected, cache_dir, item.arrays), labels=torch.as_tensor(item.labels))
-            for item in items
+            for item in standardized
         ]
     predictions: list[Tensor] = []
     evaluate(network.to(device), samples, expected.options, device, predictions)
-    task = task_named(expected.options.task)
+    if targets is not None:
+        predictions = [original_targets(each, targets) for each in predictions]
     scored = Scored(items, predictions, expected.label_names, expected.labels_at)
     results = {
         "task": expected.options.task,
         **task.results(scored),
+        "labels_at": expected.labels_at,
         "test_meshes": len(items),
         **surroundings(device),
     }

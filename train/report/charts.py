@@ -19,6 +19,7 @@ from diffnet.train.metrics import square_counts
 from diffnet.viz.palette import label_colors
 
 DPI = 160
+_CURVES = {"loss": "Loss", "accuracy": "Accuracy", "r2": "R²"}  # by the end of a column's name
 _MOST_CLASSES_WITH_NUMBERS = 25
 _MOST_CLASSES_WITH_NAMES = 60
 
@@ -50,31 +51,31 @@ def confusion_png(matrix: Any, label_names: Sequence[str]) -> bytes:
     axes.spines[:].set_visible(False)
     size = 9.0 if n <= 16 else 7.5 if n <= 30 else 5.0 if n <= _MOST_CLASSES_WITH_NAMES else 8.0
     named = np.arange(0, n, 1 if n <= _MOST_CLASSES_WITH_NAMES else -(-n // 8))
-    _name_ticks(axes, named, [_short(class_name(label_names, int(c))) for c in occur[named]], size)
+    _name_ticks(axes, named, [short_name(class_name(label_names, int(c))) for c in occur[named]], size)
     if len(named) < n:
         axes.set_title(f"{n} classes, some of them named", fontsize=9, color="0.4")
     axes.tick_params(length=0)
     if n <= _MOST_CLASSES_WITH_NUMBERS:
         _write_percentages(axes, shares, size)
-    return _png(figure)
+    return png_of(figure)
 
 
 def curves_png(csv_path: str | os.PathLike[str]) -> bytes:
-    """Draw losses and accuracies over the epochs. Returns the content of a PNG file.
+    """Draw losses and scores over the epochs. Returns the content of a PNG file.
 
-    csv_path: a table with a column `epoch`. Every column whose name ends in "loss" or "accuracy" is drawn. Cells may be
-        empty. Accuracies are shares from 0 to 1.
+    csv_path: a table with a column `epoch`. Every column whose name ends in "loss", "accuracy" or "r2" is drawn. Cells
+        may be empty. Accuracies are shares from 0 to 1. R² below −0.1 is not shown.
 
     Raises ValueError if the table has no such column or no row.
     """
     with Path(csv_path).open(newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
-    columns = [name for name in (table[0] if table else {}) if name and name.endswith(("loss", "accuracy"))]
+    columns = [name for name in (table[0] if table else {}) if name and name.endswith(tuple(_CURVES))]
     if not columns or "epoch" not in table[0]:
         raise ValueError(
-            f"{csv_path}: expected rows with a column 'epoch' and columns that end in 'loss' or 'accuracy'"
+            f"{csv_path}: expected rows with a column 'epoch' and columns that end in 'loss', 'accuracy' or 'r2'"
         )
-    kinds = [kind for kind in ("loss", "accuracy") if any(name.endswith(kind) for name in columns)]
+    kinds = [kind for kind in _CURVES if any(name.endswith(kind) for name in columns)]
     figure = Figure(figsize=(5.2, 2.5 * len(kinds)), layout="constrained")
     colors = label_colors(10) / 255.0
     for axes, kind in zip(np.ravel(figure.subplots(len(kinds), sharex=True)), kinds, strict=True):
@@ -85,7 +86,7 @@ def curves_png(csv_path: str | os.PathLike[str]) -> bytes:
             label = name.removesuffix(kind).rstrip("_").replace("_", " ") or kind
             marker = "o" if len(points) <= 12 else ""  # without a marker, a single point is invisible
             axes.plot(*np.array(points).reshape(-1, 2).T, color=color, lw=1.8, label=label, marker=marker)
-        axes.set_ylabel(kind.capitalize())
+        axes.set_ylabel(_CURVES[kind])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="0.9")
@@ -93,8 +94,10 @@ def curves_png(csv_path: str | os.PathLike[str]) -> bytes:
         axes.legend(frameon=False)
         if kind == "accuracy":
             axes.yaxis.set_major_formatter(PercentFormatter(1))
+        if kind == "r2":
+            axes.set_ylim(bottom=max(axes.get_ylim()[0], -0.1))  # the first epochs can have large negative values
     figure.axes[-1].set_xlabel("Epoch")
-    return _png(figure)
+    return png_of(figure)
 
 
 def class_name(label_names: Sequence[str], label: int) -> str:
@@ -102,7 +105,8 @@ def class_name(label_names: Sequence[str], label: int) -> str:
     return str(label_names[label]) if label < len(label_names) else str(label)
 
 
-def _png(figure: Figure) -> bytes:
+def png_of(figure: Figure) -> bytes:
+    """The content of a PNG file of a figure."""
     out = io.BytesIO()
     # The constrained layout can leave the label of a square plot outside of the figure; "tight" includes it.
     figure.savefig(out, format="png", dpi=DPI, bbox_inches="tight")
@@ -119,7 +123,8 @@ def _name_ticks(axes: Axes, positions: NDArray[np.int64], names: list[str], size
         text.set(fontsize=size, parse_math=False)
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """A name, cut to 22 characters."""
     return name if len(name) <= 22 else name[:21] + "…"
 
 

@@ -67,12 +67,12 @@ def write_report(
 
     Raises ValueError for shapes that do not fit.
     """
-    parts = [_summary(summary), _classes_table(matrix, label_names, elements)]
+    parts = [summary_html(summary), _classes_table(matrix, label_names, elements)]
     charts = (
         (confusion, "Confusion matrix", "Confusions by class"),
         (curves, "Losses and accuracies over the epochs", "Training"),
     )
-    figures = [_figure(png, alt, caption) for png, alt, caption in charts if png is not None]
+    figures = [figure_html(png, alt, caption) for png, alt, caption in charts if png is not None]
     if figures:
         parts.append(f'<section class="charts">{"".join(figures)}</section>')
     # NumPy and zlib work without Python's global lock, so threads draw on all cores.
@@ -88,7 +88,8 @@ def write_report(
     )
 
 
-def _summary(summary: Mapping[str, str]) -> str:
+def summary_html(summary: Mapping[str, str]) -> str:
+    """The entries at the top of a page."""
     entries = (f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>" for k, v in summary.items())
     return f'<dl class="summary">{"".join(entries)}</dl>'
 
@@ -114,7 +115,8 @@ def _swatch(color: NDArray[np.uint8]) -> str:
     return f'<i style="background:rgb({color[0]},{color[1]},{color[2]})"></i>'
 
 
-def _figure(png: bytes, alt: str, caption: str, note: str = "") -> str:
+def figure_html(png: bytes, alt: str, caption: str, note: str = "") -> str:
+    """A picture inside the page, with its caption and a small note beside it."""
     source = "data:image/png;base64," + base64.b64encode(png).decode("ascii")
     side = f" <small>{html.escape(note)}</small>" if note else ""
     return (
@@ -125,7 +127,7 @@ def _figure(png: bytes, alt: str, caption: str, note: str = "") -> str:
 
 def _shape_figure(row: ClassifiedMesh, label_names: Sequence[str]) -> str:
     caption, note = caption_of(row, label_names)
-    figure = _figure(picture_of(row), f"{row.name}: {caption}", caption, note)
+    figure = figure_html(picture_of(row), f"{row.name}: {caption}", caption, note)
     return f"<article>{figure}<small>{html.escape(row.name)}</small></article>"
 
 
@@ -145,7 +147,7 @@ def _mesh_section(row: Prediction) -> str:
     make_field("labels", "prediction", prediction, surface, row.at)  # raises an error if it does not fit
     drawing = draw(surface, row.at, PICTURE_SIZE)
     figures = "".join(
-        _figure(
+        figure_html(
             png_bytes(paint(drawing, colorize(labels, colors))),
             f"{row.name}: {kind.lower()}",
             kind,

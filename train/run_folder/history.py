@@ -6,23 +6,23 @@ import csv
 import io
 from collections.abc import Sequence
 
-COLUMNS = (
-    "epoch",
-    "learning_rate",
-    "train_loss",
-    "train_accuracy",
-    "validation_accuracy",
-    "test_accuracy",
-    "seconds",
-)
-
 Row = dict[str, float | int | None]
 
 
-def as_csv(history: Sequence[Row]) -> str:
+def columns(score: str) -> tuple[str, ...]:
+    """The columns of metrics.csv of a task with this score, see `SCORES`.
+
+    >>> columns("accuracy")[3:6]
+    ('train_accuracy', 'validation_accuracy', 'test_accuracy')
+    """
+    scores = (f"{part}_{score}" for part in ("train", "validation", "test"))
+    return ("epoch", "learning_rate", "train_loss", *scores, "seconds")
+
+
+def as_csv(history: Sequence[Row], score: str) -> str:
     """The content of metrics.csv."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, columns(score), lineterminator="\n")
     writer.writeheader()
     writer.writerows(history)
     return text.getvalue()

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import TargetsAt
+from diffnet.data import TargetsAt, with_label_names
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
@@ -21,6 +21,7 @@ from diffnet.train.tasks.labels import (
     accuracies,
     accuracy_summary,
     class_results,
+    class_summary,
     label_loss,
     matrix_of,
     new_matrix,
@@ -93,7 +94,7 @@ def _shown(scored: Scored) -> list[int]:
     return wrong + [others[round(i)] for i in np.linspace(0, len(others) - 1, count)]
 
 
-def _output_files(meshes: Sequence[Path], out: Path) -> list[Path]:
+def _output_files(meshes: Sequence[Path], out: Path, labels_at: TargetsAt) -> list[Path]:
     """One table of all meshes."""
     if out.suffix.lower() != ".csv" or out.is_dir():
         raise OptionError(f"--out should be a .csv file, because the network classifies whole meshes; got {out}")
@@ -145,7 +146,9 @@ CLASSIFICATION = Task(
     new_tally=new_matrix,
     tally=_tally,
     score=accuracy,
+    matched=with_label_names,
     results=_results,
+    summary=class_summary,
     write_report=_write_report,
     output_files=_output_files,
     write_predictions=_write_predictions,

@@ -8,32 +8,41 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.table import Table
 from torch import Tensor
 
 from diffnet.data import UNLABELED
 from diffnet.ops import Backend, cross_entropy, label_smoothing_loss
+from diffnet.ops.cross_entropy.op import total_weight
 from diffnet.train.metrics import accuracy, balanced_accuracy, class_scores, confusion_matrix, percent
 from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.classes import weights_on
 from diffnet.train.tasks.task import Scored
 
 
 def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
-    """The mean cross-entropy () over labeled elements, with the label smoothing of the options. 0 if there are none.
+    """The mean cross-entropy () over labeled elements, with the smoothing and the weights of the options.
 
-    logits: (N, C). labels: (N,) int64, `UNLABELED` where unlabeled.
+    0 if there are none. logits: (N, C). labels: (N,) int64, `UNLABELED` where unlabeled.
     """
+    weights = None if options.class_weights is None else weights_on(logits.device, options.class_weights)
     if options.label_smoothing > 0:
-        return label_smoothing_loss(logits, labels, options.label_smoothing, UNLABELED, options.backend)
-    return mean_cross_entropy(logits, labels, options.backend)
+        return label_smoothing_loss(
+            logits, labels, options.label_smoothing, UNLABELED, options.backend, weights=weights
+        )
+    return mean_cross_entropy(logits, labels, options.backend, weights)
 
 
-def mean_cross_entropy(logits: Tensor, labels: Tensor, backend: Backend = "auto") -> Tensor:
-    """The mean cross-entropy () over labeled elements. 0 if there are none.
+def mean_cross_entropy(
+    logits: Tensor, labels: Tensor, backend: Backend = "auto", weights: Tensor | None = None
+) -> Tensor:
+    """The mean cross-entropy () over labeled elements, each with the weight of its class. 0 if there are none.
 
-    logits: (N, C). labels: (N,) int64, `UNLABELED` where unlabeled.
+    logits: (N, C). labels: (N,) int64, `UNLABELED` where unlabeled. weights: (C,) float32, or None for equal ones.
     """
     # PyTorch's own loss computes this mean on a single multiprocessor of the GPU. A separate sum uses all of them.
-    return cross_entropy(logits, labels, UNLABELED, backend=backend).sum() / (labels != UNLABELED).sum().clamp(min=1)
+    losses = cross_entropy(logits, labels, UNLABELED, backend, weights=weights)
+    return losses.sum() / total_weight(labels, UNLABELED, weights)
 
 
 def new_matrix(classes: int, device: torch.device) -> Tensor:
@@ -66,6 +75,26 @@ def class_results(matrix: NDArray[np.int64], names: Sequence[str]) -> list[dict[
         {"name": names[i], "count": int(count[i]), "accuracy": float(share[i]), "iou": float(iou[i])}
         for i in np.flatnonzero(count).tolist()
     ]
+
+
+def class_summary(results: dict[str, Any]) -> tuple[Table, str]:
+    """The scores of each class as a table, and those of all classes as a line."""
+    shown = results["classes"]
+    segments = "mean_iou" in results
+    table = Table("class", "elements" if segments else "meshes", "accuracy", "IoU")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in shown[:30]:
+        table.add_row(row["name"], str(row["count"]), percent(row["accuracy"]), percent(row["iou"]))
+    if len(shown) > 30:
+        table.add_row(f"… {len(shown) - 30} more in results.json", "", "", "")
+    iou = f", mean IoU {percent(results['mean_iou'], 2)}" if segments else ""
+    if "soft_accuracy" in results:
+        iou += f", accuracy by soft labels {percent(results['soft_accuracy'], 2)}"
+    return table, (
+        f"test accuracy {percent(results['test_accuracy'], 2)}, balanced accuracy "
+        f"{percent(results['balanced_accuracy'], 2)}{iou}"
+    )
 
 
 def accuracy_summary(results: dict[str, Any]) -> dict[str, str]:

@@ -10,16 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import LabelsAt, TargetsAt
-from diffnet.geometry import Mesh
+from diffnet.data import LabelsAt, TargetsAt, with_label_names
+from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
-from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, percent
+from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, percent, soft_accuracy
 from diffnet.train.tasks.labels import (
     accuracies,
     accuracy_summary,
     class_results,
+    class_summary,
     label_loss,
     matrix_of,
     new_matrix,
@@ -68,8 +69,21 @@ def _results(scored: Scored) -> dict[str, Any]:
     return {
         **accuracies(matrix),
         "mean_iou": float(np.nanmean(class_scores(matrix).iou)) if matrix.any() else None,
+        **_soft_results(scored),
         "classes": class_results(matrix, scored.label_names),
     }
+
+
+def _soft_results(scored: Scored) -> dict[str, float]:
+    """The score by soft labels, if the meshes have them. Unlabeled elements don't count."""
+    shares = []
+    for item, predicted in zip(scored.meshes, scored.predictions, strict=True):
+        if item.accepted is None:
+            return {}
+        areas = np.where(item.labels >= 0, element_areas(item.mesh, _elements(scored.labels_at)), 0)
+        shares.append(soft_accuracy(predicted, item.accepted, areas))
+    found = [share for share in shares if not np.isnan(share)]
+    return {"soft_accuracy": float(np.mean(found))} if found else {}
 
 
 def _write_report(
@@ -86,6 +100,7 @@ def _write_report(
     count = min(SHOWN_MESHES, len(scored.meshes))
     shown = [round(i) for i in np.linspace(0, len(scored.meshes) - 1, count)]
     at = _elements(scored.labels_at)
+    soft = {"Accuracy by soft labels": percent(results["soft_accuracy"])} if "soft_accuracy" in results else {}
 
     def row(i: int) -> Prediction:
         item = scored.meshes[i]
@@ -94,7 +109,7 @@ def _write_report(
     write_report(
         out / "predictions.html",
         (row(i) for i in shown),
-        {**accuracy_summary(results), "Mean IoU": percent(results["mean_iou"]), **summary},
+        {**accuracy_summary(results), "Mean IoU": percent(results["mean_iou"]), **soft, **summary},
         matrix=matrix,
         label_names=scored.label_names,
         confusion=confusion,
@@ -108,7 +123,7 @@ def _elements(labels_at: TargetsAt) -> LabelsAt:
     return labels_at
 
 
-def _output_files(meshes: Sequence[Path], out: Path) -> list[Path]:
+def _output_files(meshes: Sequence[Path], out: Path, labels_at: TargetsAt) -> list[Path]:
     """A colored mesh for each mesh."""
     if len(meshes) == 1 and out.suffix.lower() == ".ply":
         return [out]
@@ -137,7 +152,9 @@ SEGMENTATION = Task(
     new_tally=new_matrix,
     tally=confusion_matrix,
     score=accuracy,
+    matched=with_label_names,
     results=_results,
+    summary=class_summary,
     write_report=_write_report,
     output_files=_output_files,
     write_predictions=_write_predictions,

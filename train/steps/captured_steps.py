@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -32,7 +33,8 @@ class _Captured:
     graph: Graph | None = None
 
     def load(self, batch: Batch) -> None:
-        rows = [Rows(self.batch.features, batch.features), Rows(self.batch.labels, batch.labels, UNLABELED)]
+        missing = math.nan if batch.labels.is_floating_point() else UNLABELED
+        rows = [Rows(self.batch.features, batch.features), Rows(self.batch.labels, batch.labels, missing)]
         if batch.rotations is not None and self.batch.rotations is not None:
             rows.append(Rows(self.batch.rotations, batch.rotations))
         self.buffers.load(batch.operators, *rows)
@@ -116,7 +118,7 @@ class CapturedSteps:
         arena, channels, at = self._lane.arena, batch.features.shape[1], self._labels_at
         buffers = BatchBuffers(arena, size, counted, batch.operators)
         features = arena.take("features", size, lambda s: (s.vertices, channels), batch.features.dtype)
-        labels = arena.take("labels", size, lambda s: (getattr(s, at),), batch.labels.dtype)
+        labels = arena.take("labels", size, lambda s: (getattr(s, at), *batch.labels.shape[1:]), batch.labels.dtype)
         rotations = None
         if batch.rotations is not None:
             rotations = arena.take("rotations", size, lambda s: (s.meshes, 3, 3), batch.rotations.dtype)

@@ -16,9 +16,10 @@ from diffnet.data import Sample, TargetsAt, rotate_vectors, vector_channels
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.train.batches import Batch
-from diffnet.train.captured_steps import CapturedSteps
 from diffnet.train.device import autocast
 from diffnet.train.options import TrainOptions
+from diffnet.train.steps.averaging import WeightAverage
+from diffnet.train.steps.captured_steps import CapturedSteps
 from diffnet.train.tasks.registry import task_named
 
 
@@ -26,12 +27,19 @@ class TrainingStep:
     """Trains a network on one batch per call.
 
     tally: the tally of all steps since it was set to 0, under dropout, see `Task`
+    average: gets the weights after each step
     """
 
     def __init__(
-        self, model: DiffusionNet, optimizer: torch.optim.Optimizer, options: TrainOptions, device: torch.device
+        self,
+        model: DiffusionNet,
+        optimizer: torch.optim.Optimizer,
+        options: TrainOptions,
+        device: torch.device,
+        average: WeightAverage | None = None,
     ) -> None:
         self._model, self._optimizer, self._options, self._device = model, optimizer, options, device
+        self._average = average
         self._vectors = vector_channels(options.features)
         self._task = task_named(options.task)
         self.tally = self._task.new_tally(model.last.out_features, device)
@@ -79,6 +87,8 @@ class TrainingStep:
         loss = self._task.loss(outputs, batch.labels, self._options)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
+        if self._average is not None:
+            self._average.update()
         predictions = self._task.predict(outputs.detach())
         self.tally += self._task.tally(predictions, batch.labels, outputs.shape[-1])
         return loss.detach()

@@ -1,0 +1,150 @@
+"""The configurations of the ablation in `recipes`: changes of one option, and combinations of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from diffnet.train.options import TrainOptions
+from diffnet.train.recipes import recipe
+
+# What each data set trains with, besides the recipe of the original.
+SETS: dict[str, dict[str, Any]] = {
+    "rna": {"epochs": 100},
+    "figures": {"epochs": 20, "k": 64, "width": 64},
+    "shapes": {"task": "classification", "epochs": 40, "k": 64, "width": 64, "dropout": 0.5, "batch_meshes": 4},
+}
+
+BASE = "base"
+
+# The base is the recipe of the original with the operators and the joining of vertices of diffnet, which accept any
+# mesh, and the same dropout in all tasks.
+_KEPT = {"operators": "diffnet", "join": "auto"}
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "log-hks": {"features": "log-hks"},
+    "wks": {"features": "wks"},
+    "hks-wks": {"features": "log-hks+wks"},
+    "curvature": {"features": "curvature+log-hks"},
+    "curvature-wks": {"features": "curvature+wks"},
+    "curvature-hks-wks": {"features": "curvature+log-hks+wks"},
+    "normals": {"features": "xyz+normals"},
+    "normals-hks": {"features": "xyz+normals+log-hks"},
+    "normals-curvature-hks": {"features": "xyz+normals+curvature+log-hks"},
+    "cosine": {"schedule": "cosine"},
+    "dropout-0": {"dropout": 0.0},
+    "dropout-0.1": {"dropout": 0.1},
+    "dropout-0.2": {"dropout": 0.2},
+    "width-64": {"width": 64},
+    "width-128": {"width": 128},
+    "width-192": {"width": 192},
+    "width-256": {"width": 256},
+    "smoothing-0": {"label_smoothing": 0.0},
+    "smoothing-0.1": {"label_smoothing": 0.1},
+    "smoothing-0.2": {"label_smoothing": 0.2},
+    "times": {"initial_times": "spread"},
+    "layer": {"mlp_norm": "layer"},
+    "rms": {"mlp_norm": "rms"},
+    "k-64": {"k": 64},
+    "k-128": {"k": 128},
+    "k-256": {"k": 256},
+    "lr-3e-4": {"learning_rate": 3e-4},
+    "lr-2e-3": {"learning_rate": 2e-3},
+    "lr-3e-3": {"learning_rate": 3e-3},
+    "batch-1": {"batch_meshes": 1},
+    "batch-2": {"batch_meshes": 2},
+    "batch-4": {"batch_meshes": 4},
+    "batch-8": {"batch_meshes": 8},
+    "average": {"average_weights": 0.999},
+    "average-0.99": {"average_weights": 0.99},
+    "original-operators": {"operators": "original", "join": "never"},
+}
+
+_FIRST_LEADS = "log-hks+cosine+dropout-0.2"
+
+# In order of importance: a run may be stopped at any time.
+_ORDER = (
+    BASE,
+    _FIRST_LEADS,
+    f"{_FIRST_LEADS}+width-256",
+    f"{_FIRST_LEADS}+width-192",
+    "log-hks",
+    "cosine",
+    "dropout-0.2",
+    "width-256",
+    f"{_FIRST_LEADS}+times",
+    f"{_FIRST_LEADS}+layer",
+    f"{_FIRST_LEADS}+average",
+    f"{_FIRST_LEADS}+smoothing-0.1",
+    f"{_FIRST_LEADS}+lr-2e-3",
+    "times",
+    "layer",
+    "average",
+    "smoothing-0.1",
+    "lr-2e-3",
+    "batch-2",
+    "k-64",
+    "k-256",
+    "rms",
+    "smoothing-0.2",
+    "lr-3e-4",
+    "lr-3e-3",
+    "batch-4",
+    f"{_FIRST_LEADS}+width-256+times+layer",
+    f"{_FIRST_LEADS}+normals-hks",
+    f"{_FIRST_LEADS}+hks-wks",
+    f"{_FIRST_LEADS}+curvature",
+)
+
+# Of sets for classification. The first leads there: no dropout, and diffusion times that start at several scales.
+_OF_CLASSES = "cosine+dropout-0+times"
+_ORDER_OF_CLASSES = (
+    BASE,
+    f"log-hks+{_OF_CLASSES}",
+    f"curvature+{_OF_CLASSES}",
+    f"curvature-wks+{_OF_CLASSES}",
+    f"curvature-hks-wks+{_OF_CLASSES}",
+    f"curvature+{_OF_CLASSES}+batch-2+lr-2e-3",
+    f"curvature+{_OF_CLASSES}+batch-2+lr-2e-3+epochs-100+width-128+k-128",
+    f"curvature-hks-wks+{_OF_CLASSES}+batch-2+lr-2e-3+epochs-100+width-128+k-128",
+    f"normals-curvature-hks+{_OF_CLASSES}",
+    f"normals-hks+{_OF_CLASSES}",
+    f"curvature+{_OF_CLASSES}+layer",
+    f"curvature+{_OF_CLASSES}+lr-3e-3",
+    f"curvature+{_OF_CLASSES}+batch-1",
+    f"curvature+{_OF_CLASSES}+batch-8",
+    f"curvature+{_OF_CLASSES}+smoothing-0",
+    f"curvature+{_OF_CLASSES}+average",
+    "curvature+cosine+dropout-0.2+times",
+    "curvature+cosine+dropout-0",
+    f"wks+{_OF_CLASSES}",
+    f"hks-wks+{_OF_CLASSES}",
+    "log-hks",
+    "cosine",
+    "dropout-0",
+    "times",
+    "layer",
+    "smoothing-0",
+)
+ORDER = {"rna": _ORDER, "figures": _ORDER, "shapes": _ORDER_OF_CLASSES}
+
+
+def options_of(data: str, configuration: str, seed: int = 0) -> TrainOptions:
+    """The options of a configuration: names of `CHANGES` joined by "+", or "base". "epochs-N" is also a change.
+
+    data: the name of a data set; names that are not in `SETS` are trained as "rna"
+
+    Raises KeyError for an unknown change.
+    """
+    given = {**_KEPT, **SETS.get(data, SETS["rna"])}
+    changes = () if configuration == BASE else configuration.split("+")
+    for change in changes:
+        epochs = re.fullmatch(r"epochs-([1-9]\d*)", change)
+        given.update({"epochs": int(epochs[1])} if epochs else CHANGES[change])
+    task = given.get("task", "segmentation")
+    return TrainOptions(**{**recipe("original", task), **given, "seed": seed, "eval_every": given["epochs"]})
+
+
+def differs_from_base(data: str, configuration: str) -> bool:
+    """Whether a configuration is another one than the base of this data set."""
+    return options_of(data, configuration) != options_of(data, BASE)

@@ -1,0 +1,95 @@
+"""The tables of `docs/recipe.md`, made from the rows of an ablation.
+
+`python -m diffnet.benchmarks.tasks.recipes_page` writes them. Each table stands between the comments
+`<!-- table DATA -->` and `<!-- end of table -->`.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+
+from diffnet.benchmarks.tasks.configurations import BASE
+from diffnet.geometry.files import write_atomically
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+TABLE = CHECKOUT / "benchmarks" / "results" / "recipes-h200" / "recipes.csv"
+PAGE = CHECKOUT / "docs" / "recipe.md"
+_BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def summary(rows: Sequence[dict[str, str]], data: str) -> str:
+    """The configurations of a data set as a table in Markdown, the best first.
+
+    The difference is to the base with the same seeds. It is real if it is above twice its standard error.
+
+    >>> rows = [
+    ...     {"data": "a", "configuration": name, "seed": str(seed), "held_out_accuracy": str(accuracy),
+    ...      "training_seconds": "2.0", "error": ""}
+    ...     for name, accuracies in (("base", (0.80, 0.82)), ("cosine", (0.83, 0.84)))
+    ...     for seed, accuracy in enumerate(accuracies)
+    ... ]
+    >>> print(summary(rows, "a"))
+    | configuration | runs | held-out accuracy | difference to the base | real | training |
+    |---|---|---|---|---|---|
+    | `cosine` | 2 | 83.50 ± 0.50 % | +2.50 ± 0.50 | yes | 2.0 s |
+    | `base` | 2 | 81.00 ± 1.00 % | | | 2.0 s |
+    <BLANKLINE>
+    """
+    found: dict[str, dict[int, float]] = {}
+    seconds: dict[str, list[float]] = {}
+    failed: dict[str, int] = {}
+    for row in rows:
+        if row["data"] != data:
+            continue
+        name = row["configuration"]
+        if row["error"]:
+            failed[name] = failed.get(name, 0) + 1
+            continue
+        found.setdefault(name, {})[int(row["seed"])] = 100 * float(row["held_out_accuracy"])
+        seconds.setdefault(name, []).append(float(row["training_seconds"]))
+    lines = [
+        "| configuration | runs | held-out accuracy | difference to the base | real | training |",
+        "|---|---|---|---|---|---|",
+    ]
+    base = found.get(BASE, {})
+    for name in sorted(found, key=lambda name: -mean(found[name].values())):
+        scores = found[name]
+        paired = [] if name == BASE else [scores[seed] - base[seed] for seed in scores if seed in base]
+        difference, real = "", ""
+        if paired:
+            difference = " " + _with_error(paired, "+.2f")
+            real = " yes" if abs(mean(paired)) > 2 * standard_error(paired) else " no"
+        score = _with_error(list(scores.values()), ".2f") + " %"
+        lines.append(f"| `{name}` | {len(scores)} | {score} |{difference} |{real} | {mean(seconds[name]):.1f} s |")
+    lines += [f"| `{name}` | {count} failed | | | | |" for name, count in failed.items()]
+    return "\n".join(lines) + "\n"
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """The standard error of the mean. Infinite for a single value."""
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+
+
+def _with_error(values: Sequence[float], form: str) -> str:
+    """The mean, and its standard error if there are several values."""
+    return f"{mean(values):{form}}" + (f" ± {standard_error(values):.2f}" if len(values) > 1 else "")
+
+
+def with_tables(page: str, rows: Sequence[dict[str, str]]) -> str:
+    """The text of a page with its tables made from the rows of an ablation."""
+    return _BLOCK.sub(lambda place: place[1] + summary(rows, place[2]) + place[3], page)
+
+
+def main() -> None:
+    """Write the tables into the page."""
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        write_atomically(PAGE, with_tables(PAGE.read_text("utf-8"), list(csv.DictReader(file))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Random changes of samples in training, consistent with their operators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from diffnet.data.feature_names import feature_parts, vector_channels
+from diffnet.data.features import PART_SCALES, descriptor, rotate_vectors
+from diffnet.data.samples import Sample
+from diffnet.geometry import Operators, mirrored, rotated, scaled
+from diffnet.geometry.augmentation.transforms import per_vertex
+from diffnet.geometry.descriptors import hks_times
+
+
+def augmented(
+    sample: Sample,
+    features: str,
+    *,
+    jitter: Tensor | None = None,
+    mirror: Tensor | None = None,
+    rotations: Tensor | None = None,
+    factors: Tensor | None = None,
+    times: Tensor | None = None,
+) -> Sample:
+    """A packed sample whose meshes are changed, with features and operators that fit each other.
+
+    features: those of the sample, such as "xyz+normals"
+    jitter: (V, 3), is added to the positions among the features, in units of the normalized mesh, whose radius is 1.
+        The operators stay those of the unchanged surface.
+    mirror: (B,) bool, the meshes to mirror at the plane x = 0. Positions and normals are mirrored; see `mirrored` for
+        the operators. Other features don't change.
+    rotations: (B, 3, 3), see `random_rotations`. Positions, normals and frames turn.
+    factors: (B,) positive, by which positions are multiplied; see `scaled` for the operators. hks, log-hks and wks are
+        computed again, because they depend on the size. Normals, curvature and own arrays stay.
+    times: the times of hks, on the device; see `hks_times`. Given, they need not be moved to a GPU.
+
+    They are made in this order. All tensors are on the device of the sample, and nothing is read back from a GPU.
+
+    >>> from diffnet.data import Preprocessing, figure, make_sample
+    >>> sample = make_sample(figure(0), Preprocessing(k=8, features="xyz"))
+    >>> larger = augmented(sample, "xyz", factors=torch.tensor([2.0]))
+    >>> torch.equal(larger.features, 2 * sample.features)
+    True
+    """
+    x, operators, vectors = sample.features, sample.operators, vector_channels(features)
+    if jitter is not None:
+        x = _jittered(x, features, jitter)
+    if mirror is not None:
+        if vectors:
+            flips = torch.eye(3, device=x.device, dtype=x.dtype).repeat(len(operators), 1, 1)
+            flips[:, 0, 0] = 1 - 2 * mirror.to(x.dtype)
+            x = rotate_vectors(x, vectors, flips, operators.ptr)
+        operators = mirrored(operators, mirror)
+    if rotations is not None:
+        x = rotate_vectors(x, vectors, rotations, operators.ptr)
+        operators = rotated(operators, rotations)
+    if factors is not None:
+        operators = scaled(operators, factors)
+        x = _rescaled(x, features, operators, factors, times)
+    return replace(sample, features=x, operators=operators)
+
+
+def _jittered(x: Tensor, features: str, jitter: Tensor) -> Tensor:
+    """The positions are the first channels."""
+    parts = feature_parts(features)
+    if parts[0].name != "xyz":
+        raise ValueError(f"jitter needs features with xyz, got {features!r}")
+    unit = PART_SCALES["xyz"][1] if len(parts) > 1 else 1.0
+    return torch.cat([x[:, :3] + unit * jitter, x[:, 3:]], 1)
+
+
+def _rescaled(x: Tensor, features: str, operators: Operators, factors: Tensor, times: Tensor | None) -> Tensor:
+    """The features of scaled meshes, given their operators."""
+    parts, columns, start = feature_parts(features), [], 0
+    for part in parts:
+        stop = x.shape[1] if part.channels is None else start + part.channels  # own arrays are the last ones
+        values = x[:, start:stop]
+        if part.name == "xyz":
+            values = values * per_vertex(operators, factors)[:, None]
+        elif part.needs_eigenpairs:
+            times = hks_times(device=x.device) if times is None else times
+            values = descriptor(part.name, operators, times)
+            if len(parts) > 1:
+                shift, factor = PART_SCALES[part.name]
+                values = (values - shift) * factor
+        columns.append(values)
+        start = stop
+    return torch.cat(columns, 1) if len(columns) > 1 else columns[0]

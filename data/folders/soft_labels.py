@@ -1,0 +1,73 @@
+"""Soft labels of the segmentation sets of MeshCNN (Hanocka et al. 2019): a share of each class at each edge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.data.folders.files import label_files, pair_labels
+from diffnet.data.folders.numbers import read_labels, text_of
+from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
+
+
+def with_soft_labels(data: LabeledMeshes, meshes: list[Path], hard_files: Sequence[Path], root: Path) -> LabeledMeshes:
+    """The data set with the classes that `sseg/NAME.seseg` allows at each edge of the test meshes.
+
+    A class is allowed if its share is above 0. Training uses the hard labels alone.
+
+    meshes: the files of the test meshes, in the order of the data
+    hard_files: the label files that the classes were numbered by
+
+    As in MeshCNN, column i of a file is the label i + m, where m is the smallest label ≥ 0 in all files of `seg/`.
+    Raises DataError, which names the file, if a mesh has no such file, for another number of lines than edges, and if a
+    label has no column.
+    """
+    smallest = int(_labels_in(label_files(root / "seg", (".eseg",)))[0])
+    values = _labels_in(hard_files)
+    if len(values) < len(data.label_names):  # names that don't occur: the classes are the numbers of their lines
+        values = np.arange(len(data.label_names))
+    columns = values - smallest
+
+    def softened(item: LabeledMesh, file: Path) -> LabeledMesh:
+        shares = read_shares(file)
+        if len(shares) != len(item.labels):
+            raise DataError(f"{file}: {len(shares)} lines, but {item.mesh.name} has {len(item.labels)} edges")
+        bad = [i for i in np.unique(item.labels) if i >= 0 and not 0 <= columns[i] < shares.shape[1]]
+        if bad:
+            raise DataError(
+                f"{file}: {shares.shape[1]} numbers in a line, for the labels from {smallest} on, but the label "
+                f"{values[bad[0]]} occurs"
+            )
+        known = (columns >= 0) & (columns < shares.shape[1])
+        return replace(item, accepted=(shares > 0)[:, np.where(known, columns, 0)] & known)
+
+    files = pair_labels(meshes, [root / "sseg"], (".seseg",))
+    return replace(data, test=list(map(softened, data.test, files)))
+
+
+def _labels_in(files: Sequence[Path]) -> NDArray[np.int64]:
+    """The distinct labels ≥ 0, sorted."""
+    values = np.unique(np.concatenate([read_labels(file) for file in files]))
+    return values[values >= 0]
+
+
+def read_shares(path: Path) -> NDArray[np.float64]:
+    """The numbers (E, C) of a text file with a line for each edge. Raises DataError, naming the line that is wrong."""
+    rows: list[list[float]] = []
+    for number, line in enumerate(text_of(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = [float(word) for word in line.split()]
+        except ValueError as e:
+            raise DataError(f"{path}, line {number}: expected numbers, got {line.strip()[:40]!r}") from e
+        if rows and len(row) != len(rows[0]):
+            raise DataError(f"{path}, line {number}: {len(row)} numbers, but the first line has {len(rows[0])}")
+        rows.append(row)
+    if not rows:
+        raise DataError(f"{path}: there are no labels in the file")
+    return np.array(rows)

@@ -1,0 +1,1 @@
+"""Meshes with fewer faces."""

@@ -1,0 +1,93 @@
+"""The vertices, edges and faces of a mesh as places on the surface: their points, their areas and their neighbors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.geometry.mesh.mesh import Mesh, mesh_edges
+
+if TYPE_CHECKING:
+    import scipy.sparse
+
+ElementsAt: TypeAlias = Literal["vertices", "faces", "edges"]
+
+
+def element_points(mesh: Mesh, at: ElementsAt) -> NDArray[np.float64]:
+    """The vertices (V, 3), the midpoints of the edges (E, 3) or the centers of the faces (F, 3)."""
+    if at == "vertices":
+        return mesh.verts
+    points: NDArray[np.float64] = mesh.verts[mesh_edges(mesh.faces) if at == "edges" else mesh.faces].mean(axis=1)
+    return points
+
+
+def face_areas(mesh: Mesh) -> NDArray[np.float64]:
+    """The areas (F,) of the faces."""
+    a, b, c = np.moveaxis(mesh.verts[mesh.faces], 1, 0)
+    areas: NDArray[np.float64] = np.linalg.norm(np.cross(b - a, c - a), axis=1) / 2
+    return areas
+
+
+def element_areas(mesh: Mesh, at: ElementsAt) -> NDArray[np.float64]:
+    """The share (N,) of the surface that belongs to each element. A face gives a third to each corner or side.
+
+    >>> from diffnet.geometry import make_mesh
+    >>> element_areas(make_mesh([[0, 0, 0], [3, 0, 0], [0, 2, 0]], [[0, 1, 2]]), "edges").tolist()
+    [1.0, 1.0, 1.0]
+    """
+    areas = face_areas(mesh)
+    if at == "faces":
+        return areas
+    count = len(mesh.verts) if at == "vertices" else len(mesh_edges(mesh.faces))
+    own = mesh.faces if at == "vertices" else edges_of_faces(mesh.faces)
+    shares = np.bincount(own.reshape(-1), np.repeat(areas / 3, 3), minlength=count)
+    return shares.astype(np.float64)  # without faces, they are integers
+
+
+def edges_of_faces(faces: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers (F, 3) of the edges 0-1, 1-2 and 2-0 of each face, in the order of `mesh_edges`.
+
+    >>> edges_of_faces(np.array([[0, 1, 2], [2, 1, 3]])).tolist()
+    [[0, 1, 2], [1, 3, 4]]
+    """
+    edges, size = mesh_edges(faces), int(faces.max(initial=0)) + 1
+    sides = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]], axis=2)
+    codes = edges[:, 0] * size + edges[:, 1]
+    order = np.argsort(codes)
+    return order[np.searchsorted(codes, sides[..., 0] * size + sides[..., 1], sorter=order)]
+
+
+def border_lengths(mesh: Mesh, at: ElementsAt) -> scipy.sparse.csr_array:
+    """The length of the border between each two neighboring elements: a symmetric matrix (N, N).
+
+    Faces meet at their common edge. Between two vertices, each of their faces has a border from the midpoint of the
+    edge to the center of the face. Between two sides of a face, the border runs from their common corner to the center.
+    """
+    import scipy.sparse  # the command line loads this module
+
+    corners = mesh.verts[mesh.faces]
+    if at == "faces":
+        edges = mesh_edges(mesh.faces)
+        lengths = np.linalg.norm(mesh.verts[edges[:, 0]] - mesh.verts[edges[:, 1]], axis=1)
+        own = edges_of_faces(mesh.faces).reshape(-1)
+        touching = scipy.sparse.csr_array(
+            (np.ones(len(own)), (own, np.repeat(np.arange(len(mesh.faces)), 3))), (len(edges), len(mesh.faces))
+        )
+        between = scipy.sparse.csr_array(touching.T @ scipy.sparse.diags_array(lengths) @ touching)
+        between.setdiag(0)
+        between.eliminate_zeros()
+        return between
+    centers = corners.mean(axis=1, keepdims=True)
+    if at == "vertices":
+        own, count = mesh.faces, len(mesh.verts)
+        lengths = np.linalg.norm((corners + np.roll(corners, -1, axis=1)) / 2 - centers, axis=2)
+    else:
+        own, count = edges_of_faces(mesh.faces), len(mesh_edges(mesh.faces))
+        lengths = np.linalg.norm(np.roll(corners, -1, axis=1) - centers, axis=2)  # sides i and i+1 share corner i+1
+    first, second = own.reshape(-1), np.roll(own, -1, axis=1).reshape(-1)
+    different = first != second
+    entries = (lengths.reshape(-1)[different], (first[different], second[different]))
+    one_way = scipy.sparse.csr_array(entries, (count, count))
+    return scipy.sparse.csr_array(one_way + one_way.T)

@@ -1,0 +1,138 @@
+"""From maps of points to functional maps and back, for one pair of shapes a and b.
+
+A map of points takes each point of b to a point of a. Functions go the other way: a function on a, read at these
+points, is a function on b. A functional map C (K_b, K_a) does the same to coefficients.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diffnet.ops.common.checks import check_index, check_matrix, check_rank, check_tensor
+from diffnet.ops.common.precision import promoted_dtype, without_autocast
+from diffnet.ops.functional_maps.checks import check_finite, check_vertices
+from diffnet.ops.functional_maps.nearest import nearest_neighbors
+
+
+def point_map(c: Tensor, evecs_a: Tensor, evecs_b: Tensor) -> Tensor:
+    """Find the vertex of a for each vertex of b: the one whose mapped delta function is nearest.
+
+    Row v of Φ_b is compared with the rows of Φ_a Cᵀ, as Melzi et al. 2019 (ZoomOut) do.
+
+    Args:
+        c: (K_b, K_a) floating point, a functional map from a to b
+        evecs_a: (V_a, at least K_a) floating point, the eigenvectors. The first K_a are used.
+        evecs_b: (V_b, at least K_b) floating point
+
+    Returns:
+        (V_b,) int64, vertices of a. It has no gradient.
+
+    Raises:
+        TypeError, ValueError: see `nearest_neighbors`.
+
+    >>> point_map(torch.tensor([[1.0, 0.0], [0.0, -1.0]]), torch.eye(2), torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
+    tensor([1, 0])
+    """
+    check_basis(c, evecs_a, evecs_b)
+    rows, columns = c.shape
+    with without_autocast(c):
+        dtype = torch.promote_types(promoted_dtype(c, evecs_a), torch.float32)
+        mapped = evecs_a[:, :columns].detach().to(dtype) @ c.detach().to(dtype).mT
+    return nearest_neighbors(evecs_b[:, :rows], mapped)
+
+
+def check_basis(c: Tensor, evecs_a: Tensor, evecs_b: Tensor) -> None:
+    """Check a functional map (K_b, K_a) and eigenvectors of a (V_a, ≥ K_a) and b (V_b, ≥ K_b) on the same device.
+
+    Raises TypeError or ValueError that names the value.
+    """
+    check_rank("c", c, "(K_b, K_a)", 2)
+    check_matrix("evecs_a", evecs_a, "V_a", "K_a", c.device)
+    check_matrix("evecs_b", evecs_b, "V_b", "K_b", c.device)
+    if evecs_a.shape[1] < c.shape[1] or evecs_b.shape[1] < c.shape[0]:
+        raise ValueError(
+            f"c of shape {tuple(c.shape)} needs {c.shape[1]} eigenvectors of a and {c.shape[0]} of b, "
+            f"got {evecs_a.shape[1]} and {evecs_b.shape[1]}"
+        )
+    check_finite("c", c)
+
+
+def functional_map_from_points(matches: Tensor, evecs_a: Tensor, evecs_b: Tensor, mass_b: Tensor) -> Tensor:
+    """Compute Φ_b⁺ Π Φ_a, the functional map of a map of points. Differentiable in all but `matches`.
+
+    Args:
+        matches: (V_b,) int32 or int64, the vertex of a for each vertex of b
+        evecs_a: (V_a, K_a) floating point
+        evecs_b: (V_b, K_b) floating point
+        mass_b: (V_b,) floating point, the areas of the vertices, with Φ_bᵀ diag(mass) Φ_b = I
+
+    Returns:
+        (K_b, K_a) in the promoted dtype
+
+    Raises:
+        TypeError: for arguments that are not tensors or have other dtypes.
+        ValueError: for other shapes or devices.
+        IndexError: on the CPU and in debug mode for a vertex out of range.
+
+    >>> swap = torch.tensor([1, 0])
+    >>> functional_map_from_points(swap, torch.eye(2), torch.eye(2), torch.ones(2))
+    tensor([[0., 1.],
+            [1., 0.]])
+    """
+    check_rank("evecs_b", evecs_b, "(V_b, K_b)", 2)
+    device = evecs_b.device
+    check_matrix("evecs_a", evecs_a, "V_a", "K_a", device)
+    check_tensor("mass_b", mass_b, (len(evecs_b),), device)
+    check_vertices("matches", matches, len(evecs_a), len(evecs_b), device)
+    dtype = promoted_dtype(evecs_a, evecs_b, mass_b)
+    with without_autocast(evecs_b):
+        return (evecs_b * mass_b[:, None]).to(dtype).mT @ evecs_a[matches.long()].to(dtype)
+
+
+def functional_map_from_correspondences(
+    vertices_a: Tensor, vertices_b: Tensor, evecs_a: Tensor, evecs_b: Tensor
+) -> Tensor:
+    """Compute the functional map of known correspondences by least squares: Φ_b[vertices_b] C ≈ Φ_a[vertices_a].
+
+    It needs correspondences at some points only, and no areas. Of several solutions, the smallest is returned. It is
+    computed in float64.
+
+    Args:
+        vertices_a, vertices_b: (N,) int32 or int64, vertices that correspond to each other; N is at least K_b
+        evecs_a: (V_a, K_a) floating point
+        evecs_b: (V_b, K_b) floating point
+
+    Returns:
+        (K_b, K_a) in the promoted dtype, and in float32 for lower precision
+
+    Raises:
+        TypeError: for arguments that are not tensors or have other dtypes.
+        ValueError: for other shapes or devices, and for fewer points than eigenvectors of b.
+        IndexError: on the CPU and in debug mode for a vertex out of range.
+
+    >>> vertices = torch.tensor([0, 1, 2])
+    >>> functional_map_from_correspondences(vertices, vertices.flip(0), torch.eye(3), torch.eye(3))
+    tensor([[0., 0., 1.],
+            [0., 1., 0.],
+            [1., 0., 0.]])
+    """
+    check_rank("evecs_a", evecs_a, "(V_a, K_a)", 2)
+    device = evecs_a.device
+    check_matrix("evecs_b", evecs_b, "V_b", "K_b", device)
+    check_index("vertices_a", vertices_a, None, device)
+    check_vertices("vertices_a", vertices_a, len(evecs_a), len(vertices_a), device)
+    check_vertices("vertices_b", vertices_b, len(evecs_b), len(vertices_a), device)
+    if len(vertices_a) < evecs_b.shape[1]:
+        raise ValueError(
+            f"{evecs_b.shape[1]} eigenvectors need as many correspondences, got {len(vertices_a)}; "
+            "give more points or fewer eigenvectors"
+        )
+    check_finite("evecs_a", evecs_a)
+    check_finite("evecs_b", evecs_b)
+    dtype = torch.promote_types(promoted_dtype(evecs_a, evecs_b), torch.float32)
+    from_a, from_b = evecs_a[vertices_a.long()].double(), evecs_b[vertices_b.long()].double()
+    # `torch.linalg.lstsq` needs full rank on a GPU. Without it, its results on the CPU vary from call to call (2.13).
+    q, r = torch.linalg.qr(from_b)
+    c: Tensor = torch.linalg.pinv(r) @ (q.mT @ from_a)
+    return c.to(dtype)

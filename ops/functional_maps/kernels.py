@@ -1,0 +1,51 @@
+"""Inverse Cholesky factors of many small matrices, one program for each."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diffnet.ops.common.launch import SIZES, device_of
+from diffnet.ops.common.launcher import launched
+from diffnet.ops.common.limits import check_programs
+
+BLOCK = 32
+
+
+@launched
+@triton.jit(do_not_specialize=SIZES)
+def functional_map_forward_factor_kernel(matrices, out, rows_size, plane_rows, BLOCK: tl.constexpr):
+    """L⁻¹ of A = L Lᵀ by Gaussian elimination of [A, I] without pivoting. Rows are divided by √pivot at the end.
+
+    A pivot that is not above 0 gives NaN.
+    """
+    matrix = tl.program_id(0).to(tl.int64)
+    r = tl.arange(0, BLOCK)
+    rows, columns = r[:, None], r[None, :]
+    inside = (rows < rows_size) & (columns < rows_size)
+    at = rows * rows_size + columns
+    a = tl.load(matrices + matrix * plane_rows * rows_size + at, mask=inside, other=0.0)
+    x = tl.where(rows == columns, 1.0, 0.0).to(a.dtype)
+    for j in range(rows_size):
+        column = tl.sum(tl.where(columns == j, a, 0.0), axis=1)
+        row_of_a = tl.sum(tl.where(rows == j, a, 0.0), axis=0)
+        row_of_x = tl.sum(tl.where(rows == j, x, 0.0), axis=0)
+        pivot = tl.sum(tl.where(r == j, column, 0.0), axis=0)
+        pivot = tl.where(pivot > 0, pivot, float("nan"))
+        factors = tl.where(r > j, column / pivot, 0.0)
+        a -= factors[:, None] * row_of_a[None, :]
+        x -= factors[:, None] * row_of_x[None, :]
+        x = tl.where(rows == j, x / tl.sqrt(pivot), x)
+    tl.store(out + matrix * rows_size * rows_size + at, x, mask=inside)
+
+
+def inverse_factors(panel: Tensor) -> Tensor:
+    """The inverses of the Cholesky factors of the first rows of a panel: (N, at least S, S) contiguous → (N, S, S)."""
+    count, plane_rows, size = panel.shape
+    check_programs("functional_map", count)
+    out = panel.new_empty(count, size, size)
+    if count:
+        with device_of(panel):
+            functional_map_forward_factor_kernel[(count,)](panel, out, size, plane_rows, BLOCK=BLOCK, num_warps=1)
+    return out

@@ -1,0 +1,130 @@
+"""Functional maps from features, for many pairs of shapes at once.
+
+Shapes: P pairs of shapes a and b, K_a and K_b eigenpairs, C features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from diffnet.ops.common.backend import Backend, use_kernels
+from diffnet.ops.common.checks import check_rank, check_tensor, readable
+from diffnet.ops.common.precision import promoted_dtype
+from diffnet.ops.functional_maps import regularizers
+from diffnet.ops.functional_maps.checks import check_finite, checked_number, eigenpair_mask
+from diffnet.ops.functional_maps.rows import solve_rows
+
+Regularizer: TypeAlias = Literal["resolvent", "squared_difference"]
+
+# The weights of the papers.
+WEIGHTS: dict[str, float] = {"resolvent": 100.0, "squared_difference": 1e-3}
+
+
+def functional_map(
+    a: Tensor,
+    b: Tensor,
+    evals_a: Tensor,
+    evals_b: Tensor,
+    *,
+    regularizer: Regularizer = "resolvent",
+    weight: float | Tensor | None = None,
+    gamma: float | Tensor = 0.5,
+    k_a: Sequence[int] | None = None,
+    k_b: Sequence[int] | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Compute the maps C from functions on shape a to functions on shape b that take features to features, C A ≈ B.
+
+    C minimizes ‖C A − B‖² + weight · Σ_ij d_ij C_ij². Row i solves (A Aᵀ + weight · diag(d_i)) c_i = A b_i. The
+    regularizer d_ij is small where eigenvalue i of b is close to eigenvalue j of a, so C almost commutes with the
+    Laplacians.
+
+    It is computed in float64. It is differentiable in a, b and the eigenvalues, and in weight and gamma if they are
+    tensors. Memory beyond the arguments and the result is about 1 GB at most on a GPU, forward and backward.
+
+    Args:
+        a: (P, K_a, C) floating point, coefficients of features in the eigenbasis, as `to_spectral` returns them
+        b: (P, K_b, C) floating point, the same features on the other shape
+        evals_a, evals_b: (P, K_a) and (P, K_b) floating point, the eigenvalues
+        regularizer: "resolvent" (Ren et al. 2019), which doesn't depend on the scale of the shapes, or
+            "squared_difference" (λᵃ_j − λᵇ_i)² (Donati et al. 2020), which is meant for shapes of area 1
+        weight: at least 0; by default 100 for "resolvent" and 1e-3 for "squared_difference"
+        gamma: above 0, the power of the eigenvalues in "resolvent"
+        k_a, k_b: how many eigenpairs of each pair count, P integers from 1 to K_a or K_b. The others are padding. By
+            default all count.
+        backend: see `ops.common.backend.use_kernels`, for the dtypes of a and b
+
+    Returns:
+        (P, K_b, K_a) in the promoted dtype of a and b, and in float32 for lower precision. Rows and columns of padding
+        are 0.
+
+    Raises:
+        TypeError: for arguments that are not tensors or have other dtypes.
+        ValueError: for other shapes, devices, regularizers and numbers of eigenpairs. On the CPU and in debug mode also
+            for values that are not finite, for a weight or gamma out of range, and if the features don't determine a
+            row, as with weight 0 and C < K_a. On a GPU such rows are NaN.
+
+    Sources: Ovsjanikov et al. 2012, Functional Maps; and see `regularizer`.
+
+    >>> a = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+    >>> b = torch.tensor([[[1.0, 0.0], [0.0, -1.0]]])  # the second eigenvector has another sign
+    >>> evals = torch.tensor([[0.0, 1.0]])
+    >>> functional_map(a, b, evals, evals, weight=1.0)
+    tensor([[[ 1.,  0.],
+             [ 0., -1.]]])
+    """
+    check_rank("a", a, "(P, K_a, C)", 3)
+    (pairs, columns, channels), device = a.shape, a.device
+    check_rank("b", b, "(P, K_b, C)", 3)
+    rows = b.shape[1]
+    check_tensor("b", b, (pairs, rows, channels), device)
+    check_tensor("evals_a", evals_a, (pairs, columns), device)
+    check_tensor("evals_b", evals_b, (pairs, rows), device)
+    if columns == 0 or rows == 0:
+        raise ValueError(f"a and b should have eigenpairs, shapes are {tuple(a.shape)} and {tuple(b.shape)}")
+    live_a, live_b = eigenpair_mask("k_a", k_a, evals_a), eigenpair_mask("k_b", k_b, evals_b)
+    if regularizer not in get_args(Regularizer):
+        raise ValueError(f"regularizer should be one of {', '.join(get_args(Regularizer))}, got {regularizer!r}")
+    weight = checked_number("weight", WEIGHTS[regularizer] if weight is None else weight, device, positive=False)
+    gamma = checked_number("gamma", gamma, device, positive=True)
+    triton = use_kernels(backend, a, b)
+    dtype = torch.promote_types(promoted_dtype(a, b), torch.float32)
+    # Autocast leaves float64 as it is.
+    a, b, evals_a, evals_b = (x.double() for x in (a, b, evals_a, evals_b))
+    if live_a is not None:
+        a, evals_a = a.where(live_a[:, :, None], 0), _without_padding(evals_a, live_a)
+    if live_b is not None:
+        b, evals_b = b.where(live_b[:, :, None], 0), _without_padding(evals_b, live_b)
+    for name, x in {"a": a, "b": b, "evals_a": evals_a, "evals_b": evals_b}.items():
+        check_finite(name, x)
+    if regularizer == "resolvent":
+        penalty = weight * regularizers.resolvent(evals_a, evals_b, gamma)
+    else:
+        penalty = weight * regularizers.squared_difference(evals_a, evals_b)
+    # Any positive number keeps padding from making a system singular. Its right-hand side is 0, and so is its map.
+    if live_a is not None:
+        penalty = penalty.where(live_a[:, None, :], 1)
+    if live_b is not None:
+        penalty = penalty.where(live_b[:, :, None], 1)
+    c = solve_rows(a @ a.mT, penalty, b @ a.mT, triton)
+    _check_solution(c)
+    return c.to(dtype)
+
+
+def _without_padding(evals: Tensor, live: Tensor) -> Tensor:
+    """Put the largest eigenvalue of a pair in place of its padding. At 0, powers may have infinite derivatives."""
+    return evals.where(live, evals.where(live, 0).amax(1, keepdim=True))
+
+
+def _check_solution(c: Tensor) -> None:
+    """Raise ValueError on the CPU and in debug mode if a row has no solution."""
+    if readable(c) and not c.isfinite().all():
+        pair, row = (~c.isfinite()).any(2).nonzero()[0].tolist()
+        raise ValueError(
+            f"the features don't determine row {row} of functional map {pair}: its system is singular. "
+            "Give a larger weight, or features with at least as many channels as there are eigenpairs"
+        )

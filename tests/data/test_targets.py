@@ -1,0 +1,291 @@
+"""`load_targets`, the statistics of targets, and the generated figures with their curvature."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+
+from diffnet.data import (
+    DataError,
+    LabeledMesh,
+    LabeledMeshes,
+    check_target_statistics,
+    curved_figure,
+    load_targets,
+    original_targets,
+    standardized_targets,
+    target_statistics,
+    with_columns,
+)
+from diffnet.data.generated.curvature import skin_curvature
+from diffnet.data.generated.shape import Shape, sample_shape, skin_gradient
+from diffnet.geometry import make_mesh, mesh_edges
+from diffnet.geometry.errors import OptionError
+from diffnet.viz import write_ply
+
+BALL = trimesh.creation.icosphere(1)  # 42 vertices, 80 faces, 120 edges
+SIZES = {"vertices": 42, "faces": 80, "edges": 120}
+
+
+def put(path: Path, *columns: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    BALL.export(path)
+    return path
+
+
+def three(root: Path, at: str = "vertices", name: str = "t") -> list[np.ndarray]:
+    """Three meshes with arrays of two columns."""
+    arrays = [np.random.default_rng(i).normal(size=(SIZES[at], 2)) for i in range(3)]
+    for i, array in enumerate(arrays):
+        put(root / f"m{i}.ply")
+        np.save(root / f"m{i}.{name}.npy", array)
+    return arrays
+
+
+@pytest.mark.parametrize("at", list(SIZES))
+def test_the_number_of_rows_decides_where_targets_are(at, tmp_path):
+    arrays = three(tmp_path, at)
+    data = load_targets(tmp_path, "file:t", seed=1)
+    assert (data.labels_at, data.label_names) == (at, ["t_0", "t_1"])
+    assert (len(data.train), len(data.test)) == (2, 1)
+    for item in (*data.train, *data.test):
+        np.testing.assert_array_equal(item.labels, arrays[int(item.name[1:])])
+    assert len(mesh_edges(data.test[0].mesh.faces)) == SIZES["edges"]
+
+
+def test_forms_and_places_of_files(tmp_path):
+    """Text with blanks or commas, a table with names, an array in a folder, and gzip. All have the same numbers."""
+    values = np.random.default_rng(0).normal(size=(42, 2)).round(3)
+    values[5, 1] = np.nan
+    for i in range(5):
+        put(tmp_path / f"m{i}.obj")
+    (tmp_path / "t").mkdir()
+    np.savetxt(tmp_path / "m0.t.txt", values)
+    np.savetxt(tmp_path / "m1.t.txt", values, delimiter=", ")
+    np.savetxt(tmp_path / "m2.t.csv", values, delimiter=",")
+    np.save(tmp_path / "t" / "m3.npy", values)
+    (tmp_path / "m4.t.txt.gz").write_bytes(gzip.compress((tmp_path / "m0.t.txt").read_bytes()))
+    data = load_targets(tmp_path, "file:t")
+    for item in (*data.train, *data.test):
+        np.testing.assert_array_equal(item.labels, values)
+    for i in range(5):
+        rows = "\n".join(f"{u}, {'' if np.isnan(v) else v}" for u, v in values)
+        for old in (*tmp_path.glob("m*.t.*"), tmp_path / "t" / f"m{i}.npy"):
+            old.unlink(missing_ok=True)
+        (tmp_path / "t" / f"m{i}.csv").write_text(f"u,mean v\n{rows}\n")
+    data = load_targets(tmp_path, "file:t")
+    assert data.label_names == ["u", "mean v"]
+    np.testing.assert_array_equal(data.test[0].labels, values)
+
+
+@pytest.mark.parametrize("at", ["vertices", "faces"])
+def test_properties_of_ply_files(at, tmp_path):
+    values = np.random.default_rng(0).normal(size=(2, SIZES[at]))
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        mesh = make_mesh(BALL.vertices, BALL.faces)
+        write_ply(tmp_path / part / f"{part}.ply", mesh, scalars={"u": values[0], "v": values[1]}, at=at)
+    data = load_targets(tmp_path, "file:v+file:u")
+    assert (data.labels_at, data.label_names) == (at, ["u", "v"])
+    np.testing.assert_array_equal(data.test[0].labels, values.T)
+    assert [item.name for item in data.test] == ["test"]
+
+
+def test_lists_divide_the_set_and_an_evaluation_needs_test_meshes_alone(tmp_path):
+    three(tmp_path)
+    (tmp_path / "test.txt").write_text("m1")
+    data = load_targets(tmp_path, "file:t", needs_train=False)
+    assert ([item.name for item in data.test], data.train) == (["m1"], [])
+    (tmp_path / "train.txt").write_text("m2.ply\n")
+    data = load_targets(tmp_path, "file:t")
+    assert [item.name for item in data.train] == ["m2"]
+
+
+def test_tables_of_whole_meshes(tmp_path):
+    for i in range(5):
+        put(tmp_path / "meshes" / f"m{i}.off")
+    table = tmp_path / "targets.csv"
+    table.write_text(
+        "file, volume,area\n" + "".join(f"meshes/m{i}.off,{i},{'' if i == 2 else 0.5}\n" for i in range(5))
+    )
+    data = load_targets(tmp_path)
+    assert (data.labels_at, data.label_names, len(data.train), len(data.test)) == ("meshes", ["volume", "area"], 4, 1)
+    found = {item.name: item.labels for item in (*data.train, *data.test)}
+    np.testing.assert_array_equal(found["meshes/m2.off"], [[2, np.nan]])
+    assert len(load_targets(table, needs_train=False).test) == 5
+    other = tmp_path / "other.csv"
+    other.write_text("file,volume,split\nmeshes/m0.off,1,train\nmeshes/m1.off,2,test\n")
+    data = load_targets(other)
+    assert [item.name for item in data.test] == ["meshes/m1.off"]
+
+
+def write(name: str, content: object):
+    """A change of the set of `three`: a file with other content."""
+
+    def change(root: Path) -> None:
+        if isinstance(content, np.ndarray):
+            np.save(root / name, content)
+        elif content is None:
+            (root / name).unlink()
+        else:
+            (root / name).write_text(str(content))
+
+    return change
+
+
+def with_infinity() -> np.ndarray:
+    array = np.zeros((42, 2))
+    array[3, 1] = -np.inf
+    return array
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            write("m1.t.npy", np.zeros((41, 2))),
+            r"m1.t.npy: 41 rows, but .*m1.ply has 42 vertices, 80 faces and 120 edges",
+        ),
+        (
+            write("m1.t.npy", np.zeros((80, 2))),
+            r"m0.t.npy has targets at vertices, but .*m1.t.npy has targets at faces",
+        ),
+        (write("m1.t.npy", np.zeros((42, 3))), r"m1.t.npy: 3 columns, but .*m0.t.npy has 2"),
+        (write("m1.t.npy", np.zeros((42, 2, 2))), r"m1.t.npy: expected rows of numbers, .* got shape \(42, 2, 2\)"),
+        (write("m1.t.npy", np.zeros((0, 2))), r"m1.t.npy: there are no numbers in the file"),
+        (write("m1.t.npy", np.array(["a"] * 42)), r"m1.t.npy: targets should be numbers, dtype is <U1"),
+        (write("m1.t.npy", with_infinity()), r"m1.t.npy: row 3 has -inf; targets should be below 1e\+30, or nan"),
+        (write("m1.t.npy", "text"), r"m1.t.npy: the file is not a NumPy array of numbers"),
+        (write("m1.t.npy", None), r"m1.ply: no targets for file:t. Expected one of .*m1.t, .* with .npy, .txt or .csv"),
+        (
+            write("m1.t.txt", "1 2\n"),
+            r"m1.ply: more than one file for file:t: .*m1.t.npy, .*m1.t.txt. Keep one of them",
+        ),
+    ],
+)
+def test_bad_files_give_one_line_that_names_the_file(change, message, tmp_path):
+    three(tmp_path)
+    change(tmp_path)
+    with pytest.raises(DataError, match=message) as raised:
+        load_targets(tmp_path, "file:t")
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("m1.t.txt", "1 2\n3 x\n", r"m1.t.txt, line 2: 'x' is not a number"),
+        ("m1.t.txt", "1 2\n3\n", r"m1.t.txt, line 2: 1 columns, but the lines before have 2"),
+        ("m1.t.txt", "1 2\n1_0 2\n", r"m1.t.txt, line 2: '1_0' is not a number"),
+        ("m1.t.txt", "1 inf\n", r"m1.t.txt, line 1: 'inf' is too large"),
+        ("m1.t.txt", "\n\n", r"m1.t.txt: there are no numbers in the file"),
+        ("m1.t.csv", "u,v\n1,\n2,w\n", r"m1.t.csv, line 3: 'w' is not a number"),
+        ("m1.t.csv", "u,u\n1,2\n", r"m1.t.csv: two columns are called 'u'"),
+        ("m1.t.csv", "u,v\n" + "1,2\n" * 42, r"m1.t.csv: the columns are \['u', 'v'\], but those of .*m0.t.npy are"),
+    ],
+)
+def test_bad_text_gives_one_line_that_names_the_line(name, text, message, tmp_path):
+    three(tmp_path)
+    (tmp_path / "m1.t.npy").unlink()
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        load_targets(tmp_path, "file:t")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"targets.csv: the first line should be file,COLUMN,… or file,COLUMN,…,split, got ''"),
+        ("m0.ply,1\nm1.ply,2", r"targets.csv: the first line should be file,COLUMN,…"),
+        ("file,split\nm0.ply,train", r"targets.csv: the first line should be file,COLUMN,…"),
+        ("file,a\n", r"targets.csv: there are no meshes in the table"),
+        ("file,a,a\nm0.ply,1,2", r"targets.csv: two columns are called 'a'"),
+        ("file,a,\nm0.ply,1,2", r"targets.csv: column 2 has no name"),
+        ("file,a\nm0.ply,1\nm1.ply,x", r"targets.csv, line 3, column a: 'x' is not a number"),
+        ("file,a\nm0.ply,1\nm1.ply,inf", r"targets.csv, line 3, column a: 'inf' is too large"),
+        ("file,a\nm0.ply,1\nm1.ply", r"targets.csv, line 3: 1 cells, but the first line has 2"),
+        ("file,a\nm0.ply,1\nm9.ply,1", r"targets.csv, line 3: .*m9.ply: no such file"),
+        ("file,a\nm0.ply,1\nm0.ply,1", r"targets.csv, line 3: m0.ply is in line 2, too"),
+        ("file,a,split\nm0.ply,1,train\nm1.ply,1,", r"line 3: either all lines or none should have a split"),
+        ("file,a,split\nm0.ply,1,train\nm1.ply,1,train", r"targets.csv: there are no test meshes"),
+        ("file,a,b\nm0.ply,1,\nm1.ply,1,nan", r"the column 'b' is missing \(NaN\) in all training meshes"),
+    ],
+)
+def test_bad_tables_give_one_line_that_names_the_line(text, message, tmp_path):
+    three(tmp_path)
+    (tmp_path / "targets.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        load_targets(tmp_path)
+
+
+def test_missing_targets_and_wrong_names(tmp_path):
+    three(tmp_path)
+    with pytest.raises(DataError, match=r"no targets. Expected a table targets.csv .* or --targets file:NAME"):
+        load_targets(tmp_path)
+    with pytest.raises(DataError, match=r"none: no such folder or table"):
+        load_targets(tmp_path / "none")
+    with pytest.raises(DataError, match=r"m0.ply: a folder is needed for the targets file:t, and this is a file"):
+        load_targets(tmp_path / "m0.ply", "file:t")
+    for wrong in ("t", "xyz", "file:t+xyz", "file:"):
+        with pytest.raises(OptionError, match=r"targets should be file:NAME, one or several joined by \+, got"):
+            load_targets(tmp_path, wrong)
+
+
+def test_statistics_leave_missing_targets_out(tmp_path):
+    columns = np.array([[1.0, 5, np.nan], [3, 5, 2], [np.nan, 5, 4]])
+    mesh = make_mesh(np.eye(3), [[0, 1, 2]])
+    item = LabeledMesh("a", mesh, columns)
+    statistics = target_statistics([item], ["u", "v", "w"])
+    assert statistics == {"mean": [2, 5, 3], "std": [1, 1, 1]}
+    assert check_target_statistics(statistics, 3) == statistics
+    (scaled,) = standardized_targets([item], statistics)
+    assert scaled.labels.dtype == np.float32
+    np.testing.assert_array_equal(scaled.labels, [[-1, 0, np.nan], [1, 0, -1], [np.nan, 0, 1]])
+    np.testing.assert_array_equal(original_targets(torch.tensor(scaled.labels), statistics), columns)
+    with pytest.raises(DataError, match=r"the column 'v' is missing \(NaN\) in all training meshes"):
+        target_statistics([LabeledMesh("a", mesh, np.array([[1.0, np.nan]]))], ["u", "v"])
+    with pytest.raises(DataError, match=r"a: the column 'u' has an infinite target"):
+        target_statistics([LabeledMesh("a", mesh, np.array([[np.inf]]))], ["u"])
+    with pytest.raises(DataError, match=r"a: targets should have shape \(N, 1\), got \(3,\)"):
+        target_statistics([LabeledMesh("a", mesh, np.zeros(3))], ["u"])
+    for wrong in (None, {"mean": [0.0], "std": [0.0]}, {"mean": [0.0, 1.0], "std": [1.0, 1.0]}):
+        with pytest.raises(OptionError, match="the statistics of the targets should be"):
+            check_target_statistics(wrong, 1)
+    data = with_columns(LabeledMeshes([], [item], ["u", "v", "w"], "vertices"), ["w", "u"])
+    np.testing.assert_array_equal(data.test[0].labels, columns[:, [2, 0]])
+    with pytest.raises(DataError, match=r"the set has no column 'x'; its columns are u, v, w"):
+        with_columns(LabeledMeshes([], [item], ["u", "v", "w"], "vertices"), ["x"])
+
+
+def test_curvature_of_a_ball_and_a_cylinder():
+    along = np.array([[0.0, 0, 0.5], [0, 0, -0.5]])
+    shape = Shape(along[1:], along[:1], np.full((1, 2), 0.1), np.zeros(1), np.zeros(1, np.int64))
+    points = np.array([[0.1, 0, 0.2], [0, -0.1, 0], [0, 0.06, 0.58]])  # two at the side, one at the round end
+    np.testing.assert_allclose(skin_curvature(shape, points), [5, 5, 10], rtol=1e-12)
+
+
+def test_curvature_agrees_with_differences_of_normals():
+    rng = np.random.default_rng(0)
+    shape = sample_shape(rng)
+    item = curved_figure(3, upright=True)
+    points = shape.starts + rng.normal(scale=0.05, size=shape.starts.shape)
+
+    def normals(at: np.ndarray) -> np.ndarray:
+        slope = skin_gradient(shape, at, 1e-5)
+        return slope / np.linalg.norm(slope, axis=1, keepdims=True)
+
+    steps = 1e-5 * np.eye(3)
+    expected = sum((normals(points + s) - normals(points - s))[:, i] for i, s in enumerate(steps)) / 2e-5 / 2
+    found = skin_curvature(shape, points)
+    # Differences are wrong where they reach over the border between the side and the end of a bone.
+    assert np.median(np.abs(found - expected) / (1 + np.abs(expected))) < 1e-4
+    verts, turned = item.mesh.verts, curved_figure(3)
+    assert item.labels.shape == (len(verts), 1)
+    assert 1 < np.median(item.labels) < 20
+    np.testing.assert_array_equal(turned.labels, item.labels)
+    assert not np.allclose(turned.mesh.verts, verts)

@@ -1,0 +1,106 @@
+"""Decimated meshes, and the nearest points of a surface."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import trimesh
+
+from diffnet.geometry import (
+    MeshError,
+    cache,
+    closest_points,
+    decimate,
+    element_points,
+    element_weights,
+    load_mesh,
+    make_mesh,
+)
+
+BALL = load_mesh(trimesh.creation.icosphere(3))
+
+
+def test_the_surface_stays() -> None:
+    small = decimate(BALL, 200)
+    assert len(small.faces) == 200
+    solid = trimesh.Trimesh(small.verts, small.faces, process=False)
+    assert solid.is_watertight
+    assert solid.volume == pytest.approx(4 / 3 * np.pi, rel=0.05)
+    assert decimate(BALL, len(BALL.faces)) is BALL
+    cloud = load_mesh(BALL.verts)
+    assert decimate(cloud, 4) is cloud
+    with pytest.raises(ValueError, match="max_faces should be at least 4, got 3"):
+        decimate(BALL, 3)
+
+
+def test_a_triangle_soup_stays_connected() -> None:
+    soup = make_mesh(BALL.verts[BALL.faces.reshape(-1)], np.arange(3 * len(BALL.faces)).reshape(-1, 3))
+    small = decimate(soup, 200)
+    assert len(small.faces) <= 200
+    assert trimesh.Trimesh(small.verts, small.faces, process=False).is_watertight
+
+
+def test_the_cache_knows_the_number_of_faces(tmp_path) -> None:
+    first = decimate(BALL, 200, tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fast_simplification.simplify", None)  # a call would fail
+        again = decimate(BALL, 200, tmp_path)
+        with pytest.raises(TypeError):
+            decimate(BALL, 100, tmp_path)
+    np.testing.assert_array_equal(first.verts, again.verts)
+    np.testing.assert_array_equal(first.faces, again.faces)
+    (entry,) = tmp_path.rglob("*.decimated.safetensors")
+    cache.write_entry(entry, {"verts": first.verts, "faces": first.faces + 1000})
+    with pytest.warns(UserWarning, match="is computed again"):
+        np.testing.assert_array_equal(decimate(BALL, 200, tmp_path).faces, first.faces)
+
+
+def test_nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = np.zeros((0, 3)), np.zeros((0, 3), np.int32)
+    monkeypatch.setattr("fast_simplification.simplify", lambda *arguments, **options: nothing)
+    with pytest.raises(MeshError, match="decimation to 100 faces leaves none; allow more"):
+        decimate(BALL, 100)
+
+
+def test_nearest_points_equal_those_of_all_faces() -> None:
+    small = decimate(BALL, 150)
+    points = np.random.default_rng(0).normal(size=(200, 3))
+    found = closest_points(small, points)
+    assert (found.weights >= 0).all()
+    np.testing.assert_allclose(found.weights.sum(axis=1), 1)
+    nearest = np.einsum("nc,ncx->nx", found.weights, small.verts[small.faces[found.faces]])
+    distances = np.linalg.norm(nearest - points, axis=1)
+    samples = np.random.default_rng(1).dirichlet((1, 1, 1), size=(len(small.faces), 200))
+    everywhere = np.einsum("fsc,fcx->fsx", samples, small.verts[small.faces]).reshape(-1, 3)
+    for point, distance in zip(points, distances, strict=True):
+        assert distance <= np.linalg.norm(everywhere - point, axis=1).min() + 1e-12
+
+
+def test_points_of_the_mesh_are_their_own_nearest() -> None:
+    for at in ("vertices", "faces", "edges"):
+        points = element_points(BALL, at)
+        elements, weights = element_weights(BALL, closest_points(BALL, points), at)
+        own = np.take_along_axis(elements, weights.argmax(axis=1)[:, None], axis=1)[:, 0]
+        np.testing.assert_array_equal(own, np.arange(len(points)))
+        np.testing.assert_allclose(weights.sum(axis=1), 1)
+
+
+def test_triangles_without_area_and_of_other_sizes() -> None:
+    line = make_mesh([[0, 0, 0], [4, 0, 0], [2, 0, 0], [2, 0, 0]], [[0, 1, 2], [3, 3, 3]])
+    found = closest_points(line, [[3, 1, 0], [-1, 0, 0]])
+    nearest = np.einsum("nc,ncx->nx", found.weights, line.verts[line.faces[found.faces]])
+    np.testing.assert_allclose(nearest, [[3, 0, 0], [0, 0, 0]], atol=1e-12)
+    # A large face below many small ones, whose centers are nearer to the point.
+    tiny = BALL.verts * 0.01 + [0, 0, 1]
+    both = make_mesh(
+        np.concatenate([tiny, [[-9, -9, 0.9], [9, -9, 0.9], [0, 9, 0.9]]]),
+        np.concatenate([BALL.faces, [[len(tiny), len(tiny) + 1, len(tiny) + 2]]]),
+    )
+    assert closest_points(both, [[1, 0, 0.95]]).faces.tolist() == [len(BALL.faces)]
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match=r"points should be finite, of shape \(N, 3\), got shape \(3,\)"):
+        closest_points(BALL, [0, 0, 0])
+    with pytest.raises(ValueError, match="a point cloud has no faces"):
+        closest_points(load_mesh(BALL.verts), BALL.verts)

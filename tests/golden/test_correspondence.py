@@ -1,0 +1,143 @@
+"""Agreement with published correspondence networks, on the operators in `../shared/golden/correspondence.npz`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from conftest import SHARED
+from torch import Tensor
+
+from diffnet import DiffusionNet, Operators, hks, precompute
+from diffnet.checkpoints.original import our_names
+
+GOLDEN = SHARED / "golden"
+FILES = {"fmnet": GOLDEN / "faust_hks.pth", "ulrssm": GOLDEN / "ulrssm_smal.pth"}
+INPUTS = {"fmnet": "hks", "ulrssm": "verts"}
+
+
+@functools.cache
+def stored() -> dict[str, np.ndarray]:
+    path = GOLDEN / "correspondence.npz"
+    if not path.is_file():
+        pytest.skip(f"reference file is absent ({path})")
+    with np.load(path) as file:
+        return {key: file[key] for key in file.files}
+
+
+def operators_of(figure: int) -> Operators:
+    """The original's operators of figure 0 or 1."""
+    golden = stored()
+
+    def matrix(name: str) -> scipy.sparse.csr_matrix:
+        return scipy.sparse.csr_matrix(
+            tuple(golden[f"{name}{figure}_{part}"] for part in ("data", "indices", "indptr"))
+        )
+
+    frames, mass, evals, evecs = (golden[f"{name}{figure}"] for name in ("frames", "mass", "evals", "evecs"))
+    parts = (frames, mass, matrix("L"), evals, evecs, matrix("gradX"), matrix("gradY"))
+    return Operators.from_reference(parts, golden[f"faces{figure}"])
+
+
+def network(name: str) -> DiffusionNet:
+    stored()  # skips where the files are absent
+    return DiffusionNet.from_original_checkpoint(FILES[name])
+
+
+def relative(a: Tensor, b: np.ndarray) -> float:
+    """‖a − b‖ / ‖b‖"""
+    expected = torch.from_numpy(b).double()
+    return float((a.detach().double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("gradient", ["sparse", "spectral"])
+def test_features(name: str, gradient: str) -> None:
+    model, golden = network(name), stored()
+    for figure in (0, 1):
+        operators = operators_of(figure)
+        operators = operators.with_gradient_evecs() if gradient == "spectral" else operators
+        with torch.no_grad():
+            out = model(torch.from_numpy(golden[f"{INPUTS[name]}{figure}"]), operators)
+        assert relative(out, golden[f"{name}_features{figure}"]) < 1e-4
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_features_from_raw_meshes(name: str) -> None:
+    """Operators and features as the metadata of the network say."""
+    model, golden = network(name), stored()
+    said = model.metadata
+    for figure in (0, 1):
+        raw, faces = 3 * golden[f"verts{figure}"] + 1, golden[f"faces{figure}"]
+        operators = precompute(raw, faces, k=said["k"], normalize=said["normalize"], operators=said["operators"])
+        assert relative(operators.mass, golden[f"mass{figure}"]) < 1e-5
+        x = hks(operators, 16) if said["features"] == "hks" else torch.from_numpy(golden[f"verts{figure}"])
+        with torch.no_grad():
+            assert relative(model(x, operators), golden[f"{name}_features{figure}"]) < 1e-4
+
+
+def test_what_the_kinds_are() -> None:
+    supervised, unsupervised = network("fmnet"), network("ulrssm")
+    assert supervised.metadata["kind"] == "original correspondence"
+    assert unsupervised.metadata["kind"] == "unsupervised correspondence"
+    assert (supervised.gradient_rotation, unsupervised.gradient_rotation) == (True, "swapped")
+    assert supervised.last_activation is None
+    assert unsupervised.last_activation is None
+
+
+def solved_map(features: list[Tensor], operators: list[Operators], k: int, penalty: Tensor, weight: float) -> Tensor:
+    """The functional map (k, k) from figure 0 to figure 1, in float64.
+
+    Row i solves (A Aᵀ + weight diag(penalty_i)) c_i = A b_i for spectral features A and B (k, C).
+    """
+    a, b = (
+        o.evecs[:, :k].double().T @ (o.mass[:, None].double() * x.double())
+        for o, x in zip(operators, features, strict=True)
+    )
+    systems = a @ a.T + weight * torch.diag_embed(penalty)
+    return torch.linalg.solve(systems, (a @ b.T).T[..., None])[..., 0]
+
+
+def squared_differences(a: Tensor, b: Tensor) -> Tensor:
+    return (a[None, :] - b[:, None]) ** 2
+
+
+def resolvent_mask(a: Tensor, b: Tensor) -> Tensor:
+    """Ren et al. 2019, with γ = ½."""
+    largest = torch.maximum(a.max(), b.max())
+    g1, g2 = (a / largest).sqrt(), (b / largest).sqrt()
+    real = (g2 / (g2**2 + 1))[:, None] - (g1 / (g1**2 + 1))[None, :]
+    imaginary = (1 / (g2**2 + 1))[:, None] - (1 / (g1**2 + 1))[None, :]
+    return real**2 + imaginary**2
+
+
+def maps(name: str, k: int, mask: Callable[[Tensor, Tensor], Tensor], weight: float) -> tuple[DiffusionNet, Tensor]:
+    """The network in float32, as for the stored values, and the map from figure 0 to figure 1 in float64."""
+    model, golden = network(name), stored()
+    operators = [operators_of(figure) for figure in (0, 1)]
+    inputs = [torch.from_numpy(golden[f"{INPUTS[name]}{figure}"]) for figure in (0, 1)]
+    features = [model(x, o) for x, o in zip(inputs, operators, strict=True)]
+    penalty = mask(*(o.evals[0, :k].double() for o in operators))
+    return model, solved_map(features, operators, k, penalty, weight)
+
+
+def test_map_and_parameter_gradients() -> None:
+    model, found = maps("fmnet", 30, squared_differences, 1e-3)
+    golden, prefix = stored(), "fmnet_grad_of_sum_C2__"
+    assert relative(found, golden["fmnet_C"][0]) < 1e-4
+    found.square().sum().backward()
+    names = {key.removeprefix(prefix) for key in golden if key.startswith(prefix)}
+    assert len(names) > 2
+    for name, ours in our_names(sorted(names)).items():
+        grad = model.get_parameter(ours).grad
+        assert grad is not None
+        assert relative(grad, golden[prefix + name]) < 1e-3, name
+
+
+def test_map_with_the_resolvent_mask() -> None:
+    found = maps("ulrssm", 50, resolvent_mask, 100.0)[1]
+    assert relative(found, stored()["ulrssm_Cxy"]) < 1e-4

@@ -1,0 +1,179 @@
+"""Ignored classes, weights of classes and soft labels in training and evaluation."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from graph_emulator import EmulatedGraph
+
+from diffnet.data import LabeledMesh, LabeledMeshes, collate_samples, make_sample
+from diffnet.geometry import element_areas, make_mesh, mesh_edges
+from diffnet.geometry.errors import OptionError
+from diffnet.train import cli
+from diffnet.train.checkpoint import build_model, load_checkpoint
+from diffnet.train.metrics import soft_accuracy
+from diffnet.train.options import TrainOptions
+from diffnet.train.steps.step import TrainingStep, make_optimizer
+from diffnet.train.tasks.classes import with_class_options
+from diffnet.train.tasks.labels import label_loss
+
+pytestmark = pytest.mark.usefixtures("small_pictures")
+
+SMALL = ["--k", 8, "--width", 8, "--blocks", 1, "--dropout", 0, "--jobs", 1, "--device", "cpu", "--epochs", 2]
+BALL = trimesh.creation.icosphere(1)
+
+
+def diffnet(capsys, *arguments) -> tuple[int, str, str]:
+    with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as end:
+            status = end.code or 0
+    return status, *capsys.readouterr()
+
+
+def ball(seed: int) -> np.ndarray:
+    return BALL.vertices * [1, 1, 1.5] + np.random.default_rng(seed).normal(scale=0.02, size=BALL.vertices.shape)
+
+
+def three_classes() -> LabeledMeshes:
+    """The upper half, a lower part, and a small class at the tip."""
+    items = []
+    for i in range(3):
+        verts = ball(i)
+        labels = np.where(verts[:, 2] > 0, 0, 1)
+        labels[verts[:, 2] > 0.9] = 2
+        items.append(LabeledMesh(str(i), make_mesh(verts, BALL.faces), labels))
+    return LabeledMeshes(items[:2], items[2:], ["up", "down", "rare"], "vertices")
+
+
+def test_options_are_resolved_by_the_data() -> None:
+    data, options = with_class_options(three_classes(), TrainOptions(ignore=["2"], class_weights="down=3"))
+    assert data.label_names == ["up", "down"]
+    assert options.ignore == ("rare",)
+    assert options.class_weights == "1,3"
+    data, options = with_class_options(three_classes(), TrainOptions(class_weights="balanced"))
+    counts = np.bincount(np.concatenate([item.labels for item in data.train]))
+    weights = np.array([float(weight) for weight in options.class_weights.split(",")])
+    np.testing.assert_allclose(weights * counts, counts.sum() / 3, rtol=1e-6)
+    for given, words in (
+        ({"ignore": ("tail",)}, "ignore: there is no class 'tail'"),
+        ({"class_weights": "tail=2"}, "class_weights: there is no class 'tail'"),
+        ({"class_weights": "1,2"}, "class_weights has 2 weights, and there are 3 classes"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            with_class_options(three_classes(), TrainOptions(**given))
+
+
+@pytest.mark.parametrize("text", ["evenly", "1,-2", "1,nan", "a=1,2", "a=1,a=2", "0,0", "", "1,,2"])
+def test_texts_that_are_no_weights(text: str) -> None:
+    with pytest.raises(OptionError, match="class_weights should"):
+        TrainOptions(class_weights=text)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_loss_is_the_weighted_mean(smoothing: float) -> None:
+    logits, labels = torch.randn(20, 3), torch.randint(-1, 3, (20,))
+    weights = torch.tensor([1.0, 0.25, 4.0])
+    options = TrainOptions(class_weights="1,0.25,4", label_smoothing=smoothing)
+    plain = replace(options, class_weights=None)
+    kept = [i for i in range(20) if labels[i] >= 0]
+    rows = torch.stack([label_loss(logits[[i]], labels[[i]], plain) for i in kept])
+    torch.testing.assert_close(
+        label_loss(logits, labels, options), (rows * weights[labels[kept]]).sum() / weights[labels[kept]].sum()
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_captured_steps_use_the_weights(device: str) -> None:
+    """On the CPU, graphs are emulated: a replay calls the recorded function again."""
+    place = torch.device(device)
+    chosen = TrainOptions(features="xyz", k=8, width=8, blocks=1, dropout=0.0, class_weights="balanced")
+    data, options = with_class_options(three_classes(), chosen)
+    samples = [make_sample(item, options.preprocessing).to(place) for item in data.train]
+    batch = collate_samples(samples)
+    losses = []
+    for capture in (False, True):
+        torch.manual_seed(0)
+        model = build_model(options, data.label_names, data.labels_at).to(place)
+        step = TrainingStep(model, make_optimizer(model, options, place), options, place)
+        if capture:
+            recorder = {"recorder": EmulatedGraph} if device == "cpu" else {}
+            step.capture("vertices", [s.operators for s in samples], **recorder)
+        losses.append([float(step(batch)) for _ in range(4)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5 if device == "cpu" else 2e-2)
+    plain = replace(options, class_weights=None)
+    unweighted = TrainingStep(model, make_optimizer(model, options, place), plain, place)
+    assert abs(float(unweighted(batch)) - float(step(batch))) > 1e-3
+
+
+def test_ignored_classes_count_nowhere(tmp_path: Path, capsys) -> None:
+    for i, item in enumerate([*three_classes().train, *three_classes().test]):
+        part = tmp_path / "data" / ("test" if i == 2 else "train")
+        part.mkdir(parents=True, exist_ok=True)
+        trimesh.Trimesh(item.mesh.verts, item.mesh.faces, process=False).export(part / f"{i}.off")
+        (part / f"{i}.txt").write_text("\n".join(map(str, item.labels * 10)))
+    where = ["--data", tmp_path / "data", "--cache", tmp_path / "cache"]
+    arguments = ["--ignore", 20, "--class-weights", "balanced", "--outputs-at", "faces"]
+    status, _, err = diffnet(capsys, "train", "segmentation", *where, *SMALL, *arguments, "--out", tmp_path / "run")
+    assert status == 0, err
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert [row["name"] for row in results["classes"]] == ["0", "10"]
+    assert sum(row["count"] for row in results["classes"]) < len(BALL.faces)
+    assert results["options"]["ignore"] == ["20"]
+    assert len(results["options"]["class_weights"].split(",")) == 2
+    checkpoint = load_checkpoint(tmp_path / "run" / "last.pt")
+    assert (checkpoint["labels_at"], checkpoint["label_names"]) == ("faces", ["0", "10"])
+    assert checkpoint["options"]["ignore"] == ["20"]
+
+    report = [*where, "--checkpoint", tmp_path / "run" / "last.pt", "--device", "cpu", "--jobs", 1]
+    (tmp_path / "data" / "train" / "0.off").write_text("broken")  # an evaluation doesn't read it
+    status, _, err = diffnet(capsys, "evaluate", *report, "--out", tmp_path / "report")
+    assert status == 0, err
+    again = json.loads((tmp_path / "report" / "results.json").read_text())
+    assert again["classes"] == results["classes"]
+    assert (again["labels_at"], again["test_meshes"]) == ("faces", 1)
+    status, _, err = diffnet(capsys, "train", "segmentation", *where, *SMALL, "--ignore", "7", "--out", tmp_path / "x")
+    assert (status, len(err.splitlines())) == (1, 1)
+
+
+def test_the_score_by_soft_labels(tmp_path: Path, capsys) -> None:
+    verts, faces = ball(0), BALL.faces
+    mesh = make_mesh(verts, faces)
+    edges = mesh_edges(mesh.faces)
+    root = tmp_path / "data"
+    for i in range(2):
+        folder = root / ("test" if i else "train")
+        folder.mkdir(parents=True)
+        lines = [f"v {x} {y} {z}" for x, y, z in verts] + ["f " + " ".join(str(v + 1) for v in face) for face in faces]
+        (folder / f"{i}.obj").write_text("\n".join(lines))
+        for name, content in (
+            (f"seg/{i}.eseg", "\n".join(str(1 + k % 2) for k in range(len(edges)))),
+            (f"sseg/{i}.seseg", "\n".join("1 0" if k % 3 else "0.5 0.5" for k in range(len(edges)))),
+        ):
+            (root / name).parent.mkdir(exist_ok=True)
+            (root / name).write_text(content)
+    where = ["--data", root, "--cache", tmp_path / "cache", "--out", tmp_path / "run"]
+    status, out, err = diffnet(capsys, "train", "segmentation", *where, *SMALL, "--class-weights", "1,0")
+    assert status == 0, err
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["soft_accuracy"] == 1  # the network learns only the first class, which is right everywhere
+    assert results["test_accuracy"] == pytest.approx(0.5, abs=0.01)
+    assert "accuracy by soft labels 100.00 %" in " ".join(out.split())
+    assert "Accuracy by soft labels" in (tmp_path / "run" / "predictions.html").read_text()
+    accepted = np.array([[True, k % 3 == 0] for k in range(len(edges))])
+    areas = element_areas(mesh, "edges")
+    assert soft_accuracy(np.ones(len(edges), int), accepted, areas) == pytest.approx(areas[::3].sum() / mesh_area(mesh))
+
+
+def mesh_area(mesh) -> float:
+    return trimesh.Trimesh(mesh.verts, mesh.faces, process=False).area

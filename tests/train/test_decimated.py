@@ -1,0 +1,173 @@
+"""`--max-faces`: training on decimated meshes, and scores and predictions on the full ones."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from plyfile import PlyData
+
+from diffnet import DiffusionNet
+from diffnet.data import (
+    UNLABELED,
+    Interpolation,
+    LabeledMesh,
+    Preprocessing,
+    collate_samples,
+    decimate_all,
+    decimated,
+    decimated_to_score,
+    interpolation_weights,
+    make_sample,
+    transferred_labels,
+)
+from diffnet.geometry import decimate, element_points, load_mesh
+from diffnet.train import cli
+from diffnet.train.inference.predict import predict_labels
+from diffnet.train.run import scored_on
+
+pytestmark = pytest.mark.usefixtures("small_pictures")
+
+PLACES = ("vertices", "faces", "edges")
+EGG = trimesh.creation.icosphere(3)
+EGG.vertices = EGG.vertices * [1, 1, 1.5]
+MESH = load_mesh(EGG)
+SMALL = decimate(MESH, 300)
+
+
+def diffnet(capsys, *arguments) -> tuple[int, str, str]:
+    with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as end:
+            status = end.code or 0
+    return status, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("at", PLACES)
+def test_labels_go_to_the_decimated_mesh_and_back(at) -> None:
+    halves = (element_points(MESH, at)[:, 2] > 0).astype(np.int64)
+    item = decimated(LabeledMesh("egg", MESH, halves), at, 300, "xyz")
+    height = element_points(item.mesh, at)[:, 2]
+    clear = abs(height) > 0.15
+    np.testing.assert_array_equal(item.labels[clear], height[clear] > 0)
+    one_hot = torch.nn.functional.one_hot(torch.from_numpy(item.labels), 2).float()
+    back = Interpolation.of(interpolation_weights(MESH, item.mesh, at))(one_hot).argmax(1).numpy()
+    assert (back == halves).mean() > 0.95
+    unlabeled = transferred_labels(np.full(len(halves), UNLABELED), MESH, item.mesh, at)
+    assert (unlabeled == UNLABELED).all()
+
+
+def test_majorities_and_elements_without_votes() -> None:
+    # Of the faces that vote at a decimated face, most have label 1, and every seventh has label 2.
+    labels = np.ones(len(MESH.faces), np.int64)
+    labels[::7] = 2
+    assert (transferred_labels(labels, MESH, SMALL, "faces") == 1).mean() > 0.95
+    # In the other direction, most faces of the fine mesh get no vote, but the label of their place.
+    fine = transferred_labels((element_points(SMALL, "faces")[:, 0] > 0).astype(np.int64), SMALL, MESH, "faces")
+    assert (fine == (element_points(MESH, "faces")[:, 0] > 0)).mean() > 0.95
+
+
+def test_values_at_vertices_are_linear_on_faces() -> None:
+    back = Interpolation.of(interpolation_weights(MESH, SMALL, "vertices"))
+    np.testing.assert_allclose(back(torch.from_numpy(SMALL.verts).float()), MESH.verts, atol=0.1)
+    assert back.elements.shape == back.weights.shape == (len(MESH.verts), 3)
+    full = LabeledMesh("egg", MESH, np.zeros(642, np.int64), {"x": MESH.verts[:, :2]})
+    item = decimated(full, "vertices", 300, "file:x")
+    np.testing.assert_allclose(item.arrays["x"], item.mesh.verts[:, :2], atol=0.05)
+
+
+def test_numbers_are_interpolated() -> None:
+    numbers = np.stack([MESH.verts[:, 0], np.full(len(MESH.verts), np.nan)], axis=1)
+    item = decimated(LabeledMesh("egg", MESH, numbers), "vertices", 300, "xyz")
+    np.testing.assert_allclose(item.labels[:, 0], item.mesh.verts[:, 0], atol=0.05)
+    assert np.isnan(item.labels[:, 1]).all()
+    assert transferred_labels(numbers[:, 0], MESH, SMALL, "vertices").shape == (len(SMALL.verts),)
+
+
+def test_a_sample_with_labels_of_the_full_mesh() -> None:
+    full = LabeledMesh("egg", MESH, np.zeros(len(MESH.verts), np.int64))
+    options = Preprocessing(k=4, features="xyz")
+    taken, back = decimated_to_score(full, "vertices", 300, "xyz")
+    sample = scored_on(make_sample(taken, options), back)
+    assert len(sample.labels) == len(MESH.verts)
+    assert sample.operators.num_vertices == len(taken.mesh.verts) < len(MESH.verts)
+    assert sample.to("cpu").interpolation is not None
+    with pytest.raises(ValueError, match="egg: a sample with an interpolation can't be packed with others"):
+        collate_samples([sample, sample])
+    whole, back = decimated_to_score(full, "vertices", None, "xyz")
+    assert (whole, back) == (full, None)
+    sample = make_sample(whole, options)
+    assert scored_on(sample, back) is sample
+    shape = LabeledMesh("egg", MESH, np.array(3))
+    taken, back = decimated_to_score(shape, "meshes", 300, "xyz")
+    assert (int(taken.labels), back) == (3, None)
+    assert int(decimated(shape, "meshes", 300, "xyz").labels) == 3
+
+
+def test_processes_decimate(tmp_path: Path) -> None:
+    """In the order of the meshes, and with the results of a single process."""
+    items = [LabeledMesh(mesh.name, mesh, np.zeros(len(mesh.faces), np.int64)) for mesh in (MESH, SMALL, MESH)]
+    done: list[int] = []
+    work = partial(decimated_to_score, at="faces", max_faces=310, features="xyz", cache_dir=tmp_path)
+    found = decimate_all(work, items, 310, 2, lambda: done.append(1))
+    assert [len(item.mesh.faces) for item, _ in found] == [310, 300, 310]
+    assert len(done) == 3
+    assert found[1] == (items[1], None)
+    (item, back), (expected, weights) = found[2], work(items[2])
+    np.testing.assert_array_equal(item.mesh.verts, expected.mesh.verts)
+    np.testing.assert_array_equal(back[0], weights[0])
+
+
+def test_a_run_on_decimated_meshes(tmp_path: Path, capsys) -> None:
+    rng = np.random.default_rng(0)
+    for i in range(3):
+        verts = EGG.vertices + rng.normal(scale=0.01, size=EGG.vertices.shape)
+        mesh = trimesh.Trimesh(verts, EGG.faces, process=False)
+        path = tmp_path / "data" / ("train" if i < 2 else "test") / f"{i}.off"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mesh.export(path)
+        height = element_points(load_mesh(path), "faces")[:, 2]
+        path.with_suffix(".txt").write_text("\n".join(str(int(z > 0)) for z in height))
+        np.save(path.with_suffix(".height.npy"), verts[:, 2])
+    where = ["--data", tmp_path / "data", "--cache", tmp_path / "cache", "--device", "cpu", "--jobs", 1]
+    small = ["--features", "file:height", "--k", 8, "--width", 8, "--blocks", 1, "--dropout", 0, "--lr", 0.02]
+    run = ["train", "segmentation", *where, *small, "--epochs", 12, "--max-faces", 200, "--out", tmp_path / "run"]
+    status, _, err = diffnet(capsys, *run)
+    assert status == 0, err
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert sum(row["count"] for row in results["classes"]) == len(EGG.faces)  # of the full mesh
+    assert results["test_accuracy"] > 0.9
+    assert results["options"]["max_faces"] == 200
+
+    network = DiffusionNet.load(tmp_path / "run" / "last.pt")
+    test = tmp_path / "data" / "test" / "2.off"
+    ((mesh, labels),) = predict_labels([test], network, "cpu")
+    assert len(mesh.faces) == len(EGG.faces)
+    truth = np.loadtxt(test.with_suffix(".txt"), dtype=int)
+    assert (labels == truth).mean() == pytest.approx(results["test_accuracy"])
+
+    checkpoint = ["--checkpoint", tmp_path / "run" / "last.pt"]
+    status, _, err = diffnet(capsys, "evaluate", *where, *checkpoint, "--out", tmp_path / "report")
+    assert status == 0, err
+    report = json.loads((tmp_path / "report" / "results.json").read_text())
+    assert report["test_accuracy"] == results["test_accuracy"]
+    out = tmp_path / "smooth.ply"
+    status, _, err = diffnet(capsys, "predict", test, *checkpoint, "--device", "cpu", "--out", out, "--smooth", 2)
+    assert status == 0, err
+    smooth = np.array(PlyData.read(out)["face"]["label"])
+    assert len(smooth) == len(EGG.faces)
+    pairs = EGG.face_adjacency
+
+    def cuts(values):
+        return (values[pairs[:, 0]] != values[pairs[:, 1]]).sum()
+
+    assert 0 < cuts(smooth) <= cuts(labels)

@@ -1,0 +1,89 @@
+"""The recipes of `diffnet train`."""
+
+import inspect
+from typing import get_args
+
+import pytest
+from typer.testing import CliRunner
+
+from diffnet.checkpoints.training import OLDER
+from diffnet.data import LabeledMeshes
+from diffnet.train.commands import training
+from diffnet.train.options import TrainOptions
+from diffnet.train.recipes import RecipeName, recipe
+from diffnet.train.tasks.names import TaskName
+
+TASKS = get_args(TaskName)
+
+
+class Stop(Exception):
+    """Ends a command before it trains."""
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, task: str, *arguments: str) -> TrainOptions:
+    """The options with which a command would train."""
+    found: list[TrainOptions] = []
+
+    def run(data: LabeledMeshes, options: TrainOptions, *rest: object, **given: object) -> None:
+        found.append(options)
+        raise Stop
+
+    monkeypatch.setattr("diffnet.train.run.run_training", run)
+    for loader in ("figures", "shapes", "load_targets"):
+        monkeypatch.setattr(f"diffnet.data.{loader}", lambda *_, **__: LabeledMeshes([], [], ["a"], "vertices"))
+    data = "shapes" if task == "classification" else "figures"
+    result = CliRunner().invoke(
+        training.train_app, [task, "--data", data, "--out", "nowhere", "--cache", ".", *arguments]
+    )
+    assert isinstance(result.exception, Stop), result.output
+    return found[-1]
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", get_args(RecipeName))
+def test_commands_follow_recipes(monkeypatch: pytest.MonkeyPatch, name: RecipeName, task: TaskName) -> None:
+    expected = TrainOptions(task=task, **recipe(name, task))
+    assert chosen(monkeypatch, task, "--recipe", name) == expected
+    if name == "default":
+        assert chosen(monkeypatch, task) == expected
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_help_shows_the_default_recipe(task: TaskName) -> None:
+    command = getattr(training, f"train_{task}")
+    options = TrainOptions(task=task, **recipe("default", task)).as_dict()
+    shown = {name: p.default for name, p in inspect.signature(command).parameters.items() if name in options}
+    unset = {"laplacian": None, "ignore": None}  # decided by --operators, and an empty list
+    assert shown == {name: value for name, value in (options | unset).items() if name in shown}
+    assert len(shown) > 25
+
+
+def test_options_win_over_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = "--recipe", "original", "--features", "xyz", "--dropout", "0.1", "--k", "64"
+    options = chosen(monkeypatch, "segmentation", *given)
+    assert (options.features, options.dropout, options.k) == ("xyz", 0.1, 64)
+    assert (options.laplacian, options.schedule, options.width) == ("cotan", "step", 128)
+    # An option with the value of its default also counts as given.
+    default = TrainOptions().schedule
+    assert chosen(monkeypatch, "segmentation", *given, "--schedule", default).schedule == default
+
+
+@pytest.mark.parametrize("name", get_args(RecipeName))
+def test_a_limit_of_vertices_replaces_that_of_meshes(monkeypatch: pytest.MonkeyPatch, name: RecipeName) -> None:
+    options = chosen(monkeypatch, "segmentation", "--recipe", name, "--batch-vertices", "5000")
+    assert (options.batch_meshes, options.batch_vertices) == (None, 5000)
+    options = chosen(monkeypatch, "segmentation", "--batch-vertices", "5000", "--batch-meshes", "3")
+    assert (options.batch_meshes, options.batch_vertices) == (3, 5000)
+
+
+def test_older_checkpoints_do_not_follow_the_recipe() -> None:
+    """Options of the recipe that the first version did not have are those of the original in older checkpoints."""
+    first_version = {
+        *("features", "k", "laplacian", "basis", "width", "blocks", "diffusion", "attention_heads", "dropout"),
+        *("learning_rate", "decay_every", "batch_meshes"),
+        "operators",  # which it had, too, but not those of the original
+    }
+    original = recipe("original", "segmentation")
+    assert {name: OLDER[name] for name in original.keys() - first_version} == {
+        name: original[name] for name in original.keys() - first_version
+    }

@@ -1,0 +1,320 @@
+"""`diffnet train regression`, `predict` and `evaluate` with its networks, and its steps as CUDA graphs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from graph_emulator import EmulatedGraph
+
+from diffnet import DiffusionNet
+from diffnet.data import LabeledMesh, LabeledMeshes, Sample, TargetsAt, collate_samples, make_sample
+from diffnet.geometry import load_attributes, make_mesh, mesh_edges
+from diffnet.geometry.errors import OptionError
+from diffnet.train import MetadataError, predict_labels, predict_probabilities, predict_values
+from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, save_checkpoint
+from diffnet.train.loop import train
+from diffnet.train.metrics import column_scores
+from diffnet.train.options import TrainOptions
+from diffnet.train.steps.step import TrainingStep, make_optimizer
+from diffnet.train.tasks.regression import REGRESSION, target_loss
+
+pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
+
+CPU = torch.device("cpu")
+SMALL = ["--k", 12, "--width", 16, "--blocks", 1, "--jobs", 1, "--device", "cpu", "--lr", 0.02, "--no-rotate"]
+
+
+def diffnet(*arguments) -> int:
+    from diffnet.train import cli
+
+    with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
+        try:
+            cli.main()
+        except SystemExit as end:
+            return end.code or 0
+    return 0
+
+
+def ball(seed: int) -> trimesh.Trimesh:
+    """A stretched ball of 42 vertices."""
+    mesh = trimesh.creation.icosphere(1)
+    stretch = np.random.default_rng(seed).uniform(0.5, 1.5, 3)
+    return trimesh.Trimesh(mesh.vertices * stretch, mesh.faces, process=False)
+
+
+def heights(verts: np.ndarray) -> np.ndarray:
+    """Targets in different units: the height as a share of the mesh's radius, and 1000 minus 5 times it."""
+    height = verts[:, 2] / np.linalg.norm(verts, axis=1).max()
+    return np.stack([height, 1000 - 5 * height], 1)
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory) -> Path:
+    """A set with targets at the vertices and for whole meshes, and a run on each of them."""
+    root = tmp_path_factory.mktemp("room")
+    (root / "data").mkdir()
+    lines = ["file,volume,size,split"]
+    for i in range(9):
+        mesh = ball(i)
+        mesh.export(root / "data" / f"m{i}.ply")
+        targets = heights(mesh.vertices)
+        targets[i::7] = np.nan
+        np.save(root / "data" / f"m{i}.heights.npy", targets)
+        lines.append(f"m{i}.ply,{mesh.volume},{'' if i == 1 else 2 * mesh.volume},{'test' if i > 6 else 'train'}")
+    (root / "data" / "targets.csv").write_text("\n".join(lines))
+    (root / "data" / "train.txt").write_text("\n".join(f"m{i}" for i in range(7)))
+    (root / "data" / "test.txt").write_text("m7\nm8")
+    shared = ["--data", root / "data", "--cache", root / "cache", *SMALL, "--features", "xyz"]
+    with suppress(SystemExit), patch("diffnet.train.report.charts.DPI", 40):
+        diffnet("train", "regression", *shared, "--targets", "file:heights", "--out", root / "run", "--epochs", 30)
+        diffnet("train", "regression", *shared, "--out", root / "whole", "--epochs", 3)
+    return root
+
+
+def test_a_run_learns_and_reports(room):
+    results = json.loads((room / "run" / "results.json").read_text())
+    assert (results["task"], results["labels_at"]) == ("regression", "vertices")
+    first, second = results["columns"]
+    assert (first["name"], first["count"], second["name"]) == ("heights_0", 74, "heights_1")
+    assert first["r2"] > 0.7
+    assert results["test_r2"] == pytest.approx((first["r2"] + second["r2"]) / 2)
+    # Errors are in the units of each column, of which the second one is 5 times the first.
+    assert second["mae"] == pytest.approx(5 * first["mae"], rel=0.5)
+    with (room / "run" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {"train_r2", "validation_r2", "test_r2"} < set(rows[0])
+    assert float(rows[-1]["test_r2"]) == pytest.approx(results["test_r2"], rel=1e-5)
+    page = (room / "run" / "predictions.html").read_text()
+    assert page.count("<article>") == 2
+    assert page.count("Error of heights_1") == 2
+    for chart in ("scatter.png", "curves.png"):
+        assert (room / "run" / chart).read_bytes().startswith(b"\x89PNG")
+
+
+def test_targets_of_whole_meshes(room, tmp_path):
+    results = json.loads((room / "whole" / "results.json").read_text())
+    assert [(row["name"], row["count"]) for row in results["columns"]] == [("volume", 2), ("size", 2)]
+    assert results["labels_at"] == "meshes"
+    page = (room / "whole" / "predictions.html").read_text()
+    assert page.count("<article>") == 2
+    assert "truth: " in page
+    meshes = [room / "data" / f"m{i}.ply" for i in (7, 8)]
+    files = ["--out", tmp_path / "table.csv", "--html", tmp_path / "page.html", "--png", tmp_path / "picture.png"]
+    assert diffnet("predict", *meshes, "--checkpoint", room / "whole" / "last.pt", *files, "--device", "cpu") == 0
+    with (tmp_path / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["file"] for row in rows] == [str(mesh) for mesh in meshes]
+    truth = [ball(i).volume for i in (7, 8)]
+    errors = [abs(float(row["volume"]) - volume) for row, volume in zip(rows, truth, strict=True)]
+    assert np.mean(errors) == pytest.approx(results["columns"][0]["mae"], rel=1e-5)
+    assert "volume" in (tmp_path / "page.html").read_text()
+
+
+def test_a_run_can_be_resumed(room, tmp_path, capsys):
+    shared = ["--data", room / "data", "--cache", room / "cache", *SMALL, "--features", "xyz", "--schedule", "step"]
+    whole = ["--targets", "file:heights", *shared, "--out", tmp_path / "whole", "--epochs", 3]
+    part = ["--targets", "file:heights", *shared, "--out", tmp_path / "part"]
+    assert diffnet("train", "regression", *whole) == 0
+    assert diffnet("train", "regression", *part, "--epochs", 1) == 0
+    assert diffnet("train", "regression", *part, "--epochs", 3, "--resume") == 0
+    one, other = (load_checkpoint(tmp_path / name / "last.pt")["model"] for name in ("whole", "part"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    capsys.readouterr()
+    assert diffnet("train", "regression", *part, "--epochs", 4, "--resume", "--loss", "l1") == 1
+    assert "loss = mse, not l1" in capsys.readouterr().err
+
+
+def test_predict_writes_columns(room, tmp_path):
+    mesh, checkpoint = room / "data" / "m7.ply", room / "run" / "last.pt"
+    ((_, values),) = predict_values([mesh], DiffusionNet.load(checkpoint), "cpu")
+    assert values.shape == (42, 2)
+    assert values[:, 1].mean() == pytest.approx(1000, abs=20)
+    run = ["predict", mesh, "--checkpoint", checkpoint, "--device", "cpu", "--out"]
+    assert diffnet(*run, tmp_path / "a.ply", "--png", tmp_path / "a.png") == 0
+    assert diffnet(*run, tmp_path / "a.npy") == 0
+    assert diffnet(*run, tmp_path / "a.csv") == 0
+    properties = load_attributes(tmp_path / "a.ply").vertices
+    np.testing.assert_array_equal(np.stack([properties["heights_0"], properties["heights_1"]], 1), values)
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), values)
+    assert (tmp_path / "a.csv").read_text().startswith("heights_0,heights_1\n")
+    np.testing.assert_allclose(np.loadtxt(tmp_path / "a.csv", delimiter=",", skiprows=1), values, rtol=1e-7)
+    folder = ["predict", mesh, room / "data" / "m8.ply", "--checkpoint", checkpoint, "--device", "cpu"]
+    assert diffnet(*folder, "--out", tmp_path / "folder") == 0
+    assert {path.name for path in (tmp_path / "folder").iterdir()} == {"m7.ply", "m8.ply"}
+
+
+def test_evaluate_gives_the_results_of_the_run(room, tmp_path, capsys):
+    shared = ["--cache", room / "cache", "--device", "cpu", "--jobs", 1]
+    for name in ("run", "whole"):
+        data = ["--data", room / "data", "--checkpoint", room / name / "last.pt"]
+        assert diffnet("evaluate", *data, *shared, "--out", tmp_path / name) == 0
+        run, report = (json.loads((folder / name / "results.json").read_text()) for folder in (room, tmp_path))
+        for one, other in zip(run["columns"], report["columns"], strict=True):
+            assert (one.pop("name"), one.pop("count")) == (other.pop("name"), other.pop("count"))
+            assert one == pytest.approx(other, rel=1e-6)
+    capsys.readouterr()
+    table = tmp_path / "other.csv"
+    table.write_text(f"file,volume\n{room / 'data' / 'm7.ply'},1\n")
+    arguments = ["--data", table, "--checkpoint", room / "whole" / "last.pt", *shared, "--out", tmp_path / "new"]
+    assert diffnet("evaluate", *arguments) == 1
+    assert "the set has no column 'size'; its columns are volume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "a.obj"], "--out should be a file with .ply or .npy or .csv"),
+        (["--out", "a.ply", "--probabilities", "p.npz"], "--probabilities is for networks that predict classes"),
+    ],
+)
+def test_predict_refuses(arguments, message, room, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mesh, checkpoint = room / "data" / "m7.ply", room / "run" / "last.pt"
+    assert diffnet("predict", mesh, "--checkpoint", checkpoint, "--device", "cpu", *arguments) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_functions_for_classes_refuse_numbers(room):
+    network = DiffusionNet.load(room / "run" / "last.pt")
+    for function in (predict_labels, predict_probabilities):
+        with pytest.raises(MetadataError, match="predicts numbers and not classes; call predict_values"):
+            function([room / "data" / "m7.ply"], network, "cpu")
+    network.metadata["task"] = "segmentation"
+    network.metadata["targets"] = None
+    with pytest.raises(MetadataError, match="the network is one of segmentation; call predict_labels"):
+        predict_values([room / "data" / "m7.ply"], network, "cpu")
+
+
+def test_a_network_of_ones_own_predicts_its_outputs(tmp_path):
+    """Without statistics, targets are taken as they are."""
+    network = DiffusionNet(3, 2, width=8, blocks=1, outputs_at="global_mean")
+    network.save(tmp_path / "own.safetensors", features="xyz", k=6, normalize=True, task="regression")
+    ball(0).export(tmp_path / "a.ply")
+    ((_, values),) = predict_values([tmp_path / "a.ply"], DiffusionNet.load(tmp_path / "own.safetensors"), "cpu")
+    assert values.shape == (1, 2)
+    assert np.abs(values).max() < 10
+
+
+def test_a_checkpoint_with_other_statistics_is_refused(room, tmp_path):
+    stored = load_checkpoint(room / "run" / "last.pt")
+    for wrong in (None, {"mean": [0.0], "std": [1.0]}, {"mean": [0.0, 0.0], "std": [1.0, -1.0]}):
+        save_checkpoint(tmp_path / "a.pt", {**stored, "target_statistics": wrong})
+        with pytest.raises(CheckpointError, match=r"a.pt: the statistics of the targets should be"):
+            load_checkpoint(tmp_path / "a.pt")
+
+
+def test_options_of_other_tasks_are_refused():
+    with pytest.raises(OptionError, match="loss is for regression, and the task is segmentation"):
+        TrainOptions(loss="l1")
+    with pytest.raises(OptionError, match="targets is for regression, and the task is classification"):
+        TrainOptions(task="classification", targets="file:t")
+    with pytest.raises(OptionError, match="label_smoothing is for tasks with labels, and the task is regression"):
+        TrainOptions(task="regression", label_smoothing=0.1)
+    with pytest.raises(OptionError, match="loss should be one of mse, l1, huber, got 'l2'"):
+        TrainOptions(task="regression", loss="l2")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("loss", ["mse", "l1", "huber"])
+def test_missing_targets_count_neither_in_losses_nor_in_scores(loss):
+    options = TrainOptions(task="regression", loss=loss)
+    outputs = torch.randn(9, 2, dtype=torch.float64, requires_grad=True)
+    targets = 3 * torch.randn(9, 2, dtype=torch.float64)
+    targets[:4, 0], targets[8] = torch.nan, torch.nan
+    known = ~targets.isnan()
+    function = {"mse": "mse_loss", "l1": "l1_loss", "huber": "huber_loss"}[loss]
+    expected = getattr(torch.nn.functional, function)(outputs[known].float(), targets[known])
+    found = target_loss(outputs, targets, options)
+    torch.testing.assert_close(found, expected, check_dtype=False)
+    (gradient,) = torch.autograd.grad(found, outputs)
+    assert (gradient[~known] == 0).all()
+    assert (gradient[known] != 0).all()
+    assert target_loss(outputs, torch.full_like(targets, torch.nan), options) == 0
+    tally = REGRESSION.tally(outputs.detach(), targets, 2)
+    for i, row in enumerate(column_scores(tally)):
+        p, y = outputs.detach()[known[:, i], i], targets[known[:, i], i]
+        assert row["count"] == len(y)
+        assert row["mae"] == pytest.approx(float((p - y).abs().mean()))
+        assert row["rmse"] == pytest.approx(float(((p - y) ** 2).mean() ** 0.5))
+        assert row["r2"] == pytest.approx(1 - float(((p - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()))
+
+
+def test_scores_that_are_not_defined_are_null():
+    nothing, constant = column_scores([[0, 0, 0, 0, 0], [3, 6, 12, 1, 1]])
+    assert np.isnan([nothing["mae"], nothing["rmse"], nothing["r2"], constant["r2"]]).all()
+    assert np.isnan(REGRESSION.score(torch.zeros(2, 5)))
+
+
+def with_targets(at: TargetsAt, count: int) -> LabeledMeshes:
+    """Meshes with two columns of standardized targets, some of them missing."""
+    items = []
+    for i in range(count):
+        mesh = trimesh.creation.icosphere(1 + i % 2)
+        sizes = {"vertices": len(mesh.vertices), "faces": len(mesh.faces), "edges": len(mesh_edges(mesh.faces))}
+        targets = np.random.default_rng(i).normal(size=(sizes.get(at, 1), 2)).astype(np.float32)
+        targets[::3, i % 2] = np.nan
+        items.append(LabeledMesh(str(i), make_mesh(mesh.vertices, mesh.faces), targets))
+    return LabeledMeshes(items, items[:2], ["u", "v"], at)
+
+
+@pytest.mark.parametrize("loss", ["mse", "huber"])
+@pytest.mark.parametrize("at", ["vertices", "faces", "edges", "meshes"])
+def test_captured_steps_equal_plain_ones(at, loss):
+    """Elements that are added to a batch on buffers have no targets and change nothing."""
+    options = TrainOptions(
+        task="regression", loss=loss, features="xyz", k=6, width=8, blocks=1, dropout=0, batch_meshes=3
+    )
+    data = with_targets(at, 6)
+    samples = [make_sample(item, options.preprocessing) for item in data.train]
+    batches = [[samples[i] for i in batch] for batch in ((0, 1, 2), (3, 4, 5), (1, 4, 0))]
+    found = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model = build_model(options, data.label_names, data.labels_at)
+        step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
+        if captured:
+            step.capture(data.labels_at, [sample.operators for sample in samples], EmulatedGraph)
+        losses = [step(collate_samples(batch)) for batch in batches]
+        found.append((torch.stack(losses), step.tally.clone()))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-5, atol=1e-6)
+    assert found[0][1][:, 0].sum() == sum(int((~s.labels.isnan()).sum()) for batch in batches for s in batch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("given", [{}, {"batch_meshes": 3}, {"batch_vertices": 300}], ids=str)
+@pytest.mark.parametrize("at", ["vertices", "faces", "edges", "meshes"])
+def test_captured_runs_equal_plain_ones_on_a_gpu(at, given, tmp_path):
+    options = TrainOptions(
+        task="regression",
+        loss="huber",
+        features="xyz",
+        k=12,
+        width=32,
+        blocks=2,
+        dropout=0,
+        epochs=4,
+        precision="fp32",
+        **given,
+    )
+    gpu = torch.device("cuda")
+    data = with_targets(at, 7)
+    samples: list[Sample] = [make_sample(item, options.preprocessing).to(gpu) for item in data.train]
+    statistics = {"mean": [0.0, 0.0], "std": [1.0, 1.0]}
+    found = []
+    for capture in (False, True):
+        out = tmp_path / str(capture)
+        out.mkdir()
+        run = train(data, samples, samples[:2], options, out, device=gpu, capture=capture, target_statistics=statistics)
+        found.append([(row["train_loss"], row["train_r2"], row["test_r2"] or 0) for row in run["history"]])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,46 @@
+"""Networks for prediction, from files of diffnet and of the original implementation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from diffnet import DiffusionNet
+from diffnet.checkpoints.files import CheckpointError, read_checkpoint_file
+from diffnet.checkpoints.kinds import kind_of
+from diffnet.checkpoints.safetensors_file import is_safetensors
+from diffnet.checkpoints.training import outputs_at_of
+from diffnet.data import TargetsAt
+from diffnet.geometry.errors import OptionError
+
+
+def load_network(
+    path: str | os.PathLike[str], label_names: Sequence[str] | None = None, labels_at: TargetsAt | None = None
+) -> DiffusionNet:
+    """The network in a file of `DiffusionNet.save`, of `diffnet train` or of the original implementation.
+
+    label_names: the names of the classes, for a network whose file has none
+    labels_at: what a network of the original labels, by default vertices; its file doesn't tell
+
+    Raises CheckpointError for any other file and for a network that computes features for correspondence, OptionError
+    for label names or `labels_at` beside a file that has its own.
+    """
+    if is_original(path):
+        network = DiffusionNet.from_original_checkpoint(path, outputs_at_of(labels_at or "vertices"))
+    else:
+        if labels_at is not None:
+            raise OptionError(f"{path}: the file records what its network labels; leave out --labels-at")
+        network = DiffusionNet.load(path)
+    kind = network.metadata.get("kind")
+    if kind in ("original correspondence", "unsupervised correspondence"):
+        raise CheckpointError(f"{path}: a network of the kind {kind!r}, which computes features and no labels")
+    if label_names is not None:
+        if "label_names" in network.metadata:
+            raise OptionError(f"{path}: the file has names of its classes; leave out --class-names")
+        network.metadata["label_names"] = list(label_names)
+    return network
+
+
+def is_original(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a checkpoint of the original implementation or of unsupervised functional maps."""
+    return not is_safetensors(path) and kind_of(read_checkpoint_file(path)) is not None

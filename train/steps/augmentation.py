@@ -1,0 +1,79 @@
+"""The random changes of the meshes in an epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from diffnet.data import Sample, augmented
+from diffnet.geometry import random_rotations
+from diffnet.geometry.descriptors import hks_times
+from diffnet.train.options import TrainOptions
+
+T = TypeVar("T")
+
+WHOLE = 1 / 3  # probability that an epoch uses a mesh itself, and not one of its variants
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is drawn for the meshes of an epoch, in the order in which they are trained on. None where it is not made.
+
+    rotations: (N, 3, 3), which the training step applies to vectors among the features
+    mirror: (N,) bool, factors: (N,) and times, see `augmented`
+    """
+
+    options: TrainOptions
+    rotations: Tensor | None
+    mirror: Tensor | None
+    factors: Tensor | None
+    times: Tensor | None
+
+    def rotations_of(self, first: int, count: int) -> Tensor | None:
+        """The rotations of `count` meshes from number `first` on."""
+        return None if self.rotations is None else self.rotations[first : first + count]
+
+    def made(self, sample: Sample, first: int) -> Sample:
+        """The sample, on the device, with all changes but rotations. Its first mesh has the number `first`."""
+        jitter, rows = None, slice(first, first + len(sample.operators))
+        if self.options.jitter > 0:
+            jitter = self.options.jitter * torch.randn(len(sample.features), 3, device=sample.features.device)
+        if jitter is None and self.mirror is None and self.factors is None:
+            return sample
+        return augmented(
+            sample,
+            self.options.features,
+            jitter=jitter,
+            mirror=None if self.mirror is None else self.mirror[rows],
+            factors=None if self.factors is None else self.factors[rows],
+            times=self.times,
+        )
+
+
+def draw_changes(count: int, options: TrainOptions, device: torch.device) -> Changes:
+    """Draw the changes of `count` meshes from the global generators.
+
+    Drawing and moving those of all meshes at once takes as long as those of one step.
+    """
+    axis = {"x": 0, "y": 1, "z": 2}.get(options.rotate_about)
+    rotations = random_rotations(count, axis=axis).to(device) if options.rotates else None
+    mirror = (torch.rand(count) < 0.5).to(device) if options.mirror else None
+    factors = times = None
+    if options.scale_range > 1:
+        factors = torch.exp(math.log(options.scale_range) * (2 * torch.rand(count) - 1)).to(device)
+        times = hks_times(device=device)
+    return Changes(options, rotations, mirror, factors, times)
+
+
+def draw_variants(groups: Sequence[Sequence[T]]) -> list[T]:
+    """Draw one of each group: the first, which is the mesh itself, with probability WHOLE, else one of the others."""
+    if all(len(group) == 1 for group in groups):
+        return [group[0] for group in groups]
+    whole = torch.rand(len(groups)) < WHOLE
+    shares = torch.rand(len(groups), dtype=torch.float64)
+    return [group[0] if whole[i] else group[1 + int(shares[i] * (len(group) - 1))] for i, group in enumerate(groups)]

@@ -1,0 +1,70 @@
+"""Classes that don't count, and weights of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffnet.data import DataError, LabeledMeshes, chosen_classes, without_classes
+from diffnet.geometry.errors import OptionError
+from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.names import BALANCED, class_weight_entries
+
+
+def with_class_options(data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
+    """The data without the ignored classes, and the options with names of classes and a number for each weight.
+
+    Raises OptionError for a class that the data don't have, and for another number of weights than classes.
+    """
+    ignored = _chosen("ignore", options.ignore, data.label_names)
+    data = without_classes(data, ignored)
+    weights = None if options.class_weights is None else _weights(options.class_weights, data)
+    text = None if weights is None else ",".join(f"{weight:.8g}" for weight in weights)
+    return data, replace(options, ignore=ignored, class_weights=text)
+
+
+def _weights(text: str, data: LabeledMeshes) -> list[float]:
+    names = data.label_names
+    if text == BALANCED:
+        return balanced_weights(data)
+    given = class_weight_entries(text)
+    if given[0][0] is not None:
+        chosen = _chosen("class_weights", [name for name, _ in given if name is not None], names)
+        by_name = dict(zip(chosen, (weight for _, weight in given), strict=True))
+        return [by_name.get(name, 1.0) for name in names]
+    if len(given) != len(names):
+        raise OptionError(f"class_weights has {len(given)} weights, and there are {len(names)} classes")
+    return [weight for _, weight in given]
+
+
+def _chosen(option: str, given: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    try:
+        return chosen_classes(given, names)
+    except DataError as e:
+        raise OptionError(f"{option}: {e}") from e
+
+
+def balanced_weights(data: LabeledMeshes) -> list[float]:
+    """A weight for each class, inversely proportional to the number of its elements in the training part.
+
+    All classes that occur have the same sum of weights, and the mean weight of an element is 1. Others have weight 1.
+    """
+    counts = np.zeros(len(data.label_names), np.int64)
+    for item in data.train:
+        counts += np.bincount(item.labels[item.labels >= 0].reshape(-1), minlength=len(counts))
+    share = counts.sum() / max(np.count_nonzero(counts), 1)
+    return [float(share / count) if count > 0 else 1.0 for count in counts.tolist()]
+
+
+@cache
+def weights_on(device: torch.device, text: str) -> Tensor:
+    """The weights (C,) float32 that an option holds as numbers, on a device.
+
+    They stay there, because a CUDA graph can't copy them from the host.
+    """
+    return torch.tensor([weight for _, weight in class_weight_entries(text)], dtype=torch.float32, device=device)

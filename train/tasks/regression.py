@@ -1,0 +1,226 @@
+"""Regression: numbers for each vertex, face, edge or mesh.
+
+Networks are trained on standardized targets. Everything that people read is in the units of the targets.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional as F
+
+from diffnet.data import LabelsAt, TargetsAt, with_columns
+from diffnet.geometry import Mesh
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import write_atomically
+from diffnet.geometry.mesh.mesh import mesh_stem
+from diffnet.train.metrics import column_scores, mean_r2
+from diffnet.train.options import Loss, TrainOptions
+from diffnet.train.tasks.task import Predicted, Scored, Task
+
+SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
+SHOWN_WHOLE = 60
+PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
+
+_ERRORS: dict[Loss, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
+_IN_PLY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+def target_loss(outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
+    """The mean error () over the targets (N, C) that are not NaN, as the option `loss` says. 0 if there are none."""
+    known = ~targets.isnan()
+    errors = _ERRORS[options.loss](outputs.float(), targets.float().nan_to_num(), reduction="none")
+    return torch.where(known, errors, 0).sum() / known.sum().clamp(min=1)
+
+
+def _predict(outputs: Tensor) -> Tensor:
+    """Standardized predictions (N, C) float32."""
+    return outputs.float()
+
+
+def _new_tally(columns: int, device: torch.device) -> Tensor:
+    return torch.zeros(columns, 5, dtype=torch.float64, device=device)
+
+
+def _tally(predictions: Tensor, targets: Tensor, columns: int) -> Tensor:
+    """For each column: the number of targets, their sum, their sum of squares, and sums of the errors."""
+    known = ~targets.isnan()
+    truth = targets.double().nan_to_num()
+    errors = torch.where(known, predictions.double() - truth, 0)
+    parts = (known.double(), truth, truth**2, errors.abs(), errors**2)
+    return torch.stack([part.sum(0) for part in parts], 1)
+
+
+def _results(scored: Scored) -> dict[str, Any]:
+    tally = torch.zeros(len(scored.label_names), 5, dtype=torch.float64)
+    for item, prediction in zip(scored.meshes, scored.predictions, strict=True):
+        tally += _tally(prediction, torch.as_tensor(item.labels), len(scored.label_names))
+    scores = column_scores(tally)
+    columns = [
+        {"name": name, **{key: None if np.isnan(value) else value for key, value in own.items()}}
+        for name, own in zip(scored.label_names, scores, strict=True)
+    ]
+    mean = mean_r2(tally)
+    return {"test_r2": None if np.isnan(mean) else mean, "labels_at": scored.labels_at, "columns": columns}
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _summary(results: dict[str, Any]) -> tuple[Table, str]:
+    table = Table("column", "targets", "MAE", "RMSE", "R²")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in results["columns"][:30]:
+        table.add_row(row["name"], str(row["count"]), *(_number(row[key]) for key in ("mae", "rmse", "r2")))
+    if len(results["columns"]) > 30:
+        table.add_row(f"… {len(results['columns']) - 30} more in results.json", "", "", "", "")
+    return table, f"test R² {_number(results['test_r2'])}"
+
+
+def _write_report(
+    out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
+) -> None:
+    # Matplotlib takes half a second to import, and training starts without it.
+    from diffnet.train.report.regression import Values, write_values_report
+    from diffnet.train.report.scatter import scatter_png
+
+    predictions = [prediction.numpy() for prediction in scored.predictions]
+    truth = [np.asarray(item.labels, np.float64) for item in scored.meshes]
+    scatter = scatter_png(np.concatenate(predictions), np.concatenate(truth), scored.label_names)
+    write_atomically(out / "scatter.png", scatter)
+    # The shown meshes are spread over the test set, because neighbors in its list are often alike.
+    count = min(SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES, len(scored.meshes))
+    shown = [round(i) for i in np.linspace(0, len(scored.meshes) - 1, count)]
+
+    def row(i: int) -> Values:
+        mesh = scored.meshes[i].mesh
+        return Values(scored.meshes[i].name, mesh.verts, mesh.faces, predictions[i], truth[i])
+
+    write_values_report(
+        out / "predictions.html",
+        (row(i) for i in shown),
+        {"R²" if len(results["columns"]) == 1 else "Mean R²": _number(results["test_r2"]), **summary},
+        columns=results["columns"],
+        at=scored.labels_at,
+        scatter=scatter,
+        curves=curves,
+        title="Regression on the test meshes",
+    )
+
+
+def _output_files(meshes: Sequence[Path], out: Path, labels_at: TargetsAt) -> list[Path]:
+    """A table for targets of whole meshes. Otherwise a file for each mesh: .ply, .npy or .csv."""
+    if labels_at == "meshes":
+        if out.suffix.lower() != ".csv" or out.is_dir():
+            raise OptionError(f"--out should be a .csv file, because the network predicts whole meshes; got {out}")
+        return [out]
+    formats = (".npy", ".csv") if labels_at == "edges" else (".ply", ".npy", ".csv")  # a PLY file has no edges
+    if len(meshes) == 1 and out.suffix.lower() in formats:
+        return [out]
+    if out.suffix and not out.is_dir():
+        expected = f"a file with {' or '.join(formats)}" if len(meshes) == 1 else "a folder for several meshes"
+        raise OptionError(f"--out should be {expected}, because the network predicts {labels_at}; got {out}")
+    return [out / f"{mesh_stem(mesh)}{'.csv' if labels_at == 'edges' else '.ply'}" for mesh in meshes]
+
+
+def _write_predictions(
+    predictions: Sequence[Predicted],
+    label_names: list[str],
+    labels_at: TargetsAt,
+    files: Sequence[Path],
+    html: Path | None,
+    png: Path | None,
+) -> None:
+    """The columns with their names, as output files, a page and a picture of the first column."""
+    from diffnet.viz import page, picture
+    from diffnet.viz.render import png_bytes
+
+    meshes = [predicted.mesh for predicted in predictions]
+    values = [predicted.values.numpy() for predicted in predictions]
+    if labels_at == "meshes":
+        names = [mesh.name for mesh in meshes]
+        write_atomically(files[0], _table(["file", *label_names], np.concatenate(values), names))
+        # A page shows values at vertices.
+        shown = [np.repeat(own, len(mesh.verts), axis=0) for own, mesh in zip(values, meshes, strict=True)]
+        at: LabelsAt = "vertices"
+    else:
+        at, shown = labels_at, values
+        for file, mesh, own in zip(files, meshes, values, strict=True):
+            _write_values(file, mesh, own, label_names, at)
+    titles = [mesh_stem(mesh.name) for mesh in meshes]
+    if html is not None:
+        fields = [dict(zip(label_names, own.T, strict=True)) for own in shown]
+        page(meshes, scalars=fields, at=at, titles=titles, heading="Predicted values").save(html)
+    if png is not None:
+        first = [{label_names[0]: own[:, 0]} for own in shown]
+        several = titles if len(titles) > 1 else None
+        drawn = picture(meshes, scalars=first, at=at, titles=several, size=PICTURE_SIZE)
+        write_atomically(png, png_bytes(drawn.pixels))
+
+
+def _write_values(file: Path, mesh: Mesh, values: NDArray[Any], names: list[str], at: LabelsAt) -> None:
+    from diffnet.viz import write_ply
+    from diffnet.viz.color_maps import make_scale
+
+    if file.suffix.lower() == ".npy":
+        content = io.BytesIO()
+        np.save(content, values)
+        write_atomically(file, content.getvalue())
+    elif file.suffix.lower() == ".csv":
+        write_atomically(file, _table(names, values))
+    else:
+        scale = make_scale(values[:, 0])
+        colors = scale.table[(scale.shares(values[:, 0]) * (len(scale.table) - 1)).round().astype(np.int64)]
+        write_ply(file, mesh, scalars=dict(zip(_ply_names(names), values.T, strict=True)), colors=colors, at=at)
+
+
+def _table(header: Sequence[str], values: NDArray[Any], first: Sequence[str] | None = None) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    for i, row in enumerate(values):
+        writer.writerow([*(() if first is None else (first[i],)), *(f"{value:.9g}" for value in row)])
+    return text.getvalue()
+
+
+def _ply_names(names: Sequence[str]) -> list[str]:
+    """Names of properties, which have letters, digits and underscores only. Each is that of a column, if it can be."""
+    from diffnet.viz.ply import RESERVED
+
+    found: list[str] = []
+    for name in names:
+        plain = re.sub(r"\W", "_", name, flags=re.ASCII)
+        if not _IN_PLY.fullmatch(plain) or plain in RESERVED:
+            plain = f"value_{plain}"
+        while plain in found:
+            plain += "_"
+        found.append(plain)
+    return found
+
+
+REGRESSION = Task(
+    name="regression",
+    loss=target_loss,
+    predict=_predict,
+    new_tally=_new_tally,
+    tally=_tally,
+    score=mean_r2,
+    matched=with_columns,
+    results=_results,
+    summary=_summary,
+    write_report=_write_report,
+    output_files=_output_files,
+    write_predictions=_write_predictions,
+)
