@@ -11,7 +11,6 @@ from .batches.functional_maps import (
 )
 from .batches.unpack import UnpackAt
 from .decimation.decimate import decimate
-from .decimation.nearest import element_weights, nearest_on_surface
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
 from .discretize.coincident import joined_vertices
@@ -21,6 +20,7 @@ from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
 from .elements.elements import ElementsAt, border_lengths, edges_of_faces, element_areas, element_points
 from .elements.smoothing import smooth_boundaries
+from .elements.weights import element_weights
 from .geodesics.curve import area_under_curve, error_curve, mean_error
 from .geodesics.errors import Prediction, geodesic_errors, geodesic_errors_of_all
 from .geodesics.label_errors import geodesic_label_errors
@@ -107,7 +107,6 @@ __all__ = [
     "mesh_edges",
     "mesh_mean",
     "mirrored",
-    "nearest_on_surface",
     "normalize_positions",
     "one_ring",
     "patches",
