@@ -242,6 +242,10 @@ def test_kinds_of_other_programs(tmp_path):
         found[kind] = network = DiffusionNet.from_original_checkpoint(path)
         scale = "radius" if kind == "original" else "area"
         expected = {"kind": kind, "features": "xyz", "k": 128, "normalize": scale, "operators": "original"}
+        if kind != "original":
+            method = "supervised" if kind == "original correspondence" else "unsupervised"
+            map_k = 30 if method == "supervised" else 128
+            expected |= {"task": "correspondence", "method": method, "map_k": map_k}
         assert network.metadata == expected
         assert network.gradient_rotation == ("swapped" if kind.startswith("unsupervised") else True)
         assert (network.last_activation is None) == (kind != "original")
