@@ -384,6 +384,25 @@ def test_other_checkpoints_and_commands_are_refused(room, tmp_path, capsys):
         TrainOptions(method="unsupervised")
 
 
+def test_evaluate_scores_the_test_pairs(room, tmp_path, capsys):
+    known = json.loads((room / "run" / "results.json").read_text())
+    arguments = ["--checkpoint", room / "run" / "last.pt", "--cache", room / "cache", "--jobs", 1, "--device", "cpu"]
+    assert diffnet("evaluate", *arguments, "--data", room / "data", "--out", tmp_path / "a") == 0
+    results = json.loads((tmp_path / "a" / "results.json").read_text())
+    assert results["mean_error"] == pytest.approx(known["mean_error"], rel=1e-6)
+    assert results["pairs"] == known["pairs"]
+    assert (tmp_path / "a" / "predictions.html").is_file()
+    (tmp_path / "two.txt").write_text("b4 b6\nb6 b5\n")
+    more = ["--pairs", tmp_path / "two.txt", "--zoomout"]
+    assert diffnet("evaluate", *arguments, "--data", room / "data", "--out", tmp_path / "b", *more) == 0
+    refined = json.loads((tmp_path / "b" / "results.json").read_text())
+    assert [(row["first"], row["second"]) for row in refined["pairs"]] == [("b4", "b6"), ("b6", "b5")]
+    DiffusionNet(16, 3, width=8, blocks=1).save(tmp_path / "p.safetensors", features="hks", k=8, normalize=True)
+    arguments = ["--checkpoint", tmp_path / "p.safetensors", "--data", room / "data", "--out", tmp_path / "c"]
+    assert diffnet("evaluate", *arguments, "--zoomout") == 1
+    assert "are for correspondence, and the network is one of segmentation" in capsys.readouterr().err
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["supervised", "unsupervised"])
 def test_runs_with_graphs_equal_plain_ones_on_a_gpu(method, tmp_path):

@@ -15,10 +15,13 @@ from diffnet.train.commands.console import console
 from diffnet.train.commands.options import (
     DEFAULT_CACHE,
     MESH_FILES,
+    BaseOption,
     CacheOption,
     DeviceOption,
     JobsOption,
+    PairsOption,
     TargetsOption,
+    ZoomOutOption,
 )
 from diffnet.train.commands.training import print_results
 
@@ -135,38 +138,57 @@ def evaluate(
     checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run, or a file of DiffusionNet.save.")],
     data: Annotated[
         Path,
-        typer.Option(help="Folder of labeled meshes, or a table (.csv) for a network with outputs for whole meshes."),
+        typer.Option(
+            help="Folder of labeled meshes or of meshes in pairs, or a table (.csv) for a network with outputs for "
+            "whole meshes."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],
     layout: Annotated[Layout, typer.Option(help="Layout of a folder for segmentation; auto detects it.")] = "auto",
     targets: TargetsOption = None,
+    pairs: PairsOption = None,
+    base: BaseOption = "auto",
+    zoomout: ZoomOutOption = False,
     device: DeviceOption = "auto",
     cache: CacheOption = DEFAULT_CACHE,
     jobs: JobsOption = None,
 ) -> None:
-    """Score a trained network on labeled meshes, without training.
+    """Score a trained network on labeled meshes or on pairs of meshes, without training.
 
     The meshes in test/ or of test.txt are scored, and no others are read. Without these, all meshes are. Labels, and
     columns of targets, are matched by name. Labels at other elements than the network's are converted. --targets is for
-    regression; the default is that of the training.
+    regression; the default is that of the training. --pairs, --base and --zoomout are for correspondence.
     """
     with ExitAtCtrlC():
-        from diffnet import DiffusionNet
-        from diffnet.data import load_classes, load_dataset, load_targets
+        from diffnet.data import load_classes, load_dataset, load_pairs, load_targets
+        from diffnet.train.correspondence.evaluation import run_pair_evaluation
         from diffnet.train.device import pick_device
+        from diffnet.train.inference.loading import load_scored_network
         from diffnet.train.inference.network_input import MetadataError, network_input
         from diffnet.train.inference.scoring import check_empty, run_evaluation
 
     chosen = pick_device(device)
     check_empty(out)
-    network = DiffusionNet.load(checkpoint)
+    network = load_scored_network(checkpoint)
     try:
         expected = network_input(network)
     except MetadataError as e:
         raise MetadataError(f"{checkpoint}: {e}") from e
+    if (pairs is not None or base != "auto" or zoomout) and expected.options.task != "correspondence":
+        raise OptionError(
+            f"--pairs, --base and --zoomout are for correspondence, and the network is one of {expected.options.task}"
+        )
     if targets is not None and expected.options.task != "regression":
         raise OptionError(f"--targets is for regression, and the network is one of {expected.options.task}")
     cache.mkdir(parents=True, exist_ok=True)
+    if expected.options.task == "correspondence":
+        matched = load_pairs(data, pairs, base=base, cache_dir=cache, needs_train=False)
+        console.print(f"{len(matched.test_pairs)} pairs to score")
+        results = run_pair_evaluation(
+            matched, network, out, zoomout=zoomout, device=chosen, cache_dir=cache, jobs=jobs, console=console
+        )
+        print_results("correspondence", results, out)
+        return
     if expected.options.task == "regression":
         dataset = load_targets(data, targets or expected.options.targets, cache_dir=cache, needs_train=False)
     elif expected.labels_at == "meshes":

@@ -58,6 +58,18 @@ def load_matching_network(path: str | os.PathLike[str]) -> DiffusionNet:
     return network
 
 
+def load_scored_network(path: str | os.PathLike[str]) -> DiffusionNet:
+    """The network in a file of `DiffusionNet.save` or of `diffnet train`, or in a published one of correspondence.
+
+    Raises CheckpointError for any other file.
+    """
+    if is_original(path):
+        network = DiffusionNet.from_original_checkpoint(path)
+        if network.metadata.get("task") == "correspondence":
+            return network
+    return DiffusionNet.load(path)
+
+
 def is_original(path: str | os.PathLike[str]) -> bool:
     """Whether a file is a checkpoint of the original implementation or of unsupervised functional maps."""
     return not is_safetensors(path) and kind_of(read_checkpoint_file(path)) is not None
