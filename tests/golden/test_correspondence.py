@@ -14,6 +14,14 @@ from torch import Tensor
 
 from diffnet import DiffusionNet, Operators, hks, precompute
 from diffnet.checkpoints.original import our_names
+from diffnet.data import PairSample, collate_pairs
+from diffnet.geometry import make_mesh
+from diffnet.train.correspondence.maps import pair_maps
+from diffnet.train.correspondence.targets import unknown_map
+from diffnet.train.inference.loading import load_matching_network
+from diffnet.train.inference.matching import match_meshes
+from diffnet.train.inference.network_input import network_input
+from diffnet.train.inference.predict import input_sample
 
 GOLDEN = SHARED / "golden"
 FILES = {"fmnet": GOLDEN / "faust_hks.pth", "ulrssm": GOLDEN / "ulrssm_smal.pth"}
@@ -141,3 +149,20 @@ def test_map_and_parameter_gradients() -> None:
 def test_map_with_the_resolvent_mask() -> None:
     found = maps("ulrssm", 50, resolvent_mask, 100.0)[1]
     assert relative(found, stored()["ulrssm_Cxy"]) < 1e-4
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_maps_of_match_from_raw_meshes(name: str) -> None:
+    """The steps of `diffnet match`. Eigenvectors may have other signs, so entries agree up to their signs."""
+    golden, k = stored(), {"fmnet": 30, "ulrssm": 50}[name]
+    model = load_matching_network(FILES[name])
+    expected = network_input(model)
+    meshes = [make_mesh(golden[f"verts{figure}"], golden[f"faces{figure}"]) for figure in (0, 1)]
+    pair = collate_pairs([PairSample(*(input_sample(mesh, expected) for mesh in meshes), lambda: unknown_map(1))])
+    with torch.no_grad():
+        maps = pair_maps(model(pair.features, pair.operators), pair.operators, expected.options.method, k)
+    for number, key in enumerate({"fmnet": ["fmnet_C"], "ulrssm": ["ulrssm_Cxy", "ulrssm_Cyx"]}[name]):
+        assert relative(maps[0, number].abs(), np.abs(golden[key]).reshape(k, k)) < 1e-4
+    found = match_meshes(*meshes, model)
+    assert found.matches.shape == (len(meshes[1].verts),)
+    assert 0 <= found.matches.min() <= found.matches.max() < len(meshes[0].verts)
