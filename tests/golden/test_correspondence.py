@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -152,17 +153,19 @@ def test_map_with_the_resolvent_mask() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_maps_of_match_from_raw_meshes(name: str) -> None:
+def test_maps_of_match_from_raw_meshes(name: str, tmp_path: Path) -> None:
     """The steps of `diffnet match`. Eigenvectors may have other signs, so entries agree up to their signs."""
     golden, k = stored(), {"fmnet": 30, "ulrssm": 50}[name]
     model = load_matching_network(FILES[name])
     expected = network_input(model)
     meshes = [make_mesh(golden[f"verts{figure}"], golden[f"faces{figure}"]) for figure in (0, 1)]
-    pair = collate_pairs([PairSample(*(input_sample(mesh, expected) for mesh in meshes), lambda: unknown_map(1))])
+    pair = collate_pairs(
+        [PairSample(*(input_sample(mesh, expected, tmp_path) for mesh in meshes), lambda: unknown_map(1))]
+    )
     with torch.no_grad():
         maps = pair_maps(model(pair.features, pair.operators), pair.operators, expected.options.method, k)
     for number, key in enumerate({"fmnet": ["fmnet_C"], "ulrssm": ["ulrssm_Cxy", "ulrssm_Cyx"]}[name]):
         assert relative(maps[0, number].abs(), np.abs(golden[key]).reshape(k, k)) < 1e-4
-    found = match_meshes(*meshes, model)
+    found = match_meshes(*meshes, model, cache_dir=tmp_path)
     assert found.matches.shape == (len(meshes[1].verts),)
     assert 0 <= found.matches.min() <= found.matches.max() < len(meshes[0].verts)
