@@ -48,13 +48,14 @@ def pair_step(options: Options) -> Iterator[Case]:
 
 
 def _pair(size: Size, k: int) -> PairSample:
-    meshes = []
-    for name in "ab":
-        features = torch.randn(size.vertices, INPUTS, device=size.device)
-        operators = synthetic_operators(size.vertices, k, size.device)
-        meshes.append(Sample((name,), features, torch.zeros(0, dtype=torch.int64), operators))
     target = unknown_map(k).to(size.device)
-    return PairSample(*meshes, lambda: target)
+    return PairSample(_mesh("a", size, k), _mesh("b", size, k), lambda: target)
+
+
+def _mesh(name: str, size: Size, k: int) -> Sample:
+    features = torch.randn(size.vertices, INPUTS, device=size.device)
+    operators = synthetic_operators(size.vertices, k, size.device)
+    return Sample((name,), features, torch.zeros(0, dtype=torch.int64), operators)
 
 
 def _network(size: Size) -> DiffusionNet:

@@ -73,10 +73,10 @@ def match_meshes(
     expected, device = network_input(network), torch.device(device)
     if expected.options.task != "correspondence":
         raise MetadataError(f"the network is for {expected.options.task}; matching needs one for correspondence")
-    meshes = [load_mesh(source, cache_dir) for source in (a, b)]
-    check_whole(*meshes)
-    one, other = (input_sample(mesh, expected, cache_dir).to(device) for mesh in meshes)
-    most = min(one.operators.k, len(meshes[0].verts), len(meshes[1].verts))
+    first, second = load_mesh(a, cache_dir), load_mesh(b, cache_dir)
+    check_whole(first, second)
+    one, other = (input_sample(mesh, expected, cache_dir).to(device) for mesh in (first, second))
+    most = min(one.operators.k, len(first.verts), len(second.verts))
     options = replace(expected.options, map_k=min(expected.options.map_k, most))
     if fine_tune > 0:
         options = replace(options, method="unsupervised", map_k=most)
@@ -87,7 +87,7 @@ def match_meshes(
     with torch.no_grad():
         c = _maps(network, pair, options)[:, -1]
     matches = point_map_of(c, one.operators, other.operators, zoomout)
-    return Matched(*meshes, matches.cpu().numpy(), c[0].float().cpu())
+    return Matched(first, second, matches.cpu().numpy(), c[0].float().cpu())
 
 
 def _maps(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
