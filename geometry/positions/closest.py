@@ -86,17 +86,16 @@ def _in_triangles(corners: Floats, points: Floats) -> tuple[Floats, Floats]:
     """The barycentric coordinates (N, 3) of the closest points in triangles (N, 3, 3), and squared distances (N,)."""
     a, b, c = corners.transpose(1, 0, 2)
     normals = np.cross(b - a, c - a)
-    areas = np.maximum(_dot(normals, normals), np.finfo(np.float64).tiny)
+    areas = _dot(normals, normals)  # squared, of the parallelograms
+    is_flat = areas <= np.finfo(np.float64).tiny
+    areas[is_flat] = 1
     second = _dot(np.cross(points - a, c - a), normals) / areas
     third = _dot(np.cross(b - a, points - a), normals) / areas
     best = np.stack([1 - second - third, second, third], axis=1)
     squares = _squares(corners, best, points)
-    off = (best < 0).any(axis=1) | (_dot(normals, normals) <= np.finfo(np.float64).tiny)
+    off = np.flatnonzero((best < 0).any(axis=1) | is_flat)  # their closest points are on a side
     squares[off] = np.inf
-    # Rounding may matter in long thin triangles, so their sides are compared, too.
-    thin = areas <= 1e-6 * _dot(b - a, b - a) * _dot(c - a, c - a)
-    others = np.flatnonzero(off | thin)
-    corners, points = corners[others], points[others]
+    corners, points = corners[off], points[off]
     for i, j in ((0, 1), (1, 2), (2, 0)):
         start, side = corners[:, i], corners[:, j] - corners[:, i]
         length = np.maximum(_dot(side, side), np.finfo(np.float64).tiny)
@@ -104,8 +103,8 @@ def _in_triangles(corners: Floats, points: Floats) -> tuple[Floats, Floats]:
         on_side = np.zeros((len(along), 3))
         on_side[:, i], on_side[:, j] = 1 - along, along
         away = _squares(corners, on_side, points)
-        closer = away < squares[others]
-        best[others[closer]], squares[others[closer]] = on_side[closer], away[closer]
+        closer = away < squares[off]
+        best[off[closer]], squares[off[closer]] = on_side[closer], away[closer]
     return best, squares
 
 
