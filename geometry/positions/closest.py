@@ -10,14 +10,13 @@ from scipy.spatial import cKDTree
 
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.positions.face_tree import FaceTree, face_tree
 from diffnet.geometry.positions.surface_points import SurfacePoints
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-FIRST_CANDIDATES = 8  # triangles for each point; more where these don't decide
-FIRST_GUESSES = 3  # triangles for each point, whose distances rule out most others
-SIZES = 4  # groups of triangles
+MOST_PAIRS = 1 << 16  # pairs of a point and a box at once; more pairs wait, so memory is bounded
 
 
 def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
@@ -39,72 +38,81 @@ def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
     if given.ndim != 2 or given.shape[1] != 3 or not np.isfinite(given).all():
         raise ValueError(f"points should be finite, of shape (N, 3), got shape {given.shape}")
     corners = mesh.verts[mesh.faces]
-    centers = corners.mean(axis=1)
-    reach = np.linalg.norm(corners - centers[:, None], axis=2).max(axis=1)
+    tree, centers = face_tree(corners), cKDTree(corners.mean(axis=1))
     found = _Found(np.zeros(len(given), np.int64), np.zeros((len(given), 3)), np.full(len(given), np.inf))
-    for nearest in np.reshape(cKDTree(centers).query(given, k=min(FIRST_GUESSES, len(centers)))[1], (len(given), -1)).T:
-        _improve(given, found, np.arange(len(given)), nearest, corners[nearest])
-    # A few large triangles would make all points look at many candidates, so sizes are searched one after the other.
-    for faces in np.array_split(np.argsort(reach, kind="stable"), min(SIZES, len(reach))):
-        _search(given, found, faces, corners[faces], centers[faces], float(reach[faces].max()))
+    for first in range(0, len(given), MOST_PAIRS):
+        rows = np.arange(first, min(first + MOST_PAIRS, len(given)))
+        # The faces with the nearest centers are often the closest ones. Their distances rule out most boxes.
+        _improve(found, corners, given, rows, centers.query(given[rows])[1])
+        _search(found, tree, corners, given, rows)
     return SurfacePoints(found.faces, found.weights)
 
 
 class _Found(NamedTuple):
-    """The best so far: faces (N,), barycentric coordinates (N, 3) and distances (N,)."""
+    """The best so far: faces (N,), barycentric coordinates (N, 3) and squared distances (N,)."""
 
     faces: Ints
     weights: Floats
-    distances: Floats
+    squares: Floats
 
 
-def _search(points: Floats, found: _Found, faces: Ints, corners: Floats, centers: Floats, reach: float) -> None:
-    """Put closer points in these faces into `found`. No corner is farther than `reach` from the center of its face."""
-    tree = cKDTree(centers)
-    waiting, count = np.arange(len(points)), FIRST_CANDIDATES
-    while len(waiting):
-        count = min(count, len(centers))
-        away, near = tree.query(points[waiting], k=count)
-        away, near = away.reshape(-1, count), near.reshape(-1, count)
-        row, column = np.nonzero(away - reach < found.distances[waiting, None])  # the others can't be closer
-        face = near[row, column]
-        _improve(points, found, waiting[row], faces[face], corners[face])
-        # The centers of all other triangles are farther away than the last one.
-        undecided = (found.distances[waiting] > away[:, -1] - reach) & (count < len(centers))
-        waiting, count = waiting[undecided], 4 * count
+def _search(found: _Found, tree: FaceTree, corners: Floats, points: Floats, rows: Ints) -> None:
+    """Put closer points of all faces into `found`. Boxes that are farther away than the best face are left out."""
+    waiting = [(0, rows, np.zeros(len(rows), np.int64))]
+    while waiting:
+        level, rows, boxes = waiting.pop()
+        near = tree.squared_distances(level, boxes, points[rows]) < found.squares[rows]
+        rows, boxes = rows[near], boxes[near]
+        if level == tree.last:
+            _improve(found, corners, points, rows, tree.faces[boxes])
+            continue
+        parts = tree.parts(level, boxes)
+        rows, boxes = np.repeat(rows, parts.shape[1]), parts.ravel()
+        for first in range(0, len(rows), MOST_PAIRS):
+            some = slice(first, first + MOST_PAIRS)
+            waiting.append((level + 1, rows[some], boxes[some]))
 
 
-def _improve(points: Floats, found: _Found, numbers: Ints, faces: Ints, corners: Floats) -> None:
+def _improve(found: _Found, corners: Floats, points: Floats, rows: Ints, faces: Ints) -> None:
     """Put closer points into `found`, of candidates (N,): the numbers of the points, and the faces to try."""
-    weights, distances = _in_triangles(corners, points[numbers])
-    order = np.lexsort((-distances, numbers))  # the last write to a point wins
-    order = order[distances[order] < found.distances[numbers[order]]]
-    found.faces[numbers[order]], found.weights[numbers[order]] = faces[order], weights[order]
-    found.distances[numbers[order]] = distances[order]
+    weights, squares = _in_triangles(corners[faces], points[rows])
+    order = np.lexsort((-squares, rows))  # the last write to a point wins
+    order = order[squares[order] < found.squares[rows[order]]]
+    rows = rows[order]
+    found.faces[rows], found.weights[rows], found.squares[rows] = faces[order], weights[order], squares[order]
 
 
 def _in_triangles(corners: Floats, points: Floats) -> tuple[Floats, Floats]:
-    """The barycentric coordinates (N, 3) of the closest points in triangles (N, 3, 3), and their distances (N,)."""
+    """The barycentric coordinates (N, 3) of the closest points in triangles (N, 3, 3), and squared distances (N,)."""
     a, b, c = corners.transpose(1, 0, 2)
-    normal = np.cross(b - a, c - a)
-    square = np.maximum((normal**2).sum(axis=1), np.finfo(np.float64).tiny)
-    second = (np.cross(points - a, c - a) * normal).sum(axis=1) / square
-    third = (np.cross(b - a, points - a) * normal).sum(axis=1) / square
+    normals = np.cross(b - a, c - a)
+    areas = _dot(normals, normals)  # squared, of the parallelograms
+    is_flat = areas <= np.finfo(np.float64).tiny
+    areas[is_flat] = 1
+    second = _dot(np.cross(points - a, c - a), normals) / areas
+    third = _dot(np.cross(b - a, points - a), normals) / areas
     best = np.stack([1 - second - third, second, third], axis=1)
-    is_flat = (normal**2).sum(axis=1) <= np.finfo(np.float64).tiny
-    off = (best < 0).any(axis=1) | is_flat
-    distances = np.where(off, np.inf, _distances(corners, best, points))
+    squares = _squares(corners, best, points)
+    off = np.flatnonzero((best < 0).any(axis=1) | is_flat)  # their closest points are on a side
+    squares[off] = np.inf
+    corners, points = corners[off], points[off]
     for i, j in ((0, 1), (1, 2), (2, 0)):
-        side = corners[off, j] - corners[off, i]
-        length = np.maximum((side**2).sum(axis=1), np.finfo(np.float64).tiny)
-        along = np.clip(((points[off] - corners[off, i]) * side).sum(axis=1) / length, 0, 1)
+        start, side = corners[:, i], corners[:, j] - corners[:, i]
+        length = np.maximum(_dot(side, side), np.finfo(np.float64).tiny)
+        along = np.clip(_dot(points - start, side) / length, 0, 1)
         on_side = np.zeros((len(along), 3))
         on_side[:, i], on_side[:, j] = 1 - along, along
-        away = _distances(corners[off], on_side, points[off])
-        closer = np.flatnonzero(off)[away < distances[off]]
-        best[closer], distances[closer] = on_side[away < distances[off]], away[away < distances[off]]
-    return best, distances
+        away = _squares(corners, on_side, points)
+        closer = away < squares[off]
+        best[off[closer]], squares[off[closer]] = on_side[closer], away[closer]
+    return best, squares
 
 
-def _distances(corners: Floats, weights: Floats, points: Floats) -> Floats:
-    return np.asarray(np.linalg.norm(np.einsum("nk,nkx->nx", weights, corners) - points, axis=1), np.float64)
+def _squares(corners: Floats, weights: Floats, points: Floats) -> Floats:
+    gaps = np.einsum("nk,nkx->nx", weights, corners) - points
+    return _dot(gaps, gaps)
+
+
+def _dot(x: Floats, y: Floats) -> Floats:
+    products: Floats = np.einsum("nx,nx->n", x, y)
+    return products

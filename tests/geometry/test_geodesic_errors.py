@@ -22,6 +22,7 @@ from diffnet.geometry import (
     mean_error,
 )
 from diffnet.geometry.geodesics import errors as errors_module
+from diffnet.geometry.positions import closest as closest_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -191,3 +192,33 @@ def test_closest_points_of_a_triangle() -> None:
         closest_points(triangle, [0, 0, 0])
     with pytest.raises(MeshError, match="no faces"):
         closest_points(make_mesh([[0, 0, 0]], None), [[0, 0, 0]])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 9, 31])
+def test_closest_points_of_few_faces(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against each face alone. Few pairs at once give the same distances, as do no points at all."""
+    rng = np.random.default_rng(count)
+    mesh = make_mesh(rng.normal(size=(3 * count, 3)), np.arange(3 * count).reshape(-1, 3))
+    given = 2 * rng.normal(size=(40, 3))
+
+    def distances(faces: np.ndarray) -> np.ndarray:
+        one = make_mesh(mesh.verts, faces)
+        return np.linalg.norm(closest_points(one, given).interpolate(faces, mesh.verts) - given, axis=1)
+
+    expected = np.min([distances(face[None]) for face in mesh.faces], axis=0)
+    np.testing.assert_allclose(distances(mesh.faces), expected, rtol=1e-12)
+    monkeypatch.setattr(closest_module, "MOST_PAIRS", 3)
+    np.testing.assert_allclose(distances(mesh.faces), expected, rtol=1e-12)
+    assert len(closest_points(mesh, np.zeros((0, 3)))) == 0
+
+
+@pytest.mark.parametrize("height", [0, 1e-15, 1e-11, 1e-7, 1e-4])
+def test_closest_points_of_a_thin_triangle(height: float) -> None:
+    """They are those of its longest side, up to its height."""
+    triangle = make_mesh([[0, 0, 0], [1, 0, 0], [0.3, height, 0]], [[0, 1, 2]])
+    given = np.random.default_rng(0).normal(size=(200, 3))
+    points = closest_points(triangle, given)
+    points.check(triangle)
+    found = np.linalg.norm(points.interpolate(triangle.faces, triangle.verts) - given, axis=1)
+    on_side = np.clip(given[:, :1], 0, 1) * [1, 0, 0]
+    np.testing.assert_allclose(found, np.linalg.norm(on_side - given, axis=1), rtol=0, atol=height + 1e-12)
