@@ -20,11 +20,11 @@ _DEFAULT: dict[TaskName, dict[str, Any]] = {
         "label_smoothing": 0.2,
     },
     "regression": {"features": "xyz+normals+log-hks", "dropout": 0.0},
-    # The network, the input and the maps of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022).
+    # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
     "correspondence": {
         "features": "hks",
         "k": 128,
-        "map_k": 30,
+        "map_k": 100,
         "width": 128,
         "dropout": 0.0,
         "normalize": "area",

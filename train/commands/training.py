@@ -157,7 +157,7 @@ def train_correspondence(
     base: BaseOption = "auto",
     features: PairFeaturesOption = "hks",
     channels: ChannelsOption = None,
-    map_k: MapKOption = 30,
+    map_k: MapKOption = 100,
     k: PairKOption = 128,
     zoomout: ZoomOutOption = False,
     epochs: PairEpochsOption = None,
