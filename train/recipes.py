@@ -11,7 +11,7 @@ RecipeName: TypeAlias = Literal["default", "original"]
 # How the default recipe of a task differs from the defaults of `TrainOptions`.
 _DEFAULT: dict[TaskName, dict[str, Any]] = {
     "classification": {
-        "features": "curvature+log-hks",
+        "features": "curvature+wks",
         "initial_times": "spread",
         "dropout": 0.0,
         "learning_rate": 2e-3,
