@@ -10,15 +10,8 @@ RecipeName: TypeAlias = Literal["default", "original"]
 
 # How the default recipe of a task differs from the defaults of `TrainOptions`.
 _DEFAULT: dict[TaskName, dict[str, Any]] = {
-    "classification": {
-        "features": "curvature+wks",
-        "initial_times": "spread",
-        "dropout": 0.0,
-        "learning_rate": 2e-3,
-        "batch_meshes": 2,
-        "label_smoothing": 0.2,
-    },
-    "regression": {"features": "xyz+normals+log-hks", "dropout": 0.0},
+    "classification": {"width": 128, "dropout": 0.0, "batch_meshes": 4, "label_smoothing": 0.2},
+    "regression": {"features": "xyz+normals+log-hks", "width": 128, "dropout": 0.0},
 }
 
 # What the experiments of the original implementation do: https://github.com/nmwsharp/diffusion-net/tree/master/experiments
