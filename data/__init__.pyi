@@ -36,8 +36,12 @@ from .folders.layouts import LAYOUTS, Layout, load_dataset
 from .folders.targets import load_targets
 from .generated.classes import shapes
 from .generated.dataset import curved_figure, figure, figures
+from .generated.pairs import figure_pairs
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from .options import Preprocessing, Variants
+from .pairs.folders import load_pairs, save_pairs
+from .pairs.scoring import PairErrors, pair_errors
+from .pairs.shapes import MeshPairs, PairShape, Truth
 from .samples import Interpolation, MeshBatches, Sample, collate_samples, epoch_seed, make_sample
 from .target_names import target_parts
 from .targets import original_targets, standardized_targets, target_statistics, with_columns
@@ -57,10 +61,14 @@ __all__ = [
     "LabelsAt",
     "Layout",
     "MeshBatches",
+    "MeshPairs",
+    "PairErrors",
+    "PairShape",
     "Preprocessing",
     "Sample",
     "Statistics",
     "TargetsAt",
+    "Truth",
     "Variants",
     "array_statistics",
     "augmented",
@@ -78,6 +86,7 @@ __all__ = [
     "feature_channels",
     "feature_parts",
     "figure",
+    "figure_pairs",
     "figures",
     "fill_cache",
     "input_features",
@@ -86,14 +95,17 @@ __all__ = [
     "load_classes",
     "load_dataset",
     "load_meanwhile",
+    "load_pairs",
     "load_targets",
     "make_sample",
     "make_variants",
     "original_targets",
     "own_arrays",
+    "pair_errors",
     "precompute_all",
     "prepare",
     "rotate_vectors",
+    "save_pairs",
     "shapes",
     "standardized_targets",
     "target_parts",

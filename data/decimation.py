@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from diffnet.data.arrays import own_arrays
 from diffnet.data.conversion import majority
 from diffnet.data.labeled import LabeledMesh, TargetsAt
-from diffnet.geometry import ElementsAt, Mesh, decimate, element_points, element_weights, nearest_on_surface
+from diffnet.geometry import ElementsAt, Mesh, closest_points, decimate, element_points, element_weights
 from diffnet.geometry.processes import WorkerPool, available_cores
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ def interpolation_weights(target: Mesh, source: Mesh, at: ElementsAt) -> Weights
     They are those of the point of the source's surface that is nearest to the element, see `element_weights`. Values at
     vertices are linear on each face. Elements are at their centers, see `element_points`.
     """
-    return element_weights(source, nearest_on_surface(source, element_points(target, at)), at)
+    return element_weights(source, closest_points(source, element_points(target, at)), at)
 
 
 def decimate_all(
@@ -138,12 +138,12 @@ def transferred_labels(labels: NDArray[Any], source: Mesh, target: Mesh, at: Ele
         elements, weights = interpolation_weights(target, source, at)
         targets: NDArray[Any] = np.einsum("nk,nk...->n...", weights, labels[elements])
         return targets
-    elements, weights = element_weights(target, nearest_on_surface(target, element_points(source, at)), at)
+    elements, weights = element_weights(target, closest_points(target, element_points(source, at)), at)
     votes = np.take_along_axis(elements, weights.argmax(axis=1)[:, None], axis=1)[:, 0]
     points = element_points(target, at)
     found = majority(labels, np.arange(len(labels)), votes, len(points))
     silent = np.flatnonzero(np.bincount(votes, minlength=len(points)) == 0)
     if len(silent):
-        elements, weights = element_weights(source, nearest_on_surface(source, points[silent]), at)
+        elements, weights = element_weights(source, closest_points(source, points[silent]), at)
         found[silent] = labels[np.take_along_axis(elements, weights.argmax(axis=1)[:, None], axis=1)[:, 0]]
     return found

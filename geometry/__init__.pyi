@@ -11,7 +11,6 @@ from .batches.functional_maps import (
 )
 from .batches.unpack import UnpackAt
 from .decimation.decimate import decimate
-from .decimation.nearest import SurfacePoints, element_weights, nearest_on_surface
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
 from .discretize.coincident import joined_vertices
@@ -21,7 +20,10 @@ from .discretize.laplacian import laplacian_and_mass
 from .eigen.solve import eigenbases, eigenbasis
 from .elements.elements import ElementsAt, border_lengths, edges_of_faces, element_areas, element_points
 from .elements.smoothing import smooth_boundaries
-from .geodesics import geodesic_label_errors
+from .elements.weights import element_weights
+from .geodesics.curve import area_under_curve, error_curve, mean_error
+from .geodesics.errors import Prediction, geodesic_errors, geodesic_errors_of_all
+from .geodesics.label_errors import geodesic_label_errors
 from .mesh.attributes import Attributes, load_attributes
 from .mesh.boundary import boundary_vertices
 from .mesh.errors import MeshError
@@ -30,8 +32,10 @@ from .mesh.normalize import normalize_positions
 from .mesh.normals import NORMALS_RULES, NormalsRule
 from .neighborhoods import with_k_ring, with_nearest
 from .operators import Operators
+from .positions.closest import closest_points
 from .positions.farthest import farthest_points
 from .positions.rotation import random_rotation, random_rotations, rotate
+from .positions.surface_points import SurfacePoints
 from .preprocessing.many import precompute_all
 from .preprocessing.one import precompute
 from .preprocessing.options import (
@@ -64,10 +68,13 @@ __all__ = [
     "NormalsRule",
     "Operators",
     "Patches",
+    "Prediction",
     "SurfacePoints",
     "UnpackAt",
+    "area_under_curve",
     "border_lengths",
     "boundary_vertices",
+    "closest_points",
     "collate",
     "curvature",
     "cut_by_plane",
@@ -80,10 +87,13 @@ __all__ = [
     "element_areas",
     "element_points",
     "element_weights",
+    "error_curve",
     "farthest_points",
     "from_spectral",
     "functional_map",
     "functional_map_from_points",
+    "geodesic_errors",
+    "geodesic_errors_of_all",
     "geodesic_label_errors",
     "gradient",
     "gradient_values",
@@ -93,10 +103,10 @@ __all__ = [
     "load_attributes",
     "load_mesh",
     "make_mesh",
+    "mean_error",
     "mesh_edges",
     "mesh_mean",
     "mirrored",
-    "nearest_on_surface",
     "normalize_positions",
     "one_ring",
     "patches",

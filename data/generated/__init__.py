@@ -1,11 +1,13 @@
-"""The generated data sets: posed figures, and classes of bodies with four limbs."""
+"""The generated data sets: posed figures, pairs of them, and classes of bodies with four limbs."""
 
 from diffnet.data.generated.classes import shapes
 from diffnet.data.generated.dataset import curved_figure, figure, figures
+from diffnet.data.generated.pairs import figure_pairs
 
 __all__ = [
     "curved_figure",
     "figure",
+    "figure_pairs",
     "figures",
     "shapes",
 ]

@@ -5,7 +5,7 @@ Lengths are in meters. A body stands along z and faces y. Its pelvis is at the o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -70,14 +70,6 @@ Sizes: TypeAlias = "dict[str, float]"
 Pose: TypeAlias = "dict[tuple[str, int], tuple[float, ...]]"
 
 
-class _Bone(NamedTuple):
-    part: str
-    start: Floats
-    end: Floats
-    radii: tuple[float, float]
-    bulge: float = 0.0
-
-
 class _Frame(NamedTuple):
     """A joint: its position, and the rotation of the bones below it."""
 
@@ -94,6 +86,36 @@ class _Frame(NamedTuple):
         return _Frame(self.at(*place), self.rotation * turn)
 
 
+class _Bone(NamedTuple):
+    part: str
+    joint: _Frame
+    start: Floats
+    end: Floats
+    radii: tuple[float, float]
+    bulge: float = 0.0
+
+
+@dataclass(frozen=True)
+class Body:
+    """The proportions of a body, in meters, and the angles of its joints, in degrees."""
+
+    sizes: Sizes
+    pose: Pose
+
+    def toward(self, other: Body, share: float) -> Body:
+        """The body with a share of the way to another one, in each size and angle."""
+        sizes = {name: size + share * (other.sizes[name] - size) for name, size in self.sizes.items()}
+        pose = {
+            joint: tuple(a + share * (b - a) for a, b in zip(angles, other.pose[joint], strict=True))
+            for joint, angles in self.pose.items()
+        }
+        return Body(sizes, pose)
+
+    def shape(self) -> Shape:
+        """The bones."""
+        return _assemble(self.sizes, self.pose)
+
+
 @dataclass(frozen=True)
 class Shape:
     """The bones of one posed body.
@@ -102,6 +124,7 @@ class Shape:
     radii: (B, 2) float64, at the start and the end
     bulge: (B,) float64, added to the radius a third of the way along, like a muscle
     parts: (B,) int64, indices into PARTS
+    turns: (B, 3, 3) float64, the rotation of the joint that each bone hangs on. Identity for shapes without joints.
     """
 
     starts: Floats
@@ -109,21 +132,40 @@ class Shape:
     radii: Floats
     bulge: Floats
     parts: NDArray[np.int64]
+    turns: Floats = field(default_factory=lambda: np.eye(3)[None])
 
     def rotated(self, rotation: Rotation) -> Shape:
         """The shape rotated about the origin."""
-        return Shape(rotation.apply(self.starts), rotation.apply(self.ends), self.radii, self.bulge, self.parts)
+        starts, ends = rotation.apply(self.starts), rotation.apply(self.ends)
+        return Shape(starts, ends, self.radii, self.bulge, self.parts, rotation.as_matrix() @ self.turns)
 
 
 def sample_shape(rng: np.random.Generator) -> Shape:
+    """The bones of `sample_body`."""
+    return sample_body(rng).shape()
+
+
+def sample_body(rng: np.random.Generator) -> Body:
     """A body of random proportions in a random pose without self-contact. At rest if no such pose is found."""
     sizes = _sample_sizes(rng)
-    rest = _assemble(sizes, {(name, side): _REST[name] for name in _LIMITS for side in (-1, 1)})
+    rest = Body(sizes, _rest_pose())
+    gaps = _ball_gaps(rest.shape())
     for _ in range(_ATTEMPTS):
-        shape = _assemble(sizes, _sample_pose(rng))
-        if not _touches_itself(shape, rest):
-            return shape
+        body = Body(sizes, _sample_pose(rng))
+        if not _touches_itself(body.shape(), gaps):
+            return body
     return rest
+
+
+def mean_body() -> Body:
+    """The body of mean proportions at rest. It is its own mirror image in x."""
+    return Body({name: mean for name, (mean, _) in _SIZES.items()}, _rest_pose())
+
+
+def touches_itself_on_the_way(start: Body, end: Body, steps: int) -> bool:
+    """Whether the body touches itself at some step on the straight way between two poses."""
+    gaps = _ball_gaps(start.shape())
+    return any(_touches_itself(start.toward(end, i / steps).shape(), gaps) for i in range(1, steps + 1))
 
 
 def bone_distances(shape: Shape, points: Floats) -> Floats:
@@ -194,6 +236,7 @@ def _assemble(sizes: Sizes, pose: Pose) -> Shape:
         np.array([b.radii for b in bones]),
         np.array([b.bulge for b in bones]),
         np.array([PARTS.index(b.part) for b in bones], np.int64),
+        np.stack([b.joint.rotation.as_matrix() for b in bones]),
     )
 
 
@@ -205,10 +248,11 @@ def _trunk(sizes: Sizes, pelvis: _Frame, chest: _Frame) -> list[_Bone]:
         low, high = pelvis.at(side * 0.065, -0.01, 0.02), chest.at(side * width, 0.01, top - 0.13)
         middle = chest.at(side * 0.045, 0, 0.03)
         bones += [
-            _Bone("torso", low, middle, (hip, waist)),
-            _Bone("torso", middle, high, (waist, ribs)),
+            _Bone("torso", pelvis, low, middle, (hip, waist)),
+            _Bone("torso", chest, middle, high, (waist, ribs)),
             _Bone(
                 "torso",
+                chest,
                 chest.at(0, 0, top - 0.04),
                 chest.at(side * shoulder, 0, top - 0.06),
                 (0.05, sizes["shoulder radius"]),
@@ -220,9 +264,9 @@ def _trunk(sizes: Sizes, pelvis: _Frame, chest: _Frame) -> list[_Bone]:
 def _head(sizes: Sizes, neck: _Frame) -> list[_Bone]:
     long, size, radius = sizes["neck"], sizes["head"], sizes["neck radius"]
     return [
-        _Bone("torso", neck.at(0, 0, -0.02), neck.at(0, 0, long), (radius * 1.15, radius)),
-        _Bone("head", neck.at(0, 0.025, long + 0.035), neck.at(0, 0, long + 1.35 * size), (0.56 * size, size)),
-        _Bone("head", neck.at(0, 0.025, long + 0.035), neck.at(0, 0.045, long + 0.06), (0.45 * size, 0.4 * size)),
+        _Bone("torso", neck, neck.at(0, 0, -0.02), neck.at(0, 0, long), (radius * 1.15, radius)),
+        _Bone("head", neck, neck.at(0, 0.025, long + 0.035), neck.at(0, 0, long + 1.35 * size), (0.56 * size, size)),
+        _Bone("head", neck, neck.at(0, 0.025, long + 0.035), neck.at(0, 0.045, long + 0.06), (0.45 * size, 0.4 * size)),
     ]
 
 
@@ -232,11 +276,11 @@ def _arm(sizes: Sizes, pose: Pose, chest: _Frame, side: int) -> list[_Bone]:
     elbow = shoulder.joint((0, 0, -sizes["upper arm"]), pose["elbow", side], side)
     wrist = elbow.joint((0, 0, -sizes["forearm"]), pose["wrist", side], side)
     return [
-        _Bone("upper arm", shoulder.origin, elbow.origin, (1.15 * radius, 0.8 * radius), 0.2 * radius),
-        _Bone("forearm", elbow.origin, wrist.origin, (0.85 * radius, wrist_radius), 0.25 * radius),
-        _Bone("hand", wrist.at(0, 0.008, -0.02), wrist.at(0, 0.030, -long), (0.020, 0.017)),
-        _Bone("hand", wrist.at(0, -0.008, -0.02), wrist.at(0, -0.026, -0.95 * long), (0.020, 0.017)),
-        _Bone("hand", wrist.at(0, 0.01, -0.03), wrist.at(0, 0.075, -0.55 * long), (0.018, 0.015)),
+        _Bone("upper arm", shoulder, shoulder.origin, elbow.origin, (1.15 * radius, 0.8 * radius), 0.2 * radius),
+        _Bone("forearm", elbow, elbow.origin, wrist.origin, (0.85 * radius, wrist_radius), 0.25 * radius),
+        _Bone("hand", wrist, wrist.at(0, 0.008, -0.02), wrist.at(0, 0.030, -long), (0.020, 0.017)),
+        _Bone("hand", wrist, wrist.at(0, -0.008, -0.02), wrist.at(0, -0.026, -0.95 * long), (0.020, 0.017)),
+        _Bone("hand", wrist, wrist.at(0, 0.01, -0.03), wrist.at(0, 0.075, -0.55 * long), (0.018, 0.015)),
     ]
 
 
@@ -252,17 +296,22 @@ def _leg(sizes: Sizes, pose: Pose, pelvis: _Frame, side: int) -> list[_Bone]:
     ankle = knee.joint((0, 0, -sizes["shin"]), pose["ankle", side], side)
     heel = ankle.at(0, -0.035, -0.045)
     return [
-        _Bone("thigh", hip.origin, knee.origin, (radius, knee_radius), 0.15 * radius),
-        _Bone("shin", knee.origin, ankle.origin, (knee_radius, ankle_radius), 0.35 * knee_radius),
-        _Bone("foot", ankle.at(0, 0, -0.01), heel, (0.028, 0.027)),
-        _Bone("foot", ankle.at(0, 0.01, -0.02), ankle.at(0, 0.6 * long, -0.05), (0.026, 0.022)),
-        _Bone("foot", heel, ankle.at(-side * 0.02, long, -0.055), (0.024, 0.020)),
-        _Bone("foot", heel, ankle.at(side * 0.028, 0.88 * long, -0.055), (0.024, 0.019)),
+        _Bone("thigh", hip, hip.origin, knee.origin, (radius, knee_radius), 0.15 * radius),
+        _Bone("shin", knee, knee.origin, ankle.origin, (knee_radius, ankle_radius), 0.35 * knee_radius),
+        _Bone("foot", ankle, ankle.at(0, 0, -0.01), heel, (0.028, 0.027)),
+        _Bone("foot", ankle, ankle.at(0, 0.01, -0.02), ankle.at(0, 0.6 * long, -0.05), (0.026, 0.022)),
+        _Bone("foot", ankle, heel, ankle.at(-side * 0.02, long, -0.055), (0.024, 0.020)),
+        _Bone("foot", ankle, heel, ankle.at(side * 0.028, 0.88 * long, -0.055), (0.024, 0.019)),
     ]
 
 
-def _touches_itself(shape: Shape, rest: Shape) -> bool:
-    return bool(((_ball_gaps(rest) > FAR) & (_ball_gaps(shape) < NEAR)).any())
+def _rest_pose() -> Pose:
+    return {(name, side): _REST[name] for name in _LIMITS for side in (-1, 1)}
+
+
+def _touches_itself(shape: Shape, gaps: Floats) -> bool:
+    """gaps: the gaps of the body at rest"""
+    return bool(((gaps > FAR) & (_ball_gaps(shape) < NEAR)).any())
 
 
 def _ball_gaps(shape: Shape, per_bone: int = 6) -> Floats:

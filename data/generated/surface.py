@@ -61,15 +61,23 @@ def polygonize(shape: Shape, spacing: float = _FINE) -> Surface | None:
     return (verts, faces) if _is_sphere(len(verts), faces) else None
 
 
-def triangulate(shape: Shape, skin: Surface, style: str, count: int, rng: np.random.Generator) -> Surface | None:
+def triangulate(
+    shape: Shape,
+    skin: Surface,
+    style: str,
+    count: int,
+    rng: np.random.Generator,
+    raw_spacing: tuple[float, float] = _COARSE,
+) -> Surface | None:
     """One closed surface of genus 0 in one of the STYLES. None if that fails.
 
     skin: the result of `polygonize`
     count: approximate number of vertices; "raw" ignores it, because its grid decides
+    raw_spacing: the range of the spacing of this grid
     """
     if style == "raw":
         turn = Rotation.from_quat(rng.normal(size=4))
-        raw = polygonize(shape.rotated(turn), rng.uniform(*_COARSE))
+        raw = polygonize(shape.rotated(turn), rng.uniform(*raw_spacing))
         return None if raw is None else (turn.inv().apply(raw[0]), raw[1])
     coarse = _coarsen(shape, skin, style, count, rng)
     if coarse is None or style != "even":

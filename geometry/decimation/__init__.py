@@ -1,1 +1,1 @@
-"""Meshes with fewer faces, and values from one mesh to another of the same surface."""
+"""Meshes with fewer faces."""

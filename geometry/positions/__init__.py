@@ -1,1 +1,1 @@
-"""Functions of positions alone: random rotations and farthest point sampling."""
+"""Functions of positions alone: random rotations, farthest point sampling and closest points of meshes."""

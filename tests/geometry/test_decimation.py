@@ -9,12 +9,12 @@ import trimesh
 from diffnet.geometry import (
     MeshError,
     cache,
+    closest_points,
     decimate,
     element_points,
     element_weights,
     load_mesh,
     make_mesh,
-    nearest_on_surface,
 )
 
 BALL = load_mesh(trimesh.creation.icosphere(3))
@@ -65,7 +65,7 @@ def test_nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nearest_points_equal_those_of_all_faces() -> None:
     small = decimate(BALL, 150)
     points = np.random.default_rng(0).normal(size=(200, 3))
-    found = nearest_on_surface(small, points)
+    found = closest_points(small, points)
     assert (found.weights >= 0).all()
     np.testing.assert_allclose(found.weights.sum(axis=1), 1)
     nearest = np.einsum("nc,ncx->nx", found.weights, small.verts[small.faces[found.faces]])
@@ -79,7 +79,7 @@ def test_nearest_points_equal_those_of_all_faces() -> None:
 def test_points_of_the_mesh_are_their_own_nearest() -> None:
     for at in ("vertices", "faces", "edges"):
         points = element_points(BALL, at)
-        elements, weights = element_weights(BALL, nearest_on_surface(BALL, points), at)
+        elements, weights = element_weights(BALL, closest_points(BALL, points), at)
         own = np.take_along_axis(elements, weights.argmax(axis=1)[:, None], axis=1)[:, 0]
         np.testing.assert_array_equal(own, np.arange(len(points)))
         np.testing.assert_allclose(weights.sum(axis=1), 1)
@@ -87,7 +87,7 @@ def test_points_of_the_mesh_are_their_own_nearest() -> None:
 
 def test_triangles_without_area_and_of_other_sizes() -> None:
     line = make_mesh([[0, 0, 0], [4, 0, 0], [2, 0, 0], [2, 0, 0]], [[0, 1, 2], [3, 3, 3]])
-    found = nearest_on_surface(line, [[3, 1, 0], [-1, 0, 0]])
+    found = closest_points(line, [[3, 1, 0], [-1, 0, 0]])
     nearest = np.einsum("nc,ncx->nx", found.weights, line.verts[line.faces[found.faces]])
     np.testing.assert_allclose(nearest, [[3, 0, 0], [0, 0, 0]], atol=1e-12)
     # A large face below many small ones, whose centers are nearer to the point.
@@ -96,11 +96,15 @@ def test_triangles_without_area_and_of_other_sizes() -> None:
         np.concatenate([tiny, [[-9, -9, 0.9], [9, -9, 0.9], [0, 9, 0.9]]]),
         np.concatenate([BALL.faces, [[len(tiny), len(tiny) + 1, len(tiny) + 2]]]),
     )
-    assert nearest_on_surface(both, [[1, 0, 0.95]]).faces.tolist() == [len(BALL.faces)]
+    assert closest_points(both, [[1, 0, 0.95]]).faces.tolist() == [len(BALL.faces)]
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ValueError, match=r"points should have shape \(N, 3\), shape is \(3,\)"):
-        nearest_on_surface(BALL, [0, 0, 0])
-    with pytest.raises(ValueError, match="a point cloud has no surface"):
-        nearest_on_surface(load_mesh(BALL.verts), BALL.verts)
+    with pytest.raises(ValueError, match=r"points should be finite, of shape \(N, 3\), got shape \(3,\)"):
+        closest_points(BALL, [0, 0, 0])
+    with pytest.raises(ValueError, match="a point cloud has no faces"):
+        closest_points(load_mesh(BALL.verts), BALL.verts)
+    unknown = closest_points(BALL, BALL.verts[:2])
+    unknown.faces[1] = -1
+    with pytest.raises(ValueError, match=r"1 of the 2 points are unknown \(face -1\)"):
+        element_weights(BALL, unknown, "vertices")

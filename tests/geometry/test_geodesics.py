@@ -11,7 +11,7 @@ import trimesh
 from shapes import TETRAHEDRON, arrays, cloud_of, moebius
 
 from diffnet.geometry import MeshError, geodesic_label_errors
-from diffnet.geometry.geodesics import is_manifold
+from diffnet.geometry.geodesics.manifold import is_manifold
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,0 +1,195 @@
+"""The generated set of pairs: figures of several builds, poses and triangulations, with known correspondences."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from scipy.spatial.transform import Rotation
+
+from diffnet.data.generated.deformation import STEPS, deformed
+from diffnet.data.generated.shape import (
+    PARTS,
+    Body,
+    Floats,
+    bone_distances,
+    mean_body,
+    sample_body,
+    skin_gradient,
+    touches_itself_on_the_way,
+)
+from diffnet.data.generated.surface import STYLES, Ints, Surface, polygonize, triangulate
+from diffnet.data.pairs.shapes import MeshPairs, PairShape
+from diffnet.geometry import Mesh, SurfacePoints, closest_points, make_mesh
+from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.processes import WorkerPool, available_cores
+
+VERTICES = 5000
+TEST_PAIRS = 50
+_VERSION = 1  # increase when other figures are made
+_TEMPLATE_VERTICES = 8000
+_TEMPLATE_SPACING = 0.0075
+_FINE = 0.0095  # spacing of the skin that is triangulated
+_YAW = np.pi / 9
+_ATTEMPTS = 100
+
+# A figure is drawn again if more of the template's triangles than this are folded, if a vertex is farther from the
+# template than this, in meters, or if more of its vertices than this change their part on the way from the template.
+_MOST_FOLDED = 1e-3
+_FARTHEST = 0.012
+_MOST_IN_OTHER_PARTS = 0.05
+
+
+def figure_pairs(
+    train: int = 80,
+    test: int = 20,
+    seed: int = 0,
+    *,
+    jobs: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> MeshPairs:
+    """Generate posed figures of about 5,000 vertices, and their true correspondences.
+
+    train, test: number of figures in each part, ≥ 2
+    seed: ≥ 0. Equal seeds give equal arrays. A longer part begins with the figures of a shorter one.
+    jobs: number of worker processes; by default one for each core. See `precompute_all` for calls from a script.
+    cache_dir: folder that keeps the figures, each of which takes about 2 s to make; see `precompute`
+
+    Each figure has its own build, pose and triangulation (marching cubes, even, irregular or adaptive). It is closed,
+    of genus 0, and stands upright within 20°. No figure is in both parts. All pairs of training figures are for
+    training. At most 50 pairs of test figures, drawn at random, are for testing.
+
+    The truth is a point in a face: a template of 8,000 vertices is moved in small steps onto each figure, so each of
+    its points is known on all figures. `MeshPairs.mirrored_truth` has left and right exchanged.
+
+    Raises ValueError for fewer than 2 figures or a negative seed.
+    """
+    for name, count in (("train", train), ("test", test)):
+        if count < 2:
+            raise ValueError(f"{name} should be at least 2, got {count}")
+    if seed < 0:
+        raise ValueError(f"seed should be at least 0, got {seed}")
+    todo = [("train", i) for i in range(train)] + [("test", i) for i in range(test)]
+    found = {one: None if cache_dir is None else _read(_entry(*one, seed, cache_dir), one) for one in todo}
+    missing = [one for one in todo if found[one] is None]
+    jobs = min(available_cores() if jobs is None else jobs, len(missing))
+    if jobs <= 1:
+        found |= {one: pair_figure(*one, seed, cache_dir) for one in missing}
+    else:
+        with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
+            futures = {one: pool.submit(pair_figure, *one, seed, cache_dir) for one in missing}
+            found |= {one: future.result() for one, future in futures.items()}
+    shapes = [shape for shape in found.values() if shape is not None]
+    standard, mirror = template()
+    tests = np.array(list(combinations(range(test), 2)))
+    drawn = np.sort(np.random.default_rng([seed, 2]).permutation(len(tests))[:TEST_PAIRS])
+    return MeshPairs(
+        train=shapes[:train],
+        test=shapes[train:],
+        train_pairs=list(combinations(range(train), 2)),
+        test_pairs=[(int(a), int(b)) for a, b in tests[drawn]],
+        template_faces=standard.faces,
+        mirror=mirror,
+    )
+
+
+def pair_figure(part: str, number: int, seed: int = 0, cache_dir: str | os.PathLike[str] | None = None) -> PairShape:
+    """One figure of `figure_pairs`, which worker processes make and put into the cache. part: "train" or "test" """
+    shape = _sample(_name(part, number), np.random.default_rng([seed, part == "test", number]))
+    if cache_dir is not None:
+        assert isinstance(shape.template, SurfacePoints)
+        arrays = (shape.mesh.verts, shape.mesh.faces, shape.template.faces, shape.template.weights)
+        write_entry(
+            _entry(part, number, seed, cache_dir),
+            {name: np.ascontiguousarray(x) for name, x in zip(_STORED, arrays, strict=True)},
+        )
+    return shape
+
+
+def _name(part: str, number: int) -> str:
+    return f"figure_{part}_{number:03d}"
+
+
+_STORED = ("verts", "faces", "template_faces", "template_weights")
+
+
+def _entry(part: str, number: int, seed: int, cache_dir: str | os.PathLike[str]) -> Path:
+    return entry_path(cache_dir, cache_key({}, figure=[part, number, seed], version=_VERSION), "figure")
+
+
+def _read(path: Path, figure: tuple[str, int]) -> PairShape | None:
+    """A figure in the cache, or None."""
+    shapes = []
+
+    def check(arrays: Arrays) -> None:
+        verts, faces, *points = (arrays[name] for name in _STORED)
+        mesh = make_mesh(verts, faces, name=_name(*figure))
+        shapes.append(PairShape(mesh.name, mesh, SurfacePoints(*points).check(mesh)))
+
+    return shapes[0] if read_entry(path, check) is not None else None
+
+
+def _sample(name: str, rng: np.random.Generator) -> PairShape:
+    standard, _ = template()
+    for _ in range(_ATTEMPTS):
+        body = sample_body(rng)
+        if touches_itself_on_the_way(mean_body(), body, STEPS // 2):
+            continue
+        surface = _surface(body, rng)
+        if surface is None:
+            continue
+        moved = deformed(standard.verts, mean_body(), body)
+        mesh = make_mesh(*surface, name=name)
+        if _is_sound(body, standard, moved, mesh):
+            turn = Rotation.from_euler("z", rng.uniform(-_YAW, _YAW))
+            turned = make_mesh(turn.apply(mesh.verts), mesh.faces, name=name)
+            return PairShape(name, turned, closest_points(mesh, moved))
+    raise RuntimeError(f"{name}: no figure passed all checks in {_ATTEMPTS} attempts")
+
+
+def _surface(body: Body, rng: np.random.Generator) -> Surface | None:
+    shape = body.shape()
+    style = STYLES[rng.integers(len(STYLES))]
+    skin = polygonize(shape, _FINE)
+    if skin is None:
+        return None
+    spacing = _FINE * np.sqrt(len(skin[0]) / VERTICES)
+    return triangulate(shape, skin, style, VERTICES, rng, (0.99 * spacing, 1.01 * spacing))
+
+
+@lru_cache(maxsize=1)
+def template() -> tuple[Mesh, SurfacePoints]:
+    """The mean body at rest, and the mirror image of each of its vertices."""
+    shape = mean_body().shape()
+    skin = polygonize(shape, _TEMPLATE_SPACING)
+    surface = None if skin is None else triangulate(shape, skin, "even", _TEMPLATE_VERTICES, np.random.default_rng(0))
+    assert surface is not None  # nothing about it is random
+    standard = make_mesh(*surface, name="template")
+    return standard, closest_points(standard, standard.verts * [-1, 1, 1])
+
+
+def _is_sound(body: Body, standard: Mesh, moved: Floats, mesh: Mesh) -> bool:
+    """Whether the moved template is a one-to-one map onto the mesh that keeps the parts of the body."""
+    shape = body.shape()
+    on_template = make_mesh(moved, standard.faces)
+    if _folded(moved, standard.faces, skin_gradient(shape, moved)) > _MOST_FOLDED:
+        return False
+    place = closest_points(on_template, mesh.verts)
+    away = np.linalg.norm(place.interpolate(on_template.faces, moved) - mesh.verts, axis=1)
+    if away.max() > _FARTHEST:
+        return False
+    start = mean_body().shape()
+    original = place.interpolate(standard.faces, standard.verts)
+    before = start.parts[bone_distances(start, original).argmin(axis=1)]
+    after = shape.parts[bone_distances(shape, mesh.verts).argmin(axis=1)]
+    every = np.bincount(after, minlength=len(PARTS)).min() > 0
+    return bool(every and (before != after).mean() <= _MOST_IN_OTHER_PARTS)
+
+
+def _folded(verts: Floats, faces: Ints, outward: Floats) -> float:
+    """The share of triangles whose normals point inward."""
+    a, b, c = verts[faces].transpose(1, 0, 2)
+    return float(((np.cross(b - a, c - a) * outward[faces].sum(axis=1)).sum(axis=1) <= 0).mean())

@@ -1,0 +1,1 @@
+"""Pairs of meshes, and what is known of their correspondences."""

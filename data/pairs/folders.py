@@ -1,0 +1,342 @@
+"""Sets of pairs on disk."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.data.folders.files import MESH_FOLDERS, files_in, find_parts, meshes_in
+from diffnet.data.labeled import DataError
+from diffnet.data.pairs.choice import RULES, choose_pairs, listed_pairs
+from diffnet.data.pairs.indices import Base, IndexFile, read_indices
+from diffnet.data.pairs.shapes import MeshPairs, Pair, PairShape
+from diffnet.geometry import Mesh, SurfacePoints, load_mesh
+from diffnet.geometry.files import write_atomically
+from diffnet.geometry.mesh.mesh import mesh_stem
+
+TEMPLATE = "template.npz"  # the triangles and the mirror images of template points
+PLACES = ("corres", "maps", "points")  # folders of correspondences, beside those of the meshes
+_MAPS = (".txt", ".map")
+_NAMED = ("pairs.txt", "train.txt", "test.txt", "readme.txt", "license.txt")
+
+_Shapes: TypeAlias = list[PairShape]
+
+
+def load_pairs(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    pairs: str | os.PathLike[str] | None = None,
+    *,
+    base: Base = "auto",
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    cache_dir: str | os.PathLike[str] | None = None,
+    needs_train: bool = True,
+) -> MeshPairs:
+    """Read a set of meshes in pairs, from one or several folders.
+
+    path: a folder of meshes, several of them, or a folder whose subfolders hold meshes, which count as several.
+        `train/` and `test/`, else `train.txt` and `test.txt`, divide the meshes as in `load_dataset`, else a random
+        share of `test_fraction`, drawn with `seed`, is for testing.
+    pairs: which meshes form pairs, each pair once: "all"; "within": both in one folder; "across": in two folders; or
+        the path of a file with the names of two meshes in each line. By default `pairs.txt` in the folder, else "all".
+        A list that names no training pairs leaves all of them.
+    base: "0" or "1", the number of the first vertex in files of indices. "auto" finds it, see `read_indices`.
+    cache_dir: folder that keeps parsed meshes, see `load_mesh`
+    needs_train: if False, the training part may be missing, as for an evaluation. Without a division, all meshes are
+        for testing.
+
+    Correspondences are in `corres/`, `maps/` or `points/` in the folder, or, except `.npz`, beside the meshes, in one
+    of these forms:
+
+    - `NAME.vts` for each mesh: the vertex at each template point, one in each line, as published with the remeshed
+      sets FAUST and SCAPE (Ren et al. 2018). `mirror.txt` in the folder may hold, for each template point, the one on
+      the other side of the body, in the same form.
+    - `NAME.npz` for each mesh: `faces` (T,) and `weights` (T, 3) of template points in faces. `template.npz` in the
+      folder holds `faces` (F, 3) between template points, and it may hold the mirror images `mirror_faces` (T,) and
+      `mirror_weights` (T, 3). `save_pairs` writes these files.
+    - `A_B.txt`, `A-B.txt`, `A_B.map` or `A-B.map` for pairs: for each vertex of A, a vertex of B. Pairs without a map
+      are left out.
+    - None: for training without correspondences.
+
+    In several folders, a mesh is called `FOLDER/NAME`, and each folder may have template points of its own if all pairs
+    are within folders. Point clouds can't have template points in faces.
+
+    Raises DataError for a folder or file that is missing, malformed or contradictory, for an index out of range, for
+    missing points, since partial shapes are not supported, and for a part without pairs. The message names the file.
+    Raises MeshError for a mesh that can't be read.
+    """
+    if base not in ("auto", "0", "1"):
+        raise DataError(f"base should be auto, 0 or 1, got {base!r}")
+    if not 0 < test_fraction < 1:
+        raise DataError(f"test_fraction should be between 0 and 1, got {test_fraction}")
+    given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    roots = [root for one in given for root in _roots(Path(one))]
+    train, test = _Shapes(), _Shapes()
+    for root in roots:
+        parts = find_parts(root, test_fraction, seed, needs_train)
+        for shapes, files in zip((train, test), parts, strict=True):
+            shapes += [_shape(file, root, len(roots) > 1, cache_dir) for file in files]
+    data = _with_correspondences(MeshPairs(train, test, [], []), roots, base)
+    return _with_pairs(data, given, pairs, needs_train)
+
+
+def save_pairs(data: MeshPairs, folder: str | os.PathLike[str]) -> None:
+    """Write a set as `load_pairs` reads it: meshes (OFF), template points, and the list of test pairs.
+
+    The set has template points in faces, as that of `figure_pairs`, or none. Raises ValueError for others, OSError if a
+    file can't be written.
+    """
+    root = Path(folder)
+    if data.maps or any(isinstance(shape.template, np.ndarray) for shape in data.train + data.test):
+        raise ValueError("only sets with template points in faces, or without correspondences, can be saved")
+    for part, shapes in (("train", data.train), ("test", data.test)):
+        (root / part).mkdir(parents=True, exist_ok=True)
+        for shape in shapes:
+            write_atomically(root / part / f"{shape.name}.off", _off(shape.mesh))
+            if isinstance(shape.template, SurfacePoints):
+                (root / "points").mkdir(exist_ok=True)
+                points = {"faces": shape.template.faces, "weights": shape.template.weights}
+                write_atomically(root / "points" / f"{shape.name}.npz", _npz(points))
+    if data.template_faces is not None:
+        arrays: dict[str, NDArray[Any]] = {"faces": data.template_faces}
+        if isinstance(data.mirror, SurfacePoints):
+            arrays |= {"mirror_faces": data.mirror.faces, "mirror_weights": data.mirror.weights}
+        write_atomically(root / TEMPLATE, _npz(arrays))
+    lines = [f"{data.test[i].name} {data.test[j].name}\n" for i, j in data.test_pairs]
+    write_atomically(root / "pairs.txt", "".join(lines))
+
+
+def _off(mesh: Mesh) -> str:
+    verts = "\n".join(" ".join(map(repr, row)) for row in mesh.verts.tolist())
+    faces = "\n".join("3 " + " ".join(map(str, row)) for row in mesh.faces.tolist())
+    return f"OFF\n{len(mesh.verts)} {len(mesh.faces)} 0\n{verts}\n{faces}\n"
+
+
+def _npz(arrays: dict[str, NDArray[Any]]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _roots(folder: Path) -> list[Path]:
+    """The folder itself, or its subfolders if the meshes are there."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    if _has_meshes(folder):
+        return [folder]
+    below = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != "." and _has_meshes(path))
+    if not below:
+        raise DataError(f"{folder}: no meshes found here, in off/, meshes/, train/ or test/, or in subfolders")
+    return below
+
+
+def _has_meshes(folder: Path) -> bool:
+    return any(meshes_in(folder / name) for name in (*MESH_FOLDERS, "train", "test"))
+
+
+def _shape(file: Path, root: Path, several: bool, cache_dir: str | os.PathLike[str] | None) -> PairShape:
+    name = f"{root.name}/{mesh_stem(file)}" if several else mesh_stem(file)
+    return PairShape(name, load_mesh(file, cache_dir), None, str(root))
+
+
+def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base) -> MeshPairs:
+    shapes = data.train + data.test
+    names = [shape.name for shape in shapes]
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise DataError(f"{roots[-1]}: {twice!r} occurs twice. Folders of a set should have different names")
+    vts = [_beside(shape, ".vts") for shape in shapes]
+    npz = [_beside(shape, ".npz") for shape in shapes]
+    kinds = [(".vts", vts), (".npz", npz)]
+    present = [kind for kind, files in kinds if any(file is not None for file in files)]
+    if len(present) > 1:
+        raise DataError(f"{roots[0]}: there are .vts and .npz files of template points. Keep one kind")
+    for kind, files in kinds:
+        if any(file is not None for file in files) and None in files:
+            missing = shapes[files.index(None)]
+            raise DataError(
+                f"{missing.mesh.name}: there is no {mesh_stem(missing.mesh.name)}{kind}; other meshes have one"
+            )
+    if present == [".vts"]:
+        return _with_vertices(data, [file for file in vts if file is not None], roots, base)
+    if present == [".npz"]:
+        return _with_points(data, [file for file in npz if file is not None], roots)
+    return replace(data, maps=_read_maps(data, base))
+
+
+def _beside(shape: PairShape, suffix: str) -> Path | None:
+    """The file of a mesh with template points."""
+    mesh, root = Path(shape.mesh.name), Path(shape.folder)
+    # An archive beside a mesh may hold anything, so those of template points are in folders of their own.
+    folders = [] if suffix == ".npz" else [mesh.parent]
+    folders += [*(root / place for place in PLACES), *(mesh.parent / place for place in PLACES)]
+    return next((f for f in (folder / f"{mesh_stem(mesh)}{suffix}" for folder in folders) if f.is_file()), None)
+
+
+def _with_shapes(data: MeshPairs, shapes: _Shapes) -> MeshPairs:
+    return replace(data, train=shapes[: len(data.train)], test=shapes[len(data.train) :])
+
+
+def _with_vertices(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path], base: Base) -> MeshPairs:
+    """Files of one folder count alike, and have the same number of template points."""
+    shapes = data.train + data.test
+    for root in roots:
+        own = [i for i, shape in enumerate(shapes) if shape.folder == str(root)]
+        found = read_indices([IndexFile(files[i], len(shapes[i].mesh.verts), shapes[i].mesh.name) for i in own], base)
+        for i, template in zip(own, found, strict=True):
+            _check_count(files[i], len(template), files[own[0]], len(found[0]))
+            shapes[i] = replace(shapes[i], template=template)
+    counts = {_count(shape) for shape in shapes}
+    mirror = _read_mirror(roots, counts.pop()) if len(counts) == 1 else None
+    return replace(_with_shapes(data, shapes), mirror=mirror)
+
+
+def _count(shape: PairShape) -> int:
+    return 0 if shape.template is None else len(shape.template)
+
+
+def _check_count(file: Path, count: int, first: Path, expected: int) -> None:
+    if count != expected:
+        raise DataError(
+            f"{file}: {count} template points, but {first} has {expected}. All meshes of a set should have the same"
+        )
+
+
+def _read_mirror(roots: Sequence[Path], count: int) -> NDArray[np.int64] | None:
+    path = next((root / "mirror.txt" for root in roots if (root / "mirror.txt").is_file()), None)
+    if path is None:
+        return None
+    own = read_indices([IndexFile(path, count, "the template")])[0]
+    if len(own) != count:
+        raise DataError(f"{path}: {len(own)} mirror images, but there are {count} template points")
+    return own
+
+
+def _with_points(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path]) -> MeshPairs:
+    path = next((root / TEMPLATE for root in roots if (root / TEMPLATE).is_file()), None)
+    if path is None:
+        raise DataError(f"{roots[0] / TEMPLATE}: no such file; the template points in {files[0].name} need its faces")
+    template = _arrays(path)
+    faces = template.get("faces", np.zeros(0))
+    if faces.ndim != 2 or faces.shape[1] != 3 or faces.dtype.kind not in "iu" or not len(faces):
+        raise DataError(f"{path}: expected an array faces (F, 3) of integers")
+    shapes, count = _Shapes(), 0
+    for shape, file in zip(data.train + data.test, files, strict=True):
+        points = _points(file, _arrays(file), "", shape.mesh)
+        count = count or len(points)
+        _check_count(file, len(points), files[0], count)
+        shapes.append(replace(shape, template=points))
+    if faces.min() < 0 or faces.max() >= count:
+        raise DataError(f"{path}: faces should have indices from 0 to {count - 1}, the template points of {files[0]}")
+    triangles = faces.astype(np.int64)
+    mirror = None
+    if "mirror_faces" in template:
+        flat = Mesh(np.zeros((count, 3)), triangles, np.arange(len(triangles)), len(triangles), str(path))
+        mirror = _points(path, template, "mirror_", flat)
+        if len(mirror) != count:
+            raise DataError(f"{path}: {len(mirror)} mirror images, but there are {count} template points")
+    return replace(_with_shapes(data, shapes), template_faces=triangles, mirror=mirror)
+
+
+def _points(path: Path, arrays: dict[str, NDArray[Any]], prefix: str, mesh: Mesh) -> SurfacePoints:
+    faces, weights = (arrays.get(f"{prefix}{name}") for name in ("faces", "weights"))
+    if faces is None or weights is None:
+        raise DataError(f"{path}: expected arrays {prefix}faces (T,) and {prefix}weights (T, 3)")
+    if mesh.is_point_cloud:
+        raise DataError(f"{path}: {mesh.name} is a point cloud, which has no faces. Give vertices (.vts)")
+    try:
+        points = SurfacePoints(faces, weights).check(mesh, str(path))
+    except (TypeError, ValueError) as e:
+        raise DataError(str(e)) from e
+    missing = np.flatnonzero(faces < 0)
+    if len(missing):
+        raise DataError(
+            f"{path}: template point {missing[0]} has no face, as on a partial shape. Partial shapes are not supported"
+        )
+    return SurfacePoints(points.faces.astype(np.int64), points.weights.astype(np.float64))
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            return {name: content[name] for name in content.files}
+    except Exception as e:  # NumPy and zipfile raise many kinds for damaged files
+        raise DataError(f"{path}: the file is not an archive of NumPy arrays ({e})") from e
+
+
+def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], NDArray[np.int64]]:
+    """The point-to-point maps between meshes of one part."""
+    found: dict[tuple[str, str], tuple[Path, PairShape, PairShape]] = {}
+    known: dict[str, dict[str, Path]] = {}
+    for shapes in (data.train, data.test):
+        for first, second in permutations(shapes, 2):
+            if first.folder not in known:
+                root = Path(first.folder)
+                places = {
+                    *(root / place for place in PLACES),
+                    *(Path(s.mesh.name).parent for s in data.train + data.test),
+                }
+                files = [file for place in sorted(places) for file in files_in(place, _MAPS)]
+                known[first.folder] = {file.stem: file for file in files if file.name.lower() not in _NAMED}
+            names = mesh_stem(first.mesh.name), mesh_stem(second.mesh.name)
+            file = known[first.folder].get("_".join(names)) or known[first.folder].get("-".join(names))
+            if file is not None:
+                found[first.name, second.name] = file, first, second
+    if not found:
+        return {}
+    given = [IndexFile(file, len(second.mesh.verts), second.mesh.name) for file, _, second in found.values()]
+    maps = read_indices(given, base)
+    for own, (file, first, _) in zip(maps, found.values(), strict=True):
+        if len(own) != len(first.mesh.verts):
+            raise DataError(f"{file}: {len(own)} entries, but {first.mesh.name} has {len(first.mesh.verts)} vertices")
+    return dict(zip(found, maps, strict=True))
+
+
+def _with_pairs(
+    data: MeshPairs, given: Sequence[str | os.PathLike[str]], rule: str | os.PathLike[str] | None, needs_train: bool
+) -> MeshPairs:
+    default = Path(given[0]) / "pairs.txt"
+    chosen = rule if rule is not None else (default if len(given) == 1 and default.is_file() else "all")
+    is_list = chosen not in RULES
+    if is_list and not Path(chosen).is_file():
+        raise DataError(f"{chosen}: pairs should be one of {', '.join(RULES)}, or a file with two names in each line")
+
+    parts = []
+    for shapes, others in ((data.train, data.test), (data.test, data.train)):
+        listed = listed_pairs(shapes, others, Path(chosen)) if is_list else []
+        for i, j in listed:
+            if data.maps and (shapes[i].name, shapes[j].name) not in data.maps:
+                raise DataError(f"{chosen}: there is no map from {shapes[i].name} to {shapes[j].name}")
+        if not is_list or (not listed and shapes is data.train):
+            listed = _with_maps(data, shapes, choose_pairs(shapes, "all" if is_list else str(chosen)))
+        parts.append(listed)
+    train, test = parts
+    for name, found in (("train", train), ("test", test)):
+        if not found and (needs_train or name == "test"):
+            raise DataError(f"{given[0]}: there are no pairs ({chosen}) of {name} meshes")
+    for shapes, found in ((data.train, train), (data.test, test)):
+        unlike = next(((shapes[i], shapes[j]) for i, j in found if _count(shapes[i]) != _count(shapes[j])), None)
+        if unlike is not None:
+            first, second = unlike
+            raise DataError(
+                f"{first.mesh.name} has {_count(first)} template points, but {second.mesh.name} has {_count(second)}, "
+                "so they are no pair. Take pairs within folders"
+            )
+    return replace(data, train_pairs=train, test_pairs=test)
+
+
+def _with_maps(data: MeshPairs, shapes: _Shapes, pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs in the direction in which they have a map, without those that have none. All if the set has no maps."""
+    if not data.maps:
+        return list(pairs)
+    names = [shape.name for shape in shapes]
+    ways = [next((p for p in ((i, j), (j, i)) if (names[p[0]], names[p[1]]) in data.maps), None) for i, j in pairs]
+    return [way for way in ways if way is not None]

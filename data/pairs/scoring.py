@@ -1,0 +1,104 @@
+"""Geodesic errors of predicted correspondences, and of their left-right flips."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from diffnet.data.pairs.shapes import MeshPairs, PairShape, Truth
+from diffnet.geometry import Mesh, Prediction, geodesic_errors_of_all, mean_error
+
+Floats = NDArray[np.float64]
+
+FLIP_SAMPLE = 100  # correspondences that decide whether a map exchanges left and right
+
+
+@dataclass(frozen=True)
+class PairErrors:
+    """The errors of one predicted map, see `geodesic_errors`.
+
+    errors: (N,) float64, of all true correspondences of the pair
+    flipped: whether the map is closer to the mirrored truth, where left and right are exchanged
+    unflipped: (N,) the errors to the closer of the two truths; `errors` if the map is not flipped
+    floor: the mean error of the nearest vertices, below which no map to vertices can come; 0 if the truth is vertices
+    """
+
+    errors: Floats
+    flipped: bool
+    unflipped: Floats
+    floor: float
+
+
+def pair_errors(
+    data: MeshPairs,
+    pairs: Sequence[tuple[PairShape, PairShape]],
+    predicted: Sequence[ArrayLike],
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    jobs: int | None = None,
+) -> list[PairErrors]:
+    """Measure predicted maps of pairs of meshes.
+
+    pairs: the meshes (first, second) of each pair
+    predicted: (V,) integers for each pair: for each vertex of the first mesh, a vertex of the second
+    cache_dir, jobs: see `geodesic_errors_of_all`
+
+    Raises ValueError for a pair without truth, and for a map with another number of vertices than the first mesh.
+    """
+    maps = [_map(first, own) for (first, _), own in zip(pairs, predicted, strict=True)]
+    meshes = [second.mesh for _, second in pairs]
+    truths = [_known(data.truth(first, second), first, second) for first, second in pairs]
+    mirrored = {i: truth for i, pair in enumerate(pairs) if (truth := data.mirrored_truth(*pair)) is not None}
+
+    def measure(questions: list[Prediction]) -> list[Floats]:
+        return geodesic_errors_of_all(questions, cache_dir=cache_dir, jobs=jobs)
+
+    right = [truth.nearest_vertices(mesh) for mesh, truth in zip(meshes, truths, strict=True)]
+    found = measure(
+        [Prediction(mesh, own[t.vertices], t.points) for mesh, own, t in zip(meshes, maps, truths, strict=True)]
+        + [Prediction(mesh, own, t.points) for mesh, own, t in zip(meshes, right, truths, strict=True)]
+        # A few distances decide whether a map is flipped. If it is not, they are far, which takes longest.
+        + [_sampled(meshes[i], maps[i][t.vertices], t.nearest_vertices(meshes[i])) for i, t in mirrored.items()]
+    )
+    errors, floors, samples = found[: len(pairs)], found[len(pairs) : 2 * len(pairs)], found[2 * len(pairs) :]
+    flipped = [
+        i
+        for i, sample in zip(mirrored, samples, strict=True)
+        if mean_error(sample) < mean_error(errors[i][_sample(len(errors[i]))])
+    ]
+    others = measure([Prediction(meshes[i], maps[i][mirrored[i].vertices], mirrored[i].points) for i in flipped])
+    unflipped = dict(zip(flipped, others, strict=True))
+    return [
+        PairErrors(own, i in unflipped, unflipped.get(i, own), mean_error(floors[i])) for i, own in enumerate(errors)
+    ]
+
+
+def _map(first: PairShape, predicted: ArrayLike) -> NDArray[np.int64]:
+    given: Any = predicted
+    array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    if array.shape != (len(first.mesh.verts),) or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"{first.name}: a predicted map should be integers of shape ({len(first.mesh.verts)},), one for each "
+            f"vertex, got {array.dtype} of shape {array.shape}"
+        )
+    return array.astype(np.int64)
+
+
+def _known(truth: Truth | None, first: PairShape, second: PairShape) -> Truth:
+    if truth is None:
+        raise ValueError(f"the true correspondences of {first.name} and {second.name} are not known")
+    return truth
+
+
+def _sample(count: int) -> NDArray[np.int64]:
+    return np.unique(np.linspace(0, count - 1, min(count, FLIP_SAMPLE)).astype(np.int64))
+
+
+def _sampled(mesh: Mesh, predicted: NDArray[np.int64], labels: NDArray[np.int64]) -> Prediction:
+    some = _sample(len(predicted))
+    return Prediction(mesh, predicted[some], labels[some])

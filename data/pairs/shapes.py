@@ -1,0 +1,134 @@
+"""A set of meshes in pairs, and the true correspondences of a pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.geometry import Mesh, SurfacePoints, closest_points, make_mesh
+
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+Pair: TypeAlias = tuple[int, int]
+
+MOST_KEPT = 512  # truths of a set, each of 200 KB for 5,000 vertices
+
+
+@dataclass(frozen=True)
+class PairShape:
+    """One mesh of a set of pairs.
+
+    name: unique in the set
+    template: the place on the mesh of each of the T points that all meshes of the set share: (T,) vertices, or
+        `SurfacePoints` (T). None if it isn't known.
+    folder: the folder of the mesh. Pairs within and across folders differ by it.
+    """
+
+    name: str
+    mesh: Mesh
+    template: Ints | SurfacePoints | None = None
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """True correspondences of a pair: N vertices of its first mesh, and where they are on its second mesh.
+
+    vertices: (N,) int64, vertices of the first mesh. One may occur several times.
+    points: (N,) int64, vertices of the second mesh, or `SurfacePoints` (N) of it
+    """
+
+    vertices: Ints
+    points: Ints | SurfacePoints
+
+    def nearest_vertices(self, target: Mesh) -> Ints:
+        """The best prediction by vertices (N,) of the second mesh: those nearest to the points."""
+        return self.points.nearest_corners(target) if isinstance(self.points, SurfacePoints) else self.points
+
+
+@dataclass(frozen=True)
+class MeshPairs:
+    """A data set of pairs: meshes for training and for testing, and the pairs of each part.
+
+    train, test: the meshes
+    train_pairs, test_pairs: positions (first, second) in `train` or `test`
+    template_faces: (F, 3) triangles between the template points, or None if these are vertices of the meshes
+    mirror: the template point on the other side of the body, for each of the T template points: (T,) template points,
+        or `SurfacePoints` of the template. None for sets without symmetry.
+    maps: point-to-point maps by the names of the two meshes: for each vertex of the first, a vertex of the second
+    """
+
+    train: list[PairShape]
+    test: list[PairShape]
+    train_pairs: list[Pair]
+    test_pairs: list[Pair]
+    template_faces: Ints | None = None
+    mirror: Ints | SurfacePoints | None = None
+    maps: Mapping[tuple[str, str], Ints] = field(default_factory=dict)
+    _memo: dict[tuple[str, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether the true correspondences are known."""
+        return bool(self.maps) or any(shape.template is not None for shape in self.train + self.test)
+
+    def truth(self, first: PairShape, second: PairShape) -> Truth | None:
+        """The true correspondences from the first mesh to the second, or None if they aren't known.
+
+        Maps and points in faces give them for all vertices of the first mesh, and template vertices for these.
+        """
+        own = self.maps.get((first.name, second.name))
+        if own is not None:
+            return Truth(np.arange(len(own)), own)
+        if first.template is None or second.template is None:
+            return None
+        if isinstance(first.template, SurfacePoints) or isinstance(second.template, SurfacePoints):
+            return self._remembered(first, second, "truth", lambda: self._template_positions(second))
+        return Truth(first.template, second.template)
+
+    def mirrored_truth(self, first: PairShape, second: PairShape) -> Truth | None:
+        """The correspondences with left and right exchanged, or None if the set has no symmetry."""
+        if self.mirror is None or first.template is None or second.template is None:
+            return None
+        if isinstance(self.mirror, SurfacePoints):
+            mirror, faces = self.mirror, self._faces()
+            return self._remembered(
+                first, second, "mirror", lambda: mirror.interpolate(faces, self._template_positions(second))
+            )
+        assert not isinstance(first.template, SurfacePoints)
+        assert not isinstance(second.template, SurfacePoints)
+        return Truth(first.template, second.template[self.mirror])
+
+    def _faces(self) -> Ints:
+        assert self.template_faces is not None, "points in faces need the triangles of the template"
+        return self.template_faces
+
+    def _template_positions(self, shape: PairShape) -> NDArray[np.float64]:
+        """Where the template points (T, 3) are."""
+        if isinstance(shape.template, SurfacePoints):
+            return shape.template.interpolate(shape.mesh.faces, shape.mesh.verts)
+        return shape.mesh.verts[shape.template]
+
+    def _remembered(self, first: PairShape, second: PairShape, kind: str, places: Callable[[], Floats]) -> Truth:
+        """The vertices of the first mesh at the places (T, 3) of the template points. The last ones are kept."""
+        key = (first.name, second.name, kind)
+        if key not in self._memo:
+            if len(self._memo) >= MOST_KEPT:
+                self._memo.clear()
+            found = self._on_template(first).interpolate(self._faces(), places())
+            self._memo[key] = Truth(np.arange(len(first.mesh.verts)), closest_points(second.mesh, found))
+        truth: Truth = self._memo[key]
+        return truth
+
+    def _on_template(self, shape: PairShape) -> SurfacePoints:
+        """The vertices of a mesh as points of the template, which lies almost on the mesh."""
+        key = (shape.name,)
+        if key not in self._memo:
+            moved = make_mesh(self._template_positions(shape), self._faces())
+            self._memo[key] = closest_points(moved, shape.mesh.verts)
+        found: SurfacePoints = self._memo[key]
+        return found

@@ -1,0 +1,1 @@
+"""Distances along surfaces, and the errors of correspondences that they give."""

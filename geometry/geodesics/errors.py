@@ -1,0 +1,246 @@
+"""Geodesic errors of predicted vertices: of one mesh, and of many pairs of meshes in worker processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.geometry.geodesics.distances import area, joined, pair_distances
+from diffnet.geometry.geodesics.known import NONE, KnownDistances, distances_path, read_distances, write_distances
+from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
+from diffnet.geometry.positions.surface_points import SurfacePoints
+from diffnet.geometry.processes import WorkerPool, available_cores
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+PAIRS_IN_A_CALL = 10_000  # pairs of vertices that a worker process gets at once
+FEWEST_FOR_PROCESSES = 2 * PAIRS_IN_A_CALL  # fewer take less time than starting processes
+
+
+class Prediction(NamedTuple):
+    """Predicted vertices of a mesh, and where they should be. See `geodesic_errors`."""
+
+    mesh: MeshLike
+    predicted: Any
+    truth: Any
+
+
+def geodesic_errors(
+    mesh: MeshLike, predicted: Any, truth: Any, *, cache_dir: str | os.PathLike[str] | None = None
+) -> Floats:
+    """Measure a correspondence: the distance along the surface from the predicted to the true point, / √area.
+
+    mesh: the mesh or point cloud with these vertices and points, see `load_mesh`
+    predicted: (N,) integers, vertices of the mesh
+    truth: (N,) integers, vertices of the mesh, where a negative one is unknown; or `SurfacePoints` of a triangle mesh
+    cache_dir: folder that keeps distances of pairs of vertices, see `precompute`. None computes all of them.
+
+    Returns (N,) float64, for any scale of the mesh: infinity between components, NaN where the truth is unknown.
+
+    On manifold meshes, a distance is the length of a geodesic path, found by edge flips from the shortest path along
+    edges. It is exact unless there is a shorter path around another side of the surface. On other meshes and on point
+    clouds, distances come from the heat method, which is less accurate for close points. Vertices at one position are
+    joined as in `precompute`. The distance to a point in a face follows from those to its corners: the path is
+    unfolded into the plane of the face, so it is exact if the paths to the corners run side by side.
+
+    Raises MeshError for a mesh that can't be used or has no area, TypeError for indices that are not integers,
+    ValueError for other shapes, IndexError for indices out of range.
+
+    Sources: Sharp, Crane 2020, You Can Find Geodesic Paths in Triangle Meshes by Just Flipping Edges; Crane et al.
+    2013, Geodesics in Heat.
+
+    >>> square = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], [[0, 1, 2], [0, 2, 3]]  # area 1
+    >>> geodesic_errors(square, [0, 1, 1], [0, 2, -1])
+    array([ 0.,  1., nan])
+    >>> center = SurfacePoints(np.array([0]), np.array([[0.5, 0.0, 0.5]]))
+    >>> round(float(geodesic_errors(square, [3], center)[0]), 4)
+    0.7071
+    """
+    return geodesic_errors_of_all([Prediction(mesh, predicted, truth)], cache_dir=cache_dir, jobs=1)[0]
+
+
+def geodesic_errors_of_all(
+    predictions: Sequence[Prediction | tuple[MeshLike, Any, Any]],
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    jobs: int | None = None,
+    advance: Callable[[], Any] = lambda: None,
+) -> list[Floats]:
+    """`geodesic_errors` of many predictions, on several cores. Each pair of vertices of a mesh is computed once.
+
+    predictions: tuples (mesh, predicted, truth). Predictions for one mesh should hold the same `Mesh` object.
+    cache_dir: see `geodesic_errors`
+    jobs: number of worker processes; by default one for each core. Little work is done without them.
+    advance: called for each mesh when its distances are known
+
+    With several jobs, a script must call this under ``if __name__ == "__main__":``, see `precompute_all`.
+    """
+    meshes: dict[int, Mesh] = {}
+    surfaces: dict[int, _Surface] = {}
+    questions = []
+    for source, predicted, truth in predictions:
+        if id(source) not in meshes:  # all sources are alive, so their numbers differ
+            meshes[id(source)] = load_mesh(source)
+        mesh = meshes[id(source)]
+        if id(mesh) not in surfaces:
+            surfaces[id(mesh)] = _surface(mesh, cache_dir)
+        questions.append((surfaces[id(mesh)], _question(surfaces[id(mesh)], predicted, truth)))
+    for surface in surfaces.values():
+        own = [question.keys.reshape(-1) for other, question in questions if other is surface]
+        surface.to_find = surface.known.missing(np.unique(np.concatenate(own)))
+    _find(list(surfaces.values()), cache_dir, available_cores() if jobs is None else jobs, advance)
+    return [_errors(surface, question) for surface, question in questions]
+
+
+@dataclass
+class _Surface:
+    """A mesh, and its distances.
+
+    same: the vertex (V,) that stands for each, see `joined`
+    scale: √area
+    to_find: (N,) the keys of distances that are not known yet, ascending
+    """
+
+    mesh: Mesh
+    same: Ints
+    scale: float
+    known: KnownDistances
+    to_find: Ints
+
+
+def _surface(mesh: Mesh, cache_dir: str | os.PathLike[str] | None) -> _Surface:
+    vertices = len(mesh.verts)
+    known = NONE if cache_dir is None else read_distances(distances_path(mesh, cache_dir), vertices)
+    return _Surface(mesh, joined(mesh), float(np.sqrt(area(mesh))), known, NONE.keys)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What to compute of one prediction of N vertices.
+
+    keys: (N, C) the pairs of vertices, true · V + predicted. C is 1 for vertices and 3 for points in faces.
+    weights: (N, 3) of points in faces, or None
+    corners: (N, 3) of these faces
+    is_known: (N,) whether the truth is known
+    """
+
+    keys: Ints
+    weights: Floats | None
+    corners: Ints
+    is_known: NDArray[np.bool_]
+
+
+def _question(surface: _Surface, predicted: Any, truth: Any) -> _Question:
+    mesh = surface.mesh
+    vertices = len(mesh.verts)
+    found = indices("predicted", predicted)
+    if isinstance(truth, SurfacePoints):
+        if mesh.is_point_cloud:
+            raise MeshError(f"{mesh.name}: a point cloud has no faces, so the truth should be vertices")
+        truth.check(mesh, f"{mesh.name}, truth")
+        is_known, corners = truth.faces >= 0, mesh.faces[truth.faces]
+        weights: Floats | None = np.clip(truth.weights, 0, None)
+    else:
+        labels = indices("truth", truth)
+        is_known, corners, weights = labels >= 0, labels[:, None], None
+    if len(found) != len(corners):
+        raise ValueError(f"predicted and truth should have one length, got {len(found)} and {len(corners)}")
+    for array in (found, corners[is_known]):
+        wrong = array[(array < 0) | (array >= vertices)]
+        if len(wrong):
+            raise IndexError(f"vertices should be from 0 to {vertices - 1}, got {wrong.flat[0]}")
+    keys = surface.same[np.where(is_known[:, None], corners, 0)] * vertices + surface.same[found][:, None]
+    return _Question(np.where(is_known[:, None], keys, 0), weights, corners, is_known)
+
+
+def indices(name: str, given: Any) -> Ints:
+    """Integers (N,) of an array, a list, or a tensor on any device. Raises TypeError or ValueError for others."""
+    array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    if array.dtype.kind not in "iu" and array.size > 0:
+        raise TypeError(f"{name} should be integers, got {array.dtype}")
+    if array.ndim != 1:
+        raise ValueError(f"{name} should have shape (N,), shape is {array.shape}")
+    return array.astype(np.int64)
+
+
+def _find(
+    surfaces: list[_Surface], cache_dir: str | os.PathLike[str] | None, jobs: int, advance: Callable[[], Any]
+) -> None:
+    """Compute the distances that are missing, and add them to the surfaces and the cache."""
+
+    def done(surface: _Surface, found: list[Floats]) -> None:
+        if len(surface.to_find):
+            surface.known = surface.known.with_more(surface.to_find, np.concatenate(found))
+            if cache_dir is not None:
+                write_distances(distances_path(surface.mesh, cache_dir), surface.known)
+        advance()
+
+    if jobs <= 1 or sum(len(surface.to_find) for surface in surfaces) < FEWEST_FOR_PROCESSES:
+        for surface in surfaces:
+            done(surface, [keyed_distances(surface.mesh, surface.same, surface.to_find)])
+        return
+    with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
+        waiting = [
+            (
+                surface,
+                [
+                    pool.submit(keyed_distances, surface.mesh, surface.same, surface.to_find[i : i + PAIRS_IN_A_CALL])
+                    for i in range(0, len(surface.to_find), PAIRS_IN_A_CALL)
+                ],
+            )
+            for surface in surfaces
+        ]
+        for surface, futures in waiting:
+            done(surface, [future.result() for future in futures])
+
+
+def keyed_distances(mesh: Mesh, same: Ints, keys: Ints) -> Floats:
+    """The distances (N,) of pairs of vertices by their keys, a · V + b. See `pair_distances`."""
+    return pair_distances(mesh, same, np.stack(np.divmod(keys, len(mesh.verts))[::-1]))
+
+
+def _errors(surface: _Surface, question: _Question) -> Floats:
+    distances = surface.known.of(question.keys.reshape(-1)).astype(np.float64).reshape(question.keys.shape)
+    if question.weights is None:
+        errors = distances[:, 0]
+    else:
+        errors = to_points(distances, surface.mesh.verts[question.corners], question.weights)
+    return np.where(question.is_known, errors / surface.scale, np.nan)
+
+
+def to_points(distances: Floats, corners: Floats, weights: Floats) -> Floats:
+    """The distances (N,) from a source to points in triangles, from its distances (N, 3) to their corners.
+
+    corners: (N, 3, 3) positions
+    weights: (N, 3) barycentric coordinates of the points
+
+    A straight path enters the triangle through a side. The distances to the ends of the side place the source in the
+    plane of the triangle. Other paths run through a corner.
+    """
+    points = np.einsum("nk,nkx->nx", weights, corners)
+    to_corners = np.linalg.norm(points[:, None] - corners, axis=2)
+    shortest = np.asarray((distances + to_corners).min(axis=1))
+    lower = np.abs(np.where(np.isfinite(distances), distances - to_corners, 0)).max(axis=1)
+    for i, j in ((0, 1), (1, 2), (2, 0)):
+        start, side = corners[:, i], corners[:, j] - corners[:, i]
+        length = np.linalg.norm(side, axis=1)
+        known = (length > 0) & np.isfinite(distances).all(axis=1)
+        first, second = (np.where(known, distances[:, end], 0) for end in (i, j))
+        length = np.where(known, length, 1)
+        # Coordinates along the side and away from it. The source is on the other side than the triangle.
+        x = ((points - start) * side).sum(axis=1) / length
+        y = np.sqrt(np.clip(to_corners[:, i] ** 2 - x**2, 0, None))
+        source_x = (first**2 - second**2 + length**2) / (2 * length)
+        source_y = np.sqrt(np.clip(first**2 - source_x**2, 0, None))
+        crossing = source_x + (x - source_x) * source_y / np.where(y + source_y > 0, y + source_y, 1)
+        inside = known & (crossing >= 0) & (crossing <= length)
+        straight = np.hypot(x - source_x, y + source_y)
+        shortest = np.where(inside, np.minimum(shortest, straight), shortest)
+    return np.asarray(np.maximum(shortest, lower), np.float64)

@@ -1,0 +1,118 @@
+"""The closest points of a triangle mesh."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.spatial import cKDTree
+
+from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.positions.face_tree import FaceTree, face_tree
+from diffnet.geometry.positions.surface_points import SurfacePoints
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+MOST_PAIRS = 1 << 16  # pairs of a point and a box at once; more pairs wait, so memory is bounded
+
+
+def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
+    """The points of a triangle mesh that are closest to given points (N, 3).
+
+    Of several closest points, one is returned. The result is exact up to rounding.
+
+    Raises MeshError for a point cloud, ValueError for points of another shape or that are not finite.
+
+    >>> from diffnet.geometry import make_mesh
+    >>> square = make_mesh([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], [[0, 1, 2], [0, 2, 3]])
+    >>> found = closest_points(square, [[0.75, 0.25, 3.0]])
+    >>> found.faces, found.weights
+    (array([0]), array([[0.25, 0.5 , 0.25]]))
+    """
+    if mesh.is_point_cloud:
+        raise MeshError(f"{mesh.name}: a point cloud has no faces, so there are no points in faces")
+    given = np.asarray(points, np.float64)
+    if given.ndim != 2 or given.shape[1] != 3 or not np.isfinite(given).all():
+        raise ValueError(f"points should be finite, of shape (N, 3), got shape {given.shape}")
+    corners = mesh.verts[mesh.faces]
+    tree, centers = face_tree(corners), cKDTree(corners.mean(axis=1))
+    found = _Found(np.zeros(len(given), np.int64), np.zeros((len(given), 3)), np.full(len(given), np.inf))
+    for first in range(0, len(given), MOST_PAIRS):
+        rows = np.arange(first, min(first + MOST_PAIRS, len(given)))
+        # The faces with the nearest centers are often the closest ones. Their distances rule out most boxes.
+        _improve(found, corners, given, rows, centers.query(given[rows])[1])
+        _search(found, tree, corners, given, rows)
+    return SurfacePoints(found.faces, found.weights)
+
+
+class _Found(NamedTuple):
+    """The best so far: faces (N,), barycentric coordinates (N, 3) and squared distances (N,)."""
+
+    faces: Ints
+    weights: Floats
+    squares: Floats
+
+
+def _search(found: _Found, tree: FaceTree, corners: Floats, points: Floats, rows: Ints) -> None:
+    """Put closer points of all faces into `found`. Boxes that are farther away than the best face are left out."""
+    waiting = [(0, rows, np.zeros(len(rows), np.int64))]
+    while waiting:
+        level, rows, boxes = waiting.pop()
+        near = tree.squared_distances(level, boxes, points[rows]) < found.squares[rows]
+        rows, boxes = rows[near], boxes[near]
+        if level == tree.last:
+            _improve(found, corners, points, rows, tree.faces[boxes])
+            continue
+        parts = tree.parts(level, boxes)
+        rows, boxes = np.repeat(rows, parts.shape[1]), parts.ravel()
+        for first in range(0, len(rows), MOST_PAIRS):
+            some = slice(first, first + MOST_PAIRS)
+            waiting.append((level + 1, rows[some], boxes[some]))
+
+
+def _improve(found: _Found, corners: Floats, points: Floats, rows: Ints, faces: Ints) -> None:
+    """Put closer points into `found`, of candidates (N,): the numbers of the points, and the faces to try."""
+    weights, squares = _in_triangles(corners[faces], points[rows])
+    order = np.lexsort((-squares, rows))  # the last write to a point wins
+    order = order[squares[order] < found.squares[rows[order]]]
+    rows = rows[order]
+    found.faces[rows], found.weights[rows], found.squares[rows] = faces[order], weights[order], squares[order]
+
+
+def _in_triangles(corners: Floats, points: Floats) -> tuple[Floats, Floats]:
+    """The barycentric coordinates (N, 3) of the closest points in triangles (N, 3, 3), and squared distances (N,)."""
+    a, b, c = corners.transpose(1, 0, 2)
+    normals = np.cross(b - a, c - a)
+    areas = _dot(normals, normals)  # squared, of the parallelograms
+    is_flat = areas <= np.finfo(np.float64).tiny
+    areas[is_flat] = 1
+    second = _dot(np.cross(points - a, c - a), normals) / areas
+    third = _dot(np.cross(b - a, points - a), normals) / areas
+    best = np.stack([1 - second - third, second, third], axis=1)
+    squares = _squares(corners, best, points)
+    off = np.flatnonzero((best < 0).any(axis=1) | is_flat)  # their closest points are on a side
+    squares[off] = np.inf
+    corners, points = corners[off], points[off]
+    for i, j in ((0, 1), (1, 2), (2, 0)):
+        start, side = corners[:, i], corners[:, j] - corners[:, i]
+        length = np.maximum(_dot(side, side), np.finfo(np.float64).tiny)
+        along = np.clip(_dot(points - start, side) / length, 0, 1)
+        on_side = np.zeros((len(along), 3))
+        on_side[:, i], on_side[:, j] = 1 - along, along
+        away = _squares(corners, on_side, points)
+        closer = away < squares[off]
+        best[off[closer]], squares[off[closer]] = on_side[closer], away[closer]
+    return best, squares
+
+
+def _squares(corners: Floats, weights: Floats, points: Floats) -> Floats:
+    gaps = np.einsum("nk,nkx->nx", weights, corners) - points
+    return _dot(gaps, gaps)
+
+
+def _dot(x: Floats, y: Floats) -> Floats:
+    products: Floats = np.einsum("nx,nx->n", x, y)
+    return products

@@ -1,0 +1,121 @@
+"""The generated pairs: topology, one-to-one correspondences that keep the parts of the body, mirror images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+
+from diffnet.data import MeshPairs, PairShape, figure_pairs, load_pairs, save_pairs
+from diffnet.data.generated.pairs import pair_figure, template
+from diffnet.geometry import SurfacePoints, closest_points, geodesic_errors, make_mesh
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def data() -> MeshPairs:
+    """Two of the test figures."""
+    standard, mirror = template()
+    return MeshPairs([], [pair_figure("test", i) for i in range(2)], [], [(0, 1)], standard.faces, mirror)
+
+
+def positions(shape: PairShape, points: object) -> np.ndarray:
+    assert isinstance(points, SurfacePoints)
+    return points.interpolate(shape.mesh.faces, shape.mesh.verts)
+
+
+def test_figures_are_closed_and_different(data: MeshPairs) -> None:
+    for one in data.test:
+        surface = trimesh.Trimesh(one.mesh.verts, one.mesh.faces, process=False)
+        assert surface.is_watertight
+        assert surface.euler_number == 2
+        assert surface.volume > 0
+        assert 4500 < len(one.mesh.verts) < 5500
+    assert len(data.test[0].mesh.verts) != len(data.test[1].mesh.verts)
+
+
+def test_correspondences_are_one_to_one(data: MeshPairs) -> None:
+    """There and back, points return, and triangles keep their orientation."""
+    first, second = data.test
+    truth = data.truth(first, second)
+    assert truth is not None
+    there = positions(second, truth.points)
+    assert data.template_faces is not None
+    template = make_mesh(positions(second, second.template), data.template_faces)
+    back = closest_points(template, there).interpolate(data.template_faces, positions(first, first.template))
+    size = np.sqrt(trimesh.Trimesh(first.mesh.verts, first.mesh.faces, process=False).area)
+    away = np.linalg.norm(back - first.mesh.verts, axis=1) / size
+    assert away.mean() < 0.0015
+    assert away.max() < 0.015
+    floor = geodesic_errors(second.mesh, truth.nearest_vertices(second.mesh), truth.points)
+    assert away.mean() < floor.mean() / 3
+    assert 0.003 < floor.mean() < 0.01
+
+    normals = trimesh.Trimesh(second.mesh.verts, second.mesh.faces, process=False).face_normals
+    outward = normals[truth.points.faces][first.mesh.faces].sum(axis=1)  # type: ignore[union-attr]
+    a, b, c = there[first.mesh.faces].transpose(1, 0, 2)
+    assert ((np.cross(b - a, c - a) * outward).sum(axis=1) > 0).mean() > 0.995
+    stretch = np.linalg.norm(b - a, axis=1) / np.linalg.norm(
+        first.mesh.verts[first.mesh.faces[:, 1]] - first.mesh.verts[first.mesh.faces[:, 0]], axis=1
+    )
+    assert 0.5 < np.percentile(stretch, 1) < np.percentile(stretch, 99) < 2.5
+
+
+def test_mirror_images(data: MeshPairs) -> None:
+    """They are on the other side of the body, and the mirror image of a mirror image is the point itself."""
+    assert isinstance(data.mirror, SurfacePoints)
+    assert data.template_faces is not None
+    first, second = data.test
+    own, mirrored = data.truth(first, second), data.mirrored_truth(first, second)
+    assert own is not None
+    assert mirrored is not None
+    size = np.sqrt(trimesh.Trimesh(second.mesh.verts, second.mesh.faces, process=False).area)
+    apart = np.linalg.norm(positions(second, own.points) - positions(second, mirrored.points), axis=1) / size
+    assert apart.mean() > 0.2
+    places = positions(second, second.template)
+    once = data.mirror.interpolate(data.template_faces, places)
+    twice = data.mirror.interpolate(data.template_faces, once)
+    assert np.linalg.norm(twice - places, axis=1).mean() / size < 0.003
+
+
+@pytest.mark.slow
+def test_whole_sets(data: MeshPairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes make equal figures, a longer set begins with a shorter one, and files and cache give it back."""
+    shorter = figure_pairs(train=2, test=2, jobs=1, cache_dir=tmp_path / "cache")
+    longer = figure_pairs(train=3, test=11, jobs=2, cache_dir=tmp_path / "cache")
+    alone = figure_pairs(train=2, test=2, jobs=2)
+    for one, other in zip(shorter.train + shorter.test, alone.train + alone.test, strict=True):
+        same(one, other)
+    for i, own in enumerate(data.test):
+        same(own, longer.test[i])
+    assert len(longer.test_pairs) == 50
+    assert len({len(shape.mesh.verts) for shape in longer.train + longer.test}) > 10
+    other = pair_figure("test", 1, seed=1)
+    assert not np.array_equal(other.mesh.verts, data.test[1].mesh.verts)
+    save_pairs(longer, tmp_path / "files")
+    again = load_pairs(tmp_path / "files")
+    assert again.test_pairs == longer.test_pairs
+    for one, two in zip(again.train + again.test, longer.train + longer.test, strict=True):
+        same(one, two)
+    monkeypatch.delattr("diffnet.data.generated.pairs.pair_figure")
+    for one, two in zip(figure_pairs(3, 11, cache_dir=tmp_path / "cache").test, longer.test, strict=True):
+        same(one, two)
+
+
+def same(one: PairShape, other: PairShape) -> None:
+    assert one.name == other.name
+    np.testing.assert_array_equal(one.mesh.verts, other.mesh.verts)
+    np.testing.assert_array_equal(one.mesh.faces, other.mesh.faces)
+    assert isinstance(one.template, SurfacePoints)
+    assert isinstance(other.template, SurfacePoints)
+    np.testing.assert_array_equal(one.template.faces, other.template.faces)
+    np.testing.assert_array_equal(one.template.weights, other.template.weights)
+
+
+@pytest.mark.parametrize(("arguments", "words"), [({"train": 1}, "train should be at least 2"), ({"seed": -1}, "seed")])
+def test_wrong_arguments(arguments: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        figure_pairs(**arguments)

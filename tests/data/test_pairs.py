@@ -1,0 +1,324 @@
+"""Sets of pairs on disk: template vertices, points in faces, maps, choices of pairs, and faults of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+
+from diffnet.data import DataError, MeshPairs, PairShape, load_pairs, pair_errors, save_pairs
+from diffnet.geometry import Mesh, SurfacePoints, closest_points, load_mesh, make_mesh
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+VERTICES = 42  # of every mesh below
+
+
+def write(folder: Path, count: int = 4, split: bool = True) -> list[str]:
+    """Spheres with renumbered vertices. Returns their names; half of them are for training."""
+    names = [f"m{i}" for i in range(count)]
+    for i, name in enumerate(names):
+        (folder / "off").mkdir(parents=True, exist_ok=True)
+        renumbered(i).export(folder / "off" / f"{name}.off")
+    if split:
+        (folder / "train.txt").write_text("\n".join(names[: count // 2]))
+        (folder / "test.txt").write_text("\n".join(names[count // 2 :]))
+    return names
+
+
+def order(seed: int) -> np.ndarray:
+    """The vertex of mesh `seed` for each template point."""
+    return np.random.default_rng(seed).permutation(VERTICES)
+
+
+def renumbered(seed: int) -> trimesh.Trimesh:
+    ball, place = trimesh.creation.icosphere(1), order(seed)
+    verts = np.empty_like(ball.vertices)
+    verts[place] = ball.vertices * [1, 1 + 0.1 * seed, 1]
+    return trimesh.Trimesh(verts, place[ball.faces], process=False)
+
+
+def write_vts(folder: Path, names: list[str], base: int = 0, place: str = "corres") -> None:
+    (folder / place).mkdir(exist_ok=True)
+    for i, name in enumerate(names):
+        np.savetxt(folder / place / f"{name}.vts", order(i) + base, fmt="%d")
+
+
+def names_of(pairs: list[tuple[int, int]], shapes: list[PairShape]) -> list[tuple[str, str]]:
+    return [(shapes[i].name, shapes[j].name) for i, j in pairs]
+
+
+@pytest.mark.parametrize("base", [0, 1])
+@pytest.mark.parametrize("place", ["corres", "off"])
+def test_template_vertices(tmp_path: Path, base: int, place: str) -> None:
+    write_vts(tmp_path, write(tmp_path), base, place)
+    data = load_pairs(tmp_path)
+    assert data.is_supervised
+    assert names_of(data.train_pairs, data.train) == [("m0", "m1")]
+    assert names_of(data.test_pairs, data.test) == [("m2", "m3")]
+    truth = data.truth(*data.test)
+    assert truth is not None
+    np.testing.assert_array_equal(truth.vertices, order(2))
+    np.testing.assert_array_equal(truth.points, order(3))
+    assert data.mirrored_truth(*data.test) is None
+
+
+def test_a_base_can_be_given(tmp_path: Path) -> None:
+    names = write(tmp_path)
+    for i, name in enumerate(names):
+        inner = order(i)[(order(i) > 0) & (order(i) < VERTICES - 1)][:30] + 1  # from 2 to V - 1 fits both
+        (tmp_path / "off" / f"{name}.vts").write_text("\n".join(map(str, inner)))
+    with pytest.raises(DataError, match=r"m0\.vts: the indices could count from 0 or from 1.*base 0 or 1"):
+        load_pairs(tmp_path)
+    zero, one = (load_pairs(tmp_path, base=base).test[0].template for base in ("0", "1"))
+    np.testing.assert_array_equal(zero, np.asarray(one) + 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("0\n99", r"m1\.vts: entry 2 is 99, but .*m1\.off has 42 vertices"),
+        ("0\n42", r"m0\.vts has the index 0, but .*m1\.vts has the index 42"),
+        ("0\n-1", r"m1\.vts: entry 2 is -1, which marks a missing point.*Partial shapes are not supported"),
+        ("0\nnan", r"m1\.vts, line 2: 'nan' is not a whole number"),
+        ("0\n1", r"m1\.vts: 2 template points, but .*m0\.vts has 42"),
+        ("", r"m1\.vts: there are no"),
+        (None, r"m1\.off: there is no m1\.vts; other meshes have one"),
+    ],
+)
+def test_faults_of_template_vertices(tmp_path: Path, content: str | None, words: str) -> None:
+    write_vts(tmp_path, write(tmp_path))
+    file = tmp_path / "corres" / "m1.vts"
+    file.unlink() if content is None else file.write_text(content)
+    with pytest.raises(DataError, match=words) as error:
+        load_pairs(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_an_index_out_of_a_given_base(tmp_path: Path) -> None:
+    write_vts(tmp_path, write(tmp_path))
+    with pytest.raises(DataError, match=r"m0\.vts: entry \d+ is 0, but the vertices of .*m0\.off are .* from 1 to 42"):
+        load_pairs(tmp_path, base="1")
+
+
+@pytest.mark.parametrize("form", ["{}_{}.txt", "{}-{}.map"])
+def test_maps(tmp_path: Path, form: str) -> None:
+    write(tmp_path)
+    (tmp_path / "maps").mkdir()
+    for i, j in ((0, 1), (3, 2)):
+        own = np.empty(VERTICES, np.int64)
+        own[order(i)] = order(j)
+        np.savetxt(tmp_path / "maps" / form.format(f"m{i}", f"m{j}"), own + 1, fmt="%d")
+    data = load_pairs(tmp_path)
+    assert names_of(data.train_pairs, data.train) == [("m0", "m1")]
+    assert names_of(data.test_pairs, data.test) == [("m3", "m2")]
+    first, second = data.test[1], data.test[0]
+    truth = data.truth(first, second)
+    assert truth is not None
+    np.testing.assert_array_equal(truth.vertices, np.arange(VERTICES))
+    np.testing.assert_array_equal(np.asarray(truth.points)[order(3)], order(2))
+    assert data.truth(second, first) is None
+    (tmp_path / "pairs.txt").write_text("m2 m3")
+    with pytest.raises(DataError, match=r"pairs\.txt: there is no map from m2 to m3"):
+        load_pairs(tmp_path)
+    (tmp_path / "maps" / form.format("m0", "m1")).write_text("1\n2")
+    with pytest.raises(DataError, match=r"m0.m1\.\w+: 2 entries, but .*m0\.off has 42 vertices"):
+        load_pairs(tmp_path)
+
+
+def test_without_correspondences(tmp_path: Path) -> None:
+    write(tmp_path, 5, split=False)
+    data = load_pairs(tmp_path, test_fraction=0.4)
+    assert not data.is_supervised
+    assert (len(data.train), len(data.test), len(data.train_pairs), len(data.test_pairs)) == (3, 2, 3, 1)
+    assert data.truth(*data.test) is None
+    scored = load_pairs(tmp_path, needs_train=False)
+    assert (len(scored.train_pairs), len(scored.test_pairs)) == (0, 10)
+    with pytest.raises(ValueError, match=r"true correspondences of m\d and m\d are not known"):
+        pair_errors(data, [(data.test[0], data.test[1])], [np.zeros(VERTICES, np.int64)])
+
+
+def test_pairs_within_and_across_folders(tmp_path: Path) -> None:
+    for name in ("cats", "dogs"):
+        write(tmp_path / name)
+    for place in (tmp_path, [tmp_path / "cats", tmp_path / "dogs"]):
+        counts = {rule: len(load_pairs(place, rule).test_pairs) for rule in ("all", "within", "across")}
+        assert counts == {"all": 6, "within": 2, "across": 4}
+    data = load_pairs(tmp_path, "within")
+    assert names_of(data.test_pairs, data.test) == [("cats/m2", "cats/m3"), ("dogs/m2", "dogs/m3")]
+    (tmp_path / "pairs.txt").write_text("dogs/m2.off cats/m3")
+    data = load_pairs(tmp_path)
+    assert names_of(data.test_pairs, data.test) == [("dogs/m2", "cats/m3")]
+    with pytest.raises(DataError, match=r"there are no pairs \(across\) of train meshes"):
+        load_pairs(tmp_path / "cats", "across")
+    with pytest.raises(DataError, match="pairs should be one of all, within, across, or a file"):
+        load_pairs(tmp_path, "some")
+
+
+def test_folders_with_templates_of_their_own(tmp_path: Path) -> None:
+    """They may count from 0 and from 1, and have other numbers of points."""
+    write_vts(tmp_path / "cats", write(tmp_path / "cats"), base=1)
+    write_vts(tmp_path / "dogs", write(tmp_path / "dogs"), base=0)
+    assert len(load_pairs(tmp_path).test_pairs) == 6
+    for i in range(4):
+        (tmp_path / "dogs" / "corres" / f"m{i}.vts").write_text("0\n5\n7")
+    data = load_pairs(tmp_path, "within")
+    truth = data.truth(data.test[2], data.test[3])
+    assert truth is not None
+    np.testing.assert_array_equal(truth.points, [0, 5, 7])
+    for rule in ("all", "across"):
+        with pytest.raises(DataError, match=r"has 42 template points, but .* has 3, so they are no pair"):
+            load_pairs(tmp_path, rule)
+
+
+def test_mirrored_template_points(tmp_path: Path) -> None:
+    write_vts(tmp_path, write(tmp_path))
+    mirror = np.roll(np.arange(VERTICES), 1)
+    np.savetxt(tmp_path / "mirror.txt", mirror, fmt="%d")
+    data = load_pairs(tmp_path)
+    mirrored = data.mirrored_truth(*data.test)
+    assert mirrored is not None
+    np.testing.assert_array_equal(mirrored.vertices, order(2))
+    np.testing.assert_array_equal(mirrored.points, order(3)[mirror])
+    np.savetxt(tmp_path / "mirror.txt", mirror[:9], fmt="%d")
+    with pytest.raises(DataError, match=r"mirror\.txt: 9 mirror images, but there are 42 template points"):
+        load_pairs(tmp_path)
+
+
+def test_listed_pairs(tmp_path: Path) -> None:
+    write(tmp_path, 6)
+    (tmp_path / "pairs.txt").write_text("m5 m3\nm3.off, m4.off\n")
+    data = load_pairs(tmp_path)
+    assert names_of(data.test_pairs, data.test) == [("m5", "m3"), ("m3", "m4")]
+    assert len(data.train_pairs) == 3  # the list names none, so all
+    assert len(load_pairs(tmp_path, "all").test_pairs) == 3
+    for line, words in (
+        ("m5 m9", r"pairs\.txt, line 1: there is no mesh 'm9'"),
+        ("m5", r"pairs\.txt, line 1: expected the names of two meshes, got 'm5'"),
+        ("m0 m5", "one of m0 and m5 is for training, one for testing"),
+    ):
+        (tmp_path / "pairs.txt").write_text(line)
+        with pytest.raises(DataError, match=words):
+            load_pairs(tmp_path)
+
+
+def in_faces() -> MeshPairs:
+    """Ellipsoids with a template of 42 points in faces, and the mirror images in x."""
+    ball = trimesh.creation.icosphere(1)
+    fine = trimesh.creation.icosphere(2)
+    template = make_mesh(ball.vertices, ball.faces)
+
+    def shape(i: int) -> PairShape:
+        sizes = [1, 1 + 0.1 * i, 1]
+        mesh = make_mesh(fine.vertices * sizes, fine.faces, name=f"e{i}")
+        return PairShape(mesh.name, mesh, closest_points(mesh, template.verts * sizes))
+
+    shapes = [shape(i) for i in range(4)]
+    mirror = closest_points(template, template.verts * [-1, 1, 1])
+    return MeshPairs(shapes[:2], shapes[2:], [(0, 1)], [(0, 1)], template.faces, mirror)
+
+
+def position(mesh: Mesh, points: SurfacePoints | np.ndarray) -> np.ndarray:
+    assert isinstance(points, SurfacePoints)
+    return points.interpolate(mesh.faces, mesh.verts)
+
+
+def test_points_in_faces(tmp_path: Path) -> None:
+    data = in_faces()
+    save_pairs(data, tmp_path)
+    again = load_pairs(tmp_path)
+    assert (again.train_pairs, again.test_pairs) == (data.train_pairs, data.test_pairs)
+    for part, other in ((data.train, again.train), (data.test, again.test)):
+        for one, two in zip(part, other, strict=True):
+            np.testing.assert_array_equal(one.mesh.verts, two.mesh.verts)
+            np.testing.assert_array_equal(one.mesh.faces, two.mesh.faces)
+    for first, second in (again.test, again.test[::-1]):
+        truth, mirrored = again.truth(first, second), again.mirrored_truth(first, second)
+        assert truth is not None
+        assert mirrored is not None
+        scale = second.mesh.verts.max(0) / first.mesh.verts.max(0)
+        expected = first.mesh.verts[truth.vertices] * scale
+        assert np.abs(position(second.mesh, truth.points) - expected).max() < 0.02
+        assert np.abs(position(second.mesh, mirrored.points) - expected * [-1, 1, 1]).max() < 0.02
+
+
+def test_errors_and_flips() -> None:
+    data = in_faces()
+    first, second = data.test
+    truth, mirrored = data.truth(first, second), data.mirrored_truth(first, second)
+    assert truth is not None
+    assert mirrored is not None
+    right, flipped = truth.nearest_vertices(second.mesh), mirrored.nearest_vertices(second.mesh)
+    found = pair_errors(data, [(first, second)] * 2, [right, flipped])
+    assert [one.flipped for one in found] == [False, True]
+    assert 0 < found[0].floor == found[0].errors.mean() < 0.02
+    np.testing.assert_array_equal(found[0].errors, found[0].unflipped)
+    assert found[1].errors.mean() > 0.2
+    assert found[1].unflipped.mean() < 0.02
+    with pytest.raises(ValueError, match=r"e2: a predicted map should be integers of shape \(162,\)"):
+        pair_errors(data, [(first, second)], [right[:5]])
+
+
+@pytest.mark.parametrize(
+    ("file", "arrays", "words"),
+    [
+        ("points/e1.npz", {"faces": np.array([0])}, r"e1\.npz: expected arrays faces \(T,\) and weights"),
+        (
+            "points/e1.npz",
+            {"faces": np.full(42, -1), "weights": np.full((42, 3), 1 / 3)},
+            r"e1\.npz: template point 0 has no face.*Partial shapes are not supported",
+        ),
+        (
+            "points/e1.npz",
+            {"faces": np.full(42, 9999), "weights": np.full((42, 3), 1 / 3)},
+            r"e1\.npz: faces should be from 0 to 319",
+        ),
+        (
+            "points/e1.npz",
+            {"faces": np.zeros(42, int), "weights": np.ones((42, 3))},
+            r"e1\.npz: weights should be at least 0 with sum 1",
+        ),
+        (
+            "points/e1.npz",
+            {"faces": np.zeros(2, int), "weights": np.full((2, 3), 1 / 3)},
+            r"e1\.npz: 2 template points, but .*e0\.npz has 42",
+        ),
+        ("template.npz", {"faces": np.array([[0, 1, 42]])}, r"template\.npz: faces should have indices from 0 to 41"),
+        ("template.npz", None, r"template\.npz: no such file"),
+        ("points/e1.npz", b"rubbish", r"e1\.npz: the file is not an archive"),
+    ],
+)
+def test_faults_of_points_in_faces(tmp_path: Path, file: str, arrays: object, words: str) -> None:
+    save_pairs(in_faces(), tmp_path)
+    if arrays is None:
+        (tmp_path / file).unlink()
+    elif isinstance(arrays, bytes):
+        (tmp_path / file).write_bytes(arrays)
+    elif isinstance(arrays, dict):
+        np.savez(tmp_path / file, **arrays)
+    with pytest.raises(DataError, match=words):
+        load_pairs(tmp_path)
+
+
+def test_point_clouds(tmp_path: Path) -> None:
+    """Template vertices work; points in faces are refused."""
+    names = write(tmp_path)
+    for name in names:
+        verts = load_mesh(tmp_path / "off" / f"{name}.off").verts
+        trimesh.PointCloud(verts).export(tmp_path / "off" / f"{name}.ply")
+        (tmp_path / "off" / f"{name}.off").unlink()
+    write_vts(tmp_path, names)
+    data = load_pairs(tmp_path)
+    assert data.test[0].mesh.is_point_cloud
+    first, second = data.test
+    right = np.empty(VERTICES, np.int64)
+    right[order(2)] = order(3)
+    assert pair_errors(data, [(first, second)], [right])[0].errors.max() == 0
+    for name in names:
+        (tmp_path / "corres" / f"{name}.vts").unlink()
+        np.savez(tmp_path / "corres" / f"{name}.npz", faces=np.zeros(3, int), weights=np.full((3, 3), 1 / 3))
+    np.savez(tmp_path / "template.npz", faces=np.array([[0, 1, 2]]))
+    with pytest.raises(DataError, match=r"m0\.npz: .*m0\.ply is a point cloud, which has no faces"):
+        load_pairs(tmp_path)
