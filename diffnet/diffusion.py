@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -72,7 +71,9 @@ def starting_times(channels: int, initial_times: InitialTimes) -> Tensor:
         raise ValueError(f"initial_times should be one of {', '.join(get_args(InitialTimes))}, got {initial_times!r}")
     if initial_times == "zero":
         return torch.zeros(channels)
-    return torch.logspace(math.log10(SHORTEST_TIME), math.log10(LONGEST_TIME), channels)
+    # torch.logspace imports SymPy on the meta device, on which checkpoints are read.
+    ratio, last = LONGEST_TIME / SHORTEST_TIME, max(channels - 1, 1)
+    return torch.tensor([SHORTEST_TIME * ratio ** (i / last) for i in range(channels)])
 
 
 class _Kept(threading.local):

@@ -66,7 +66,7 @@ class TrainOptions:
     """
 
     task: TaskName = "segmentation"
-    features: str = "log-hks"
+    features: str = "curvature+log-hks"
     k: int = 128
     laplacian: LaplacianKind | None = None
     basis: BasisPrecision = "float32"

@@ -11,15 +11,8 @@ RecipeName: TypeAlias = Literal["default", "original"]
 
 # How the default recipe of a task differs from the defaults of `TrainOptions`.
 _DEFAULT: dict[TaskName, dict[str, Any]] = {
-    "classification": {
-        "features": "curvature+log-hks",
-        "initial_times": "spread",
-        "dropout": 0.0,
-        "learning_rate": 2e-3,
-        "batch_meshes": 2,
-        "label_smoothing": 0.2,
-    },
-    "regression": {"features": "xyz+normals+log-hks", "dropout": 0.0},
+    "classification": {"width": 128, "dropout": 0.0, "batch_meshes": 4, "label_smoothing": 0.2},
+    "regression": {"features": "xyz+normals+log-hks", "width": 128, "dropout": 0.0},
     # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
     "correspondence": {
         "features": "hks",

@@ -104,3 +104,7 @@ def test_bad_arguments() -> None:
         closest_points(BALL, [0, 0, 0])
     with pytest.raises(ValueError, match="a point cloud has no faces"):
         closest_points(load_mesh(BALL.verts), BALL.verts)
+    unknown = closest_points(BALL, BALL.verts[:2])
+    unknown.faces[1] = -1
+    with pytest.raises(ValueError, match=r"1 of the 2 points are unknown \(face -1\)"):
+        element_weights(BALL, unknown, "vertices")

@@ -54,18 +54,17 @@ def run_evaluation(
     expected = network_input(network)
     check_empty(out)
     data, task, targets = replace(data, train=[]), task_named(expected.options.task), expected.target_statistics
-    if "meshes" in (data.labels_at, expected.labels_at) or task.name == "regression":
-        if data.labels_at != expected.labels_at:
-            at = expected.labels_at
+    at, options = expected.labels_at, expected.options
+    if at == "meshes" or data.labels_at == "meshes" or task.name == "regression":
+        if data.labels_at != at:
             raise DataError(f"the labels are at {data.labels_at}, and the network predicts those at {at}")
     else:
-        data = with_labels_at(data, expected.labels_at)
+        data = with_labels_at(data, at)
     items = task.matched(without_classes(data, expected.options.ignore), expected.label_names).test
     standardized = items if targets is None else standardized_targets(items, targets)
     for item in items:
         own_arrays(item.mesh, expected.options.features, expected.statistics, item.arrays)  # names what is missing
     if expected.normalize:
-        at, options = expected.labels_at, expected.options
         taken = few_faces(decimated_to_score, standardized, at, options, cache_dir, jobs, console)
         small = [item for item, _ in taken]
         samples = preprocess(small, options, cache_dir, jobs, console, expected.statistics)
