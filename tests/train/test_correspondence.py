@@ -260,7 +260,15 @@ def test_a_supervised_run(room):
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     data = two_bodies(0.1)
     pairs = pair_samples(data, "train", samples_of(data, "train"), 8)
-    plain = {"task": "correspondence", "k": 20, "map_k": 8, "width": 16, "blocks": 1, "schedule": "step"}
+    plain = {
+        "task": "correspondence",
+        "features": "hks",
+        "k": 20,
+        "map_k": 8,
+        "width": 16,
+        "blocks": 1,
+        "schedule": "step",
+    }
     for parts in ([2], [1, 2]):
         for epochs in parts:
             out = tmp_path / str(len(parts))
