@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.geometry import Operators
-from diffnet.geometry.batches.functional_maps import functional_map, point_map, soft_functional_map, zoomout
-from diffnet.ops import bijectivity_loss, coupling_loss, orthogonality_loss
+from diffnet.geometry import Operators, point_map, to_spectral, zoomout
+from diffnet.ops import bijectivity_loss, coupling_loss, functional_map, orthogonality_loss, soft_map
 from diffnet.train.options import Method
 
 TEMPERATURE = 0.07  # of soft maps of normalized features (Cao et al. 2023)
@@ -26,20 +25,20 @@ def pair_maps(features: Tensor, operators: Operators, method: Method, k: int) ->
     those of b (Donati et al. 2020). "unsupervised" returns (P, 4, K, K): such maps from a to b and from b to a with the
     resolvent regularizer, and the maps from b to a and from a to b of the soft maps of points (Cao et al. 2023).
     """
-    lengths = list(operators.lengths)
-    rows = torch.split(features.float(), lengths)
-    x_a, x_b = torch.cat(rows[0::2]), torch.cat(rows[1::2])
-    a, b = operators[0::2], operators[1::2]
+    features = features.float()
+    # One transform serves all meshes. Splitting the operators would also split their matrices, unused here.
+    spectra, evals = to_spectral(features, operators)[:, :k], operators.evals[:, :k]
+    a, b = (spectra[0::2], evals[0::2]), (spectra[1::2], evals[1::2])
     if method == "supervised":
-        return functional_map(x_a, x_b, a, b, k=k, regularizer="squared_difference")[:, None]
-    unit_a, unit_b = F.normalize(x_a, dim=1), F.normalize(x_b, dim=1)
-    found = (
-        functional_map(x_a, x_b, a, b, k=k),
-        functional_map(x_b, x_a, b, a, k=k),
-        soft_functional_map(unit_b, unit_a, b, a, temperature=TEMPERATURE, k=k),
-        soft_functional_map(unit_a, unit_b, a, b, temperature=TEMPERATURE, k=k),
+        return functional_map(a[0], b[0], a[1], b[1], regularizer="squared_difference")[:, None]
+    unit, evecs = (
+        torch.split(x, list(operators.lengths)) for x in (F.normalize(features, dim=1), operators.evecs[:, :k])
     )
-    return torch.stack(found, 1)
+    others = [i ^ 1 for i in range(len(unit))]  # mesh 2p + 1 for mesh 2p, and mesh 2p for mesh 2p + 1
+    mapped = [soft_map(unit[i], unit[j], evecs[j], TEMPERATURE) for i, j in enumerate(others)]
+    soft = to_spectral(torch.cat(mapped), operators)[:, :k]
+    there, back = functional_map(a[0], b[0], a[1], b[1]), functional_map(b[0], a[0], b[1], a[1])
+    return torch.stack([there, back, soft[0::2], soft[1::2]], 1)
 
 
 def unsupervised_loss(maps: Tensor) -> Tensor:
