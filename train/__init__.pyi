@@ -1,3 +1,6 @@
+from .correspondence.evaluation import run_pair_evaluation
+from .inference.loading import load_matching_network
+from .inference.matching import Matched, match_meshes
 from .inference.network_input import MetadataError, NetworkInput, network_input
 from .inference.predict import predict_labels, predict_probabilities, predict_values
 from .inference.scoring import run_evaluation
@@ -6,14 +9,18 @@ from .run import run_training
 from .tasks.segmentation import write_predictions
 
 __all__ = [
+    "Matched",
     "MetadataError",
     "NetworkInput",
     "TrainOptions",
+    "load_matching_network",
+    "match_meshes",
     "network_input",
     "predict_labels",
     "predict_probabilities",
     "predict_values",
     "run_evaluation",
+    "run_pair_evaluation",
     "run_training",
     "write_predictions",
 ]

@@ -17,10 +17,9 @@ from diffnet import DiffusionNet, Operators, hks, precompute
 from diffnet.checkpoints.original import our_names
 from diffnet.data import PairSample, collate_pairs
 from diffnet.geometry import make_mesh
+from diffnet.train import load_matching_network, match_meshes
 from diffnet.train.correspondence.maps import pair_maps
 from diffnet.train.correspondence.targets import unknown_map
-from diffnet.train.inference.loading import load_matching_network
-from diffnet.train.inference.matching import match_meshes
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 
