@@ -47,9 +47,13 @@ def unsupervised_loss(maps: Tensor) -> Tensor:
     maps: (P, 4, K, K), those of the unsupervised method, see `pair_maps`
     """
     there, back, soft_back, soft_there = maps.unbind(1)
+    return structure_loss(there, back) + coupling_loss(there, soft_there) + coupling_loss(back, soft_back)
+
+
+def structure_loss(there: Tensor, back: Tensor) -> Tensor:
+    """Bijectivity and orthogonality of maps (P, K, K) in both directions, averaged over pairs."""
     bijectivity = bijectivity_loss(there, back) + bijectivity_loss(back, there)
-    orthogonality = orthogonality_loss(there) + orthogonality_loss(back)
-    return bijectivity + orthogonality + coupling_loss(there, soft_there) + coupling_loss(back, soft_back)
+    return bijectivity + orthogonality_loss(there) + orthogonality_loss(back)
 
 
 def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
-from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
+from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.device import autocast
 from diffnet.train.inference.network_input import MetadataError, network_input
@@ -60,8 +60,8 @@ def match_meshes(
     network: one of `load_matching_network`, whose metadata say what it takes as input. It stays as it is.
     device: where to compute
     zoomout: refine the functional map, see `point_map_of`
-    fine_tune: steps on these two meshes with the unsupervised losses, for a network of either method. The map is then
-        that of the unsupervised method, with as many eigenpairs as the network has.
+    fine_tune: steps on these two meshes with the unsupervised losses. The features of the supervised method aren't made
+        for soft maps, so its networks are tuned without the coupling term.
     cache_dir: a folder that keeps operators, see `precompute`
     after_step: called after each of these steps
 
@@ -78,12 +78,10 @@ def match_meshes(
     one, other = (input_sample(mesh, expected, cache_dir).to(device) for mesh in (first, second))
     most = min(one.operators.k, len(first.verts), len(second.verts))
     options = replace(expected.options, map_k=min(expected.options.map_k, most))
-    if fine_tune > 0:
-        options = replace(options, method="unsupervised", map_k=most)
-    pair = collate_pairs([PairSample(one, other, lambda: unknown_map(1))])
+    pair, swapped = (collate_pairs([PairSample(*sides, _no_target)]) for sides in ((one, other), (other, one)))
     network = copy.deepcopy(network).to(device).eval()
     if fine_tune > 0:
-        _fine_tune(network, pair, options, fine_tune, after_step)
+        _fine_tune(network, pair, swapped, options, fine_tune, after_step)
     with torch.no_grad():
         c = _maps(network, pair, options)[:, -1]
     matches = point_map_of(c, one.operators, other.operators, zoomout)
@@ -96,14 +94,31 @@ def _maps(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
     return pair_maps(features, pair.operators, options.method, options.map_k)
 
 
+def _no_target() -> Tensor:
+    return unknown_map(1)
+
+
 def _fine_tune(
-    network: DiffusionNet, pair: Sample, options: TrainOptions, steps: int, after_step: Callable[[], Any]
+    network: DiffusionNet,
+    pair: Sample,
+    swapped: Sample,
+    options: TrainOptions,
+    steps: int,
+    after_step: Callable[[], Any],
 ) -> None:
-    """Train on one pair. Dropout is off, so that the steps are no different from the match that follows."""
+    """Train on one pair. Dropout is off, so that the steps are no different from the match that follows.
+
+    swapped: the same pair, b first
+    """
     optimizer = torch.optim.Adam(network.parameters(), lr=FINE_TUNING_RATE)
     for _ in range(steps):
         optimizer.zero_grad()
-        unsupervised_loss(_maps(network, pair, options)).backward()  # type: ignore[no-untyped-call]
+        maps = _maps(network, pair, options)
+        if options.method == "unsupervised":
+            loss = unsupervised_loss(maps)
+        else:
+            loss = structure_loss(maps[:, 0], _maps(network, swapped, options)[:, 0])
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         after_step()
 
