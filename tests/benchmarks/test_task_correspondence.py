@@ -88,7 +88,11 @@ def test_the_table_has_a_line_for_each_row_and_seed(tmp_path: Path, monkeypatch)
     assert [(row["row"], row["seed"]) for row in rows] == [
         (name, seed) for name in correspondence.ROWS for seed in "01"
     ]
-    assert all(row["floor_x100"] == "0.6" and row["epochs"] == "3" for row in rows)
+    assert all(row["floor_x100"] == "0.6" and row["zoomout_x100"] == "1.5" and row["epochs"] == "3" for row in rows)
     turned = [any(word.endswith("turned") for word in command) for command in asked]
-    assert turned == [False] * 4 + [True] * 2
-    assert all(command[-2:] == ["--epochs", "3"] for command in asked)
+    assert turned == [False] * 8 + [True] * 4
+    for trained, evaluated in zip(asked[0::2], asked[1::2], strict=True):
+        assert trained[3:5] == ["train", "correspondence"]
+        assert trained[-2:] == ["--epochs", "3"]
+        assert evaluated[3] == "evaluate"
+        assert evaluated[-1] == "--zoomout"
