@@ -3,9 +3,9 @@
     python -m diffnet.benchmarks.tasks.correspondence --out FOLDER [--seeds 0 1 2] [--only ROW…] [options]
 
 It writes the generated pairs as files, and trains on them with the command of the README. FOLDER gets
-correspondence.csv, with one line for each row and seed, and all runs. The column zoomout_x100 has the errors of maps that
-ZoomOut has refined. Other options are those of `diffnet train correspondence`, for all rows. --figures FOLDER keeps the
-figures and the cache for several measurements.
+correspondence.csv, with one line for each row and seed, and all runs. The column zoomout_x100 has the errors after
+ZoomOut. Other options are those of `diffnet train correspondence`, for all rows. --figures FOLDER keeps the figures and
+the cache for several measurements.
 
 supervised: from heat kernel signatures and the true correspondences
 unsupervised: from wave kernel signatures, without correspondences
