@@ -16,7 +16,9 @@ from diffnet.benchmarks.harness.registry import Case, Options, Run, benchmark
 from diffnet.geometry.errors import OptionError
 
 EPOCHS = 100
-RECIPES = ("", "--batch-meshes 4", "--features xyz")
+# The first uses empty and filled caches, the last one has caches of its own.
+ORIGINAL = "--recipe original"
+RECIPES = (ORIGINAL, f"{ORIGINAL} --batch-meshes 4", f"{ORIGINAL} --features xyz", "")
 DETAILS = ("preprocessing_seconds", "training_seconds", "test_accuracy")
 
 
@@ -25,15 +27,16 @@ def command(options: Options) -> Iterator[Case]:
     """Whole runs of `diffnet train segmentation` on the folder --data, with empty and with filled caches.
 
     The time is that of the process, from its start to its end. Each run starts once. The caches are diffnet's and
-    Triton's. The runs with further options use the caches that the first case has filled.
+    Triton's. The recipes of the original use the caches that the first case has filled. The default recipe, with
+    operators of its own, starts with empty caches again.
     """
     if options.data is None:
         raise OptionError("the benchmark 'command' needs --data, a folder of labeled meshes for diffnet train")
     with TemporaryDirectory() as folder:
         for recipe in RECIPES:
-            run = partial(run_command, options, recipe.split(), Path(folder))
+            run = partial(run_command, options, recipe.split(), Path(folder) / ("original" if recipe else "default"))
             peers: dict[str, Run] = {"warm caches": run}
-            if not recipe:
+            if recipe in (ORIGINAL, ""):
                 peers = {"cold caches": run, **peers}
             yield Case({"options": recipe or "none", "epochs": EPOCHS}, peers, details=DETAILS)
 

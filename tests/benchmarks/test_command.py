@@ -172,7 +172,7 @@ def test_the_command_needs_data(bench: Callable[..., int], tmp_path: Path, capsy
 def test_whole_commands(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All runs share their caches, and each writes its own folder. A failed run says why."""
+    """Runs of a recipe share their caches, and each writes its own folder. A failed run says why."""
     started = []
 
     def run(command: list[str], env: dict[str, str], **options: object) -> SimpleNamespace:
@@ -180,7 +180,7 @@ def test_whole_commands(
         started.append((given["--out"], given["--cache"], env["TRITON_CACHE_DIR"]))
         if "xyz" in command:
             return SimpleNamespace(returncode=1, stderr="diffnet: no such folder")
-        Path(given["--out"]).mkdir()
+        Path(given["--out"]).mkdir(parents=True)
         results = {"preprocessing_seconds": 1.5, "training_seconds": 2.5, "test_accuracy": 0.75, "more": 1}
         (Path(given["--out"]) / "results.json").write_text(json.dumps(results))
         return SimpleNamespace(returncode=0, stderr="")
@@ -190,10 +190,12 @@ def test_whole_commands(
     assert "exit code 1: diffnet: no such folder" in capsys.readouterr().err
     table = read_csv(tmp_path / "command.csv")
     assert [(r["options"], r["peer"], r["training_seconds"], r["test_accuracy"]) for r in table] == [
+        ("--recipe original", "cold caches", "2.5", "0.75"),
+        ("--recipe original", "warm caches", "2.5", "0.75"),
+        ("--recipe original --batch-meshes 4", "warm caches", "2.5", "0.75"),
+        ("--recipe original --features xyz", "warm caches", "", ""),
         ("none", "cold caches", "2.5", "0.75"),
         ("none", "warm caches", "2.5", "0.75"),
-        ("--batch-meshes 4", "warm caches", "2.5", "0.75"),
-        ("--features xyz", "warm caches", "", ""),
     ]
     outs, caches, triton = (set(values) for values in zip(*started, strict=True))
-    assert (len(outs), len(caches), len(triton)) == (4, 1, 1)
+    assert (len(outs), len(caches), len(triton)) == (6, 2, 2)

@@ -90,7 +90,7 @@ def test_whole_commands(tmp_path: Path) -> None:
     step = {"dtype": "bf16", "vertices": 10, "peer": "original", "median_ms": 1}
     write(tmp_path / "steps", "train-step", [step])
     rows = [
-        {**row, "options": "none", "peer": p, "median_ms": ms}
+        {**row, "options": "--recipe original", "peer": p, "median_ms": ms}
         for p, ms in (("cold caches", 40_000), ("warm caches", 24_000))
     ]
     write(tmp_path / "command", "command", rows, tuple(details))

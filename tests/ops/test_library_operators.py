@@ -83,6 +83,9 @@ def operator_calls(place: Place) -> dict[str, list[tuple[Any, ...]]]:
 
 # The arguments are made in the tests, because some of them come from kernels.
 OPERATORS = (
+    "solve_rows",
+    "soft_map",
+    "soft_map_backward",
     "project",
     "evaluate",
     "diffuse",
