@@ -390,6 +390,9 @@ def test_other_checkpoints_and_commands_are_refused(room, tmp_path, capsys):
     assert "`diffnet match` uses them" in capsys.readouterr().err
     with pytest.raises(OptionError, match="method is for correspondence, and the task is segmentation"):
         TrainOptions(method="unsupervised")
+    for name, value in {"mirror": True, "cut": 0.5, "max_faces": 100, "validation": 0.5}.items():
+        with pytest.raises(OptionError, match=f"{name} is not available for correspondence"):
+            TrainOptions(task="correspondence", **{name: value})
 
 
 def test_evaluate_scores_the_test_pairs(room, tmp_path, capsys):
