@@ -237,7 +237,7 @@ def _train_epoch(
             f"the {fault} in epoch {epoch + 1}, on {', '.join(batch)}; last.pt holds epoch {epoch}. "
             "A lower --lr or --precision fp32 may help"
         )
-    return sum(values) / len(values), step.tally
+    return sum(values) / len(values), step.tally.cpu()
 
 
 def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions, out: Path) -> None:
