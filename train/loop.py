@@ -70,7 +70,6 @@ def train(
         `Task.predict`. It gets them only if this call trains the last epoch and that epoch is the one to judge.
     statistics: of the own arrays among the features of the samples, see `array_statistics`. Checkpoints store them.
     target_statistics: of the targets of a regression, see `target_statistics`. The samples have standardized targets.
-
     variants: of each training sample, see `make_variants`. Each epoch trains on one of a sample and its variants. Empty
         if there are none.
 

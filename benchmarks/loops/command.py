@@ -16,7 +16,6 @@ from diffnet.benchmarks.harness.registry import Case, Options, Run, benchmark
 from diffnet.geometry.errors import OptionError
 
 EPOCHS = 100
-# The first uses empty and filled caches, the last one has caches of its own.
 ORIGINAL = "--recipe original"
 RECIPES = (ORIGINAL, f"{ORIGINAL} --batch-meshes 4", f"{ORIGINAL} --features xyz", "")
 DETAILS = ("preprocessing_seconds", "training_seconds", "test_accuracy")

@@ -19,6 +19,7 @@ from diffnet.geometry.files import write_atomically
 from diffnet.geometry.geodesics.curve import THRESHOLDS
 from diffnet.train.report.charts import png_of
 from diffnet.train.report.report import figure_html, summary_html
+from diffnet.train.report.spread import spread_over
 from diffnet.train.report.transfer import pair_page, position_colors, texture_colors
 from diffnet.train.tasks.task import ScoredPairs
 from diffnet.viz.pages import fill_template
@@ -87,11 +88,10 @@ def _table(curve: NDArray[np.float64]) -> str:
 
 def _shown(pairs: ScoredPairs) -> list[int]:
     """Pairs from the best to the worst. Without errors, pairs spread over the test set."""
-    count = len(pairs.data.test_pairs)
-    order = list(range(count))
+    order = list(range(len(pairs.data.test_pairs)))
     if pairs.errors:
         order.sort(key=lambda i: float(np.nanmean(pairs.errors[i].errors)))
-    return [order[round(i)] for i in np.linspace(0, count - 1, min(SHOWN_PAIRS, count))]
+    return spread_over(order, SHOWN_PAIRS)
 
 
 def _article(out: Path, pairs: ScoredPairs, number: int) -> str:

@@ -17,6 +17,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.metrics import accuracy, confusion_matrix
+from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.labels import (
     accuracies,
     accuracy_summary,
@@ -90,8 +91,7 @@ def _shown(scored: Scored) -> list[int]:
         if 0 <= int(item.labels.flat[0]) != int(scored.predictions[i].argmax())
     ][:SHOWN_MESHES]
     others = sorted(set(range(len(scored.meshes))) - set(wrong))
-    count = min(SHOWN_MESHES - len(wrong), len(others))
-    return wrong + [others[round(i)] for i in np.linspace(0, len(others) - 1, count)]
+    return wrong + spread_over(others, SHOWN_MESHES - len(wrong))
 
 
 def _output_files(meshes: Sequence[Path], out: Path, labels_at: TargetsAt) -> list[Path]:

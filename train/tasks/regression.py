@@ -26,6 +26,7 @@ from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.metrics import column_scores, mean_r2
 from diffnet.train.options import Loss, TrainOptions
+from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.task import Predicted, Scored, Task
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
@@ -100,9 +101,7 @@ def _write_report(
     truth = [np.asarray(item.labels, np.float64) for item in scored.meshes]
     scatter = scatter_png(np.concatenate(predictions), np.concatenate(truth), scored.label_names)
     write_atomically(out / "scatter.png", scatter)
-    # The shown meshes are spread over the test set, because neighbors in its list are often alike.
-    count = min(SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES, len(scored.meshes))
-    shown = [round(i) for i in np.linspace(0, len(scored.meshes) - 1, count)]
+    shown = spread_over(range(len(scored.meshes)), SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
 
     def row(i: int) -> Values:
         mesh = scored.meshes[i].mesh

@@ -16,6 +16,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, percent, soft_accuracy
+from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.labels import (
     accuracies,
     accuracy_summary,
@@ -96,9 +97,7 @@ def _write_report(
     matrix = matrix_of(scored, scored.predictions)
     confusion = confusion_png(matrix, scored.label_names)
     write_atomically(out / "confusion.png", confusion)
-    # The shown meshes are spread over the test set, because neighbors in its list are often alike.
-    count = min(SHOWN_MESHES, len(scored.meshes))
-    shown = [round(i) for i in np.linspace(0, len(scored.meshes) - 1, count)]
+    shown = spread_over(range(len(scored.meshes)), SHOWN_MESHES)
     at = _elements(scored.labels_at)
     soft = {"Accuracy by soft labels": percent(results["soft_accuracy"])} if "soft_accuracy" in results else {}
 
