@@ -123,8 +123,8 @@ def make_sample(
 def collate_samples(samples: Sequence[Sample]) -> Sample:
     """Pack samples into one. Pass this function to a DataLoader as `collate_fn`.
 
-    Raises ValueError if some samples have one label per mesh and others one per vertex, face or edge, and for several
-    samples of which one has labels of a mesh with more faces.
+    Raises ValueError if some samples have one label per mesh and others one per vertex, face or edge, and if one
+    of several samples has labels of a mesh with more faces.
     """
     if len(samples) == 1:
         return samples[0]

@@ -23,7 +23,7 @@ def make_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, features
     """Variants of a labeled mesh, each with its labels and own arrays.
 
     at: where its labels are
-    features: whose own arrays (`file:NAME`) are needed, see `own_arrays`
+    features: the input features; their own arrays (`file:NAME`) follow the mesh, see `own_arrays`
 
     Each variant is cut by a plane of random direction, and then decimated. Shares are random, one in each of `count`
     equal intervals from 0 to the largest share. A cut leaves the elements that stay as they are, with their labels and

@@ -334,7 +334,7 @@ def _with_pairs(
 
 
 def _with_maps(data: MeshPairs, shapes: _Shapes, pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs in the direction in which they have a map, without those that have none. All if the set has no maps."""
+    """The pairs that have a map, in the direction of the map. All pairs, if the set has no maps."""
     if not data.maps:
         return list(pairs)
     names = [shape.name for shape in shapes]

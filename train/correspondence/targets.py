@@ -57,8 +57,8 @@ class _Truths:
     def functional_map(self, pair: Pair) -> Tensor:
         """The map (1, K, K) from functions on the second mesh to functions on the first, on the device of the samples.
 
-        Φ_first C ≈ Φ_second at the points that correspond. If each mesh has all points of a template, what depends on
-        one mesh alone is kept.
+        Φ_first C ≈ Φ_second at the points that correspond. If each mesh has all points of a template, its
+        eigenfunctions there and their pseudo-inverse are kept.
         """
         i, j = pair
         first, second = self._shapes[i], self._shapes[j]

@@ -19,7 +19,7 @@ from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.names import TARGETS_AT
 
-NEEDED = ("features", "k", "normalize")  # what no default can replace: another value changes predictions silently
+NEEDED = ("features", "k", "normalize")  # they have no defaults, because a wrong value changes predictions silently
 OPTIONAL = (
     "task",
     "laplacian",

@@ -23,7 +23,7 @@ class Predicted(NamedTuple):
     """The prediction of one mesh without labels.
 
     values: what `Task.predict` returns, on the CPU. Targets of a regression are in their own units, (N, C) float64.
-    probabilities: (N, C) float32 on the CPU, or None if nobody asked for them
+    probabilities: (N, C) float32 on the CPU, or None if they were not asked for
     """
 
     mesh: Mesh
