@@ -67,6 +67,7 @@ from diffnet.train.metrics import percent, score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
+from diffnet.train.steps.compilation import compiled_meanwhile
 from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.names import SCORES, TARGETS_AT
 from diffnet.train.tasks.registry import task_named
@@ -138,7 +139,8 @@ def run_training(
         variants = _variants(train_items, data.labels_at, options, console)
         items = [*train_items, *(item for item, _ in tests), *chain.from_iterable(variants)]
         backs = dict(enumerate((back for _, back in tests), len(train_items)))
-        samples = preprocess(items, options, cache_dir, jobs, console, statistics)
+        with compiled_meanwhile(data, options, device, statistics):
+            samples = preprocess(items, options, cache_dir, jobs, console, statistics)
         samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
         # Functional maps need the basis in full precision.
         basis_dtype = torch.float32 if pairs is not None else matmul_dtype(options.precision, device)

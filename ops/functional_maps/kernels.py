@@ -18,6 +18,8 @@ BLOCK = 32
 def functional_map_forward_factor_kernel(matrices, out, rows_size, plane_rows, BLOCK: tl.constexpr):
     """L⁻¹ of A = L Lᵀ by Gaussian elimination of [A, I] without pivoting. Rows are divided by √pivot at the end.
 
+    After step j, the columns of A up to j are no longer needed, and the columns of I after j are still those of I. So
+    one matrix holds the columns up to j of what I has become, and the columns after j of what A has become.
     A pivot that is not above 0 gives NaN.
     """
     matrix = tl.program_id(0).to(tl.int64)
@@ -26,17 +28,16 @@ def functional_map_forward_factor_kernel(matrices, out, rows_size, plane_rows, B
     inside = (rows < rows_size) & (columns < rows_size)
     at = rows * rows_size + columns
     a = tl.load(matrices + matrix * plane_rows * rows_size + at, mask=inside, other=0.0)
-    x = tl.where(rows == columns, 1.0, 0.0).to(a.dtype)
+    scale = tl.full((BLOCK,), 1.0, a.dtype)
     for j in range(rows_size):
-        column = tl.sum(tl.where(columns == j, a, 0.0), axis=1)
-        row_of_a = tl.sum(tl.where(rows == j, a, 0.0), axis=0)
-        row_of_x = tl.sum(tl.where(rows == j, x, 0.0), axis=0)
-        pivot = tl.sum(tl.where(r == j, column, 0.0), axis=0)
+        row = tl.sum(tl.where(rows == j, a, 0.0), axis=0)
+        pivot = tl.sum(tl.where(r == j, row, 0.0), axis=0)
         pivot = tl.where(pivot > 0, pivot, float("nan"))
-        factors = tl.where(r > j, column / pivot, 0.0)
-        a -= factors[:, None] * row_of_a[None, :]
-        x -= factors[:, None] * row_of_x[None, :]
-        x = tl.where(rows == j, x / tl.sqrt(pivot), x)
+        factors = tl.where(r > j, row * (1.0 / pivot), 0.0)  # what is left of A is symmetric
+        row = tl.where(r == j, 1.0, row)  # the diagonal of I
+        a = tl.where((columns == j) & (rows > j), 0.0, a) - factors[:, None] * row[None, :]
+        scale = tl.where(r == j, 1.0 / tl.sqrt(pivot), scale)
+    x = tl.where(rows == columns, 1.0, tl.where(rows > columns, a, 0.0)) * scale[:, None]
     tl.store(out + matrix * rows_size * rows_size + at, x, mask=inside)
 
 

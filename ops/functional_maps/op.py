@@ -44,7 +44,7 @@ def functional_map(
     Laplacians.
 
     It is computed in float64. It is differentiable in a, b and the eigenvalues, and in weight and gamma if they are
-    tensors. Memory beyond the arguments and the result is about 1 GB at most on a GPU, forward and backward.
+    tensors. Memory beyond the arguments and the result is about 1.5 GB at most on a GPU, forward and backward.
 
     Args:
         a: (P, K_a, C) floating point, coefficients of features in the eigenbasis, as `to_spectral` returns them

@@ -15,7 +15,7 @@ from diffnet.ops.common.dispatch import differentiable
 
 BLOCK = 32
 # Bytes of factors that are held at once. The matrix products of a chunk should keep all cores busy.
-FACTOR_BYTES = {"cuda": 2**29, "cpu": 2**24}
+FACTOR_BYTES = {"cuda": 2**30, "cpu": 2**24}
 
 
 def solve_rows(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool = False) -> Tensor:

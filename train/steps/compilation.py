@@ -1,0 +1,70 @@
+"""Compiles the kernels of a training run while its meshes are preprocessed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+import trimesh
+
+from diffnet.cuda_graphs.recording import trial
+from diffnet.cuda_graphs.sizes import size_of
+from diffnet.data import LabeledMeshes, Sample, Statistics, TargetsAt
+from diffnet.data.features import prepare
+from diffnet.ops.common.cuda_graph import NotCapturable
+from diffnet.ops.common.launcher import compile_ahead
+from diffnet.train.batches import Batch, keep_on_device
+from diffnet.train.checkpoint import build_model
+from diffnet.train.device import matmul_dtype
+from diffnet.train.evaluate import network_outputs
+from diffnet.train.options import TrainOptions
+from diffnet.train.steps.step import TrainingStep, make_optimizer
+
+
+@contextmanager
+def compiled_meanwhile(
+    data: LabeledMeshes, options: TrainOptions, device: torch.device, statistics: Statistics | None = None
+) -> Iterator[None]:
+    """Compile the kernels of training steps and evaluations in a thread, until the block ends or all are compiled.
+
+    Compiling takes about ten seconds once per machine, and kernels for a sphere serve meshes of all sizes. Nothing
+    happens on the CPU and with `--backend torch`. Steps on pairs of meshes compile theirs when they start.
+
+    The thread draws random numbers, so the block should draw none from PyTorch's generators.
+    """
+    if device.type != "cuda" or options.backend != "auto" or options.task == "correspondence":
+        yield
+        return
+
+    def work() -> None:
+        # The first step itself says what is wrong, if anything.
+        with suppress(NotCapturable, torch.OutOfMemoryError), trial():
+            compile_step(data, options, device, statistics)
+
+    thread = threading.Thread(target=work, name="compile", daemon=True)
+    thread.start()
+    yield
+    thread.join()
+
+
+def compile_step(
+    data: LabeledMeshes, options: TrainOptions, device: torch.device, statistics: Statistics | None = None
+) -> None:
+    """Compile the kernels of training steps and evaluations, in several threads."""
+    model = build_model(options, data.label_names, data.labels_at, statistics).to(device)
+    step = TrainingStep(model, make_optimizer(model, options, device), options, device)
+    sample = _sphere(data.labels_at, torch.as_tensor(data.train[0].labels), model.in_channels, options)
+    (sample,) = keep_on_device([sample], device, matmul_dtype(options.precision, device))
+    step.compile(Batch(sample.features, sample.labels, sample.operators))
+    compile_ahead(lambda: network_outputs(model, sample, options, device), model.parameters())
+
+
+def _sphere(labels_at: TargetsAt, like: torch.Tensor, channels: int, options: TrainOptions) -> Sample:
+    """A preprocessed sphere with labels of the same dtype and number of columns."""
+    ball = trimesh.creation.icosphere(3 if options.k < 600 else 4)
+    mesh, operators = prepare(ball, options.preprocessing)
+    size = size_of(operators, {labels_at} & {"faces", "edges"})
+    labels = like.new_zeros(getattr(size, labels_at), *like.shape[1:])
+    return Sample(("sphere",), torch.zeros(len(mesh.verts), channels), labels, operators)
