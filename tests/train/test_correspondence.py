@@ -34,9 +34,9 @@ from diffnet.geometry.errors import OptionError
 from diffnet.ops import functional_map
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
+from diffnet.train.correspondence.matching import boundary_length, match_meshes
 from diffnet.train.correspondence.scoring import as_labeled
 from diffnet.train.correspondence.targets import pair_samples
-from diffnet.train.inference.matching import boundary_length, match_meshes
 from diffnet.train.loop import train
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import TrainingStep, make_optimizer
