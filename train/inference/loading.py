@@ -50,7 +50,7 @@ def load_scored_network(path: str | os.PathLike[str]) -> DiffusionNet:
     """
     if is_original(path):
         network = DiffusionNet.from_original_checkpoint(path)
-        if "task" in network.metadata:  # files of the original's segmentation don't tell
+        if "task" in network.metadata:  # a segmentation file of the original doesn't name its task
             return network
     return DiffusionNet.load(path)
 

@@ -21,7 +21,7 @@ from diffnet.train.tasks.task_options import TaskName
 
 
 class DataOptions(NamedTuple):
-    """What `diffnet evaluate` is told about a data set. Each task reads what its sets need.
+    """What `diffnet evaluate` is told about a data set. Each task reads the options of its sets.
 
     layout: see `load_dataset`
     targets: see `load_targets`
@@ -108,7 +108,8 @@ class Task:
     tally: (predictions, targets, C) to a tensor whose sum over batches gives the score
     score: a tally to the score in metrics.csv. The higher, the better.
     score_name: the name of the score in metrics.csv
-    load_test: (folder or table, what is known of it, folder of the cache) to the test part of a data set
+    load_test: (folder or table, what `diffnet evaluate` is told about it, folder of the cache) to a data set, whose
+        training part may be empty
     matched: (data set, label names of a network) to the data set with these classes or columns, matched by name
     results: the entries of results.json about the test meshes; numbers are null if no element is labeled
     summary: results.json to a table and a line for the console
@@ -118,7 +119,7 @@ class Task:
     output_files: (meshes, --out, elements) to the files that `diffnet predict` writes for these meshes. Raises
         OptionError.
     write_predictions: (predictions, label names, elements, output files, page or None, picture or None)
-    standardized: whether targets are numbers, which the network learns standardized, see `target_statistics`
+    standardized: whether the targets are numbers. The network then learns standardized ones, see `target_statistics`.
     pairs: the functions of a task on pairs of meshes. None in other tasks.
     """
 

@@ -17,8 +17,8 @@ LABEL_OPTIONS = ("label_smoothing", "ignore", "class_weights")
 class TaskOptions:
     """The options of `TrainOptions` in which a task differs from others.
 
-    own: options that tasks refuse if they don't name them here
-    unavailable: other options that this task refuses
+    own: options that only this task and others that list them have
+    unavailable: options that all tasks have but this one
     recipe: changes to the defaults of `TrainOptions`, for the default recipe
     original: changes to the recipe of the original, see `recipe` in `train/recipes.py`
     """
