@@ -1,6 +1,4 @@
-from .correspondence.evaluation import run_pair_evaluation
-from .inference.loading import load_matching_network
-from .inference.matching import Matched, match_meshes
+from .correspondence.matching import Matched, load_matching_network, match_meshes
 from .inference.network_input import MetadataError, NetworkInput, network_input
 from .inference.predict import predict_labels, predict_probabilities, predict_values
 from .inference.scoring import run_evaluation
@@ -20,7 +18,6 @@ __all__ = [
     "predict_probabilities",
     "predict_values",
     "run_evaluation",
-    "run_pair_evaluation",
     "run_training",
     "write_predictions",
 ]

@@ -23,7 +23,7 @@ from diffnet.data import ArrayStatistics, Statistics, TargetsAt, check_statistic
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import columns
-from diffnet.train.tasks.names import SCORES, TARGETS_AT
+from diffnet.train.tasks.registry import task_named
 
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
 LARGEST = 2**31  # bound of whole numbers in the options, except the seed
@@ -68,9 +68,10 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
         read = TrainOptions(**OLDER | options)
     except OptionError as e:
         raise CheckpointError(f"{path}: {e}") from e
-    if checkpoint["labels_at"] not in TARGETS_AT[read.task]:
-        raise CheckpointError(f"{path}: labels_at is {checkpoint['labels_at']}, which is not allowed in {read.task}")
-    history, expected = checkpoint["history"], set(columns(SCORES[read.task]))
+    task = task_named(read.task)
+    if checkpoint["labels_at"] not in task.targets_at:
+        raise CheckpointError(f"{path}: labels_at is {checkpoint['labels_at']}, which is not allowed in {task.name}")
+    history, expected = checkpoint["history"], set(columns(task.score_name))
     if not isinstance(history, list) or not all(_is_row(row, i, expected) for i, row in enumerate(history, 1)):
         raise CheckpointError(f"{path}: history should be a list with one row of numbers per epoch")
     return read
@@ -86,7 +87,7 @@ def checked_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions
 
 def checked_target_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions) -> ArrayStatistics | None:
     """Mean and standard deviation of the targets of a regression. None in other tasks."""
-    if options.task != "regression":
+    if not task_named(options.task).standardized:
         return None
     try:
         return check_target_statistics(checkpoint.get("target_statistics"), len(checkpoint["label_names"]))

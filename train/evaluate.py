@@ -30,8 +30,8 @@ def evaluate(
     tally = task.new_tally(channels, device)
     for sample in packed(samples, [[i] for i in range(len(samples))], device):
         outputs = network_outputs(model, sample, options, device)
-        if task.maps is not None:
-            outputs = task.maps(outputs, sample.operators, options)
+        if task.pairs is not None:
+            outputs = task.pairs.maps(outputs, sample.operators, options)
         predicted = task.predict(outputs)
         tally += task.tally(predicted, sample.labels, channels)
         if predictions is not None:

@@ -26,7 +26,6 @@ from diffnet.train.run_folder.history import Row, as_csv, columns
 from diffnet.train.steps.augmentation import draw_changes, draw_variants
 from diffnet.train.steps.averaging import WeightAverage
 from diffnet.train.steps.step import TrainingStep, make_optimizer, restore_optimizer, set_learning_rate
-from diffnet.train.tasks.names import SCORES
 from diffnet.train.tasks.registry import task_named
 
 T = TypeVar("T")
@@ -76,7 +75,8 @@ def train(
     Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises
     CheckpointError if a run can't be resumed, and OptionError if validation leaves no mesh to train on.
     """
-    task, score_name = task_named(options.task), SCORES[options.task]
+    task = task_named(options.task)
+    score_name = task.score_name
     groups: list[list[Sample | PairSample]] = [
         [sample, *others] for sample, others in zip(train_samples, variants or [()] * len(train_samples), strict=True)
     ]
@@ -89,7 +89,7 @@ def train(
     scored = model if average is None else average.network
     step = TrainingStep(model, optimizer, options, device, average)
     if capture and device.type == "cuda" and options.backend == "auto":
-        if task.maps is None:
+        if task.pairs is None:
             step.capture(data.labels_at, [sample.operators for group in fitted for sample in group])
         elif scored is not model:
             graphed(model, first_visits=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeAlias, get_args
 
 from diffnet.data.feature_names import canonical_features, vector_channels
@@ -17,7 +17,8 @@ from diffnet.geometry.preprocessing.options import (
     OperatorsKind,
     ScaleRule,
 )
-from diffnet.train.tasks.names import BALANCED, TaskName, class_weight_entries
+from diffnet.train.tasks.class_weights import BALANCED, class_weight_entries
+from diffnet.train.tasks.task_options import TASK_OPTIONS, TaskName, check_task_options
 
 # The same as those of `diffnet.block` and `diffnet.diffusion`, whose import loads PyTorch.
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
@@ -29,12 +30,6 @@ Loss: TypeAlias = Literal["mse", "l1", "huber"]
 Method: TypeAlias = Literal["supervised", "unsupervised"]
 RotationAxis: TypeAlias = Literal["any", "x", "y", "z"]
 TrainBackend: TypeAlias = Literal["auto", "torch"]
-
-
-# Options of one task.
-_OWN = {"regression": ("targets", "loss"), "correspondence": ("method", "map_k", "zoomout")}
-# Options that would change the correspondences of a pair, or that hold out pairs whose meshes are trained on.
-NOT_FOR_PAIRS = ("max_faces", "scale_range", "jitter", "mirror", "cut", "decimate", "validation")
 
 
 @dataclass(frozen=True)
@@ -151,18 +146,9 @@ class TrainOptions:
             raise OptionError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
         if self.targets is not None:
             target_parts(self.targets)
-        for owner, own in _OWN.items():
-            for name in own:
-                if self.task != owner and getattr(self, name) != getattr(TrainOptions, name):
-                    raise OptionError(f"{name} is for {owner}, and the task is {self.task}")
-        if self.task == "correspondence" and not 1 <= self.map_k <= self.k:
+        check_task_options(self.task, (f.name for f in fields(self) if getattr(self, f.name) != f.default))
+        if "map_k" in TASK_OPTIONS[self.task].own and not 1 <= self.map_k <= self.k:
             raise OptionError(f"map_k should be from 1 to k, which is {self.k}, got {self.map_k}")
-        for name in ("label_smoothing", "ignore", "class_weights"):
-            if self.task in ("regression", "correspondence") and getattr(self, name):
-                raise OptionError(f"{name} is for tasks with labels, and the task is {self.task}")
-        for name in NOT_FOR_PAIRS:
-            if self.task == "correspondence" and getattr(self, name) != getattr(TrainOptions, name):
-                raise OptionError(f"{name} is not available for correspondence")
         object.__setattr__(self, "laplacian", self.preprocessing.laplacian)  # `preprocessing` checks its own options
         if self.k < 1 and self.diffusion == "spectral":
             raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")

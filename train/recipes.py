@@ -5,27 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 from diffnet.train.options import Method
-from diffnet.train.tasks.names import TaskName
+from diffnet.train.tasks.task_options import TASK_OPTIONS, TaskName
 
 RecipeName: TypeAlias = Literal["default", "original"]
 
-# How the default recipe of a task differs from the defaults of `TrainOptions`.
-_DEFAULT: dict[TaskName, dict[str, Any]] = {
-    "classification": {"width": 128, "dropout": 0.0, "batch_meshes": 4, "label_smoothing": 0.2},
-    "regression": {"features": "xyz+normals+log-hks", "width": 128, "dropout": 0.0},
-    # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
-    "correspondence": {
-        "features": "hks",
-        "k": 128,
-        "map_k": 100,
-        "width": 128,
-        "dropout": 0.0,
-        "normalize": "area",
-        "precision": "fp32",
-        "eval_every": 1,
-    },
-}
-# Those of Cao et al. 2023.
+# The method of Cao et al. 2023.
 _UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes
 
@@ -50,10 +34,6 @@ _ORIGINAL: dict[str, Any] = {
     "label_smoothing": 0.0,
     "average_weights": 0.0,
 }
-_ORIGINAL_OF_TASKS: dict[TaskName, dict[str, Any]] = {
-    "classification": {"width": 32, "dropout": 0.0, "label_smoothing": 0.2},
-    "correspondence": {"map_k": 30, "normalize": "area"},
-}
 
 
 def recipe(name: RecipeName, task: TaskName, method: Method = "supervised") -> dict[str, Any]:
@@ -67,5 +47,5 @@ def recipe(name: RecipeName, task: TaskName, method: Method = "supervised") -> d
     """
     of_method = {} if method == "supervised" else _UNSUPERVISED
     if name == "original":
-        return _ORIGINAL | _ORIGINAL_OF_TASKS.get(task, {}) | of_method
-    return _DEFAULT.get(task, {}) | of_method
+        return {**_ORIGINAL, **TASK_OPTIONS[task].original, **of_method}
+    return {**TASK_OPTIONS[task].recipe, **of_method}

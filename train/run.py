@@ -58,8 +58,6 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import restore_model
-from diffnet.train.correspondence.scoring import score_pairs
-from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import train
@@ -69,8 +67,7 @@ from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
 from diffnet.train.steps.compilation import compiled_meanwhile
 from diffnet.train.tasks.classes import with_class_options
-from diffnet.train.tasks.names import SCORES, TARGETS_AT
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.registry import REPORT_FILES, task_named
 from diffnet.train.tasks.task import Scored
 
 T = TypeVar("T")
@@ -81,10 +78,7 @@ WRITTEN = (
     "best.pt",
     "metrics.csv",
     "results.json",
-    "confusion.png",
-    "scatter.png",
-    "errors.png",
-    "errors.csv",
+    *REPORT_FILES,
     "curves.png",
     "predictions.html",
 )
@@ -115,20 +109,20 @@ def run_training(
     used; and the errors of `train`.
     """
     check_folder(out, resume)
-    if data.labels_at not in TARGETS_AT[options.task]:
-        raise OptionError(
-            f"{options.task} needs labels at {' or '.join(TARGETS_AT[options.task])}, got {data.labels_at}"
-        )
-    if pairs is not None and options.method == "supervised" and not pairs.is_supervised:
-        raise OptionError("the data have no correspondences; use --method unsupervised")
-    if options.task in ("segmentation", "classification"):
-        data, options = with_class_options(data, options)
+    task = task_named(options.task)
+    if data.labels_at not in task.targets_at:
+        raise OptionError(f"{task.name} needs labels at {' or '.join(task.targets_at)}, got {data.labels_at}")
+    if (pairs is None) != (task.pairs is None):
+        raise OptionError(f"{task.name} {'needs' if pairs is None else 'does not take'} pairs of meshes")
+    if pairs is not None and task.pairs is not None:
+        task.pairs.check(pairs, options)
+    data, options = with_class_options(data, options)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
         started = time.perf_counter()
         fitted, tested, targets = data.train, data.test, None
-        if options.task == "regression":
+        if task.standardized:
             targets = target_statistics(data.train, data.label_names)
             fitted, tested = (standardized_targets(part, targets) for part in (data.train, data.test))
         statistics = array_statistics(data.train, options.features)
@@ -151,10 +145,9 @@ def run_training(
         )
         train_samples: Sequence[Sample | PairSample] = train_meshes
         test_samples: Sequence[Sample | PairSample] = test_meshes
-        if pairs is not None:
-            supervised = options.method == "supervised"
-            train_samples = pair_samples(pairs, "train", train_meshes, options.map_k, with_targets=supervised)
-            test_samples = pair_samples(pairs, "test", test_meshes, options.map_k)
+        if pairs is not None and task.pairs is not None:
+            train_samples = task.pairs.samples(pairs, "train", train_meshes, options)
+            test_samples = task.pairs.samples(pairs, "test", test_meshes, options)
         preprocessing_seconds = time.perf_counter() - started
 
         with progress_bar(console) as bar:
@@ -162,8 +155,8 @@ def run_training(
 
             def after_epoch(row: Row) -> None:
                 bar.update(shown, completed=row["epoch"], description=f"training, loss {row['train_loss']:.3f}")
-                if row[f"test_{SCORES[options.task]}"] is not None:
-                    console.print(_line(row, SCORES[options.task]), highlight=False)
+                if row[f"test_{task.score_name}"] is not None:
+                    console.print(_line(row, task.score_name), highlight=False)
 
             predictions: list[torch.Tensor] = []
             judged = train(
@@ -186,18 +179,16 @@ def run_training(
 
         if not predictions:
             evaluate(restore_model(judged)[0].to(device), test_samples, options, device, predictions)
-        task = task_named(options.task)
         if targets is not None:
             predictions = [original_targets(each, targets) for each in predictions]
         scored_pairs = None
-        if pairs is not None:
-            chosen = [item for item in test_samples if isinstance(item, PairSample)]
-            scored_pairs = score_pairs(
-                pairs, predictions, chosen, options.zoomout, device, cache_dir=cache_dir, jobs=jobs, console=console
+        if pairs is not None and task.pairs is not None:
+            scored_pairs = task.pairs.score(
+                pairs, predictions, test_samples, options, device, cache_dir=cache_dir, jobs=jobs, console=console
             )
         scored = Scored(data.test, predictions, data.label_names, data.labels_at, scored_pairs)
         results = {
-            "task": options.task,
+            "task": task.name,
             **task.results(scored),
             "judged_epoch": len(judged["history"]),
             "train_meshes": len(data.train),

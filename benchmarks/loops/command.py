@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from diffnet.benchmarks.harness.registry import Case, Options, Run, benchmark
+from diffnet.benchmarks.tables import ORIGINAL
 from diffnet.geometry.errors import OptionError
 
 EPOCHS = 100
-ORIGINAL = "--recipe original"
 RECIPES = (ORIGINAL, f"{ORIGINAL} --batch-meshes 4", f"{ORIGINAL} --features xyz", "")
 DETAILS = ("preprocessing_seconds", "training_seconds", "test_accuracy")
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from rooms import (
@@ -24,6 +25,8 @@ from rooms import (
     stubs,
     target,
 )
+
+from diffnet.train.tasks.task_options import TaskName
 
 LARGEST_FOLDER = 14  # modules, without __init__.py
 
@@ -182,6 +185,31 @@ def test_triton_is_imported_by_modules_of_kernels_only() -> None:
 def test_folders_are_small() -> None:
     sizes = Counter(path.parent for path in modules().values() if path.stem != "__init__")
     assert max(sizes.values()) <= LARGEST_FOLDER, sizes.most_common(3)
+
+
+def compared_values(tree: ast.Module) -> Iterator[ast.expr]:
+    """The sides of comparisons, the patterns of `match`, and the keys of dictionaries."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            yield from (node.left, *node.comparators)
+        elif isinstance(node, ast.MatchValue):
+            yield node.value
+        elif isinstance(node, ast.Dict):
+            yield from (key for key in node.keys if key is not None)
+
+
+def test_tasks_are_told_apart_in_their_folder_only() -> None:
+    """The rest of `train` calls the functions of a `Task`, so a new task needs no change there."""
+    names = get_args(TaskName)
+    found = [
+        f"{place(path, value.lineno)} compares with {leaf.value}"
+        for module, path in modules().items()
+        if room_of(module) == "diffnet.train" and not module.startswith("diffnet.train.tasks.")
+        for value in compared_values(parsed(path))
+        for leaf in ast.walk(value)
+        if isinstance(leaf, ast.Constant) and leaf.value in names
+    ]
+    assert not found, report(found)
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef]:

@@ -34,9 +34,11 @@ from diffnet.geometry.errors import OptionError
 from diffnet.ops import functional_map
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
+from diffnet.train.correspondence.matching import boundary_length, match_meshes
 from diffnet.train.correspondence.scoring import as_labeled
 from diffnet.train.correspondence.targets import pair_samples
-from diffnet.train.inference.matching import boundary_length, match_meshes
+from diffnet.train.inference.network_input import MetadataError
+from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import train
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import TrainingStep, make_optimizer
@@ -388,6 +390,8 @@ def test_other_checkpoints_and_commands_are_refused(room, tmp_path, capsys):
     assert "would be overwritten" in capsys.readouterr().err
     assert diffnet("predict", tmp_path / "a.ply", "--checkpoint", checkpoint, "--out", tmp_path / "b.ply") == 1
     assert "`diffnet match` uses them" in capsys.readouterr().err
+    with pytest.raises(MetadataError, match="computes features for correspondence and no classes; call match_meshes"):
+        predict_labels([tmp_path / "a.ply"], DiffusionNet.load(checkpoint), "cpu")
     with pytest.raises(OptionError, match="method is for correspondence, and the task is segmentation"):
         TrainOptions(method="unsupervised")
     for name, value in {"mirror": True, "cut": 0.5, "max_faces": 100, "validation": 0.5}.items():

@@ -12,7 +12,7 @@ from diffnet.geometry import make_mesh
 from diffnet.train.commands import training
 from diffnet.train.options import TrainOptions
 from diffnet.train.recipes import RecipeName, recipe
-from diffnet.train.tasks.names import TaskName
+from diffnet.train.tasks.task_options import TaskName
 
 TASKS = get_args(TaskName)
 

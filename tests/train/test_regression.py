@@ -174,6 +174,7 @@ def test_evaluate_gives_the_results_of_the_run(room, tmp_path, capsys):
     [
         (["--out", "a.obj"], "--out should be a file with .ply or .npy or .csv"),
         (["--out", "a.ply", "--probabilities", "p.npz"], "--probabilities is for networks that predict classes"),
+        (["--out", "a.ply", "--smooth", "1"], "--smooth is for networks that predict classes"),
     ],
 )
 def test_predict_refuses(arguments, message, room, capsys, tmp_path, monkeypatch):

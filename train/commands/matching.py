@@ -43,9 +43,8 @@ def match(
         from diffnet.geometry.files import write_atomically
         from diffnet.geometry.mesh.mesh import mesh_stem
         from diffnet.train.commands.predicting import check_outputs
+        from diffnet.train.correspondence.matching import load_matching_network, match_meshes
         from diffnet.train.device import pick_device
-        from diffnet.train.inference.loading import load_matching_network
-        from diffnet.train.inference.matching import match_meshes
         from diffnet.train.inference.network_input import MetadataError
         from diffnet.train.report.transfer import pair_page
         from diffnet.train.run import progress_bar

@@ -92,8 +92,9 @@ def predict(
         )
     task = task_named(expected.options.task)
     files = task.output_files(meshes, out, expected.labels_at)
-    if probabilities is not None and expected.options.task == "regression":
-        raise OptionError("--probabilities is for networks that predict classes, and this one predicts numbers")
+    for name, is_given in (("--probabilities", probabilities is not None), ("--smooth", smooth > 0)):
+        if is_given and task.standardized:
+            raise OptionError(f"{name} is for networks that predict classes, and this one predicts numbers")
     if probabilities is not None and probabilities.suffix.lower() != ".npz":
         raise OptionError(f"--probabilities should be a .npz file, got {probabilities}")
     if smooth > 0 and expected.labels_at == "meshes":
@@ -160,12 +161,13 @@ def evaluate(
     regression; the default is that of the training. --pairs, --base and --zoomout are for correspondence.
     """
     with ExitAtCtrlC():
-        from diffnet.data import load_classes, load_dataset, load_pairs, load_targets
-        from diffnet.train.correspondence.evaluation import run_pair_evaluation
+        from diffnet.data import MeshPairs
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_scored_network
         from diffnet.train.inference.network_input import MetadataError, network_input
         from diffnet.train.inference.scoring import check_empty, run_evaluation
+        from diffnet.train.tasks.registry import task_named
+        from diffnet.train.tasks.task import DataOptions
 
     chosen = pick_device(device)
     check_empty(out)
@@ -174,27 +176,19 @@ def evaluate(
         expected = network_input(network)
     except MetadataError as e:
         raise MetadataError(f"{checkpoint}: {e}") from e
-    if (pairs is not None or base != "auto" or zoomout) and expected.options.task != "correspondence":
+    task = task_named(expected.options.task)
+    if (pairs is not None or base != "auto" or zoomout) and task.pairs is None:
         raise OptionError(
-            f"--pairs, --base and --zoomout are for correspondence, and the network is one of {expected.options.task}"
+            f"--pairs, --base and --zoomout are for correspondence, and the network is one of {task.name}"
         )
-    if targets is not None and expected.options.task != "regression":
-        raise OptionError(f"--targets is for regression, and the network is one of {expected.options.task}")
+    if targets is not None and not task.standardized:
+        raise OptionError(f"--targets is for regression, and the network is one of {task.name}")
     cache.mkdir(parents=True, exist_ok=True)
-    if expected.options.task == "correspondence":
-        matched = load_pairs(data, pairs, base=base, cache_dir=cache, needs_train=False)
-        console.print(f"{len(matched.test_pairs)} pairs to score")
-        results = run_pair_evaluation(
-            matched, network, out, zoomout=zoomout, device=chosen, cache_dir=cache, jobs=jobs, console=console
-        )
-        print_results("correspondence", results, out)
-        return
-    if expected.options.task == "regression":
-        dataset = load_targets(data, targets or expected.options.targets, cache_dir=cache, needs_train=False)
-    elif expected.labels_at == "meshes":
-        dataset = load_classes(data, cache_dir=cache, needs_train=False)
-    else:
-        dataset = load_dataset(data, layout, cache_dir=cache, needs_train=False)
-    console.print(f"{len(dataset.test)} meshes to score")
-    results = run_evaluation(dataset, network, out, device=chosen, cache_dir=cache, jobs=jobs, console=console)
-    print_results(expected.options.task, results, out)
+    known = DataOptions(layout, targets or expected.options.targets, pairs, base)
+    dataset = task.load_test(data, known, cache)
+    count = f"{len(dataset.test_pairs)} pairs" if isinstance(dataset, MeshPairs) else f"{len(dataset.test)} meshes"
+    console.print(f"{count} to score")
+    results = run_evaluation(
+        dataset, network, out, zoomout=zoomout, device=chosen, cache_dir=cache, jobs=jobs, console=console
+    )
+    print_results(task, results, out)

@@ -30,13 +30,14 @@ from diffnet.train.commands.options import (
     ZoomOutOption,
 )
 from diffnet.train.commands.shared_options import with_shared_options
-from diffnet.train.options import NOT_FOR_PAIRS, TrainOptions
+from diffnet.train.options import TrainOptions
 from diffnet.train.recipes import CHANNELS
 from diffnet.train.recipes import recipe as options_of_recipe
-from diffnet.train.tasks.names import TaskName
+from diffnet.train.tasks.task_options import TASK_OPTIONS, TaskName
 
 if TYPE_CHECKING:
     from diffnet.data import LabeledMeshes, MeshPairs
+    from diffnet.train.tasks.task import Task
 
 train_app = typer.Typer(help="Train a network on meshes.", no_args_is_help=True)
 
@@ -46,10 +47,12 @@ TRAINED_PAIRS = 10_000  # of a correspondence in all epochs together, by default
 def _command(task: TaskName, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a function the command of a task. The shared options get the defaults of the task's recipe.
 
-    without: shared options that the command doesn't have, and those that its own parameters replace
+    without: shared options that the command doesn't have, besides those that the task refuses, and those that its own
+        parameters replace
     """
     defaults = TrainOptions(task=task, **options_of_recipe("default", task))
-    return lambda command: train_app.command(task)(with_shared_options(command, defaults, without))
+    left_out = (*TASK_OPTIONS[task].unavailable, *without)
+    return lambda command: train_app.command(task)(with_shared_options(command, defaults, left_out))
 
 
 @_command("segmentation")
@@ -143,7 +146,7 @@ def train_regression(
     _train("regression", load, out, {"targets": targets, "loss": loss, **shared})
 
 
-@_command("correspondence", (*NOT_FOR_PAIRS, "variants", "features", "k", "epochs", "batch_meshes"))
+@_command("correspondence", ("variants", "features", "k", "epochs", "batch_meshes"))
 def train_correspondence(
     data: Annotated[
         list[str],
@@ -185,20 +188,21 @@ def train_correspondence(
     _train("correspondence", load, out, {**own, "epochs": epochs, "batch_meshes": batch_meshes, **shared})
 
 
-def _train(task: TaskName, load: "Callable[[], LabeledMeshes | MeshPairs]", out: Path, given: dict[str, Any]) -> None:
+def _train(name: TaskName, load: "Callable[[], LabeledMeshes | MeshPairs]", out: Path, given: dict[str, Any]) -> None:
     """Run the training of a task.
 
     given: arguments of the command. Those that have the name of an option of `TrainOptions` become this option.
     """
     with ExitAtCtrlC():
         from diffnet.data import MeshPairs
-        from diffnet.train.correspondence.scoring import as_labeled
         from diffnet.train.device import keep_memory, pick_device
         from diffnet.train.run import check_folder, run_training
+        from diffnet.train.tasks.registry import task_named
 
-    _follow_recipe(task, given)
+    _follow_recipe(name, given)
+    task = task_named(name)
     names = {field.name for field in fields(TrainOptions)}
-    options = TrainOptions(task=task, **{name: value for name, value in given.items() if name in names})
+    options = TrainOptions(task=name, **{option: value for option, value in given.items() if option in names})
     cache, resume = given["cache"], given["resume"]
     chosen = pick_device(given["device"])
     if chosen.type == "cpu":
@@ -207,14 +211,14 @@ def _train(task: TaskName, load: "Callable[[], LabeledMeshes | MeshPairs]", out:
     cache.mkdir(parents=True, exist_ok=True)
     dataset, pairs = load(), None
     if isinstance(dataset, MeshPairs):
-        pairs, dataset = dataset, as_labeled(dataset, given["channels"] or CHANNELS[options.method])
+        assert task.pairs is not None
+        pairs, dataset = dataset, task.pairs.as_labeled(dataset, given["channels"] or CHANNELS[options.method])
         if _is_default("epochs", given):
             options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(pairs.train_pairs))))
         console.print(f"{len(pairs.train_pairs)} pairs to train on, {len(pairs.test_pairs)} to test on")
-    kind = {"regression": "columns of targets", "correspondence": "features"}.get(task, "classes")
-    classes = f"{len(dataset.label_names)} {kind}"
+    outputs = f"{len(dataset.label_names)} {task.outputs}"
     at = "" if dataset.labels_at == "meshes" else f" at the {dataset.labels_at}"
-    console.print(f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, {classes}{at}")
+    console.print(f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, {outputs}{at}")
     try:
         results = run_training(
             dataset,
@@ -264,10 +268,8 @@ def _is_default(name: str, given: dict[str, Any]) -> bool:
     return source is not None and source.name == "DEFAULT"
 
 
-def print_results(task: TaskName, results: dict[str, Any], out: Path) -> None:
+def print_results(task: "Task", results: dict[str, Any], out: Path) -> None:
     """Print the scores of a task, from the content of results.json."""
-    from diffnet.train.tasks.registry import task_named
-
-    table, line = task_named(task).summary(results)
+    table, line = task.summary(results)
     console.print(table)
     console.print(f"{line}; see {out / 'predictions.html'}", soft_wrap=True)

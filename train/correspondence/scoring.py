@@ -13,6 +13,7 @@ from torch import Tensor
 from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, PairSample, PairShape, pair_errors
 from diffnet.geometry import SurfacePoints
 from diffnet.train.correspondence.maps import point_map_of
+from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.task import ScoredPairs
 
 
@@ -20,7 +21,7 @@ def score_pairs(
     data: MeshPairs,
     maps: Sequence[Tensor],
     samples: Sequence[PairSample],
-    refine: bool,
+    options: TrainOptions,
     device: torch.device,
     *,
     cache_dir: Path,
@@ -31,13 +32,13 @@ def score_pairs(
 
     maps: (1, K, K) for each test pair
     samples: the test pairs
-    refine: see `point_map_of`
+    options: whether `point_map_of` refines the maps, as `zoomout`
     cache_dir, jobs: see `geodesic_errors_of_all`
     """
     found = []
     for c, pair in zip(maps, samples, strict=True):
         a, b = pair.a.operators.to(device), pair.b.operators.to(device)
-        found.append(point_map_of(c, a, b, refine).cpu().numpy())
+        found.append(point_map_of(c, a, b, options.zoomout).cpu().numpy())
     if not data.is_supervised:
         return ScoredPairs(data, found, ())
     shapes = [(data.test[i], data.test[j]) for i, j in data.test_pairs]

@@ -43,21 +43,6 @@ def load_network(
     return network
 
 
-def load_matching_network(path: str | os.PathLike[str]) -> DiffusionNet:
-    """The network in a checkpoint of `diffnet train correspondence`, or in a published one of correspondence.
-
-    Raises CheckpointError for any other file.
-    """
-    network = DiffusionNet.from_original_checkpoint(path) if is_original(path) else DiffusionNet.load(path)
-    task = network.metadata.get("task", network.metadata.get("kind", "an unknown task"))
-    if task != "correspondence":
-        raise CheckpointError(
-            f"{path}: the network is for {'segmentation' if task == 'original' else task}; expected one of "
-            "`diffnet train correspondence`, or a published one of correspondence"
-        )
-    return network
-
-
 def load_scored_network(path: str | os.PathLike[str]) -> DiffusionNet:
     """The network in a file of `DiffusionNet.save` or of `diffnet train`, or in a published one of correspondence.
 
@@ -65,7 +50,7 @@ def load_scored_network(path: str | os.PathLike[str]) -> DiffusionNet:
     """
     if is_original(path):
         network = DiffusionNet.from_original_checkpoint(path)
-        if network.metadata.get("task") == "correspondence":
+        if "task" in network.metadata:  # a segmentation file of the original doesn't name its task
             return network
     return DiffusionNet.load(path)
 

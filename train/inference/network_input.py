@@ -17,7 +17,7 @@ from diffnet.data import (
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.names import TARGETS_AT
+from diffnet.train.tasks.registry import task_named
 
 NEEDED = ("features", "k", "normalize")  # they have no defaults, because a wrong value changes predictions silently
 OPTIONAL = (
@@ -107,13 +107,13 @@ def network_input(network: DiffusionNet) -> NetworkInput:
         read = TrainOptions(**options, diffusion=network.diffusion)
         statistics = check_statistics(read.features, found.get("statistics", {}))
         targets = None
-        if read.task == "regression":
+        if task_named(read.task).standardized:
             count = network.out_channels
             plain = {"mean": [0.0] * count, "std": [1.0] * count}
             targets = check_target_statistics(found.get("target_statistics", plain), count)
     except (OptionError, TypeError) as e:
         raise MetadataError(f"the metadata of the network can't be used: {e}") from e
-    if labels_at not in TARGETS_AT[read.task]:
+    if labels_at not in task_named(read.task).targets_at:
         raise MetadataError(f"the metadata name the task {read.task}, but the network has outputs at {labels_at}")
     channels = feature_channels(read.features, statistics)
     if network.in_channels != channels:

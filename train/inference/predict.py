@@ -48,7 +48,8 @@ def predict_labels(
     int64, which are numbers of output channels.
 
     Raises MeshError for a mesh that can't be used, DataError for a mesh without the own arrays that the network was
-    trained with, and MetadataError for a network without what is needed, and for one of a regression.
+    trained with, and MetadataError for a network without what is needed, and for one of a regression or
+    of a correspondence.
     """
     _check_classes(network)
     return [(mesh, outputs.argmax(-1).cpu().numpy()) for mesh, outputs in _outputs(sources, network, device, cache_dir)]
@@ -79,14 +80,20 @@ def predict_values(
     N is the number of vertices, faces or edges of a mesh, or 1. For the rest, see `predict_labels`. Raises
     MetadataError for a network of another task.
     """
-    if (task := network_input(network).options.task) != "regression":
-        raise MetadataError(f"the network is one of {task}; call predict_labels or predict_probabilities")
+    expected = network_input(network)
+    if expected.target_statistics is None:
+        raise MetadataError(
+            f"the network is one of {expected.options.task}; call predict_labels or predict_probabilities"
+        )
     return [(each.mesh, each.values.numpy()) for each in predict_meshes(sources, network, device, cache_dir)]
 
 
 def _check_classes(network: DiffusionNet) -> None:
-    if network_input(network).options.task == "regression":
+    expected = network_input(network)
+    if expected.target_statistics is not None:
         raise MetadataError("the network predicts numbers and not classes; call predict_values")
+    if task_named(expected.options.task).pairs is not None:
+        raise MetadataError("the network computes features for correspondence and no classes; call match_meshes")
 
 
 def predict_meshes(

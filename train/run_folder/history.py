@@ -10,7 +10,7 @@ Row = dict[str, float | int | None]
 
 
 def columns(score: str) -> tuple[str, ...]:
-    """The columns of metrics.csv of a task with this score, see `SCORES`.
+    """The columns of metrics.csv of a task with this score, see `Task.score_name`.
 
     >>> columns("accuracy")[3:6]
     ('train_accuracy', 'validation_accuracy', 'test_accuracy')

@@ -81,7 +81,7 @@ class TrainingStep:
             features = rotate_vectors(features, self._vectors, batch.rotations, batch.operators.ptr)
         with autocast(self._options.precision, self._device):
             outputs: Tensor = self._model(features, batch.operators)
-        return outputs if self._task.maps is None else self._task.maps(outputs, batch.operators, self._options)
+        return outputs if self._task.pairs is None else self._task.pairs.maps(outputs, batch.operators, self._options)
 
     def _loss(self, batch: Batch) -> Tensor:
         return self._task.loss(self._outputs(batch), batch.labels, self._options)

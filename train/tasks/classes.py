@@ -13,7 +13,7 @@ from torch import Tensor
 from diffnet.data import DataError, LabeledMeshes, chosen_classes, without_classes
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.names import BALANCED, class_weight_entries
+from diffnet.train.tasks.class_weights import BALANCED, class_weight_entries
 
 
 def with_class_options(data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:

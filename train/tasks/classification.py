@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import TargetsAt, with_label_names
+from diffnet.data import LabeledMeshes, TargetsAt, load_classes, with_label_names
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
@@ -27,7 +27,7 @@ from diffnet.train.tasks.labels import (
     matrix_of,
     new_matrix,
 )
-from diffnet.train.tasks.task import Predicted, Scored, Task
+from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task
 
 SHOWN_MESHES = 60  # on the page of predictions
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
@@ -40,6 +40,10 @@ def _predict(outputs: Tensor) -> Tensor:
 
 def _tally(probabilities: Tensor, labels: Tensor, classes: int) -> Tensor:
     return confusion_matrix(probabilities.argmax(-1), labels, classes)
+
+
+def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
+    return load_classes(path, cache_dir=cache_dir, needs_train=False)
 
 
 def _matrix(scored: Scored) -> NDArray[np.int64]:
@@ -141,15 +145,20 @@ def _write_predictions(
 
 CLASSIFICATION = Task(
     name="classification",
+    targets_at=("meshes",),
+    outputs="classes",
     loss=label_loss,
     predict=_predict,
     new_tally=new_matrix,
     tally=_tally,
     score=accuracy,
+    score_name="accuracy",
+    load_test=_load_test,
     matched=with_label_names,
     results=_results,
     summary=class_summary,
     write_report=_write_report,
+    report_files=("confusion.png",),
     output_files=_output_files,
     write_predictions=_write_predictions,
 )

@@ -11,14 +11,26 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, TargetsAt
+from diffnet.data import LabeledMeshes, MeshPairs, PairSample, Sample, TargetsAt, load_pairs
 from diffnet.geometry import Operators, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
 from diffnet.train.correspondence.maps import pair_maps, unsupervised_loss
+from diffnet.train.correspondence.scoring import as_labeled, score_pairs
+from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.task import Predicted, Scored, ScoredPairs, Task
+from diffnet.train.tasks.task import DataOptions, PairFunctions, Predicted, Scored, ScoredPairs, Task
 
 _MATCH = "the network computes features for correspondence; `diffnet match` uses them"
+
+
+def _check(pairs: MeshPairs, options: TrainOptions) -> None:
+    if options.method == "supervised" and not pairs.is_supervised:
+        raise OptionError("the data have no correspondences; use --method unsupervised")
+
+
+def _samples(pairs: MeshPairs, part: str, samples: Sequence[Sample], options: TrainOptions) -> list[PairSample]:
+    with_targets = part == "test" or options.method == "supervised"
+    return pair_samples(pairs, part, samples, options.map_k, with_targets=with_targets)
 
 
 def _maps(features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
@@ -57,6 +69,10 @@ def _score(tally: Tensor) -> float:
     """R² of functional maps, 1 − ‖C − C_true‖² / ‖C_true‖². NaN if no true map is known."""
     errors, truth = tally.tolist()
     return 1 - errors / truth if truth > 0 else float("nan")
+
+
+def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> MeshPairs:
+    return load_pairs(path, known.pairs, base=known.base, cache_dir=cache_dir, needs_train=False)
 
 
 def _results(scored: Scored) -> dict[str, Any]:
@@ -137,16 +153,21 @@ def _write_predictions(
 
 CORRESPONDENCE = Task(
     name="correspondence",
-    maps=_maps,
+    targets_at=("vertices",),  # they have the features from which functional maps are computed
+    outputs="features",
     loss=map_loss,
     predict=_predict,
     new_tally=_new_tally,
     tally=_tally,
     score=_score,
+    score_name="r2",  # of functional maps
+    load_test=_load_test,
     matched=_matched,
     results=_results,
     summary=_summary,
     write_report=_write_report,
+    report_files=("errors.png", "errors.csv"),
     output_files=_output_files,
     write_predictions=_write_predictions,
+    pairs=PairFunctions(check=_check, as_labeled=as_labeled, samples=_samples, maps=_maps, score=score_pairs),
 )

@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.data import LabelsAt, TargetsAt, with_columns
+from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, load_targets, with_columns
 from diffnet.geometry import Mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
@@ -27,7 +27,7 @@ from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.metrics import column_scores, mean_r2
 from diffnet.train.options import Loss, TrainOptions
 from diffnet.train.report.spread import spread_over
-from diffnet.train.tasks.task import Predicted, Scored, Task
+from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60
@@ -60,6 +60,10 @@ def _tally(predictions: Tensor, targets: Tensor, columns: int) -> Tensor:
     errors = torch.where(known, predictions.double() - truth, 0)
     parts = (known.double(), truth, truth**2, errors.abs(), errors**2)
     return torch.stack([part.sum(0) for part in parts], 1)
+
+
+def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
+    return load_targets(path, known.targets, cache_dir=cache_dir, needs_train=False)
 
 
 def _results(scored: Scored) -> dict[str, Any]:
@@ -211,15 +215,21 @@ def _ply_names(names: Sequence[str]) -> list[str]:
 
 REGRESSION = Task(
     name="regression",
+    targets_at=("vertices", "faces", "edges", "meshes"),
+    outputs="columns of targets",
     loss=target_loss,
     predict=_predict,
     new_tally=_new_tally,
     tally=_tally,
     score=mean_r2,
+    score_name="r2",
+    load_test=_load_test,
     matched=with_columns,
     results=_results,
     summary=_summary,
     write_report=_write_report,
+    report_files=("scatter.png",),
     output_files=_output_files,
     write_predictions=_write_predictions,
+    standardized=True,
 )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import LabelsAt, TargetsAt, with_label_names
+from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, load_dataset, with_label_names
 from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
@@ -26,7 +26,7 @@ from diffnet.train.tasks.labels import (
     matrix_of,
     new_matrix,
 )
-from diffnet.train.tasks.task import Predicted, Scored, Task
+from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task
 
 SHOWN_MESHES = 8  # on the page of predictions
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
@@ -63,6 +63,10 @@ def write_predictions(
 
 def _predict(outputs: Tensor) -> Tensor:
     return outputs.argmax(-1)
+
+
+def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
+    return load_dataset(path, known.layout, cache_dir=cache_dir, needs_train=False)
 
 
 def _results(scored: Scored) -> dict[str, Any]:
@@ -146,15 +150,20 @@ def _write_predictions(
 
 SEGMENTATION = Task(
     name="segmentation",
+    targets_at=("vertices", "faces", "edges"),
+    outputs="classes",
     loss=label_loss,
     predict=_predict,
     new_tally=new_matrix,
     tally=confusion_matrix,
     score=accuracy,
+    score_name="accuracy",
+    load_test=_load_test,
     matched=with_label_names,
     results=_results,
     summary=class_summary,
     write_report=_write_report,
+    report_files=("confusion.png",),
     output_files=_output_files,
     write_predictions=_write_predictions,
 )

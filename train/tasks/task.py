@@ -13,10 +13,25 @@ from numpy.typing import NDArray
 from rich.table import Table
 from torch import Tensor
 
-from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, PairErrors, TargetsAt
+from diffnet.data import LabeledMesh, LabeledMeshes, Layout, MeshPairs, PairErrors, PairSample, Sample, TargetsAt
+from diffnet.data.pairs.indices import Base
 from diffnet.geometry import Mesh, Operators
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.names import TaskName
+from diffnet.train.tasks.task_options import TaskName
+
+
+class DataOptions(NamedTuple):
+    """What `diffnet evaluate` is told about a data set. Each task reads the options of its sets.
+
+    layout: see `load_dataset`
+    targets: see `load_targets`
+    pairs, base: see `load_pairs`
+    """
+
+    layout: Layout = "auto"
+    targets: str | None = None
+    pairs: str | None = None
+    base: Base = "auto"
 
 
 class Predicted(NamedTuple):
@@ -61,40 +76,71 @@ class Scored:
 
 
 @dataclass(frozen=True)
+class PairFunctions:
+    """The functions that only a task on pairs of meshes has.
+
+    check: (pairs, options) raises OptionError for a set that can't be trained on with these options
+    as_labeled: (pairs, C) to their meshes as a data set for a network with C outputs
+    samples: (pairs, "train" or "test", the preprocessed meshes of this part, options) to one sample for each pair
+    maps: (features (V, C) of the network, operators of `collate_pairs`, options) to the outputs that the functions of
+        `Task` take, one row for each pair of the batch
+    score: (pairs, predictions, samples of the test pairs, options, device, cache_dir=, jobs=, console=) to the scores
+    """
+
+    check: Callable[[MeshPairs, TrainOptions], None]
+    as_labeled: Callable[[MeshPairs, int], LabeledMeshes]
+    samples: Callable[[MeshPairs, str, Sequence[Sample], TrainOptions], list[PairSample]]
+    maps: Callable[[Tensor, Operators, TrainOptions], Tensor]
+    score: Callable[..., ScoredPairs]
+
+
+@dataclass(frozen=True)
 class Task:
     """One task. N is the number of vertices, faces, edges or meshes of a batch, and C the number of outputs.
 
     Functions of tensors run inside CUDA graphs, so they never wait for the GPU.
 
-    maps: in a task on pairs, (features (V, C) of the network, operators, options) to what the other functions take as
-        outputs, one row for each of P pairs. The operators are those of `collate_pairs`. None in other tasks.
+    targets_at: the elements that may have targets
+    outputs: what the outputs of the network are, for messages
     loss: (outputs (N, C), targets, options) to the loss ()
     predict: outputs (N, C) to what is kept of them for scores and reports, a tensor of N rows
     new_tally: (C, device) to a tally of nothing
     tally: (predictions, targets, C) to a tensor whose sum over batches gives the score
-    score: a tally to the score in metrics.csv, whose name is in `SCORES`. The higher, the better.
+    score: a tally to the score in metrics.csv. The higher, the better.
+    score_name: the name of the score in metrics.csv
+    load_test: (folder or table, what `diffnet evaluate` is told about it, folder of the cache) to a data set, whose
+        training part may be empty
     matched: (data set, label names of a network) to the data set with these classes or columns, matched by name
     results: the entries of results.json about the test meshes; numbers are null if no element is labeled
     summary: results.json to a table and a line for the console
-    write_report: (folder, scored meshes, their results, entries of the summary, curves.png or None) writes all other
-        files of the report
+    write_report: (folder, scored meshes, their results, entries of the summary, curves.png or None) writes
+        predictions.html and `report_files`
+    report_files: other files of a report, some of which may be missing
     output_files: (meshes, --out, elements) to the files that `diffnet predict` writes for these meshes. Raises
         OptionError.
     write_predictions: (predictions, label names, elements, output files, page or None, picture or None)
+    standardized: whether the targets are numbers. The network then learns standardized ones, see `target_statistics`.
+    pairs: the functions of a task on pairs of meshes. None in other tasks.
     """
 
     name: TaskName
+    targets_at: tuple[TargetsAt, ...]
+    outputs: str
     loss: Callable[[Tensor, Tensor, TrainOptions], Tensor]
     predict: Callable[[Tensor], Tensor]
     new_tally: Callable[[int, torch.device], Tensor]
     tally: Callable[[Tensor, Tensor, int], Tensor]
     score: Callable[[Tensor], float]
+    score_name: str
+    load_test: Callable[[Path, DataOptions, Path], LabeledMeshes | MeshPairs]
     matched: Callable[[LabeledMeshes, list[str]], LabeledMeshes]
     results: Callable[[Scored], dict[str, Any]]
     summary: Callable[[dict[str, Any]], tuple[Table, str]]
     write_report: Callable[[Path, Scored, dict[str, Any], Mapping[str, str], bytes | None], None]
+    report_files: tuple[str, ...]
     output_files: Callable[[Sequence[Path], Path, TargetsAt], list[Path]]
     write_predictions: Callable[
         [Sequence[Predicted], list[str], TargetsAt, Sequence[Path], Path | None, Path | None], None
     ]
-    maps: Callable[[Tensor, Operators, TrainOptions], Tensor] | None = None
+    standardized: bool = False
+    pairs: PairFunctions | None = None

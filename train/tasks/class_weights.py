@@ -1,29 +1,11 @@
-"""The names of the tasks, and weights of classes as text. The options of a run read them, so this loads fast."""
+"""Weights of classes as text. The options of a run read them, so this loads fast."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias
 
 from diffnet.geometry.errors import OptionError
 
-TaskName: TypeAlias = Literal["segmentation", "classification", "regression", "correspondence"]
-
-# The elements that have targets in each task.
-TARGETS_AT: dict[TaskName, tuple[str, ...]] = {
-    "segmentation": ("vertices", "faces", "edges"),
-    "classification": ("meshes",),
-    "regression": ("vertices", "faces", "edges", "meshes"),
-    "correspondence": ("vertices",),  # features, from which functional maps are computed
-}
-
-# The score of each task in metrics.csv. The higher, the better.
-SCORES: dict[TaskName, str] = {
-    "segmentation": "accuracy",
-    "classification": "accuracy",
-    "regression": "r2",
-    "correspondence": "r2",  # of functional maps
-}
 BALANCED = "balanced"  # weights of classes by their frequency
 
 

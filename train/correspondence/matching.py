@@ -14,14 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffnet import DiffusionNet
+from diffnet.checkpoints.files import CheckpointError
 from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.device import autocast
+from diffnet.train.inference.loading import is_original
 from diffnet.train.inference.network_input import MetadataError, network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.correspondence import CORRESPONDENCE
 
 FINE_TUNING_RATE = 1e-4
 # A shape is partial if its boundary is longer than that of the other one by more than this part of √area. The
@@ -41,6 +44,21 @@ class Matched:
     b: Mesh
     matches: NDArray[np.int64]
     functional_map: Tensor
+
+
+def load_matching_network(path: str | os.PathLike[str]) -> DiffusionNet:
+    """The network in a checkpoint of `diffnet train correspondence`, or in a published one of correspondence.
+
+    Raises CheckpointError for any other file.
+    """
+    network = DiffusionNet.from_original_checkpoint(path) if is_original(path) else DiffusionNet.load(path)
+    task = network.metadata.get("task", network.metadata.get("kind", "an unknown task"))
+    if task != CORRESPONDENCE.name:
+        raise CheckpointError(
+            f"{path}: the network is for {'segmentation' if task == 'original' else task}; expected one of "
+            "`diffnet train correspondence`, or a published one of correspondence"
+        )
+    return network
 
 
 def match_meshes(
@@ -71,7 +89,7 @@ def match_meshes(
     MetadataError for a network of another task or without what is needed.
     """
     expected, device = network_input(network), torch.device(device)
-    if expected.options.task != "correspondence":
+    if expected.options.task != CORRESPONDENCE.name:
         raise MetadataError(f"the network is for {expected.options.task}; matching needs one for correspondence")
     first, second = load_mesh(a, cache_dir), load_mesh(b, cache_dir)
     check_whole(first, second)
