@@ -9,8 +9,11 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+
+from diffnet.benchmarks.markdown import percent, table
+from diffnet.benchmarks.tasks.tables import tasks
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 RESULTS = CHECKOUT / "benchmarks" / "results" / "loops-h200"
@@ -80,7 +83,7 @@ def short(results: Path) -> str:
             f"15,000 vertices, 260 classes, 100 epochs) takes {_seconds(warm)} with warm caches and "
             f"{_seconds(cold)} with empty ones,\n"
             f"from mesh files to the report ([results](benchmarks/results/{whole.folder})). "
-            f"The test accuracy is {_percent(whole.number('test_accuracy', 'warm caches', options=recipe))}.\n"
+            f"The test accuracy is {percent(whole.number('test_accuracy', 'warm caches', options=recipe))}.\n"
         )
     return text
 
@@ -119,7 +122,7 @@ def float32(results: Path) -> str:
             for v in found.values("vertices")
         ]
         lines.append([f"`{peer}`", *cells])
-    return text + _table(["peer", *(f"{int(v):,} vertices" for v in found.values("vertices"))], lines)
+    return text + table(["peer", *(f"{int(v):,} vertices" for v in found.values("vertices"))], lines)
 
 
 def compiled(results: Path) -> str:
@@ -146,7 +149,7 @@ def training_loop(results: Path) -> str:
             f"{_ms(found.ms(peer, loop=name))}, {_gib(found.number('peak_mb', peer, loop=name))}" for name in loops
         ]
         lines.append([f"`{peer}`", *cells])
-    text += _table(["peer", *loops], lines) + "\n"
+    text += table(["peer", *loops], lines) + "\n"
     lines = []
     for peer in ("diffnet-graphed", "diffnet-graphed-fused", "diffnet-command"):
         times = {name: found.ms(peer, loop=name) for name in loops}
@@ -173,7 +176,7 @@ def training_loop(results: Path) -> str:
         "time per vertex of rotated xyz",
         "memory against the largest batch without graphs",
     ]
-    return text + _table(heads, lines)
+    return text + table(heads, lines)
 
 
 def command(results: Path) -> str:
@@ -195,10 +198,10 @@ def command(results: Path) -> str:
                 _seconds(float(row["median_ms"])),
                 f"{float(row['preprocessing_seconds']):.1f} s",
                 f"{float(row['training_seconds']):.1f} s",
-                _percent(float(row["test_accuracy"])),
+                percent(float(row["test_accuracy"])),
             ]
         )
-    return text + _table(["options", "caches", "total", "preprocessing", "training", "test accuracy"], lines)
+    return text + table(["options", "caches", "total", "preprocessing", "training", "test accuracy"], lines)
 
 
 LOOPS = (
@@ -213,6 +216,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "compiled": compiled,
     "training-loop": training_loop,
     "command": command,
+    "tasks": tasks,
 }
 
 
@@ -238,12 +242,7 @@ def _by_size(found: Results, dtype: str, peers: dict[str, str], gpu: bool = Fals
             alone = found.number("gpu_ms", peer, **case) if gpu else None
             cells.append(_ms(found.ms(peer, **case)) + ("" if alone is None else f" ({_digits(alone)})"))
         lines.append([f"{int(v):,}", *cells])
-    return _table(["vertices", *(f"`{name}`" if name == peer else name for name, peer in peers.items())], lines)
-
-
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    text = ["| " + " | ".join(row) + " |" for row in (heads, *lines)]
-    return "\n".join([text[0], "|---" * len(heads) + "|", *text[1:], ""])
+    return table(["vertices", *(f"`{name}`" if name == peer else name for name, peer in peers.items())], lines)
 
 
 def _digits(value: float) -> str:
@@ -256,10 +255,6 @@ def _ms(value: float | None) -> str:
 
 def _seconds(ms: float | None) -> str:
     return "not measured" if ms is None else f"{ms / 1e3:.1f} s"
-
-
-def _percent(share: float | None) -> str:
-    return "not measured" if share is None else f"{100 * share:.1f} %"
 
 
 def _gib(mb: float | None) -> str:

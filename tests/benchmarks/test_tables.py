@@ -97,3 +97,14 @@ def test_whole_commands(tmp_path: Path) -> None:
     text = tables.short(tmp_path)
     assert "takes 24.0 s with warm caches and 40.0 s with empty ones" in text
     assert "The test accuracy is 79.9 %." in text
+
+
+def test_tasks_without_results_are_left_out(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        tables.tasks(tmp_path / "loops")
+    folder = tmp_path / "tasks-h200"
+    folder.mkdir()
+    (folder / "classification.csv").write_text("seed,test_accuracy,seconds,training_seconds\n3,0.9912,61.26,40\n")
+    text = tables.tasks(tmp_path / "loops")
+    assert "| 3 | 99.1 % | 61.3 | 40 |" in text
+    assert "regression" not in text

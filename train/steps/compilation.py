@@ -21,6 +21,7 @@ from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import TrainingStep, make_optimizer
+from diffnet.train.tasks.registry import task_named
 
 
 @contextmanager
@@ -34,7 +35,7 @@ def compiled_meanwhile(
 
     The thread draws random numbers, so the block should draw none from PyTorch's generators.
     """
-    if device.type != "cuda" or options.backend != "auto" or options.task == "correspondence":
+    if device.type != "cuda" or options.backend != "auto" or task_named(options.task).pairs is not None:
         yield
         return
 
