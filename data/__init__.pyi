@@ -2,7 +2,6 @@ from .arrays import array_statistics, own_arrays
 from .augmentation import augmented
 from .conversion import chosen_classes, labels_at, with_label_names, with_labels_at, without_classes
 from .decimation import (
-    decimate_all,
     decimated,
     decimated_to_score,
     interpolation_weights,
@@ -43,6 +42,7 @@ from .pairs.folders import load_pairs, save_pairs
 from .pairs.samples import PairSample, collate_pairs
 from .pairs.scoring import PairErrors, pair_errors
 from .pairs.shapes import MeshPairs, PairShape, Truth
+from .parallel import computed_for_all
 from .samples import Interpolation, MeshBatches, Sample, collate_samples, epoch_seed, make_sample
 from .target_names import target_parts
 from .targets import original_targets, standardized_targets, target_statistics, with_columns
@@ -81,8 +81,8 @@ __all__ = [
     "chosen_classes",
     "collate_pairs",
     "collate_samples",
+    "computed_for_all",
     "curved_figure",
-    "decimate_all",
     "decimated",
     "decimated_to_score",
     "epoch_seed",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import as_completed
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +14,6 @@ from diffnet.data.arrays import own_arrays
 from diffnet.data.conversion import majority
 from diffnet.data.labeled import LabeledMesh, TargetsAt
 from diffnet.geometry import ElementsAt, Mesh, closest_points, decimate, element_points, element_weights
-from diffnet.geometry.processes import WorkerPool, available_cores
-
-T = TypeVar("T")
 
 # Three elements (N, 3) int64 of a mesh for each of N elements of another one, and their weights (N, 3), with sum 1.
 Weights: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.float64]]"
@@ -30,40 +26,6 @@ def interpolation_weights(target: Mesh, source: Mesh, at: ElementsAt) -> Weights
     vertices are linear on each face. Elements are at their centers, see `element_points`.
     """
     return element_weights(source, closest_points(source, element_points(target, at)), at)
-
-
-def decimate_all(
-    work: Callable[[LabeledMesh], T],
-    items: Sequence[LabeledMesh],
-    max_faces: int | None,
-    jobs: int | None = None,
-    advance: Callable[[], Any] = lambda: None,
-) -> list[T]:
-    """The results of `decimated` or `decimated_to_score` for each mesh. Worker processes decimate.
-
-    work: the function with all other arguments bound, picklable
-    jobs: number of processes; by default one for each core
-    advance: called once for each mesh when it is done
-
-    See `precompute_all` for calls from a script. Raises the errors of `work`.
-    """
-    large = [i for i, item in enumerate(items) if max_faces is not None and len(item.mesh.faces) > max_faces]
-    jobs = min(jobs or available_cores(), len(large))
-    if jobs <= 1:
-        results = []
-        for item in items:
-            results.append(work(item))
-            advance()
-        return results
-    found = {i: work(item) for i, item in enumerate(items) if i not in set(large)}
-    for _ in found:
-        advance()
-    with WorkerPool(jobs, max(1, available_cores() // jobs)) as pool:
-        running = {pool.submit(work, items[i]): i for i in large}
-        for future in as_completed(running):
-            found[running[future]] = future.result()
-            advance()
-    return [found[i] for i in range(len(items))]
 
 
 def decimated(

@@ -40,7 +40,7 @@ from diffnet.data import (
     TargetsAt,
     array_statistics,
     available_cores,
-    decimate_all,
+    computed_for_all,
     decimated,
     decimated_to_score,
     fill_cache,
@@ -130,7 +130,7 @@ def run_training(
             own_arrays(item.mesh, options.features, statistics, item.arrays)  # names what is missing at once
         train_items = few_faces(decimated, fitted, data.labels_at, options, cache_dir, jobs, console)
         tests = few_faces(decimated_to_score, tested, data.labels_at, options, cache_dir, jobs, console)
-        variants = _variants(train_items, data.labels_at, options, console)
+        variants = _variants(train_items, data.labels_at, options, jobs, console)
         items = [*train_items, *(item for item, _ in tests), *chain.from_iterable(variants)]
         backs = dict(enumerate((back for _, back in tests), len(train_items)))
         with compiled_meanwhile(data, options, device, statistics):
@@ -257,11 +257,15 @@ def few_faces(
 ) -> list[T]:
     """The results of `decimated` or `decimated_to_score` with these options, with a progress bar if some are large."""
     bound = partial(work, at=at, max_faces=options.max_faces, features=options.features, cache_dir=cache_dir)
-    if not any(options.max_faces is not None and len(item.mesh.faces) > options.max_faces for item in items):
+
+    def is_large(item: LabeledMesh) -> bool:
+        return options.max_faces is not None and len(item.mesh.faces) > options.max_faces
+
+    if not any(map(is_large, items)):
         return [bound(item) for item in items]
     with progress_bar(console) as bar:
         task = bar.add_task("decimation", total=len(items))
-        return decimate_all(bound, items, options.max_faces, jobs, lambda: bar.advance(task))
+        return computed_for_all(bound, items, is_large, jobs, lambda: bar.advance(task))
 
 
 def scored_on(sample: Sample, back: Weights | None) -> Sample:
@@ -270,7 +274,7 @@ def scored_on(sample: Sample, back: Weights | None) -> Sample:
 
 
 def _variants(
-    items: Sequence[LabeledMesh], at: TargetsAt, options: TrainOptions, console: Console
+    items: Sequence[LabeledMesh], at: TargetsAt, options: TrainOptions, jobs: int | None, console: Console
 ) -> list[list[LabeledMesh]]:
     """The variants of each training mesh, or an empty list. Says what is made, with a progress bar."""
     wanted = options.mesh_variants
@@ -279,13 +283,11 @@ def _variants(
     shares = {"cut": wanted.cut, "decimated": wanted.decimate}
     parts = [f"{how} by up to {percent(share, 0)}" for how, share in shares.items() if share]
     console.print(f"{wanted.count} variants of each training mesh, {' and '.join(parts)}", highlight=False)
+    make = partial(make_variants, at=at, variants=wanted, features=options.features)
     with progress_bar(console) as bar:
         task = bar.add_task("variants", total=len(items))
-        found = []
-        for item in items:
-            found.append(make_variants(item, at, wanted, options.features))
-            bar.advance(task)
-    return found
+        # A cut takes less time than sending the mesh to a process, decimation takes more.
+        return computed_for_all(make, items, lambda _: wanted.decimate > 0, jobs, lambda: bar.advance(task))
 
 
 def preprocess(

@@ -21,7 +21,7 @@ from diffnet.data import (
     LabeledMesh,
     Preprocessing,
     collate_samples,
-    decimate_all,
+    computed_for_all,
     decimated,
     decimated_to_score,
     interpolation_weights,
@@ -118,7 +118,7 @@ def test_processes_decimate(tmp_path: Path) -> None:
     items = [LabeledMesh(mesh.name, mesh, np.zeros(len(mesh.faces), np.int64)) for mesh in (MESH, SMALL, MESH)]
     done: list[int] = []
     work = partial(decimated_to_score, at="faces", max_faces=310, features="xyz", cache_dir=tmp_path)
-    found = decimate_all(work, items, 310, 2, lambda: done.append(1))
+    found = computed_for_all(work, items, lambda item: len(item.mesh.faces) > 310, 2, lambda: done.append(1))
     assert [len(item.mesh.faces) for item, _ in found] == [310, 300, 310]
     assert len(done) == 3
     assert found[1] == (items[1], None)
