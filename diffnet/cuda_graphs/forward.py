@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from diffnet.cuda_graphs.buffers import NotCounted, Rows
+from diffnet.cuda_graphs.gradients import JoinedParameters
 from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
 from diffnet.cuda_graphs.module_state import ModuleState
 from diffnet.cuda_graphs.recording import ROWS, Recording, record_network
@@ -88,6 +89,7 @@ class GraphedForward:
         self._visits: Counter[Hashable] = Counter()
         self._lanes: list[Lane[Recording]] = []
         self._state: ModuleState | None = None
+        self._joined = JoinedParameters()
         self._fields: dict[Hashable, Fields] = {}  # that a configuration reads, once it has been recorded
         self._counted: dict[Hashable, frozenset[str]] = {}
         self._refused: dict[Hashable, str] = {}
@@ -156,6 +158,8 @@ class GraphedForward:
         )
 
     def _eager(self, *arguments: Any, **options: Any) -> Any:
+        # The caller may record a graph of its own on another stream. Autograd would wait for that of the old nodes.
+        self._joined.clear()
         return type(self._network).forward(self._network, *arguments, **options)
 
     def _explained(self, reason: str, *arguments: Any) -> Any:
@@ -222,7 +226,8 @@ class GraphedForward:
         # PyTorch drops the lease when it frees the saved tensors of the graph: after the backward pass, or when the
         # output is deleted without one.
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: lease, lambda lease: lease.token):
-            out: Tensor = _replay(recording, state, rows, features, *state.parameters)
+            joined = self._joined.get(state, state.parameters, recording.learned)
+            out: Tensor = _replay(recording, state, rows, features, *joined)
         return out
 
 
@@ -231,18 +236,17 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, recording: Recording, state: ModuleState, rows: int, features: Tensor, *parameters: Tensor
+        ctx: Any, recording: Recording, state: ModuleState, rows: int, features: Tensor, *joined: Tensor
     ) -> Tensor:
         recording.forward.replay()
         ctx.recording, ctx.state, ctx.changes = recording, state, state.changes()
-        ctx.rows, ctx.shape, ctx.count = rows, features.shape, len(parameters)
         ctx.save_for_backward(features)
         return recording.output[:rows].clone()
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _ = ctx.saved_tensors  # raises if this is a second backward pass without retain_graph
+        (features,) = ctx.saved_tensors  # raises if this is a second backward pass without retain_graph
         if ctx.changes != ctx.state.changes():
             raise RuntimeError(
                 "a parameter was changed in place between the forward and the backward pass; call the network again "
@@ -255,9 +259,8 @@ class _Replay(torch.autograd.Function):
         recording.backward.replay()
         features_grad = None
         if recording.features_grad is not None:
-            features_grad = recording.features_grad[: ctx.shape[0]].clone()
-        gradients = recording.parameter_gradients()
-        return None, None, None, features_grad, *(gradients.get(i) for i in range(ctx.count))
+            features_grad = recording.features_grad[: features.shape[0]].clone()
+        return None, None, None, features_grad, *(flat.clone() for flat in recording.gradients)
 
 
 # `Function.apply` first looks for tensors of torch.func among the arguments, which takes a third of its time here.
