@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Hashable
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -86,13 +87,15 @@ class GraphedForward:
     ) -> None:
         self._network, self._outputs_at, self._recorder = network, outputs_at, recorder
         self._first_visits = first_visits
+        self._configs: dict[Hashable, int] = {}  # numbers, because a long key takes long to look up
+        self._numbers = count()
         self._visits: Counter[Hashable] = Counter()
         self._lanes: list[Lane[Recording]] = []
         self._state: ModuleState | None = None
         self._joined = JoinedParameters()
-        self._fields: dict[Hashable, Fields] = {}  # that a configuration reads, once it has been recorded
-        self._counted: dict[Hashable, frozenset[str]] = {}
-        self._refused: dict[Hashable, str] = {}
+        self._fields: dict[int, Fields] = {}  # that a configuration reads, once it has been recorded
+        self._counted: dict[int, frozenset[str]] = {}
+        self._refused: dict[int, str] = {}
         self._too_large = float("inf")
         self._said: set[str] = set()
         self._lock = threading.Lock()
@@ -109,7 +112,8 @@ class GraphedForward:
         state = self._current_state()
         if state.has_inner_hooks():
             return self._explained("a submodule has hooks, which a graph would not call", features, operators)
-        config = state.key(), features.shape[1], features.dtype, features.requires_grad, _kind(operators)
+        everything = state.key(), features.shape[1], features.dtype, features.requires_grad, _kind(operators)
+        config = self._configs.setdefault(everything, next(self._numbers))
         if config in self._refused:
             return self._explained(self._refused[config], features, operators)
         if operators.num_vertices >= self._too_large:
@@ -176,7 +180,7 @@ class GraphedForward:
         return self._state
 
     def _lane(
-        self, config: Hashable, features: Tensor, operators: Operators, records: bool
+        self, config: int, features: Tensor, operators: Operators, records: bool
     ) -> tuple[Lane[Recording], Recording] | None:
         """A free lane with a recording that holds this batch. None if all lanes are taken.
 
@@ -268,7 +272,7 @@ class _Replay(torch.autograd.Function):
 _replay: Any = super(torch.autograd.Function, _Replay).apply  # type: ignore[misc]
 
 
-def _larger(lane: Lane[Recording], config: Hashable, size: BatchSize) -> Recording | None:
+def _larger(lane: Lane[Recording], config: int, size: BatchSize) -> Recording | None:
     """The smallest recording that holds a batch of this size, if it has at most twice as many vertices.
 
     A network without graphs would need memory of its own for the batch, besides that of the graphs.

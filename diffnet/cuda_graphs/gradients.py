@@ -72,9 +72,10 @@ class JoinedParameters:
         if self._made_for != (state, stream):
             self.clear()
             self._made_for = state, stream
-        if groups not in self._known:
-            made = tuple(_Joined.apply(*(parameters[i] for i in group)) for group in groups)  # type: ignore[no-untyped-call]
-            if not all(parameters[i].is_leaf for group in groups for i in group):
-                return made  # an in-place change gives such a parameter another node
-            self._known[groups] = made
-        return self._known[groups]
+        found = self._known.get(groups)
+        if found is None:
+            found = tuple(_Joined.apply(*(parameters[i] for i in group)) for group in groups)  # type: ignore[no-untyped-call]
+            # An in-place change would give the result of an operation another node.
+            if all(parameters[i].is_leaf for group in groups for i in group):
+                self._known[groups] = found
+        return found
