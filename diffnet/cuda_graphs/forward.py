@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Hashable
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from diffnet.cuda_graphs.buffers import NotCounted, Rows
+from diffnet.cuda_graphs.gradients import JoinedParameters
 from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
 from diffnet.cuda_graphs.module_state import ModuleState
 from diffnet.cuda_graphs.recording import ROWS, Recording, record_network
@@ -85,12 +87,15 @@ class GraphedForward:
     ) -> None:
         self._network, self._outputs_at, self._recorder = network, outputs_at, recorder
         self._first_visits = first_visits
+        self._configs: dict[Hashable, int] = {}  # numbers, because a long key takes long to look up
+        self._numbers = count()
         self._visits: Counter[Hashable] = Counter()
         self._lanes: list[Lane[Recording]] = []
         self._state: ModuleState | None = None
-        self._fields: dict[Hashable, Fields] = {}  # that a configuration reads, once it has been recorded
-        self._counted: dict[Hashable, frozenset[str]] = {}
-        self._refused: dict[Hashable, str] = {}
+        self._joined = JoinedParameters()
+        self._fields: dict[int, Fields] = {}  # that a configuration reads, once it has been recorded
+        self._counted: dict[int, frozenset[str]] = {}
+        self._refused: dict[int, str] = {}
         self._too_large = float("inf")
         self._said: set[str] = set()
         self._lock = threading.Lock()
@@ -107,7 +112,8 @@ class GraphedForward:
         state = self._current_state()
         if state.has_inner_hooks():
             return self._explained("a submodule has hooks, which a graph would not call", features, operators)
-        config = state.key(), features.shape[1], features.dtype, features.requires_grad, _kind(operators)
+        everything = state.key(), features.shape[1], features.dtype, features.requires_grad, _kind(operators)
+        config = self._configs.setdefault(everything, next(self._numbers))
         if config in self._refused:
             return self._explained(self._refused[config], features, operators)
         if operators.num_vertices >= self._too_large:
@@ -156,6 +162,8 @@ class GraphedForward:
         )
 
     def _eager(self, *arguments: Any, **options: Any) -> Any:
+        # The caller may record a graph of its own on another stream. Autograd would wait for that of the old nodes.
+        self._joined.clear()
         return type(self._network).forward(self._network, *arguments, **options)
 
     def _explained(self, reason: str, *arguments: Any) -> Any:
@@ -172,7 +180,7 @@ class GraphedForward:
         return self._state
 
     def _lane(
-        self, config: Hashable, features: Tensor, operators: Operators, records: bool
+        self, config: int, features: Tensor, operators: Operators, records: bool
     ) -> tuple[Lane[Recording], Recording] | None:
         """A free lane with a recording that holds this batch. None if all lanes are taken.
 
@@ -222,7 +230,8 @@ class GraphedForward:
         # PyTorch drops the lease when it frees the saved tensors of the graph: after the backward pass, or when the
         # output is deleted without one.
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: lease, lambda lease: lease.token):
-            out: Tensor = _replay(recording, state, rows, features, *state.parameters)
+            joined = self._joined.get(state, state.parameters, recording.learned)
+            out: Tensor = _replay(recording, state, rows, features, *joined)
         return out
 
 
@@ -231,18 +240,17 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, recording: Recording, state: ModuleState, rows: int, features: Tensor, *parameters: Tensor
+        ctx: Any, recording: Recording, state: ModuleState, rows: int, features: Tensor, *joined: Tensor
     ) -> Tensor:
         recording.forward.replay()
         ctx.recording, ctx.state, ctx.changes = recording, state, state.changes()
-        ctx.rows, ctx.shape, ctx.count = rows, features.shape, len(parameters)
         ctx.save_for_backward(features)
         return recording.output[:rows].clone()
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _ = ctx.saved_tensors  # raises if this is a second backward pass without retain_graph
+        (features,) = ctx.saved_tensors  # raises if this is a second backward pass without retain_graph
         if ctx.changes != ctx.state.changes():
             raise RuntimeError(
                 "a parameter was changed in place between the forward and the backward pass; call the network again "
@@ -255,9 +263,8 @@ class _Replay(torch.autograd.Function):
         recording.backward.replay()
         features_grad = None
         if recording.features_grad is not None:
-            features_grad = recording.features_grad[: ctx.shape[0]].clone()
-        gradients = recording.parameter_gradients()
-        return None, None, None, features_grad, *(gradients.get(i) for i in range(ctx.count))
+            features_grad = recording.features_grad[: features.shape[0]].clone()
+        return None, None, None, features_grad, *(flat.clone() for flat in recording.gradients)
 
 
 # `Function.apply` first looks for tensors of torch.func among the arguments, which takes a third of its time here.
@@ -265,7 +272,7 @@ class _Replay(torch.autograd.Function):
 _replay: Any = super(torch.autograd.Function, _Replay).apply  # type: ignore[misc]
 
 
-def _larger(lane: Lane[Recording], config: Hashable, size: BatchSize) -> Recording | None:
+def _larger(lane: Lane[Recording], config: int, size: BatchSize) -> Recording | None:
     """The smallest recording that holds a batch of this size, if it has at most twice as many vertices.
 
     A network without graphs would need memory of its own for the batch, besides that of the graphs.

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 _training, _requires_grad, _changes = attrgetter("training"), attrgetter("requires_grad"), attrgetter("_version")
 
@@ -24,7 +25,11 @@ class ModuleState:
             stores += [m._modules, m._parameters, m._buffers]
         self._values = [store.values() for store in stores]  # views, which follow every change of a store
         self._members = self._ids()
-        self._tensors = [x for values in self._values for x in values if isinstance(x, Tensor)]
+        tensors = [x for values in self._values for x in values if isinstance(x, Tensor)]
+        self._is_complete = not any(map(is_lazy, tensors))  # a lazy parameter has no memory before its first use
+        self._tensors = tensors if self._is_complete else []
+        self._addresses = self._current_addresses()
+        self._memory = [x.detach() for x in self._tensors]  # nothing else gets these addresses meanwhile
         self._hooks = [
             hooks
             for m in self.modules[1:]  # hooks of the module itself are called around the graph
@@ -35,9 +40,14 @@ class ModuleState:
     def _ids(self) -> tuple[int, ...]:
         return tuple(map(id, chain.from_iterable(self._values)))
 
+    def _current_addresses(self) -> tuple[int, ...]:
+        return tuple(map(Tensor.data_ptr, self._tensors))
+
     def is_current(self) -> bool:
-        """Whether the module still has the same submodules, parameters and buffers."""
-        return self._ids() == self._members
+        """Whether the module still has the same submodules, parameters and buffers, at the same addresses."""
+        if not self._is_complete:
+            return False
+        return self._ids() == self._members and self._current_addresses() == self._addresses
 
     def has_inner_hooks(self) -> bool:
         """Whether a submodule has hooks. A replayed graph would not call them."""
@@ -48,7 +58,7 @@ class ModuleState:
         return (
             *map(_training, self.modules),
             *map(attrgetter("p"), self._dropouts),
-            *map(Tensor.data_ptr, self._tensors),
+            self._addresses,
             *map(_requires_grad, self._tensors),
             torch.is_grad_enabled(),
             torch.is_autocast_enabled("cuda"),

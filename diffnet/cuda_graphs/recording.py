@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows, fill
+from diffnet.cuda_graphs.gradients import Groups, groups_of, split
 from diffnet.cuda_graphs.lane import Graph, Lane
 from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
@@ -30,7 +31,7 @@ class Recording:
     forward, backward: the graphs; backward is None if nothing needs a gradient
     features, output, output_grad, features_grad: buffers with the rows of a batch first
     fields: the fields of the operators that the network reads
-    gradients: buffers for the gradients of the parameters
+    gradients: buffers for the gradients of the parameters, one for each group of `learned`
     learned: the numbers of these parameters. Unused parameters have no gradient.
     """
 
@@ -43,18 +44,11 @@ class Recording:
     output_grad: Tensor | None = None
     features_grad: Tensor | None = None
     gradients: list[Tensor] = field(default_factory=list)
-    learned: list[int] = field(default_factory=list)
+    learned: Groups = ()
 
     def load(self, features: Tensor, operators: Operators) -> None:
         """Copy a batch into the buffers."""
         self.buffers.load(operators, Rows(self.features, features))
-
-    def parameter_gradients(self) -> dict[int, Tensor]:
-        """A copy of the gradients, by the numbers of the parameters."""
-        if not self.gradients:
-            return {}
-        copies = torch._foreach_mul(self.gradients, 1.0)  # one kernel, and one call from Python
-        return dict(zip(self.learned, copies, strict=True))
 
 
 def record_network(
@@ -117,18 +111,20 @@ def record_network(
             (graph,) = lane.record([forward])
             static.buffers.complete()
             return Recording(static.buffers, given, output, graph, static.fields_read())
-        learned = [i - 1 for i in numbers if i > 0]
-        gradients = [_gradient_buffer(lane, i, inputs[i + 1]) for i in learned]
         features_grad = None
-        if leaf.requires_grad:
+        if 0 in numbers:
             features_grad = arena.take("features_grad", size, lambda s: (s.vertices, channels), features.dtype)
-        targets = gradients if features_grad is None else [features_grad, *gradients]
+        learned = groups_of(inputs[1:], [i - 1 for i in numbers if i > 0])
+        gradients, targets = _gradient_buffers(lane, inputs[1:], learned)
+        sources = [inputs[i + 1] for group in learned for i in group]
+        if features_grad is not None:
+            targets, sources = [features_grad, *targets], [leaf, *sources]
         output_grad = of_output("output_grad", output)
 
         def backward() -> None:
             # With retain_graph, the backward graph leaves what it reads, so it can be replayed twice. The peak of the
             # memory stays the same: it is at the start of the backward pass.
-            grads = torch.autograd.grad(tape[0], [inputs[i] for i in numbers], output_grad, retain_graph=True)
+            grads = torch.autograd.grad(tape[0], sources, output_grad, retain_graph=True)
             torch._foreach_copy_(targets, grads)
 
         graph, backward_graph = lane.record([forward, backward])
@@ -197,9 +193,18 @@ def _with_gradients(out: Tensor, inputs: Sequence[Tensor]) -> list[int]:
     return [i for i, grad in zip(needed, grads, strict=True) if grad is not None]
 
 
-def _gradient_buffer(lane: Lane[Recording], number: int, parameter: Tensor) -> Tensor:
-    """The buffer for the gradient of a parameter. Recordings of all sizes share it."""
-    return lane.arena.take(f"gradient {number}", BatchSize(0, 0), lambda size: parameter.shape, parameter.dtype)
+def _gradient_buffers(
+    lane: Lane[Recording], parameters: Sequence[Tensor], groups: Groups
+) -> tuple[list[Tensor], list[Tensor]]:
+    """One buffer for each group of parameters, and its parts for each parameter. Recordings of all sizes share them."""
+    buffers: list[Tensor] = []
+    parts: list[Tensor] = []
+    for group in groups:
+        shapes, sizes = [parameters[i].shape for i in group], [parameters[i].numel() for i in group]
+        shape, dtype = (sum(sizes),), parameters[group[0]].dtype
+        buffers.append(lane.arena.take("gradients", BatchSize(0, 0), lambda size, shape=shape: shape, dtype))  # type: ignore[misc]
+        parts += split(buffers[-1], shapes, sizes)
+    return buffers, parts
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -35,6 +36,7 @@ class BatchSize(NamedTuple):
     entries: int = 0
     neighbors: int = 0
 
+    @lru_cache(maxsize=1024)  # noqa: B019 - a size is a tuple
     def rounded(self) -> BatchSize:
         """The size of the buffers for a batch of this size. They have at least one vertex more than the batch."""
         meshes = 1 << (self.meshes - 1).bit_length()
