@@ -133,7 +133,7 @@ def run_training(
         variants = _variants(train_items, data.labels_at, options, jobs, console)
         items = [*train_items, *(item for item, _ in tests), *chain.from_iterable(variants)]
         backs = dict(enumerate((back for _, back in tests), len(train_items)))
-        with compiled_meanwhile(data, options, device, statistics):
+        with compiled_meanwhile(data, options, device, statistics, capture):
             samples = preprocess(items, options, cache_dir, jobs, console, statistics)
         samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
         # Functional maps need the basis in full precision.

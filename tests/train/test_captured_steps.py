@@ -217,7 +217,7 @@ def test_a_resumed_run_equals_a_whole_one_whatever_sizes_it_meets_first(tmp_path
         out = tmp_path / name
         out.mkdir()
         for i, epochs in enumerate(stops):
-            options = chosen(k=6, width=32, dropout=0.5, epochs=epochs, eval_every=1)
+            options = chosen(k=6, width=32, dropout=0.5, epochs=epochs, eval_every=1, schedule="step")
             run = train(data, samples, samples[:2], options, out, device=GPU, resume=i > 0)
         found.append(([{**row, "seconds": None} for row in run["history"]], run["model"]))
     assert found[0][0] == found[1][0]

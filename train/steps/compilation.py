@@ -11,7 +11,7 @@ import trimesh
 
 from diffnet.cuda_graphs.recording import trial
 from diffnet.cuda_graphs.sizes import size_of
-from diffnet.data import LabeledMeshes, Sample, Statistics, TargetsAt
+from diffnet.data import LabeledMeshes, Sample, Statistics, TargetsAt, collate_samples
 from diffnet.data.features import prepare
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.ops.common.launcher import compile_ahead
@@ -26,7 +26,11 @@ from diffnet.train.tasks.registry import task_named
 
 @contextmanager
 def compiled_meanwhile(
-    data: LabeledMeshes, options: TrainOptions, device: torch.device, statistics: Statistics | None = None
+    data: LabeledMeshes,
+    options: TrainOptions,
+    device: torch.device,
+    statistics: Statistics | None = None,
+    capture: bool = True,
 ) -> Iterator[None]:
     """Compile the kernels of training steps and evaluations in a thread, until the block ends or all are compiled.
 
@@ -42,7 +46,7 @@ def compiled_meanwhile(
     def work() -> None:
         # The first step itself says what is wrong, if anything.
         with suppress(NotCapturable, torch.OutOfMemoryError), trial():
-            compile_step(data, options, device, statistics)
+            compile_step(data, options, device, statistics, capture)
 
     thread = threading.Thread(target=work, name="compile", daemon=True)
     thread.start()
@@ -51,12 +55,19 @@ def compiled_meanwhile(
 
 
 def compile_step(
-    data: LabeledMeshes, options: TrainOptions, device: torch.device, statistics: Statistics | None = None
+    data: LabeledMeshes,
+    options: TrainOptions,
+    device: torch.device,
+    statistics: Statistics | None = None,
+    capture: bool = True,
 ) -> None:
     """Compile the kernels of training steps and evaluations, in several threads."""
     model = build_model(options, data.label_names, data.labels_at, statistics).to(device)
     step = TrainingStep(model, make_optimizer(model, options, device), options, device)
     sample = _sphere(data.labels_at, torch.as_tensor(data.train[0].labels), model.in_channels, options)
+    if capture or options.batch_meshes != 1:
+        # Some kernels have a variant for single meshes. Buffers of graphs hold padding as one more mesh.
+        sample = collate_samples([sample, sample])
     (sample,) = keep_on_device([sample], device, matmul_dtype(options.precision, device))
     step.compile(Batch(sample.features, sample.labels, sample.operators))
     compile_ahead(lambda: network_outputs(model, sample, options, device), model.parameters())
