@@ -63,6 +63,7 @@ def power_of_2(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
+@functools.cache
 def tile(size: int, largest: int) -> int:
     """Return the power of two that covers `size`, at least 16, which matrix units need, and at most `largest`."""
     return max(16, min(largest, power_of_2(size)))
@@ -120,7 +121,8 @@ def processors(tensor: Tensor) -> int:
 
 def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Like `torch.cuda.device_of`, but free of cost if the tensor's device is the current one."""
-    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+    # `torch.cuda.current_device` also initializes CUDA, which takes longer than the rest.
+    if not tensor.is_cuda or tensor.get_device() == torch._C._cuda_getDevice():
         return _NOTHING
     return torch.cuda.device(tensor.device)
 

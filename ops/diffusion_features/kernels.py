@@ -42,7 +42,7 @@ def sum_and_diffuse(
 
     partial (1, spans, K, C) float32, evals (B, K), time (C,) → two (B, K, C) float32
     """
-    meshes, k, c = len(ptr) - 1, *partial.shape[2:]
+    meshes, k, c = ptr.shape[0] - 1, *partial.shape[2:]
     spectrum = torch.empty(meshes, k, c, dtype=torch.float32, device=partial.device)
     diffused = torch.empty_like(spectrum)
     if spectrum.numel():

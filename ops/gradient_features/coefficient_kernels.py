@@ -212,7 +212,7 @@ def backward(
         with device_of(d):
             spectral_gradient_features_backward_coefficients_kernel[(all_programs,)](
                 sums, d, spectrum, evals, time, a_re, a_im, grad, time_partial, partial, meshes, programs, k, c, size,
-                PROJECTED=len(sums) == 2 + matrices, DIFFUSED=diffused is not None, ROTATION=matrices == 2,
+                PROJECTED=sums.shape[0] == 2 + matrices, DIFFUSED=diffused is not None, ROTATION=matrices == 2,
                 SPAN=span, BLOCK_V=block_v, BLOCK_K=block_k, BLOCK_C=block_c,
                 MATRICES_V=matrices_v, MATRICES_C=matrices_c, num_warps=4,
             )  # fmt: skip

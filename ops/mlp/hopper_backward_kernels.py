@@ -116,7 +116,7 @@ def backward(
     dropout: float,
 ) -> tuple[Tensor, list[Tensor]]:
     """The same as `kernels.backward` for three layers of 128 channels, with gradients of all inputs."""
-    rows, grad = len(grad), aligned(grad)
+    rows, grad = grad.shape[0], aligned(grad)
     input_grads, plane_rows = empty_planes(grad, parts, rows, 128)
     first, second = grad.new_empty(rows, 128), grad.new_empty(rows, 128)
     if rows:

@@ -242,7 +242,7 @@ def forward(
     keep: bool,
 ) -> list[Tensor]:
     """The same as `kernels.forward` for three layers of 128 channels."""
-    rows, parts = len(inputs[0]), len(inputs)
+    rows, parts = inputs[0].shape[0], len(inputs)
     inputs = [aligned(x) for x in inputs]
     first, second, third = (*inputs, *inputs[:1], *inputs[:1])[:3]
     added = first if residual is None else aligned(residual)

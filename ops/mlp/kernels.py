@@ -160,7 +160,7 @@ def forward(
     inputs: one to three (V, C); weights: (H₁, m·C), (H₂, H₁), …, as `matmul.operands` returns them; biases: (H₁,), … or
     none; residual (V, Hₙ); seeds (n − 1, 2) int64 with dropout → (V, Hₙ), then (V, H₁), …
     """
-    check_rows("mlp", len(inputs[0]))
+    check_rows("mlp", inputs[0].shape[0])
     if tiling is None and _fits_hopper(inputs, weights):
         from diffnet.ops.mlp import hopper_kernels
 

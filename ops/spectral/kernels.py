@@ -38,9 +38,9 @@ def project_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
     if not roomy(evecs):
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if evecs.dtype != torch.float32:
-        if len(evecs) < 128 * processors(evecs):
+        if evecs.shape[0] < 128 * processors(evecs):
             return Tiling(64, tile(k, 64), tile(c, 64), 4, 3, 1)
-        large = len(evecs) >= 3072 * processors(evecs)
+        large = evecs.shape[0] >= 3072 * processors(evecs)
         if c <= 128:
             return Tiling(128, tile(k, 128), tile(c, 128 if large else 64), 8, 3, 1)
         return Tiling(64, tile(k, 128), 256, 8, 4, 1) if large else Tiling(128, tile(k, 128), 128, 8, 3, 1)
@@ -111,7 +111,7 @@ def project_spans(
     Returns the sums (1, spans, K, C) in float32, the rows of a span, and a factor that all sums have to be multiplied
     by, or None.
     """
-    (rows, c), k, meshes = x.shape, evecs.shape[1], len(ptr) - 1
+    (rows, c), k, meshes = x.shape, evecs.shape[1], ptr.shape[0] - 1
     x, evecs = row_major(x), row_major(evecs)
     factor = None
     if scale is not None and rows and x.dtype == torch.float16:  # areas of a fine mesh are too small for float16
@@ -211,7 +211,7 @@ def evaluate(
 
     coefficients (B, K, C), evecs (V, K), scale (V,), added (V, C) → (V, C)
     """
-    (rows, k), c, meshes = evecs.shape, coefficients.shape[2], len(ptr) - 1
+    (rows, k), c, meshes = evecs.shape, coefficients.shape[2], ptr.shape[0] - 1
     coefficients, evecs = coefficients.contiguous(), row_major(evecs)
     check_rows("from_spectral", rows)
     check_matrix("from_spectral", k, c)
