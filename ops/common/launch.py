@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from diffnet.ops.common.compiler import constant
+
+P, R = ParamSpec("P"), TypeVar("R")
 
 # Arguments of kernels that change from batch to batch. Triton would compile a kernel again for the value 1 and for
 # multiples of 16. Addresses are products with sizes that are constants of a kernel, which shows what is aligned.
@@ -51,6 +54,30 @@ class Tiling(NamedTuple):
     warps: int
     stages: int
     programs: int
+
+
+MOST_PLANS = 4096  # that one function remembers
+
+
+def planned(plan: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that plans a launch: remember its results, because planning takes as long as the launch.
+
+    plan: a function of a tensor, then numbers, tilings and strings. What it asks of the tensor besides dtype and device
+        has to be among these.
+    """
+    known: dict[tuple[Any, ...], R] = {}
+
+    @functools.wraps(plan)
+    def remembered(*arguments: P.args, **options: P.kwargs) -> R:
+        like: Any = arguments[0]
+        key = like.dtype, like.get_device(), *arguments[1:]
+        if key not in known:
+            if len(known) >= MOST_PLANS:
+                known.clear()
+            known[key] = plan(*arguments, **options)
+        return known[key]
+
+    return remembered
 
 
 def cdiv(size: int, block: int) -> int:
@@ -103,7 +130,12 @@ def on_hopper(tensor: Tensor) -> bool:
 
     Gluon still changes from version to version of Triton, so the version must be known.
     """
-    if not tensor.is_cuda or torch.version.hip is not None or _properties(tensor.device.index).major != 9:
+    return tensor.is_cuda and _runs_gluon(tensor.device.index)
+
+
+@functools.cache
+def _runs_gluon(device: int) -> bool:
+    if torch.version.hip is not None or _properties(device).major != 9:
         return False
     import triton
 

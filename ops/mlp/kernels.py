@@ -64,6 +64,8 @@ def backward_tiling(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tili
 
 def _fits(inputs: Sequence[Tensor], weights: Sequence[Tensor], widest: tuple[int, int, int]) -> bool:
     """Whether one kernel can compute all layers. `widest` are the most channels for numbers of 1, 2 and 3 parts."""
+    if len(weights) != 3:
+        return False
     x, c, parts = inputs[0], inputs[0].shape[1], part_count(dot_precision(inputs[0]))
     shapes = [(c, len(inputs) * c), (c, c), (c, c)]
     if c > widest[parts - 1] or [tuple(weight.shape[-2:]) for weight in weights] != shapes:

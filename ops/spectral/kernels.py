@@ -14,6 +14,7 @@ from diffnet.ops.common.launch import (
     cdiv,
     device_of,
     interpreted,
+    planned,
     processors,
     roomy,
     row_major,
@@ -103,6 +104,21 @@ def project_forward_kernel(
     tl.store(place, total, mask=(k < k_size)[:, None] & (c < c_size)[None, :])
 
 
+@planned
+def _plan_projection(
+    evecs: Tensor, rows: int, k: int, c: int, meshes: int, precision: str, tiling: Tiling | None
+) -> tuple[Tiling, int, int, int]:
+    """The tiling, the rows of a span, the number of spans, and the tiles of the result of one span."""
+    t = tiling or project_tiling(evecs, k, c, precision)
+    tiles = cdiv(k, t.k) * cdiv(c, t.c)
+    span = choose_span(rows, t.v, processors(evecs) * t.programs // max(tiles, 1))
+    spans = span_count(rows, meshes, span)
+    check_rows("to_spectral", rows)
+    check_matrix("to_spectral", k, c)
+    check_programs("to_spectral", spans, tiles)
+    return t, span, spans, tiles
+
+
 def project_spans(
     x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None
 ) -> tuple[Tensor, int, Tensor | None]:
@@ -119,13 +135,7 @@ def project_spans(
         factor = finite.mean().clamp(min=1e-30)
         scale = scale / factor
     precision = dot_precision(evecs)
-    t = tiling or project_tiling(evecs, k, c, precision)
-    tiles = cdiv(k, t.k) * cdiv(c, t.c)
-    span = choose_span(rows, t.v, processors(x) * t.programs // max(tiles, 1))
-    spans = span_count(rows, meshes, span)
-    check_rows("to_spectral", rows)
-    check_matrix("to_spectral", k, c)
-    check_programs("to_spectral", spans, tiles)
+    t, span, spans, tiles = _plan_projection(evecs, rows, k, c, meshes, precision, tiling)
     partial = torch.empty(1, spans, k, c, dtype=torch.float32, device=x.device)
     if partial.numel():
         with device_of(evecs):
@@ -198,6 +208,17 @@ def load_coefficients(coefficients, k, c, k_size: tl.constexpr, c_size: tl.const
     return tl.load(coefficients + k[:, None] * c_size + c[None, :], mask=inside, other=0.0)
 
 
+@planned
+def _plan_evaluation(
+    evecs: Tensor, rows: int, k: int, c: int, meshes: int, precision: str, tiling: Tiling | None
+) -> tuple[Tiling, int, int]:
+    """The tiling, the rows of a span, and the number of programs."""
+    t = tiling or evaluate_tiling(evecs, k, c, precision)
+    columns = cdiv(c, t.c)
+    span = choose_span(rows, t.v, processors(evecs) * t.programs // columns)
+    return t, span, span_count(rows, meshes, span) * columns
+
+
 def evaluate(
     coefficients: Tensor,
     evecs: Tensor,
@@ -218,12 +239,10 @@ def evaluate(
     out = torch.empty(rows, c, dtype=evecs.dtype, device=evecs.device)
     if out.numel():
         precision = dot_precision(evecs)
-        t = tiling or evaluate_tiling(evecs, k, c, precision)
-        columns = cdiv(c, t.c)
-        span = choose_span(rows, t.v, processors(evecs) * t.programs // columns)
+        t, span, programs = _plan_evaluation(evecs, rows, k, c, meshes, precision, tiling)
         other = out if added is None else row_major(added)
         with device_of(evecs):
-            evaluate_forward_kernel[(span_count(rows, meshes, span) * columns,)](
+            evaluate_forward_kernel[(programs,)](
                 coefficients, evecs, evecs if scale is None else scale.contiguous(), other, ptr, out,
                 meshes, span, k, c, evecs.stride(0), other.stride(0),
                 SCALED=scale is not None, ADDED=added is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
