@@ -167,11 +167,17 @@ def _reader(kinds: Sequence[type], sizes: Sequence[bool]) -> _Reader:
 
 def _read_tuple(values: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
     """The key of an argument that is a tuple, and what the launch takes."""
-    given = tuple([value.data_ptr() if isinstance(value, Tensor) else value for value in values])
     key: list[Any] = []
-    for value, taken in zip(values, given, strict=True):
-        key += (value.dtype, taken & 15 == 0) if isinstance(value, Tensor) else (value,)
-    return key, given
+    given: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            address = value.data_ptr()
+            key += value.dtype, address & 15 == 0
+            given.append(address)
+        else:
+            key.append(value)
+            given.append(value)
+    return key, tuple(given)
 
 
 def _known(compiled: Any, constants: tuple[Any, ...]) -> _Known:
