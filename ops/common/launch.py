@@ -6,7 +6,6 @@ Tile sizes depend on the dtype, K and C, and hardly on V, so meshes of other siz
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -149,17 +148,6 @@ _GLUON_VERSIONS = ("3.6.", "3.7.")
 def processors(tensor: Tensor) -> int:
     """Return the number of multiprocessors. In Triton's interpreter it is 3, so that small tests have several spans."""
     return _properties(tensor.device.index).processors if tensor.is_cuda else 3
-
-
-def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Like `torch.cuda.device_of`, but free of cost if the tensor's device is the current one."""
-    # `torch.cuda.current_device` also initializes CUDA, which takes longer than the rest.
-    if not tensor.is_cuda or tensor.get_device() == torch._C._cuda_getDevice():
-        return _NOTHING
-    return torch.cuda.device(tensor.device)
-
-
-_NOTHING = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)

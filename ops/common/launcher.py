@@ -19,6 +19,8 @@ _COMPILED = 0.25  # seconds that only a launch takes that compiles its kernel
 _LOG = logging.getLogger("diffnet")
 _KNOWN_VERSIONS = ("3.6", "3.7")  # of Triton
 _WIDE = 2**31  # integers from here on are 64 bits wide in a kernel
+# `torch.cuda.current_device` also checks whether CUDA is initialized, which takes longer than the rest.
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _ON_GPU = torch.cuda.is_available()  # tests compile for a GPU that isn't there
 
 
@@ -54,7 +56,7 @@ class _Known(NamedTuple):
 
 
 class LaunchedKernel:
-    """A kernel that is launched as `kernel[grid](…)`, as Triton's own.
+    """A kernel that is launched as `kernel[grid](…)`, as Triton's own, on the device of its first tensor.
 
     Triton searches for the compiled kernel in every launch and checks all arguments for it, which takes three times as
     long as a look-up of `key`. Known versions of Triton are therefore asked once for each key.
@@ -76,11 +78,15 @@ class LaunchedKernel:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
+            key, given = self._read(arguments, options)
+            if key[0] >= 0 and key[0] != _current_device():
+                with torch.cuda.device(key[0]):
+                    launch(*arguments, **options)
+                return
             pool = _Compilation.pool
             if pool is not None and threading.get_ident() == _Compilation.owner:
-                self._compile_ahead(pool, arguments, options)
+                self._compile_ahead(pool, key, arguments, options)
                 return
-            key, given = self._read(arguments, options)
             known = self.compiled.get(key)
             if known is not None:
                 run, function, metadata, stream_of, hooks, constants = known
@@ -114,8 +120,9 @@ class LaunchedKernel:
             reader = self._readers[kinds] = _reader(kinds, self._sizes)
         return reader(arguments, options)
 
-    def _compile_ahead(self, pool: ThreadPoolExecutor, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        key = self.key(arguments, options)
+    def _compile_ahead(
+        self, pool: ThreadPoolExecutor, key: tuple[Any, ...], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
         if key in self.compiled or (self, key) in _Compilation.waiting:
             return
         device = _device()

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from diffnet.ops.common.launch import SIZES, cdiv, device_of, starts_early
+from diffnet.ops.common.launch import SIZES, cdiv, starts_early
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import LARGEST
 
@@ -183,11 +183,10 @@ def sum_spans(
     programs = cdiv(size, block) * meshes * planes
     if programs + whole_size:
         early = starts_early(partial)
-        with device_of(partial):
-            sum_spans_forward_kernel[(programs + cdiv(whole_size, block),)](
-                partial, other_partial, out, partial if ptr is None else ptr, partial if factor is None else factor,
-                whole, whole_out, meshes, span, spans, other_span, other_spans, whole_spans, programs, size, whole_size,
-                PLANES=first, WHOLE=ptr is None, FACTOR=factor is not None,
-                EARLY=early, BLOCK=block, BLOCK_SPANS=block_spans, num_warps=4, launch_pdl=early,
-            )  # fmt: skip
+        sum_spans_forward_kernel[(programs + cdiv(whole_size, block),)](
+            partial, other_partial, out, partial if ptr is None else ptr, partial if factor is None else factor,
+            whole, whole_out, meshes, span, spans, other_span, other_spans, whole_spans, programs, size, whole_size,
+            PLANES=first, WHOLE=ptr is None, FACTOR=factor is not None,
+            EARLY=early, BLOCK=block, BLOCK_SPANS=block_spans, num_warps=4, launch_pdl=early,
+        )  # fmt: skip
     return out

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, planned, tile
+from diffnet.ops.common.launch import SIZES, cdiv, interpreted, planned, tile
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
 from diffnet.ops.common.matmul import store
@@ -69,12 +69,11 @@ def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, evecs: Tensor) -> Tensor
     out = empty_table(evecs, d, a_im is not None)
     if out.numel():
         block_k, block_c = (16, 16) if interpreted(d) else (tile(c, 64), tile(c, 32))
-        with device_of(d):
-            spectral_gradient_features_forward_table_kernel[(cdiv(meshes * k, ROWS), cdiv(c, block_c))](
-                d, a_re.contiguous(), a_re if a_im is None else a_im.contiguous(), out, meshes * k, c,
-                ROTATION=a_im is not None, PRECISION=dot_precision(evecs),
-                BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
-            )  # fmt: skip
+        spectral_gradient_features_forward_table_kernel[(cdiv(meshes * k, ROWS), cdiv(c, block_c))](
+            d, a_re.contiguous(), a_re if a_im is None else a_im.contiguous(), out, meshes * k, c,
+            ROTATION=a_im is not None, PRECISION=dot_precision(evecs),
+            BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
+        )  # fmt: skip
     return out
 
 
@@ -231,14 +230,13 @@ def backward(
     spectrum, evals, time = (x.contiguous() for x in diffused) if diffused else (d, d, d)
     a_re, a_im = a_re.contiguous(), a_re if a_im is None else a_im.contiguous()
     if c:
-        with device_of(d):
-            spectral_gradient_features_backward_coefficients_kernel[(plan.all_programs,)](
-                sums, d, spectrum, evals, time, a_re, a_im, grad, time_partial, partial,
-                meshes, plan.programs, k, c, size,
-                PROJECTED=sums.shape[0] == 2 + matrices, DIFFUSED=diffused is not None, ROTATION=matrices == 2,
-                SPAN=plan.span, BLOCK_V=plan.block_v, BLOCK_K=plan.block_k, BLOCK_C=plan.block_c,
-                MATRICES_V=plan.matrices_v, MATRICES_C=plan.matrices_c, num_warps=4,
-            )  # fmt: skip
+        spectral_gradient_features_backward_coefficients_kernel[(plan.all_programs,)](
+            sums, d, spectrum, evals, time, a_re, a_im, grad, time_partial, partial,
+            meshes, plan.programs, k, c, size,
+            PROJECTED=sums.shape[0] == 2 + matrices, DIFFUSED=diffused is not None, ROTATION=matrices == 2,
+            SPAN=plan.span, BLOCK_V=plan.block_v, BLOCK_K=plan.block_k, BLOCK_C=plan.block_c,
+            MATRICES_V=plan.matrices_v, MATRICES_C=plan.matrices_c, num_warps=4,
+        )  # fmt: skip
     time_grad = time_partial.view(-1, c)[0] if plan.blocks == 1 and diffused else d.new_empty(c if diffused else 0)
     unsummed = Unsummed(time_partial, time_grad) if diffused and plan.blocks != 1 else None
     if plan.spans > 1:

@@ -21,7 +21,6 @@ from diffnet.ops.common.launch import (
     SIZES,
     Tiling,
     cdiv,
-    device_of,
     interpreted,
     planes_apart,
     planned,
@@ -580,15 +579,14 @@ def forward(
         precision = dot_precision(gradient_evecs)
         t, span, programs = _plan_forward(gradient_evecs, rows, k, c, meshes, precision, evecs is not None, tiling)
         some_evecs = gradient_evecs[0] if evecs is None else evecs
-        with device_of(gradient_evecs):
-            spectral_gradient_features_forward_kernel[(programs,)](
-                table, some_evecs, gradient_evecs, ptr, diffused, features,
-                meshes, span, plane_rows,
-                k, c, some_evecs.stride(0), gradient_evecs.stride(1),
-                DIFFUSED=evecs is not None, ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1,
-                ONE_STEP=k <= t.k and part_count(precision) == 1, NARROW=narrow(gradient_evecs), PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+        spectral_gradient_features_forward_kernel[(programs,)](
+            table, some_evecs, gradient_evecs, ptr, diffused, features,
+            meshes, span, plane_rows,
+            k, c, some_evecs.stride(0), gradient_evecs.stride(1),
+            DIFFUSED=evecs is not None, ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1,
+            ONE_STEP=k <= t.k and part_count(precision) == 1, NARROW=narrow(gradient_evecs), PRECISION=precision,
+            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     return diffused, features
 
 
@@ -621,30 +619,28 @@ def backward(
     partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
     if partial.numel() and part_count(precision) > 1:
         products = derivatives(grad, table, gradient_evecs, ptr, swapped=swapped)
-        with device_of(gradient_evecs):
-            if precision == "bf16x6":
-                spectral_gradient_features_backward_sum_kernel[(spans, tiles)](
-                    products, gradient_evecs, ptr, partial,
-                    rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
-                    SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
-                    BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-                )  # fmt: skip
-            else:
-                spectral_gradient_features_backward_sums_kernel[(spans, tiles)](
-                    products, gradient_evecs, ptr, partial,
-                    rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
-                    ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
-                    BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-                )  # fmt: skip
-    elif partial.numel():
-        with device_of(gradient_evecs):
-            spectral_gradient_features_backward_kernel[(spans, tiles)](
-                grad, table, gradient_evecs, ptr, partial,
-                meshes, spans, span, plane_rows, k, c, grad.stride(0), gradient_evecs.stride(1),
-                ROTATION=planes == 3, SWAPPED=swapped, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
-                NARROW=narrow(gradient_evecs), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
-                num_warps=t.warps, num_stages=t.stages,
+        if precision == "bf16x6":
+            spectral_gradient_features_backward_sum_kernel[(spans, tiles)](
+                products, gradient_evecs, ptr, partial,
+                rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
+                SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
+        else:
+            spectral_gradient_features_backward_sums_kernel[(spans, tiles)](
+                products, gradient_evecs, ptr, partial,
+                rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
+                ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    elif partial.numel():
+        spectral_gradient_features_backward_kernel[(spans, tiles)](
+            grad, table, gradient_evecs, ptr, partial,
+            meshes, spans, span, plane_rows, k, c, grad.stride(0), gradient_evecs.stride(1),
+            ROTATION=planes == 3, SWAPPED=swapped, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+            NARROW=narrow(gradient_evecs), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
+            num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     if values_grad is None or evecs is None:
         return sum_spans(partial, ptr, span, unsummed=unsummed)
     projected, projected_span, _ = project_spans(values_grad, evecs, None, ptr)
@@ -670,12 +666,11 @@ def derivatives(
     out = empty_operand(table, (4, rows, c), torch.float32, "ieee" if precision == "bf16x6" else precision)
     if out.numel():
         t, span, programs = _plan_forward(gradient_evecs, rows, k, c, meshes, precision, False, tiling)
-        with device_of(gradient_evecs):
-            spectral_gradient_features_backward_derivatives_kernel[(programs,)](
-                grad, table, gradient_evecs, ptr, out,
-                rows, meshes, span, plane_rows,
-                k, c, grad.stride(0), gradient_evecs.stride(1),
-                ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+        spectral_gradient_features_backward_derivatives_kernel[(programs,)](
+            grad, table, gradient_evecs, ptr, out,
+            rows, meshes, span, plane_rows,
+            k, c, grad.stride(0), gradient_evecs.stride(1),
+            ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
+            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     return out

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, Tiling, cdiv, device_of, interpreted, planned, processors, roomy, tile
+from diffnet.ops.common.launch import SIZES, Tiling, cdiv, interpreted, planned, processors, roomy, tile
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs
 from diffnet.ops.common.matmul import chosen, product, split, split_transpose
@@ -135,12 +135,11 @@ def _of_one_shape(
     size = pairs * h * c + len(grads) * h
     partial = torch.empty(1, spans, size, dtype=torch.float32, device=grads[0].device)
     if spans and size:
-        with device_of(partial):
-            mlp_backward_weights_kernel[(spans, tiles)](
-                (*grads[:1] * (parts - 1), *grads), inputs, partial, rows, span, h, c, size,
-                PAIRS=pairs, PARTS=parts, PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+        mlp_backward_weights_kernel[(spans, tiles)](
+            (*grads[:1] * (parts - 1), *grads), inputs, partial, rows, span, h, c, size,
+            PAIRS=pairs, PARTS=parts, PRECISION=precision,
+            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     if unsummed is None or unsummed:
         total = sum_spans(partial, None, span).view(size)
     else:

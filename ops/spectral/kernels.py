@@ -12,7 +12,6 @@ from diffnet.ops.common.launch import (
     SIZES,
     Tiling,
     cdiv,
-    device_of,
     interpreted,
     planned,
     processors,
@@ -138,13 +137,12 @@ def project_spans(
     t, span, spans, tiles = _plan_projection(evecs, rows, k, c, meshes, precision, tiling)
     partial = torch.empty(1, spans, k, c, dtype=torch.float32, device=x.device)
     if partial.numel():
-        with device_of(evecs):
-            project_forward_kernel[(spans, tiles)](
-                x, evecs, x if scale is None else scale.contiguous(), ptr, partial,
-                meshes, span, k, c, x.stride(0), evecs.stride(0),
-                SCALED=scale is not None, ONE_MESH=meshes == 1, PRECISION=precision, EARLY=starts_early(x),
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+        project_forward_kernel[(spans, tiles)](
+            x, evecs, x if scale is None else scale.contiguous(), ptr, partial,
+            meshes, span, k, c, x.stride(0), evecs.stride(0),
+            SCALED=scale is not None, ONE_MESH=meshes == 1, PRECISION=precision, EARLY=starts_early(x),
+            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     return partial, span, factor
 
 
@@ -241,11 +239,10 @@ def evaluate(
         precision = dot_precision(evecs)
         t, span, programs = _plan_evaluation(evecs, rows, k, c, meshes, precision, tiling)
         other = out if added is None else row_major(added)
-        with device_of(evecs):
-            evaluate_forward_kernel[(programs,)](
-                coefficients, evecs, evecs if scale is None else scale.contiguous(), other, ptr, out,
-                meshes, span, k, c, evecs.stride(0), other.stride(0),
-                SCALED=scale is not None, ADDED=added is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
-                PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+        evaluate_forward_kernel[(programs,)](
+            coefficients, evecs, evecs if scale is None else scale.contiguous(), other, ptr, out,
+            meshes, span, k, c, evecs.stride(0), other.stride(0),
+            SCALED=scale is not None, ADDED=added is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+            PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     return out

@@ -73,7 +73,6 @@ def pretend(launch: Any) -> None:
     driver.set_active(NoGPU(90))
     JITFunction.run = launch
     Tensor.is_cuda = True  # type: ignore[assignment]
-    torch._C._cuda_getDevice = lambda: -1  # the number that tensors on the CPU give
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132, major=9)
 
 
