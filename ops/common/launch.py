@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from diffnet.ops.common.compiler import constant
 
-P, R = ParamSpec("P"), TypeVar("R")
+R = TypeVar("R")
 
 # Arguments of kernels that change from batch to batch. Triton would compile a kernel again for the value 1 and for
 # multiples of 16. Addresses are products with sizes that are constants of a kernel, which shows what is aligned.
@@ -58,7 +58,7 @@ class Tiling(NamedTuple):
 MOST_PLANS = 4096  # that one function remembers
 
 
-def planned(plan: Callable[P, R]) -> Callable[P, R]:
+def planned(plan: Callable[..., R]) -> Callable[..., R]:
     """Decorate a function that plans a launch: remember its results, because planning takes as long as the launch.
 
     plan: a function of a tensor, then numbers, tilings and strings. What it asks of the tensor besides dtype and device
@@ -67,14 +67,15 @@ def planned(plan: Callable[P, R]) -> Callable[P, R]:
     known: dict[tuple[Any, ...], R] = {}
 
     @functools.wraps(plan)
-    def remembered(*arguments: P.args, **options: P.kwargs) -> R:
-        like: Any = arguments[0]
+    def remembered(*arguments: Any) -> R:
+        like = arguments[0]
         key = like.dtype, like.get_device(), *arguments[1:]
-        if key not in known:
+        found = known.get(key)
+        if found is None:
             if len(known) >= MOST_PLANS:
                 known.clear()
-            known[key] = plan(*arguments, **options)
-        return known[key]
+            found = known[key] = plan(*arguments)
+        return found
 
     return remembered
 
