@@ -170,7 +170,8 @@ class DiffusionNetBlock(nn.Module):
         return BlockArguments(o.mass, o.evals, o.evecs, gradient_evecs, time, features.a_re, features.a_im, o.ptr)
 
     def _swapped(self) -> bool:
-        return self.gradient_features is not None and self.gradient_features.swapped
+        features = self.gradient_features  # reading a submodule takes 1 µs
+        return features is not None and features.swapped
 
     def _diffused_and_features(self, x: Tensor, operators: Operators) -> tuple[Tensor, ...]:
         """Return x, the diffused x and, if the block has them, gradient features from sparse gradients, (V, C) each.

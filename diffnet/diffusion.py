@@ -44,9 +44,10 @@ class LearnedTimeDiffusion(nn.Module):
 
     def learned_time(self) -> nn.Parameter:
         """Return the times (C,). In training, negative times are set to 0 first."""
-        if self.training and (torch.compiler.is_compiling() or id(self.time) not in _KEPT.times):
-            keep_nonnegative([self.time])
-        return self.time
+        time = self.time
+        if self.training and (torch.compiler.is_compiling() or id(time) not in _KEPT.times):
+            keep_nonnegative([time])
+        return time
 
     def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
         """Diffuse x (V, C) and return its coefficients in the eigenbasis, (B, K, C).

@@ -39,8 +39,9 @@ def shared_launches(first: nn.Linear, blocks: Iterable[nn.Module], last: nn.Line
             times.append(diffusion.time)
     # A parametrized layer has a class of its own, and computes its weight anew whenever it is read.
     weights = [layer.weight for layer in layers if type(layer) is nn.Linear]
-    weights = [w for w in weights if w.dtype == torch.float32 and _is_plain(w, x.device)]
-    times = [time for time in times if _is_plain(time, x.device)]
+    device = x.device
+    weights = [w for w in weights if w.dtype == torch.float32 and _is_plain(w, device)]
+    times = [time for time in times if _is_plain(time, device)]
     dtype = compute_dtype(x, *weights[:1])
     precision = dot_precision(weights[0]) if weights and dtype == torch.float32 else "ieee"
     if dtype == torch.float32 and precision == "ieee":

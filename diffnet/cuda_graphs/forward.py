@@ -25,6 +25,7 @@ from diffnet.first_call import compile_before_first_call
 from diffnet.geometry import Operators
 from diffnet.ops.common.compiler import under_transforms
 from diffnet.ops.common.cuda_graph import NotCapturable, is_recorded
+from diffnet.ops.common.dispatch import applied
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -267,9 +268,7 @@ class _Replay(torch.autograd.Function):
         return None, None, None, features_grad, *(flat.clone() for flat in recording.gradients)
 
 
-# `Function.apply` first looks for tensors of torch.func among the arguments, which takes a third of its time here.
-# `_applies` has found that no transform runs.
-_replay: Any = super(torch.autograd.Function, _Replay).apply  # type: ignore[misc]
+_replay = applied(_Replay)  # `_applies` has found that no transform of torch.func runs
 
 
 def _larger(lane: Lane[Recording], config: int, size: BatchSize) -> Recording | None:

@@ -45,9 +45,9 @@ class _Joined(torch.autograd.Function):
 class JoinedParameters:
     """Tensors that stand for the parameters of a module in the graphs of autograd, one for each dtype.
 
-    A function with many inputs takes long to call, because autograd makes a node for each of them. These tensors are
-    made once. They save nothing, so any number of backward passes can run through them, and hooks, `autograd.grad` and
-    `DistributedDataParallel` see the parameters as usual.
+    A function that takes them has few inputs. One kernel copies all of its gradients, and autograd adds the gradients
+    of several calls as one tensor. These tensors are made once. They save nothing, so any number of backward passes can
+    run through them. Hooks, `autograd.grad` and `DistributedDataParallel` see the parameters as usual.
     """
 
     def __init__(self) -> None:

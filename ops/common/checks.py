@@ -83,11 +83,12 @@ def check_tensor(name: str, tensor: Any, shape: Sequence[int], device: torch.dev
 
     Raises TypeError if it is no tensor or not floating point, ValueError for another shape or device.
     """
-    _check_floating(name, tensor)
+    if not (isinstance(tensor, Tensor) and tensor.is_floating_point()):
+        raise _not_floating(name, tensor)
     if tensor.shape != tuple(shape):
         raise ValueError(f"{name} should have shape {tuple(shape)}, shape is {tuple(tensor.shape)}")
-    if device is not None:
-        _check_device(name, tensor, device)
+    if device is not None and tensor.device != device:
+        raise _elsewhere(name, tensor, device)
 
 
 def check_rank(name: str, tensor: Any, shape: str, rank: int) -> None:
@@ -95,7 +96,8 @@ def check_rank(name: str, tensor: Any, shape: str, rank: int) -> None:
 
     Raises TypeError or ValueError as `check_tensor` does.
     """
-    _check_floating(name, tensor)
+    if not (isinstance(tensor, Tensor) and tensor.is_floating_point()):
+        raise _not_floating(name, tensor)
     if tensor.ndim != rank:
         raise ValueError(f"{name} should have shape {shape}, shape is {tuple(tensor.shape)}")
 
@@ -105,7 +107,8 @@ def check_matrix(name: str, tensor: Any, rows: int | str, columns: int | str, de
 
     Raises TypeError or ValueError as `check_tensor` does.
     """
-    _check_floating(name, tensor)
+    if not (isinstance(tensor, Tensor) and tensor.is_floating_point()):
+        raise _not_floating(name, tensor)
     shape = tensor.shape
     if (
         len(shape) != 2
@@ -113,19 +116,18 @@ def check_matrix(name: str, tensor: Any, rows: int | str, columns: int | str, de
         or (shape[1] != columns and not isinstance(columns, str))
     ):
         raise ValueError(f"{name} should have shape ({rows}, {columns}), shape is {tuple(shape)}")
-    _check_device(name, tensor, device)
-
-
-def _check_floating(name: str, tensor: Any) -> None:
-    if not isinstance(tensor, Tensor):
-        raise not_a_tensor(name, tensor)
-    if not tensor.is_floating_point():
-        raise TypeError(f"{name} should be floating point, got {tensor.dtype}")
-
-
-def _check_device(name: str, tensor: Tensor, device: torch.device) -> None:
     if tensor.device != device:
-        raise ValueError(f"{name} should be on {device}, it is on {tensor.device}")
+        raise _elsewhere(name, tensor, device)
+
+
+def _not_floating(name: str, value: Any) -> TypeError:
+    if not isinstance(value, Tensor):
+        return not_a_tensor(name, value)
+    return TypeError(f"{name} should be floating point, got {value.dtype}")
+
+
+def _elsewhere(name: str, tensor: Tensor, device: torch.device) -> ValueError:
+    return ValueError(f"{name} should be on {device}, it is on {tensor.device}")
 
 
 def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
@@ -153,7 +155,8 @@ def check_index(name: str, index: Any, shape: tuple[int, ...] | None, device: to
     if index.ndim != 1 if shape is None else index.shape != shape:
         expected = "1 dimension" if shape is None else f"shape {tuple(shape)}"
         raise ValueError(f"{name} should have {expected}, shape is {tuple(index.shape)}")
-    _check_device(name, index, device)
+    if index.device != device:
+        raise _elsewhere(name, index, device)
 
 
 def check_ptr(ptr: Any, rows: int, lengths: Sequence[int] | None, device: torch.device) -> Tensor:
@@ -168,11 +171,12 @@ def check_ptr(ptr: Any, rows: int, lengths: Sequence[int] | None, device: torch.
     Raises TypeError or ValueError that names the value.
     """
     check_index("ptr", ptr, None, device)
-    if len(ptr) == 0:
+    meshes = ptr.shape[0] - 1  # `len` of a tensor takes 1 µs
+    if meshes < 0:
         raise ValueError("ptr should have one value more than there are meshes, got none")
-    if lengths is not None and (len(lengths) != len(ptr) - 1 or sum(lengths) != rows):
+    if lengths is not None and (len(lengths) != meshes or sum(lengths) != rows):
         raise ValueError(
-            f"lengths should be {len(ptr) - 1} that add up to {rows}, got {len(lengths)} that add up to {sum(lengths)}"
+            f"lengths should be {meshes} that add up to {rows}, got {len(lengths)} that add up to {sum(lengths)}"
         )
     if readable(ptr):
         _check_ptr_values(ptr, rows, lengths)

@@ -66,12 +66,12 @@ def differentiable(
     # If the class defines `setup_context`, PyTorch inspects the signature of `forward` in every call.
     methods = (forward_of_lists, backward_of_lists) if tensor_lists else (forward, backward_of_tensors)
     members = {"forward": staticmethod(methods[0]), "backward": staticmethod(methods[1])}
-    eager: Any = type(name.replace("::", "_"), (torch.autograd.Function,), members)
+    eager = applied(type(name.replace("::", "_"), (torch.autograd.Function,), members))
 
     def call(*arguments: Any) -> Any:
         if not _traced(arguments):
             _refuse_transforms(name)
-            return eager.apply(*arguments)
+            return eager(*arguments)
         return (arguments[0], *operator(*arguments)) if returns_input else operator(*arguments)
 
     def call_with_lists(*arguments: Any) -> Any:
@@ -79,9 +79,15 @@ def differentiable(
         if _traced(flat):
             return operator(*arguments)
         _refuse_transforms(name)
-        return eager.apply(tuple(len(a) if isinstance(a, list) else None for a in arguments), *flat)
+        return eager(tuple(len(a) if isinstance(a, list) else None for a in arguments), *flat)
 
     return call_with_lists if tensor_lists else call
+
+
+def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return what `function.apply` does outside of torch.func, whose tensors `apply` looks for among the arguments."""
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return apply
 
 
 def opaque(name: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,15 +6,17 @@ Tile sizes depend on the dtype, K and C, and hardly on V, so meshes of other siz
 
 from __future__ import annotations
 
-import contextlib
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from diffnet.ops.common.compiler import constant
+
+R = TypeVar("R")
 
 # Arguments of kernels that change from batch to batch. Triton would compile a kernel again for the value 1 and for
 # multiples of 16. Addresses are products with sizes that are constants of a kernel, which shows what is aligned.
@@ -53,6 +55,31 @@ class Tiling(NamedTuple):
     programs: int
 
 
+MOST_PLANS = 4096  # that one function remembers
+
+
+def planned(plan: Callable[..., R]) -> Callable[..., R]:
+    """Decorate a function that plans a launch: remember its results, because planning takes as long as the launch.
+
+    plan: a function of a tensor, then numbers, tilings and strings. What it asks of the tensor besides dtype and device
+        has to be among these.
+    """
+    known: dict[tuple[Any, ...], R] = {}
+
+    @functools.wraps(plan)
+    def remembered(*arguments: Any) -> R:
+        like = arguments[0]
+        key = like.dtype, like.get_device(), *arguments[1:]
+        found = known.get(key)
+        if found is None:
+            if len(known) >= MOST_PLANS:
+                known.clear()
+            found = known[key] = plan(*arguments)
+        return found
+
+    return remembered
+
+
 def cdiv(size: int, block: int) -> int:
     """Return how many blocks cover `size`. `triton.cdiv` does the same and takes 5 µs."""
     return -(-size // block)
@@ -63,6 +90,7 @@ def power_of_2(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
+@functools.cache
 def tile(size: int, largest: int) -> int:
     """Return the power of two that covers `size`, at least 16, which matrix units need, and at most `largest`."""
     return max(16, min(largest, power_of_2(size)))
@@ -102,7 +130,12 @@ def on_hopper(tensor: Tensor) -> bool:
 
     Gluon still changes from version to version of Triton, so the version must be known.
     """
-    if not tensor.is_cuda or torch.version.hip is not None or _properties(tensor.device.index).major != 9:
+    return tensor.is_cuda and _runs_gluon(tensor.device.index)
+
+
+@functools.cache
+def _runs_gluon(device: int) -> bool:
+    if torch.version.hip is not None or _properties(device).major != 9:
         return False
     import triton
 
@@ -116,16 +149,6 @@ _GLUON_VERSIONS = ("3.6.", "3.7.")
 def processors(tensor: Tensor) -> int:
     """Return the number of multiprocessors. In Triton's interpreter it is 3, so that small tests have several spans."""
     return _properties(tensor.device.index).processors if tensor.is_cuda else 3
-
-
-def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Like `torch.cuda.device_of`, but free of cost if the tensor's device is the current one."""
-    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
-        return _NOTHING
-    return torch.cuda.device(tensor.device)
-
-
-_NOTHING = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -150,6 +173,8 @@ FARTHEST_ROWS = 2**23  # elements from one row to the next: offsets in a tile of
 
 def row_major(x: Tensor) -> Tensor:
     """Return x with neighboring elements in each row. Kernels accept any distance between rows up to FARTHEST_ROWS."""
+    if x.is_contiguous():
+        return x
     near = x.stride(-2) <= FARTHEST_ROWS
     return x if near and (x.stride(-1) == 1 or x.shape[-1] == 1) else x.contiguous()
 

@@ -6,20 +6,21 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 _PATIENCE = 3.0  # seconds of compilation after which a message says so
 _COMPILED = 0.25  # seconds that only a launch takes that compiles its kernel
 _LOG = logging.getLogger("diffnet")
 _KNOWN_VERSIONS = ("3.6", "3.7")  # of Triton
 _WIDE = 2**31  # integers from here on are 64 bits wide in a kernel
+# `torch.cuda.current_device` also checks whether CUDA is initialized, which takes longer than the rest.
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _ON_GPU = torch.cuda.is_available()  # tests compile for a GPU that isn't there
 
 
@@ -40,15 +41,29 @@ class _Compilation:
             _LOG.warning("compiling GPU kernels, once per machine; this takes several seconds")
 
 
+class _Known(NamedTuple):
+    """A compiled kernel as launches use it: the function that launches it, and what that needs besides arguments.
+
+    constants: passed by position after the arguments, as Triton's tutorial on fused softmax does
+    """
+
+    run: Callable[..., None]
+    function: Any
+    metadata: Any
+    stream_of: Callable[[int], int]
+    hooks: Any
+    constants: tuple[Any, ...]
+
+
 class LaunchedKernel:
-    """A kernel that is launched as `kernel[grid](…)`, as Triton's own.
+    """A kernel that is launched as `kernel[grid](…)`, as Triton's own, on the device of its first tensor.
 
     Triton searches for the compiled kernel in every launch and checks all arguments for it, which takes three times as
-    long as `key`. Known versions of Triton are therefore asked once for each key.
+    long as a look-up of `key`. Known versions of Triton are therefore asked once for each key.
 
     Attributes:
         kernel: Triton's kernel
-        compiled: by their key, the compiled kernels that launches go to, and the constants that these take
+        compiled: by their key, the compiled kernels that launches go to
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -58,25 +73,31 @@ class LaunchedKernel:
         # Triton doesn't specialize arguments listed in SIZES. The values of all other integers are part of the key.
         self._sizes = [p.do_not_specialize and not p.is_constexpr for p in kernel.params]
         self._names = [p.name for p in kernel.params]
-        self.compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+        self._readers: dict[tuple[type, ...], _Reader] = {}
+        self.compiled: dict[tuple[Any, ...], _Known] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
+            key, given = self._read(arguments, options)
+            if key[0] >= 0 and key[0] != _current_device():
+                with torch.cuda.device(key[0]):
+                    launch(*arguments, **options)
+                return
             pool = _Compilation.pool
             if pool is not None and threading.get_ident() == _Compilation.owner:
-                self._compile_ahead(pool, arguments, options)
+                self._compile_ahead(pool, key, arguments, options)
                 return
-            key = self.key(arguments, options)
             known = self.compiled.get(key)
             if known is not None:
-                compiled, constants = known
-                _run(compiled, key[0], (*grid, 1, 1)[:3], (*arguments, *constants))
-                return
+                run, function, metadata, stream_of, hooks, constants = known
+                if not (hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls):
+                    x, y, z = (*grid, 1, 1)[:3]
+                    run(x, y, z, stream_of(key[0]), function, metadata, None, None, None, *given, *constants)
+                    return
             start = time.perf_counter()
             found = self.kernel[grid](*arguments, **options)
-            if _takes_launches(self.kernel, found):
-                # Constants are passed by position, too, as Triton's tutorial on fused softmax does.
-                self.compiled[key] = found, tuple(options[name] for name in self._names[len(arguments) :])
+            if known is None and _takes_launches(self.kernel, found):
+                self.compiled[key] = _known(found, tuple(options[name] for name in self._names[len(arguments) :]))
             seconds = time.perf_counter() - start
             if seconds > _COMPILED:
                 _Compilation.seconds += seconds
@@ -86,32 +107,22 @@ class LaunchedKernel:
         return launch
 
     def key(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-        """Return what decides which compiled kernel runs: two launches with the same key take the same one."""
-        # This runs in every launch, so it asks for exact types first and for the device once.
-        first = arguments[0] if type(arguments[0]) is not tuple else arguments[0][0]
-        parts = [first.get_device(), *options, *options.values()]
-        add = parts.append
-        for value, is_size in zip(arguments, self._sizes):  # noqa: B905 - options are no part of `arguments`
-            if is_size:
-                add(-_WIDE <= value < _WIDE)
-                continue
-            kind = type(value)
-            if kind is Tensor or kind is Parameter:
-                add(value.dtype)
-                add(value.data_ptr() & 15 == 0)
-            elif kind is int:
-                add(value)
-            elif kind is tuple:
-                for x in value:
-                    parts += (x.dtype, x.data_ptr() & 15 == 0) if isinstance(x, Tensor) else (x,)
-            elif isinstance(value, Tensor):
-                parts += (value.dtype, value.data_ptr() & 15 == 0)
-            else:
-                add(float if kind is float else value)
-        return tuple(parts)
+        """Return what decides which compiled kernel runs: two launches with the same key take the same one.
 
-    def _compile_ahead(self, pool: ThreadPoolExecutor, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        key = self.key(arguments, options)
+        The device is first.
+        """
+        return self._read(arguments, options)[0]
+
+    def _read(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        kinds = tuple(map(type, arguments))
+        reader = self._readers.get(kinds)
+        if reader is None:
+            reader = self._readers[kinds] = _reader(kinds, self._sizes)
+        return reader(arguments, options)
+
+    def _compile_ahead(
+        self, pool: ThreadPoolExecutor, key: tuple[Any, ...], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
         if key in self.compiled or (self, key) in _Compilation.waiting:
             return
         device = _device()
@@ -124,17 +135,64 @@ class LaunchedKernel:
         _Compilation.waiting[self, key] = pool.submit(compile_it)
 
 
-def _run(compiled: Any, device: int, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
-    """Do what `compiled[grid](*arguments)` does in half the time: call no hooks if nobody has set any."""
+_Reader = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], tuple[Any, ...]]]
+
+
+def _reader(kinds: Sequence[type], sizes: Sequence[bool]) -> _Reader:
+    """Make the function that reads arguments of these types: it returns their key, and what the launch takes.
+
+    It runs in every launch, so its code has no loop over the arguments. The launch takes addresses in place of tensors.
+    Triton would read them from the tensors again, and ask CUDA about each.
+
+    sizes: for each argument, whether its value is no part of the key
+    """
+    names = [f"x{i}" for i in range(len(kinds))]
+    reads, key, given = [f"{', '.join(names)}, = arguments"], [], []
+    for name, kind, is_size in zip(names, kinds, sizes):  # noqa: B905 - constants may follow the arguments
+        taken = name
+        if is_size:
+            key.append(f"{-_WIDE} <= {name} < {_WIDE}")
+        elif issubclass(kind, Tensor):
+            taken = f"at_{name}"
+            reads.append(f"{taken} = {name}.data_ptr()")
+            key += [f"{name}.dtype", f"{taken} & 15 == 0"]
+        elif kind is tuple:
+            taken = f"at_{name}"
+            reads.append(f"key_{name}, {taken} = read_tuple({name})")
+            key.append(f"*key_{name}")
+        else:
+            key.append("float" if kind is float else name)
+        given.append(taken)
+    first = "x0[0]" if kinds[0] is tuple else "x0"
+    result = f"({first}.get_device(), *options, *options.values(), {', '.join(key)}), ({', '.join(given)},)"
+    code = "\n    ".join(["def read(arguments, options):", *reads, f"return {result}"])
+    made: dict[str, Any] = {"read_tuple": _read_tuple}
+    exec(code, made)
+    reader: _Reader = made["read"]
+    return reader
+
+
+def _read_tuple(values: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
+    """The key of an argument that is a tuple, and what the launch takes."""
+    key: list[Any] = []
+    given: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            address = value.data_ptr()
+            key += value.dtype, address & 15 == 0
+            given.append(address)
+        else:
+            key.append(value)
+            given.append(value)
+    return key, tuple(given)
+
+
+def _known(compiled: Any, constants: tuple[Any, ...]) -> _Known:
     import triton
 
-    hooks = triton.knobs.runtime
-    if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
-        compiled[grid](*arguments)
-        return
-    run = compiled.run  # loads the kernel at its first use
-    stream = triton.runtime.driver.active.get_current_stream(device)
-    run(*grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments)
+    stream_of = triton.runtime.driver.active.get_current_stream
+    # `run` loads the kernel at its first use, so it is read before `function`.
+    return _Known(compiled.run, compiled.function, compiled.packed_metadata, stream_of, triton.knobs.runtime, constants)
 
 
 def _takes_launches(kernel: Any, compiled: Any) -> bool:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, cdiv, device_of
+from diffnet.ops.common.launch import SIZES, cdiv
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.precision import empty_operand, part_count
 
@@ -264,10 +264,9 @@ def operands(
     sizes = [matrix.numel() for matrix in matrices]
     if max(sizes):
         clamped_sizes = [x.numel() for x in clamped]
-        with device_of(matrices[0]):
-            operands_forward_kernel[(cdiv(max(sizes + clamped_sizes), 1024), len(sizes) + len(clamped))](
-                tuple(matrices), tuple(outs), tuple(sizes),
-                tuple(clamped) or tuple(matrices[:1]), tuple(clamped_sizes) or tuple(sizes[:1]),
-                CLAMPED=bool(clamped), PRECISION=precision, BLOCK=1024, num_warps=4,
-            )  # fmt: skip
+        operands_forward_kernel[(cdiv(max(sizes + clamped_sizes), 1024), len(sizes) + len(clamped))](
+            tuple(matrices), tuple(outs), tuple(sizes),
+            tuple(clamped) or tuple(matrices[:1]), tuple(clamped_sizes) or tuple(sizes[:1]),
+            CLAMPED=bool(clamped), PRECISION=precision, BLOCK=1024, num_warps=4,
+        )  # fmt: skip
     return outs

@@ -57,7 +57,10 @@ def dot_precision(operand: Tensor) -> Literal["ieee", "bf16x3", "bf16x6"]:
 
 def part_count(precision: str) -> int:
     """Return of how many bfloat16 numbers a number consists in products of this precision; 1 for no parts."""
-    return {"bf16x6": 3, "bf16x3": 2}.get(precision, 1)
+    return _PARTS.get(precision, 1)
+
+
+_PARTS = {"bf16x6": 3, "bf16x3": 2}
 
 
 def empty_operand(like: Tensor, shape: Sequence[int], dtype: torch.dtype, precision: str) -> Tensor:

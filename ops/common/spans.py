@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from diffnet.ops.common.launch import SIZES, cdiv, device_of, starts_early
+from diffnet.ops.common.launch import SIZES, cdiv, starts_early
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import LARGEST
 
@@ -170,24 +170,23 @@ def sum_spans(
         (planes, B, …) float32, zeros for a mesh without rows; the planes of `other` come last
     """
     planes, spans, *rest = partial.shape
-    meshes = 1 if ptr is None else len(ptr) - 1
+    meshes = 1 if ptr is None else ptr.shape[0] - 1
     other_partial, other_span = (partial, span) if other is None else other
     other_spans, first = other_partial.shape[1], planes
-    planes += 0 if other is None else len(other_partial)
+    planes += 0 if other is None else other_partial.shape[0]
     out = torch.empty(planes, meshes, *rest, dtype=torch.float32, device=partial.device)
     size = math.prod(rest)
     whole, whole_out = unsummed or (partial, out)
-    whole_spans, whole_size = whole.shape[1], len(whole_out) if unsummed else 0
+    whole_spans, whole_size = whole.shape[1], whole_out.shape[0] if unsummed else 0
     # If there are many spans, a program takes fewer cells and loads more spans at a time.
     block, block_spans = (64, 64) if max(spans, other_spans, whole_spans) <= 64 else (32, 128)
     programs = cdiv(size, block) * meshes * planes
     if programs + whole_size:
         early = starts_early(partial)
-        with device_of(partial):
-            sum_spans_forward_kernel[(programs + cdiv(whole_size, block),)](
-                partial, other_partial, out, partial if ptr is None else ptr, partial if factor is None else factor,
-                whole, whole_out, meshes, span, spans, other_span, other_spans, whole_spans, programs, size, whole_size,
-                PLANES=first, WHOLE=ptr is None, FACTOR=factor is not None,
-                EARLY=early, BLOCK=block, BLOCK_SPANS=block_spans, num_warps=4, launch_pdl=early,
-            )  # fmt: skip
+        sum_spans_forward_kernel[(programs + cdiv(whole_size, block),)](
+            partial, other_partial, out, partial if ptr is None else ptr, partial if factor is None else factor,
+            whole, whole_out, meshes, span, spans, other_span, other_spans, whole_spans, programs, size, whole_size,
+            PLANES=first, WHOLE=ptr is None, FACTOR=factor is not None,
+            EARLY=early, BLOCK=block, BLOCK_SPANS=block_spans, num_warps=4, launch_pdl=early,
+        )  # fmt: skip
     return out

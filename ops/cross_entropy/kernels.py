@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, power_of_2
+from diffnet.ops.common.launch import SIZES, cdiv, interpreted, power_of_2
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs, check_rows
 
@@ -94,10 +94,9 @@ def cross_entropy(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
     logits = logits.contiguous()
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
-        with device_of(logits):
-            cross_entropy_forward_kernel[(cdiv(rows, block_v),)](
-                logits, labels.contiguous(), out, rows, ignored, c, BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4
-            )
+        cross_entropy_forward_kernel[(cdiv(rows, block_v),)](
+            logits, labels.contiguous(), out, rows, ignored, c, BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4
+        )
     return out
 
 
@@ -107,9 +106,8 @@ def cross_entropy_backward(grad: Tensor, logits: Tensor, labels: Tensor, ignored
     out = torch.empty_like(logits)
     block_v, block_c = _blocks(logits)
     if logits.numel():
-        with device_of(logits):
-            cross_entropy_backward_kernel[(cdiv(rows, block_v),)](
-                grad.contiguous(), logits, labels.contiguous(), out, rows, ignored, c,
-                BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4,
-            )  # fmt: skip
+        cross_entropy_backward_kernel[(cdiv(rows, block_v),)](
+            grad.contiguous(), logits, labels.contiguous(), out, rows, ignored, c,
+            BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4,
+        )  # fmt: skip
     return out

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.dispatch import is_traced
+from diffnet.ops.common.dispatch import applied, is_traced
 from diffnet.ops.common.precision import compute_dtype, in_dtype
 from diffnet.ops.diffusion_features.op import check_arguments, diffusion_features_forward, gradients_of_sums
 from diffnet.ops.mlp.op import check_mlp, mlp_backward, mlp_forward, new_seeds
@@ -60,8 +60,7 @@ def diffusion_block(
         seeds = None
     tensors = x, *arguments, *weights, *biases
     keep = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    apply: Any = _Block.apply
-    out: Tensor = apply(keep, dropout, seeds, swapped, *tensors)
+    out: Tensor = _block(keep, dropout, seeds, swapped, *tensors)
     return out
 
 
@@ -130,3 +129,6 @@ class _Block(torch.autograd.Function):
         parameter_grads = [in_dtype(g, dtype) for g, dtype in zip(sums, ctx.dtypes, strict=True)]
         of_features = in_dtype(time_grad, time.dtype), in_dtype(re_grad, a_re.dtype), im_grad
         return None, None, None, None, x_grad, None, None, None, None, *of_features, None, *parameter_grads
+
+
+_block = applied(_Block)

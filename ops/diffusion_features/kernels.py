@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, cdiv, device_of
+from diffnet.ops.common.launch import SIZES, cdiv
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.spans import sum_of_spans
 
@@ -42,15 +42,14 @@ def sum_and_diffuse(
 
     partial (1, spans, K, C) float32, evals (B, K), time (C,) → two (B, K, C) float32
     """
-    meshes, k, c = len(ptr) - 1, *partial.shape[2:]
+    meshes, k, c = ptr.shape[0] - 1, *partial.shape[2:]
     spectrum = torch.empty(meshes, k, c, dtype=torch.float32, device=partial.device)
     diffused = torch.empty_like(spectrum)
     if spectrum.numel():
         block = 64
-        with device_of(partial):
-            diffusion_features_forward_spectrum_kernel[(cdiv(k * c, block) * meshes,)](
-                partial, evals.contiguous(), time.contiguous(), ptr, partial if factor is None else factor,
-                spectrum, diffused, span, partial.shape[1], k * c, c,
-                FACTOR=factor is not None, BLOCK=block, BLOCK_SPANS=64, num_warps=4,
-            )  # fmt: skip
+        diffusion_features_forward_spectrum_kernel[(cdiv(k * c, block) * meshes,)](
+            partial, evals.contiguous(), time.contiguous(), ptr, partial if factor is None else factor,
+            spectrum, diffused, span, partial.shape[1], k * c, c,
+            FACTOR=factor is not None, BLOCK=block, BLOCK_SPANS=64, num_warps=4,
+        )  # fmt: skip
     return spectrum, diffused

@@ -96,7 +96,7 @@ def check_arguments(
     check_tensor("mass", mass, (rows,), device)
     check_tensor("gradient_evecs", gradient_evecs, (2, rows, k), device)
     ptr = check_ptr(ptr, rows, lengths, device)
-    check_tensor("evals", evals, (len(ptr) - 1, k), device)
+    check_tensor("evals", evals, (ptr.shape[0] - 1, k), device)
     check_tensor("time", time, (channels,), device)
     check_matrices(a_re, a_im, channels, device, swapped)
     return ptr

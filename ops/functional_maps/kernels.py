@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, device_of
+from diffnet.ops.common.launch import SIZES
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs
 
@@ -47,6 +47,5 @@ def inverse_factors(panel: Tensor) -> Tensor:
     check_programs("functional_map", count)
     out = panel.new_empty(count, size, size)
     if count:
-        with device_of(panel):
-            functional_map_forward_factor_kernel[(count,)](panel, out, size, plane_rows, BLOCK=BLOCK, num_warps=1)
+        functional_map_forward_factor_kernel[(count,)](panel, out, size, plane_rows, BLOCK=BLOCK, num_warps=1)
     return out

@@ -7,12 +7,14 @@ coefficients, (B·K, C). Coefficients are float32 in every arithmetic, because e
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, tile
+from diffnet.ops.common.launch import SIZES, cdiv, interpreted, planned, tile
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
 from diffnet.ops.common.matmul import store
@@ -67,12 +69,11 @@ def table(d: Tensor, a_re: Tensor, a_im: Tensor | None, evecs: Tensor) -> Tensor
     out = empty_table(evecs, d, a_im is not None)
     if out.numel():
         block_k, block_c = (16, 16) if interpreted(d) else (tile(c, 64), tile(c, 32))
-        with device_of(d):
-            spectral_gradient_features_forward_table_kernel[(cdiv(meshes * k, ROWS), cdiv(c, block_c))](
-                d, a_re.contiguous(), a_re if a_im is None else a_im.contiguous(), out, meshes * k, c,
-                ROTATION=a_im is not None, PRECISION=dot_precision(evecs),
-                BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
-            )  # fmt: skip
+        spectral_gradient_features_forward_table_kernel[(cdiv(meshes * k, ROWS), cdiv(c, block_c))](
+            d, a_re.contiguous(), a_re if a_im is None else a_im.contiguous(), out, meshes * k, c,
+            ROTATION=a_im is not None, PRECISION=dot_precision(evecs),
+            BLOCK_V=ROWS, BLOCK_K=block_k, BLOCK_C=block_c, num_warps=4,
+        )  # fmt: skip
     return out
 
 
@@ -169,6 +170,35 @@ def spectral_gradient_features_backward_coefficients_kernel(
         _matrices(program - programs, sums, d, partial, rows_size, c_size, size, SPAN, ROTATION, MATRICES_V, MATRICES_C)
 
 
+class _Plan(NamedTuple):
+    """Tiles of the kernel below. The matrices have spans of rows and tiles of their own."""
+
+    block_v: int
+    block_k: int
+    block_c: int
+    blocks: int  # of rows
+    span: int
+    spans: int
+    matrices_v: int
+    matrices_c: int
+    programs: int  # for coefficients
+    all_programs: int
+
+
+@planned
+def _plan_backward(d: Tensor, rows: int, k: int, c: int) -> _Plan:
+    small = interpreted(d)
+    # A program takes many rows and few columns, so that a mesh has one row of partial sums of dt.
+    block_v, block_k, block_c = (ROWS, 16, 16) if small else (tile(k, 128), tile(c, 32), 16)
+    span = 2 * ROWS if small else 64 * ROWS  # rows that one program adds up for the matrices
+    blocks, spans = cdiv(rows, block_v), max(1, cdiv(rows, span))
+    matrices_v, matrices_c = (16, 16) if small else (64, tile(c, 32))
+    programs = blocks * cdiv(c, block_c)
+    all_programs = programs + spans * cdiv(c, matrices_c) ** 2
+    check_programs("spectral_gradient_features", all_programs)
+    return _Plan(block_v, block_k, block_c, blocks, span, spans, matrices_v, matrices_c, programs, all_programs)
+
+
 def backward(
     sums: Tensor,
     d: Tensor,
@@ -191,36 +221,27 @@ def backward(
     dS = exp(−λ tᵀ) ∘ dD' and dt = −Σ λ dS ∘ S. A negative time counts as 0 and has gradient 0.
     """
     meshes, k, c = d.shape
-    rows, matrices, small = meshes * k, 1 if a_im is None else 2, interpreted(d)
+    matrices, plan = 1 if a_im is None else 2, _plan_backward(d, meshes * k, k, c)
     d = d.contiguous()
     grad = torch.empty_like(d)
-    # A program takes many rows and few columns, so that a mesh has one row of partial sums of dt.
-    block_v, block_k, block_c = (ROWS, 16, 16) if small else (tile(k, 128), tile(c, 32), 16)
-    blocks = cdiv(rows, block_v)
-    time_partial = d.new_empty(1, blocks if diffused else 0, c)
-    span = 2 * ROWS if small else 64 * ROWS  # rows that one program adds up for the matrices
-    spans = max(1, cdiv(rows, span))
+    time_partial = d.new_empty(1, plan.blocks if diffused else 0, c)
     size = matrices * c * c
-    partial = d.new_empty(1, spans, size)
+    partial = d.new_empty(1, plan.spans, size)
     spectrum, evals, time = (x.contiguous() for x in diffused) if diffused else (d, d, d)
     a_re, a_im = a_re.contiguous(), a_re if a_im is None else a_im.contiguous()
-    matrices_v, matrices_c = (16, 16) if small else (64, tile(c, 32))
-    programs = blocks * cdiv(c, block_c)
-    all_programs = programs + spans * cdiv(c, matrices_c) ** 2
-    check_programs("spectral_gradient_features", all_programs)
     if c:
-        with device_of(d):
-            spectral_gradient_features_backward_coefficients_kernel[(all_programs,)](
-                sums, d, spectrum, evals, time, a_re, a_im, grad, time_partial, partial, meshes, programs, k, c, size,
-                PROJECTED=len(sums) == 2 + matrices, DIFFUSED=diffused is not None, ROTATION=matrices == 2,
-                SPAN=span, BLOCK_V=block_v, BLOCK_K=block_k, BLOCK_C=block_c,
-                MATRICES_V=matrices_v, MATRICES_C=matrices_c, num_warps=4,
-            )  # fmt: skip
-    time_grad = time_partial.view(-1, c)[0] if blocks == 1 and diffused else d.new_empty(c if diffused else 0)
-    unsummed = Unsummed(time_partial, time_grad) if diffused and blocks != 1 else None
-    if spans > 1:
-        partial = sum_spans(partial, None, span, unsummed=unsummed)
+        spectral_gradient_features_backward_coefficients_kernel[(plan.all_programs,)](
+            sums, d, spectrum, evals, time, a_re, a_im, grad, time_partial, partial,
+            meshes, plan.programs, k, c, size,
+            PROJECTED=sums.shape[0] == 2 + matrices, DIFFUSED=diffused is not None, ROTATION=matrices == 2,
+            SPAN=plan.span, BLOCK_V=plan.block_v, BLOCK_K=plan.block_k, BLOCK_C=plan.block_c,
+            MATRICES_V=plan.matrices_v, MATRICES_C=plan.matrices_c, num_warps=4,
+        )  # fmt: skip
+    time_grad = time_partial.view(-1, c)[0] if plan.blocks == 1 and diffused else d.new_empty(c if diffused else 0)
+    unsummed = Unsummed(time_partial, time_grad) if diffused and plan.blocks != 1 else None
+    if plan.spans > 1:
+        partial = sum_spans(partial, None, plan.span, unsummed=unsummed)
     elif unsummed:
-        time_grad = sum_spans(time_partial, None, span).view(c)
+        time_grad = sum_spans(time_partial, None, plan.span).view(c)
     re, *im = partial.view(matrices, c, c)
     return grad, re, im[0] if im else None, time_grad

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, Tiling, cdiv, device_of, interpreted, planes_apart, roomy, row_major, tile
+from diffnet.ops.common.launch import SIZES, Tiling, cdiv, interpreted, planes_apart, roomy, row_major, tile
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_rows
 from diffnet.ops.common.matmul import less_product, product, split, transposed
@@ -130,13 +130,12 @@ def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool)
     if out.numel():
         precision = dot_precision(a_re)
         t = direct_tiling(a_re, c, precision)
-        with device_of(gradients):
-            gradient_features_forward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
-                gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
-                rows, plane_rows, c, gradients.stride(1),
-                ROTATION=a_im is not None, SWAPPED=swapped, NARROW=narrow(a_re), PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+        gradient_features_forward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
+            gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
+            rows, plane_rows, c, gradients.stride(1),
+            ROTATION=a_im is not None, SWAPPED=swapped, NARROW=narrow(a_re), PRECISION=precision,
+            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     return out
 
 
@@ -148,11 +147,10 @@ def pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tens
     if out.numel():
         precision = dot_precision(a_re)
         t = direct_tiling(a_re, c, precision)
-        with device_of(gradients):
-            gradient_features_backward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
-                grad, gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
-                rows, plane_rows, c, gradients.stride(1), grad.stride(0),
-                ROTATION=a_im is not None, SWAPPED=swapped, NARROW=narrow(a_re), PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+        gradient_features_backward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
+            grad, gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
+            rows, plane_rows, c, gradients.stride(1), grad.stride(0),
+            ROTATION=a_im is not None, SWAPPED=swapped, NARROW=narrow(a_re), PRECISION=precision,
+            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     return out

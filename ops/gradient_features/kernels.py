@@ -21,9 +21,9 @@ from diffnet.ops.common.launch import (
     SIZES,
     Tiling,
     cdiv,
-    device_of,
     interpreted,
     planes_apart,
+    planned,
     processors,
     roomy,
     row_major,
@@ -528,6 +528,30 @@ def _store_sums(
         tl.store(place + 2 * plane, q_sum, mask=inside)
 
 
+@planned
+def _plan_forward(
+    evecs: Tensor, rows: int, k: int, c: int, meshes: int, precision: str, diffused: bool, tiling: Tiling | None
+) -> tuple[Tiling, int, int]:
+    """The tiling, the rows of a span, and the number of programs."""
+    t = tiling or forward_tiling(evecs, k, c, precision, diffused)
+    columns = cdiv(c, t.c)
+    span = choose_span(rows, t.v, processors(evecs) * t.programs // columns)
+    return t, span, span_count(rows, meshes, span) * columns
+
+
+@planned
+def _plan_backward(
+    evecs: Tensor, rows: int, k: int, c: int, meshes: int, planes: int, precision: str, tiling: Tiling | None
+) -> tuple[Tiling, int, int, int]:
+    """The tiling, the rows of a span, the number of spans, and the tiles of the result of one span."""
+    t = tiling or backward_tiling(evecs, k, c, precision)
+    tiles = cdiv(k, t.k) * cdiv(c, t.c) * (planes if precision == "bf16x6" else 1)
+    span = choose_span(rows, t.v, processors(evecs) * t.programs // max(tiles, 1))
+    spans = span_count(rows, meshes, span)
+    check_programs("spectral_gradient_features", spans, tiles)
+    return t, span, spans, tiles
+
+
 def forward(
     table: Tensor,
     evecs: Tensor | None,
@@ -553,19 +577,16 @@ def forward(
     diffused = features.new_empty(0 if evecs is None else rows, c)
     if features.numel():
         precision = dot_precision(gradient_evecs)
-        t = tiling or forward_tiling(gradient_evecs, k, c, precision, evecs is not None)
-        columns = cdiv(c, t.c)
-        span = choose_span(rows, t.v, processors(table) * t.programs // columns)
+        t, span, programs = _plan_forward(gradient_evecs, rows, k, c, meshes, precision, evecs is not None, tiling)
         some_evecs = gradient_evecs[0] if evecs is None else evecs
-        with device_of(gradient_evecs):
-            spectral_gradient_features_forward_kernel[(span_count(rows, meshes, span) * columns,)](
-                table, some_evecs, gradient_evecs, ptr, diffused, features,
-                meshes, span, plane_rows,
-                k, c, some_evecs.stride(0), gradient_evecs.stride(1),
-                DIFFUSED=evecs is not None, ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1,
-                ONE_STEP=k <= t.k and part_count(precision) == 1, NARROW=narrow(gradient_evecs), PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+        spectral_gradient_features_forward_kernel[(programs,)](
+            table, some_evecs, gradient_evecs, ptr, diffused, features,
+            meshes, span, plane_rows,
+            k, c, some_evecs.stride(0), gradient_evecs.stride(1),
+            DIFFUSED=evecs is not None, ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1,
+            ONE_STEP=k <= t.k and part_count(precision) == 1, NARROW=narrow(gradient_evecs), PRECISION=precision,
+            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     return diffused, features
 
 
@@ -592,40 +613,34 @@ def backward(
     (_, rows, k), (planes, meshes, _, c) = gradient_evecs.shape, table.shape[-4:]
     (gradient_evecs, plane_rows), grad = planes_apart(gradient_evecs), row_major(grad)
     precision = dot_precision(gradient_evecs)
-    t = tiling or backward_tiling(gradient_evecs, k, c, precision)
-    tiles = cdiv(k, t.k) * cdiv(c, t.c) * (planes if precision == "bf16x6" else 1)
-    span = choose_span(rows, t.v, processors(table) * t.programs // max(tiles, 1))
-    spans = span_count(rows, meshes, span)
-    check_programs("spectral_gradient_features", spans, tiles)
+    t, span, spans, tiles = _plan_backward(gradient_evecs, rows, k, c, meshes, planes, precision, tiling)
     # With swapped, P and Q have no product with the same operand.
     paired = planes == 3 and not swapped and k <= t.k and precision == "ieee" and gradient_evecs.dtype != torch.float32
     partial = torch.empty(planes, spans, k, c, dtype=torch.float32, device=table.device)
     if partial.numel() and part_count(precision) > 1:
         products = derivatives(grad, table, gradient_evecs, ptr, swapped=swapped)
-        with device_of(gradient_evecs):
-            if precision == "bf16x6":
-                spectral_gradient_features_backward_sum_kernel[(spans, tiles)](
-                    products, gradient_evecs, ptr, partial,
-                    rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
-                    SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
-                    BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-                )  # fmt: skip
-            else:
-                spectral_gradient_features_backward_sums_kernel[(spans, tiles)](
-                    products, gradient_evecs, ptr, partial,
-                    rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
-                    ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
-                    BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-                )  # fmt: skip
-    elif partial.numel():
-        with device_of(gradient_evecs):
-            spectral_gradient_features_backward_kernel[(spans, tiles)](
-                grad, table, gradient_evecs, ptr, partial,
-                meshes, spans, span, plane_rows, k, c, grad.stride(0), gradient_evecs.stride(1),
-                ROTATION=planes == 3, SWAPPED=swapped, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
-                NARROW=narrow(gradient_evecs), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
-                num_warps=t.warps, num_stages=t.stages,
+        if precision == "bf16x6":
+            spectral_gradient_features_backward_sum_kernel[(spans, tiles)](
+                products, gradient_evecs, ptr, partial,
+                rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
+                SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
+        else:
+            spectral_gradient_features_backward_sums_kernel[(spans, tiles)](
+                products, gradient_evecs, ptr, partial,
+                rows, meshes, spans, span, plane_rows, k, c, gradient_evecs.stride(1),
+                ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
+                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+    elif partial.numel():
+        spectral_gradient_features_backward_kernel[(spans, tiles)](
+            grad, table, gradient_evecs, ptr, partial,
+            meshes, spans, span, plane_rows, k, c, grad.stride(0), gradient_evecs.stride(1),
+            ROTATION=planes == 3, SWAPPED=swapped, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+            NARROW=narrow(gradient_evecs), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
+            num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     if values_grad is None or evecs is None:
         return sum_spans(partial, ptr, span, unsummed=unsummed)
     projected, projected_span, _ = project_spans(values_grad, evecs, None, ptr)
@@ -650,15 +665,12 @@ def derivatives(
     precision = dot_precision(gradient_evecs)
     out = empty_operand(table, (4, rows, c), torch.float32, "ieee" if precision == "bf16x6" else precision)
     if out.numel():
-        t = tiling or forward_tiling(gradient_evecs, k, c, precision, False)
-        columns = cdiv(c, t.c)
-        span = choose_span(rows, t.v, processors(table) * t.programs // columns)
-        with device_of(gradient_evecs):
-            spectral_gradient_features_backward_derivatives_kernel[(span_count(rows, meshes, span) * columns,)](
-                grad, table, gradient_evecs, ptr, out,
-                rows, meshes, span, plane_rows,
-                k, c, grad.stride(0), gradient_evecs.stride(1),
-                ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+        t, span, programs = _plan_forward(gradient_evecs, rows, k, c, meshes, precision, False, tiling)
+        spectral_gradient_features_backward_derivatives_kernel[(programs,)](
+            grad, table, gradient_evecs, ptr, out,
+            rows, meshes, span, plane_rows,
+            k, c, grad.stride(0), gradient_evecs.stride(1),
+            ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1, PRECISION=precision,
+            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     return out

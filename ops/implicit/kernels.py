@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted, power_of_2, processors
+from diffnet.ops.common.launch import SIZES, cdiv, interpreted, power_of_2, processors
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_of_spans
@@ -56,17 +56,16 @@ def iteration(system: System, u: Tensor, r: Tensor, p: Tensor, bound: Tensor) ->
 
     def step(before: Tensor) -> Tensor:
         after = remaining[before is remaining[0]]  # the buffer that isn't `before`
-        with device_of(u):
-            implicit_solve_forward_multiply_kernel[grid](
-                csr.indptr, csr.indices, csr.row_order, values, mass, time, p, q, sums, *shape, channels,
-                ORDERED=len(csr.row_order) > 0, UNROLL=UNROLL, **flags,
-            )  # fmt: skip
-            implicit_solve_forward_update_kernel[grid](
-                p, q, u, r, *matrix, before, bound, sums, *shape, spans, channels, **flags
-            )
-            implicit_solve_forward_direction_kernel[grid](
-                p, r, *matrix, before, after, bound, sums, *shape, spans, channels, **flags
-            )
+        implicit_solve_forward_multiply_kernel[grid](
+            csr.indptr, csr.indices, csr.row_order, values, mass, time, p, q, sums, *shape, channels,
+            ORDERED=len(csr.row_order) > 0, UNROLL=UNROLL, **flags,
+        )  # fmt: skip
+        implicit_solve_forward_update_kernel[grid](
+            p, q, u, r, *matrix, before, bound, sums, *shape, spans, channels, **flags
+        )
+        implicit_solve_forward_direction_kernel[grid](
+            p, r, *matrix, before, after, bound, sums, *shape, spans, channels, **flags
+        )
         return after
 
     return step

@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from diffnet.ops.common.launch import SIZES, aligned, cdiv, device_of, empty_planes, processors
+from diffnet.ops.common.launch import SIZES, aligned, cdiv, empty_planes, processors
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.mlp.hopper_kernels import BARRIER, CHANNELS, OPERAND, PRODUCT, exchanged, keep_weight
 from diffnet.ops.mlp.linear_kernels import threshold_and_scale
@@ -116,14 +116,13 @@ def backward(
     dropout: float,
 ) -> tuple[Tensor, list[Tensor]]:
     """The same as `kernels.backward` for three layers of 128 channels, with gradients of all inputs."""
-    rows, grad = len(grad), aligned(grad)
+    rows, grad = grad.shape[0], aligned(grad)
     input_grads, plane_rows = empty_planes(grad, parts, rows, 128)
     first, second = grad.new_empty(rows, 128), grad.new_empty(rows, 128)
     if rows:
-        with device_of(grad):
-            mlp_backward_hopper_kernel[(min(processors(grad), cdiv(rows, 64)),)](
-                grad, *weights, *(h.contiguous() for h in hidden),
-                first, second, input_grads, rows, plane_rows, threshold_and_scale(dropout)[1], grad.stride(0),
-                PARTS=parts, SKIP=skip, num_warps=4,
-            )  # fmt: skip
+        mlp_backward_hopper_kernel[(min(processors(grad), cdiv(rows, 64)),)](
+            grad, *weights, *(h.contiguous() for h in hidden),
+            first, second, input_grads, rows, plane_rows, threshold_and_scale(dropout)[1], grad.stride(0),
+            PARTS=parts, SKIP=skip, num_warps=4,
+        )  # fmt: skip
     return input_grads, [first, second, grad]

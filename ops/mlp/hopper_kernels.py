@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language import PropagateNan
 
-from diffnet.ops.common.launch import SIZES, aligned, cdiv, device_of, processors
+from diffnet.ops.common.launch import SIZES, aligned, cdiv, processors
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.mlp.linear_kernels import threshold_and_scale
 
@@ -242,7 +242,7 @@ def forward(
     keep: bool,
 ) -> list[Tensor]:
     """The same as `kernels.forward` for three layers of 128 channels."""
-    rows, parts = len(inputs[0]), len(inputs)
+    rows, parts = inputs[0].shape[0], len(inputs)
     inputs = [aligned(x) for x in inputs]
     first, second, third = (*inputs, *inputs[:1], *inputs[:1])[:3]
     added = first if residual is None else aligned(residual)
@@ -250,12 +250,11 @@ def forward(
     if rows:
         w1, w2, w3 = weights
         b1, b2, b3 = (bias.contiguous() for bias in biases) if biases else (w1, w2, w3)
-        with device_of(first):
-            mlp_forward_hopper_kernel[(min(processors(first), cdiv(rows, 64)),)](
-                first, second, third, w1, w2, w3, b1, b2, b3, added, w1 if seeds is None else seeds.contiguous(),
-                outs[1 % len(outs)], outs[2 % len(outs)], outs[0], rows, *threshold_and_scale(dropout),
-                first.stride(0), second.stride(0), third.stride(0), added.stride(0),
-                INPUTS=parts, BIAS=bool(biases), DROPOUT=seeds is not None, RESIDUAL=residual is not None, KEEP=keep,
-                num_warps=4,
-            )  # fmt: skip
+        mlp_forward_hopper_kernel[(min(processors(first), cdiv(rows, 64)),)](
+            first, second, third, w1, w2, w3, b1, b2, b3, added, w1 if seeds is None else seeds.contiguous(),
+            outs[1 % len(outs)], outs[2 % len(outs)], outs[0], rows, *threshold_and_scale(dropout),
+            first.stride(0), second.stride(0), third.stride(0), added.stride(0),
+            INPUTS=parts, BIAS=bool(biases), DROPOUT=seeds is not None, RESIDUAL=residual is not None, KEEP=keep,
+            num_warps=4,
+        )  # fmt: skip
     return outs

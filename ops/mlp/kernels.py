@@ -17,7 +17,6 @@ from diffnet.ops.common.launch import (
     SIZES,
     Tiling,
     cdiv,
-    device_of,
     empty_planes,
     interpreted,
     on_hopper,
@@ -64,6 +63,8 @@ def backward_tiling(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tili
 
 def _fits(inputs: Sequence[Tensor], weights: Sequence[Tensor], widest: tuple[int, int, int]) -> bool:
     """Whether one kernel can compute all layers. `widest` are the most channels for numbers of 1, 2 and 3 parts."""
+    if len(weights) != 3:
+        return False
     x, c, parts = inputs[0], inputs[0].shape[1], part_count(dot_precision(inputs[0]))
     shapes = [(c, len(inputs) * c), (c, c), (c, c)]
     if c > widest[parts - 1] or [tuple(weight.shape[-2:]) for weight in weights] != shapes:
@@ -160,7 +161,7 @@ def forward(
     inputs: one to three (V, C); weights: (H₁, m·C), (H₂, H₁), …, as `matmul.operands` returns them; biases: (H₁,), … or
     none; residual (V, Hₙ); seeds (n − 1, 2) int64 with dropout → (V, Hₙ), then (V, H₁), …
     """
-    check_rows("mlp", len(inputs[0]))
+    check_rows("mlp", inputs[0].shape[0])
     if tiling is None and _fits_hopper(inputs, weights):
         from diffnet.ops.mlp import hopper_kernels
 
@@ -186,16 +187,15 @@ def forward(
     if outs[0].numel():
         w1, w2, w3 = weights
         b1, b2, b3 = (bias.contiguous() for bias in biases) if biases else (w1, w2, w3)
-        with device_of(first):
-            mlp_forward_kernel[(cdiv(rows, t.v),)](
-                first, second, third, w1, w2, w3, b1, b2, b3, added, w1 if seeds is None else seeds.contiguous(),
-                outs[1 % len(outs)], outs[2 % len(outs)], outs[0],
-                rows, *threshold_and_scale(dropout), c,
-                first.stride(0), second.stride(0), third.stride(0), added.stride(0),
-                INPUTS=len(inputs), BIAS=bool(biases), DROPOUT=seeds is not None, RESIDUAL=residual is not None,
-                KEEP=keep, PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
-                num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+        mlp_forward_kernel[(cdiv(rows, t.v),)](
+            first, second, third, w1, w2, w3, b1, b2, b3, added, w1 if seeds is None else seeds.contiguous(),
+            outs[1 % len(outs)], outs[2 % len(outs)], outs[0],
+            rows, *threshold_and_scale(dropout), c,
+            first.stride(0), second.stride(0), third.stride(0), added.stride(0),
+            INPUTS=len(inputs), BIAS=bool(biases), DROPOUT=seeds is not None, RESIDUAL=residual is not None,
+            KEEP=keep, PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
+            num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     return outs
 
 
@@ -276,11 +276,10 @@ def backward(
     if first.numel():
         w1, w2, w3 = weights
         programs = min(processors(grad) * t.programs, cdiv(rows, t.v))
-        with device_of(grad):
-            mlp_backward_kernel[(programs,)](
-                grad, w1, w2, w3, *(h.contiguous() for h in hidden), first, second, input_grads,
-                rows, plane_rows, threshold_and_scale(dropout)[1], c, grad.stride(0),
-                PARTS=parts, SKIP=skip, PRECISION=precision, BLOCK_V=t.v, BLOCK_C=t.c,
-                num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+        mlp_backward_kernel[(programs,)](
+            grad, w1, w2, w3, *(h.contiguous() for h in hidden), first, second, input_grads,
+            rows, plane_rows, threshold_and_scale(dropout)[1], c, grad.stride(0),
+            PARTS=parts, SKIP=skip, PRECISION=precision, BLOCK_V=t.v, BLOCK_C=t.c,
+            num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     return input_grads, [first, second, grad]

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, Tiling, cdiv, device_of, empty_planes, interpreted, roomy, row_major, tile
+from diffnet.ops.common.launch import SIZES, Tiling, cdiv, empty_planes, interpreted, roomy, row_major, tile
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.matmul import load, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
@@ -205,17 +205,16 @@ def _launch(
         precision = dot_precision(first)
         t = tiling or linear_tiling(first, c, out_size)
         some_residual = first if residual is None else residual
-        with device_of(out):
-            mlp_forward_linear_kernel[(cdiv(rows, t.v) * cdiv(out_size, t.c),)](
-                first, second, third, weight, weight if bias is None else bias.contiguous(), some_residual,
-                out if hidden is None else hidden.contiguous(), weight if seed is None else seed, out,
-                rows, plane_rows, *threshold_and_scale(dropout), c, out_size, out_size // parts,
-                first.stride(0), second.stride(0), third.stride(0), some_residual.stride(0),
-                INPUTS=len(inputs), TRANSPOSED=transposed, BIAS=bias is not None,
-                RELU=activation, DROPOUT=activation and seed is not None,
-                MASKED=hidden is not None, RESIDUAL=residual is not None, PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+        mlp_forward_linear_kernel[(cdiv(rows, t.v) * cdiv(out_size, t.c),)](
+            first, second, third, weight, weight if bias is None else bias.contiguous(), some_residual,
+            out if hidden is None else hidden.contiguous(), weight if seed is None else seed, out,
+            rows, plane_rows, *threshold_and_scale(dropout), c, out_size, out_size // parts,
+            first.stride(0), second.stride(0), third.stride(0), some_residual.stride(0),
+            INPUTS=len(inputs), TRANSPOSED=transposed, BIAS=bias is not None,
+            RELU=activation, DROPOUT=activation and seed is not None,
+            MASKED=hidden is not None, RESIDUAL=residual is not None, PRECISION=precision,
+            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     return out
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, Tiling, cdiv, device_of, interpreted, processors, roomy, tile
+from diffnet.ops.common.launch import SIZES, Tiling, cdiv, interpreted, planned, processors, roomy, tile
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs
 from diffnet.ops.common.matmul import chosen, product, split, split_transpose
@@ -78,6 +78,19 @@ def mlp_backward_weights_kernel(
         tl.store(base + at * h_size + h, tl.sum(column_sum, axis=0), mask=h < h_size)
 
 
+@planned
+def _plan(
+    grad: Tensor, rows: int, h: int, c: int, pairs: int, precision: str, tiling: Tiling | None
+) -> tuple[Tiling, int, int, int]:
+    """The tiling, the rows of a span, the number of spans, and the tiles of the results of one span."""
+    t = tiling or weight_tiling(grad, h, c, precision)
+    tiles = pairs * cdiv(h, t.k) * cdiv(c, t.c)
+    span = choose_span(rows, t.v, processors(grad) * t.programs // max(tiles, 1))
+    spans = cdiv(rows, span)
+    check_programs("mlp", spans, tiles)
+    return t, span, spans, tiles
+
+
 def weight_gradients(
     inputs: Sequence[Tensor],
     hidden: Sequence[Tensor],
@@ -118,20 +131,15 @@ def _of_one_shape(
     inputs = tuple([x.contiguous() for layer in layers for x in layer])
     (rows, h), c, pairs = grads[0].shape, inputs[0].shape[1], len(inputs)
     precision = dot_precision(grads[0])
-    t = tiling or weight_tiling(grads[0], h, c, precision)
-    tiles = cdiv(h, t.k) * cdiv(c, t.c)
-    span = choose_span(rows, t.v, processors(grads[0]) * t.programs // max(pairs * tiles, 1))
-    spans = cdiv(rows, span)
-    check_programs("mlp", spans, pairs * tiles)
+    t, span, spans, tiles = _plan(grads[0], rows, h, c, pairs, precision, tiling)
     size = pairs * h * c + len(grads) * h
     partial = torch.empty(1, spans, size, dtype=torch.float32, device=grads[0].device)
     if spans and size:
-        with device_of(partial):
-            mlp_backward_weights_kernel[(spans, pairs * tiles)](
-                (*grads[:1] * (parts - 1), *grads), inputs, partial, rows, span, h, c, size,
-                PAIRS=pairs, PARTS=parts, PRECISION=precision,
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+        mlp_backward_weights_kernel[(spans, tiles)](
+            (*grads[:1] * (parts - 1), *grads), inputs, partial, rows, span, h, c, size,
+            PAIRS=pairs, PARTS=parts, PRECISION=precision,
+            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     if unsummed is None or unsummed:
         total = sum_spans(partial, None, span).view(size)
     else:

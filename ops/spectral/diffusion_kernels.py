@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, cdiv, device_of, interpreted
+from diffnet.ops.common.launch import SIZES, cdiv, interpreted
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs, check_rows
 
@@ -66,11 +66,10 @@ def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
     spectrum = spectrum.contiguous()
     out = torch.empty_like(spectrum)
     if out.numel():
-        with device_of(spectrum):
-            diffuse_forward_kernel[(cdiv(meshes * k, block_v), cdiv(c, block_c))](
-                spectrum, evals.contiguous(), time.contiguous(), out, meshes * k, c,
-                BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4,
-            )  # fmt: skip
+        diffuse_forward_kernel[(cdiv(meshes * k, block_v), cdiv(c, block_c))](
+            spectrum, evals.contiguous(), time.contiguous(), out, meshes * k, c,
+            BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4,
+        )  # fmt: skip
     return out
 
 
@@ -81,9 +80,8 @@ def diffuse_backward(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor
     spectrum_grad, blocks = torch.empty_like(spectrum), cdiv(meshes * k, block_v)
     time_partial = torch.empty(blocks, c, dtype=torch.float32, device=spectrum.device)
     if spectrum_grad.numel():
-        with device_of(spectrum):
-            diffuse_backward_kernel[(blocks, cdiv(c, block_c))](
-                grad.contiguous(), spectrum, evals.contiguous(), time.contiguous(), spectrum_grad, time_partial,
-                meshes * k, c, BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4,
-            )  # fmt: skip
+        diffuse_backward_kernel[(blocks, cdiv(c, block_c))](
+            grad.contiguous(), spectrum, evals.contiguous(), time.contiguous(), spectrum_grad, time_partial,
+            meshes * k, c, BLOCK_V=block_v, BLOCK_C=block_c, num_warps=4,
+        )  # fmt: skip
     return spectrum_grad, time_partial.sum(0)

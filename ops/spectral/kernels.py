@@ -12,8 +12,8 @@ from diffnet.ops.common.launch import (
     SIZES,
     Tiling,
     cdiv,
-    device_of,
     interpreted,
+    planned,
     processors,
     roomy,
     row_major,
@@ -38,9 +38,9 @@ def project_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
     if not roomy(evecs):
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if evecs.dtype != torch.float32:
-        if len(evecs) < 128 * processors(evecs):
+        if evecs.shape[0] < 128 * processors(evecs):
             return Tiling(64, tile(k, 64), tile(c, 64), 4, 3, 1)
-        large = len(evecs) >= 3072 * processors(evecs)
+        large = evecs.shape[0] >= 3072 * processors(evecs)
         if c <= 128:
             return Tiling(128, tile(k, 128), tile(c, 128 if large else 64), 8, 3, 1)
         return Tiling(64, tile(k, 128), 256, 8, 4, 1) if large else Tiling(128, tile(k, 128), 128, 8, 3, 1)
@@ -103,6 +103,21 @@ def project_forward_kernel(
     tl.store(place, total, mask=(k < k_size)[:, None] & (c < c_size)[None, :])
 
 
+@planned
+def _plan_projection(
+    evecs: Tensor, rows: int, k: int, c: int, meshes: int, precision: str, tiling: Tiling | None
+) -> tuple[Tiling, int, int, int]:
+    """The tiling, the rows of a span, the number of spans, and the tiles of the result of one span."""
+    t = tiling or project_tiling(evecs, k, c, precision)
+    tiles = cdiv(k, t.k) * cdiv(c, t.c)
+    span = choose_span(rows, t.v, processors(evecs) * t.programs // max(tiles, 1))
+    spans = span_count(rows, meshes, span)
+    check_rows("to_spectral", rows)
+    check_matrix("to_spectral", k, c)
+    check_programs("to_spectral", spans, tiles)
+    return t, span, spans, tiles
+
+
 def project_spans(
     x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor, tiling: Tiling | None = None
 ) -> tuple[Tensor, int, Tensor | None]:
@@ -111,7 +126,7 @@ def project_spans(
     Returns the sums (1, spans, K, C) in float32, the rows of a span, and a factor that all sums have to be multiplied
     by, or None.
     """
-    (rows, c), k, meshes = x.shape, evecs.shape[1], len(ptr) - 1
+    (rows, c), k, meshes = x.shape, evecs.shape[1], ptr.shape[0] - 1
     x, evecs = row_major(x), row_major(evecs)
     factor = None
     if scale is not None and rows and x.dtype == torch.float16:  # areas of a fine mesh are too small for float16
@@ -119,22 +134,15 @@ def project_spans(
         factor = finite.mean().clamp(min=1e-30)
         scale = scale / factor
     precision = dot_precision(evecs)
-    t = tiling or project_tiling(evecs, k, c, precision)
-    tiles = cdiv(k, t.k) * cdiv(c, t.c)
-    span = choose_span(rows, t.v, processors(x) * t.programs // max(tiles, 1))
-    spans = span_count(rows, meshes, span)
-    check_rows("to_spectral", rows)
-    check_matrix("to_spectral", k, c)
-    check_programs("to_spectral", spans, tiles)
+    t, span, spans, tiles = _plan_projection(evecs, rows, k, c, meshes, precision, tiling)
     partial = torch.empty(1, spans, k, c, dtype=torch.float32, device=x.device)
     if partial.numel():
-        with device_of(evecs):
-            project_forward_kernel[(spans, tiles)](
-                x, evecs, x if scale is None else scale.contiguous(), ptr, partial,
-                meshes, span, k, c, x.stride(0), evecs.stride(0),
-                SCALED=scale is not None, ONE_MESH=meshes == 1, PRECISION=precision, EARLY=starts_early(x),
-                BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+        project_forward_kernel[(spans, tiles)](
+            x, evecs, x if scale is None else scale.contiguous(), ptr, partial,
+            meshes, span, k, c, x.stride(0), evecs.stride(0),
+            SCALED=scale is not None, ONE_MESH=meshes == 1, PRECISION=precision, EARLY=starts_early(x),
+            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     return partial, span, factor
 
 
@@ -198,6 +206,17 @@ def load_coefficients(coefficients, k, c, k_size: tl.constexpr, c_size: tl.const
     return tl.load(coefficients + k[:, None] * c_size + c[None, :], mask=inside, other=0.0)
 
 
+@planned
+def _plan_evaluation(
+    evecs: Tensor, rows: int, k: int, c: int, meshes: int, precision: str, tiling: Tiling | None
+) -> tuple[Tiling, int, int]:
+    """The tiling, the rows of a span, and the number of programs."""
+    t = tiling or evaluate_tiling(evecs, k, c, precision)
+    columns = cdiv(c, t.c)
+    span = choose_span(rows, t.v, processors(evecs) * t.programs // columns)
+    return t, span, span_count(rows, meshes, span) * columns
+
+
 def evaluate(
     coefficients: Tensor,
     evecs: Tensor,
@@ -211,22 +230,19 @@ def evaluate(
 
     coefficients (B, K, C), evecs (V, K), scale (V,), added (V, C) → (V, C)
     """
-    (rows, k), c, meshes = evecs.shape, coefficients.shape[2], len(ptr) - 1
+    (rows, k), c, meshes = evecs.shape, coefficients.shape[2], ptr.shape[0] - 1
     coefficients, evecs = coefficients.contiguous(), row_major(evecs)
     check_rows("from_spectral", rows)
     check_matrix("from_spectral", k, c)
     out = torch.empty(rows, c, dtype=evecs.dtype, device=evecs.device)
     if out.numel():
         precision = dot_precision(evecs)
-        t = tiling or evaluate_tiling(evecs, k, c, precision)
-        columns = cdiv(c, t.c)
-        span = choose_span(rows, t.v, processors(evecs) * t.programs // columns)
+        t, span, programs = _plan_evaluation(evecs, rows, k, c, meshes, precision, tiling)
         other = out if added is None else row_major(added)
-        with device_of(evecs):
-            evaluate_forward_kernel[(span_count(rows, meshes, span) * columns,)](
-                coefficients, evecs, evecs if scale is None else scale.contiguous(), other, ptr, out,
-                meshes, span, k, c, evecs.stride(0), other.stride(0),
-                SCALED=scale is not None, ADDED=added is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
-                PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
+        evaluate_forward_kernel[(programs,)](
+            coefficients, evecs, evecs if scale is None else scale.contiguous(), other, ptr, out,
+            meshes, span, k, c, evecs.stride(0), other.stride(0),
+            SCALED=scale is not None, ADDED=added is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
+            PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     return out

@@ -62,16 +62,17 @@ class DeviceOperations(TorchDispatchMode):
 class Compiled:
     """Stands in for a compiled kernel, and does nothing."""
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *arguments: None
+    function = packed_metadata = None
+
+    def run(self, *arguments: Any) -> None:
+        pass
 
 
 def pretend(launch: Any) -> None:
     """Make tensors on the CPU say that they are on a GPU of 132 multiprocessors, and replace the launch of kernels."""
     driver.set_active(NoGPU(90))
     JITFunction.run = launch
-    Tensor.is_cuda = property(lambda tensor: True)  # type: ignore[assignment]
-    torch.cuda.current_device = lambda: None  # a tensor on the CPU has no index either
+    Tensor.is_cuda = True  # type: ignore[assignment]
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132, major=9)
 
 

@@ -74,7 +74,6 @@ else:
     JITFunction.run = lambda self, *arguments, **options: launched.append(self.__name__)
 torch.Tensor.is_cuda = property(lambda tensor: tensor.device.type == "meta")  # type: ignore[assignment]
 torch.Tensor.is_meta = property(lambda tensor: False)  # type: ignore[assignment]
-torch.cuda.current_device = lambda: None  # a meta tensor has no index either
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132, major=9)
 torch.autocast = Autocast  # type: ignore[misc, assignment]
 torch.is_autocast_enabled = lambda device: Autocast.on

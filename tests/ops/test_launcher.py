@@ -42,6 +42,18 @@ class Kernel:
         return run
 
 
+class Compiled:
+    """Stands in for a compiled kernel. Records its launches."""
+
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+
+    def run(self, *arguments: Any) -> None:
+        self.launches.append(arguments)
+
+
 def in_thread(function: Any) -> None:
     thread = threading.Thread(target=function)
     thread.start()
@@ -79,6 +91,55 @@ def test_each_variant_is_compiled_once_in_another_thread() -> None:
     assert can_remember()
     launched[1,](x, 5, BLOCK=16)
     assert kernel.ran == 1
+
+
+def test_keys_tell_launches_apart() -> None:
+    names = ("x", "items", "rows_size", "count", "scale", "BLOCK")
+    kernel = Kernel()
+    kernel.params = [
+        SimpleNamespace(name=n, do_not_specialize=n == "rows_size", is_constexpr=n == "BLOCK") for n in names
+    ]
+    launched, x = LaunchedKernel(kernel), torch.zeros(16)
+
+    def key(x: Any = x, items: Any = (x, 3), rows: int = 5, count: Any = 2, scale: float = 0.5, block: int = 16) -> Any:
+        return launched.key((x, items, rows, count, scale), {"BLOCK": block})
+
+    assert key() == key(rows=7, scale=0.25, x=x.clone()) == key(x=torch.nn.Parameter(x))
+    others = [
+        key(x=x.half()),
+        key(x=x[1:]),
+        key(items=(x.half(), 3)),
+        key(items=(x[1:], 3)),
+        key(items=(x, 4)),
+        key(rows=2**31),
+        key(count=3),
+        key(count=None),
+        key(block=32),
+    ]
+    assert len({key(), *others}) == 1 + len(others)
+
+
+def test_later_launches_pass_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's launcher takes addresses in place of tensors."""
+    compiled = Compiled()
+    active = SimpleNamespace(get_current_stream=lambda device: 7)
+    monkeypatch.setattr("triton.runtime.driver", SimpleNamespace(active=active))
+    # Triton's versions and kernels are checked elsewhere; here is no GPU.
+    monkeypatch.setattr("diffnet.ops.common.launcher._takes_launches", lambda kernel, found: found is compiled)
+    kernel, x = Kernel(), torch.zeros(16)
+    kernel.__class__ = type("Known", (Kernel,), {"__getitem__": lambda self, grid: lambda *a, **o: compiled})
+    launched = LaunchedKernel(kernel)
+    launched[3, 2](x, 5, BLOCK=16)
+    assert compiled.launches == []
+    launched[3, 2](x, 6, BLOCK=16)
+    expected = (3, 2, 1, 7, "function", "metadata", None, None, None, x.data_ptr(), 6, 16)
+    assert compiled.launches == [expected]
+    launched[3,]((x[1:], x), 6, BLOCK=16)
+    launched[3,]((x[1:], x), 6, BLOCK=16)
+    assert compiled.launches[1][-3:] == ((x[1:].data_ptr(), x.data_ptr()), 6, 16)
+    monkeypatch.setattr("triton.knobs.runtime.launch_enter_hook.calls", [print])
+    launched[3, 2](x, 6, BLOCK=16)
+    assert len(compiled.launches) == 2  # Triton's own launch calls the hooks
 
 
 def test_other_threads_launch_as_usual() -> None:
