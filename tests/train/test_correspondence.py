@@ -431,6 +431,7 @@ def test_runs_with_graphs_equal_plain_ones_on_a_gpu(method, tmp_path):
         blocks=2,
         dropout=0,
         epochs=4,
+        eval_every=1,
         precision="fp32",
         normalize="area",
     )

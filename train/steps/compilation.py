@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import torch
 import trimesh
 
+from diffnet.cuda_graphs.forward import graphed
 from diffnet.cuda_graphs.recording import trial
 from diffnet.cuda_graphs.sizes import size_of
-from diffnet.data import LabeledMeshes, Sample, Statistics, TargetsAt, collate_samples
+from diffnet.data import LabeledMesh, LabeledMeshes, Sample, Statistics, TargetsAt, collate_samples
 from diffnet.data.features import prepare
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.ops.common.launcher import compile_ahead
@@ -64,19 +66,26 @@ def compile_step(
     """Compile the kernels of training steps and evaluations, in several threads."""
     model = build_model(options, data.label_names, data.labels_at, statistics).to(device)
     step = TrainingStep(model, make_optimizer(model, options, device), options, device)
-    sample = _sphere(data.labels_at, torch.as_tensor(data.train[0].labels), model.in_channels, options)
-    if capture or options.batch_meshes != 1:
-        # Some kernels have a variant for single meshes. Buffers of graphs hold padding as one more mesh.
-        sample = collate_samples([sample, sample])
+    sample = _sphere(data.train[0], data.labels_at, model.in_channels, options)
     (sample,) = keep_on_device([sample], device, matmul_dtype(options.precision, device))
-    step.compile(Batch(sample.features, sample.labels, sample.operators))
-    compile_ahead(lambda: network_outputs(model, sample, options, device), model.parameters())
+    if capture:
+        step.capture(data.labels_at, [sample.operators])
+        graphed(model, first_visits=0)
+    # Some kernels have a variant for single meshes.
+    batch = sample if options.batch_meshes == 1 else collate_samples([sample, sample])
+    step.compile(Batch(batch.features, batch.labels, batch.operators))
+    evaluated = partial(network_outputs, model, sample, options, device)
+    if capture:
+        evaluated()  # compiles before it records
+    else:
+        compile_ahead(evaluated, model.parameters())
 
 
-def _sphere(labels_at: TargetsAt, like: torch.Tensor, channels: int, options: TrainOptions) -> Sample:
-    """A preprocessed sphere with labels of the same dtype and number of columns."""
-    ball = trimesh.creation.icosphere(3 if options.k < 600 else 4)
+def _sphere(item: LabeledMesh, labels_at: TargetsAt, channels: int, options: TrainOptions) -> Sample:
+    """A preprocessed sphere with labels like those of a mesh, and about as many vertices up to 10,242."""
+    vertices = max(len(item.mesh.verts), options.k + 1)
+    ball = trimesh.creation.icosphere(next((n for n in (3, 4) if 10 * 4**n >= vertices), 5))
     mesh, operators = prepare(ball, options.preprocessing)
-    size = size_of(operators, {labels_at} & {"faces", "edges"})
-    labels = like.new_zeros(getattr(size, labels_at), *like.shape[1:])
+    size, labels = size_of(operators, {labels_at} & {"faces", "edges"}), torch.as_tensor(item.labels)
+    labels = labels.new_zeros(getattr(size, labels_at), *labels.shape[1:])
     return Sample(("sphere",), torch.zeros(len(mesh.verts), channels), labels, operators)

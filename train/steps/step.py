@@ -59,7 +59,10 @@ class TrainingStep:
 
     def compile(self, batch: Batch) -> None:
         """Compile the kernels of a step in several threads. The step isn't taken."""
-        compile_ahead(lambda: self._loss(batch), self._model.parameters())
+        if self._captured is None:
+            compile_ahead(lambda: self._loss(batch), self._model.parameters())
+        else:
+            self._captured.compile(batch)
 
     def __call__(self, sample: Sample, rotations: Tensor | None = None) -> Tensor:
         """Train on a sample that lies on the device. Returns the loss (), a new tensor.

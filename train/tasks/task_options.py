@@ -33,11 +33,12 @@ TASK_OPTIONS: dict[TaskName, TaskOptions] = {
     "segmentation": TaskOptions(own=LABEL_OPTIONS),
     "classification": TaskOptions(
         own=LABEL_OPTIONS,
-        recipe={"width": 128, "dropout": 0.0, "batch_meshes": 4, "label_smoothing": 0.2},
+        recipe={"width": 128, "dropout": 0.0, "learning_rate": 1e-3, "batch_meshes": 4, "label_smoothing": 0.2},
         original={"width": 32, "dropout": 0.0, "label_smoothing": 0.2},
     ),
     "regression": TaskOptions(
-        own=("targets", "loss"), recipe={"features": "xyz+normals+log-hks", "width": 128, "dropout": 0.0}
+        own=("targets", "loss"),
+        recipe={"features": "xyz+normals+log-hks", "width": 128, "dropout": 0.0, "learning_rate": 1e-3},
     ),
     "correspondence": TaskOptions(
         own=("method", "map_k", "zoomout"),
@@ -50,6 +51,7 @@ TASK_OPTIONS: dict[TaskName, TaskOptions] = {
             "map_k": 100,
             "width": 128,
             "dropout": 0.0,
+            "learning_rate": 1e-3,
             "normalize": "area",
             "precision": "fp32",
             "eval_every": 1,
