@@ -15,9 +15,11 @@ _DEFAULT: dict[TaskName, dict[str, Any]] = {
     "regression": {"features": "xyz+normals+log-hks", "width": 128, "dropout": 0.0},
     # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
     "correspondence": {
-        "features": "hks",
+        "features": "wks",
         "k": 128,
         "map_k": 100,
+        "feature_scale": 3.0,
+        "clip": 1.0,
         "width": 128,
         "dropout": 0.0,
         "normalize": "area",

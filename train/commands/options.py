@@ -132,6 +132,9 @@ ScheduleOption = Annotated[
     Schedule, typer.Option(help="step halves the learning rate every --decay-every epochs; cosine lowers it to 0.")
 ]
 DecayEveryOption = Annotated[int, typer.Option(min=1, help="Epochs between two steps of the step schedule.")]
+ClipOption = Annotated[
+    float, typer.Option(min=0, metavar="NORM", help="Scale gradients down to this norm if they are longer; 0: never.")
+]
 BatchMeshesOption = Annotated[int | None, typer.Option(min=1, help="Meshes per step.")]
 BatchVerticesOption = Annotated[
     int | None, typer.Option(min=1, help="Instead of a number of meshes: at most N vertices per step.")
@@ -237,6 +240,12 @@ MapKOption = Annotated[
     int,
     typer.Option(
         "--map-k", min=1, max=300, help="Eigenpairs of the functional maps. If unsupervised, the default is 200."
+    ),
+]
+FeatureScaleOption = Annotated[
+    float,
+    typer.Option(
+        min=0, metavar="SIZE", help="Scale the features of each mesh to this root mean square; 0: leave them."
     ),
 ]
 PairKOption = Annotated[
