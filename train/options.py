@@ -50,7 +50,8 @@ class TrainOptions:
     clip: the norm to which longer gradients are scaled down; 0 for no limit
     average_weights: decay of the moving average of the weights, see `WeightAverage`; 0 for no average
     targets, loss: of a regression, see `load_targets` and `target_loss`
-    method, map_k, feature_scale, zoomout: of a correspondence, see `pair_maps` and `point_map_of`. A step takes `batch_meshes` pairs.
+    method, map_k, feature_scale, zoomout: of a correspondence, see `pair_maps` and `point_map_of`. A step takes
+        `batch_meshes` pairs.
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
         Other features do not change under rotation.
     rotate_about: "any" for all rotations, or the axis of the rotations

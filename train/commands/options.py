@@ -244,9 +244,7 @@ MapKOption = Annotated[
 ]
 FeatureScaleOption = Annotated[
     float,
-    typer.Option(
-        min=0, metavar="SIZE", help="Scale the features of each mesh to this root mean square; 0: leave them."
-    ),
+    typer.Option(min=0, metavar="SIZE", help="Scale features of each mesh to this root mean square; 0: never."),
 ]
 PairKOption = Annotated[
     int, typer.Option("--k", min=1, help="Eigenpairs of the network. If unsupervised, the default is 200.")
