@@ -15,10 +15,11 @@ _DEFAULT: dict[TaskName, dict[str, Any]] = {
     "regression": {"features": "xyz+normals+log-hks", "width": 128, "dropout": 0.0},
     # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
     "correspondence": {
-        "features": "wks",
+        "features": "xyz+normals+wks",
         "k": 128,
         "map_k": 100,
         "feature_scale": 3.0,
+        "learning_rate": 2e-3,
         "clip": 1.0,
         "width": 128,
         "dropout": 0.0,
@@ -27,8 +28,7 @@ _DEFAULT: dict[TaskName, dict[str, Any]] = {
         "eval_every": 1,
     },
 }
-# Those of Cao et al. 2023.
-_UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
+_DEFAULT_UNSUPERVISED: dict[str, Any] = {"feature_scale": 1.0}
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes
 
 # What the experiments of the original implementation do: https://github.com/nmwsharp/diffusion-net/tree/master/experiments
@@ -56,6 +56,8 @@ _ORIGINAL_OF_TASKS: dict[TaskName, dict[str, Any]] = {
     "classification": {"width": 32, "dropout": 0.0, "label_smoothing": 0.2},
     "correspondence": {"map_k": 30, "normalize": "area"},
 }
+# Those of Cao et al. 2023.
+_ORIGINAL_UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
 
 
 def recipe(name: RecipeName, task: TaskName, method: Method = "supervised") -> dict[str, Any]:
@@ -67,7 +69,7 @@ def recipe(name: RecipeName, task: TaskName, method: Method = "supervised") -> d
     >>> TrainOptions(task="classification", **recipe("original", "classification")).width
     32
     """
-    of_method = {} if method == "supervised" else _UNSUPERVISED
+    supervised = method == "supervised"
     if name == "original":
-        return _ORIGINAL | _ORIGINAL_OF_TASKS.get(task, {}) | of_method
-    return _DEFAULT.get(task, {}) | of_method
+        return _ORIGINAL | _ORIGINAL_OF_TASKS.get(task, {}) | ({} if supervised else _ORIGINAL_UNSUPERVISED)
+    return _DEFAULT.get(task, {}) | ({} if supervised else _DEFAULT_UNSUPERVISED)

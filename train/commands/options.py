@@ -230,25 +230,18 @@ PairFeaturesOption = Annotated[
     typer.Option(
         callback=checked_features,
         metavar="PART+PART…",
-        help="Input features, see `diffnet train segmentation`. If unsupervised, the default is wks.",
+        help="Input features, see `diffnet train segmentation`.",
     ),
 ]
 ChannelsOption = Annotated[
     int | None, typer.Option(min=1, help="Features that the network computes. By default 128; 256 if unsupervised.")
 ]
-MapKOption = Annotated[
-    int,
-    typer.Option(
-        "--map-k", min=1, max=300, help="Eigenpairs of the functional maps. If unsupervised, the default is 200."
-    ),
-]
+MapKOption = Annotated[int, typer.Option("--map-k", min=1, max=300, help="Eigenpairs of the functional maps.")]
 FeatureScaleOption = Annotated[
     float,
-    typer.Option(min=0, metavar="SIZE", help="Scale features of each mesh to this root mean square; 0: never."),
+    typer.Option(min=0, metavar="SIZE", help="Scale features to this root mean square; 0: never. If unsupervised, 1."),
 ]
-PairKOption = Annotated[
-    int, typer.Option("--k", min=1, help="Eigenpairs of the network. If unsupervised, the default is 200.")
-]
+PairKOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the network.")]
 ZoomOutOption = Annotated[
     bool, typer.Option("--zoomout", help="Refine functional maps with ZoomOut, to all eigenpairs of the network.")
 ]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.geometry import Operators, point_map, to_spectral, zoomout
+from diffnet.geometry import Operators, functional_map_from_points, point_map, to_spectral, zoomout
 from diffnet.ops import bijectivity_loss, coupling_loss, functional_map, orthogonality_loss, segment_mean, soft_map
 from diffnet.train.options import Method
 
@@ -66,10 +66,14 @@ def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool) -> Tensor:
 
     refine: whether ZoomOut first refines the map, in 10 steps, to all eigenpairs. If it has more than half of them, it
         starts at half of them.
+
+    Without ZoomOut, the map of points is turned into a functional map and back once, which makes it more accurate.
     """
     c = c.to(a.device)
     if refine:
         most = min(a.k, b.k, a.num_vertices, b.num_vertices)
         start = max(1, min(c.shape[-1], most // 2))
         c = zoomout(c[:, :start, :start], a, b, k=most, step=max(1, -(-(most - start) // ZOOMOUT_STEPS)))
+    else:
+        c = functional_map_from_points(point_map(c, a, b), a, b, k=c.shape[-1])
     return point_map(c, a, b)
