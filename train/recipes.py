@@ -15,11 +15,9 @@ _DEFAULT: dict[TaskName, dict[str, Any]] = {
     "regression": {"features": "xyz+normals+log-hks", "width": 128, "dropout": 0.0},
     # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
     "correspondence": {
-        "features": "xyz+normals+wks",
         "k": 128,
         "map_k": 100,
         "feature_scale": 3.0,
-        "learning_rate": 2e-3,
         "clip": 1.0,
         "width": 128,
         "dropout": 0.0,
@@ -28,7 +26,7 @@ _DEFAULT: dict[TaskName, dict[str, Any]] = {
         "eval_every": 1,
     },
 }
-_DEFAULT_UNSUPERVISED: dict[str, Any] = {"feature_scale": 1.0}
+_DEFAULT_UNSUPERVISED: dict[str, Any] = {"features": "xyz+normals+wks", "feature_scale": 1.0, "learning_rate": 2e-3}
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes
 
 # What the experiments of the original implementation do: https://github.com/nmwsharp/diffusion-net/tree/master/experiments

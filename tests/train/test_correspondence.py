@@ -293,7 +293,7 @@ def test_a_run_without_correspondences(room, tmp_path, capsys):
     assert "nan" not in out
     results = json.loads((tmp_path / "b" / "results.json").read_text())
     assert results["mean_error"] is None
-    assert results["options"]["feature_scale"] == 1
+    assert results["options"]["features"] == "xyz+normals+wks"
     history = list(csv.DictReader((tmp_path / "b" / "metrics.csv").open()))
     assert float(history[-1]["train_loss"]) < float(history[0]["train_loss"])
     assert (tmp_path / "b" / "pairs" / "000.html").is_file()

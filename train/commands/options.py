@@ -230,7 +230,7 @@ PairFeaturesOption = Annotated[
     typer.Option(
         callback=checked_features,
         metavar="PART+PART…",
-        help="Input features, see `diffnet train segmentation`.",
+        help="Input features, see `diffnet train segmentation`. If unsupervised, the default is xyz+normals+wks.",
     ),
 ]
 ChannelsOption = Annotated[

@@ -156,7 +156,7 @@ def train_correspondence(
     method: MethodOption = "supervised",
     pairs: PairsOption = None,
     base: BaseOption = "auto",
-    features: PairFeaturesOption = "xyz+normals+wks",
+    features: PairFeaturesOption = "curvature+log-hks",
     channels: ChannelsOption = None,
     map_k: MapKOption = 100,
     k: PairKOption = 128,
