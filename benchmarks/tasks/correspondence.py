@@ -7,9 +7,10 @@ correspondence.csv, with one line for each row and seed, and all runs. The colum
 ZoomOut. Other options are those of `diffnet train correspondence`, for all rows. --figures FOLDER keeps the figures and
 the cache for several measurements.
 
-supervised: from heat kernel signatures and the true correspondences
-unsupervised: from wave kernel signatures, without correspondences
-unsupervised-xyz: from positions, without correspondences. All figures, also those of the test, are rotated at random.
+supervised: from curvature, heat kernel signatures and the true correspondences
+unsupervised: from positions, normals and wave kernel signatures, without correspondences
+unsupervised-xyz: from positions and normals, without correspondences. All figures, also those of the test, are rotated
+at random.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from diffnet.data.pairs.folders import TEMPLATE
 ROWS: dict[str, tuple[str, ...]] = {
     "supervised": ("--method", "supervised"),
     "unsupervised": ("--method", "unsupervised"),
-    "unsupervised-xyz": ("--method", "unsupervised", "--features", "xyz"),
+    "unsupervised-xyz": ("--method", "unsupervised", "--features", "xyz+normals"),
 }
 COLUMNS = (
     "row",
