@@ -32,7 +32,7 @@ def pair_maps(features: Tensor, operators: Operators, method: Method, k: int, sc
     if scale > 0:
         size = features.square().mean(1, keepdim=True)
         mean = segment_mean(size, operators.mass, operators.ptr, operators.lengths)
-        spectra = spectra * (scale / mean.sqrt().clamp(min=1e-6))[:, :, None]
+        spectra = spectra * (scale / mean.clamp(min=1e-12).sqrt())[:, :, None]
     a, b = (spectra[0::2], evals[0::2]), (spectra[1::2], evals[1::2])
     if method == "supervised":
         return functional_map(a[0], b[0], a[1], b[1], regularizer="squared_difference")[:, None]
