@@ -134,8 +134,7 @@ def train(
         for epoch in range(len(history), options.epochs):
             started = time.perf_counter()
             torch.manual_seed(epoch_seed(options.seed, epoch))
-            set_learning_rate(optimizer, options.learning_rate_at(epoch))
-            loss, tally = _train_epoch(model, step, fitted, options, device, epoch, after_step)
+            loss, tally = _train_epoch(model, optimizer, step, fitted, options, device, epoch, after_step)
             if average is not None:
                 average.write()
             last = epoch + 1 == options.epochs
@@ -191,6 +190,7 @@ def set_aside(samples: Sequence[T], options: TrainOptions) -> tuple[list[T], lis
 
 def _train_epoch(
     model: DiffusionNet,
+    optimizer: torch.optim.Optimizer,
     step: TrainingStep,
     groups: Sequence[Sequence[Sample | PairSample]],
     options: TrainOptions,
@@ -220,6 +220,7 @@ def _train_epoch(
     first = 0
     for sample in packed(samples, batches, device):
         meshes = len(sample.operators)
+        set_learning_rate(optimizer, options.learning_rate_at(epoch + first / every))
         losses.append(step(changes.made(sample, first), changes.rotations_of(first, meshes)))
         names.append(sample.names)
         first += meshes

@@ -42,9 +42,11 @@ class TrainOptions:
     label_smoothing: s of `label_smoothing_loss`, in training
     ignore: classes, by name or number, whose elements count neither in the loss nor in the scores
     class_weights: weights of the classes in the loss: "balanced", "1,0.5,2", or "arm=2,leg=0.5" and 1 for others
+    clip: the norm to which longer gradients are scaled down; 0 for no limit
     average_weights: decay of the moving average of the weights, see `WeightAverage`; 0 for no average
     targets, loss: of a regression, see `load_targets` and `target_loss`
-    method, map_k, zoomout: of a correspondence, see `pair_maps` and `point_map_of`. A step takes `batch_meshes` pairs.
+    method, map_k, feature_scale, zoomout: of a correspondence, see `pair_maps` and `point_map_of`. A step takes
+        `batch_meshes` pairs.
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
         Other features do not change under rotation.
     rotate_about: "any" for all rotations, or the axis of the rotations
@@ -80,6 +82,7 @@ class TrainOptions:
     learning_rate: float = 2e-3
     schedule: Schedule = "cosine"
     decay_every: int = 50
+    clip: float = 0.0
     batch_meshes: int | None = 1
     batch_vertices: int | None = None
     rotate: bool | None = None
@@ -98,6 +101,7 @@ class TrainOptions:
     loss: Loss = "mse"
     method: Method = "supervised"
     map_k: int = 30
+    feature_scale: float = 0.0
     zoomout: bool = False
     validation: float = 0.0
     eval_every: int = 5
@@ -124,6 +128,9 @@ class TrainOptions:
         object.__setattr__(self, "ignore", tuple(self.ignore))
         if self.class_weights is not None and self.class_weights != BALANCED:
             class_weight_entries(self.class_weights)
+        for name in ("clip", "feature_scale"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise OptionError(f"{name} should be a finite number of at least 0, got {getattr(self, name)}")
         if not 0 < self.learning_rate < 1e36:  # above 1e36, Adam's steps overflow float32
             raise OptionError(f"learning_rate should be above 0 and below 1e36, got {self.learning_rate}")
         if not 0 <= self.seed < 2**63:
@@ -179,8 +186,8 @@ class TrainOptions:
         """Whether features are rotated at random in training."""
         return bool(vector_channels(self.features)) if self.rotate is None else self.rotate
 
-    def learning_rate_at(self, epoch: int) -> float:
-        """The learning rate of an epoch, counted from 0.
+    def learning_rate_at(self, epoch: float) -> float:
+        """The learning rate after a number of epochs, which may have a fraction.
 
         The step schedule halves it every `decay_every` epochs. The cosine schedule lowers it to 0 over the run.
         """

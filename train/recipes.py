@@ -9,8 +9,9 @@ from diffnet.train.tasks.task_options import TASK_OPTIONS, TaskName
 
 RecipeName: TypeAlias = Literal["default", "original"]
 
-# The method of Cao et al. 2023.
-_UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
+# Further changes for `--method unsupervised`: of the default, and those of Cao et al. 2023.
+_UNSUPERVISED: dict[str, Any] = {"features": "xyz+normals+wks", "feature_scale": 1.0, "learning_rate": 2e-3}
+_ORIGINAL_UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes
 
 # What the experiments of the original implementation do: https://github.com/nmwsharp/diffusion-net/tree/master/experiments
@@ -45,7 +46,7 @@ def recipe(name: RecipeName, task: TaskName, method: Method = "supervised") -> d
     >>> TrainOptions(task="classification", **recipe("original", "classification")).width
     32
     """
-    of_method = {} if method == "supervised" else _UNSUPERVISED
+    supervised = method == "supervised"
     if name == "original":
-        return {**_ORIGINAL, **TASK_OPTIONS[task].original, **of_method}
-    return {**TASK_OPTIONS[task].recipe, **of_method}
+        return {**_ORIGINAL, **TASK_OPTIONS[task].original, **({} if supervised else _ORIGINAL_UNSUPERVISED)}
+    return {**TASK_OPTIONS[task].recipe, **({} if supervised else _UNSUPERVISED)}

@@ -7,8 +7,8 @@ correspondence.csv, with one line for each row and seed, and all runs. The colum
 ZoomOut. Other options are those of `diffnet train correspondence`, for all rows. --figures FOLDER keeps the figures and
 the cache for several measurements.
 
-supervised: from heat kernel signatures and the true correspondences
-unsupervised: from wave kernel signatures, without correspondences
+supervised: from curvature, heat kernel signatures and the true correspondences
+unsupervised: from positions, normals and wave kernel signatures, without correspondences
 unsupervised-xyz: from positions, without correspondences. All figures, also those of the test, are rotated at random.
 """
 

@@ -181,6 +181,8 @@ def test_schedules():
     assert [step.learning_rate_at(e) for e in range(5)] == [1, 1, 0.5, 0.5, 0.25]
     cosine = TrainOptions(learning_rate=1.0, schedule="cosine", epochs=4)
     assert [cosine.learning_rate_at(e) for e in (0, 2, 4)] == pytest.approx([1, 0.5, 0])
+    assert 0.5 < cosine.learning_rate_at(1.5) < cosine.learning_rate_at(1)
+    assert step.learning_rate_at(1.5) == 1
 
 
 def test_devices_that_are_not_available():

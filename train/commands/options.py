@@ -132,6 +132,9 @@ ScheduleOption = Annotated[
     Schedule, typer.Option(help="step halves the learning rate every --decay-every epochs; cosine lowers it to 0.")
 ]
 DecayEveryOption = Annotated[int, typer.Option(min=1, help="Epochs between two steps of the step schedule.")]
+ClipOption = Annotated[
+    float, typer.Option(min=0, metavar="NORM", help="Scale gradients down to this norm if they are longer; 0: never.")
+]
 BatchMeshesOption = Annotated[int | None, typer.Option(min=1, help="Meshes per step.")]
 BatchVerticesOption = Annotated[
     int | None, typer.Option(min=1, help="Instead of a number of meshes: at most N vertices per step.")
@@ -227,21 +230,18 @@ PairFeaturesOption = Annotated[
     typer.Option(
         callback=checked_features,
         metavar="PART+PART…",
-        help="Input features, see `diffnet train segmentation`. If unsupervised, the default is wks.",
+        help="Input features, see `diffnet train segmentation`. If unsupervised, the default is xyz+normals+wks.",
     ),
 ]
 ChannelsOption = Annotated[
     int | None, typer.Option(min=1, help="Features that the network computes. By default 128; 256 if unsupervised.")
 ]
-MapKOption = Annotated[
-    int,
-    typer.Option(
-        "--map-k", min=1, max=300, help="Eigenpairs of the functional maps. If unsupervised, the default is 200."
-    ),
+MapKOption = Annotated[int, typer.Option("--map-k", min=1, max=300, help="Eigenpairs of the functional maps.")]
+FeatureScaleOption = Annotated[
+    float,
+    typer.Option(min=0, metavar="SIZE", help="Scale features to this root mean square; 0: never. If unsupervised, 1."),
 ]
-PairKOption = Annotated[
-    int, typer.Option("--k", min=1, help="Eigenpairs of the network. If unsupervised, the default is 200.")
-]
+PairKOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the network.")]
 ZoomOutOption = Annotated[
     bool, typer.Option("--zoomout", help="Refine functional maps with ZoomOut, to all eigenpairs of the network.")
 ]

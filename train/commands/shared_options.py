@@ -25,6 +25,7 @@ OF_TRAINING: dict[str, Any] = {
     "learning_rate": o.LearningRateOption,
     "schedule": o.ScheduleOption,
     "decay_every": o.DecayEveryOption,
+    "clip": o.ClipOption,
     "batch_meshes": o.BatchMeshesOption,
     "batch_vertices": o.BatchVerticesOption,
     "rotate": o.RotateOption,

@@ -15,6 +15,7 @@ from diffnet.train.commands.options import (
     BatchPairsOption,
     ChannelsOption,
     ClassWeightsOption,
+    FeatureScaleOption,
     IgnoreOption,
     LabelSmoothingOption,
     LossOption,
@@ -158,10 +159,11 @@ def train_correspondence(
     method: MethodOption = "supervised",
     pairs: PairsOption = None,
     base: BaseOption = "auto",
-    features: PairFeaturesOption = "hks",
+    features: PairFeaturesOption = "curvature+log-hks",
     channels: ChannelsOption = None,
     map_k: MapKOption = 100,
     k: PairKOption = 128,
+    feature_scale: FeatureScaleOption = 3.0,
     zoomout: ZoomOutOption = False,
     epochs: PairEpochsOption = None,
     batch_meshes: BatchPairsOption = 1,
@@ -184,8 +186,9 @@ def train_correspondence(
             return figure_pairs(seed=seed, jobs=shared["jobs"], cache_dir=cache)
         return load_pairs(data if len(data) > 1 else data[0], pairs, base=base, seed=seed, cache_dir=cache)
 
-    own = {"method": method, "features": features, "map_k": map_k, "k": k, "zoomout": zoomout, "channels": channels}
-    _train("correspondence", load, out, {**own, "epochs": epochs, "batch_meshes": batch_meshes, **shared})
+    own = {"method": method, "features": features, "map_k": map_k, "k": k, "feature_scale": feature_scale}
+    own |= {"zoomout": zoomout, "channels": channels, "epochs": epochs, "batch_meshes": batch_meshes}
+    _train("correspondence", load, out, {**own, **shared})
 
 
 def _train(name: TaskName, load: "Callable[[], LabeledMeshes | MeshPairs]", out: Path, given: dict[str, Any]) -> None:

@@ -6,20 +6,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.geometry import Operators, point_map, to_spectral, zoomout
-from diffnet.ops import bijectivity_loss, coupling_loss, functional_map, orthogonality_loss, soft_map
+from diffnet.geometry import Operators, functional_map_from_points, point_map, to_spectral, zoomout
+from diffnet.ops import bijectivity_loss, coupling_loss, functional_map, orthogonality_loss, segment_mean, soft_map
 from diffnet.train.options import Method
 
 TEMPERATURE = 0.07  # of soft maps of normalized features (Cao et al. 2023)
 ZOOMOUT_STEPS = 10
 
 
-def pair_maps(features: Tensor, operators: Operators, method: Method, k: int) -> Tensor:
-    """Compute the functional maps of pairs that a method needs. The last of each pair is the one to match with.
+def pair_maps(features: Tensor, operators: Operators, method: Method, k: int, scale: float = 0.0) -> Tensor:
+    """Compute the functional maps of pairs that a method needs. The first of each pair is the one to match with.
 
     features: (V, C), those of the network
     operators: meshes a and b of each of P pairs in turn, as `collate_pairs` packs them
     k: K, how many eigenpairs to use
+    scale: root mean square to which the features of each mesh are scaled for the regularized maps; 0 for no scaling
 
     "supervised" returns (P, 1, K, K), the map from functions on a to functions on b that takes the features of a to
     those of b (Donati et al. 2020). "unsupervised" returns (P, 4, K, K): such maps from a to b and from b to a with the
@@ -28,6 +29,10 @@ def pair_maps(features: Tensor, operators: Operators, method: Method, k: int) ->
     features = features.float()
     # One transform serves all meshes. Splitting the operators would also split their matrices, unused here.
     spectra, evals = to_spectral(features, operators)[:, :k], operators.evals[:, :k]
+    if scale > 0:
+        size = features.square().mean(1, keepdim=True)
+        mean = segment_mean(size, operators.mass, operators.ptr, operators.lengths)
+        spectra = spectra * (scale / mean.clamp(min=1e-12).sqrt())[:, :, None]
     a, b = (spectra[0::2], evals[0::2]), (spectra[1::2], evals[1::2])
     if method == "supervised":
         return functional_map(a[0], b[0], a[1], b[1], regularizer="squared_difference")[:, None]
@@ -61,10 +66,14 @@ def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool) -> Tensor:
 
     refine: whether ZoomOut first refines the map, in 10 steps, to all eigenpairs. If it has more than half of them, it
         starts at half of them.
+
+    Without ZoomOut, the map of points is turned into a functional map and back once, which makes it more accurate.
     """
     c = c.to(a.device)
     if refine:
         most = min(a.k, b.k, a.num_vertices, b.num_vertices)
         start = max(1, min(c.shape[-1], most // 2))
         c = zoomout(c[:, :start, :start], a, b, k=most, step=max(1, -(-(most - start) // ZOOMOUT_STEPS)))
+    else:
+        c = functional_map_from_points(point_map(c, a, b), a, b, k=c.shape[-1])
     return point_map(c, a, b)

@@ -101,7 +101,7 @@ def match_meshes(
     if fine_tune > 0:
         _fine_tune(network, pair, swapped, options, fine_tune, after_step)
     with torch.no_grad():
-        c = _maps(network, pair, options)[:, -1]
+        c = _maps(network, pair, options)[:, 0]
     matches = point_map_of(c, one.operators, other.operators, zoomout)
     return Matched(first, second, matches.cpu().numpy(), c[0].float().cpu())
 
@@ -109,7 +109,7 @@ def match_meshes(
 def _maps(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
     with autocast(options.precision, pair.features.device):
         features: Tensor = network(pair.features, pair.operators)
-    return pair_maps(features, pair.operators, options.method, options.map_k)
+    return pair_maps(features, pair.operators, options.method, options.map_k, options.feature_scale)
 
 
 def _no_target() -> Tensor:

@@ -32,6 +32,7 @@ OPTIONAL = (
     "ignore",
     "method",
     "map_k",
+    "feature_scale",
 )
 
 
@@ -44,7 +45,7 @@ class NetworkInput:
     """The input of a network, and the names of its outputs.
 
     options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join`, `operators`, `normalize`, `max_faces`,
-        `precision`, `targets`, `ignore`, `method` and `map_k`; its other values are not used
+        `precision`, `targets`, `ignore`, `method`, `map_k` and `feature_scale`; its other values are not used
     normalize: whether positions are normalized first, by the rule in `options`
     label_names: the name of each class, or of each column of a regression
     labels_at: what it predicts: classes or numbers of "vertices", "faces", "edges" or "meshes"
@@ -69,7 +70,7 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `k` | number of eigenpairs | none |
     | `normalize` | whether positions are normalized first: true or "radius", "area", or false | none |
     | `task` | "segmentation", … "correspondence" | "classification" or "segmentation", which fits `outputs_at` |
-    | `method`, `map_k` | of a correspondence, see `pair_maps` | "supervised" and 30 |
+    | `method`, `map_k`, `feature_scale` | of a correspondence, see `pair_maps` | "supervised", 30, 0 |
     | `laplacian`, `basis`, `join`, `operators` | see `precompute` | those of `precompute` |
     | `max_faces` | meshes with more faces are decimated, see `decimated` | none are |
     | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |

@@ -94,6 +94,8 @@ class TrainingStep:
         outputs = self._outputs(batch)
         loss = self._task.loss(outputs, batch.labels, self._options)
         loss.backward()  # type: ignore[no-untyped-call]
+        if self._options.clip > 0:
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._options.clip)
         self._optimizer.step()
         if self._average is not None:
             self._average.update()

@@ -34,7 +34,7 @@ def _samples(pairs: MeshPairs, part: str, samples: Sequence[Sample], options: Tr
 
 
 def _maps(features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
-    return pair_maps(features, operators, options.method, options.map_k)
+    return pair_maps(features, operators, options.method, options.map_k, options.feature_scale)
 
 
 def map_loss(maps: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
@@ -45,12 +45,12 @@ def map_loss(maps: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
     """
     if options.method == "unsupervised":
         return unsupervised_loss(maps)
-    return (maps[:, -1] - targets).square().sum((1, 2)).mean()
+    return (maps[:, 0] - targets).square().sum((1, 2)).mean()
 
 
 def _predict(maps: Tensor) -> Tensor:
     """The map (P, K, K) to match with."""
-    return maps[:, -1]
+    return maps[:, 0]
 
 
 def _new_tally(channels: int, device: torch.device) -> Tensor:
