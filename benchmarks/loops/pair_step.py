@@ -64,7 +64,14 @@ def _network(size: Size) -> DiffusionNet:
 
 def _diffnet(pair: PairSample, size: Size, k: int, graphs: bool) -> Step:
     options = TrainOptions(
-        task="correspondence", method="unsupervised", features="wks", k=k, map_k=k, width=size.width, precision="fp32"
+        task="correspondence",
+        method="unsupervised",
+        features="wks",
+        k=k,
+        map_k=k,
+        width=size.width,
+        learning_rate=1e-3,
+        precision="fp32",
     )
     network = _network(size)
     if graphs:
