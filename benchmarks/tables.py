@@ -104,7 +104,7 @@ def training_step(results: Path) -> str:
 
 def inference(results: Path) -> str:
     """Outputs without gradients in every dtype."""
-    found = Results(results / "steps", "inference")
+    found = Results(results / "inference", "inference")
     text = "## Inference\n\n" + found.source() + "\n" + LOOPS
     for dtype in found.values("dtype"):
         text += f"\nIn {dtype}:\n\n" + _by_size(found, dtype, {peer: peer for peer in found.values("peer")}, gpu=True)
@@ -136,7 +136,7 @@ def compiled(results: Path) -> str:
 
 def training_loop(results: Path) -> str:
     """Steps of a loop over mixed meshes: time, time per vertex, and memory."""
-    found = Results(results / "steps", "training-loop")
+    found = Results(results / "loop", "training-loop")
     loops, largest = found.values("loop"), "diffnet, largest batch"
     text = "## Training loop\n\n" + found.source() + "\n"
     text += (
@@ -204,6 +204,23 @@ def command(results: Path) -> str:
     return text + table(["options", "caches", "total", "preprocessing", "training", "test accuracy"], lines)
 
 
+def maps(results: Path) -> str:
+    """Functional maps of many pairs, and a training step on one pair, each with memory."""
+    found = Results(results / "maps", "functional-map")
+    text = "## Functional maps\n\n" + found.source() + "\n\n"
+    text += "K = 200 and 256 features, forward and backward, in wall-clock time. `diffnet` computes in float64.\n\n"
+    peers = found.values("peer")
+    lines = [
+        [pairs, *(f"{_ms(found.ms(p, pairs=pairs))}, {_gib(found.number('peak_mb', p, pairs=pairs))}" for p in peers)]
+        for pairs in found.values("pairs")
+    ]
+    text += table(["pairs", *(f"`{p}`" for p in peers)], lines)
+    step = Results(results / "maps", "pair-step")
+    text += "\nAn unsupervised training step on a pair of meshes of 5,000 vertices, K = 200, in float32:\n\n"
+    lines = [[f"`{p}`", _ms(step.ms(p)), _gib(step.number("peak_mb", p))] for p in step.values("peer")]
+    return text + table(["peer", "time", "memory"], lines)
+
+
 LOOPS = (
     "Times are wall-clock times of steps that follow each other, with the time of the GPU alone in parentheses.\n"
     "[benchmarks/README.md](../benchmarks/README.md) explains the peers.\n"
@@ -217,6 +234,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "training-loop": training_loop,
     "command": command,
     "tasks": tasks,
+    "maps": maps,
 }
 
 
