@@ -65,7 +65,6 @@ from diffnet.train.metrics import percent, score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
-from diffnet.train.steps.compilation import compiled_meanwhile
 from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.registry import REPORT_FILES, task_named
 from diffnet.train.tasks.task import Scored
@@ -133,8 +132,7 @@ def run_training(
         variants = _variants(train_items, data.labels_at, options, jobs, console)
         items = [*train_items, *(item for item, _ in tests), *chain.from_iterable(variants)]
         backs = dict(enumerate((back for _, back in tests), len(train_items)))
-        with compiled_meanwhile(data, options, device, statistics, capture):
-            samples = preprocess(items, options, cache_dir, jobs, console, statistics)
+        samples = preprocess(items, options, cache_dir, jobs, console, statistics)
         samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
         # Functional maps need the basis in full precision.
         basis_dtype = torch.float32 if pairs is not None else matmul_dtype(options.precision, device)

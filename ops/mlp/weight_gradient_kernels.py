@@ -57,6 +57,7 @@ def mlp_backward_weights_kernel(
     last = tl.minimum(first + span, rows_size)
     total = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     column_sum = tl.zeros((BLOCK_V, BLOCK_K), tl.float32)  # reduced after the loop: reductions synchronize
+    shares = tl.full((BLOCK_V, BLOCK_V), 1.0 / BLOCK_V, grads[0].dtype.element_ty)  # a power of two
     v = tl.arange(0, BLOCK_V)[:, None]
     for row in range(first, last, BLOCK_V):
         live = row + v < last
@@ -66,7 +67,12 @@ def mlp_backward_weights_kernel(
         x_at = x + wide * c_size + (v * c_size + c[None, :])
         value = tl.load(x_at, mask=live & (c < c_size)[None, :], other=0.0)
         total = product(split_transpose(g, PRECISION), split(value, PRECISION), total, PRECISION)
-        column_sum += g.to(tl.float32)
+        if PRECISION == "ieee":
+            # Not in registers: Triton gives one buffer too few to a tile that is read there and by matrix units, and
+            # a later tile overwrites it while it is multiplied.
+            column_sum = product(split(shares, PRECISION), split(g, PRECISION), column_sum, PRECISION)
+        else:
+            column_sum += g.to(tl.float32)
     base = partial + index.to(tl.int64) * size
     inside = (h < h_size)[:, None] & (c < c_size)[None, :]
     # One store for both cases: a branch here would stand between the matrix units and their result.

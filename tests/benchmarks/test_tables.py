@@ -75,7 +75,7 @@ def test_ratios_of_the_training_loop(tmp_path: Path) -> None:
         case = {"loop": loop, "vertices_per_step": size}
         memory = {peer: 3072 if peer == "diffnet-graphed" else 2048 for peer in times}
         rows += [{**case, "peer": p, "median_ms": factor * ms, "peak_mb": memory[p]} for p, ms in times.items()]
-    write(tmp_path / "steps", "training-loop", rows)
+    write(tmp_path / "loop", "training-loop", rows)
     text = tables.training_loop(tmp_path)
     assert "| `diffnet-graphed` | 10.0× | 5.00× | 2.00× | 0.50× | 1.50× | 1.50× |" in text
     assert "| `diffnet-graphed` | 2.00 ms, 3.00 GiB | 4.00 ms, 3.00 GiB | 3.00 ms, 3.00 GiB |" in text

@@ -81,7 +81,7 @@ class CapturedSteps:
         Raises NotCapturable if the network can't be captured. Nothing has been changed then.
         """
         if self._counted is None:
-            self._counted = self.compile(batch)
+            self._counted = self._count(batch)
             sizes = [size_of(o, self._counted) for o in self._meshes]
             self._lane.make_room(largest_batch(sizes, self._most_meshes, self._most_vertices).rounded())
         size = size_of(batch.operators, self._counted).rounded()
@@ -97,8 +97,8 @@ class CapturedSteps:
                 captured.graph.replay()
         return self._loss()
 
-    def compile(self, batch: Batch) -> frozenset[str]:
-        """Compile the kernels of a step, and run the network once. Returns the counts of `BatchSize` that it needs."""
+    def _count(self, batch: Batch) -> frozenset[str]:
+        """Run the network once to find the counts of `BatchSize` that it needs."""
         counted = frozenset({self._labels_at} & {"faces", "edges"})
         while True:
             size = size_of(batch.operators, counted).rounded()

@@ -15,7 +15,6 @@ from diffnet.cuda_graphs.lane import Recorder, record_graph
 from diffnet.data import Sample, TargetsAt, rotate_vectors, vector_channels
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
-from diffnet.ops.common.launcher import compile_ahead
 from diffnet.train.batches import Batch
 from diffnet.train.device import autocast
 from diffnet.train.options import TrainOptions
@@ -56,13 +55,6 @@ class TrainingStep:
         self._captured = CapturedSteps(
             self._loss, self._step, self._model, labels_at, meshes, *most, self._device, recorder
         )
-
-    def compile(self, batch: Batch) -> None:
-        """Compile the kernels of a step in several threads. The step isn't taken."""
-        if self._captured is None:
-            compile_ahead(lambda: self._loss(batch), self._model.parameters())
-        else:
-            self._captured.compile(batch)
 
     def __call__(self, sample: Sample, rotations: Tensor | None = None) -> Tensor:
         """Train on a sample that lies on the device. Returns the loss (), a new tensor.
