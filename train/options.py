@@ -192,7 +192,7 @@ class TrainOptions:
         The step schedule halves it every `decay_every` epochs. The cosine schedule lowers it to 0 over the run.
         """
         if self.schedule == "step":
-            return self.learning_rate * 0.5 ** (epoch // self.decay_every)
+            return self.learning_rate * 0.5 ** int(epoch // self.decay_every)
         return self.learning_rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 
     def as_dict(self) -> dict[str, Any]:

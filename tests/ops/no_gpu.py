@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from shared_buffers import overwritten_buffers
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -27,7 +28,7 @@ class NoGPU:
 
 
 def compile_only(capability: int, report: Callable[[str, dict[str, Any], Any], None]) -> None:
-    """Make all later launches compile for a GPU and run nothing.
+    """Make all later launches compile for a GPU and run nothing. They raise AssertionError, see `shared_buffers`.
 
     Args:
         capability: the compute capability, 90 for 9.0
@@ -37,6 +38,8 @@ def compile_only(capability: int, report: Callable[[str, dict[str, Any], Any], N
 
     def compile_and_report(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         compiled = run(self, *arguments, grid=grid, warmup=True, **options)
+        overwritten = overwritten_buffers(compiled.asm.get("ttgir", ""))
+        assert not overwritten, f"{self.__name__} {options}: {overwritten} may be overwritten while they are multiplied"
         report(self.__name__, options, compiled)
         return compiled
 
