@@ -67,7 +67,7 @@ def mlp_backward_weights_kernel(
         x_at = x + wide * c_size + (v * c_size + c[None, :])
         value = tl.load(x_at, mask=live & (c < c_size)[None, :], other=0.0)
         total = product(split_transpose(g, PRECISION), split(value, PRECISION), total, PRECISION)
-        if PRECISION == "ieee":
+        if PRECISION == "ieee" and BLOCK_K >= 64:  # Hopper's matrix units read no smaller tiles from shared memory
             # Not in registers: Triton gives one buffer too few to a tile that is read there and by matrix units, and
             # a later tile overwrites it while it is multiplied.
             column_sum = product(split(shares, PRECISION), split(g, PRECISION), column_sum, PRECISION)
