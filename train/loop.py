@@ -218,9 +218,13 @@ def _train_epoch(
     )
     batches.set_epoch(epoch)
     first = 0
+    rate_before: float | None = None
     for sample in packed(samples, batches, device):
         meshes = len(sample.operators)
-        set_learning_rate(optimizer, options.learning_rate_at(epoch + first / every))
+        rate = options.learning_rate_at(epoch + first / every)
+        if rate != rate_before:  # on a GPU, setting it launches a kernel
+            set_learning_rate(optimizer, rate)
+            rate_before = rate
         losses.append(step(changes.made(sample, first), changes.rotations_of(first, meshes)))
         names.append(sample.names)
         first += meshes

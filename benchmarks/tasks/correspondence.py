@@ -15,10 +15,7 @@ unsupervised-xyz: from positions, without correspondences. All figures, also tho
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +25,7 @@ from typing import Any
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from diffnet.benchmarks.tasks.programs import run_diffnet, write_rows
 from diffnet.data import MeshPairs, PairShape, figure_pairs, save_pairs
 from diffnet.data.pairs.folders import TEMPLATE
 
@@ -76,17 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             started = time.perf_counter()
             run = given.out / f"{row}-{seed}"
             same = ["--data", data, "--cache", kept / "cache"]
-            diffnet("train", "correspondence", *same, "--out", run, "--seed", seed, *ROWS[row], *options)
+            run_diffnet("train", "correspondence", *same, "--out", run, "--seed", seed, *ROWS[row], *options)
             seconds = round(time.perf_counter() - started, 2)
             refined = given.out / f"{row}-{seed}-zoomout"
-            diffnet("evaluate", *same, "--checkpoint", run / "last.pt", "--out", refined, "--zoomout")
+            run_diffnet("evaluate", *same, "--checkpoint", run / "last.pt", "--out", refined, "--zoomout")
             found, better = (json.loads((out / "results.json").read_text()) for out in (run, refined))
             own = {**scores(found), "zoomout_x100": better["mean_error_x100"], "command_seconds": seconds}
             rows.append({"row": row, "seed": seed, **own})
-    with (given.out / "correspondence.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(given.out / "correspondence.csv", COLUMNS, rows)
     for row in given.only:
         errors = [line["mean_error_x100"] for line in rows if line["row"] == row]
         refined, floor = (
@@ -97,11 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{refined:.3f}; nearest vertices {floor:.3f}"
         )
     print(f"wrote {given.out / 'correspondence.csv'}")
-
-
-def diffnet(*words: object) -> None:
-    """Run a command of `diffnet`. Raises CalledProcessError if it fails."""
-    subprocess.run([sys.executable, "-m", "diffnet", *map(str, words)], check=True)
 
 
 def scores(results: dict[str, Any]) -> dict[str, Any]:

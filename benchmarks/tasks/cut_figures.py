@@ -9,10 +9,7 @@ cut_figures.csv, with one row for each seed and recipe, and all runs.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -25,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from diffnet.benchmarks.robustness.changes import LOST, cut, rotated
+from diffnet.benchmarks.tasks.programs import run_diffnet, write_rows
 from diffnet.data import LabeledMesh, LabeledMeshes, available_cores, figure, figures
 from diffnet.data.generated.shape import PARTS
 
@@ -65,10 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 found = threads.map(partial(accuracy, run, cache=out / "cache"), sets.values())
                 row |= zip(sets, found, strict=True)
             rows.append(row)
-    with (out / "cut_figures.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(out / "cut_figures.csv", COLUMNS, rows)
     for recipe in ("without cuts", "with cuts"):
         means = {name: np.mean([row[name] for row in rows if row["recipe"] == recipe]) for name in sets}
         print(recipe, ", ".join(f"{name} {100 * mean:.1f} %" for name, mean in means.items()))
@@ -121,7 +116,7 @@ def write_set(folder: Path, test: Sequence[LabeledMesh], train: Sequence[Labeled
 def diffnet(command: str, *more: str, **options: object) -> None:
     """Run a command of `diffnet` with these options. Raises CalledProcessError if it fails."""
     named = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    subprocess.run([sys.executable, "-m", "diffnet", *command.split(), *named, *more], check=True)
+    run_diffnet(*command.split(), *named, *more)
 
 
 def accuracy(run: Path, data: Path, cache: Path) -> float:

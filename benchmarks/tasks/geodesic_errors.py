@@ -11,7 +11,6 @@ one row for each seed.
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from collections.abc import Sequence
 from itertools import combinations
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
+from diffnet.benchmarks.tasks.programs import write_rows
 from diffnet.data import MeshPairs, available_cores, figure_pairs
 from diffnet.geometry import Mesh, Prediction, geodesic_errors_of_all, mean_error
 from diffnet.geometry.processes import WorkerPool
@@ -50,10 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     rows = [measure(seed, given.figures, given.jobs) for seed in given.seeds]
-    with (given.out / "geodesic_errors.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(given.out / "geodesic_errors.csv", COLUMNS, rows)
 
 
 def measure(seed: int, figures: int, jobs: int) -> dict[str, float]:

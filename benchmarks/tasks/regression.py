@@ -15,11 +15,8 @@ volume: that of the mesh at normalized positions. The features are those of the 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.benchmarks.tasks.programs import run_diffnet, write_rows
 from diffnet.data import available_cores, curved_figure
 from diffnet.data.generated.dataset import FINE
 from diffnet.geometry import Mesh, normalize_positions
@@ -89,10 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     "command_seconds": round(time.perf_counter() - started, 2),
                 }
             )
-    with (given.out / "regression.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(given.out / "regression.csv", COLUMNS, rows)
     for target in given.only:
         scores = [float(row["r2"]) for row in rows if row["target"] == target]
         print(f"{target}: R² {np.mean(scores):.4f}, from {min(scores):.4f} to {max(scores):.4f}")
@@ -106,8 +101,7 @@ def train(target: str, figures: Path, run: Path, cache: Path, seed: int, options
     else:
         own = ["--data", figures / "targets.csv"]
     common = ["--out", run, "--cache", cache, "--seed", seed, *options]
-    command = [sys.executable, "-m", "diffnet", "train", "regression", *own, *common]
-    subprocess.run([str(word) for word in command], check=True)
+    run_diffnet("train", "regression", *own, *common)
 
 
 def write_figures(folder: Path, train: int, test: int, vertices: tuple[int, int]) -> Path:

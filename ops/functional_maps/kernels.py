@@ -18,8 +18,8 @@ BLOCK = 32
 def functional_map_forward_factor_kernel(matrices, out, rows_size, plane_rows, BLOCK: tl.constexpr):
     """L⁻¹ of A = L Lᵀ by Gaussian elimination of [A, I] without pivoting. Rows are divided by √pivot at the end.
 
-    After step j, the columns of A up to j are no longer needed, and the columns of I after j are still those of I. So
-    one matrix holds the columns up to j of what I has become, and the columns after j of what A has become.
+    After step j, the left matrix is needed only after column j, and the right matrix has changed only up to column j.
+    One matrix holds both parts.
     A pivot that is not above 0 gives NaN.
     """
     matrix = tl.program_id(0).to(tl.int64)

@@ -68,8 +68,8 @@ def mlp_backward_weights_kernel(
         value = tl.load(x_at, mask=live & (c < c_size)[None, :], other=0.0)
         total = product(split_transpose(g, PRECISION), split(value, PRECISION), total, PRECISION)
         if PRECISION == "ieee" and BLOCK_K >= 64:  # Hopper's matrix units read no smaller tiles from shared memory
-            # Not in registers: Triton gives one buffer too few to a tile that is read there and by matrix units, and
-            # a later tile overwrites it while it is multiplied.
+            # Matrix units add up the rows of g. Reading g into registers as well would be a race: Triton then gives it
+            # one buffer too few, and the copy of a later tile overwrites g while matrix units read it.
             column_sum = product(split(shares, PRECISION), split(g, PRECISION), column_sum, PRECISION)
         else:
             column_sum += g.to(tl.float32)

@@ -82,7 +82,7 @@ def test_the_table_has_a_line_for_each_row_and_seed(tmp_path: Path, monkeypatch)
         }
         (out / "results.json").write_text(json.dumps(content))
 
-    monkeypatch.setattr(correspondence.subprocess, "run", run)
+    monkeypatch.setattr("subprocess.run", run)
     correspondence.main(["--out", str(tmp_path), "--seeds", "0", "1", "--epochs", "3"])
     rows = list(csv.DictReader((tmp_path / "correspondence.csv").open()))
     assert [(row["row"], row["seed"]) for row in rows] == [
