@@ -41,6 +41,7 @@ def mlp(
 
     The probability of dropout is rounded to a multiple of 2⁻¹⁶.
     """
+    keep_freed_memory()
     dtype = compute_dtype(*inputs, *weights)
     fused = residual is not None and residual.dtype == dtype
     skip = fused and residual is inputs[0]
@@ -78,7 +79,6 @@ class _Layout:
 class _MLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layout: _Layout, *tensors: Tensor) -> Tensor:
-        keep_freed_memory()
         inputs, weights, _, _ = layout.parts(tensors)
         hidden = [inputs[0].new_empty(len(inputs[0]), len(weight)) for weight in weights[:-1]]
         ctx.layout = layout
