@@ -284,7 +284,7 @@ def _larger(lane: Lane[Recording], config: int, size: BatchSize) -> Recording | 
 
 
 def _kind(operators: Operators) -> Hashable:
-    """What a recording depends on in operators, except their size."""
+    """The properties of operators that a recording depends on, except their size."""
     return (
         operators.k,
         operators.mass.dtype,

@@ -99,7 +99,7 @@ def record_network(
             compile_network(network, leaf, static)
             static.buffers.load(operators)
         with preserved(network, features.device), trial():  # loads kernels; the results are not used
-            # Buffers and what the operators remember outlive the trial, so they don't lie in the memory of the graphs.
+            # Buffers and remembered fields of the operators outlive the trial, so the graphs' memory can't hold them.
             static.read(fields or [])
             with nullcontext() if fields is None else lane.memory():
                 out = call()
