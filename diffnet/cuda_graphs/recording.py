@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows, fill
-from diffnet.cuda_graphs.gradients import Groups, groups_of, split
+from diffnet.cuda_graphs.gradients import Groups, groups_of, runs_of, split
 from diffnet.cuda_graphs.lane import Graph, Lane
 from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
@@ -200,10 +200,10 @@ def _gradient_buffers(
     buffers: list[Tensor] = []
     parts: list[Tensor] = []
     for group in groups:
-        shapes, sizes = [parameters[i].shape for i in group], [parameters[i].numel() for i in group]
-        shape, dtype = (sum(sizes),), parameters[group[0]].dtype
+        runs = runs_of(parameters[i].shape for i in group)
+        shape, dtype = (sum(run.size for run in runs),), parameters[group[0]].dtype
         buffers.append(lane.arena.take("gradients", BatchSize(0, 0), lambda size, shape=shape: shape, dtype))  # type: ignore[misc]
-        parts += split(buffers[-1], shapes, sizes)
+        parts += split(buffers[-1], runs)
     return buffers, parts
 
 
