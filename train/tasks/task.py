@@ -17,7 +17,7 @@ from diffnet.data import LabeledMesh, LabeledMeshes, Layout, MeshPairs, PairErro
 from diffnet.data.pairs.indices import Base
 from diffnet.geometry import Mesh, Operators
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.task_options import TaskName
+from diffnet.train.tasks.registry import TaskName
 
 
 class DataOptions(NamedTuple):
@@ -108,6 +108,7 @@ class Task:
     tally: (predictions, targets, C) to a tensor whose sum over batches gives the score
     score: a tally to the score in metrics.csv. The higher, the better.
     score_name: the name of the score in metrics.csv
+    prepared: (data set, options) to those of a run, for options that depend on the data. Raises OptionError.
     load_test: (folder or table, what `diffnet evaluate` is told about it, folder of the cache) to a data set, whose
         training part may be empty
     matched: (data set, label names of a network) to the data set with these classes or columns, matched by name
@@ -142,5 +143,9 @@ class Task:
     write_predictions: Callable[
         [Sequence[Predicted], list[str], TargetsAt, Sequence[Path], Path | None, Path | None], None
     ]
+    prepared: Callable[[LabeledMeshes, TrainOptions], tuple[LabeledMeshes, TrainOptions]] = lambda data, options: (
+        data,
+        options,
+    )
     standardized: bool = False
     pairs: PairFunctions | None = None

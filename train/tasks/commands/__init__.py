@@ -1,0 +1,1 @@
+"""The command `diffnet train NAME` of each task."""
