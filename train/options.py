@@ -121,7 +121,8 @@ class SharedOptions(OptionGroup):
                 raise OptionError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if self.attention_heads < 0 or (self.attention_heads > 0 and self.width % self.attention_heads != 0):
             raise OptionError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
-        if self.k < 1 and self.diffusion == "spectral":
+        chosen = self.preprocessing  # checks its own options
+        if chosen.k < 1 and self.diffusion == "spectral":
             raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")
         if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
             name = "rotate" if self.rotate else "rotate_about"
@@ -176,7 +177,7 @@ class TrainOptions(OptionsOfTasks, SharedOptions):
         super().__post_init__()
         check_task_options(self.task, (f.name for f in fields(self) if getattr(self, f.name) != f.default))
         TASK_OPTIONS[self.task].check(self)
-        object.__setattr__(self, "laplacian", self.preprocessing.laplacian)  # `preprocessing` checks its own options
+        object.__setattr__(self, "laplacian", self.preprocessing.laplacian)  # last, because it isn't the default
 
     def as_dict(self) -> dict[str, Any]:
         """The options as plain values, for a checkpoint or a JSON file."""
