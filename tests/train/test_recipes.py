@@ -63,6 +63,15 @@ def test_the_help_shows_the_default_recipe(task: TaskName) -> None:
     assert len(shown) > 25
 
 
+def test_a_recipe_may_depend_on_other_options() -> None:
+    known = recipe("default", "correspondence")
+    assert recipe("default", "correspondence", {"k": 64}) == {**known, "map_k": 64}
+    changed = recipe("default", "correspondence", {"method": "unsupervised"})
+    assert (changed["features"], changed["feature_scale"], changed["map_k"]) == ("xyz+normals+wks", 1.0, 100)
+    changed = recipe("original", "correspondence", {"method": "unsupervised"})
+    assert (changed["features"], changed["k"], changed["map_k"]) == ("wks", 200, 200)
+
+
 def test_options_win_over_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     given = "--recipe", "original", "--features", "xyz", "--dropout", "0.1", "--k", "64"
     options = chosen(monkeypatch, "segmentation", *given)

@@ -1,5 +1,6 @@
-"""A new task needs no change outside `train/tasks/`: neither a copy of a task under another name, nor one with options,
-a command and a score of its own.
+"""A new task needs no change outside `train/tasks/`.
+
+The first test copies a task under another name. The second one adds a task with its own options, command and score.
 """
 
 from __future__ import annotations
@@ -184,8 +185,8 @@ except ValueError as error:
 """
 
 
-def test_a_task_of_its_own_is_files_in_the_folder_of_tasks(tmp_path):
-    """They are added to a copy of the package. Its name and the class of its options are added to the list of tasks."""
+def test_a_new_task_is_files_in_the_folder_of_tasks(tmp_path):
+    """The files are added to a copy of the package, and the name of the task and its options to the list of tasks."""
     for room in ROOMS:
         shutil.copytree(ROOT / room, tmp_path / "copy" / room, ignore=shutil.ignore_patterns("results"))
     tasks = tmp_path / "copy" / "train" / "tasks"

@@ -94,6 +94,10 @@ class PairFunctions:
     score: Callable[..., ScoredPairs]
 
 
+def _unchanged(data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
+    return data, options
+
+
 @dataclass(frozen=True)
 class Task:
     """One task. N is the number of vertices, faces, edges or meshes of a batch, and C the number of outputs.
@@ -143,9 +147,6 @@ class Task:
     write_predictions: Callable[
         [Sequence[Predicted], list[str], TargetsAt, Sequence[Path], Path | None, Path | None], None
     ]
-    prepared: Callable[[LabeledMeshes, TrainOptions], tuple[LabeledMeshes, TrainOptions]] = lambda data, options: (
-        data,
-        options,
-    )
+    prepared: Callable[[LabeledMeshes, TrainOptions], tuple[LabeledMeshes, TrainOptions]] = _unchanged
     standardized: bool = False
     pairs: PairFunctions | None = None

@@ -33,7 +33,7 @@ class TaskOptions:
     prediction: names of own options that `diffnet predict` and others read from the metadata of a network
     recipe: changes to the defaults of `TrainOptions`, for the default recipe
     original: changes to the recipe of the original, see `recipe` in `train/recipes.py`
-    adapted: (name of a recipe, its options, options that the user chose) to the options of the recipe that go with them
+    adapted: (name of a recipe, its options, options that the user chose) to the options of the recipe for these
     check: raises OptionError for options of this task that don't go together
     """
 
