@@ -152,6 +152,11 @@ def loss(outputs, targets, options):
     return ((outputs - targets).abs() - options.tolerance).clamp(min=0).mean()
 
 
+def load_test(path, known, cache):
+    print("trained with tolerance", known.options.tolerance)
+    return load_targets(path, "file:height", cache_dir=cache, needs_train=False)
+
+
 def tally(predictions, targets, columns):
     near = (predictions - targets).abs() < 0.5
     return torch.stack([near.sum(), torch.tensor(near.numel())])
@@ -165,7 +170,7 @@ TASK = replace(
     tally=tally,
     score=lambda counts: float(counts[0] / counts[1]),
     score_name="near",
-    load_test=lambda path, known, cache: load_targets(path, "file:height", cache_dir=cache, needs_train=False),
+    load_test=load_test,
 )
 """
 RUN = """
@@ -227,6 +232,7 @@ def test_a_new_task_is_files_in_the_folder_of_tasks(tmp_path):
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Errors up to this don't count." in ran.stdout
+    assert "trained with tolerance 0.25" in ran.stdout
     assert "tolerance is for heights, and the task is segmentation" in ran.stdout
     results = json.loads((run / "results.json").read_text())
     assert (results["task"], results["judged_epoch"]) == ("heights", 3)

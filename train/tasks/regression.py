@@ -64,7 +64,7 @@ def _tally(predictions: Tensor, targets: Tensor, columns: int) -> Tensor:
 
 
 def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
-    return load_targets(path, known.targets, cache_dir=cache_dir, needs_train=False)
+    return load_targets(path, known.targets or known.options.targets, cache_dir=cache_dir, needs_train=False)
 
 
 def _results(scored: Scored) -> dict[str, Any]:
