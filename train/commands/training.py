@@ -1,4 +1,4 @@
-"""The command `diffnet train TASK`, as far as the tasks share it. `train/tasks/commands/` has the rest."""
+"""The parts of `diffnet train TASK` that all tasks share. `train/tasks/commands/` has the commands."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The list of all tasks. A new task adds its name to `TaskName`, and the class of its own options to `OptionsOfTasks`.
 
 The files of a task have its name: `NAME.py` holds its `TASK`, `options/NAME.py` its `OPTIONS`, and `commands/NAME.py`
-its command `train`. This module loads the options only. Commands need `TrainOptions`, which is made from the options,
-and tasks load PyTorch, without which `--help` is fast.
+its command `train`. This module loads the options only. Commands import `TrainOptions`, which inherits the options, and
+tasks import PyTorch, which would slow `--help` down.
 """
 
 from __future__ import annotations

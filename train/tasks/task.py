@@ -21,7 +21,7 @@ from diffnet.train.tasks.registry import TaskName
 
 
 class DataOptions(NamedTuple):
-    """What `diffnet evaluate` knows of a data set. Each task reads the options of its sets.
+    """The options of `diffnet evaluate` for a data set. Each task reads the options of its sets.
 
     options: those in the metadata of the network, see `NetworkInput`
     layout: see `load_dataset`
@@ -114,8 +114,8 @@ class Task:
     tally: (predictions, targets, C) to a tensor whose sum over batches gives the score
     score: a tally to the score in metrics.csv. The higher, the better.
     score_name: the name of the score in metrics.csv
-    prepared: (data set, options) to those of a run, for options that depend on the data. Raises OptionError.
-    load_test: (folder or table, what `diffnet evaluate` knows of it, folder of the cache) to a data set, whose
+    prepared: (data set, options) to both as a run takes them, for options that depend on the data. Raises OptionError.
+    load_test: (folder or table, its `DataOptions`, folder of the cache) to a data set, whose
         training part may be empty
     matched: (data set, label names of a network) to the data set with these classes or columns, matched by name
     results: the entries of results.json about the test meshes; numbers are null if no element is labeled

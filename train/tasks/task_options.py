@@ -27,13 +27,13 @@ class OptionGroup:
 class TaskOptions:
     """The options of `TrainOptions` in which a task differs from others.
 
-    own: the class of the options that only this task has, and tasks with the same class
-    owners: what error messages call the tasks with the class `own`; None for their names
+    own: the class of the options that only this task has, and other tasks with the same class
+    owners: how error messages name the tasks with this class; None for the names of the tasks
     unavailable: options that all tasks have but this one
-    prediction: names of own options that `diffnet predict` and others read from the metadata of a network
+    prediction: names of the own options that are read from the metadata of a network, see `network_input`
     recipe: changes to the defaults of `TrainOptions`, for the default recipe
     original: changes to the recipe of the original, see `recipe` in `train/recipes.py`
-    adapted: (name of a recipe, its options, options that the user chose) to the options of the recipe for these
+    adapted: (name of a recipe, its options, the user's options) to the recipe's options that fit the user's
     check: raises OptionError for options of this task that don't go together
     """
 

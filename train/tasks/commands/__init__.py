@@ -1,1 +1,1 @@
-"""The command `diffnet train NAME` of each task."""
+"""The commands `diffnet train NAME`, one for each task."""
