@@ -184,7 +184,7 @@ def evaluate(
     if targets is not None and not task.standardized:
         raise OptionError(f"--targets is for regression, and the network is one of {task.name}")
     cache.mkdir(parents=True, exist_ok=True)
-    known = DataOptions(layout, targets or expected.options.targets, pairs, base)
+    known = DataOptions(expected.options, layout, targets, pairs, base)
     dataset = task.load_test(data, known, cache)
     count = f"{len(dataset.test_pairs)} pairs" if isinstance(dataset, MeshPairs) else f"{len(dataset.test)} meshes"
     console.print(f"{count} to score")

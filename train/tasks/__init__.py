@@ -1,1 +1,1 @@
-"""Tasks: what a network learns, how its outputs are scored and what is written. One module per task."""
+"""Tasks: what a network learns, how its outputs are scored and what is written. `registry.py` lists them."""
