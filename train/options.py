@@ -33,7 +33,7 @@ TrainBackend: TypeAlias = Literal["auto", "torch"]
 class SharedOptions(OptionGroup):
     """The options that all tasks of `diffnet train` share. Its `--help` explains each one.
 
-    task: what the network learns, the name of the command
+    task: the task that the network learns, which is the name of the command
     laplacian: None becomes the one that belongs to the operators, see `precompute`
     max_faces: decimate meshes that have more faces, see `decimated`; None leaves all as they are
     clip: the norm to which longer gradients are scaled down; 0 for no limit

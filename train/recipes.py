@@ -8,7 +8,7 @@ from typing import Any
 from diffnet.train.tasks.registry import TASK_OPTIONS, TaskName
 from diffnet.train.tasks.task_options import RecipeName
 
-# What the experiments of the original implementation do: https://github.com/nmwsharp/diffusion-net/tree/master/experiments
+# The options of the experiments of the original implementation: https://github.com/nmwsharp/diffusion-net/tree/master/experiments
 _ORIGINAL: dict[str, Any] = {
     "features": "hks",
     "k": 128,

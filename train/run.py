@@ -264,7 +264,7 @@ def scored_on(sample: Sample, back: Weights | None) -> Sample:
 def _variants(
     items: Sequence[LabeledMesh], at: TargetsAt, options: TrainOptions, jobs: int | None, console: Console
 ) -> list[list[LabeledMesh]]:
-    """The variants of each training mesh, or an empty list. Says what is made, with a progress bar."""
+    """The variants of each training mesh, or an empty list. Shows a progress bar while they are made."""
     wanted = options.mesh_variants
     if not wanted.count:
         return []

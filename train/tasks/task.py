@@ -39,7 +39,7 @@ class DataOptions(NamedTuple):
 class Predicted(NamedTuple):
     """The prediction of one mesh without labels.
 
-    values: what `Task.predict` returns, on the CPU. Targets of a regression are in their own units, (N, C) float64.
+    values: the result of `Task.predict`, on the CPU. Targets of a regression are in their own units, (N, C) float64.
     probabilities: (N, C) float32 on the CPU, or None if they were not asked for
     """
 
@@ -65,7 +65,7 @@ class ScoredPairs:
 class Scored:
     """Labeled meshes with their predictions.
 
-    predictions: for each mesh, what `Task.predict` returns, on the CPU. Those of a regression are in the units of the
+    predictions: for each mesh, the result of `Task.predict`, on the CPU. Those of a regression are in the units of the
         targets, (N, C) float64.
     pairs: of a task on pairs, for which `predictions` are functional maps (1, K, K)
     """
@@ -107,9 +107,9 @@ class Task:
     Functions of tensors run inside CUDA graphs, so they never wait for the GPU.
 
     targets_at: the elements that may have targets
-    outputs: what the outputs of the network are, for messages
+    outputs: the name of the outputs of the network, for messages
     loss: (outputs (N, C), targets, options) to the loss ()
-    predict: outputs (N, C) to what is kept of them for scores and reports, a tensor of N rows
+    predict: outputs (N, C) to the predictions that scores and reports take, a tensor of N rows
     new_tally: (C, device) to a tally of nothing
     tally: (predictions, targets, C) to a tensor whose sum over batches gives the score
     score: a tally to the score in metrics.csv. The higher, the better.

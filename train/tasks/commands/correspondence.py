@@ -67,7 +67,7 @@ def train(
     The network is trained on functional maps. supervised needs correspondences: .vts files or template points for each
     mesh, or a map for each pair. unsupervised needs none.
 
-    Writes to --out what `diffnet train segmentation` writes, with errors.csv, errors.png and pages of some pairs. For
+    Writes to --out the files of `diffnet train segmentation`, and errors.csv, errors.png and pages of some pairs. For
     Ctrl-C and --resume, see there.
     """
 
