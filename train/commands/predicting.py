@@ -66,7 +66,7 @@ def predict(
     ] = None,
     labels_at: Annotated[
         TargetsAt | None,
-        typer.Option(help="Elements that a checkpoint of the original labels. Its file doesn't tell. By default, vertices."),
+        typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
     ] = None,
 ) -> None:
     """Predict the labels or the numbers of meshes with a trained network."""
