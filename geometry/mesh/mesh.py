@@ -97,6 +97,9 @@ class Mesh:
     normals: NDArray[np.float64] | None = None
     path: str | None = None
 
+    def __repr__(self) -> str:
+        return f"Mesh(name={self.name!r}, vertices={len(self.verts)}, faces={len(self.faces)})"
+
     @property
     def is_point_cloud(self) -> bool:
         return len(self.faces) == 0
