@@ -203,8 +203,8 @@ def make_mesh(
         bad = np.flatnonzero(~np.isfinite(v).all(axis=1))
         if len(bad):
             raise MeshError(
-                f"{name}: NaN or infinite coordinates at {len(bad)} of {len(v)} vertices, the first is vertex {bad[0]}: "
-                f"{v[bad[0]]}"
+                f"{name}: NaN or infinite coordinates at {len(bad)} of {len(v)} vertices, the first is vertex "
+                f"{bad[0]}: {v[bad[0]]}"
             )
         worst = int(np.abs(v).max(axis=1).argmax())
         raise MeshError(

@@ -37,9 +37,7 @@ def test_representations_are_one_line() -> None:
     pattern = random_pattern()
     matrix = SparseMatrix(pattern, random(2, pattern.nnz))
     assert repr(pattern) == f"Pattern(shape=(9, 6), nnz={pattern.nnz}, device=cpu)"
-    assert (
-        repr(matrix) == f"SparseMatrix(shape=(2, 9, 6), nnz={pattern.nnz}, dtype={matrix.values.dtype}, device=cpu)"
-    )
+    assert repr(matrix) == f"SparseMatrix(shape=(2, 9, 6), nnz={pattern.nnz}, dtype={matrix.values.dtype}, device=cpu)"
 
 
 def test_strided_values_convert() -> None:

@@ -338,7 +338,9 @@ def test_damaged_files(stored, tmp_path, kind):
     path.unlink()
     assert "no such" in message(read, path)
     path.mkdir()
-    assert "no such" in message(read, path)
+    assert message(read, path).endswith("this is a folder, expected a checkpoint")
+    (path / "last.pt").touch()
+    assert message(read, path).endswith("this is a folder, expected a checkpoint; it holds last.pt")
 
 
 def test_a_file_that_expands_is_refused(stored, tmp_path):
