@@ -323,8 +323,8 @@ def fill_cache_with_bar(
         return fill_cache(sources, options, cache_dir, jobs, lambda: bar.advance(task), device, ready)
 
 
-def progress_bar(console: Console) -> Progress:
-    """A bar with the count, the elapsed time and the remaining time."""
+def progress_bar(console: Console, disable: bool = False) -> Progress:
+    """A bar with the count, the elapsed time and the remaining time. `disable` shows none."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -333,6 +333,7 @@ def progress_bar(console: Console) -> Progress:
         TextColumn("remaining"),
         TimeRemainingColumn(),
         console=console,
+        disable=disable,
     )
 
 

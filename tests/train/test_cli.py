@@ -642,6 +642,21 @@ def test_several_meshes_are_predicted(room, tmp_path):
         np.testing.assert_array_equal(read_ply(out / f"{mesh.stem}.ply")[3], expected(room, mesh)[1])
 
 
+def test_a_mesh_that_cannot_be_used_does_not_stop_the_others(room, tmp_path):
+    broken, out = tmp_path / "broken.off", tmp_path / "out"
+    broken.write_text("OFF\n5 2 0\n0 0 0\n")
+    meshes = [room / "data" / "m0.obj", broken, room / "data" / "m1.obj"]
+    arguments = ("--checkpoint", room / "run" / "best.pt", "--out", out, "--html", tmp_path / "a.html")
+    code, text, err = diffnet("predict", *meshes, *arguments)
+    assert (code, text.count("wrote")) == (1, 3)
+    assert (
+        err == f"diffnet: {broken}: the file can't be read: 5 vertices and 2 faces are declared, but 1 lines follow\n"
+    )
+    assert sorted(p.name for p in out.iterdir()) == ["m0.ply", "m1.ply"]
+    np.testing.assert_array_equal(read_ply(out / "m1.ply")[3], expected_labels(room, "m1.obj"))
+    assert "missing.off: no such file" in complaint("predict", broken.with_name("missing.off"), broken, *arguments)
+
+
 def test_a_point_cloud_is_predicted(room, tmp_path):
     cloud = tmp_path / "cloud.ply"
     trimesh.PointCloud(trimesh.creation.icosphere(2).vertices).export(cloud)
