@@ -57,10 +57,10 @@ from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import keep_on_device
-from diffnet.train.checkpoint import restore_model
+from diffnet.train.checkpoint import load_checkpoint, restore_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import evaluate
-from diffnet.train.loop import train
+from diffnet.train.loop import check_same_options, train
 from diffnet.train.metrics import percent, score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import Row
@@ -119,6 +119,8 @@ def run_training(
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
+        if resume:
+            check_same_options(load_checkpoint(out / "last.pt"), options, out)  # before preprocessing, which takes long
         started = time.perf_counter()
         fitted, tested, targets = data.train, data.test, None
         if task.standardized:
