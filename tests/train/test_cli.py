@@ -448,6 +448,13 @@ def test_bad_input_to_prediction(room, tmp_path):
     assert "two results" in predict(
         mesh, "--checkpoint", best, "--out", ply, "--html", tmp_path / "x", "--png", tmp_path / "x"
     )
+    for option, name, expected in (
+        ("--png", "a.jpg", ".png"),
+        ("--html", "a", ".html"),
+        ("--probabilities", "a", ".npz"),
+    ):
+        line = predict(mesh, "--checkpoint", best, "--out", ply, option, tmp_path / name)
+        assert line == f"diffnet: {option} should be a {expected} file, got {tmp_path / name}\n"
     file = tmp_path / "file"
     file.write_text("mine")
     predict(mesh, "--checkpoint", best, "--out", file / "a.ply")

@@ -99,12 +99,17 @@ def predict(
     for name, is_given in (("--probabilities", probabilities is not None), ("--smooth", smooth > 0)):
         if is_given and task.standardized:
             raise OptionError(f"{name} is for networks that predict classes, and this one predicts numbers")
-    if probabilities is not None and probabilities.suffix.lower() != ".npz":
-        raise OptionError(f"--probabilities should be a .npz file, got {probabilities}")
     if smooth > 0 and expected.labels_at == "meshes":
         raise OptionError("--smooth is for networks that label vertices, faces or edges; this one classifies meshes")
     written = [path for path in (*files, html, png, probabilities) if path is not None]
     check_outputs(written, [*meshes, checkpoint])
+    for name, path, suffix in (
+        ("--html", html, ".html"),
+        ("--png", png, ".png"),
+        ("--probabilities", probabilities, ".npz"),
+    ):
+        if path is not None and path.suffix.lower() != suffix:
+            raise OptionError(f"{name} should be a {suffix} file, got {path}")
     chosen = pick_device(device)
     failed: dict[Any, DiffnetError] = {}
     with progress_bar(console, disable=len(meshes) == 1) as bar:
