@@ -340,9 +340,7 @@ def progress_bar(console: Console, disable: bool = False) -> Progress:
 
 
 def _line(row: Row, score: str) -> str:
-    parts = [f"epoch {row['epoch']:>4}", f"loss {row['train_loss']:.4f}"]
-    for name in ("train", "validation", "test"):
-        value = row[f"{name}_{score}"]
-        if value is not None and not math.isnan(value):
-            parts.append(f"{name} {score_text(score, value)}")
-    return "  ".join(parts)
+    values = {name: row[f"{name}_{score}"] for name in ("train", "validation", "test")}
+    known = [f"{name} {score_text(score, v)}" for name, v in values.items() if v is not None and not math.isnan(v)]
+    scores = f"{'R²' if score == 'r2' else score}: {', '.join(known)}" if known else ""
+    return f"epoch {row['epoch']:>4}  loss {row['train_loss']:.4f}  {scores}".rstrip()

@@ -120,6 +120,7 @@ def room(tmp_path_factory):
     code, out, err = train_small(data, room / "run", room / "cache")
     assert code == 0, err
     assert "4 meshes to train on, 1 to test on, 2 classes at the vertices" in out
+    assert re.search(r"epoch   12  loss \d\.\d{4}  accuracy: train [\d.]+ %, test [\d.]+ %", out)
     assert "test accuracy" in out
     assert err == ""
     return room
