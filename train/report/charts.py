@@ -90,7 +90,7 @@ def curves_png(csv_path: str | os.PathLike[str]) -> bytes:
             axes.plot(*np.array(points).reshape(-1, 2).T, color=color, lw=1.8, label=label, marker=marker)
             curves.append([value for _, value in points if math.isfinite(value)])
         axes.set_ylabel(_CURVES[kind])
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="0.9")
         axes.set_axisbelow(True)
