@@ -7,9 +7,11 @@ neither PyTorch nor SciPy, and each command imports what it runs.
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from diffnet import __version__
 from diffnet.geometry.errors import DiffnetError
 from diffnet.train.commands.console import complain
 from diffnet.train.commands.matching import match
@@ -23,6 +25,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"diffnet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """The options of `diffnet` itself."""
+
+
 app.add_typer(train_app, name="train")
 for command in (predict, match, evaluate, precompute, info):
     app.command()(command)

@@ -21,7 +21,7 @@ import trimesh
 from conftest import ROOT
 from PIL import Image
 
-from diffnet import DiffnetError, DiffusionNet, MeshError, geometry, normalize_positions
+from diffnet import DiffnetError, DiffusionNet, MeshError, __version__, geometry, normalize_positions
 from diffnet.data import DataError, Preprocessing, load_dataset, prepare
 from diffnet.geometry import load_mesh, mesh_edges
 from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
@@ -245,6 +245,10 @@ def test_default_cache_folder(monkeypatch):
         assert str(options.default_cache()) == expected
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what happens for a user without a home
     assert options.default_cache().is_absolute()
+
+
+def test_version():
+    assert diffnet("--version") == (0, f"diffnet {__version__}\n", "")
 
 
 @pytest.mark.parametrize(
