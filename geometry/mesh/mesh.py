@@ -154,6 +154,12 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
     raise MeshError(f"expected a path, a trimesh object or (verts, faces), got {_described(source)}")
 
 
+def check_several(meshes: Any) -> None:
+    """Raises MeshError if a single path or mesh is given where several meshes are expected."""
+    if isinstance(meshes, (str, os.PathLike, Mesh)):
+        raise MeshError(f"expected a list of meshes, got one, {reprlib.repr(meshes)}; write it in brackets, [mesh]")
+
+
 def is_array(value: Any) -> bool:
     """Whether a value is an array or a tensor, or a list of points."""
     if not isinstance(value, (list, tuple)):

@@ -41,6 +41,13 @@ def elements(mesh, at):
     return {"vertices": np.arange(len(mesh.verts))[:, None], "faces": mesh.faces, "edges": mesh_edges(mesh.faces)}[at]
 
 
+def test_a_sample_needs_a_labeled_mesh():
+    with pytest.raises(
+        TypeError, match=r"item should be a LabeledMesh, got Mesh; write LabeledMesh\(name, mesh, labels"
+    ):
+        make_sample(ellipsoid(0), OPTIONS)
+
+
 def test_representations_are_one_line():
     item = LabeledMesh("a", ellipsoid(0), np.zeros(42, np.int64))
     mesh = "Mesh(name='ellipsoid 0', vertices=42, faces=80)"

@@ -26,6 +26,8 @@ from diffnet.data import (
 )
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute, smooth_boundaries
 from diffnet.geometry.errors import DiffnetError
+from diffnet.geometry.mesh.mesh import check_several
+from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
 from diffnet.train.tasks.registry import task_named
@@ -50,8 +52,8 @@ def predict_labels(
     int64, which are numbers of output channels.
 
     Raises MeshError for a mesh that can't be used, DataError for a mesh without the own arrays that the network was
-    trained with, and MetadataError for a network without what is needed, and for one of a regression or
-    of a correspondence.
+    trained with, OptionError for a device that is not available, and MetadataError for a network without what is
+    needed, and for one of a regression or of a correspondence.
     """
     _check_classes(network)
     return [(mesh, outputs.argmax(-1).cpu().numpy()) for mesh, outputs in _outputs(sources, network, device, cache_dir)]
@@ -137,7 +139,8 @@ def _outputs(
     unusable: Callable[[MeshLike, DiffnetError], None] | None = None,
 ) -> Iterator[tuple[Mesh, Tensor]]:
     """Each mesh at its original positions, and the outputs of the network, (N, C) on the device."""
-    expected, device = network_input(network), torch.device(device)
+    check_several(sources)
+    expected, device = network_input(network), usable_device(device)
     network = graphed(network.to(device))
     for source in sources:
         try:
