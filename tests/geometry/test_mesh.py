@@ -396,7 +396,7 @@ def test_binary_nan(tmp_path: Path) -> None:
     content = bytearray(binary_ply(POLYGONS))
     start = content.index(b"end_header\n") + len("end_header\n")
     content[start : start + 8] = struct.pack("<d", np.inf)
-    with pytest.raises(MeshError, match="the first is 0"):
+    with pytest.raises(MeshError, match="the first is vertex 0"):
         read(tmp_path, "a.ply", bytes(content))
 
 
