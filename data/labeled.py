@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -43,6 +44,10 @@ class LabeledMesh:
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     accepted: NDArray[np.bool_] | None = None
 
+    def __repr__(self) -> str:
+        labels = np.asarray(self.labels)
+        return f"LabeledMesh(name={self.name!r}, mesh={self.mesh}, labels={labels.shape} {labels.dtype})"
+
 
 @dataclass(frozen=True)
 class LabeledMeshes:
@@ -55,3 +60,9 @@ class LabeledMeshes:
     test: list[LabeledMesh]
     label_names: list[str]
     labels_at: TargetsAt
+
+    def __repr__(self) -> str:
+        return (
+            f"LabeledMeshes(train={len(self.train)} meshes, test={len(self.test)} meshes, "
+            f"label_names={reprlib.repr(self.label_names)}, labels_at={self.labels_at!r})"
+        )

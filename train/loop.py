@@ -118,7 +118,8 @@ def train(
 
     if resume:
         stored = load_checkpoint(out / "last.pt", device)
-        _check_same_run(stored, checkpoint(), options, out)
+        check_same_options(stored, options, out)
+        _check_same_data(stored, checkpoint(), out)
         scored.load_state_dict(stored["model"])
         if average is not None:
             average.load_state_dict(stored["averaging"])
@@ -244,18 +245,22 @@ def _train_epoch(
     return sum(values) / len(values), step.tally.cpu()
 
 
-def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions, out: Path) -> None:
-    """Raises CheckpointError if a resumed run differs from the stored one.
+def check_same_options(stored: Checkpoint, options: TrainOptions, out: Path) -> None:
+    """Raises CheckpointError if the options differ from those of the stored run.
 
     Only the number of epochs may differ, and only if the schedule does not depend on it.
     """
     before = stored["options"]
-    for name, value in fresh["options"].items():
+    for name, value in options.as_dict().items():
         if (name != "epochs" or options.schedule == "cosine") and before[name] != value:
-            hint = "; the cosine schedule depends on the number of epochs" if name == "epochs" else ""
+            why = "the cosine schedule depends on the number of epochs" if name == "epochs" else "repeat its options"
             raise CheckpointError(
-                f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}{hint}"
+                f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}; {why}"
             )
+
+
+def _check_same_data(stored: Checkpoint, fresh: Checkpoint, out: Path) -> None:
+    """Raises CheckpointError if the data of a resumed run differ from those of the stored one."""
     for name, difference in (
         ("label_names", "other labels"),
         ("labels_at", "other labels"),

@@ -110,7 +110,7 @@ def load_dataset(
     labels_at: convert the labels to "vertices", "edges" or "faces", see `diffnet.data.labels_at`. None leaves them.
 
     Returns meshes with labels (V,), (F,) or (E,) int64. Raises DataError for a folder, file or label that is missing,
-    malformed or contradictory, naming the file; and MeshError for a mesh that can't be read.
+    malformed or contradictory, naming the file, and for a single class; and MeshError for a mesh that can't be read.
     """
     root = Path(path)
     if layout not in LAYOUTS:
@@ -143,6 +143,11 @@ def load_dataset(
         else:
             files, at = pair_beside(root, parts, "labels", _LABELS, in_meshes=True, train=train), None
         data = _load(root, parts if train else ([], parts[1]), files, at, cache_dir, needs_train)
+    if needs_train and len(data.label_names) == 1:
+        raise DataError(
+            f"{root}: {data.label_names[0]!r} is the only class; segmentation needs at least 2. "
+            "A negative label means unlabeled"
+        )
     return data if labels_at is None else with_labels_at(data, labels_at)
 
 

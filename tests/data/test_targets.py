@@ -91,8 +91,8 @@ def test_properties_of_ply_files(at, tmp_path):
         mesh = make_mesh(BALL.vertices, BALL.faces)
         write_ply(tmp_path / part / f"{part}.ply", mesh, scalars={"u": values[0], "v": values[1]}, at=at)
     data = load_targets(tmp_path, "file:v+file:u")
-    assert (data.labels_at, data.label_names) == (at, ["u", "v"])
-    np.testing.assert_array_equal(data.test[0].labels, values.T)
+    assert (data.labels_at, data.label_names) == (at, ["v", "u"])
+    np.testing.assert_array_equal(data.test[0].labels, values[::-1].T)
     assert [item.name for item in data.test] == ["test"]
 
 

@@ -21,7 +21,7 @@ import trimesh
 from conftest import ROOT
 from PIL import Image
 
-from diffnet import DiffnetError, DiffusionNet, MeshError, geometry, normalize_positions
+from diffnet import DiffnetError, DiffusionNet, MeshError, __version__, geometry, normalize_positions
 from diffnet.data import DataError, Preprocessing, load_dataset, prepare
 from diffnet.geometry import load_mesh, mesh_edges
 from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
@@ -120,6 +120,7 @@ def room(tmp_path_factory):
     code, out, err = train_small(data, room / "run", room / "cache")
     assert code == 0, err
     assert "4 meshes to train on, 1 to test on, 2 classes at the vertices" in out
+    assert re.search(r"epoch   12  loss \d\.\d{4}  accuracy: train [\d.]+ %, test [\d.]+ %", out)
     assert "test accuracy" in out
     assert err == ""
     return room
@@ -246,6 +247,10 @@ def test_default_cache_folder(monkeypatch):
     assert options.default_cache().is_absolute()
 
 
+def test_version():
+    assert diffnet("--version") == (0, f"diffnet {__version__}\n", "")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["train", "--help"], ["train", "segmentation", "--help"], ["predict", "--help"], ["bench", "--help"]],
@@ -299,7 +304,7 @@ def test_info_loads_no_pytorch(tmp_path):
 # ---- bad input ----
 
 
-def test_bad_input_to_training(room, tmp_path):
+def test_bad_input_to_training(room, tmp_path, monkeypatch):
     def train(data, out, *more):
         return complaint(
             "train",
@@ -335,7 +340,12 @@ def test_bad_input_to_training(room, tmp_path):
     assert str(file) in train(good, out, "--cache", file)
     before = {p: p.stat().st_mtime_ns for p in (room / "run").rglob("*")}
     assert "--resume" in train(good, room / "run")
-    assert "width = 16, not 9" in train(good, room / "run", "--resume", "--width", 9)
+    monkeypatch.setattr("diffnet.train.run.preprocess", lambda *_: pytest.fail("it takes long for large meshes"))
+    line = train(good, room / "run", "--resume", "--width", 9)
+    assert (
+        line
+        == f"diffnet: {room / 'run' / 'last.pt'}: this run was started with width = 16, not 9; repeat its options\n"
+    )
     assert {p: p.stat().st_mtime_ns for p in (room / "run").rglob("*")} == before
 
 
@@ -443,6 +453,13 @@ def test_bad_input_to_prediction(room, tmp_path):
     assert "two results" in predict(
         mesh, "--checkpoint", best, "--out", ply, "--html", tmp_path / "x", "--png", tmp_path / "x"
     )
+    for option, name, expected in (
+        ("--png", "a.jpg", ".png"),
+        ("--html", "a", ".html"),
+        ("--probabilities", "a", ".npz"),
+    ):
+        line = predict(mesh, "--checkpoint", best, "--out", ply, option, tmp_path / name)
+        assert line == f"diffnet: {option} should be a {expected} file, got {tmp_path / name}\n"
     file = tmp_path / "file"
     file.write_text("mine")
     predict(mesh, "--checkpoint", best, "--out", file / "a.ply")
@@ -640,6 +657,21 @@ def test_several_meshes_are_predicted(room, tmp_path):
     assert text.count("wrote") == 4
     for mesh in meshes:
         np.testing.assert_array_equal(read_ply(out / f"{mesh.stem}.ply")[3], expected(room, mesh)[1])
+
+
+def test_a_mesh_that_cannot_be_used_does_not_stop_the_others(room, tmp_path):
+    broken, out = tmp_path / "broken.off", tmp_path / "out"
+    broken.write_text("OFF\n5 2 0\n0 0 0\n")
+    meshes = [room / "data" / "m0.obj", broken, room / "data" / "m1.obj"]
+    arguments = ("--checkpoint", room / "run" / "best.pt", "--out", out, "--html", tmp_path / "a.html")
+    code, text, err = diffnet("predict", *meshes, *arguments)
+    assert (code, text.count("wrote")) == (1, 3)
+    assert (
+        err == f"diffnet: {broken}: the file can't be read: 5 vertices and 2 faces are declared, but 1 lines follow\n"
+    )
+    assert sorted(p.name for p in out.iterdir()) == ["m0.ply", "m1.ply"]
+    np.testing.assert_array_equal(read_ply(out / "m1.ply")[3], expected_labels(room, "m1.obj"))
+    assert "missing.off: no such file" in complaint("predict", broken.with_name("missing.off"), broken, *arguments)
 
 
 def test_a_point_cloud_is_predicted(room, tmp_path):

@@ -9,9 +9,9 @@ import typer
 
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import TargetsAt
-from diffnet.geometry.errors import OptionError
+from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.console import console
+from diffnet.train.commands.console import complain, console
 from diffnet.train.commands.options import (
     DEFAULT_CACHE,
     MESH_FILES,
@@ -69,12 +69,16 @@ def predict(
         typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
     ] = None,
 ) -> None:
-    """Predict the labels or the numbers of meshes with a trained network."""
+    """Predict the labels or the numbers of meshes with a trained network.
+
+    Of several meshes, one that can't be used does not stop the others. It is listed at the end, and the exit code is 1.
+    """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import is_original, load_network
         from diffnet.train.inference.network_input import MetadataError, network_input
         from diffnet.train.inference.predict import predict_meshes
+        from diffnet.train.run import progress_bar
         from diffnet.train.tasks.registry import task_named
 
     network = load_network(checkpoint, class_names and [name.strip() for name in class_names.split(",")], labels_at)
@@ -95,13 +99,34 @@ def predict(
     for name, is_given in (("--probabilities", probabilities is not None), ("--smooth", smooth > 0)):
         if is_given and task.standardized:
             raise OptionError(f"{name} is for networks that predict classes, and this one predicts numbers")
-    if probabilities is not None and probabilities.suffix.lower() != ".npz":
-        raise OptionError(f"--probabilities should be a .npz file, got {probabilities}")
     if smooth > 0 and expected.labels_at == "meshes":
         raise OptionError("--smooth is for networks that label vertices, faces or edges; this one classifies meshes")
     written = [path for path in (*files, html, png, probabilities) if path is not None]
     check_outputs(written, [*meshes, checkpoint])
-    predictions = predict_meshes(meshes, network, pick_device(device), cache, probabilities is not None, smooth)
+    for name, path, suffix in (
+        ("--html", html, ".html"),
+        ("--png", png, ".png"),
+        ("--probabilities", probabilities, ".npz"),
+    ):
+        if path is not None and path.suffix.lower() != suffix:
+            raise OptionError(f"{name} should be a {suffix} file, got {path}")
+    chosen = pick_device(device)
+    failed: dict[Any, DiffnetError] = {}
+    with progress_bar(console, disable=len(meshes) == 1) as bar:
+        predictions = predict_meshes(
+            bar.track(meshes, description="predicting"),
+            network,
+            chosen,
+            cache,
+            probabilities is not None,
+            smooth,
+            failed.__setitem__,
+        )
+    if not predictions:
+        raise next(iter(failed.values()))
+    if len(files) == len(meshes):  # otherwise one table has all meshes
+        files = [file for file, mesh in zip(files, meshes, strict=True) if mesh not in failed]
+    written = [path for path in (*files, html, png, probabilities) if path is not None]
     for path in written:
         path.parent.mkdir(parents=True, exist_ok=True)
     task.write_predictions(predictions, expected.label_names, expected.labels_at, files, html, png)
@@ -109,6 +134,10 @@ def predict(
         _write_probabilities(probabilities, predictions, expected.label_names)
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)
+    for reason in failed.values():
+        complain(str(reason))
+    if failed:
+        raise typer.Exit(1)
 
 
 def _write_probabilities(path: Path, predictions: list[Predicted], label_names: list[str]) -> None:

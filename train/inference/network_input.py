@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,8 +77,11 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `statistics` | of features from files, see `array_statistics` | none of them |
 
     Networks of `diffnet train` have all of them. Raises MetadataError if one is missing or wrong, and for a network
-    with other input channels.
+    with other input channels. Raises TypeError for anything but a network.
     """
+    if not hasattr(network, "outputs_at"):  # a compiled network has it, too
+        hint = "; write DiffusionNet.load(path)" if isinstance(network, (str, os.PathLike)) else ""
+        raise TypeError(f"network should be a DiffusionNet, got {type(network).__name__}{hint}")
     labels_at: TargetsAt = "meshes" if network.outputs_at == "global_mean" else network.outputs_at
     found = network.metadata
     missing = [name for name in NEEDED if name not in found]
