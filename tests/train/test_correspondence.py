@@ -390,6 +390,20 @@ def test_match_of_different_sizes_with_fine_tuning(room):
         assert np.median(away) < 2 * np.median(nearest)  # about 1 for a random map; 8 eigenpairs blur neighbors
 
 
+@pytest.mark.parametrize("method", ["supervised", "unsupervised"])
+def test_fine_tuning_limits_gradients_as_the_training_did(room, method):
+    """Adam hardly moves weights whose gradients are much smaller than its epsilon, 1e-8."""
+    network = DiffusionNet.load(room / "run" / "last.pt")
+    network.metadata["method"] = method
+    moved = {}
+    for clip in (1.0, 1e-14):
+        network.metadata["clip"] = clip
+        plain, tuned = (match_meshes(body(4), body(5), network, fine_tune=steps) for steps in (0, 2))
+        moved[clip] = float((tuned.functional_map - plain.functional_map).abs().max())
+    assert moved[1.0] > 1e-3
+    assert moved[1e-14] < 1e-5
+
+
 def test_maps_have_at_most_as_many_eigenpairs_as_vertices(room):
     network = DiffusionNet.load(room / "run" / "last.pt")
     network.metadata["map_k"] = 20
