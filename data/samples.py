@@ -116,7 +116,9 @@ def make_sample(
     (3, True)
     """
     mesh, operators = prepare(item.mesh, options, cache_dir)
-    features = input_features(mesh, operators, options.features, statistics=statistics, arrays=item.arrays)
+    features = input_features(
+        mesh, operators, options.features, statistics=statistics, arrays=item.arrays, align=options.align
+    )
     return Sample((item.name,), features, torch.as_tensor(item.labels), operators)
 
 

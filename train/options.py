@@ -47,6 +47,8 @@ class TrainOptions:
     targets, loss: of a regression, see `load_targets` and `target_loss`
     method, map_k, feature_scale, zoomout: of a correspondence, see `pair_maps` and `point_map_of`. A step takes
         `batch_meshes` pairs.
+    align: give xyz and normals in the principal axes of each mesh, see `input_features`. In training, they are rotated
+        by small random angles only.
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
         Other features do not change under rotation.
     rotate_about: "any" for all rotations, or the axis of the rotations
@@ -85,6 +87,7 @@ class TrainOptions:
     clip: float = 0.0
     batch_meshes: int | None = 1
     batch_vertices: int | None = None
+    align: bool = False
     rotate: bool | None = None
     rotate_about: RotationAxis = "any"
     scale_range: float = 1.0
@@ -162,6 +165,15 @@ class TrainOptions:
         if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
             name = "rotate" if self.rotate else "rotate_about"
             raise OptionError(f"{name} needs features with xyz or normals, got {self.features!r}")
+        if self.align and (self.method != "unsupervised" or not vector_channels(self.features)):
+            raise OptionError(
+                "align is for the unsupervised method and features with xyz or normals, got method = "
+                f"{self.method!r} and features = {self.features!r}"
+            )
+        if self.align and self.rotate_about != "any":
+            raise OptionError(
+                f"align and rotate_about = {self.rotate_about!r} exclude each other; leave one of them out"
+            )
         if self.rotate is False and self.rotate_about != "any":
             raise OptionError(f"rotate_about is {self.rotate_about!r}, but rotate is False; leave one of them out")
         if self.jitter > 0 and "xyz" not in self.features.split("+"):
@@ -173,7 +185,7 @@ class TrainOptions:
     def preprocessing(self) -> Preprocessing:
         """The options that preprocessing depends on."""
         return Preprocessing(
-            self.k, self.laplacian, self.features, self.basis, self.join, self.operators, self.normalize
+            self.k, self.laplacian, self.features, self.basis, self.join, self.operators, self.normalize, self.align
         )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -29,7 +30,7 @@ from diffnet.data import (
     load_pairs,
     make_sample,
 )
-from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh
+from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import functional_map
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
@@ -37,6 +38,7 @@ from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervi
 from diffnet.train.correspondence.matching import boundary_length, match_meshes
 from diffnet.train.correspondence.scoring import as_labeled
 from diffnet.train.correspondence.targets import pair_samples
+from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.inference.network_input import MetadataError
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import train
@@ -100,9 +102,9 @@ def room(tmp_path_factory, small_pictures) -> Path:
     return folder
 
 
-def samples_of(data: MeshPairs, part: str, features: str = "hks", k: int = 20) -> list[Sample]:
+def samples_of(data: MeshPairs, part: str, features: str = "hks", k: int = 20, align: bool = False) -> list[Sample]:
     shapes = data.train if part == "train" else data.test
-    options = Preprocessing(k=k, features=features, normalize="area")
+    options = Preprocessing(k=k, features=features, normalize="area", align=align)
     return [make_sample(LabeledMesh(s.name, s.mesh, np.zeros(0, np.int64)), options) for s in shapes]
 
 
@@ -236,6 +238,50 @@ def test_scaled_features():
     torch.testing.assert_close(pair_maps(features, operators, "supervised", 6, 1.0), expected, atol=1e-4, rtol=1e-3)
 
 
+def test_figures_are_turned_to_face_alike():
+    """Only the second mesh of a pair that looks the other way is turned."""
+    data = two_bodies()
+    samples = [replace(s, features=s.features + 0.1) for s in samples_of(data, "train", "xyz", align=True)]
+    half_turn = torch.diag(torch.tensor([1.0, -1.0, -1.0]))
+    away = replace(samples[1], features=samples[1].features @ half_turn)
+    options = TrainOptions(
+        task="correspondence", method="unsupervised", features="xyz", align=True, k=20, map_k=8, width=16, blocks=1
+    )
+    torch.manual_seed(0)
+    model = build_model(options, ["u"] * 16, "vertices")
+    pairs = [PairSample(*sides, lambda: torch.zeros(1, 8, 8)) for sides in (samples, (samples[0], away), samples)]
+    batch = collate_pairs(pairs)
+    found = facing_alike(model, batch.features, batch.operators, options)
+    assert torch.equal(found, collate_pairs([pairs[0]] * 3).features)
+    assert model.training
+    torch.testing.assert_close(facing_alike(model, found, batch.operators, options), found)
+
+
+def test_aligned_meshes_are_matched_alike_however_they_are_rotated():
+    meshes = [body(seed, 0.05) for seed in (4, 5)]
+    rotations = random_rotations(2, torch.Generator().manual_seed(0), torch.float64).numpy()
+    turned = [
+        trimesh.Trimesh(mesh.vertices @ rotation, mesh.faces, process=False)
+        for mesh, rotation in zip(meshes, rotations, strict=True)
+    ]
+    found = {}
+    for align in (False, True):
+        torch.manual_seed(0)
+        network = DiffusionNet(6, 16, width=16, blocks=1)
+        own = {"task": "correspondence", "method": "unsupervised", "features": "xyz+normals", "align": align}
+        network.metadata = {**own, "k": 20, "map_k": 8, "feature_scale": 1.0, "normalize": "area"}
+        found[align] = [match_meshes(*pair, network).functional_map for pair in (meshes, turned)]
+    # Eigenvectors of rotated meshes differ in sign.
+    torch.testing.assert_close(found[True][0].abs(), found[True][1].abs(), rtol=0, atol=1e-2)
+    assert (found[False][0].abs() - found[False][1].abs()).abs().max() > 0.1
+    wrong = {"method": "supervised"}, {"method": "unsupervised", "features": "wks"}
+    for options in wrong:
+        with pytest.raises(OptionError, match="align is for the unsupervised method and features with xyz or normals"):
+            TrainOptions(task="correspondence", align=True, **options)
+    with pytest.raises(OptionError, match="align and rotate_about = 'z' exclude each other"):
+        TrainOptions(task="correspondence", method="unsupervised", features="xyz", align=True, rotate_about="z")
+
+
 def test_clipped_gradients():
     """Adam's first moment after a step is a tenth of the gradient."""
     data = two_bodies(0.1)
@@ -332,7 +378,10 @@ def test_a_run_without_correspondences(room, tmp_path, capsys):
     arguments = ["--data", data, "--cache", room / "cache", *SMALL, "--epochs", 3]
     assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "a") == 1
     assert "the data have no correspondences; use --method unsupervised" in capsys.readouterr().err
-    assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "b", "--method", "unsupervised") == 0
+    assert (
+        diffnet("train", "correspondence", *arguments, "--out", tmp_path / "b", "--method", "unsupervised", "--align")
+        == 0
+    )
     out = capsys.readouterr().out
     assert "whose true correspondences are not known" in out
     assert "nan" not in out

@@ -241,6 +241,14 @@ FeatureScaleOption = Annotated[
     float,
     typer.Option(min=0, metavar="SIZE", help="Scale features to this root mean square; 0: never. If unsupervised, 1."),
 ]
+AlignOption = Annotated[
+    bool,
+    typer.Option(
+        "--align/--no-align",
+        help="Give xyz and normals in the principal axes of each mesh, for meshes without a common orientation. Only "
+        "if unsupervised.",
+    ),
+]
 PairKOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the network.")]
 ZoomOutOption = Annotated[
     bool, typer.Option("--zoomout", help="Refine functional maps with ZoomOut, to all eigenpairs of the network.")

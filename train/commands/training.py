@@ -11,6 +11,7 @@ from diffnet.data.folders.layouts import Layout
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import console
 from diffnet.train.commands.options import (
+    AlignOption,
     BaseOption,
     BatchPairsOption,
     ChannelsOption,
@@ -164,6 +165,7 @@ def train_correspondence(
     map_k: MapKOption = 100,
     k: PairKOption = 128,
     feature_scale: FeatureScaleOption = 3.0,
+    align: AlignOption = False,
     zoomout: ZoomOutOption = False,
     epochs: PairEpochsOption = None,
     batch_meshes: BatchPairsOption = 1,
@@ -187,7 +189,7 @@ def train_correspondence(
         return load_pairs(data if len(data) > 1 else data[0], pairs, base=base, seed=seed, cache_dir=cache)
 
     own = {"method": method, "features": features, "map_k": map_k, "k": k, "feature_scale": feature_scale}
-    own |= {"zoomout": zoomout, "channels": channels, "epochs": epochs, "batch_meshes": batch_meshes}
+    own |= {"align": align, "zoomout": zoomout, "channels": channels, "epochs": epochs, "batch_meshes": batch_meshes}
     _train("correspondence", load, out, {**own, **shared})
 
 

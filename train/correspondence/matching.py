@@ -19,6 +19,7 @@ from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss
 from diffnet.train.correspondence.targets import unknown_map
+from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.device import autocast
 from diffnet.train.inference.loading import is_original
 from diffnet.train.inference.network_input import MetadataError, network_input
@@ -110,7 +111,8 @@ def match_meshes(
 
 def _maps(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
     with autocast(options.precision, pair.features.device):
-        features: Tensor = network(pair.features, pair.operators)
+        given = facing_alike(network, pair.features, pair.operators, options) if options.align else pair.features
+        features: Tensor = network(given, pair.operators)
     return pair_maps(features, pair.operators, options.method, options.map_k, options.feature_scale)
 
 

@@ -34,6 +34,7 @@ OPTIONAL = (
     "map_k",
     "feature_scale",
     "clip",
+    "align",
 )
 
 

@@ -41,7 +41,7 @@ TASK_OPTIONS: dict[TaskName, TaskOptions] = {
         recipe={"features": "xyz+normals+log-hks", "width": 128, "dropout": 0.0, "learning_rate": 1e-3},
     ),
     "correspondence": TaskOptions(
-        own=("method", "map_k", "feature_scale", "zoomout"),
+        own=("method", "map_k", "feature_scale", "align", "zoomout"),
         # They would change the correspondences of a pair, or hold out pairs whose meshes are trained on.
         unavailable=("max_faces", "scale_range", "jitter", "mirror", "cut", "decimate", "validation"),
         # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
