@@ -34,7 +34,7 @@ from .neighborhoods import with_k_ring, with_nearest
 from .operators import Operators
 from .positions.closest import closest_points
 from .positions.farthest import farthest_points
-from .positions.rotation import random_rotation, random_rotations, rotate, small_rotations
+from .positions.rotation import random_rotation, random_rotations, rotate
 from .positions.surface_points import SurfacePoints
 from .preprocessing.many import precompute_all
 from .preprocessing.one import precompute
@@ -118,7 +118,6 @@ __all__ = [
     "rotate",
     "rotated",
     "scaled",
-    "small_rotations",
     "smooth_boundaries",
     "soft_functional_map",
     "tangent_frames",

@@ -9,8 +9,9 @@ import pytest
 import torch
 import trimesh
 
-from diffnet.geometry import farthest_points, random_rotation, random_rotations, small_rotations
+from diffnet.geometry import farthest_points, random_rotation, random_rotations
 from diffnet.geometry.positions.alignment import center_of, principal_axes
+from diffnet.geometry.positions.rotation import small_rotations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,6 +12,7 @@ from diffnet.train.options import Method
 
 TEMPERATURE = 0.07  # of soft maps of normalized features (Cao et al. 2023)
 ZOOMOUT_STEPS = 10
+REFINEMENTS = 2
 
 
 def pair_maps(features: Tensor, operators: Operators, method: Method, k: int, scale: float = 0.0) -> Tensor:
@@ -78,7 +79,8 @@ def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool) -> Tensor:
     refine: whether ZoomOut first refines the map, in 10 steps, to all eigenpairs. If it has more than half of them, it
         starts at half of them.
 
-    Without ZoomOut, the map of points is turned into a functional map and back once, which makes it more accurate.
+    Without ZoomOut, the map goes to maps of points in both directions and back REFINEMENTS times, which makes it more
+    accurate.
     """
     c = c.to(a.device)
     if refine:
@@ -86,5 +88,17 @@ def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool) -> Tensor:
         start = max(1, min(c.shape[-1], most // 2))
         c = zoomout(c[:, :start, :start], a, b, k=most, step=max(1, -(-(most - start) // ZOOMOUT_STEPS)))
     else:
-        c = functional_map_from_points(point_map(c, a, b), a, b, k=c.shape[-1])
+        for _ in range(REFINEMENTS):
+            c = _by_points(c, a, b)
     return point_map(c, a, b)
+
+
+def _by_points(c: Tensor, a: Operators, b: Operators) -> Tensor:
+    """The mean of the functional maps (1, K, K) of the maps of points from b to a and from a to b.
+
+    The second one is transposed, which inverts maps that keep areas.
+    """
+    k = c.shape[-1]
+    there = functional_map_from_points(point_map(c, a, b), a, b, k=k)
+    back = functional_map_from_points(point_map(c.mT, b, a), b, a, k=k)
+    return (there + back.mT) / 2

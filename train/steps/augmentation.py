@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from diffnet.data import Sample, augmented
-from diffnet.geometry import random_rotations, small_rotations
+from diffnet.geometry import random_rotations
 from diffnet.geometry.descriptors import hks_times
+from diffnet.geometry.positions.rotation import small_rotations
 from diffnet.train.options import TrainOptions
 
 T = TypeVar("T")
