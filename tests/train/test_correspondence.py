@@ -302,10 +302,10 @@ def test_clipped_gradients():
         TrainOptions(clip=-1)
 
 
-@pytest.mark.parametrize("method", ["supervised", "unsupervised"])
-def test_steps_with_graphs_of_the_network_equal_plain_ones(method):
+@pytest.mark.parametrize(("method", "align"), [("supervised", False), ("unsupervised", False), ("unsupervised", True)])
+def test_steps_with_graphs_of_the_network_equal_plain_ones(method, align):
     options = TrainOptions(
-        task="correspondence", method=method, features="xyz", k=20, map_k=8, width=16, blocks=1, dropout=0
+        task="correspondence", method=method, features="xyz", k=20, map_k=8, width=16, blocks=1, dropout=0, align=align
     )
     data = two_bodies(0.1)
     samples = samples_of(data, "train", "xyz")
