@@ -47,8 +47,8 @@ class TrainOptions:
     targets, loss: of a regression, see `load_targets` and `target_loss`
     method, map_k, feature_scale, zoomout: of a correspondence, see `pair_maps` and `point_map_of`. A step takes
         `batch_meshes` pairs.
-    align: give xyz and normals in the principal axes of each mesh, see `input_features`. In training, they are rotated
-        by small random angles only.
+    align: give xyz and normals, if the features have them, in the principal axes of each mesh, see `input_features`. In
+        training, they are then rotated by small random angles only.
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
         Other features do not change under rotation.
     rotate_about: "any" for all rotations, or the axis of the rotations
@@ -165,14 +165,9 @@ class TrainOptions:
         if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
             name = "rotate" if self.rotate else "rotate_about"
             raise OptionError(f"{name} needs features with xyz or normals, got {self.features!r}")
-        if self.align and (self.method != "unsupervised" or not vector_channels(self.features)):
-            raise OptionError(
-                "align is for the unsupervised method and features with xyz or normals, got method = "
-                f"{self.method!r} and features = {self.features!r}"
-            )
         if self.align and self.rotate_about != "any":
             raise OptionError(
-                f"align and rotate_about = {self.rotate_about!r} exclude each other; leave one of them out"
+                f"rotate_about is {self.rotate_about!r}, but features are aligned; leave it out or add --no-align"
             )
         if self.rotate is False and self.rotate_about != "any":
             raise OptionError(f"rotate_about is {self.rotate_about!r}, but rotate is False; leave one of them out")
@@ -187,6 +182,11 @@ class TrainOptions:
         return Preprocessing(
             self.k, self.laplacian, self.features, self.basis, self.join, self.operators, self.normalize, self.align
         )
+
+    @property
+    def aligns(self) -> bool:
+        """Whether there are features that are given in principal axes."""
+        return self.align and bool(vector_channels(self.features))
 
     @property
     def mesh_variants(self) -> Variants:

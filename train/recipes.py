@@ -10,7 +10,12 @@ from diffnet.train.tasks.task_options import TASK_OPTIONS, TaskName
 RecipeName: TypeAlias = Literal["default", "original"]
 
 # Further changes for `--method unsupervised`: of the default, and those of Cao et al. 2023.
-_UNSUPERVISED: dict[str, Any] = {"features": "xyz+normals+wks", "feature_scale": 1.0, "learning_rate": 2e-3}
+_UNSUPERVISED: dict[str, Any] = {
+    "features": "xyz+normals+wks",
+    "feature_scale": 1.0,
+    "learning_rate": 2e-3,
+    "align": True,
+}
 _ORIGINAL_UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes
 

@@ -245,8 +245,7 @@ AlignOption = Annotated[
     bool,
     typer.Option(
         "--align/--no-align",
-        help="Give xyz and normals in the principal axes of each mesh, for meshes without a common orientation. Only "
-        "if unsupervised.",
+        help="Give xyz and normals in the principal axes of each mesh. By default, yes if unsupervised.",
     ),
 ]
 PairKOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the network.")]

@@ -65,7 +65,7 @@ def draw_changes(count: int, options: TrainOptions, device: torch.device) -> Cha
     axis = {"x": 0, "y": 1, "z": 2}.get(options.rotate_about)
     rotations = None
     if options.rotates:
-        drawn = small_rotations(count, SMALL) if options.align else random_rotations(count, axis=axis)
+        drawn = small_rotations(count, SMALL) if options.aligns else random_rotations(count, axis=axis)
         rotations = drawn.to(device)
     mirror = (torch.rand(count) < 0.5).to(device) if options.mirror else None
     factors = times = None

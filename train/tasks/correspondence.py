@@ -35,7 +35,7 @@ def _samples(pairs: MeshPairs, part: str, samples: Sequence[Sample], options: Tr
 
 
 def _inputs(network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
-    return facing_alike(network, features, operators, options) if options.align else features
+    return facing_alike(network, features, operators, options) if options.aligns else features
 
 
 def _maps(features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
