@@ -38,4 +38,5 @@ def facing_alike(network: nn.Module, features: Tensor, operators: Operators, opt
 def _losses(outputs: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
     """The loss (P,) of each pair."""
     maps = solved_maps(outputs, operators, "unsupervised", options.map_k, options.feature_scale)
-    return torch.stack([structure_loss(own[:, 0], own[:, 1]) for own in maps.split(1)])
+    there, back = maps.unbind(1)
+    return torch.stack([structure_loss(there[p : p + 1], back[p : p + 1]) for p in range(len(maps))])
