@@ -121,7 +121,9 @@ def make_sample(
             f"item should be a LabeledMesh, got {type(item).__name__}; write LabeledMesh(name, mesh, labels)"
         )
     mesh, operators = prepare(item.mesh, options, cache_dir)
-    features = input_features(mesh, operators, options.features, statistics=statistics, arrays=item.arrays)
+    features = input_features(
+        mesh, operators, options.features, statistics=statistics, arrays=item.arrays, align=options.align
+    )
     return Sample((item.name,), features, torch.as_tensor(item.labels), operators)
 
 

@@ -8,8 +8,10 @@ ZoomOut. Other options are those of `diffnet train correspondence`, for all rows
 the cache for several measurements.
 
 supervised: from curvature, heat kernel signatures and the true correspondences
-unsupervised: from positions, normals and wave kernel signatures, without correspondences
-unsupervised-xyz: from positions, without correspondences. All figures, also those of the test, are rotated at random.
+unsupervised: from positions, normals and wave kernel signatures, without correspondences. All figures stand upright
+    and face the same way, so they are neither aligned nor rotated.
+unsupervised-xyz: from aligned positions, without correspondences. All figures, also those of the test, are rotated at
+    random.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from diffnet.data.pairs.folders import TEMPLATE
 
 ROWS: dict[str, tuple[str, ...]] = {
     "supervised": ("--method", "supervised"),
-    "unsupervised": ("--method", "unsupervised"),
+    "unsupervised": ("--method", "unsupervised", "--no-align", "--no-rotate"),
     "unsupervised-xyz": ("--method", "unsupervised", "--features", "xyz"),
 }
 COLUMNS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -29,7 +30,7 @@ from diffnet.data import (
     load_pairs,
     make_sample,
 )
-from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh
+from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import functional_map
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
@@ -37,6 +38,7 @@ from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervi
 from diffnet.train.correspondence.matching import boundary_length, match_meshes
 from diffnet.train.correspondence.scoring import as_labeled
 from diffnet.train.correspondence.targets import pair_samples
+from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.inference.network_input import MetadataError
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import train
@@ -100,9 +102,9 @@ def room(tmp_path_factory, small_pictures) -> Path:
     return folder
 
 
-def samples_of(data: MeshPairs, part: str, features: str = "hks", k: int = 20) -> list[Sample]:
+def samples_of(data: MeshPairs, part: str, features: str = "hks", k: int = 20, align: bool = False) -> list[Sample]:
     shapes = data.train if part == "train" else data.test
-    options = Preprocessing(k=k, features=features, normalize="area")
+    options = Preprocessing(k=k, features=features, normalize="area", align=align)
     return [make_sample(LabeledMesh(s.name, s.mesh, np.zeros(0, np.int64)), options) for s in shapes]
 
 
@@ -236,6 +238,47 @@ def test_scaled_features():
     torch.testing.assert_close(pair_maps(features, operators, "supervised", 6, 1.0), expected, atol=1e-4, rtol=1e-3)
 
 
+def test_figures_are_turned_to_face_alike():
+    """Only the second mesh of a pair that looks the other way is turned."""
+    data = two_bodies()
+    samples = [replace(s, features=s.features + 0.1) for s in samples_of(data, "train", "xyz", align=True)]
+    half_turn = torch.diag(torch.tensor([1.0, -1.0, -1.0]))
+    away = replace(samples[1], features=samples[1].features @ half_turn)
+    options = TrainOptions(
+        task="correspondence", method="unsupervised", features="xyz", align=True, k=20, map_k=8, width=16, blocks=1
+    )
+    torch.manual_seed(0)
+    model = build_model(options, ["u"] * 16, "vertices")
+    pairs = [PairSample(*sides, lambda: torch.zeros(1, 8, 8)) for sides in (samples, (samples[0], away), samples)]
+    batch = collate_pairs(pairs)
+    found = facing_alike(model, batch.features, batch.operators, options)
+    assert torch.equal(found, collate_pairs([pairs[0]] * 3).features)
+    assert model.training
+    torch.testing.assert_close(facing_alike(model, found, batch.operators, options), found)
+
+
+def test_aligned_meshes_are_matched_alike_however_they_are_rotated():
+    meshes = [body(seed, 0.05) for seed in (4, 5)]
+    rotations = random_rotations(2, torch.Generator().manual_seed(0), torch.float64).numpy()
+    turned = [
+        trimesh.Trimesh(mesh.vertices @ rotation, mesh.faces, process=False)
+        for mesh, rotation in zip(meshes, rotations, strict=True)
+    ]
+    found = {}
+    for align in (False, True):
+        torch.manual_seed(0)
+        network = DiffusionNet(6, 16, width=16, blocks=1)
+        own = {"task": "correspondence", "method": "unsupervised", "features": "xyz+normals", "align": align}
+        network.metadata = {**own, "k": 20, "map_k": 8, "feature_scale": 1.0, "normalize": "area"}
+        found[align] = [match_meshes(*pair, network).functional_map for pair in (meshes, turned)]
+    # Eigenvectors of rotated meshes differ in sign.
+    torch.testing.assert_close(found[True][0].abs(), found[True][1].abs(), rtol=0, atol=1e-2)
+    assert (found[False][0].abs() - found[False][1].abs()).abs().max() > 0.1
+    assert not TrainOptions(task="correspondence", method="unsupervised", features="wks", align=True).aligns
+    with pytest.raises(OptionError, match="rotate_about is 'z', but features are aligned"):
+        TrainOptions(task="correspondence", method="unsupervised", features="xyz", align=True, rotate_about="z")
+
+
 def test_clipped_gradients():
     """Adam's first moment after a step is a tenth of the gradient."""
     data = two_bodies(0.1)
@@ -256,10 +299,10 @@ def test_clipped_gradients():
         TrainOptions(clip=-1)
 
 
-@pytest.mark.parametrize("method", ["supervised", "unsupervised"])
-def test_steps_with_graphs_of_the_network_equal_plain_ones(method):
+@pytest.mark.parametrize(("method", "align"), [("supervised", False), ("unsupervised", False), ("unsupervised", True)])
+def test_steps_with_graphs_of_the_network_equal_plain_ones(method, align):
     options = TrainOptions(
-        task="correspondence", method=method, features="xyz", k=20, map_k=8, width=16, blocks=1, dropout=0
+        task="correspondence", method=method, features="xyz", k=20, map_k=8, width=16, blocks=1, dropout=0, align=align
     )
     data = two_bodies(0.1)
     samples = samples_of(data, "train", "xyz")
@@ -339,6 +382,7 @@ def test_a_run_without_correspondences(room, tmp_path, capsys):
     results = json.loads((tmp_path / "b" / "results.json").read_text())
     assert results["mean_error"] is None
     assert results["options"]["features"] == "xyz+normals+wks"
+    assert results["options"]["align"]
     history = list(csv.DictReader((tmp_path / "b" / "metrics.csv").open()))
     assert float(history[-1]["train_loss"]) < float(history[0]["train_loss"])
     assert (tmp_path / "b" / "pairs" / "000.html").is_file()
@@ -388,6 +432,20 @@ def test_match_of_different_sizes_with_fine_tuning(room):
         away = np.linalg.norm(coarse.vertices[found.matches] - fine.vertices, axis=1)
         nearest, _ = cKDTree(coarse.vertices).query(fine.vertices)
         assert np.median(away) < 2 * np.median(nearest)  # about 1 for a random map; 8 eigenpairs blur neighbors
+
+
+@pytest.mark.parametrize("method", ["supervised", "unsupervised"])
+def test_fine_tuning_limits_gradients_as_the_training_did(room, method):
+    """Adam hardly moves weights whose gradients are much smaller than its epsilon, 1e-8."""
+    network = DiffusionNet.load(room / "run" / "last.pt")
+    network.metadata["method"] = method
+    moved = {}
+    for clip in (1.0, 1e-14):
+        network.metadata["clip"] = clip
+        plain, tuned = (match_meshes(body(4), body(5), network, fine_tune=steps) for steps in (0, 2))
+        moved[clip] = float((tuned.functional_map - plain.functional_map).abs().max())
+    assert moved[1.0] > 1e-3
+    assert moved[1e-14] < 1e-5
 
 
 def test_maps_have_at_most_as_many_eigenpairs_as_vertices(room):

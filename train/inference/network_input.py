@@ -29,6 +29,8 @@ OPTIONAL = (
     "operators",
     "max_faces",
     "precision",
+    "clip",
+    "align",
     *(name for options in TASK_OPTIONS.values() for name in options.prediction),
 )
 
@@ -42,7 +44,8 @@ class NetworkInput:
     """The input of a network, and the names of its outputs.
 
     options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join`, `operators`, `normalize`, `max_faces`,
-        `precision`, `targets`, `ignore`, `method`, `map_k` and `feature_scale`; its other values are not used
+        `precision`, `targets`, `ignore`, `method`, `map_k`, `feature_scale`, `clip` and `align`; its other values are
+        not used
     normalize: whether positions are normalized first, by the rule in `options`
     label_names: the name of each class, or of each column of a regression
     labels_at: what it predicts: classes or numbers of "vertices", "faces", "edges" or "meshes"
@@ -68,6 +71,8 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `normalize` | whether positions are normalized first: true or "radius", "area", or false | none |
     | `task` | "segmentation", … "correspondence" | "classification" or "segmentation", which fits `outputs_at` |
     | `method`, `map_k`, `feature_scale` | of a correspondence, see `pair_maps` | "supervised", 30, 0 |
+    | `clip` | limit of the norm of gradients in `match_meshes`; 0 for none | 0 |
+    | `align` | whether xyz and normals are given in principal axes, see `input_features` | false |
     | `laplacian`, `basis`, `join`, `operators` | see `precompute` | those of `precompute` |
     | `max_faces` | meshes with more faces are decimated, see `decimated` | none are |
     | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |

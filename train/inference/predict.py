@@ -184,7 +184,9 @@ def input_sample(
             join=options.join,
             operators=options.operators,
         )
-    features = input_features(taken, operators, options.features, statistics=statistics, arrays=arrays)
+    features = input_features(
+        taken, operators, options.features, statistics=statistics, arrays=arrays, align=options.align
+    )
     back = None
     if small is not mesh and expected.labels_at != "meshes":
         back = Interpolation.of(interpolation_weights(mesh, small, expected.labels_at))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffnet.data import LabeledMeshes, MeshPairs, PairSample, Sample, TargetsAt, load_pairs
 from diffnet.geometry import Operators, area_under_curve, mean_error
@@ -17,6 +17,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.train.correspondence.maps import pair_maps, unsupervised_loss
 from diffnet.train.correspondence.scoring import as_labeled, score_pairs
 from diffnet.train.correspondence.targets import pair_samples
+from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.task import DataOptions, PairFunctions, Predicted, Scored, ScoredPairs, Task
 
@@ -31,6 +32,10 @@ def _check(pairs: MeshPairs, options: TrainOptions) -> None:
 def _samples(pairs: MeshPairs, part: str, samples: Sequence[Sample], options: TrainOptions) -> list[PairSample]:
     with_targets = part == "test" or options.method == "supervised"
     return pair_samples(pairs, part, samples, options.map_k, with_targets=with_targets)
+
+
+def _inputs(network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
+    return facing_alike(network, features, operators, options) if options.aligns else features
 
 
 def _maps(features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
@@ -169,5 +174,7 @@ TASK = Task(
     report_files=("errors.png", "errors.csv"),
     output_files=_output_files,
     write_predictions=_write_predictions,
-    pairs=PairFunctions(check=_check, as_labeled=as_labeled, samples=_samples, maps=_maps, score=score_pairs),
+    pairs=PairFunctions(
+        check=_check, as_labeled=as_labeled, samples=_samples, inputs=_inputs, maps=_maps, score=score_pairs
+    ),
 )

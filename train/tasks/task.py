@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffnet.data import LabeledMesh, LabeledMeshes, Layout, MeshPairs, PairErrors, PairSample, Sample, TargetsAt
 from diffnet.data.pairs.indices import Base
@@ -84,6 +84,7 @@ class PairFunctions:
     check: (pairs, options) raises OptionError for a set that can't be trained on with these options
     as_labeled: (pairs, C) to their meshes as a data set for a network with C outputs
     samples: (pairs, "train" or "test", the preprocessed meshes of this part, options) to one sample for each pair
+    inputs: (network, features (V, C), operators of `collate_pairs`, options) to the features that the network gets
     maps: (features (V, C) of the network, operators of `collate_pairs`, options) to the outputs that the functions of
         `Task` take, one row for each pair of the batch
     score: (pairs, predictions, samples of the test pairs, options, device, cache_dir=, jobs=, console=) to the scores
@@ -92,6 +93,7 @@ class PairFunctions:
     check: Callable[[MeshPairs, TrainOptions], None]
     as_labeled: Callable[[MeshPairs, int], LabeledMeshes]
     samples: Callable[[MeshPairs, str, Sequence[Sample], TrainOptions], list[PairSample]]
+    inputs: Callable[[nn.Module, Tensor, Operators, TrainOptions], Tensor]
     maps: Callable[[Tensor, Operators, TrainOptions], Tensor]
     score: Callable[..., ScoredPairs]
 

@@ -33,6 +33,13 @@ FeatureScaleOption = Annotated[
     float,
     typer.Option(min=0, metavar="SIZE", help="Scale features to this root mean square; 0: never. If unsupervised, 1."),
 ]
+AlignOption = Annotated[
+    bool,
+    typer.Option(
+        "--align/--no-align",
+        help="Give xyz and normals in the principal axes of each mesh. By default, yes if unsupervised.",
+    ),
+]
 PairKOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the network.")]
 PairEpochsOption = Annotated[
     int | None, typer.Option("--epochs", min=1, help="Passes over the training pairs. By default 10,000 pairs in all.")
@@ -57,6 +64,7 @@ def train(
     map_k: MapKOption = 100,
     k: PairKOption = 128,
     feature_scale: FeatureScaleOption = 3.0,
+    align: AlignOption = False,
     zoomout: ZoomOutOption = False,
     epochs: PairEpochsOption = None,
     batch_meshes: BatchPairsOption = 1,
@@ -86,5 +94,5 @@ def train(
         return Loaded(as_labeled(found, channels or CHANNELS[options.method]), options, found)
 
     own = {"method": method, "features": features, "map_k": map_k, "k": k, "feature_scale": feature_scale}
-    own |= {"zoomout": zoomout, "channels": channels, "epochs": epochs, "batch_meshes": batch_meshes}
+    own |= {"align": align, "zoomout": zoomout, "channels": channels, "epochs": epochs, "batch_meshes": batch_meshes}
     run_command("correspondence", load, out, {**own, **shared})

@@ -17,7 +17,7 @@ Method: TypeAlias = Literal["supervised", "unsupervised"]
 
 # Changes for the unsupervised method: of the default, and those of Cao et al. 2023.
 _UNSUPERVISED: dict[RecipeName, dict[str, Any]] = {
-    "default": {"features": "xyz+normals+wks", "feature_scale": 1.0, "learning_rate": 2e-3},
+    "default": {"features": "xyz+normals+wks", "feature_scale": 1.0, "learning_rate": 2e-3, "align": True},
     "original": {"features": "wks", "k": 200, "map_k": 200},
 }
 
