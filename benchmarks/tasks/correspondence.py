@@ -9,7 +9,7 @@ the cache for several measurements.
 
 supervised: from curvature, heat kernel signatures and the true correspondences
 unsupervised: from positions, normals and wave kernel signatures, without correspondences. All figures stand upright
-    and face the same way, so they are neither aligned nor rotated.
+    and look the same way, so the command neither aligns nor rotates them.
 unsupervised-xyz: from aligned positions, without correspondences. All figures, also those of the test, are rotated at
     random.
 """
@@ -33,7 +33,7 @@ from diffnet.data.pairs.folders import TEMPLATE
 
 ROWS: dict[str, tuple[str, ...]] = {
     "supervised": ("--method", "supervised"),
-    "unsupervised": ("--method", "unsupervised", "--no-align", "--no-rotate"),
+    "unsupervised": ("--method", "unsupervised"),
     "unsupervised-xyz": ("--method", "unsupervised", "--features", "xyz"),
 }
 COLUMNS = (

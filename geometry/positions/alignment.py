@@ -41,6 +41,16 @@ def principal_axes(positions: Tensor, mass: Tensor) -> Tensor:
     return torch.stack([first, torch.linalg.cross(third, first), third]).to(positions.dtype)
 
 
+def is_common_orientation(axes: Tensor) -> bool:
+    """Whether shapes stand and look the same way, given the `principal_axes` (N, 3, 3) of each.
+
+    That is so if the mean of each axis has at least half of the length 1, and is too long for random orientations: of N
+    random directions in a plane, the mean is longer than √(8/N) with probability exp(−8) (Rayleigh test).
+    """
+    lengths = axes.mean(0).norm(dim=1)
+    return bool(lengths.min() >= max(0.5, (8 / len(axes)) ** 0.5))
+
+
 def center_of(positions: Tensor, mass: Tensor) -> Tensor:
     """The mean (3,) of the positions (V, 3), weighted by the areas (V,) of the vertices."""
     return (mass.double() @ positions.double() / mass.double().sum()).to(positions.dtype)

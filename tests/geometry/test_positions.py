@@ -10,7 +10,7 @@ import torch
 import trimesh
 
 from diffnet.geometry import farthest_points, random_rotation, random_rotations
-from diffnet.geometry.positions.alignment import center_of, principal_axes
+from diffnet.geometry.positions.alignment import center_of, is_common_orientation, principal_axes
 from diffnet.geometry.positions.rotation import small_rotations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -99,6 +99,16 @@ def test_principal_axes_turn_with_the_shape() -> None:
         torch.testing.assert_close((turned - center_of(turned, mass)) @ axes.mT, inside)
     with pytest.raises(ValueError, match=r"mass should have shape \(200,\)"):
         principal_axes(points, mass[1:])
+
+
+def test_common_orientation() -> None:
+    upright = small_rotations(60, 0.3)
+    assert is_common_orientation(upright)
+    assert not is_common_orientation(upright[:7])  # they are too few to tell
+    assert not is_common_orientation(random_rotations(60, seeded(0)))
+    assert not is_common_orientation(random_rotations(60, seeded(0), axis=2))
+    half_turn = torch.diag(torch.tensor([1.0, -1.0, -1.0]))
+    assert not is_common_orientation(torch.cat([upright[:30], upright[30:] @ half_turn]))
 
 
 def test_rotations_use_the_given_generator_only() -> None:

@@ -34,6 +34,7 @@ from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh, ran
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import functional_map
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
+from diffnet.train.correspondence import turns
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
 from diffnet.train.correspondence.matching import boundary_length, match_meshes
 from diffnet.train.correspondence.scoring import as_labeled
@@ -370,7 +371,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
         train(other, pairs, pairs, TrainOptions(**plain, epochs=3), tmp_path / "1", device=CPU, resume=True)
 
 
-def test_a_run_without_correspondences(room, tmp_path, capsys):
+def test_a_run_without_correspondences(room, tmp_path, capsys, monkeypatch):
     data = write_set(tmp_path / "bare", supervised=False)
     arguments = ["--data", data, "--cache", room / "cache", *SMALL, "--epochs", 3]
     assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "a") == 1
@@ -386,6 +387,12 @@ def test_a_run_without_correspondences(room, tmp_path, capsys):
     history = list(csv.DictReader((tmp_path / "b" / "metrics.csv").open()))
     assert float(history[-1]["train_loss"]) < float(history[0]["train_loss"])
     assert (tmp_path / "b" / "pairs" / "000.html").is_file()
+    monkeypatch.setattr(turns, "oriented_alike", lambda meshes: len(list(meshes)) == 4)  # a large set decides so itself
+    assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "c", "--method", "unsupervised") == 0
+    assert "stand and look the same way" in capsys.readouterr().out
+    options = json.loads((tmp_path / "c" / "results.json").read_text())["options"]
+    assert not options["align"]
+    assert options["rotate"] is False
     with pytest.raises(OptionError, match="map_k should be from 1 to k, which is 20, got 21"):
         TrainOptions(task="correspondence", k=20, map_k=21)
 

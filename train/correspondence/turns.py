@@ -1,14 +1,28 @@
-"""The turn of aligned shapes that their axes leave open: which of two opposite directions is the front."""
+"""The orientation of shapes: whether those of a set share it, and the turn that their axes leave open."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from diffnet.data import rotate_vectors, vector_channels
-from diffnet.geometry import Operators
+from diffnet.geometry import Mesh, Operators
+from diffnet.geometry.elements.elements import element_areas
+from diffnet.geometry.positions.alignment import is_common_orientation, principal_axes
 from diffnet.train.correspondence.maps import solved_maps, structure_loss
 from diffnet.train.options import TrainOptions
+
+
+def oriented_alike(meshes: Iterable[Mesh]) -> bool:
+    """Whether meshes stand and look the same way, see `is_common_orientation`."""
+    axes = []
+    for mesh in meshes:
+        areas = element_areas(mesh, "vertices") if len(mesh.faces) else np.ones(len(mesh.verts))
+        axes.append(principal_axes(torch.from_numpy(mesh.verts), torch.from_numpy(areas)))
+    return is_common_orientation(torch.stack(axes))
 
 
 def facing_alike(network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:

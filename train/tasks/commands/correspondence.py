@@ -34,10 +34,11 @@ FeatureScaleOption = Annotated[
     typer.Option(min=0, metavar="SIZE", help="Scale features to this root mean square; 0: never. If unsupervised, 1."),
 ]
 AlignOption = Annotated[
-    bool,
+    bool | None,
     typer.Option(
         "--align/--no-align",
-        help="Give xyz and normals in the principal axes of each mesh. By default, yes if unsupervised.",
+        help="Give xyz and normals in the principal axes of each mesh. By default, yes if unsupervised, unless the "
+        "training meshes stand and look the same way. Then they stay as they are, also without --rotate.",
     ),
 ]
 PairKOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the network.")]
@@ -64,7 +65,7 @@ def train(
     map_k: MapKOption = 100,
     k: PairKOption = 128,
     feature_scale: FeatureScaleOption = 3.0,
-    align: AlignOption = False,
+    align: AlignOption = None,
     zoomout: ZoomOutOption = False,
     epochs: PairEpochsOption = None,
     batch_meshes: BatchPairsOption = 1,
@@ -82,6 +83,7 @@ def train(
     def load(options: TrainOptions) -> Loaded:
         from diffnet.data import figure_pairs, load_pairs
         from diffnet.train.correspondence.scoring import as_labeled
+        from diffnet.train.correspondence.turns import oriented_alike
 
         seed, cache = options.seed, shared["cache"]
         if data == ["figures"]:
@@ -91,6 +93,13 @@ def train(
         console.print(f"{len(found.train_pairs)} pairs to train on, {len(found.test_pairs)} to test on")
         if epochs is None:
             options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(found.train_pairs))))
+        if align is None and options.aligns and oriented_alike(shape.mesh for shape in found.train):
+            console.print(
+                "The training meshes stand and look the same way, so the network gets positions as they are. To match "
+                "meshes in other orientations, train with --align.",
+                soft_wrap=True,
+            )
+            options = replace(options, align=False, rotate=bool(options.rotate))
         return Loaded(as_labeled(found, channels or CHANNELS[options.method]), options, found)
 
     own = {"method": method, "features": features, "map_k": map_k, "k": k, "feature_scale": feature_scale}
