@@ -37,8 +37,8 @@ AlignOption = Annotated[
     bool | None,
     typer.Option(
         "--align/--no-align",
-        help="Give xyz and normals in the principal axes of each mesh. By default, yes if the method is unsupervised and "
-        "the training meshes have different orientations.",
+        help="Give xyz and normals in the principal axes of each mesh. By default, yes if the method is unsupervised "
+        "and the training meshes have different orientations.",
     ),
 ]
 PairKOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the network.")]
