@@ -73,7 +73,8 @@ def train(
         if there are none.
 
     Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises
-    CheckpointError if a run can't be resumed, and OptionError if validation leaves no mesh to train on.
+    CheckpointError if a run can't be resumed, and OptionError if it was started with other options, and if validation
+    leaves no mesh to train on.
     """
     task = task_named(options.task)
     score_name = task.score_name
@@ -246,17 +247,15 @@ def _train_epoch(
 
 
 def check_same_options(stored: Checkpoint, options: TrainOptions, out: Path) -> None:
-    """Raises CheckpointError if the options differ from those of the stored run.
+    """Raises OptionError if the options differ from those of the stored run.
 
     Only the number of epochs may differ, and only if the schedule does not depend on it.
     """
     before = stored["options"]
     for name, value in options.as_dict().items():
         if (name != "epochs" or options.schedule == "cosine") and before[name] != value:
-            why = "the cosine schedule depends on the number of epochs" if name == "epochs" else "repeat its options"
-            raise CheckpointError(
-                f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}; {why}"
-            )
+            why = "the cosine schedule depends on it" if name == "epochs" else "a resumed run keeps its options"
+            raise OptionError(f"{name} is {value}, and the run in {out} was started with {before[name]}; {why}")
 
 
 def _check_same_data(stored: Checkpoint, fresh: Checkpoint, out: Path) -> None:

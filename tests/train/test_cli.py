@@ -342,10 +342,7 @@ def test_bad_input_to_training(room, tmp_path, monkeypatch):
     assert "--resume" in train(good, room / "run")
     monkeypatch.setattr("diffnet.train.run.preprocess", lambda *_: pytest.fail("it takes long for large meshes"))
     line = train(good, room / "run", "--resume", "--width", 9)
-    assert (
-        line
-        == f"diffnet: {room / 'run' / 'last.pt'}: this run was started with width = 16, not 9; repeat its options\n"
-    )
+    assert f"width is 9, and the run in {room / 'run'} was started with 16; a resumed run keeps its options" in line
     assert {p: p.stat().st_mtime_ns for p in (room / "run").rglob("*")} == before
 
 
@@ -368,6 +365,27 @@ def test_a_full_disk_names_the_file(room, tmp_path, monkeypatch):
     train = ["train", "segmentation", "--data", room / "data", "--out", out, "--cache", room / "cache"]
     assert complaint(*train, *SMALL) == f"diffnet: {out / 'last.pt'}: No space left on device\n"
     assert list(out.iterdir()) == []
+
+
+def test_a_resumed_run_keeps_its_options(room, tmp_path):
+    out = tmp_path / "run"
+    train = ["train", "segmentation", "--data", room / "data", "--out", out, "--cache", room / "cache"]
+    train += ["--jobs", 1, "--device", "cpu"]
+    assert diffnet(*train, *SMALL, "--outputs-at", "faces", "--seed", 3, "--epochs", 1)[0] == 0
+    started = load_checkpoint(out / "last.pt")["options"]
+    code, text, err = diffnet(*train, "--resume", "--epochs", 2)
+    assert (code, err) == (0, "")
+    assert f"resuming {out}: options that are not given are those of this run" in text
+    assert "2 classes at the faces" in text
+    resumed = load_checkpoint(out / "last.pt")
+    assert resumed["options"] == {**started, "epochs": 2}
+    assert len(resumed["history"]) == 2
+    assert "was started with 3" in complaint(*train, "--resume", "--seed", 4)
+    assert "other labels" in complaint(*train, "--resume", "--outputs-at", "vertices")
+    assert "features is hks" in complaint(*train, "--resume", "--recipe", "original")
+    line = complaint("train", "classification", *train[2:], "--resume")
+    assert "this run is one of `diffnet train segmentation`, not of classification" in line
+    assert load_checkpoint(out / "last.pt")["options"]["epochs"] == 2
 
 
 def test_a_damaged_run_is_not_resumed(room, tmp_path):

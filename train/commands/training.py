@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,29 +45,41 @@ def training_command(
     return lambda command: with_shared_options(command, defaults, left_out)
 
 
-def run_command(name: TaskName, load: Callable[[TrainOptions], Loaded], out: Path, given: dict[str, Any]) -> None:
+def run_command(
+    name: TaskName,
+    load: Callable[[TrainOptions, Mapping[str, Any] | None], Loaded],
+    out: Path,
+    given: dict[str, Any],
+) -> None:
     """Run the training of a task.
 
-    load: reads the data set
+    load: (options, checkpoint of the run to resume, or None) to the data set
     given: arguments of the command. Those that have the name of an option of `TrainOptions` become this option.
     """
     with ExitAtCtrlC():
+        from diffnet.train.checkpoint import CheckpointError, load_checkpoint
         from diffnet.train.device import keep_memory, pick_device
         from diffnet.train.run import check_folder, run_training
         from diffnet.train.tasks.registry import task_named
 
         task = task_named(name)
 
-    _follow_recipe(name, given)
+    cache, resume = given["cache"], given["resume"]
+    check_folder(out, resume)
+    before = load_checkpoint(out / "last.pt") if resume else None
+    if before is not None:
+        trained = before["options"]["task"]
+        if trained != name:
+            raise CheckpointError(f"{out / 'last.pt'}: this run is one of `diffnet train {trained}`, not of {name}")
+        console.print(f"resuming {out}: options that are not given are those of this run", soft_wrap=True)
+    _complete(name, given, None if before is None else before["options"])
     names = {field.name for field in fields(TrainOptions)}
     options = TrainOptions(task=name, **{option: value for option, value in given.items() if option in names})
-    cache, resume = given["cache"], given["resume"]
     chosen = pick_device(given["device"])
     if chosen.type == "cpu":
         keep_memory()
-    check_folder(out, resume)
     cache.mkdir(parents=True, exist_ok=True)
-    dataset, options, pairs = load(options)
+    dataset, options, pairs = load(options, before)
     outputs = f"{len(dataset.label_names)} {task.outputs}"
     at = "" if dataset.labels_at == "meshes" else f" at the {dataset.labels_at}"
     console.print(f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, {outputs}{at}")
@@ -92,8 +104,11 @@ def run_command(name: TaskName, load: Callable[[TrainOptions], Loaded], out: Pat
     print_results(task, results, out)
 
 
-def _follow_recipe(task: TaskName, given: dict[str, Any]) -> None:
-    """Give the options of the recipe to all arguments that are not on the command line."""
+def _complete(task: TaskName, given: dict[str, Any], before: Mapping[str, Any] | None) -> None:
+    """Give values to all arguments that are not on the command line: those of the run to resume, or of the recipe.
+
+    before: options of the run to resume, or None. If --recipe is given, only the number of epochs is read from them.
+    """
     context: typer.Context = given["context"]
     sources = {name: context.get_parameter_source(name) for name in given}
     defaults = {name for name, source in sources.items() if source is not None and source.name == "DEFAULT"}
@@ -102,6 +117,8 @@ def _follow_recipe(task: TaskName, given: dict[str, Any]) -> None:
     followed = {**TrainOptions(task=task, **named).as_dict(), "laplacian": named.get("laplacian")}
     if given["batch_vertices"] is not None:
         followed["batch_meshes"] = None  # one limit instead of the other
+    if before is not None:
+        followed = dict(before) if "recipe" in defaults else {**followed, "epochs": before["epochs"]}
     given.update({name: value for name, value in followed.items() if name in defaults})
 
 

@@ -1,5 +1,6 @@
 """`diffnet train classification`. Typer reads the annotations of the command, so they are not strings."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -37,7 +38,7 @@ def train(
     For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
     """
 
-    def load(options: TrainOptions) -> Loaded:
+    def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
         from diffnet.data import load_classes, shapes
 
         if data == "shapes":

@@ -1,5 +1,6 @@
 """`diffnet train correspondence`. Typer reads the annotations of the command, so they are not strings."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -68,10 +69,10 @@ def train(
     mesh, or a map for each pair. unsupervised needs none.
 
     Writes to --out the files of `diffnet train segmentation`, and errors.csv, errors.png and pages of some pairs. For
-    Ctrl-C and --resume, see there.
+    Ctrl-C and --resume, see there. Repeat --pairs and --base with --resume, if they were given.
     """
 
-    def load(options: TrainOptions) -> Loaded:
+    def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
         from diffnet.data import figure_pairs, load_pairs
         from diffnet.train.correspondence.scoring import as_labeled
 
@@ -81,9 +82,10 @@ def train(
         else:
             found = load_pairs(data if len(data) > 1 else data[0], pairs, base=base, seed=seed, cache_dir=cache)
         console.print(f"{len(found.train_pairs)} pairs to train on, {len(found.test_pairs)} to test on")
-        if epochs is None:
+        if epochs is None and before is None:
             options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(found.train_pairs))))
-        return Loaded(as_labeled(found, channels or CHANNELS[options.method]), options, found)
+        usual = CHANNELS[options.method] if before is None else len(before["label_names"])
+        return Loaded(as_labeled(found, channels or usual), options, found)
 
     own = {"method": method, "features": features, "map_k": map_k, "k": k, "feature_scale": feature_scale}
     own |= {"zoomout": zoomout, "channels": channels, "epochs": epochs, "batch_meshes": batch_meshes}
