@@ -182,7 +182,7 @@ def set_aside(samples: Sequence[T], options: TrainOptions) -> tuple[list[T], lis
         count = max(count, 1)
     if count >= len(samples):
         raise OptionError(
-            f"validation = {options.validation} of {len(samples)} training meshes leaves none to train on"
+            f"validation should leave a mesh to train on, got {options.validation} of {len(samples)} training meshes"
         )
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(options.seed)).tolist()
     chosen = set(order[:count])

@@ -92,7 +92,7 @@ def test_a_run_learns_and_reports(room, capsys):
     where = ["--data", room / "data", "--out", room / "run", "--cache", room / "cache", "--epochs", 13]
     status, _, err = diffnet(capsys, "train", "classification", *where, *SMALL, "--resume", "--label-smoothing", 0.1)
     assert status == 1
-    assert "label_smoothing is 0.1, and the run in" in err
+    assert "--label-smoothing is 0.1, and the run in" in err
 
 
 def test_a_run_can_be_resumed(room, tmp_path, capsys):

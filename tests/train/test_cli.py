@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -328,10 +329,17 @@ def test_bad_input_to_training(room, tmp_path, monkeypatch):
     if not torch.cuda.is_available():
         assert "no GPU" in train(good, out, "--device", "cuda")
     assert "'nonsense'" in train(good, out, "--device", "nonsense")
-    assert "rotate" in train(good, out, "--features", "hks", "--rotate")
-    assert "seed" in train(good, out, "--seed", -1)
-    assert "learning_rate" in train(good, out, "--lr", "nan")
-    assert "validation" in train(good, out, "--validation", 0.9)
+    for given, message in (
+        (["--features", "hks", "--rotate"], "--rotate needs features with xyz or normals"),
+        (["--seed", -1], "--seed should be at least 0"),
+        (["--lr", "nan"], "--lr should be above 0"),
+        (["--class-weights", "1,x"], "--class-weights should be balanced"),
+        (["--class-weights", "1,2,3"], "--class-weights has 3 weights, and there are 2 classes"),
+        (["--ignore", "tail"], "--ignore can't be used: there is no class 'tail'"),
+        (["--validation", 0.9], "--validation should leave a mesh to train on, got 0.9 of 4"),
+    ):
+        assert train(good, out, *given).startswith(f"diffnet: {message}")
+        shutil.rmtree(out, ignore_errors=True)
     assert "no run in this folder" in train(good, out, "--resume")
     file = tmp_path / "file"
     file.write_text("mine")
@@ -342,7 +350,7 @@ def test_bad_input_to_training(room, tmp_path, monkeypatch):
     assert "--resume" in train(good, room / "run")
     monkeypatch.setattr("diffnet.train.run.preprocess", lambda *_: pytest.fail("it takes long for large meshes"))
     line = train(good, room / "run", "--resume", "--width", 9)
-    assert f"width is 9, and the run in {room / 'run'} was started with 16; a resumed run keeps its options" in line
+    assert f"--width is 9, and the run in {room / 'run'} was started with 16; a resumed run keeps its options" in line
     assert {p: p.stat().st_mtime_ns for p in (room / "run").rglob("*")} == before
 
 
@@ -382,7 +390,7 @@ def test_a_resumed_run_keeps_its_options(room, tmp_path):
     assert len(resumed["history"]) == 2
     assert "was started with 3" in complaint(*train, "--resume", "--seed", 4)
     assert "other labels" in complaint(*train, "--resume", "--outputs-at", "vertices")
-    assert "features is hks" in complaint(*train, "--resume", "--recipe", "original")
+    assert "--features is hks" in complaint(*train, "--resume", "--recipe", "original")
     line = complaint("train", "classification", *train[2:], "--resume")
     assert "this run is one of `diffnet train segmentation`, not of classification" in line
     assert load_checkpoint(out / "last.pt")["options"]["epochs"] == 2

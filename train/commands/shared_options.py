@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from diffnet.train.commands import options as o
+from diffnet.train.commands.flags import flags_in_errors
 from diffnet.train.options import TrainOptions
 
 # Those of `TrainOptions`, in the order of --help.
@@ -78,7 +79,8 @@ def with_shared_options(
     shared += [_parameter(name, kind, default) for name, (kind, default) in OF_RUNS.items()]
 
     def extended(**given: Any) -> Any:
-        return command(**given)
+        with flags_in_errors(given["context"]):
+            return command(**given)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared
     extended.__doc__, extended.__name__ = command.__doc__, command.__name__

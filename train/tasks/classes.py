@@ -49,7 +49,7 @@ def _chosen(option: str, given: Sequence[str], names: Sequence[str]) -> tuple[st
     try:
         return chosen_classes(given, names)
     except DataError as e:
-        raise OptionError(f"{option}: {e}") from e
+        raise OptionError(f"{option} can't be used: {e}") from e
 
 
 def balanced_weights(data: LabeledMeshes) -> list[float]:
