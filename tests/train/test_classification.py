@@ -140,7 +140,11 @@ def test_evaluate_scores_a_labeled_folder(room, tmp_path, capsys):
     for data, out, message in (
         (table, tmp_path / "report", "already holds results"),
         (room / "data", room / "run", "already holds results"),
-        (tmp_path / "none", tmp_path / "new", "none: no such folder or table"),
+        (
+            tmp_path / "none",
+            tmp_path / "new",
+            "none: no such file or folder; shapes is the generated set",
+        ),
     ):
         status, _, err = diffnet(capsys, *arguments, "--data", data, "--out", out)
         assert (status, len(err.splitlines())) == (1, 1)

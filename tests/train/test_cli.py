@@ -323,7 +323,8 @@ def test_bad_input_to_training(room, tmp_path, monkeypatch):
         )
 
     good, out = room / "data", tmp_path / "out"
-    assert "nowhere: no such folder" in train(tmp_path / "nowhere", out)
+    line = train(tmp_path / "nowhere", out)
+    assert "nowhere: no such file or folder; figures is the generated set of segmentation" in line
     (tmp_path / "empty").mkdir()
     assert "no data set found" in train(tmp_path / "empty", out)
     if not torch.cuda.is_available():
@@ -866,7 +867,7 @@ def test_the_generated_set(tmp_path, monkeypatch):
     from diffnet.data import figures
 
     asked = []
-    monkeypatch.setattr("diffnet.data.figures", lambda seed: asked.append(seed) or figures(train=1, test=1, seed=seed))
+    monkeypatch.setattr("diffnet.data.figures", lambda seed: asked.append(seed) or figures(train=2, test=1, seed=seed))
     out = tmp_path / "run"
     train = [
         "train",
@@ -886,6 +887,23 @@ def test_the_generated_set(tmp_path, monkeypatch):
     assert asked == [3]
     assert "8 classes at the vertices" in text
     assert load_checkpoint(out / "last.pt")["label_names"][0] == "head"
+    # An evaluation takes the same seed. A network that doesn't record it is scored on the set of seed 0.
+    made = "diffnet.train.tasks.segmentation.figures"
+    monkeypatch.setattr(made, lambda train, seed: asked.append(seed) or figures(train, test=1, seed=seed))
+    network = DiffusionNet.load(out / "last.pt")
+    del network.metadata["seed"]
+    network.save(tmp_path / "no_seed.safetensors")
+    shared = ["--data", "figures", "--cache", tmp_path / "c", "--jobs", 1, "--device", "cpu"]
+    code, text, err = diffnet("evaluate", "--checkpoint", out / "last.pt", *shared, "--out", tmp_path / "a")
+    assert (code, err) == (0, "")
+    assert "does not record" not in text
+    scores = [json.loads((folder / "results.json").read_text())["test_accuracy"] for folder in (out, tmp_path / "a")]
+    assert scores[0] == pytest.approx(scores[1], abs=0.002)
+    line = complaint("evaluate", "--checkpoint", out / "last.pt", *shared[2:], "--data", "shapes", "--out", "b")
+    assert "shapes: no such file or folder; figures is the generated set of segmentation" in line
+    text = diffnet("evaluate", "--checkpoint", tmp_path / "no_seed.safetensors", *shared, "--out", tmp_path / "b")[1]
+    assert "does not record the seed of its training" in text
+    assert asked == [3, 3, 0]
 
 
 def test_the_seed_decides_the_split(tmp_path):

@@ -45,6 +45,15 @@ def training_command(
     return lambda command: with_shared_options(command, defaults, left_out)
 
 
+def check_data(path: str | Path, task: TaskName) -> None:
+    """Raises DataError if a data set is neither at this path nor the generated one of the task."""
+    from diffnet.data import DataError
+
+    generated = TASK_OPTIONS[task].generated
+    if generated is not None and str(path) != generated and not Path(path).exists():
+        raise DataError(f"{path}: no such file or folder; {generated} is the generated set of {task}")
+
+
 def run_command(
     name: TaskName,
     load: Callable[[TrainOptions, Mapping[str, Any] | None], Loaded],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, MeshPairs, PairSample, Sample, TargetsAt, load_pairs
+from diffnet.data import LabeledMeshes, MeshPairs, PairSample, Sample, TargetsAt, figure_pairs, load_pairs
 from diffnet.geometry import Operators, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
 from diffnet.train.correspondence.maps import pair_maps, unsupervised_loss
 from diffnet.train.correspondence.scoring import as_labeled, score_pairs
 from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.options.correspondence import OPTIONS
 from diffnet.train.tasks.task import DataOptions, PairFunctions, Predicted, Scored, ScoredPairs, Task
 
 _MATCH = "the network computes features for correspondence; `diffnet match` uses them"
@@ -72,6 +74,9 @@ def _score(tally: Tensor) -> float:
 
 
 def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> MeshPairs:
+    if str(path) == OPTIONS.generated:
+        made = figure_pairs(train=2, seed=known.seed, cache_dir=cache_dir)  # the smallest number
+        return replace(made, train=[], train_pairs=[])
     return load_pairs(path, known.pairs, base=known.base, cache_dir=cache_dir, needs_train=False)
 
 

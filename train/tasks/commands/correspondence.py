@@ -8,7 +8,7 @@ import typer
 
 from diffnet.train.commands.console import console
 from diffnet.train.commands.options import BaseOption, PairsOption, RunOption, ZoomOutOption, checked_features
-from diffnet.train.commands.training import Loaded, run_command, training_command
+from diffnet.train.commands.training import Loaded, check_data, run_command, training_command
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.options.correspondence import Method
 
@@ -77,6 +77,8 @@ def train(
         from diffnet.train.correspondence.scoring import as_labeled
 
         seed, cache = options.seed, shared["cache"]
+        for path in data:
+            check_data(path, "correspondence")
         if data == ["figures"]:
             found = figure_pairs(seed=seed, jobs=shared["jobs"], cache_dir=cache)
         else:

@@ -8,7 +8,7 @@ import typer
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import LabelsAt
 from diffnet.train.commands.options import RunOption
-from diffnet.train.commands.training import Loaded, run_command, training_command
+from diffnet.train.commands.training import Loaded, check_data, run_command, training_command
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.commands.labels import (
     ClassWeightsOption,
@@ -49,6 +49,7 @@ def train(
         from diffnet.data import figures, load_dataset, with_labels_at
 
         at = outputs_at if outputs_at or before is None else before["labels_at"]
+        check_data(data, "segmentation")
         if data == "figures":
             return Loaded(with_labels_at(figures(seed=options.seed), at or "vertices"), options)
         meshes = load_dataset(data, layout, seed=options.seed, cache_dir=shared["cache"], labels_at=at)
