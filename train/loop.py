@@ -15,6 +15,7 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
 from diffnet.data import ArrayStatistics, LabeledMeshes, MeshBatches, PairSample, Sample, Statistics, epoch_seed
+from diffnet.data.counts import counted
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import packed
@@ -182,7 +183,8 @@ def set_aside(samples: Sequence[T], options: TrainOptions) -> tuple[list[T], lis
         count = max(count, 1)
     if count >= len(samples):
         raise OptionError(
-            f"validation should leave a mesh to train on, got {options.validation} of {len(samples)} training meshes"
+            f"validation should leave a mesh to train on, got {options.validation} of "
+            + counted(len(samples), "training mesh", "training meshes")
         )
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(options.seed)).tolist()
     chosen = set(order[:count])

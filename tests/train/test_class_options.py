@@ -68,7 +68,7 @@ def test_options_are_resolved_by_the_data() -> None:
     for given, words in (
         ({"ignore": ("tail",)}, "ignore can't be used: there is no class 'tail'"),
         ({"class_weights": "tail=2"}, "class_weights can't be used: there is no class 'tail'"),
-        ({"class_weights": "1,2"}, "class_weights has 2 weights, and there are 3 classes"),
+        ({"class_weights": "1,2"}, "class_weights has 2 weights for 3 classes"),
         ({"ignore": ("up", "2"), "label_smoothing": 0.1}, "label_smoothing needs at least 2 classes, .* only 'down'"),
     ):
         with pytest.raises(OptionError, match=words):

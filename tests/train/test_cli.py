@@ -335,7 +335,7 @@ def test_bad_input_to_training(room, tmp_path, monkeypatch):
         (["--seed", -1], "--seed should be at least 0"),
         (["--lr", "nan"], "--lr should be above 0"),
         (["--class-weights", "1,x"], "--class-weights should be balanced"),
-        (["--class-weights", "1,2,3"], "--class-weights has 3 weights, and there are 2 classes"),
+        (["--class-weights", "1,2,3"], "--class-weights has 3 weights for 2 classes"),
         (["--ignore", "tail"], "--ignore can't be used: there is no class 'tail'"),
         (["--validation", 0.9], "--validation should leave a mesh to train on, got 0.9 of 4"),
     ):
@@ -897,6 +897,7 @@ def test_the_generated_set(tmp_path, monkeypatch):
     code, text, err = diffnet("evaluate", "--checkpoint", out / "last.pt", *shared, "--out", tmp_path / "a")
     assert (code, err) == (0, "")
     assert "does not record" not in text
+    assert "1 mesh to score" in text
     scores = [json.loads((folder / "results.json").read_text())["test_accuracy"] for folder in (out, tmp_path / "a")]
     assert scores[0] == pytest.approx(scores[1], abs=0.002)
     line = complaint("evaluate", "--checkpoint", out / "last.pt", *shared[2:], "--data", "shapes", "--out", "b")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffnet.data.counts import counted
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import DiffnetError, OptionError
@@ -223,7 +224,10 @@ def evaluate(
             console.print(f"{unknown}; {data} are those of seed 0", soft_wrap=True)
     known = DataOptions(expected.options, layout, targets, pairs, base, seed)
     dataset = task.load_test(data, known, cache)
-    count = f"{len(dataset.test_pairs)} pairs" if isinstance(dataset, MeshPairs) else f"{len(dataset.test)} meshes"
+    if isinstance(dataset, MeshPairs):
+        count = counted(len(dataset.test_pairs), "pair", "pairs")
+    else:
+        count = counted(len(dataset.test), "mesh", "meshes")
     console.print(f"{count} to score")
     results = run_evaluation(
         dataset, network, out, zoomout=zoomout, device=chosen, cache_dir=cache, jobs=jobs, console=console

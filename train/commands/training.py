@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from diffnet.data.counts import counted
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import console
 from diffnet.train.commands.shared_options import with_shared_options
@@ -89,9 +90,9 @@ def run_command(
         keep_memory()
     cache.mkdir(parents=True, exist_ok=True)
     dataset, options, pairs = load(options, before)
-    outputs = f"{len(dataset.label_names)} {task.outputs}"
+    meshes, outputs = counted(len(dataset.train), "mesh", "meshes"), counted(len(dataset.label_names), *task.outputs)
     at = "" if dataset.labels_at == "meshes" else f" at the {dataset.labels_at}"
-    console.print(f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, {outputs}{at}")
+    console.print(f"{meshes} to train on, {len(dataset.test)} to test on, {outputs}{at}")
     try:
         results = run_training(
             dataset,

@@ -150,7 +150,7 @@ def _write_predictions(
 TASK = Task(
     name="classification",
     targets_at=("meshes",),
-    outputs="classes",
+    outputs=("class", "classes"),
     loss=label_loss,
     predict=_predict,
     new_tally=new_matrix,

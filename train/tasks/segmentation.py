@@ -155,7 +155,7 @@ def _write_predictions(
 TASK = Task(
     name="segmentation",
     targets_at=("vertices", "faces", "edges"),
-    outputs="classes",
+    outputs=("class", "classes"),
     loss=label_loss,
     predict=_predict,
     new_tally=new_matrix,

@@ -109,7 +109,7 @@ class Task:
     Functions of tensors run inside CUDA graphs, so they never wait for the GPU.
 
     targets_at: the elements that may have targets
-    outputs: the name of the outputs of the network, for messages
+    outputs: the name of one output of the network, and that of several, for messages
     loss: (outputs (N, C), targets, options) to the loss ()
     predict: outputs (N, C) to the predictions that scores and reports take, a tensor of N rows
     new_tally: (C, device) to a tally of nothing
@@ -134,7 +134,7 @@ class Task:
 
     name: TaskName
     targets_at: tuple[TargetsAt, ...]
-    outputs: str
+    outputs: tuple[str, str]
     loss: Callable[[Tensor, Tensor, TrainOptions], Tensor]
     predict: Callable[[Tensor], Tensor]
     new_tally: Callable[[int, torch.device], Tensor]

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from diffnet.data.counts import counted
 from diffnet.train.commands.console import console
 from diffnet.train.commands.options import BaseOption, PairsOption, RunOption, ZoomOutOption, checked_features
 from diffnet.train.commands.training import Loaded, check_data, run_command, training_command
@@ -83,7 +84,8 @@ def train(
             found = figure_pairs(seed=seed, jobs=shared["jobs"], cache_dir=cache)
         else:
             found = load_pairs(data if len(data) > 1 else data[0], pairs, base=base, seed=seed, cache_dir=cache)
-        console.print(f"{len(found.train_pairs)} pairs to train on, {len(found.test_pairs)} to test on")
+        train_pairs = counted(len(found.train_pairs), "pair", "pairs")
+        console.print(f"{train_pairs} to train on, {len(found.test_pairs)} to test on")
         if epochs is None and before is None:
             options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(found.train_pairs))))
         usual = CHANNELS[options.method] if before is None else len(before["label_names"])
