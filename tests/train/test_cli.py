@@ -215,6 +215,18 @@ def test_help(command, mentioned, monkeypatch):
         assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", plain), word
 
 
+def test_help_of_training_has_panels(monkeypatch):
+    monkeypatch.setenv("TERMINAL_WIDTH", "120")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", diffnet("train", "segmentation", "--help")[1])
+    panels = dict(re.findall(r"╭─ ([^─]+) ─+╮\n(.*?)╰", plain, re.DOTALL))
+    assert list(panels) == [
+        *("Options", "Labels", "Features and operators", "Network", "Training", "Augmentation", "Run"),
+    ]
+    for panel, option in (("Options", "--data"), ("Network", "--width"), ("Training", "--lr"), ("Run", "--resume")):
+        assert re.search(rf"^│ .*{option} ", panels[panel], re.MULTILINE)
+    assert "Network" not in diffnet("precompute", "--help")[1]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -38,8 +38,7 @@ def training_command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a function the command of a task. The shared options get the defaults of the task's recipe.
 
-    without: shared options that the command doesn't have, besides those that the task refuses, and those that its own
-        parameters replace
+    without: shared options that the command doesn't have, besides those that the task refuses
     """
     defaults = TrainOptions(task=task, **options_of_recipe("default", task))
     left_out = (*TASK_OPTIONS[task].unavailable, *without)

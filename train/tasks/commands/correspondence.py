@@ -42,7 +42,7 @@ PairEpochsOption = Annotated[
 BatchPairsOption = Annotated[int, typer.Option("--batch-pairs", min=1, help="Pairs per step.")]
 
 
-@training_command("correspondence", ("variants", "features", "k", "epochs", "batch_meshes"))
+@training_command("correspondence", ("variants",))
 def train(
     data: Annotated[
         list[str],

@@ -11,6 +11,7 @@ from diffnet.train.commands.options import RunOption
 from diffnet.train.commands.training import Loaded, check_data, run_command, training_command
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.commands.labels import (
+    LABELS_PANEL,
     ClassWeightsOption,
     IgnoreOption,
     LabelSmoothingOption,
@@ -19,7 +20,10 @@ from diffnet.train.tasks.commands.labels import (
 
 OutputsAtOption = Annotated[
     LabelsAt | None,
-    typer.Option(help="Elements that the network labels; other labels are converted. Default: those of the labels."),
+    typer.Option(
+        help="Elements that the network labels; other labels are converted. Default: those of the labels.",
+        rich_help_panel=LABELS_PANEL,
+    ),
 ]
 
 
