@@ -255,9 +255,10 @@ def check_same_options(stored: Checkpoint, options: TrainOptions, out: Path) -> 
     """
     before = stored["options"]
     for name, value in options.as_dict().items():
-        if (name != "epochs" or options.schedule == "cosine") and before[name] != value:
+        if (name != "epochs" or before["schedule"] == "cosine") and before[name] != value:
             why = "the cosine schedule depends on it" if name == "epochs" else "a resumed run keeps its options"
-            raise OptionError(f"{name} is {value}, and the run in {out} was started with {before[name]}; {why}")
+            started = "without it" if before[name] is None else f"with {before[name]}"
+            raise OptionError(f"{name} is {value}, and the run in {out} was started {started}; {why}")
 
 
 def _check_same_data(stored: Checkpoint, fresh: Checkpoint, out: Path) -> None:

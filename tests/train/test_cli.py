@@ -402,6 +402,8 @@ def test_a_resumed_run_keeps_its_options(room, tmp_path):
     assert resumed["options"] == {**started, "epochs": 2}
     assert len(resumed["history"]) == 2
     assert "was started with 3" in complaint(*train, "--resume", "--seed", 4)
+    assert "--schedule is cosine" in complaint(*train, "--resume", "--schedule", "cosine", "--epochs", 3)
+    assert "was started without it" in complaint(*train, "--resume", "--batch-vertices", 100)
     assert "other labels" in complaint(*train, "--resume", "--outputs-at", "vertices")
     assert "--features is hks" in complaint(*train, "--resume", "--recipe", "original")
     line = complaint("train", "classification", *train[2:], "--resume")

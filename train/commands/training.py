@@ -19,6 +19,7 @@ from diffnet.train.tasks.registry import TASK_OPTIONS, TaskName
 
 if TYPE_CHECKING:
     from diffnet.data import LabeledMeshes, MeshPairs
+    from diffnet.train.checkpoint import Checkpoint
     from diffnet.train.tasks.task import Task
 
 
@@ -66,27 +67,21 @@ def run_command(
     given: arguments of the command. Those that have the name of an option of `TrainOptions` become this option.
     """
     with ExitAtCtrlC():
-        from diffnet.train.checkpoint import CheckpointError, load_checkpoint
         from diffnet.train.device import keep_memory, pick_device
         from diffnet.train.run import check_folder, run_training
         from diffnet.train.tasks.registry import task_named
 
         task = task_named(name)
 
-    cache, resume = given["cache"], given["resume"]
-    check_folder(out, resume)
-    before = load_checkpoint(out / "last.pt") if resume else None
-    if before is not None:
-        trained = before["options"]["task"]
-        if trained != name:
-            raise CheckpointError(f"{out / 'last.pt'}: this run is one of `diffnet train {trained}`, not of {name}")
-        console.print(f"resuming {out}: options that are not given are those of this run", soft_wrap=True)
+    before = _run_to_resume(name, out) if given["resume"] else None
     _complete(name, given, None if before is None else before["options"])
     names = {field.name for field in fields(TrainOptions)}
     options = TrainOptions(task=name, **{option: value for option, value in given.items() if option in names})
+    cache, resume = given["cache"], given["resume"]
     chosen = pick_device(given["device"])
     if chosen.type == "cpu":
         keep_memory()
+    check_folder(out, resume)
     cache.mkdir(parents=True, exist_ok=True)
     dataset, options, pairs = load(options, before)
     meshes, outputs = counted(len(dataset.train), "mesh", "meshes"), counted(len(dataset.label_names), *task.outputs)
@@ -111,6 +106,20 @@ def run_command(
         console.print(f"Stopped.{hint}", soft_wrap=True)
         raise typer.Exit(130) from None
     print_results(task, results, out)
+
+
+def _run_to_resume(task: TaskName, out: Path) -> Checkpoint:
+    """The checkpoint of the run in a folder. Raises CheckpointError if it is one of another task."""
+    from diffnet.train.checkpoint import CheckpointError, load_checkpoint
+    from diffnet.train.run import check_folder
+
+    check_folder(out, resume=True)
+    found = load_checkpoint(out / "last.pt")
+    trained = found["options"]["task"]
+    if trained != task:
+        raise CheckpointError(f"{out / 'last.pt'}: this run is one of `diffnet train {trained}`, not of {task}")
+    console.print(f"resuming {out}: options that are not given are those of this run", soft_wrap=True)
+    return found
 
 
 def _complete(task: TaskName, given: dict[str, Any], before: Mapping[str, Any] | None) -> None:
