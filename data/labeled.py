@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.data.counts import counted
 from diffnet.geometry import Mesh
 from diffnet.geometry.errors import DiffnetError
 
@@ -63,6 +64,7 @@ class LabeledMeshes:
 
     def __repr__(self) -> str:
         return (
-            f"LabeledMeshes(train={len(self.train)} meshes, test={len(self.test)} meshes, "
+            f"LabeledMeshes(train={counted(len(self.train), 'mesh', 'meshes')}, "
+            f"test={counted(len(self.test), 'mesh', 'meshes')}, "
             f"label_names={reprlib.repr(self.label_names)}, labels_at={self.labels_at!r})"
         )

@@ -15,6 +15,7 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
 from diffnet.data import ArrayStatistics, LabeledMeshes, MeshBatches, PairSample, Sample, Statistics, epoch_seed
+from diffnet.data.counts import counted
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import packed
@@ -73,7 +74,8 @@ def train(
         if there are none.
 
     Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises
-    CheckpointError if a run can't be resumed, and OptionError if validation leaves no mesh to train on.
+    CheckpointError if a run can't be resumed, and OptionError if it was started with other options, and if validation
+    leaves no mesh to train on.
     """
     task = task_named(options.task)
     score_name = task.score_name
@@ -181,7 +183,8 @@ def set_aside(samples: Sequence[T], options: TrainOptions) -> tuple[list[T], lis
         count = max(count, 1)
     if count >= len(samples):
         raise OptionError(
-            f"validation = {options.validation} of {len(samples)} training meshes leaves none to train on"
+            f"validation should leave a mesh to train on, got {options.validation} of "
+            + counted(len(samples), "training mesh", "training meshes")
         )
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(options.seed)).tolist()
     chosen = set(order[:count])
@@ -246,17 +249,16 @@ def _train_epoch(
 
 
 def check_same_options(stored: Checkpoint, options: TrainOptions, out: Path) -> None:
-    """Raises CheckpointError if the options differ from those of the stored run.
+    """Raises OptionError if the options differ from those of the stored run.
 
     Only the number of epochs may differ, and only if the schedule does not depend on it.
     """
     before = stored["options"]
     for name, value in options.as_dict().items():
-        if (name != "epochs" or options.schedule == "cosine") and before[name] != value:
-            why = "the cosine schedule depends on the number of epochs" if name == "epochs" else "repeat its options"
-            raise CheckpointError(
-                f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}; {why}"
-            )
+        if (name != "epochs" or before["schedule"] == "cosine") and before[name] != value:
+            why = "the cosine schedule depends on it" if name == "epochs" else "a resumed run keeps its options"
+            started = "without it" if before[name] is None else f"with {before[name]}"
+            raise OptionError(f"{name} is {value}, and the run in {out} was started {started}; {why}")
 
 
 def _check_same_data(stored: Checkpoint, fresh: Checkpoint, out: Path) -> None:

@@ -135,7 +135,7 @@ class SharedOptions(OptionGroup):
                 f"rotate_about is {self.rotate_about!r}, but features are aligned; leave it out or add --no-align"
             )
         if self.rotate is False and self.rotate_about != "any":
-            raise OptionError(f"rotate_about is {self.rotate_about!r}, but rotate is False; leave one of them out")
+            raise OptionError(f"rotate_about should be any where nothing is rotated, got {self.rotate_about!r}")
         if self.jitter > 0 and "xyz" not in self.features.split("+"):
             raise OptionError(f"jitter needs features with xyz, got {self.features!r}")
         if not 1 <= self.scale_range <= 10:

@@ -52,6 +52,7 @@ from diffnet.data import (
     standardized_targets,
     target_statistics,
 )
+from diffnet.data.counts import counted
 from diffnet.data.decimation import Weights
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
@@ -272,7 +273,9 @@ def _variants(
         return []
     shares = {"cut": wanted.cut, "decimated": wanted.decimate}
     parts = [f"{how} by up to {percent(share, 0)}" for how, share in shares.items() if share]
-    console.print(f"{wanted.count} variants of each training mesh, {' and '.join(parts)}", highlight=False)
+    console.print(
+        f"{counted(wanted.count, 'variant', 'variants')} of each training mesh, {' and '.join(parts)}", highlight=False
+    )
     make = partial(make_variants, at=at, variants=wanted, features=options.features)
     with progress_bar(console) as bar:
         task = bar.add_task("variants", total=len(items))

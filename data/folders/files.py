@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from diffnet.data.counts import counted
 from diffnet.data.folders.numbers import read_lines
 from diffnet.data.folders.sources import PART_LIST
 from diffnet.data.labeled import DataError
@@ -91,9 +92,8 @@ def _key(name: str | Path) -> str:
 def parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int) -> Parts:
     """A random share of the meshes for testing, at least one, and the others for training. Raises DataError."""
     if len(meshes) < 2:
-        raise DataError(
-            f"{root}: {len(meshes)} meshes ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2"
-        )
+        found = counted(len(meshes), "mesh", "meshes")
+        raise DataError(f"{root}: {found} ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2")
     tests = min(max(round(len(meshes) * test_fraction), 1), len(meshes) - 1)
     chosen = set(np.random.default_rng(seed).permutation(len(meshes))[:tests].tolist())
     train = [mesh for i, mesh in enumerate(meshes) if i not in chosen]

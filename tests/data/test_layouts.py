@@ -462,7 +462,7 @@ def test_files_that_do_not_match(tmp_path, files, message):
 
 def test_folder_with_one_mesh_cannot_be_divided(tmp_path):
     write(tmp_path, {"a.off": FAN, "a.txt": [0, 0, 0]})
-    with pytest.raises(DataError, match=rf"{tmp_path.name}: 1 meshes .* at least 2"):
+    with pytest.raises(DataError, match=rf"{tmp_path.name}: 1 mesh .* at least 2"):
         load_dataset(tmp_path)
 
 

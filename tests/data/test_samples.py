@@ -53,7 +53,7 @@ def test_representations_are_one_line():
     mesh = "Mesh(name='ellipsoid 0', vertices=42, faces=80)"
     assert repr(item) == f"LabeledMesh(name='a', mesh={mesh}, labels=(42,) int64)"
     data = LabeledMeshes([item, item], [item], [f"class {i}" for i in range(260)], "vertices")
-    assert repr(data).startswith("LabeledMeshes(train=2 meshes, test=1 meshes, label_names=['class 0', ")
+    assert repr(data).startswith("LabeledMeshes(train=2 meshes, test=1 mesh, label_names=['class 0', ")
     assert len(repr(data)) < 200
 
 

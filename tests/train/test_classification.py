@@ -92,7 +92,7 @@ def test_a_run_learns_and_reports(room, capsys):
     where = ["--data", room / "data", "--out", room / "run", "--cache", room / "cache", "--epochs", 13]
     status, _, err = diffnet(capsys, "train", "classification", *where, *SMALL, "--resume", "--label-smoothing", 0.1)
     assert status == 1
-    assert "label_smoothing = 0.2, not 0.1" in err
+    assert "--label-smoothing is 0.1, and the run in" in err
 
 
 def test_a_run_can_be_resumed(room, tmp_path, capsys):
@@ -140,7 +140,11 @@ def test_evaluate_scores_a_labeled_folder(room, tmp_path, capsys):
     for data, out, message in (
         (table, tmp_path / "report", "already holds results"),
         (room / "data", room / "run", "already holds results"),
-        (tmp_path / "none", tmp_path / "new", "none: no such folder or table"),
+        (
+            tmp_path / "none",
+            tmp_path / "new",
+            "none: no such file or folder; shapes is the generated set",
+        ),
     ):
         status, _, err = diffnet(capsys, *arguments, "--data", data, "--out", out)
         assert (status, len(err.splitlines())) == (1, 1)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -214,6 +215,18 @@ def test_help(command, mentioned, monkeypatch):
         assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", plain), word
 
 
+def test_help_of_training_has_panels(monkeypatch):
+    monkeypatch.setenv("TERMINAL_WIDTH", "120")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", diffnet("train", "segmentation", "--help")[1])
+    panels = dict(re.findall(r"╭─ ([^─]+) ─+╮\n(.*?)╰", plain, re.DOTALL))
+    assert list(panels) == [
+        *("Options", "Labels", "Features and operators", "Network", "Training", "Augmentation", "Run"),
+    ]
+    for panel, option in (("Options", "--data"), ("Network", "--width"), ("Training", "--lr"), ("Run", "--resume")):
+        assert re.search(rf"^│ .*{option} ", panels[panel], re.MULTILINE)
+    assert "Network" not in diffnet("precompute", "--help")[1]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -322,16 +335,24 @@ def test_bad_input_to_training(room, tmp_path, monkeypatch):
         )
 
     good, out = room / "data", tmp_path / "out"
-    assert "nowhere: no such folder" in train(tmp_path / "nowhere", out)
+    line = train(tmp_path / "nowhere", out)
+    assert "nowhere: no such file or folder; figures is the generated set of segmentation" in line
     (tmp_path / "empty").mkdir()
     assert "no data set found" in train(tmp_path / "empty", out)
     if not torch.cuda.is_available():
         assert "no GPU" in train(good, out, "--device", "cuda")
     assert "'nonsense'" in train(good, out, "--device", "nonsense")
-    assert "rotate" in train(good, out, "--features", "hks", "--rotate")
-    assert "seed" in train(good, out, "--seed", -1)
-    assert "learning_rate" in train(good, out, "--lr", "nan")
-    assert "validation" in train(good, out, "--validation", 0.9)
+    for given, message in (
+        (["--features", "hks", "--rotate"], "--rotate needs features with xyz or normals"),
+        (["--seed", -1], "--seed should be at least 0"),
+        (["--lr", "nan"], "--lr should be above 0"),
+        (["--class-weights", "1,x"], "--class-weights should be balanced"),
+        (["--class-weights", "1,2,3"], "--class-weights has 3 weights for 2 classes"),
+        (["--ignore", "tail"], "--ignore can't be used: there is no class 'tail'"),
+        (["--validation", 0.9], "--validation should leave a mesh to train on, got 0.9 of 4"),
+    ):
+        assert train(good, out, *given).startswith(f"diffnet: {message}")
+        shutil.rmtree(out, ignore_errors=True)
     assert "no run in this folder" in train(good, out, "--resume")
     file = tmp_path / "file"
     file.write_text("mine")
@@ -342,10 +363,7 @@ def test_bad_input_to_training(room, tmp_path, monkeypatch):
     assert "--resume" in train(good, room / "run")
     monkeypatch.setattr("diffnet.train.run.preprocess", lambda *_: pytest.fail("it takes long for large meshes"))
     line = train(good, room / "run", "--resume", "--width", 9)
-    assert (
-        line
-        == f"diffnet: {room / 'run' / 'last.pt'}: this run was started with width = 16, not 9; repeat its options\n"
-    )
+    assert f"--width is 9, and the run in {room / 'run'} was started with 16; a resumed run keeps its options" in line
     assert {p: p.stat().st_mtime_ns for p in (room / "run").rglob("*")} == before
 
 
@@ -368,6 +386,29 @@ def test_a_full_disk_names_the_file(room, tmp_path, monkeypatch):
     train = ["train", "segmentation", "--data", room / "data", "--out", out, "--cache", room / "cache"]
     assert complaint(*train, *SMALL) == f"diffnet: {out / 'last.pt'}: No space left on device\n"
     assert list(out.iterdir()) == []
+
+
+def test_a_resumed_run_keeps_its_options(room, tmp_path):
+    out = tmp_path / "run"
+    train = ["train", "segmentation", "--data", room / "data", "--out", out, "--cache", room / "cache"]
+    train += ["--jobs", 1, "--device", "cpu"]
+    assert diffnet(*train, *SMALL, "--outputs-at", "faces", "--seed", 3, "--epochs", 1)[0] == 0
+    started = load_checkpoint(out / "last.pt")["options"]
+    code, text, err = diffnet(*train, "--resume", "--epochs", 2)
+    assert (code, err) == (0, "")
+    assert f"resuming {out}: options that are not given are those of this run" in text
+    assert "2 classes at the faces" in text
+    resumed = load_checkpoint(out / "last.pt")
+    assert resumed["options"] == {**started, "epochs": 2}
+    assert len(resumed["history"]) == 2
+    assert "was started with 3" in complaint(*train, "--resume", "--seed", 4)
+    assert "--schedule is cosine" in complaint(*train, "--resume", "--schedule", "cosine", "--epochs", 3)
+    assert "was started without it" in complaint(*train, "--resume", "--batch-vertices", 100)
+    assert "other labels" in complaint(*train, "--resume", "--outputs-at", "vertices")
+    assert "--features is hks" in complaint(*train, "--resume", "--recipe", "original")
+    line = complaint("train", "classification", *train[2:], "--resume")
+    assert "this run is one of `diffnet train segmentation`, not of classification" in line
+    assert load_checkpoint(out / "last.pt")["options"]["epochs"] == 2
 
 
 def test_a_damaged_run_is_not_resumed(room, tmp_path):
@@ -840,7 +881,7 @@ def test_the_generated_set(tmp_path, monkeypatch):
     from diffnet.data import figures
 
     asked = []
-    monkeypatch.setattr("diffnet.data.figures", lambda seed: asked.append(seed) or figures(train=1, test=1, seed=seed))
+    monkeypatch.setattr("diffnet.data.figures", lambda seed: asked.append(seed) or figures(train=2, test=1, seed=seed))
     out = tmp_path / "run"
     train = [
         "train",
@@ -860,6 +901,24 @@ def test_the_generated_set(tmp_path, monkeypatch):
     assert asked == [3]
     assert "8 classes at the vertices" in text
     assert load_checkpoint(out / "last.pt")["label_names"][0] == "head"
+    # An evaluation takes the same seed. A network that doesn't record it is scored on the set of seed 0.
+    made = "diffnet.train.tasks.segmentation.figures"
+    monkeypatch.setattr(made, lambda train, seed: asked.append(seed) or figures(train, test=1, seed=seed))
+    network = DiffusionNet.load(out / "last.pt")
+    del network.metadata["seed"]
+    network.save(tmp_path / "no_seed.safetensors")
+    shared = ["--data", "figures", "--cache", tmp_path / "c", "--jobs", 1, "--device", "cpu"]
+    code, text, err = diffnet("evaluate", "--checkpoint", out / "last.pt", *shared, "--out", tmp_path / "a")
+    assert (code, err) == (0, "")
+    assert "does not record" not in text
+    assert "1 mesh to score" in text
+    scores = [json.loads((folder / "results.json").read_text())["test_accuracy"] for folder in (out, tmp_path / "a")]
+    assert scores[0] == pytest.approx(scores[1], abs=0.002)
+    line = complaint("evaluate", "--checkpoint", out / "last.pt", *shared[2:], "--data", "shapes", "--out", "b")
+    assert "shapes: no such file or folder; figures is the generated set of segmentation" in line
+    text = diffnet("evaluate", "--checkpoint", tmp_path / "no_seed.safetensors", *shared, "--out", tmp_path / "b")[1]
+    assert "does not record the seed of its training" in text
+    assert asked == [3, 3, 0]
 
 
 def test_the_seed_decides_the_split(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -395,6 +396,16 @@ def test_a_run_without_correspondences(room, tmp_path, capsys, monkeypatch):
     assert options["rotate"] is False
     with pytest.raises(OptionError, match="map_k should be from 1 to k, which is 20, got 21"):
         TrainOptions(task="correspondence", k=20, map_k=21)
+
+
+def test_a_resumed_run_keeps_its_options(room, tmp_path, capsys):
+    shutil.copytree(room / "run", tmp_path / "run")
+    where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", room / "cache", "--jobs", 1]
+    assert diffnet("train", "correspondence", *where, "--resume", "--device", "cpu") == 0
+    assert "resuming" in capsys.readouterr().out
+    before, after = (load_checkpoint(folder / "run" / "last.pt") for folder in (room, tmp_path))
+    assert after["options"] == before["options"]
+    assert after["label_names"] == before["label_names"]
 
 
 def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room, tmp_path):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffnet.data.counts import counted
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import DiffnetError, OptionError
@@ -23,7 +24,7 @@ from diffnet.train.commands.options import (
     TargetsOption,
     ZoomOutOption,
 )
-from diffnet.train.commands.training import print_results
+from diffnet.train.commands.training import check_data, print_results
 
 if TYPE_CHECKING:
     from diffnet.train.tasks.task import Predicted
@@ -169,8 +170,8 @@ def evaluate(
     data: Annotated[
         Path,
         typer.Option(
-            help="Folder of labeled meshes or of meshes in pairs, or a table (.csv) for a network with outputs for "
-            "whole meshes."
+            help="Folder of labeled meshes or of meshes in pairs, a table (.csv) for a network with outputs for whole "
+            "meshes, or the name of the generated set of the network's task: figures or shapes."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],
@@ -185,9 +186,10 @@ def evaluate(
 ) -> None:
     """Score a trained network on labeled meshes or on pairs of meshes, without training.
 
-    The meshes in test/ or of test.txt are scored, and no others are read. Without these, all meshes are. Labels, and
-    columns of targets, are matched by name. Labels at other elements than the network's are converted. --targets is for
-    regression; the default is that of the training. --pairs, --base and --zoomout are for correspondence.
+    The meshes in test/ or of test.txt are scored, and no others are read. Without these, all meshes are. Of a generated
+    set, the test part with the seed of the training is scored. Labels, and columns of targets, are matched by name.
+    Labels at other elements than the network's are converted. --targets is for regression; the default is that of the
+    training. --pairs, --base and --zoomout are for correspondence.
     """
     with ExitAtCtrlC():
         from diffnet.data import MeshPairs
@@ -195,7 +197,7 @@ def evaluate(
         from diffnet.train.inference.loading import load_scored_network
         from diffnet.train.inference.network_input import MetadataError, network_input
         from diffnet.train.inference.scoring import check_empty, run_evaluation
-        from diffnet.train.tasks.registry import task_named
+        from diffnet.train.tasks.registry import TASK_OPTIONS, task_named
         from diffnet.train.tasks.task import DataOptions
 
     chosen = pick_device(device)
@@ -213,9 +215,19 @@ def evaluate(
     if targets is not None and not task.standardized:
         raise OptionError(f"--targets is for regression, and the network is one of {task.name}")
     cache.mkdir(parents=True, exist_ok=True)
-    known = DataOptions(expected.options, layout, targets, pairs, base)
+    check_data(data, task.name)
+    seed = network.metadata.get("seed")
+    if not isinstance(seed, int) or seed < 0:
+        seed = 0
+        if str(data) == TASK_OPTIONS[task.name].generated:
+            unknown = f"{checkpoint} does not record the seed of its training"
+            console.print(f"{unknown}; {data} are those of seed 0", soft_wrap=True)
+    known = DataOptions(expected.options, layout, targets, pairs, base, seed)
     dataset = task.load_test(data, known, cache)
-    count = f"{len(dataset.test_pairs)} pairs" if isinstance(dataset, MeshPairs) else f"{len(dataset.test)} meshes"
+    if isinstance(dataset, MeshPairs):
+        count = counted(len(dataset.test_pairs), "pair", "pairs")
+    else:
+        count = counted(len(dataset.test), "mesh", "meshes")
     console.print(f"{count} to score")
     results = run_evaluation(
         dataset, network, out, zoomout=zoomout, device=chosen, cache_dir=cache, jobs=jobs, console=console

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from diffnet.data import LabeledMeshes, MeshPairs, PairSample, Sample, TargetsAt, load_pairs
+from diffnet.data import LabeledMeshes, MeshPairs, PairSample, Sample, TargetsAt, figure_pairs, load_pairs
+from diffnet.data.counts import counted
 from diffnet.geometry import Operators, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
 from diffnet.train.correspondence.maps import pair_maps, unsupervised_loss
@@ -19,6 +21,7 @@ from diffnet.train.correspondence.scoring import as_labeled, score_pairs
 from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.options.correspondence import OPTIONS
 from diffnet.train.tasks.task import DataOptions, PairFunctions, Predicted, Scored, ScoredPairs, Task
 
 _MATCH = "the network computes features for correspondence; `diffnet match` uses them"
@@ -77,6 +80,9 @@ def _score(tally: Tensor) -> float:
 
 
 def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> MeshPairs:
+    if str(path) == OPTIONS.generated:
+        made = figure_pairs(train=2, seed=known.seed, cache_dir=cache_dir)  # the smallest number
+        return replace(made, train=[], train_pairs=[])
     return load_pairs(path, known.pairs, base=known.base, cache_dir=cache_dir, needs_train=False)
 
 
@@ -119,12 +125,13 @@ def _summary(results: dict[str, Any]) -> tuple[Table, str]:
         table.add_row(row["first"], row["second"], f"{100 * row['mean_error']:.2f}", "yes" if row["flipped"] else "")
     if len(worst) > 10:
         table.add_row(f"… {len(worst) - 10} better pairs in results.json", "", "", "")
+    pairs = counted(results["test_pairs"], "test pair", "test pairs")
     if results["mean_error"] is None:
-        return table, f"{results['test_pairs']} test pairs, whose true correspondences are not known"
+        return table, f"{pairs}, whose true correspondences are not known"
     flipped = results["flipped_pairs"]
-    flips = "" if flipped is None else f", {flipped} pairs with left and right exchanged"
+    flips = "" if flipped is None else f", {counted(flipped, 'pair', 'pairs')} with left and right exchanged"
     return table, (
-        f"mean geodesic error ×100 of {results['test_pairs']} test pairs: {results['mean_error_x100']:.3f} (nearest "
+        f"mean geodesic error ×100 of {pairs}: {results['mean_error_x100']:.3f} (nearest "
         f"vertices {100 * results['floor']:.3f}), area under the curve {results['auc']:.4f}{flips}"
     )
 
@@ -159,7 +166,7 @@ def _write_predictions(
 TASK = Task(
     name="correspondence",
     targets_at=("vertices",),  # they have the features from which functional maps are computed
-    outputs="features",
+    outputs=("feature", "features"),
     loss=map_loss,
     predict=_predict,
     new_tally=_new_tally,

@@ -217,7 +217,7 @@ def _ply_names(names: Sequence[str]) -> list[str]:
 TASK = Task(
     name="regression",
     targets_at=("vertices", "faces", "edges", "meshes"),
-    outputs="columns of targets",
+    outputs=("column of targets", "columns of targets"),
     loss=target_loss,
     predict=_predict,
     new_tally=_new_tally,

@@ -27,6 +27,7 @@ class DataOptions(NamedTuple):
     layout: see `load_dataset`
     targets: see `load_targets`
     pairs, base: see `load_pairs`
+    seed: of the generated set
     """
 
     options: TrainOptions
@@ -34,6 +35,7 @@ class DataOptions(NamedTuple):
     targets: str | None = None
     pairs: str | None = None
     base: Base = "auto"
+    seed: int = 0
 
 
 class Predicted(NamedTuple):
@@ -109,7 +111,7 @@ class Task:
     Functions of tensors run inside CUDA graphs, so they never wait for the GPU.
 
     targets_at: the elements that may have targets
-    outputs: the name of the outputs of the network, for messages
+    outputs: the name of one output of the network, and that of several, for messages
     loss: (outputs (N, C), targets, options) to the loss ()
     predict: outputs (N, C) to the predictions that scores and reports take, a tensor of N rows
     new_tally: (C, device) to a tally of nothing
@@ -117,8 +119,8 @@ class Task:
     score: a tally to the score in metrics.csv. The higher, the better.
     score_name: the name of the score in metrics.csv
     prepared: (data set, options) to both as a run takes them, for options that depend on the data. Raises OptionError.
-    load_test: (folder or table, its `DataOptions`, folder of the cache) to a data set, whose
-        training part may be empty
+    load_test: (folder, table or name of the generated set, its `DataOptions`, folder of the cache) to a data set. Its
+        training part is not used.
     matched: (data set, label names of a network) to the data set with these classes or columns, matched by name
     results: the entries of results.json about the test meshes; numbers are null if no element is labeled
     summary: results.json to a table and a line for the console
@@ -134,7 +136,7 @@ class Task:
 
     name: TaskName
     targets_at: tuple[TargetsAt, ...]
-    outputs: str
+    outputs: tuple[str, str]
     loss: Callable[[Tensor, Tensor, TrainOptions], Tensor]
     predict: Callable[[Tensor], Tensor]
     new_tally: Callable[[int, torch.device], Tensor]

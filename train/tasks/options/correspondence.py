@@ -58,6 +58,7 @@ OPTIONS = TaskOptions(
     own=CorrespondenceOptions,
     # They would change the correspondences of a pair, or hold out pairs whose meshes are trained on.
     unavailable=("max_faces", "scale_range", "jitter", "mirror", "cut", "decimate", "validation"),
+    generated="figures",
     prediction=("method", "map_k", "feature_scale"),
     # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
     recipe={
