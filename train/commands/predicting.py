@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -123,7 +124,7 @@ def predict(
             failed.__setitem__,
         )
     if not predictions:
-        raise next(iter(failed.values()))
+        _end_if_any(failed)
     if len(files) == len(meshes):  # otherwise one table has all meshes
         files = [file for file, mesh in zip(files, meshes, strict=True) if mesh not in failed]
     written = [path for path in (*files, html, png, probabilities) if path is not None]
@@ -134,6 +135,11 @@ def predict(
         _write_probabilities(probabilities, predictions, expected.label_names)
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)
+    _end_if_any(failed)
+
+
+def _end_if_any(failed: Mapping[Any, DiffnetError]) -> None:
+    """If some meshes can't be used, print the reason for each of them and exit with code 1."""
     for reason in failed.values():
         complain(str(reason))
     if failed:
