@@ -394,7 +394,10 @@ def test_maps_have_at_most_as_many_eigenpairs_as_vertices(room):
     network = DiffusionNet.load(room / "run" / "last.pt")
     network.metadata["map_k"] = 20
     small = trimesh.creation.icosahedron()
-    assert match_meshes(body(4), small, network).functional_map.shape == (12, 12)
+    found = match_meshes(body(4), small, network)
+    assert found.functional_map.shape == (12, 12)
+    matches = f"matches=({len(found.matches)},), functional_map=(12, 12))"
+    assert repr(found) == f"Matched(a={found.a}, b={found.b}, {matches}"
 
 
 def test_partial_shapes_and_point_clouds_are_refused(room, tmp_path, capsys):
@@ -431,6 +434,9 @@ def test_other_checkpoints_and_commands_are_refused(room, tmp_path, capsys):
     checkpoint = room / "run" / "last.pt"
     assert diffnet("match", *pair, "--checkpoint", checkpoint, "--out", tmp_path / "a.ply") == 1
     assert "would be overwritten" in capsys.readouterr().err
+    files = ["--out", tmp_path / "x.txt", "--html", tmp_path / "x.htm"]
+    assert diffnet("match", *pair, "--checkpoint", tmp_path / "none.pt", *files) == 1
+    assert f"--html should be a .html file, got {tmp_path / 'x.htm'}" in capsys.readouterr().err
     assert diffnet("predict", tmp_path / "a.ply", "--checkpoint", checkpoint, "--out", tmp_path / "b.ply") == 1
     assert "`diffnet match` uses them" in capsys.readouterr().err
     with pytest.raises(MetadataError, match="computes features for correspondence and no classes; call match_meshes"):

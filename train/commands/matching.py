@@ -42,7 +42,7 @@ def match(
     with ExitAtCtrlC():
         from diffnet.geometry.files import write_atomically
         from diffnet.geometry.mesh.mesh import mesh_stem
-        from diffnet.train.commands.predicting import check_outputs
+        from diffnet.train.commands.predicting import check_outputs, check_suffix
         from diffnet.train.correspondence.matching import load_matching_network, match_meshes
         from diffnet.train.device import pick_device
         from diffnet.train.inference.network_input import MetadataError
@@ -51,6 +51,7 @@ def match(
 
     if out.is_dir():
         raise OptionError(f"--out should be a text file, and {out} is a folder")
+    check_suffix("--html", html, ".html")
     written = [path for path in (out, html) if path is not None]
     check_outputs(written, [a, b, checkpoint])
     network = load_matching_network(checkpoint)

@@ -109,8 +109,7 @@ def predict(
         ("--png", png, ".png"),
         ("--probabilities", probabilities, ".npz"),
     ):
-        if path is not None and path.suffix.lower() != suffix:
-            raise OptionError(f"{name} should be a {suffix} file, got {path}")
+        check_suffix(name, path, suffix)
     chosen = pick_device(device)
     failed: dict[Any, DiffnetError] = {}
     with progress_bar(console, disable=len(meshes) == 1) as bar:
@@ -168,6 +167,12 @@ def check_outputs(written: list[Path], read: list[Path]) -> None:
         for source in read:
             if path.exists() and source.exists() and path.samefile(source):
                 raise OptionError(f"{path}: {source} would be overwritten by its prediction")
+
+
+def check_suffix(option: str, path: Path | None, suffix: str) -> None:
+    """Raises OptionError if an option is given, and its file has another extension."""
+    if path is not None and path.suffix.lower() != suffix:
+        raise OptionError(f"{option} should be a {suffix} file, got {path}")
 
 
 def evaluate(
