@@ -298,7 +298,9 @@ def test_a_supervised_run(room):
     page = (run / "predictions.html").read_text()
     for number in range(3):
         assert f"pairs/{number:03d}.html" in page
-        assert (run / "pairs" / f"{number:03d}.html").is_file()
+        first, second = results["pairs"][number]["first"], results["pairs"][number]["second"]
+        assert f'<a href="pairs/{number:03d}.html">{first} to {second}</a>' in page
+        assert f"<title>{first} to {second}</title>" in (run / "pairs" / f"{number:03d}.html").read_text()
     assert (run / "errors.png").is_file()
 
 
@@ -331,7 +333,7 @@ def test_a_run_without_correspondences(room, tmp_path, capsys):
     data = write_set(tmp_path / "bare", supervised=False)
     arguments = ["--data", data, "--cache", room / "cache", *SMALL, "--epochs", 3]
     assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "a") == 1
-    assert "the data have no correspondences; use --method unsupervised" in capsys.readouterr().err
+    assert f"{data}: the data have no correspondences; use --method unsupervised" in capsys.readouterr().err
     assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "b", "--method", "unsupervised") == 0
     out = capsys.readouterr().out
     assert "whose true correspondences are not known" in out
@@ -358,6 +360,7 @@ def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room, tmp_path):
     assert (found == truth).mean() > 0.95  # the two are one shape, so their features are equal
     assert "b.off" not in (tmp_path / "view.html").read_text()
     assert '"texture"' in (tmp_path / "view.html").read_text()
+    assert "<title>b to a</title>" in (tmp_path / "view.html").read_text()  # as in b_a.txt
     # Saved as B_A.txt, it is a map of the data set.
     (tmp_path / "set" / "test").mkdir(parents=True)
     for name in ("a.ply", "b.off"):

@@ -20,7 +20,7 @@ from diffnet.geometry.geodesics.curve import THRESHOLDS
 from diffnet.train.report.charts import png_of
 from diffnet.train.report.report import figure_html, summary_html
 from diffnet.train.report.spread import spread_over
-from diffnet.train.report.transfer import pair_page, position_colors, texture_colors
+from diffnet.train.report.transfer import pair_heading, pair_page, position_colors, texture_colors
 from diffnet.train.tasks.task import ScoredPairs
 from diffnet.viz.pages import fill_template
 from diffnet.viz.render import draw, paint, png_bytes
@@ -105,16 +105,15 @@ def _article(out: Path, pairs: ScoredPairs, number: int) -> str:
             f"mean error ×100 {100 * np.nanmean(own.errors):.2f}{', left and right exchanged' if own.flipped else ''}"
         )
         errors = _at_vertices(data, number, own.errors)
-    heading = f"{second.name} to {first.name}"
+    heading = pair_heading(first.name, second.name)
     path = f"pairs/{number:03d}.html"
-    page = pair_page(second.mesh, first.mesh, matches, (second.name, first.name), heading, errors)
-    page.save(out / path)
+    pair_page(first.mesh, second.mesh, matches, (first.name, second.name), errors).save(out / path)
     color, texture = position_colors(second.mesh), texture_colors(second.mesh)
     pictures = (
-        (second.mesh, color, "Colors by position", second.name),
         (first.mesh, color[matches], "Transferred colors", first.name),
-        (second.mesh, texture, "Texture", second.name),
+        (second.mesh, color, "Colors by position", second.name),
         (first.mesh, texture[matches], "Transferred texture", first.name),
+        (second.mesh, texture, "Texture", second.name),
     )
     figures = "".join(figure_html(_picture(m, c), f"{name}: {text}", text, name) for m, c, text, name in pictures)
     link = f'<a href="{path}">{html.escape(heading)}</a>'

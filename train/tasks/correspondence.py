@@ -12,6 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from diffnet.data import LabeledMeshes, MeshPairs, PairSample, Sample, TargetsAt, load_pairs
+from diffnet.data.folders.files import some
 from diffnet.geometry import Operators, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
 from diffnet.train.correspondence.maps import pair_maps, unsupervised_loss
@@ -25,7 +26,9 @@ _MATCH = "the network computes features for correspondence; `diffnet match` uses
 
 def _check(pairs: MeshPairs, options: TrainOptions) -> None:
     if options.method == "supervised" and not pairs.is_supervised:
-        raise OptionError("the data have no correspondences; use --method unsupervised")
+        folders = dict.fromkeys(shape.folder for shape in pairs.train + pairs.test if shape.folder)
+        place = f"{some(folders)}: " if folders else ""
+        raise OptionError(f"{place}the data have no correspondences; use --method unsupervised")
 
 
 def _samples(pairs: MeshPairs, part: str, samples: Sequence[Sample], options: TrainOptions) -> list[PairSample]:
