@@ -458,7 +458,15 @@ def test_evaluate_scores_the_test_pairs(room, tmp_path, capsys):
     results = json.loads((tmp_path / "a" / "results.json").read_text())
     assert results["mean_error"] == pytest.approx(known["mean_error"], rel=1e-6)
     assert results["pairs"] == known["pairs"]
-    assert (tmp_path / "a" / "predictions.html").is_file()
+    assert results["scored_training_meshes"] == 0
+    assert "Correspondences of the test pairs" in (tmp_path / "a" / "predictions.html").read_text()
+    assert "of 3 test pairs" in capsys.readouterr().out
+    assert diffnet("evaluate", *arguments, "--data", room / "data" / "train", "--out", tmp_path / "trained") == 0
+    assert json.loads((tmp_path / "trained" / "results.json").read_text())["scored_training_meshes"] == 4
+    assert "Correspondences of the scored pairs" in (tmp_path / "trained" / "predictions.html").read_text()
+    out = capsys.readouterr().out
+    assert "scored meshes in the training part: 4 of 4" in out
+    assert "of 6 pairs" in out
     (tmp_path / "two.txt").write_text("b4 b6\nb6 b5\n")
     more = ["--pairs", tmp_path / "two.txt", "--zoomout"]
     assert diffnet("evaluate", *arguments, "--data", room / "data", "--out", tmp_path / "b", *more) == 0

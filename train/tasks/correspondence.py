@@ -19,7 +19,7 @@ from diffnet.train.correspondence.maps import pair_maps, unsupervised_loss
 from diffnet.train.correspondence.scoring import as_labeled, score_pairs
 from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.task import DataOptions, PairFunctions, Predicted, Scored, ScoredPairs, Task
+from diffnet.train.tasks.task import DataOptions, PairFunctions, Predicted, Scored, ScoredPairs, Task, scores_a_test
 
 _MATCH = "the network computes features for correspondence; `diffnet match` uses them"
 
@@ -117,12 +117,13 @@ def _summary(results: dict[str, Any]) -> tuple[Table, str]:
         table.add_row(row["first"], row["second"], f"{100 * row['mean_error']:.2f}", "yes" if row["flipped"] else "")
     if len(worst) > 10:
         table.add_row(f"… {len(worst) - 10} better pairs in results.json", "", "", "")
+    pairs = f"{results['test_pairs']} {'test pairs' if scores_a_test(results) else 'pairs'}"
     if results["mean_error"] is None:
-        return table, f"{results['test_pairs']} test pairs, whose true correspondences are not known"
+        return table, f"{pairs}, whose true correspondences are not known"
     flipped = results["flipped_pairs"]
     flips = "" if flipped is None else f", {flipped} pairs with left and right exchanged"
     return table, (
-        f"mean geodesic error ×100 of {results['test_pairs']} test pairs: {results['mean_error_x100']:.3f} (nearest "
+        f"mean geodesic error ×100 of {pairs}: {results['mean_error_x100']:.3f} (nearest "
         f"vertices {100 * results['floor']:.3f}), area under the curve {results['auc']:.4f}{flips}"
     )
 
