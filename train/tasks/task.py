@@ -102,7 +102,8 @@ def scores_a_test(results: Mapping[str, Any]) -> bool:
     >>> scores_a_test({"scored_training_meshes": 2}), scores_a_test({})  # {} as in the results of a training run
     (False, True)
     """
-    return results.get("scored_training_meshes", 0) == 0
+    seen: int | None = results.get("scored_training_meshes", 0)
+    return seen == 0
 
 
 def _unchanged(data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
