@@ -21,6 +21,7 @@ from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import packed
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.evaluate import evaluate
+from diffnet.train.mesh_hash import mesh_hash
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.event_file import EventFile
 from diffnet.train.run_folder.history import Row, as_csv, columns
@@ -101,7 +102,7 @@ def train(
     history: list[Row] = []
     last_predictions: list[Tensor] = []
     best = -math.inf
-    fingerprint = _fingerprint(data)
+    fingerprint, train_meshes = _fingerprint(data), [mesh_hash(item.mesh) for item in data.train]
 
     def checkpoint() -> Checkpoint:
         return {
@@ -114,6 +115,7 @@ def train(
             "label_names": data.label_names,
             "labels_at": data.labels_at,
             "data": fingerprint,
+            "train_meshes": train_meshes,
             "statistics": dict(statistics or {}),
             "target_statistics": target_statistics,
         }

@@ -100,8 +100,8 @@ def load_dataset(
     source file, or one per triangle.
 
     Meshes keep the order of the lists, else they are sorted by name (`a2` before `a10`). Hidden files and the case of
-    extensions are ignored. In every layout, meshes and labels may be compressed by gzip: `NAME.obj.gz` is found like
-    `NAME.obj`.
+    extensions are ignored. So are files without a mesh that hold no labels, such as notes, with a warning. In every
+    layout, meshes and labels may be compressed by gzip: `NAME.obj.gz` is found like `NAME.obj`.
 
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, as for an evaluation, the training part is empty. It may be missing: a folder with `test/` or

@@ -460,6 +460,24 @@ def test_files_that_do_not_match(tmp_path, files, message):
         load_dataset(tmp_path / "bad")
 
 
+def test_notes_beside_meshes_are_no_labels(tmp_path):
+    notes = "scanned in May\nby two people\n"
+    expected = by_name(load_dataset(write(tmp_path / "good", GOOD)))
+    write(tmp_path / "notes", {**GOOD, "notes.txt": notes, "labels/more.txt": ""})
+    with pytest.warns(UserWarning, match=r"without a mesh are ignored: notes\.txt, labels/more\.txt$") as caught:
+        assert by_name(load_dataset(tmp_path / "notes")) == expected
+    assert caught[0].filename == __file__
+    # A label file with a mistyped name has labels, so it is no note.
+    write(tmp_path / "typo", {**GOOD, "notes.txt": notes, "aa.txt": [0, 0, 1]})
+    with pytest.raises(
+        DataError, match=r"labels without a mesh: aa\.txt\. Add the mesh, or move these files elsewhere"
+    ):
+        load_dataset(tmp_path / "typo")
+    (tmp_path / "typo" / "a.txt").unlink()
+    with pytest.raises(DataError, match=r"no labels .* for a\.off"):
+        load_dataset(tmp_path / "typo")
+
+
 def test_folder_with_one_mesh_cannot_be_divided(tmp_path):
     write(tmp_path, {"a.off": FAN, "a.txt": [0, 0, 0]})
     with pytest.raises(DataError, match=rf"{tmp_path.name}: 1 mesh .* at least 2"):

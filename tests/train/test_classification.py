@@ -168,17 +168,37 @@ def test_evaluate_scores_a_segmentation(tmp_path, capsys):
     assert diffnet(capsys, "train", "segmentation", *shared, *options, "--out", tmp_path / "run")[0] == 0
     (tmp_path / "train.txt").unlink()
     network = ["--checkpoint", tmp_path / "run" / "last.pt"]
-    assert diffnet(capsys, "evaluate", *shared, *network, "--out", tmp_path / "report")[0] == 0
+    status, said, _ = diffnet(capsys, "evaluate", *shared, *network, "--out", tmp_path / "report")
+    assert status == 0
+    assert "scored meshes in the training part: 0 of 1" in said
+    assert "test accuracy" in said
     run, report = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "report"))
     for name in ("test_accuracy", "balanced_accuracy", "mean_iou", "classes"):
         assert run[name] == report[name]
-    # Checkpoints of older versions name no task.
+    assert report["scored_training_meshes"] == 0
+    # Without a split, all meshes are scored, also those of the training.
+    lists = (tmp_path / "test.txt").read_text()
+    (tmp_path / "test.txt").unlink()
+    said = diffnet(capsys, "evaluate", *shared, *network, "--out", tmp_path / "whole")[1]
+    assert "scored meshes in the training part: 2 of 3" in said
+    assert "accuracy" in said
+    assert "test accuracy" not in said
+    assert json.loads((tmp_path / "whole" / "results.json").read_text())["scored_training_meshes"] == 2
+    page = (tmp_path / "whole" / "predictions.html").read_text()
+    assert "<dt>In the training part</dt><dd>2</dd>" in page
+    assert "<h1>Segmentation of the scored meshes</h1>" in page
+    assert "<dt>Accuracy</dt>" in page
+    (tmp_path / "test.txt").write_text(lists)
+    # Checkpoints of older versions name no task and no training meshes.
     older = load_checkpoint(tmp_path / "run" / "last.pt")
-    del older["options"]["task"], older["options"]["label_smoothing"]
+    del older["options"]["task"], older["options"]["label_smoothing"], older["train_meshes"]
     save_checkpoint(tmp_path / "older.pt", older)
     assert load_checkpoint(tmp_path / "older.pt")["options"]["task"] == "segmentation"
     again = ["--checkpoint", tmp_path / "older.pt", "--out", tmp_path / "again"]
-    assert diffnet(capsys, "evaluate", *shared, *again)[0] == 0
+    status, said, _ = diffnet(capsys, "evaluate", *shared, *again)
+    assert status == 0
+    assert "doesn't say which meshes it was trained on" in said
+    assert "test accuracy" not in said
     assert json.loads((tmp_path / "again" / "results.json").read_text())["classes"] == run["classes"]
     # Only one of the two labels occurs. It keeps the number that the network has for it.
     np.savetxt(tmp_path / "m2.txt", np.full(42, 7), fmt="%d")

@@ -712,7 +712,13 @@ def test_a_mesh_that_cannot_be_used_does_not_stop_the_others(room, tmp_path):
     )
     assert sorted(p.name for p in out.iterdir()) == ["m0.ply", "m1.ply"]
     np.testing.assert_array_equal(read_ply(out / "m1.ply")[3], expected_labels(room, "m1.obj"))
-    assert "missing.off: no such file" in complaint("predict", broken.with_name("missing.off"), broken, *arguments)
+    # With no usable mesh, each reason is printed.
+    before = sorted(tmp_path.rglob("*"))
+    code, text, err = diffnet("predict", broken.with_name("missing.off"), broken, *arguments)
+    assert (code, "wrote" in text, len(err.splitlines())) == (1, False, 2)
+    assert "missing.off: no such file" in err
+    assert "broken.off: the file can't be read" in err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_point_cloud_is_predicted(room, tmp_path):

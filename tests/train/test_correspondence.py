@@ -343,7 +343,9 @@ def test_a_supervised_run(room):
     page = (run / "predictions.html").read_text()
     for number in range(3):
         assert f"pairs/{number:03d}.html" in page
-        assert (run / "pairs" / f"{number:03d}.html").is_file()
+        first, second = results["pairs"][number]["first"], results["pairs"][number]["second"]
+        assert f'<a href="pairs/{number:03d}.html">{first} to {second}</a>' in page
+        assert f"<title>{first} to {second}</title>" in (run / "pairs" / f"{number:03d}.html").read_text()
     assert (run / "errors.png").is_file()
 
 
@@ -376,7 +378,7 @@ def test_a_run_without_correspondences(room, tmp_path, capsys, monkeypatch):
     data = write_set(tmp_path / "bare", supervised=False)
     arguments = ["--data", data, "--cache", room / "cache", *SMALL, "--epochs", 3]
     assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "a") == 1
-    assert "the data have no correspondences; use --method unsupervised" in capsys.readouterr().err
+    assert f"{data}: the data have no correspondences; use --method unsupervised" in capsys.readouterr().err
     assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "b", "--method", "unsupervised") == 0
     out = capsys.readouterr().out
     assert "whose true correspondences are not known" in out
@@ -420,6 +422,7 @@ def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room, tmp_path):
     assert (found == truth).mean() > 0.95  # the two are one shape, so their features are equal
     assert "b.off" not in (tmp_path / "view.html").read_text()
     assert '"texture"' in (tmp_path / "view.html").read_text()
+    assert "<title>b to a</title>" in (tmp_path / "view.html").read_text()  # as in b_a.txt
     # Saved as B_A.txt, it is a map of the data set.
     (tmp_path / "set" / "test").mkdir(parents=True)
     for name in ("a.ply", "b.off"):
@@ -470,7 +473,10 @@ def test_maps_have_at_most_as_many_eigenpairs_as_vertices(room):
     network = DiffusionNet.load(room / "run" / "last.pt")
     network.metadata["map_k"] = 20
     small = trimesh.creation.icosahedron()
-    assert match_meshes(body(4), small, network).functional_map.shape == (12, 12)
+    found = match_meshes(body(4), small, network)
+    assert found.functional_map.shape == (12, 12)
+    matches = f"matches=({len(found.matches)},), functional_map=(12, 12))"
+    assert repr(found) == f"Matched(a={found.a}, b={found.b}, {matches}"
 
 
 def test_partial_shapes_and_point_clouds_are_refused(room, tmp_path, capsys):
@@ -507,6 +513,9 @@ def test_other_checkpoints_and_commands_are_refused(room, tmp_path, capsys):
     checkpoint = room / "run" / "last.pt"
     assert diffnet("match", *pair, "--checkpoint", checkpoint, "--out", tmp_path / "a.ply") == 1
     assert "would be overwritten" in capsys.readouterr().err
+    files = ["--out", tmp_path / "x.txt", "--html", tmp_path / "x.htm"]
+    assert diffnet("match", *pair, "--checkpoint", tmp_path / "none.pt", *files) == 1
+    assert f"--html should be a .html file, got {tmp_path / 'x.htm'}" in capsys.readouterr().err
     assert diffnet("predict", tmp_path / "a.ply", "--checkpoint", checkpoint, "--out", tmp_path / "b.ply") == 1
     assert "`diffnet match` uses them" in capsys.readouterr().err
     with pytest.raises(MetadataError, match="computes features for correspondence and no classes; call match_meshes"):
@@ -525,7 +534,15 @@ def test_evaluate_scores_the_test_pairs(room, tmp_path, capsys):
     results = json.loads((tmp_path / "a" / "results.json").read_text())
     assert results["mean_error"] == pytest.approx(known["mean_error"], rel=1e-6)
     assert results["pairs"] == known["pairs"]
-    assert (tmp_path / "a" / "predictions.html").is_file()
+    assert results["scored_training_meshes"] == 0
+    assert "Correspondences of the test pairs" in (tmp_path / "a" / "predictions.html").read_text()
+    assert "of 3 test pairs" in capsys.readouterr().out
+    assert diffnet("evaluate", *arguments, "--data", room / "data" / "train", "--out", tmp_path / "trained") == 0
+    assert json.loads((tmp_path / "trained" / "results.json").read_text())["scored_training_meshes"] == 4
+    assert "Correspondences of the scored pairs" in (tmp_path / "trained" / "predictions.html").read_text()
+    out = capsys.readouterr().out
+    assert "scored meshes in the training part: 4 of 4" in out
+    assert "of 6 pairs" in out
     (tmp_path / "two.txt").write_text("b4 b6\nb6 b5\n")
     more = ["--pairs", tmp_path / "two.txt", "--zoomout"]
     assert diffnet("evaluate", *arguments, "--data", room / "data", "--out", tmp_path / "b", *more) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,8 +110,7 @@ def predict(
         ("--png", png, ".png"),
         ("--probabilities", probabilities, ".npz"),
     ):
-        if path is not None and path.suffix.lower() != suffix:
-            raise OptionError(f"{name} should be a {suffix} file, got {path}")
+        check_suffix(name, path, suffix)
     chosen = pick_device(device)
     failed: dict[Any, DiffnetError] = {}
     with progress_bar(console, disable=len(meshes) == 1) as bar:
@@ -124,7 +124,7 @@ def predict(
             failed.__setitem__,
         )
     if not predictions:
-        raise next(iter(failed.values()))
+        _end_if_any(failed)
     if len(files) == len(meshes):  # otherwise one table has all meshes
         files = [file for file, mesh in zip(files, meshes, strict=True) if mesh not in failed]
     written = [path for path in (*files, html, png, probabilities) if path is not None]
@@ -135,6 +135,11 @@ def predict(
         _write_probabilities(probabilities, predictions, expected.label_names)
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)
+    _end_if_any(failed)
+
+
+def _end_if_any(failed: Mapping[Any, DiffnetError]) -> None:
+    """If some meshes can't be used, print the reason for each of them and exit with code 1."""
     for reason in failed.values():
         complain(str(reason))
     if failed:
@@ -163,6 +168,12 @@ def check_outputs(written: list[Path], read: list[Path]) -> None:
         for source in read:
             if path.exists() and source.exists() and path.samefile(source):
                 raise OptionError(f"{path}: {source} would be overwritten by its prediction")
+
+
+def check_suffix(option: str, path: Path | None, suffix: str) -> None:
+    """Raises OptionError if an option is given, and its file has another extension."""
+    if path is not None and path.suffix.lower() != suffix:
+        raise OptionError(f"{option} should be a {suffix} file, got {path}")
 
 
 def evaluate(

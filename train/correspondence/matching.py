@@ -48,6 +48,10 @@ class Matched:
     matches: NDArray[np.int64]
     functional_map: Tensor
 
+    def __repr__(self) -> str:
+        k = len(self.functional_map)
+        return f"Matched(a={self.a}, b={self.b}, matches={self.matches.shape}, functional_map=({k}, {k}))"
+
 
 def load_matching_network(path: str | os.PathLike[str]) -> DiffusionNet:
     """The network in a checkpoint of `diffnet train correspondence`, or in a published one of correspondence.

@@ -51,6 +51,7 @@ class NetworkInput:
     labels_at: what it predicts: classes or numbers of "vertices", "faces", "edges" or "meshes"
     statistics: of the features from files, see `array_statistics`
     target_statistics: of the targets of a regression, whose outputs are standardized. None in other tasks.
+    train_meshes: `mesh_hash` of each mesh of the training part, or None if they aren't known
     """
 
     options: TrainOptions
@@ -59,6 +60,7 @@ class NetworkInput:
     labels_at: TargetsAt
     statistics: Statistics
     target_statistics: ArrayStatistics | None = None
+    train_meshes: frozenset[str] | None = None
 
 
 def network_input(network: DiffusionNet) -> NetworkInput:
@@ -80,6 +82,7 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `label_names` | a name for each output channel | "0", "1", … |
     | `target_statistics` | {"mean": […], "std": […]} of the targets of a regression | 0 and 1 |
     | `statistics` | of features from files, see `array_statistics` | none of them |
+    | `train_meshes` | hashes of the training meshes, by which `diffnet evaluate` counts them | not known |
 
     Networks of `diffnet train` have all of them. Raises MetadataError if one is missing or wrong, and for a network
     with other input channels. Raises TypeError for anything but a network.
@@ -128,7 +131,11 @@ def network_input(network: DiffusionNet) -> NetworkInput:
             "call a network with features of its own in Python"
         )
     label_names = _label_names(found.get("label_names"), network.out_channels)
-    return NetworkInput(read, rule is not None, label_names, labels_at, statistics, targets)
+    hashes = found.get("train_meshes")
+    if hashes is not None and not (isinstance(hashes, list) and all(isinstance(each, str) for each in hashes)):
+        raise MetadataError(f"train_meshes in the metadata should be a list of hashes, got {hashes!r:.200}")
+    known = None if hashes is None else frozenset(hashes)
+    return NetworkInput(read, rule is not None, label_names, labels_at, statistics, targets, known)
 
 
 def _label_names(names: Any, count: int) -> list[str]:

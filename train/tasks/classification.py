@@ -29,7 +29,7 @@ from diffnet.train.tasks.labels import (
     new_matrix,
 )
 from diffnet.train.tasks.options.classification import OPTIONS
-from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task
+from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task, scores_a_test
 
 SHOWN_MESHES = 60  # on the page of predictions
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
@@ -85,7 +85,7 @@ def _write_report(
         label_names=scored.label_names,
         confusion=confusion,
         curves=curves,
-        title="Classification of the test meshes",
+        title=f"Classification of the {'test' if scores_a_test(results) else 'scored'} meshes",
         shapes=(row(i) for i in _shown(scored)),
         elements="Meshes",
     )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from diffnet.data import LabeledMeshes, MeshPairs, PairSample, Sample, TargetsAt, figure_pairs, load_pairs
 from diffnet.data.counts import counted
+from diffnet.data.folders.files import some
 from diffnet.geometry import Operators, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
 from diffnet.train.correspondence.maps import pair_maps, unsupervised_loss
@@ -22,14 +23,16 @@ from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.options.correspondence import OPTIONS
-from diffnet.train.tasks.task import DataOptions, PairFunctions, Predicted, Scored, ScoredPairs, Task
+from diffnet.train.tasks.task import DataOptions, PairFunctions, Predicted, Scored, ScoredPairs, Task, scores_a_test
 
 _MATCH = "the network computes features for correspondence; `diffnet match` uses them"
 
 
 def _check(pairs: MeshPairs, options: TrainOptions) -> None:
     if options.method == "supervised" and not pairs.is_supervised:
-        raise OptionError("the data have no correspondences; use --method unsupervised")
+        folders = dict.fromkeys(shape.folder for shape in pairs.train + pairs.test if shape.folder)
+        place = f"{some(folders)}: " if folders else ""
+        raise OptionError(f"{place}the data have no correspondences; use --method unsupervised")
 
 
 def _samples(pairs: MeshPairs, part: str, samples: Sequence[Sample], options: TrainOptions) -> list[PairSample]:
@@ -125,7 +128,8 @@ def _summary(results: dict[str, Any]) -> tuple[Table, str]:
         table.add_row(row["first"], row["second"], f"{100 * row['mean_error']:.2f}", "yes" if row["flipped"] else "")
     if len(worst) > 10:
         table.add_row(f"… {len(worst) - 10} better pairs in results.json", "", "", "")
-    pairs = counted(results["test_pairs"], "test pair", "test pairs")
+    of = "test pair" if scores_a_test(results) else "pair"
+    pairs = counted(results["test_pairs"], of, f"{of}s")
     if results["mean_error"] is None:
         return table, f"{pairs}, whose true correspondences are not known"
     flipped = results["flipped_pairs"]

@@ -28,7 +28,7 @@ from diffnet.train.tasks.labels import (
     new_matrix,
 )
 from diffnet.train.tasks.options.segmentation import OPTIONS
-from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task
+from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task, scores_a_test
 
 SHOWN_MESHES = 8  # on the page of predictions
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
@@ -121,7 +121,7 @@ def _write_report(
         label_names=scored.label_names,
         confusion=confusion,
         curves=curves,
-        title="Segmentation of the test meshes",
+        title=f"Segmentation of the {'test' if scores_a_test(results) else 'scored'} meshes",
     )
 
 

@@ -100,6 +100,16 @@ class PairFunctions:
     score: Callable[..., ScoredPairs]
 
 
+def scores_a_test(results: Mapping[str, Any]) -> bool:
+    """Whether no scored mesh is a training mesh, from results.json. False if `diffnet evaluate` doesn't know it.
+
+    >>> scores_a_test({"scored_training_meshes": 2}), scores_a_test({})  # {} as in the results of a training run
+    (False, True)
+    """
+    seen: int | None = results.get("scored_training_meshes", 0)
+    return seen == 0
+
+
 def _unchanged(data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
     return data, options
 
