@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diffnet.data.arrays import own_arrays, standardized
-from diffnet.data.feature_names import DESCRIPTORS, FEATURE_CHANNELS, Statistics, feature_parts
+from diffnet.data.feature_names import DESCRIPTORS, FEATURE_CHANNELS, Statistics, feature_parts, vector_channels
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, MeshLike, Operators, curvature, hks, precompute, rotate, wks
 from diffnet.geometry.mesh.normalize import load_normalized
@@ -117,6 +117,7 @@ def input_features(
             "pass the operators of this mesh"
         )
     own = own_arrays(mesh, features, statistics, arrays)
+    own_axes = _own_axes(mesh, operators) if align and vector_channels(features) else None
     columns = []
     for part in parts:
         if part.array is not None:
@@ -126,17 +127,18 @@ def input_features(
             columns.append(torch.from_numpy(array).float())
         else:
             values = _KINDS[part.name](mesh, operators)
-            if align and part.name in ("xyz", "normals"):
-                values = _in_own_axes(values, part.name == "xyz", mesh, operators)
+            if own_axes is not None and part.name in ("xyz", "normals"):
+                axes, center = own_axes
+                values = (values - center if part.name == "xyz" else values) @ axes.mT
             shift, factor = PART_SCALES[part.name]
             columns.append((values - shift) * factor if len(parts) > 1 else values)
     return torch.cat(columns, 1) if len(columns) > 1 else columns[0]
 
 
-def _in_own_axes(values: Tensor, are_positions: bool, mesh: Mesh, operators: Operators) -> Tensor:
+def _own_axes(mesh: Mesh, operators: Operators) -> tuple[Tensor, Tensor]:
+    """The principal axes (3, 3) of a mesh and its center (3,), float32."""
     positions = torch.from_numpy(mesh.verts)
-    axes, center = principal_axes(positions, operators.mass), center_of(positions, operators.mass)
-    return (values - center.to(values.dtype) if are_positions else values) @ axes.to(values.dtype).mT
+    return principal_axes(positions, operators.mass).float(), center_of(positions, operators.mass).float()
 
 
 def rotate_vectors(x: Tensor, vectors: Sequence[slice], rotations: Tensor, ptr: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ def _warn_of_strays(folder: Path) -> None:
     """Warn of meshes in a folder in which the subfolders have the meshes of the set."""
     strays = [mesh.name for mesh in meshes_in(folder)]
     if strays:
-        # The caller of `load_classes`.
+        # The warning points at the call of `load_classes`.
         warnings.warn(f"{folder}: the meshes of the set are in subfolders; ignored: {some(strays)}", stacklevel=4)
 
 

@@ -142,7 +142,7 @@ def pair_beside(
         raise DataError(f"{root}: labels without a mesh: {some(lost)}. Add the mesh, or move these files elsewhere")
     if orphans:
         names = some(str(file.relative_to(root)) for file in orphans)
-        # The caller of `load_dataset`.
+        # The warning points at the call of `load_dataset`.
         warnings.warn(f"{root}: files without labels and without a mesh are ignored: {names}", stacklevel=3)
     return paired
 

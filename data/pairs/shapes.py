@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.data.counts import counted
 from diffnet.geometry import Mesh, SurfacePoints, closest_points, make_mesh
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -77,7 +78,8 @@ class MeshPairs:
 
     def __repr__(self) -> str:
         return (
-            f"MeshPairs(train={len(self.train)} meshes, test={len(self.test)} meshes, "
+            f"MeshPairs(train={counted(len(self.train), 'mesh', 'meshes')}, "
+            f"test={counted(len(self.test), 'mesh', 'meshes')}, "
             f"train_pairs={len(self.train_pairs)}, test_pairs={len(self.test_pairs)}, "
             f"is_supervised={self.is_supervised})"
         )

@@ -44,8 +44,8 @@ def principal_axes(positions: Tensor, mass: Tensor) -> Tensor:
 def is_common_orientation(axes: Tensor) -> bool:
     """Whether shapes stand and look the same way, given the `principal_axes` (N, 3, 3) of each.
 
-    That is so if the mean of each axis has at least half of the length 1, and is too long for random orientations: of N
-    random directions in a plane, the mean is longer than √(8/N) with probability exp(−8) (Rayleigh test).
+    The mean of each axis must have a length of at least 0.5 and of at least √(8/N). Random orientations give shorter
+    means: the mean of N random directions in a plane is longer than √(8/N) with probability exp(−8) (Rayleigh test).
     """
     lengths = axes.mean(0).norm(dim=1)
     return bool(lengths.min() >= max(0.5, (8 / len(axes)) ** 0.5))

@@ -116,7 +116,7 @@ def match_meshes(
 
 def _maps(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
     with autocast(options.precision, pair.features.device):
-        given = facing_alike(network, pair.features, pair.operators, options) if options.aligns else pair.features
+        given = facing_alike(network, pair.features, pair.operators, options)
         features: Tensor = network(given, pair.operators)
     return pair_maps(features, pair.operators, options.method, options.map_k, options.feature_scale)
 

@@ -1,4 +1,4 @@
-"""The orientation of shapes: whether those of a set share it, and the turn that their axes leave open."""
+"""The orientation of meshes: the test for a common one, and turns of meshes that face different directions."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ def oriented_alike(meshes: Iterable[Mesh]) -> bool:
 def facing_alike(network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
     """Turn the second mesh of a pair by 180° about its first axis if bijectivity and orthogonality are better then.
 
-    Principal axes tell reliably where the head of a figure is, but not its front. If two figures look different
-    ways, their functional maps are less orthogonal.
+    Principal axes tell reliably where the head of a figure is, but not its front. If two figures face different
+    directions, their functional maps are less orthogonal. Features stay as they are if the options don't align them.
 
     features: (V, C) in principal axes, see `principal_axes`
     operators: meshes a and b of each pair in turn, as `collate_pairs` packs them
 
     Returns (V, C). The network runs twice, in eval mode and without gradients.
     """
+    if not options.aligns:
+        return features
     half_turn = torch.diag(features.new_tensor([1.0, -1.0, -1.0]))
     turns = torch.stack([torch.eye(3, device=features.device, dtype=features.dtype), half_turn])
     rotations = turns.repeat(len(operators) // 2, 1, 1)

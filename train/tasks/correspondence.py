@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffnet.data import LabeledMeshes, MeshPairs, PairSample, Sample, TargetsAt, figure_pairs, load_pairs
 from diffnet.data.counts import counted
@@ -38,10 +38,6 @@ def _check(pairs: MeshPairs, options: TrainOptions) -> None:
 def _samples(pairs: MeshPairs, part: str, samples: Sequence[Sample], options: TrainOptions) -> list[PairSample]:
     with_targets = part == "test" or options.method == "supervised"
     return pair_samples(pairs, part, samples, options.map_k, with_targets=with_targets)
-
-
-def _inputs(network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
-    return facing_alike(network, features, operators, options) if options.aligns else features
 
 
 def _maps(features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
@@ -186,6 +182,6 @@ TASK = Task(
     output_files=_output_files,
     write_predictions=_write_predictions,
     pairs=PairFunctions(
-        check=_check, as_labeled=as_labeled, samples=_samples, inputs=_inputs, maps=_maps, score=score_pairs
+        check=_check, as_labeled=as_labeled, samples=_samples, inputs=facing_alike, maps=_maps, score=score_pairs
     ),
 )
