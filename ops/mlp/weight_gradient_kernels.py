@@ -40,7 +40,7 @@ def weight_tiling(grad: Tensor, h: int, c: int, precision: str) -> Tiling:
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def mlp_backward_weights_kernel(
-    grads, inputs, partial, projected, ptr, rows_size, meshes, span, spans, other_spans, programs,
+    grads, inputs, partial, projected, ptr, rows_size, meshes, span,
     h_size: tl.constexpr, c_size: tl.constexpr, size: tl.constexpr,
     PAIRS: tl.constexpr, PARTS: tl.constexpr, PROJECTED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -50,20 +50,22 @@ def mlp_backward_weights_kernel(
     The first PARTS pairs have the same dy. Their products are columns of one matrix, the gradient of the weights of a
     layer on several inputs. The sums of dy of all layers follow after all matrices.
 
-    PROJECTED: one more pair is (Φ, x). From number `programs` on, programs sum Φᵀ x over the spans of each mesh.
+    PROJECTED: one more pair is (Φ, x). The last programs sum Φᵀ x over the spans of each mesh, into `projected`.
     """
     columns = tl.cdiv(c_size, BLOCK_C)
     tiles = tl.cdiv(h_size, BLOCK_K) * columns
     program = tl.program_id(0)
+    spans = tl.cdiv(rows_size, span)
     index = program % spans
     place = program // spans
     first = index * span
     last = tl.minimum(first + span, rows_size)
     if PROJECTED:
-        beyond = program - programs
+        beyond = program - spans * PAIRS * tiles
         if beyond >= 0:
-            index = beyond % other_spans
-            place = PAIRS * tiles + beyond // other_spans
+            mesh_spans = rows_size // span + meshes  # as `span_count`
+            index = beyond % mesh_spans
+            place = PAIRS * tiles + beyond // mesh_spans
             _, first, last = span_rows(index, ptr, meshes, span, False)
     pair = place // tiles
     which = place % tiles
@@ -103,15 +105,6 @@ def mlp_backward_weights_kernel(
         tl.store(base + at * h_size + h, tl.sum(column_sum, axis=0), mask=h < h_size)
 
 
-class _Plan(NamedTuple):
-    tiling: Tiling
-    span: int  # rows
-    spans: int
-    mesh_spans: int  # of a projection
-    programs: int  # for weights
-    all_programs: int
-
-
 @planned
 def _plan(
     grad: Tensor,
@@ -122,17 +115,19 @@ def _plan(
     meshes: int,
     precision: str,
     tiling: Tiling | None,
-) -> _Plan:
-    """meshes: of the projection, 0 without one"""
+) -> tuple[Tiling, int, int, int, int]:
+    """The tiling, the rows of a span, the spans of all rows and those of a projection, and the number of programs.
+
+    meshes: of the projection, 0 without one
+    """
     t = tiling or weight_tiling(grad, h, c, precision)
     tiles = cdiv(h, t.k) * cdiv(c, t.c)
     every = tiles * (pairs + (meshes > 0))
     span = choose_span(rows, t.v, processors(grad) * t.programs // max(every, 1))
-    spans, mesh_spans = cdiv(rows, span), span_count(rows, meshes, span)
-    programs = spans * pairs * tiles
-    all_programs = programs + mesh_spans * tiles
-    check_programs("mlp", all_programs)
-    return _Plan(t, span, spans, mesh_spans, programs, all_programs)
+    spans, mesh_spans = cdiv(rows, span), span_count(rows, meshes, span)  # the kernel computes them, too
+    programs = (spans * pairs + mesh_spans) * tiles
+    check_programs("mlp", programs)
+    return t, span, spans, mesh_spans, programs
 
 
 class Projection(NamedTuple):
@@ -195,10 +190,10 @@ def weight_gradients(
             unsummed = Unsummed(partial, total)
         else:
             total = sum_spans(partial, None, span).view(-1)
-        (h, c), parts = shape, len(layers[places[0]])
-        *found, of_biases = total.split_with_sizes([h * parts * c, *[h * c] * (len(places) - 1), h * len(places)])
-        for i, weight, bias in zip(places, found, of_biases.view(len(places), h), strict=True):
-            weight_grads[i], bias_grads[i] = weight.view(h, len(layers[i]) * c), bias
+        (h, c), count = shape, len(places)
+        found = total.split_with_sizes([*(h * len(layers[i]) * c for i in places), *[h] * count])
+        for n, i in enumerate(places):
+            weight_grads[i], bias_grads[i] = found[n].view(h, len(layers[i]) * c), found[count + n]
     return Sums(weight_grads, bias_grads, unsummed, projected)
 
 
@@ -229,20 +224,20 @@ def _of_one_shape(
     (rows, h), c, pairs = grads[0].shape, inputs[0].shape[1], len(inputs)
     precision = dot_precision(grads[0])
     meshes = 0 if projection is None else projection.ptr.shape[0] - 1
-    plan = _plan(grads[0], rows, h, c, pairs, meshes, precision, tiling)
-    t, size = plan.tiling, pairs * h * c + len(grads) * h
-    partial = grads[0].new_empty(1, plan.spans, size, dtype=torch.float32)
-    projected = None
-    operands, multiplied, ptr = [*grads[:1] * (parts - 1), *grads], inputs, partial
+    t, span, spans, mesh_spans, programs = _plan(grads[0], rows, h, c, pairs, meshes, precision, tiling)
+    size = pairs * h * c + len(grads) * h
+    partial = torch.empty(1, spans, size, dtype=torch.float32, device=grads[0].device)
+    ptr, projected = partial, None
+    grads[:1] = grads[:1] * parts
     if projection is not None:
-        projected = grads[0].new_empty(1, plan.mesh_spans, h, c, dtype=torch.float32)
-        operands, multiplied = [*operands, projection.evecs], [*inputs, projection.x.contiguous()]
-        ptr = projection.ptr
-    if plan.spans and size:
-        mlp_backward_weights_kernel[(plan.all_programs,)](
-            tuple(operands), tuple(multiplied), partial, partial if projected is None else projected, ptr,
-            rows, meshes, plan.span, plan.spans, plan.mesh_spans, plan.programs, h, c, size,
+        ptr, projected = projection.ptr, partial.new_empty(1, mesh_spans, h, c)
+        grads.append(projection.evecs)
+        inputs.append(projection.x.contiguous())
+    if spans and size:
+        mlp_backward_weights_kernel[(programs,)](
+            tuple(grads), tuple(inputs), partial, partial if projected is None else projected, ptr,
+            rows, meshes, span, h, c, size,
             PAIRS=pairs, PARTS=parts, PROJECTED=projection is not None, PRECISION=precision,
             BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
-    return partial, plan.span, projected
+    return partial, span, projected
