@@ -46,6 +46,7 @@ class MemoryReport:
     def note_lanes(self, lanes: Sequence[Lane[Any]]) -> None:
         """Add the state of each lane."""
         for i, lane in enumerate(lanes):
+            # Nothing public tells whether a lane takes memory from elsewhere.
             state = f"{len(lane.recorded())} graphs, busy: {lane.busy}, a call left tensors: {lane._leaves_tensors}"
             self.lines.append(f"lane {i}: {state}, {lane.arena.capacity}")
 
