@@ -1,4 +1,4 @@
-"""What to know when a network with CUDA graphs takes more memory than a test allows."""
+"""A report of the memory that a network with CUDA graphs takes, for tests on a GPU."""
 
 from __future__ import annotations
 

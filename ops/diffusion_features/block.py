@@ -115,7 +115,7 @@ class _Block(torch.autograd.Function):
         weight_grads, bias_grads, unsummed, projected = weight_gradients(
             inputs, hidden, layer_grads, leave_sum=True, projection=projection
         )
-        # The rest doesn't read what the MLP read. Unless the graph is kept, this memory serves the other gradients.
+        # The rest doesn't read the MLP's tensors. Unless the graph is kept, this memory serves the other gradients.
         del saved, inputs, matrices, hidden, layer_grads
         ctx.maybe_clear_saved_tensors()
         coefficient_sums = backward(
