@@ -267,6 +267,9 @@ def test_wrong_arguments_are_refused_as_without_graphs(meshes: list[Operators]) 
             model(wrong, meshes[0])
     with pytest.raises(ValueError, match="'corners'"):
         graphed(network(), outputs_at="corners")
+    for wrong in (None, "network.safetensors", DiffusionNet):
+        with pytest.raises(TypeError, match=f"should be a module such as DiffusionNet, got {type(wrong).__name__}"):
+            graphed(wrong)  # type: ignore[type-var]
 
 
 def test_a_network_without_graphs_on_the_cpu(meshes: list[Operators]) -> None:
