@@ -50,9 +50,11 @@ def dot_precision(operand: Tensor) -> Literal["ieee", "bf16x3", "bf16x6"]:
     is allowed, each number is the sum of two bfloat16 numbers (bf16x3). If not, it is the sum of three, which is as
     accurate as float32 (bf16x6), see `ops.common.matmul`. Operands of 16 bits are multiplied as they are.
     """
-    if tf32_precision(operand) == "tf32":
+    if operand.dtype != torch.float32:
+        return _precision_of_16_bits(operand)
+    if allows_tf32():
         return "bf16x3"
-    return "bf16x6" if operand.dtype == torch.float32 and multiplies_bfloat16(operand) else "ieee"
+    return "bf16x6" if multiplies_bfloat16(operand) else "ieee"
 
 
 def part_count(precision: str) -> int:
@@ -74,9 +76,15 @@ def empty_operand(like: Tensor, shape: Sequence[int], dtype: torch.dtype, precis
 
 def tf32_precision(operand: Tensor) -> Literal["ieee", "tf32"]:
     """Return how kernels on sparse blocks multiply. Their matrix units truncate float32 to tf32 if tf32 is allowed."""
-    if operand.dtype == torch.bfloat16 and _interpreter():
+    if operand.dtype != torch.float32:
+        return _precision_of_16_bits(operand)
+    return "tf32" if allows_tf32() else "ieee"
+
+
+def _precision_of_16_bits(operand: Tensor) -> Literal["ieee"]:
+    if _interpreter() and operand.dtype == torch.bfloat16:
         raise RuntimeError("Triton's interpreter multiplies no bfloat16 matrices; use float16 there")
-    return "tf32" if operand.dtype == torch.float32 and allows_tf32() else "ieee"
+    return "ieee"
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import applied, is_traced
 from diffnet.ops.common.precision import compute_dtype, in_dtype
 from diffnet.ops.diffusion_features.op import check_arguments, diffusion_features_forward, gradients_of_sums
-from diffnet.ops.mlp.op import check_mlp, mlp_backward, mlp_forward, new_seeds
+from diffnet.ops.mlp.op import check_mlp, mlp_forward, new_seeds
 
 
 class BlockArguments(NamedTuple):
@@ -101,17 +101,23 @@ class _Block(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         from diffnet.ops.gradient_features.kernels import backward
+        from diffnet.ops.mlp.kernels import backward as mlp_backward
+        from diffnet.ops.mlp.weight_gradient_kernels import Projection, weight_gradients
 
         saved, layers = ctx.saved_tensors, ctx.layers
         inputs, matrices, hidden = saved[:3], saved[3 : 3 + layers], saved[3 + layers : 2 + 2 * layers]
         mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, spectrum, d, table = saved[2 + 2 * layers :]
-        unsummed: list[Any] = []  # the sum over spans that is launched together with those of the features
         grad = in_dtype(grad, evecs.dtype)
-        input_grads, *sums = mlp_backward(grad, inputs, matrices, hidden, True, ctx.dropout, True, unsummed)
-        # The rest doesn't read the MLP's tensors. Unless the graph is kept, this memory serves the other gradients.
-        del saved, inputs, matrices, hidden
-        ctx.maybe_clear_saved_tensors()
+        input_grads, layer_grads = mlp_backward(grad, inputs, matrices, hidden, True, ctx.dropout, True)
         x_grad, diffused_grad, features_grad = input_grads.unbind()
+        # Φᵀ dx_d is launched together with the weights, and the sums of their spans with those of the features.
+        projection = Projection(evecs, diffused_grad, ptr)
+        weight_grads, bias_grads, unsummed, projected = weight_gradients(
+            inputs, hidden, layer_grads, leave_sum=True, projection=projection
+        )
+        # The rest doesn't read the MLP's tensors. Unless the graph is kept, this memory serves the other gradients.
+        del saved, inputs, matrices, hidden, layer_grads
+        ctx.maybe_clear_saved_tensors()
         coefficient_sums = backward(
             features_grad,
             table,
@@ -120,12 +126,14 @@ class _Block(torch.autograd.Function):
             swapped=ctx.swapped,
             values_grad=diffused_grad,
             evecs=evecs,
-            unsummed=unsummed[0] if unsummed else None,
+            projected=projected,
+            unsummed=unsummed,
         )
         x_grad, time_grad, re_grad, im_grad = gradients_of_sums(
             coefficient_sums, mass, evals, evecs, time, a_re, a_im, ptr, spectrum, d, x_grad
         )
         im_grad = None if im_grad is None else in_dtype(im_grad, a_im.dtype)
+        sums = [*weight_grads, *bias_grads]
         parameter_grads = [in_dtype(g, dtype) for g, dtype in zip(sums, ctx.dtypes, strict=True)]
         of_features = in_dtype(time_grad, time.dtype), in_dtype(re_grad, a_re.dtype), im_grad
         return None, None, None, None, x_grad, None, None, None, None, *of_features, None, *parameter_grads

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from diffnet.ops.common.launch import (
     SIZES,
@@ -27,6 +28,7 @@ from diffnet.ops.common.launch import (
     processors,
     roomy,
     row_major,
+    starts_early,
     tile,
 )
 from diffnet.ops.common.launcher import launched
@@ -260,10 +262,12 @@ def spectral_gradient_features_backward_kernel(
     meshes, spans, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
     ROTATION: tl.constexpr, SWAPPED: tl.constexpr, PAIRED: tl.constexpr, ONE_MESH: tl.constexpr,
-    ONE_STEP: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
+    ONE_STEP: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Sum dD, dP and dQ (K, C) over the rows of one span, into the planes of `partial`.
+
+    EARLY: see `launch.starts_early`; the kernel that adds up the spans may follow.
 
     The kernel reads inputs only and computes the products of the forward again. It takes numbers of one part, see
     `backward`.
@@ -271,6 +275,8 @@ def spectral_gradient_features_backward_kernel(
     PAIRED: P and Q, and also their gradients, stand side by side in one product. If each is narrow, one product takes
     as long as either of them, because the other operand is fetched once instead of twice.
     """
+    if EARLY:
+        gdc_launch_dependents()
     columns = tl.cdiv(c_size, BLOCK_C)
     index = tl.program_id(0)
     which = tl.program_id(1)
@@ -600,11 +606,13 @@ def backward(
     swapped: bool = False,
     values_grad: Tensor | None = None,
     evecs: Tensor | None = None,
+    projected: tuple[Tensor, int] | None = None,
     unsummed: Unsummed | None = None,
 ) -> Tensor:
     """dD, dP and, with rotations, dQ, (2 or 3, B, K, C) in float32, from the gradient (V, C) of f
 
     Given the gradient (V, C) of x and the evecs (V, K), Φᵀ dx is one more plane. unsummed: see `sum_spans`.
+    projected: Φᵀ dx of each span and the rows of a span, if another launch has computed it
     swapped: see `ops.gradient_features.op.gradient_features`
 
     For numbers in parts, one kernel would need too many registers. Two kernels do it then, with 16 bytes for each
@@ -638,13 +646,12 @@ def backward(
             grad, table, gradient_evecs, ptr, partial,
             meshes, spans, span, plane_rows, k, c, grad.stride(0), gradient_evecs.stride(1),
             ROTATION=planes == 3, SWAPPED=swapped, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
-            NARROW=narrow(gradient_evecs), PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
-            num_warps=t.warps, num_stages=t.stages,
+            NARROW=narrow(gradient_evecs), PRECISION=precision, EARLY=starts_early(grad),
+            BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
-    if values_grad is None or evecs is None:
-        return sum_spans(partial, ptr, span, unsummed=unsummed)
-    projected, projected_span, _ = project_spans(values_grad, evecs, None, ptr)
-    return sum_spans(partial, ptr, span, other=(projected, projected_span), unsummed=unsummed)
+    if projected is None and values_grad is not None and evecs is not None:
+        projected = project_spans(values_grad, evecs, None, ptr)[:2]
+    return sum_spans(partial, ptr, span, other=projected, unsummed=unsummed)
 
 
 def derivatives(

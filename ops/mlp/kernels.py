@@ -66,8 +66,10 @@ def _fits(inputs: Sequence[Tensor], weights: Sequence[Tensor], widest: tuple[int
     if len(weights) != 3:
         return False
     x, c, parts = inputs[0], inputs[0].shape[1], part_count(dot_precision(inputs[0]))
-    shapes = [(c, len(inputs) * c), (c, c), (c, c)]
-    if c > widest[parts - 1] or [tuple(weight.shape[-2:]) for weight in weights] != shapes:
+    first, second, third = weights
+    if c > widest[parts - 1] or first.shape[-2:] != (c, len(inputs) * c):
+        return False
+    if not second.shape[-2:] == third.shape[-2:] == (c, c):
         return False
     return interpreted(x) or (roomy(x) and (x.dtype != torch.float32 or parts > 1))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.limits import check_matrix as check_matrix_size
 from diffnet.ops.common.precision import compute_dtype, dot_precision, empty_operand, in_dtype, part_count
 from diffnet.ops.mlp import cpu, reference
-
-if TYPE_CHECKING:
-    from diffnet.ops.common.spans import Unsummed
 
 MOST_INPUTS = 3  # that the kernel of the first layer reads without concatenation
 
@@ -178,30 +175,17 @@ def mlp_backward(
     skip: bool,
     dropout: float,
     need_inputs: bool,
-    unsummed: list[Unsummed] | None = None,
 ) -> list[Tensor]:
     """The gradients of the inputs (n, V, C), empty if not needed, then of weights, then of biases in float32
 
-    weights: as `matmul.operands` returns them; unsummed: see `weight_gradients`
+    weights: as `matmul.operands` returns them
     """
     from diffnet.ops.mlp.kernels import backward
     from diffnet.ops.mlp.weight_gradient_kernels import weight_gradients
 
     input_grads, grads = backward(grad, inputs, weights, hidden, skip, dropout, need_inputs)
-    weight_grads, bias_grads = weight_gradients(inputs, hidden, grads, unsummed=unsummed)
+    weight_grads, bias_grads, *_ = weight_gradients(inputs, hidden, grads)
     return [input_grads, *weight_grads, *bias_grads]
-
-
-def _mlp_backward_implementation(
-    grad: Tensor,
-    inputs: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    hidden: Sequence[Tensor],
-    skip: bool,
-    dropout: float,
-    need_inputs: bool,
-) -> list[Tensor]:
-    return mlp_backward(grad, inputs, weights, hidden, skip, dropout, need_inputs)
 
 
 def _mlp_backward_fake(
@@ -214,7 +198,7 @@ def _mlp_backward_fake(
     return [input_grads, *weight_grads, *(w.new_empty(w.shape[-2], dtype=torch.float32) for w in weights)]
 
 
-_mlp_gradients = opaque("diffnet::mlp_backward", _mlp_backward_implementation, _mlp_backward_fake)
+_mlp_gradients = opaque("diffnet::mlp_backward", mlp_backward, _mlp_backward_fake)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:

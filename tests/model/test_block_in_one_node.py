@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 import torch
 import trimesh
+from kernel_accuracy import relative
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from diffnet import DiffusionNet, collate, precompute
 from diffnet import block as block_module
 from diffnet.geometry import Operators
-from diffnet.ops.diffusion_features import block as one_node
 
 pytest.importorskip("triton")
 
 from diffnet.ops.gradient_features import kernels
+from diffnet.ops.mlp import kernels as mlp_kernels
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,33 @@ def test_gradients_of_the_operators(network: DiffusionNet, operators: Operators,
 
 
 @pytest.mark.parametrize("network", ["highest"], indirect=True)
+def test_projections_share_the_launch_of_the_weights_in_16_bits(
+    network: DiffusionNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If there are as many eigenpairs as channels. Gradients are those of single operations, which a hook brings."""
+    projections: list[None] = []
+
+    def counted(*arguments: Any) -> tuple[Tensor, int, Tensor | None]:
+        projections.append(None)
+        return project_spans(*arguments)
+
+    project_spans = kernels.project_spans
+    monkeypatch.setattr(kernels, "project_spans", counted)
+    meshes = [trimesh.creation.icosphere(1) for _ in range(2)]
+    operators = collate([precompute(mesh, k=16) for mesh in meshes]).with_gradient_evecs()
+    with torch.autocast("cpu", torch.float16):
+        together = results(network, operators)
+        assert projections == []
+        for block in network.blocks:
+            block.mlp.register_forward_hook(lambda *_: None)
+        apart = results(network, operators)
+    assert len(projections) == len(network.blocks)
+    assert len(together) == len(apart) > 20
+    for a, b in zip(together, apart, strict=True):
+        assert relative(a, b.double()) <= 2e-3
+
+
+@pytest.mark.parametrize("network", ["highest"], indirect=True)
 @pytest.mark.parametrize("keep", [False, True], ids=["once", "kept"])
 def test_memory_of_the_mlp_is_free_before_the_gradients_of_the_features(
     network: DiffusionNet, operators: Operators, monkeypatch: pytest.MonkeyPatch, keep: bool
@@ -135,8 +163,8 @@ def test_memory_of_the_mlp_is_free_before_the_gradients_of_the_features(
         alive.append(sum(ref() is not None for ref in read))
         return features_backward(*arguments, **options)
 
-    mlp_backward, features_backward = one_node.mlp_backward, kernels.backward
-    monkeypatch.setattr(one_node, "mlp_backward", noting_mlp)
+    mlp_backward, features_backward = mlp_kernels.backward, kernels.backward
+    monkeypatch.setattr(mlp_kernels, "backward", noting_mlp)
     monkeypatch.setattr(kernels, "backward", noting_features)
     x = torch.randn(operators.num_vertices, 16, requires_grad=True)
     out = network.blocks[1](x, operators).square().sum()

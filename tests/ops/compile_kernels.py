@@ -70,7 +70,10 @@ def launch_all(dtype: torch.dtype) -> None:
         mlp.forward(inputs, weights, [torch.randn(c)] * 3, inputs[0], dropout, seeds, True)
         mlp.backward(inputs[0], inputs, weights, inputs[1:], True, dropout, True)
     for c in (64, C):
-        weight_gradients.weight_gradients([random(V, c)] * 3, [random(V, c)] * 2, [random(V, c)] * 3)
+        layers = [random(V, c)] * 3, [random(V, c)] * 2, [random(V, c)] * 3
+        weight_gradients.weight_gradients(*layers)
+        projection = weight_gradients.Projection(random(V, c), random(V, c), ptr)
+        weight_gradients.weight_gradients(*layers, projection=projection)
     logits, labels = random(V, 260), torch.randint(260, (V,))
     cross_entropy.cross_entropy(logits, labels, -1)
     cross_entropy.cross_entropy_backward(torch.randn(V), logits, labels, -1)
