@@ -1,0 +1,97 @@
+"""The kernels of a run on a GPU that is not present: those that another process compiles ahead, and those of the run.
+
+Tensors lie on the CPU and say that they are on a GPU. Kernels are compiled, but not run. test_kernels_ahead.py runs
+this in a process of its own, without the interpreter. The arguments are options of `TrainOptions` as JSON, and "compile"
+or "collect". With "compile", it prints how many kernels Triton's cache has after the process, and after the run. With
+"collect", it compiles nothing, and prints how many kernels the process would compile, and which others the run needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import trimesh
+from step_costs import pretend
+from triton.runtime.jit import JITFunction
+
+from diffnet.cuda_graphs.forward import GraphedForward
+from diffnet.data import LabeledMesh, LabeledMeshes, Sample, collate_samples, make_sample
+from diffnet.geometry.mesh.mesh import make_mesh
+from diffnet.ops.compilation.process import compiled_meanwhile
+from diffnet.train.checkpoint import build_model
+from diffnet.train.evaluate import evaluate
+from diffnet.train.options import TrainOptions
+from diffnet.train.steps.kernels_ahead import launches_of_run
+from diffnet.train.steps.step import TrainingStep, make_optimizer
+
+CPU = torch.device("cpu")
+triton_run = JITFunction.run
+variants: set[str] = set()
+
+
+class Replay:
+    """Stands in for a CUDA graph."""
+
+    def __init__(self, function: Callable[[], Any], pool: Any) -> None:
+        self.replay = function
+
+
+def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+    triton_run(kernel, *arguments, grid=grid, warmup=True, **options)
+
+
+def note(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+    _, specialization, launch_options = kernel.device_caches[0][-1](*arguments, **options, debug=False)
+    variants.add(f"{kernel.__name__} {specialization} {launch_options}")
+
+
+def on_gpu(sample: Sample) -> Sample:
+    """The sample as `keep_on_device` makes it, with bfloat16."""
+    return replace(sample, operators=sample.operators.with_gradient_evecs().with_basis_dtype(torch.bfloat16))
+
+
+def in_cache() -> int:
+    return len(list(Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.cubin")))
+
+
+def main() -> None:
+    options = TrainOptions(**{"features": "xyz", "precision": "bf16", "rotate": False, **json.loads(sys.argv[1])})
+    compiles = sys.argv[2] == "compile"
+    torch.set_num_threads(1)
+    spheres = [trimesh.creation.icosphere(n) for n in (1, 2, 2)]
+    items = [
+        LabeledMesh(f"{i}", make_mesh(s.vertices, s.faces, name=f"{i}"), torch.arange(len(s.vertices)).numpy() % 7)
+        for i, s in enumerate(spheres)
+    ]
+    data = LabeledMeshes(items, items[:1], [str(i) for i in range(7)], "vertices")
+    samples = [on_gpu(make_sample(item, options.preprocessing)) for item in items]
+
+    pretend(compile_only if compiles else note)
+    launches = launches_of_run(data, options, None, CPU)
+    if compiles:
+        with compiled_meanwhile(launches, 90):
+            pass
+        ahead: Any = in_cache()
+    else:
+        for launch in launches:
+            launch.compile()
+        ahead = set(variants)
+
+    model = build_model(options, data.label_names, data.labels_at)
+    step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
+    step.capture(data.labels_at, [sample.operators for sample in samples], Replay)
+    step(collate_samples(samples[: options.batch_meshes]))
+    model.forward = GraphedForward(model, model.outputs_at, 0, Replay)  # type: ignore[method-assign]
+    evaluate(model, samples[:1], options, CPU)
+    print(json.dumps([ahead, in_cache()] if compiles else [len(ahead), sorted(variants - ahead)]))
+
+
+if __name__ == "__main__":
+    main()
