@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import logging
 import os
 import threading
@@ -88,6 +89,7 @@ class LaunchedKernel:
                     run(x, y, z, stream_of(key[0]), function, metadata, None, None, None, *given, *constants)
                     return
             start = time.perf_counter()
+            self.source_hash()
             found = self.kernel[grid](*arguments, **options)
             if known is None and _takes_launches(self.kernel, found):
                 self.compiled[key] = _known(found, tuple(options[name] for name in self._names[len(arguments) :]))
@@ -106,6 +108,15 @@ class LaunchedKernel:
         """
         return self._read(arguments, options)[0]
 
+    def source_hash(self) -> str:
+        """Return Triton's hash of the kernel's source and of everything that the source refers to."""
+        return _source_hash(self.kernel)
+
+    def compile(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Compile the kernel for a launch, or read it from Triton's cache, without launching it."""
+        self.source_hash()
+        self.kernel.run(*arguments, grid=(1,), warmup=True, **options)
+
     def _read(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         kinds = tuple(map(type, arguments))
         reader = self._readers.get(kinds)
@@ -116,6 +127,25 @@ class LaunchedKernel:
 
 # A kernel, its key, and the arguments and options of a launch.
 Take = Callable[[LaunchedKernel, tuple[Any, ...], tuple[Any, ...], dict[str, Any]], None]
+_hashes: dict[int, str] = {}  # by the id of a function that Triton compiles; Triton hashes its source for a look-up
+
+
+def _source_hash(function: Any) -> str:
+    """The hash of a kernel, or of a function that a kernel calls.
+
+    Triton's cache finds kernels by it. Triton forgets the constants of a called function that has not been hashed yet.
+    The functions are hashed first, so that the hash doesn't depend on the order of launches.
+    """
+    found = _hashes.get(id(function))
+    if found is None:
+        for instruction in dis.get_instructions(function.fn):
+            called = function.fn.__globals__.get(instruction.argval) if instruction.opname == "LOAD_GLOBAL" else None
+            if hasattr(type(called), "cache_key"):  # to ask the function itself would hash it
+                _source_hash(called)
+        found = _hashes[id(function)] = function.cache_key
+    return found
+
+
 _Reader = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], tuple[Any, ...]]]
 
 
@@ -258,7 +288,7 @@ def compiling_only() -> Iterator[None]:
         def compile_it() -> None:
             if _ON_GPU:
                 torch.cuda.set_device(device)
-            kernel.kernel.run(*arguments, grid=(1,), warmup=True, **options)
+            kernel.compile(arguments, options)
 
         waiting[kernel, key] = pool.submit(compile_it)
 

@@ -45,8 +45,7 @@ class Launch:
 
     def compile(self) -> None:
         """Compile the kernel for Triton's active target, unless Triton's cache has it."""
-        kernel = getattr(import_module(self.module), self.name).kernel
-        kernel.run(*self.arguments, grid=(1,), warmup=True, **self.options)
+        getattr(import_module(self.module), self.name).compile(self.arguments, self.options)
 
 
 @contextmanager
@@ -61,9 +60,8 @@ def collected_launches() -> Iterator[dict[Hashable, Launch]]:
         launched: LaunchedKernel, key: tuple[Any, ...], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
         if (launched, key) not in found:
-            kernel = launched.kernel
-            variant, given = f"{kernel.cache_key} {key[1:]}", _without_tensors(arguments)
-            found[launched, key] = Launch(kernel.fn.__module__, kernel.__name__, variant, given, options)
+            variant, given = f"{launched.source_hash()} {key[1:]}", _without_tensors(arguments)
+            found[launched, key] = Launch(launched.kernel.fn.__module__, launched.__name__, variant, given, options)
 
     with launches_given_to(take):
         yield found

@@ -14,6 +14,8 @@ from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryFile
 
+import torch
+
 from diffnet.ops.common.launcher import PATIENCE, announce_compilation
 from diffnet.ops.compilation.launches import Launch
 from diffnet.ops.compilation.worker import Job
@@ -21,7 +23,7 @@ from diffnet.ops.compilation.worker import Job
 _LOG = logging.getLogger("diffnet")
 # A group of its own keeps Ctrl-C in a terminal away from the process, and all of it can be stopped together. In a
 # session of its own, `nice` would mean nothing on systems that share processors among sessions. The job is read before
-# the imports, so this process doesn't wait for them. The paths are those of this process, so the same packages are found.
+# the imports, so this process doesn't wait for them. With the paths of this process, it finds the same packages.
 _COMMAND = """
 import os, sys
 os.setpgid(0, 0)
@@ -41,11 +43,11 @@ def compiled_meanwhile(launches: Iterable[Launch], capability: int) -> Iterator[
     other process has a lower priority and uses no GPU. An exception in the block stops it, and it ends if this process
     is killed. If it fails, a warning says why, and kernels are compiled when they are launched.
 
-    Nothing happens if an earlier process has compiled the same kernels, and on systems other than Linux.
+    Nothing happens if an earlier process has compiled the same kernels, and on other systems than Linux with CUDA.
 
     capability: the compute capability of the GPU, 90 for 9.0
     """
-    process = _start(sorted(launches, key=lambda launch: launch.variant), capability)
+    process = _start(list(launches), capability)
     try:
         yield
         if process is not None:
@@ -56,11 +58,11 @@ def compiled_meanwhile(launches: Iterable[Launch], capability: int) -> Iterator[
 
 
 def _start(launches: list[Launch], capability: int) -> _Process | None:
-    if not launches or sys.platform != "linux":
+    if not launches or sys.platform != "linux" or torch.version.hip is not None:
         return None
     from triton import __version__, knobs
 
-    variants = [__version__, str(capability), *(launch.variant for launch in launches)]
+    variants = [__version__, capability, *sorted(launch.variant for launch in launches)]
     stamp = Path(knobs.cache.dir) / f"diffnet-{sha256(str(variants).encode()).hexdigest()[:32]}"
     if stamp.exists():
         return None

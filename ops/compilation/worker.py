@@ -54,6 +54,7 @@ class AbsentGPU:
 def main(pickled: bytes) -> None:
     from triton.runtime import driver
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     job: Job = pickle.loads(pickled)
     driver.set_active(AbsentGPU(job.capability))
     # Triton hashes its own files for the first kernel, for a second. Forked processes then know the result.
@@ -61,8 +62,6 @@ def main(pickled: bytes) -> None:
     processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
         compiled = [pool.submit(launch.compile) for launch in job.launches[1:]]
-        # The processes have been forked, so threads may start.
-        threading.Thread(target=_end_with_parent, daemon=True).start()
         for future in compiled:
             future.result()
     job.stamp.touch()

@@ -1,9 +1,10 @@
 """The kernels of a run on a GPU that is not present: those that another process compiles ahead, and those of the run.
 
 Tensors lie on the CPU and say that they are on a GPU. Kernels are compiled, but not run. test_kernels_ahead.py runs
-this in a process of its own, without the interpreter. The arguments are options of `TrainOptions` as JSON, and "compile"
-or "collect". With "compile", it prints how many kernels Triton's cache has after the process, and after the run. With
-"collect", it compiles nothing, and prints how many kernels the process would compile, and which others the run needs.
+this in a process of its own, without the interpreter. The arguments are "compile" or "collect", and options of
+`TrainOptions` as JSON, once or several times. A line is printed for each. With "compile", it is how many kernels
+Triton's cache has after the process, and after the run. With "collect", nothing is compiled, and it is how many kernels
+the process would compile, and which others the run needs.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import trimesh
 from step_costs import pretend
+from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from diffnet.cuda_graphs.forward import GraphedForward
-from diffnet.data import LabeledMesh, LabeledMeshes, Sample, collate_samples, make_sample
+from diffnet.data import LabeledMesh, LabeledMeshes, Sample, TargetsAt, collate_samples, make_sample
 from diffnet.geometry.mesh.mesh import make_mesh
 from diffnet.ops.compilation.process import compiled_meanwhile
 from diffnet.train.checkpoint import build_model
@@ -32,7 +35,7 @@ from diffnet.train.steps.kernels_ahead import launches_of_run
 from diffnet.train.steps.step import TrainingStep, make_optimizer
 
 CPU = torch.device("cpu")
-triton_run = JITFunction.run
+triton_run, is_cuda = JITFunction.run, Tensor.is_cuda
 variants: set[str] = set()
 
 
@@ -61,16 +64,13 @@ def in_cache() -> int:
     return len(list(Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.cubin")))
 
 
-def main() -> None:
-    options = TrainOptions(**{"features": "xyz", "precision": "bf16", "rotate": False, **json.loads(sys.argv[1])})
-    compiles = sys.argv[2] == "compile"
-    torch.set_num_threads(1)
+def compare(compiles: bool, options: TrainOptions) -> list[Any]:
     spheres = [trimesh.creation.icosphere(n) for n in (1, 2, 2)]
-    items = [
-        LabeledMesh(f"{i}", make_mesh(s.vertices, s.faces, name=f"{i}"), torch.arange(len(s.vertices)).numpy() % 7)
-        for i, s in enumerate(spheres)
-    ]
-    data = LabeledMeshes(items, items[:1], [str(i) for i in range(7)], "vertices")
+    at: TargetsAt = "vertices" if options.task == "segmentation" else "meshes"
+    labels = [torch.arange(len(s.vertices) if at == "vertices" else 1).numpy() % 7 for s in spheres]
+    meshes = [make_mesh(s.vertices, s.faces, name="sphere") for s in spheres]
+    items = [LabeledMesh("sphere", *each) for each in zip(meshes, labels, strict=True)]
+    data = LabeledMeshes(items, items[:1], [str(i) for i in range(7)], at)
     samples = [on_gpu(make_sample(item, options.preprocessing)) for item in items]
 
     pretend(compile_only if compiles else note)
@@ -79,7 +79,10 @@ def main() -> None:
         with compiled_meanwhile(launches, 90):
             pass
         ahead: Any = in_cache()
+        with mock.patch("subprocess.Popen", side_effect=AssertionError), compiled_meanwhile(launches, 90):
+            pass  # the same kernels need no other process
     else:
+        variants.clear()
         for launch in launches:
             launch.compile()
         ahead = set(variants)
@@ -90,7 +93,15 @@ def main() -> None:
     step(collate_samples(samples[: options.batch_meshes]))
     model.forward = GraphedForward(model, model.outputs_at, 0, Replay)  # type: ignore[method-assign]
     evaluate(model, samples[:1], options, CPU)
-    print(json.dumps([ahead, in_cache()] if compiles else [len(ahead), sorted(variants - ahead)]))
+    Tensor.is_cuda = is_cuda  # type: ignore[assignment]
+    return [ahead, in_cache()] if compiles else [len(ahead), sorted(variants - ahead)]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for given in sys.argv[2:]:
+        options = TrainOptions(**{"features": "xyz", "precision": "bf16", "rotate": False, **json.loads(given)})
+        print(json.dumps(compare(sys.argv[1] == "compile", options)), flush=True)
 
 
 if __name__ == "__main__":
