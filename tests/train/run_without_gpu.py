@@ -90,7 +90,9 @@ def compare(compiles: bool, options: TrainOptions) -> list[Any]:
     model = build_model(options, data.label_names, data.labels_at)
     step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
     step.capture(data.labels_at, [sample.operators for sample in samples], Replay)
-    step(collate_samples(samples[: options.batch_meshes]))
+    batch = options.batch_meshes or len(samples)
+    for first in range(0, len(samples), batch):
+        step(collate_samples(samples[first : first + batch]))
     model.forward = GraphedForward(model, model.outputs_at, 0, Replay)  # type: ignore[method-assign]
     evaluate(model, samples[:1], options, CPU)
     Tensor.is_cuda = is_cuda  # type: ignore[assignment]

@@ -25,6 +25,7 @@ from diffnet.ops.compilation.launches import Launch
 from diffnet.ops.compilation.process import compiled_meanwhile
 from diffnet.train.options import TrainOptions
 from diffnet.train.run import run_training
+from diffnet.train.steps import kernels_ahead
 
 pytest.importorskip("triton")
 
@@ -89,7 +90,7 @@ def test_a_run_on_a_gpu_compiles_nothing_more(tmp_path: Path, monkeypatch: pytes
     cache = tmp_path / "triton"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
     items = []
-    for size in (2, 3, 3):
+    for size in (2, 3, 3, 2, 3)[: 3 + meshes]:
         sphere = trimesh.creation.icosphere(size)
         mesh = make_mesh(sphere.vertices, sphere.faces, name="sphere")
         items.append(LabeledMesh("sphere", mesh, np.arange(len(sphere.vertices)) % 7))
@@ -102,6 +103,29 @@ def test_a_run_on_a_gpu_compiles_nothing_more(tmp_path: Path, monkeypatch: pytes
     dense = [file for file in cache.glob("*/*.cubin") if not file.name.startswith("spmm")]
     assert len(dense) > 15
     assert [file.name for file in dense if file.stat().st_mtime > stamp.stat().st_mtime] == []
+
+
+def test_a_run_goes_on_if_its_launches_are_not_known(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: Any) -> None:
+        collected.append(arguments)
+        raise ValueError("no room")
+
+    collected: list[Any] = []
+    monkeypatch.setattr(kernels_ahead, "launches_of_run", fail)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    data = LabeledMeshes([], [], [], "vertices")
+    for options, device in (
+        (TrainOptions(), "cuda"),
+        (TrainOptions(), "cpu"),
+        (TrainOptions(attention_heads=4), "cuda"),
+        (TrainOptions(diffusion="implicit"), "cuda"),
+        (TrainOptions(task="correspondence", map_k=8, k=8), "cuda"),
+    ):
+        with kernels_ahead.kernels_compiled_meanwhile(data, options, None, torch.device(device)):
+            assert len(collected) == 1  # the first time
+    assert caplog.text.count("no room") == 1
 
 
 @pytest.fixture

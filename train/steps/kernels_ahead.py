@@ -18,6 +18,7 @@ from diffnet.ops.compilation.process import compiled_meanwhile
 from diffnet.train.checkpoint import build_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import network_outputs
+from diffnet.train.loop import set_aside
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import TrainingStep, make_optimizer
 from diffnet.train.tasks.registry import task_named
@@ -56,14 +57,18 @@ def launches_of_run(
     data: LabeledMeshes, options: TrainOptions, statistics: Statistics | None, device: torch.device
 ) -> list[Launch]:
     """The launches of a training step and of an evaluation, on batches without content."""
-    sizes = [BatchSize(1, len(item.mesh.verts)) for item in data.train]
+    fitted, _ = set_aside(data.train, options)
+    sizes = [BatchSize(1, len(item.mesh.verts)) for item in fitted]
     largest = largest_batch(sizes, options.batch_meshes, options.batch_vertices)
+    ends_with_one = largest.meshes > 1 and (options.batch_meshes is None or len(fitted) % options.batch_meshes == 1)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         model = build_model(options, data.label_names, data.labels_at, statistics).to(device)
         step = TrainingStep(model, make_optimizer(model, options, device), options, device)
         batch, single = (_stand_in(size, data, model.in_channels, options, device) for size in (largest, sizes[0]))
         with collected_launches() as found:
             step.launch(batch)
+            if ends_with_one:  # one mesh takes other kernels than several
+                step.launch(single)
             without_running(lambda: network_outputs(model, single, options, device), [single.features])
     return list(found.values())
 
