@@ -2,9 +2,9 @@
 
 Tensors lie on the CPU and say that they are on a GPU. Kernels are compiled, but not run. test_kernels_ahead.py runs
 this in a process of its own, without the interpreter. The arguments are "compile" or "collect", and options of
-`TrainOptions` as JSON, once or several times. A line is printed for each. With "compile", it is how many kernels
-Triton's cache has after the process, and after the run. With "collect", nothing is compiled, and it is how many kernels
-the process would compile, and which others the run needs.
+`TrainOptions` and `labels_at` as JSON, once or several times. A line is printed for each. With "compile", it is how
+many kernels Triton's cache has after the process, and after the run. With "collect", nothing is compiled, and it is how
+many kernels the process would compile, and which others the run needs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import trimesh
 from step_costs import pretend
@@ -64,10 +65,10 @@ def in_cache() -> int:
     return len(list(Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.cubin")))
 
 
-def compare(compiles: bool, options: TrainOptions) -> list[Any]:
+def compare(compiles: bool, options: TrainOptions, at: TargetsAt) -> list[Any]:
     spheres = [trimesh.creation.icosphere(n) for n in (1, 2, 2)]
-    at: TargetsAt = "vertices" if options.task == "segmentation" else "meshes"
-    labels = [torch.arange(len(s.vertices) if at == "vertices" else 1).numpy() % 7 for s in spheres]
+    of_each = {"vertices": "vertices", "faces": "faces", "edges": "edges_unique"}
+    labels = [np.arange(len(getattr(s, of_each[at])) if at in of_each else 1) % 7 for s in spheres]
     meshes = [make_mesh(s.vertices, s.faces, name="sphere") for s in spheres]
     items = [LabeledMesh("sphere", *each) for each in zip(meshes, labels, strict=True)]
     data = LabeledMeshes(items, items[:1], [str(i) for i in range(7)], at)
@@ -101,9 +102,10 @@ def compare(compiles: bool, options: TrainOptions) -> list[Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    for given in sys.argv[2:]:
-        options = TrainOptions(**{"features": "xyz", "precision": "bf16", "rotate": False, **json.loads(given)})
-        print(json.dumps(compare(sys.argv[1] == "compile", options)), flush=True)
+    for text in sys.argv[2:]:
+        given = {"features": "xyz", "precision": "bf16", "rotate": False, **json.loads(text)}
+        at = given.pop("labels_at", "vertices")
+        print(json.dumps(compare(sys.argv[1] == "compile", TrainOptions(**given), at)), flush=True)
 
 
 if __name__ == "__main__":

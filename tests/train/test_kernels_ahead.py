@@ -35,7 +35,9 @@ RUNS = [
     {**NARROW, "batch_meshes": 2},
     {"width": 128, "dropout": 0.3, "label_smoothing": 0.1},
     {"width": 48, "k": 24, "mlp_norm": "layer", "precision": "fp32"},
-    {"width": 32, "task": "classification", "batch_meshes": None, "batch_vertices": 500},
+    {"width": 32, "task": "classification", "labels_at": "meshes", "batch_meshes": None, "batch_vertices": 500},
+    {**NARROW, "labels_at": "edges"},
+    {**NARROW, "labels_at": "faces", "k": 9, "width": 20},
 ]
 
 # Stand-ins for kernels.

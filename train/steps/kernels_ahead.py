@@ -56,7 +56,7 @@ def kernels_compiled_meanwhile(
 def launches_of_run(
     data: LabeledMeshes, options: TrainOptions, statistics: Statistics | None, device: torch.device
 ) -> list[Launch]:
-    """The launches of a training step and of an evaluation, on batches without content."""
+    """The launches of a training step and of an evaluation, one for each kernel, on batches whose values are 0."""
     fitted, _ = set_aside(data.train, options)
     sizes = [BatchSize(1, len(item.mesh.verts)) for item in fitted]
     largest = largest_batch(sizes, options.batch_meshes, options.batch_vertices)
@@ -76,7 +76,7 @@ def launches_of_run(
 def _stand_in(
     size: BatchSize, data: LabeledMeshes, channels: int, options: TrainOptions, device: torch.device
 ) -> Sample:
-    """A batch on the device with dtypes and shapes of a size, and without content. The first mesh has all vertices."""
+    """A batch of a size on the device. All values are 0, and the first mesh has all vertices."""
     meshes, vertices = min(size.meshes, 2), min(size.rounded().vertices, MOST_VERTICES)
     ends = torch.full((meshes + 1,), vertices, device=device)
     ends[0] = 0
