@@ -30,6 +30,7 @@ from diffnet.data import LabeledMesh, LabeledMeshes, Sample, TargetsAt, collate_
 from diffnet.geometry.mesh.mesh import make_mesh
 from diffnet.ops.compilation.process import compiled_meanwhile
 from diffnet.train.checkpoint import build_model
+from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import evaluate
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.kernels_ahead import launches_of_run
@@ -56,9 +57,10 @@ def note(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) 
     variants.add(f"{kernel.__name__} {specialization} {launch_options}")
 
 
-def on_gpu(sample: Sample) -> Sample:
-    """The sample as `keep_on_device` makes it, with bfloat16."""
-    return replace(sample, operators=sample.operators.with_gradient_evecs().with_basis_dtype(torch.bfloat16))
+def on_gpu(sample: Sample, options: TrainOptions) -> Sample:
+    """The sample as `keep_on_device` makes it."""
+    dtype = matmul_dtype(options.precision, CPU)
+    return replace(sample, operators=sample.operators.with_gradient_evecs().with_basis_dtype(dtype))
 
 
 def in_cache() -> int:
@@ -72,7 +74,7 @@ def compare(compiles: bool, options: TrainOptions, at: TargetsAt) -> list[Any]:
     meshes = [make_mesh(s.vertices, s.faces, name="sphere") for s in spheres]
     items = [LabeledMesh("sphere", *each) for each in zip(meshes, labels, strict=True)]
     data = LabeledMeshes(items, items[:1], [str(i) for i in range(7)], at)
-    samples = [on_gpu(make_sample(item, options.preprocessing)) for item in items]
+    samples = [on_gpu(make_sample(item, options.preprocessing), options) for item in items]
 
     pretend(compile_only if compiles else note)
     launches = launches_of_run(data, options, None, CPU)
