@@ -27,7 +27,7 @@ PEERS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a benchmark without importing it. See `Benchmark`."""
+    """The description of a benchmark, read without importing it. See `Benchmark`."""
 
     name: str
     summary: str

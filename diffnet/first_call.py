@@ -14,7 +14,7 @@ from diffnet.ops.common.cuda_graph import NotCapturable, is_recorded
 from diffnet.ops.common.launcher import compiles_only
 from diffnet.ops.common.precision import allows_tf32
 
-# What decides which kernels a network launches, for each network that was called with it.
+# For each network, the states in which it was called. A state decides which kernels are launched.
 _called: WeakKeyDictionary[nn.Module, set[Hashable]] = WeakKeyDictionary()
 
 

@@ -42,7 +42,7 @@ class DiffusionNet(nn.Module):
             attention_heads, backend: see `DiffusionNetBlock`.
 
     The arguments are attributes of the network, except `blocks`, which is the list of the blocks. `metadata` is a
-    dictionary for what belongs to the network; `save` and `load` keep it.
+    dictionary of values that belong to the network; `save` and `load` keep it.
 
     Raises ValueError for an unknown option, TypeError for the names that the original implementation gives arguments.
 

@@ -15,7 +15,7 @@ from diffnet.ops import from_spectral
 from diffnet.ops.common.checks import check_count, check_rank, readable
 
 SHORTEST, LONGEST = 0.01, 1.0  # default times of `hks`
-_warned_of_size: list[str] = []  # names what was said, so that it is said once
+_warned_of_size: list[str] = []  # names of given warnings; each is given once
 
 
 @refuses("write hks(operators, 16) or hks(operators, scales=scales)", evals="operators", evecs="operators")

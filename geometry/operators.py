@@ -35,7 +35,7 @@ from diffnet.ops.sparse.matrix import check_matrix_blocks
 # `prepared` remembers its results on a GPU while this part of the GPU's memory stays free.
 STAYS_FREE = 0.5
 
-# What `Operators` finds at first use.
+# Values that `Operators` computes at first use.
 _NOTHING_FOUND = dict.fromkeys(("_lengths", "_face_lengths", "_edges", "_preparations", "_unpacked", "_pinned"))
 
 
@@ -86,7 +86,7 @@ class Operators:
     _lengths: ClassVar[tuple[int, ...] | None] = None
     _face_lengths: ClassVar[tuple[int, ...] | None] = None
     _edges: ClassVar[Edges | None] = None
-    # For each dtype, what `prepared` returned, and what it was computed from, see `_basis_version`.
+    # For each dtype, the result of `prepared`, and the version of its source, see `_basis_version`.
     _preparations: ClassVar[Mapping[torch.dtype, tuple[Any, Operators]] | None] = None
     # Fields that `pack` packs when they are first read.
     _unpacked: ClassVar[Mapping[str, Later[Any]] | None] = None
@@ -112,7 +112,7 @@ class Operators:
         faces: Any = None,
         k: int = 128,
     ) -> Operators:
-        """Operators of one mesh from matrices of your own. What is missing is computed as `precompute` does it.
+        """Operators of one mesh from matrices of your own. Missing parts are computed as in `precompute`.
 
         Matrices are SciPy sparse matrices, NumPy arrays, PyTorch tensors (CSR, COO or dense) or `SparseMatrix`. Arrays
         are NumPy arrays, tensors or lists. The result is float32 on the CPU.
@@ -577,7 +577,7 @@ def pack(batch: Sequence[Operators]) -> Operators:
 def changed(operators: Operators, changes: Mapping[str, Callable[[Any], Any]]) -> Operators:
     """Operators with a function applied to each of some fields. The meshes, their faces and edges stay.
 
-    Large fields are changed when they are first read, so what a network doesn't read costs nothing.
+    Large fields are changed when they are first read, so unread fields cost nothing.
     """
     names = ("ptr", "mass", "evals", "face_ptr", "gradient_evecs", "neighborhood", "joined")
     fields = {name: getattr(operators, name) for name in names}
@@ -612,7 +612,7 @@ def _packed_later(fields: Mapping[str, Any], later: Mapping[str, Later[Any]], kn
 
 
 def _pack_preparations(batch: Sequence[Operators], packed: Operators) -> dict[torch.dtype, tuple[Any, Operators]]:
-    """Pack what `prepared` remembers for all meshes."""
+    """Pack the prepared operators that all meshes remember."""
     remembered = [o._preparations or {} for o in batch]
     packed_ones = {}
     for dtype in remembered[0]:

@@ -7,6 +7,7 @@ neither PyTorch nor SciPy, and each command imports what it runs.
 from __future__ import annotations
 
 import sys
+from typing import get_args
 
 import typer
 
@@ -15,7 +16,7 @@ from diffnet.train.commands.console import complain
 from diffnet.train.commands.matching import match
 from diffnet.train.commands.meshes import info, precompute
 from diffnet.train.commands.predicting import evaluate, predict
-from diffnet.train.commands.training import train_app
+from diffnet.train.tasks.registry import TaskName, command_named
 
 app = typer.Typer(
     help="Learning on surfaces with DiffusionNet: train on labeled meshes, predict on new ones.",
@@ -23,6 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+train_app = typer.Typer(help="Train a network on meshes.", no_args_is_help=True)
+for name in get_args(TaskName):
+    train_app.command(name)(command_named(name))
 app.add_typer(train_app, name="train")
 for command in (predict, match, evaluate, precompute, info):
     app.command()(command)

@@ -8,7 +8,6 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from diffnet.data.feature_names import canonical_features, vector_channels
 from diffnet.data.options import Preprocessing, Variants
-from diffnet.data.target_names import target_parts
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.preprocessing.options import (
     BasisPrecision,
@@ -17,8 +16,8 @@ from diffnet.geometry.preprocessing.options import (
     OperatorsKind,
     ScaleRule,
 )
-from diffnet.train.tasks.class_weights import BALANCED, class_weight_entries
-from diffnet.train.tasks.task_options import TASK_OPTIONS, TaskName, check_task_options
+from diffnet.train.tasks.registry import TASK_OPTIONS, OptionsOfTasks, TaskName, check_task_options
+from diffnet.train.tasks.task_options import OptionGroup
 
 # The same as those of `diffnet.block` and `diffnet.diffusion`, whose import loads PyTorch.
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
@@ -26,27 +25,19 @@ InitialTimes: TypeAlias = Literal["zero", "spread"]
 MLPNorm: TypeAlias = Literal["none", "layer", "rms"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
-Loss: TypeAlias = Literal["mse", "l1", "huber"]
-Method: TypeAlias = Literal["supervised", "unsupervised"]
 RotationAxis: TypeAlias = Literal["any", "x", "y", "z"]
 TrainBackend: TypeAlias = Literal["auto", "torch"]
 
 
 @dataclass(frozen=True)
-class TrainOptions:
-    """The options of the tasks of `diffnet train`. Their `--help` explains each one.
+class SharedOptions(OptionGroup):
+    """The options that all tasks of `diffnet train` share. Its `--help` explains each one.
 
-    task: what the network learns, the name of the command
+    task: the task that the network learns, which is the name of the command
     laplacian: None becomes the one that belongs to the operators, see `precompute`
     max_faces: decimate meshes that have more faces, see `decimated`; None leaves all as they are
-    label_smoothing: s of `label_smoothing_loss`, in training
-    ignore: classes, by name or number, whose elements count neither in the loss nor in the scores
-    class_weights: weights of the classes in the loss: "balanced", "1,0.5,2", or "arm=2,leg=0.5" and 1 for others
     clip: the norm to which longer gradients are scaled down; 0 for no limit
     average_weights: decay of the moving average of the weights, see `WeightAverage`; 0 for no average
-    targets, loss: of a regression, see `load_targets` and `target_loss`
-    method, map_k, feature_scale, zoomout: of a correspondence, see `pair_maps` and `point_map_of`. A step takes
-        `batch_meshes` pairs.
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
         Other features do not change under rotation.
     rotate_about: "any" for all rotations, or the axis of the rotations
@@ -55,11 +46,6 @@ class TrainOptions:
     mirror: mirror half of the meshes
     cut, decimate: the largest shares of the surface and of the faces that variants of the training meshes lack
     variants: the number of variants of each mesh, if `cut` or `decimate` is not 0; see `make_variants`
-
-    Raises OptionError for a value that is not allowed.
-
-    >>> TrainOptions(features="xyz", epochs=20).rotates
-    True
     """
 
     task: TaskName = "segmentation"
@@ -93,16 +79,7 @@ class TrainOptions:
     cut: float = 0.0
     decimate: float = 0.0
     variants: int = 8
-    label_smoothing: float = 0.0
-    ignore: tuple[str, ...] = ()
-    class_weights: str | None = None
     average_weights: float = 0.0
-    targets: str | None = None
-    loss: Loss = "mse"
-    method: Method = "supervised"
-    map_k: int = 30
-    feature_scale: float = 0.0
-    zoomout: bool = False
     validation: float = 0.0
     eval_every: int = 5
     precision: Precision = "auto"
@@ -110,6 +87,7 @@ class TrainOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "features", canonical_features(self.features))  # the only way in a frozen dataclass
         for name in ("epochs", "width", "blocks", "decay_every", "eval_every", "variants"):
             if getattr(self, name) < 1:
@@ -118,19 +96,13 @@ class TrainOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{name} should be at least 1, got {value}")
-        for name in ("dropout", "validation", "label_smoothing", "average_weights", "jitter", "cut", "decimate"):
+        for name in ("dropout", "validation", "average_weights", "jitter", "cut", "decimate"):
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
         if self.max_faces is not None and self.max_faces < 4:
             raise OptionError(f"max_faces should be at least 4, got {self.max_faces}")
-        if isinstance(self.ignore, str) or not all(isinstance(name, str) for name in self.ignore):
-            raise OptionError(f"ignore should be a list of names of classes, got {self.ignore!r}")
-        object.__setattr__(self, "ignore", tuple(self.ignore))
-        if self.class_weights is not None and self.class_weights != BALANCED:
-            class_weight_entries(self.class_weights)
-        for name in ("clip", "feature_scale"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise OptionError(f"{name} should be a finite number of at least 0, got {getattr(self, name)}")
+        if not 0 <= self.clip < math.inf:
+            raise OptionError(f"clip should be a finite number of at least 0, got {self.clip}")
         if not 0 < self.learning_rate < 1e36:  # above 1e36, Adam's steps overflow float32
             raise OptionError(f"learning_rate should be above 0 and below 1e36, got {self.learning_rate}")
         if not 0 <= self.seed < 2**63:
@@ -140,8 +112,6 @@ class TrainOptions:
             ("precision", get_args(Precision)),
             ("backend", get_args(TrainBackend)),
             ("schedule", get_args(Schedule)),
-            ("loss", get_args(Loss)),
-            ("method", get_args(Method)),
             ("rotate_about", get_args(RotationAxis)),
             ("diffusion", get_args(DiffusionMode)),
             ("initial_times", get_args(InitialTimes)),
@@ -151,13 +121,8 @@ class TrainOptions:
                 raise OptionError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if self.attention_heads < 0 or (self.attention_heads > 0 and self.width % self.attention_heads != 0):
             raise OptionError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
-        if self.targets is not None:
-            target_parts(self.targets)
-        check_task_options(self.task, (f.name for f in fields(self) if getattr(self, f.name) != f.default))
-        if "map_k" in TASK_OPTIONS[self.task].own and not 1 <= self.map_k <= self.k:
-            raise OptionError(f"map_k should be from 1 to k, which is {self.k}, got {self.map_k}")
-        object.__setattr__(self, "laplacian", self.preprocessing.laplacian)  # `preprocessing` checks its own options
-        if self.k < 1 and self.diffusion == "spectral":
+        chosen = self.preprocessing  # checks its own options
+        if chosen.k < 1 and self.diffusion == "spectral":
             raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")
         if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
             name = "rotate" if self.rotate else "rotate_about"
@@ -195,6 +160,26 @@ class TrainOptions:
             return self.learning_rate * 0.5 ** int(epoch // self.decay_every)
         return self.learning_rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 
+
+@dataclass(frozen=True)
+class TrainOptions(OptionsOfTasks, SharedOptions):
+    """The options of a run of `diffnet train`: those that all tasks share, and those in `train/tasks/options/`.
+
+    Raises OptionError for a value that is not allowed, and for an option that the task doesn't have.
+
+    >>> TrainOptions(features="xyz", epochs=20).rotates
+    True
+    >>> TrainOptions(task="regression", loss="huber").loss
+    'huber'
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_task_options(self.task, (f.name for f in fields(self) if getattr(self, f.name) != f.default))
+        TASK_OPTIONS[self.task].check(self)
+        object.__setattr__(self, "laplacian", self.preprocessing.laplacian)  # last, because it isn't the default
+
     def as_dict(self) -> dict[str, Any]:
         """The options as plain values, for a checkpoint or a JSON file."""
-        return asdict(self) | {"ignore": list(self.ignore)}  # JSON has no tuples
+        values = asdict(self).items()
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values}  # as in JSON

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
-from diffnet.train.options import Method
-from diffnet.train.tasks.task_options import TASK_OPTIONS, TaskName
+from diffnet.train.tasks.registry import TASK_OPTIONS, TaskName
+from diffnet.train.tasks.task_options import RecipeName
 
-RecipeName: TypeAlias = Literal["default", "original"]
-
-# Further changes for `--method unsupervised`: of the default, and those of Cao et al. 2023.
-_UNSUPERVISED: dict[str, Any] = {"features": "xyz+normals+wks", "feature_scale": 1.0, "learning_rate": 2e-3}
-_ORIGINAL_UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
-CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes
-
-# What the experiments of the original implementation do: https://github.com/nmwsharp/diffusion-net/tree/master/experiments
+# The options of the experiments of the original implementation: https://github.com/nmwsharp/diffusion-net/tree/master/experiments
 _ORIGINAL: dict[str, Any] = {
     "features": "hks",
     "k": 128,
@@ -32,21 +26,19 @@ _ORIGINAL: dict[str, Any] = {
     "schedule": "step",
     "decay_every": 50,
     "batch_meshes": 1,
-    "label_smoothing": 0.0,
     "average_weights": 0.0,
 }
 
 
-def recipe(name: RecipeName, task: TaskName, method: Method = "supervised") -> dict[str, Any]:
+def recipe(name: RecipeName, task: TaskName, chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The options of a recipe, for `TrainOptions`. Options that it doesn't name have their defaults.
 
-    method: of a correspondence
+    chosen: options that the user chose, on which a recipe may depend
 
     >>> from diffnet.train.options import TrainOptions
     >>> TrainOptions(task="classification", **recipe("original", "classification")).width
     32
     """
-    supervised = method == "supervised"
-    if name == "original":
-        return {**_ORIGINAL, **TASK_OPTIONS[task].original, **({} if supervised else _ORIGINAL_UNSUPERVISED)}
-    return {**TASK_OPTIONS[task].recipe, **({} if supervised else _UNSUPERVISED)}
+    own = TASK_OPTIONS[task]
+    options = {**_ORIGINAL, **own.original} if name == "original" else own.recipe
+    return dict(own.adapted(name, options, chosen or {}))

@@ -66,22 +66,10 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
 from diffnet.train.steps.kernels_ahead import kernels_compiled_meanwhile
-from diffnet.train.tasks.classes import with_class_options
-from diffnet.train.tasks.registry import REPORT_FILES, task_named
+from diffnet.train.tasks.registry import report_files, task_named
 from diffnet.train.tasks.task import Scored
 
 T = TypeVar("T")
-
-# The files that a run writes to its folder, except those of TensorBoard.
-WRITTEN = (
-    "last.pt",
-    "best.pt",
-    "metrics.csv",
-    "results.json",
-    *REPORT_FILES,
-    "curves.png",
-    "predictions.html",
-)
 
 
 def run_training(
@@ -116,7 +104,7 @@ def run_training(
         raise OptionError(f"{task.name} {'needs' if pairs is None else 'does not take'} pairs of meshes")
     if pairs is not None and task.pairs is not None:
         task.pairs.check(pairs, options)
-    data, options = with_class_options(data, options)
+    data, options = task.prepared(data, options)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
@@ -201,7 +189,7 @@ def run_training(
         write_results(out, results)
         from diffnet.train.report.charts import curves_png  # Matplotlib takes half a second to import
 
-        curves = curves_png(out / "metrics.csv")
+        curves = curves_png(out / "metrics.csv", task.score_name)
         write_atomically(out / "curves.png", curves)
         summary = {
             "Meshes": f"{results['train_meshes']} to train, {results['test_meshes']} to test",
@@ -238,7 +226,9 @@ def check_folder(out: Path, resume: bool) -> None:
 
 
 def _check_content(out: Path, resume: bool) -> None:
-    present = [name for name in WRITTEN if (out / name).exists()]
+    # The files that a run writes, except those of TensorBoard.
+    written = ("last.pt", "best.pt", "metrics.csv", "results.json", *report_files(), "curves.png", "predictions.html")
+    present = [name for name in written if (out / name).exists()]
     if present and not resume:
         hint = "add --resume to continue it, or choose another folder" if "last.pt" in present else "choose another one"
         raise OptionError(f"{out}: this folder already holds a run ({present[0]}); {hint}")
@@ -276,7 +266,7 @@ def scored_on(sample: Sample, back: Weights | None) -> Sample:
 def _variants(
     items: Sequence[LabeledMesh], at: TargetsAt, options: TrainOptions, jobs: int | None, console: Console
 ) -> list[list[LabeledMesh]]:
-    """The variants of each training mesh, or an empty list. Says what is made, with a progress bar."""
+    """The variants of each training mesh, or an empty list. Shows a progress bar while they are made."""
     wanted = options.mesh_variants
     if not wanted.count:
         return []

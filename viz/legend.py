@@ -19,7 +19,7 @@ _INK, _FAINT, _LINE = (29, 33, 38), (92, 101, 110), (150, 156, 163)
 
 
 class Legend(NamedTuple):
-    """What colors mean.
+    """The meaning of colors.
 
     heading: text above, or ""
     entries: names with their colors

@@ -1,4 +1,4 @@
-"""Builds the peers of a case: compiled functions, backward passes, and checks for what a peer needs."""
+"""Builds the peers of a case: compiled functions, backward passes, and checks of the requirements of a peer."""
 
 from __future__ import annotations
 

@@ -68,6 +68,7 @@ class Case:
     calls: calls of a peer per timed run. They follow each other without waiting for the GPU, as the steps of a training
         loop do, and the time is divided by their number. More than 1 call needs `wall_clock`. The time of the GPU alone
         is measured, too.
+    warm_up: runs of each peer before the first measured one. Loops over many meshes record graphs in several passes.
     details: further columns of the results. If there are any, each peer runs once, and returns a mapping of these
         names to numbers.
     """
@@ -81,6 +82,7 @@ class Case:
     times: Mapping[str, int] = field(default_factory=dict)
     wall_clock: bool = False
     calls: int = 1
+    warm_up: int = 3
     details: tuple[str, ...] = ()
 
     @property

@@ -50,6 +50,7 @@ def _run(bench: Benchmark, options: Options, out: Path, console: Console) -> lis
                 flush=options.flush,
                 wall_clock=chosen.wall_clock,
                 calls=chosen.calls,
+                warm_up=chosen.warm_up,
             )
         new = rows(chosen, found)
         table += new

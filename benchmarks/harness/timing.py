@@ -50,16 +50,17 @@ def measure(
     flush: bool = True,
     wall_clock: bool = False,
     calls: int = 1,
+    warm_up: int = 3,
 ) -> dict[str, Measurement | Failure]:
     """Time peers in turns, so that a changing clock or a noisy neighbor affects all of them alike.
 
-    Each peer first runs three times without being measured (imports, compilation, autotuning, memory pools). Then all
+    Each peer first runs without being measured (imports, compilation, autotuning, memory pools, graphs). Then all
     peers take turns until `seconds` have passed, at least 5 and at most 200 times. If the first call of a peer takes
     longer than `seconds`, that call is its measurement and the peer is not called again. On a GPU the first call may
     compile, so there the second call decides.
 
     flush: whether to empty the GPU's L2 cache before each run
-    wall_clock, calls: see `Case`
+    wall_clock, calls, warm_up: see `Case`
     """
     found: dict[str, Measurement | Failure] = {}
     ready: dict[str, Run] = {}
@@ -72,7 +73,7 @@ def measure(
             if device.type == "cuda" or ms <= 1e3 * seconds:
                 ms, peak = timer.time_and_peak_mb(run)
             slow = ms > 1e3 * seconds
-            if not slow:
+            for _ in range(0 if slow else warm_up - 2):
                 timer.time(run)
             if held is not None:
                 peak = torch.cuda.max_memory_reserved(device) / 2**20 - held

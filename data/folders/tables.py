@@ -1,4 +1,4 @@
-"""Tables with a line for each mesh: a file, and what belongs to it."""
+"""Tables with a line for each mesh: a file and its label or targets."""
 
 from __future__ import annotations
 

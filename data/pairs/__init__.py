@@ -1,1 +1,1 @@
-"""Pairs of meshes, and what is known of their correspondences."""
+"""Pairs of meshes, and their known correspondences."""

@@ -1,4 +1,4 @@
-"""Which meshes of a set form pairs."""
+"""The choice of pairs from the meshes of a set."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class MeshPairs:
         return self.template_faces
 
     def _template_positions(self, shape: PairShape) -> NDArray[np.float64]:
-        """Where the template points (T, 3) are."""
+        """The positions of the template points, (T, 3)."""
         if isinstance(shape.template, SurfacePoints):
             return shape.template.interpolate(shape.mesh.faces, shape.mesh.verts)
         return shape.mesh.verts[shape.template]

@@ -30,6 +30,8 @@ from diffnet.ops.common.dispatch import applied
 M = TypeVar("M", bound=nn.Module)
 
 MOST_LANES = 4  # forward passes whose backward pass is still to come
+# With fewer vertices, launching the kernels one by one takes longer than the kernels of this many vertices.
+LAUNCH_BOUND = 2**16
 
 
 def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1) -> M:
@@ -272,16 +274,17 @@ _replay = applied(_Replay)  # `_applies` has found that no transform of torch.fu
 
 
 def _larger(lane: Lane[Recording], config: int, size: BatchSize) -> Recording | None:
-    """The smallest recording that holds a batch of this size, if it has at most twice as many vertices.
+    """The smallest recording that holds a batch of this size, unless the network is faster without graphs.
 
-    A network without graphs would need memory of its own for the batch, besides that of the graphs.
+    A network without graphs would also need memory of its own for the batch, besides that of the graphs.
     """
-    sizes = [s for c, s in lane.recorded() if c == config and size.fits_into(s) and s.vertices <= 2 * size.vertices]
+    most = max(2 * size.vertices, LAUNCH_BOUND)
+    sizes = [s for c, s in lane.recorded() if c == config and size.fits_into(s) and s.vertices <= most]
     return lane.get((config, min(sizes, key=lambda s: s.vertices))) if sizes else None
 
 
 def _kind(operators: Operators) -> Hashable:
-    """What a recording depends on in operators, except their size."""
+    """The properties of operators that a recording depends on, except their size."""
     return (
         operators.k,
         operators.mass.dtype,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,20 +14,50 @@ Groups = tuple[tuple[int, ...], ...]  # the numbers of parameters, in one tuple 
 ALIGNED = 8  # elements. Kernels of optimizers read several at once where a tensor starts at a multiple of this.
 
 
+class Run(NamedTuple):
+    """Tensors that lie one after the other and have the same shape but for the first dimension.
+
+    size: the number of elements of all of them
+    shape: of all of them, stacked along the first dimension
+    rows: the first dimension of each. None for a single tensor without dimensions.
+    """
+
+    size: int
+    shape: tuple[int, ...]
+    rows: list[int] | None
+
+
 def groups_of(parameters: Sequence[Tensor], numbers: Iterable[int]) -> Groups:
     """Group parameters by dtype. Those that would shift their successors off the alignment come last."""
     groups: dict[torch.dtype, list[int]] = {}
-    for i in sorted(numbers, key=lambda i: parameters[i].numel() % ALIGNED != 0):
+    for i in sorted(numbers, key=lambda i: (parameters[i].numel() % ALIGNED != 0, parameters[i].shape[1:])):
         groups.setdefault(parameters[i].dtype, []).append(i)
     return tuple(tuple(group) for group in groups.values())
 
 
-def split(flat: Tensor, shapes: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[Tensor]:
-    """Split a tensor (N,) into tensors of these shapes, whose sizes sum to N. They share its memory."""
+def runs_of(shapes: Iterable[torch.Size]) -> list[Run]:
+    """The longest runs of tensors with these shapes, which lie one after the other."""
+    runs = []
+    for (dims, trailing), run in groupby(shapes, key=lambda shape: (min(len(shape), 1), shape[1:])):
+        if dims == 0:
+            runs += [Run(1, (), None) for _ in run]
+        else:
+            rows = [shape[0] for shape in run]
+            runs.append(Run(sum(rows) * trailing.numel(), (sum(rows), *trailing), rows))
+    return runs
+
+
+def split(flat: Tensor, runs: Sequence[Run]) -> list[Tensor]:
+    """Split a tensor (N,) into the tensors of runs, whose sizes sum to N. They share its memory."""
     # "Unsafe" means that each part has a version of its own: autograd does not see that they share memory. They don't
-    # overlap, so that is right. It takes a third of the time of other ways.
-    parts = flat.unsafe_split_with_sizes(sizes)
-    return [part if len(shape) == 1 else part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    # overlap, so that is right. It takes a fifth of the time of views of each part.
+    parts: list[Tensor] = []
+    for joined, (_, shape, rows) in zip(flat.unsafe_split_with_sizes([run.size for run in runs]), runs, strict=True):
+        if rows is None:
+            parts.append(joined.view(shape))
+        else:
+            parts += joined.view(shape).unsafe_split_with_sizes(rows)
+    return parts
 
 
 class _Joined(torch.autograd.Function):
@@ -34,12 +65,13 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *parameters: Tensor) -> Tensor:
-        ctx.shapes, ctx.sizes = [p.shape for p in parameters], [p.numel() for p in parameters]
-        return parameters[0].new_empty_strided((sum(ctx.sizes),), (0,))  # takes the memory of one number
+        ctx.runs = runs_of(p.shape for p in parameters)
+        size = sum(run.size for run in ctx.runs)
+        return parameters[0].new_empty_strided((size,), (0,))  # takes the memory of one number
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        return tuple(split(grad, ctx.shapes, ctx.sizes))
+        return tuple(split(grad, ctx.runs))
 
 
 class JoinedParameters:

@@ -54,7 +54,7 @@ class Lane(Generic[T]):
         self._leaves_tensors = False
 
     def get(self, key: Hashable) -> T | None:
-        """What was kept under this key, which becomes the most recently used one."""
+        """Return the graphs of this key, which becomes the most recently used one. None if there are none."""
         found = self._graphs.get(key)
         if found is not None:
             self._graphs.move_to_end(key)

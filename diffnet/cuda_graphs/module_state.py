@@ -1,4 +1,4 @@
-"""What a recorded graph of a module depends on, besides its inputs."""
+"""The state of a module that a recorded graph depends on."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows, fill
-from diffnet.cuda_graphs.gradients import Groups, groups_of, split
+from diffnet.cuda_graphs.gradients import Groups, groups_of, runs_of, split
 from diffnet.cuda_graphs.lane import Graph, Lane
 from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
@@ -99,7 +99,7 @@ def record_network(
             compile_network(network, leaf, static)
             static.buffers.load(operators)
         with preserved(network, features.device), trial():  # loads kernels; the results are not used
-            # Buffers and what the operators remember outlive the trial, so they don't lie in the memory of the graphs.
+            # Buffers and remembered fields of the operators outlive the trial, so the graphs' memory can't hold them.
             static.read(fields or [])
             with nullcontext() if fields is None else lane.memory():
                 out = call()
@@ -200,10 +200,10 @@ def _gradient_buffers(
     buffers: list[Tensor] = []
     parts: list[Tensor] = []
     for group in groups:
-        shapes, sizes = [parameters[i].shape for i in group], [parameters[i].numel() for i in group]
-        shape, dtype = (sum(sizes),), parameters[group[0]].dtype
+        runs = runs_of(parameters[i].shape for i in group)
+        shape, dtype = (sum(run.size for run in runs),), parameters[group[0]].dtype
         buffers.append(lane.arena.take("gradients", BatchSize(0, 0), lambda size, shape=shape: shape, dtype))  # type: ignore[misc]
-        parts += split(buffers[-1], shapes, sizes)
+        parts += split(buffers[-1], runs)
     return buffers, parts
 
 

@@ -56,7 +56,7 @@ def cut_by_plane(mesh: Mesh, direction: ArrayLike, share: float) -> MeshPart:
 
 
 def _kept(height: NDArray[np.float64], size: NDArray[np.float64], share: float) -> NDArray[np.int64]:
-    """The numbers, ascending, of what stays if the highest items with this share of the total size are removed."""
+    """The numbers of the items that stay, ascending, if the highest ones with this share of the size are removed."""
     order = np.argsort(height, kind="stable")
     below = np.cumsum(size[order]) - size[order]  # the total size of all lower items
     count = np.count_nonzero(below < (1 - share) * size.sum())

@@ -123,7 +123,7 @@ def _surface(mesh: Mesh, cache_dir: str | os.PathLike[str] | None) -> _Surface:
 
 @dataclass(frozen=True)
 class _Question:
-    """What to compute of one prediction of N vertices.
+    """The work for one prediction of N vertices.
 
     keys: (N, C) the pairs of vertices, true · V + predicted. C is 1 for vertices and 3 for points in faces.
     weights: (N, 3) of points in faces, or None

@@ -1,4 +1,4 @@
-"""What the geodesic solvers require of triangles."""
+"""Checks of the triangles that the geodesic solvers require."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mesh file holds beside positions, faces and normals: colors and properties."""
+"""The colors and properties of a mesh file."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Line: TypeAlias = "tuple[int, str]"
 
 
 class Content(NamedTuple):
-    """What a file holds.
+    """The content of a mesh file.
 
     verts: (V, 3)
     sizes: (P,) the number of corners of each polygon

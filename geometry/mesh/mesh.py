@@ -162,7 +162,7 @@ def is_array(value: Any) -> bool:
 
 
 def _described(source: Any) -> str:
-    """What was given instead of a mesh, with a hint."""
+    """Describe a value that is no mesh, with a hint."""
     if isinstance(source, list):
         return f"a list of {len(source)} items. Vertices and faces should be a tuple; precompute_all takes many meshes"
     return f"{type(source).__name__} {reprlib.repr(source)}"

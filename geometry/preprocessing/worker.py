@@ -26,7 +26,7 @@ Unsolved: TypeAlias = "tuple[Path, Discretization]"  # the path of an entry, and
 
 @dataclass(frozen=True)
 class CacheJob:
-    """What to store of each mesh, and where.
+    """The files to write for each mesh.
 
     normalize: whether and how positions are normalized before the operators are computed; see `precompute`
     normals: see `precompute_all`

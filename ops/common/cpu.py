@@ -1,4 +1,4 @@
-"""What the CPU paths of operations share."""
+"""Helpers that the CPU paths of operations share."""
 
 from __future__ import annotations
 

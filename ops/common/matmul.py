@@ -50,7 +50,7 @@ def split(x, PRECISION: tl.constexpr):
         rest = x - hi
         mid = _bfloat16(rest)
         return _bfloat16(hi), mid, _bfloat16(rest - mid.to(tl.float32))
-    elif PRECISION == "bf16x3":  # noqa: RET505 - Triton also compiles what follows a return
+    elif PRECISION == "bf16x3":  # noqa: RET505 - Triton also compiles code after a return
         hi = _bfloat16(x)
         return hi, _bfloat16(x - hi.to(tl.float32))
     else:
@@ -71,7 +71,7 @@ def load(at, apart, mask, PRECISION: tl.constexpr):
     hi = _load_part(at, mask, PRECISION)
     if PRECISION == "bf16x6":
         return hi, _load_part(at + apart, mask, PRECISION), _load_part(at + apart + apart, mask, PRECISION)
-    elif PRECISION == "bf16x3":  # noqa: RET505 - Triton also compiles what follows a return
+    elif PRECISION == "bf16x3":  # noqa: RET505 - Triton also compiles code after a return
         return hi, _load_part(at + apart, mask, PRECISION)
     else:
         return (hi,)

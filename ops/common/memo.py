@@ -68,5 +68,5 @@ class Later(Generic[T]):
         with torch.inference_mode(False):  # training may use the value, too
             value = compute()
         if can_remember():
-            self._value, self._compute = value, None  # what only `compute` needs is freed
+            self._value, self._compute = value, None  # frees the tensors that only `compute` needs
         return value

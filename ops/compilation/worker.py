@@ -22,7 +22,7 @@ MOST_PROCESSES = 8
 
 
 class Job(NamedTuple):
-    """What to compile.
+    """The kernels to compile.
 
     capability: the compute capability of the GPU, 90 for 9.0
     stamp: an empty file that is made when Triton's cache has all kernels

@@ -108,7 +108,7 @@ class _Block(torch.autograd.Function):
         unsummed: list[Any] = []  # the sum over spans that is launched together with those of the features
         grad = in_dtype(grad, evecs.dtype)
         input_grads, *sums = mlp_backward(grad, inputs, matrices, hidden, True, ctx.dropout, True, unsummed)
-        # The rest doesn't read what the MLP read. Unless the graph is kept, this memory serves the other gradients.
+        # The rest doesn't read the MLP's tensors. Unless the graph is kept, this memory serves the other gradients.
         del saved, inputs, matrices, hidden
         ctx.maybe_clear_saved_tensors()
         x_grad, diffused_grad, features_grad = input_grads.unbind()

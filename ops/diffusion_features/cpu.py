@@ -27,6 +27,7 @@ from diffnet.ops.common.cpu import (
 from diffnet.ops.common.precision import in_dtype
 from diffnet.ops.common.ragged import row_offsets
 from diffnet.ops.diffusion_features import reference
+from diffnet.ops.diffusion_features.complex_entries import complex_entries
 from diffnet.ops.sparse.csr import csr_chunks, csr_product
 from diffnet.ops.sparse.pattern import Pattern
 
@@ -60,6 +61,7 @@ def sparse_diffusion_and_gradient_features(
     x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor, operators: SparseOperators
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x, and x_d and f in the dtype of Φ. They are differentiable in x, time and A."""
+    keep_freed_memory()
     with without_autocast():
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, time, a_re, a_im)):
             out: tuple[Tensor, Tensor, Tensor] = _DiffusionFeatures.apply(  # type: ignore[no-untyped-call]
@@ -75,7 +77,6 @@ class _DiffusionFeatures(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, time: Tensor, a_re: Tensor, a_im: Tensor, operators: SparseOperators
     ) -> tuple[Tensor, Tensor, Tensor]:
-        keep_freed_memory()
         diffused, decay, coefficients = _diffused(x, time, operators)
         parts: list[Tensor] = []
         features = _features(diffused, a_re, a_im, operators, parts)
@@ -130,7 +131,7 @@ def _features(diffused: Tensor, a_re: Tensor, a_im: Tensor, o: SparseOperators, 
     for a, out in zip((a_re, a_im), turned, strict=True):
         write_product(diffused, in_dtype(a, diffused.dtype).mT, out)
     turned, table = turned.flatten(0, 1), in_dtype(diffused, gx.dtype)
-    pairs, real, imaginary = _complex_entries(pattern.indices, gx, gy, pattern.columns)
+    pairs, real, imaginary = complex_entries(pattern, o.gradient, adjoint=False)
     features = torch.empty_like(diffused)
     for rows, entries, starts in csr_chunks(pattern.indptr, list(row_chunks(len(diffused)))):
         twice, ends, near = slice(2 * entries.start, 2 * entries.stop), 2 * starts, pattern.indices[entries]
@@ -142,15 +143,6 @@ def _features(diffused: Tensor, a_re: Tensor, a_im: Tensor, o: SparseOperators, 
         if parts is not None:
             parts += g + b
     return features
-
-
-def _complex_entries(indices: Tensor, real: Tensor, imaginary: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Entries of a complex matrix (nnz,) as those of real matrices, for vectors with all real parts first.
-
-    Returns the indices (2 nnz,), and the values whose product is real, and those whose product is imaginary.
-    """
-    pairs = torch.stack([indices, indices + size], 1)
-    return pairs.flatten(), torch.stack([real, -imaginary], 1).flatten(), torch.stack([imaginary, real], 1).flatten()
 
 
 def _inner_gradients(grad: Tensor, features: Tensor, parts: Sequence[Tensor]) -> Tensor:
@@ -169,12 +161,10 @@ def _inner_gradients(grad: Tensor, features: Tensor, parts: Sequence[Tensor]) ->
 
 def _adjoint_sums(inner: Tensor, diffused_grad: Tensor, o: SparseOperators) -> Tensor:
     """Φᵀ (dx_d + Re Gᴴ (ds ∘ b)), Re(Y) and Im(Y): (3, B, K, C) float32"""
-    pattern, order = o.pattern.transpose
-    gx, gy = o.gradient[:, order]
-    pairs, real, imaginary = _complex_entries(pattern.indices, gx, -gy, pattern.columns)
+    pairs, real, imaginary = complex_entries(o.pattern, o.gradient, adjoint=True)
     of_b, of_g = inner[:2].flatten(0, 1), inner[2:].flatten(0, 1)
     sums = inner.new_zeros(3, *o.evals.shape, inner.shape[2])
-    entries_of_rows = csr_chunks(2 * pattern.indptr, [rows for _, rows in o.chunks])
+    entries_of_rows = csr_chunks(2 * o.pattern.transpose[0].indptr, [rows for _, rows in o.chunks])
     for (mesh, _), (rows, entries, starts) in zip(o.chunks, entries_of_rows, strict=True):
         basis, near = o.evecs[rows].mT, pairs[entries]
         products = [

@@ -32,7 +32,7 @@ def check_vertices(name: str, vertices: Tensor, count: int, rows: int, device: t
 
 
 def eigenpair_mask(name: str, counts: Sequence[int] | None, evals: Tensor) -> Tensor | None:
-    """Which of the eigenvalues (P, K) count, given their number in each pair: (P, K) bool. None if all count.
+    """A mask (P, K) bool of the eigenvalues that count, given their number in each pair. None if all count.
 
     Raises TypeError for numbers that are not integers, ValueError for another count or a number out of range.
     """

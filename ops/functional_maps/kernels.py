@@ -33,7 +33,7 @@ def functional_map_forward_factor_kernel(matrices, out, rows_size, plane_rows, B
         row = tl.sum(tl.where(rows == j, a, 0.0), axis=0)
         pivot = tl.sum(tl.where(r == j, row, 0.0), axis=0)
         pivot = tl.where(pivot > 0, pivot, float("nan"))
-        factors = tl.where(r > j, row * (1.0 / pivot), 0.0)  # what is left of A is symmetric
+        factors = tl.where(r > j, row * (1.0 / pivot), 0.0)  # the rest of A stays symmetric
         row = tl.where(r == j, 1.0, row)  # the diagonal of I
         a = tl.where((columns == j) & (rows > j), 0.0, a) - factors[:, None] * row[None, :]
         scale = tl.where(r == j, 1.0 / tl.sqrt(pivot), scale)

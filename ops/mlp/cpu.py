@@ -1,8 +1,8 @@
 """The multilayer perceptron on a CPU: the reference with fewer passes over memory and a cheaper dropout.
 
-Layers are computed in place for a few thousand vertices at a time. What one operation writes is then in the cache when
-the next one reads it. Inputs are never concatenated: the first weight is split instead. Of each hidden layer only the
-result of ReLU and dropout is kept. A unit that is 0 was dropped or cut off, so the backward needs no mask.
+Layers are computed in place for a few thousand vertices at a time, so each operation finds its input in the cache.
+Inputs are never concatenated: the first weight is split instead. Of each hidden layer only the result of ReLU and
+dropout is kept. A unit that is 0 was dropped or cut off, so the backward needs no mask.
 
 Arguments are as in `ops.mlp.op`. Second derivatives are those of the reference.
 """
@@ -41,6 +41,7 @@ def mlp(
 
     The probability of dropout is rounded to a multiple of 2⁻¹⁶.
     """
+    keep_freed_memory()
     dtype = compute_dtype(*inputs, *weights)
     fused = residual is not None and residual.dtype == dtype
     skip = fused and residual is inputs[0]
@@ -59,7 +60,7 @@ def mlp(
 
 
 class _Layout:
-    """What the flat list of tensors holds: inputs, weights, biases and a residual, in this order."""
+    """The order of the flat list of tensors: inputs, weights, biases and a residual."""
 
     def __init__(self, inputs: int, layers: int, biased: bool, skip: bool, dropout: float) -> None:
         self.inputs, self.layers, self.biased, self.dropout = inputs, layers, biased, dropout
@@ -78,7 +79,6 @@ class _Layout:
 class _MLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layout: _Layout, *tensors: Tensor) -> Tensor:
-        keep_freed_memory()
         inputs, weights, _, _ = layout.parts(tensors)
         hidden = [inputs[0].new_empty(len(inputs[0]), len(weight)) for weight in weights[:-1]]
         ctx.layout = layout

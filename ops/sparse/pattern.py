@@ -326,7 +326,7 @@ def rows_of(pattern: Pattern, rows: Tensor) -> tuple[Pattern, Tensor]:
 
 
 def block_diagonal_pattern(patterns: Sequence[Pattern]) -> Pattern:
-    """Put patterns along the diagonal of one pattern. Whatever all of them have already found is combined, too.
+    """Put patterns along the diagonal of one pattern. Remembered values that all of them have are combined, too.
 
     Indices become int64 if rows, columns or entries exceed 2³¹ together.
 

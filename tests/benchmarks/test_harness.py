@@ -27,6 +27,13 @@ def test_peers_take_turns() -> None:
     assert calls == ["a"] * 3 + ["b"] * 3 + ["a", "b"] * rounds
 
 
+def test_more_runs_before_the_first_measured_one() -> None:
+    calls: list[int] = []
+    found = measure({"loop": lambda: calls.append(1)}, CPU, seconds=0.01, warm_up=7)["loop"]
+    assert isinstance(found, Measurement)
+    assert len(calls) == 7 + len(found.milliseconds)
+
+
 def test_times_are_those_of_the_work() -> None:
     found = measure({"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.02)}, CPU, seconds=0.05)
     short, long = (sorted(found[name].milliseconds)[2] for name in ("short", "long"))

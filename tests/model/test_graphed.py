@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diffnet import DiffusionNet, Operators, collate, precompute
-from diffnet.cuda_graphs import graphed
+from diffnet.cuda_graphs import forward, graphed
 from diffnet.cuda_graphs.forward import MOST_LANES, GraphedForward
 from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, round_up, size_of
 
@@ -203,13 +203,17 @@ def test_the_first_visits_run_without_graphs(meshes: list[Operators]) -> None:
     assert [counted_replays(lambda: model(x, meshes[0])) for _ in range(4)] == [0, 0, 1, 1]
 
 
-def test_a_first_visit_runs_on_the_graphs_of_a_larger_batch(meshes: list[Operators]) -> None:
+@pytest.mark.parametrize(("launch_bound", "of_small"), [(forward.LAUNCH_BOUND, 2), (0, 0)], ids=["small", "large"])
+def test_a_first_visit_runs_on_the_graphs_of_a_larger_batch(
+    meshes: list[Operators], launch_bound: int, of_small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "LAUNCH_BOUND", launch_bound)
     plain = network()
     model = with_graphs(plain, "cpu", first_visits=1)
     small, large = meshes[2], precompute(trimesh.creation.icosphere(3), k=6)
     middle = precompute(trimesh.creation.uv_sphere(count=[14, 18]), k=6)
     assert large.num_vertices / 2 < middle.num_vertices < large.num_vertices * 3 / 4
-    for operators, replays in ((large, 0), (large, 2), (middle, 2), (small, 0), (middle, 2)):
+    for operators, replays in ((large, 0), (large, 2), (middle, 2), (small, of_small), (middle, 2)):
         for each in (plain, model):
             x = features(operators)
             assert counted_replays(lambda: each(x, operators).square().mean().backward()) == (each is model) * replays  # noqa: B023

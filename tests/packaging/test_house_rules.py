@@ -26,7 +26,7 @@ from rooms import (
     target,
 )
 
-from diffnet.train.tasks.task_options import TaskName
+from diffnet.train.tasks.registry import TaskName
 
 LARGEST_FOLDER = 14  # modules, without __init__.py
 

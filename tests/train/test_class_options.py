@@ -69,6 +69,7 @@ def test_options_are_resolved_by_the_data() -> None:
         ({"ignore": ("tail",)}, "ignore: there is no class 'tail'"),
         ({"class_weights": "tail=2"}, "class_weights: there is no class 'tail'"),
         ({"class_weights": "1,2"}, "class_weights has 2 weights, and there are 3 classes"),
+        ({"ignore": ("up", "2"), "label_smoothing": 0.1}, "label_smoothing needs at least 2 classes, .* only 'down'"),
     ):
         with pytest.raises(OptionError, match=words):
             with_class_options(three_classes(), TrainOptions(**given))

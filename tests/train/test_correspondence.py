@@ -42,7 +42,7 @@ from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import train
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import TrainingStep, make_optimizer
-from diffnet.train.tasks.correspondence import CORRESPONDENCE
+from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 

@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 from diffnet.checkpoints.training import OLDER
 from diffnet.data import LabeledMeshes, MeshPairs, PairShape
 from diffnet.geometry import make_mesh
-from diffnet.train.commands import training
+from diffnet.train.cli import train_app
 from diffnet.train.options import TrainOptions
-from diffnet.train.recipes import RecipeName, recipe
-from diffnet.train.tasks.task_options import TaskName
+from diffnet.train.recipes import recipe
+from diffnet.train.tasks.registry import TaskName, command_named
+from diffnet.train.tasks.task_options import RecipeName
 
 TASKS = get_args(TaskName)
 
@@ -36,9 +37,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, task: str, *arguments: str) -> Train
     pairs = MeshPairs([shape, shape], [], [(0, 1)] * 100, [])  # as many as give the default number of epochs
     monkeypatch.setattr("diffnet.data.figure_pairs", lambda *_, **__: pairs)
     data = "shapes" if task == "classification" else "figures"
-    result = CliRunner().invoke(
-        training.train_app, [task, "--data", data, "--out", "nowhere", "--cache", ".", *arguments]
-    )
+    result = CliRunner().invoke(train_app, [task, "--data", data, "--out", "nowhere", "--cache", ".", *arguments])
     assert isinstance(result.exception, Stop), result.output
     return found[-1]
 
@@ -54,7 +53,7 @@ def test_commands_follow_recipes(monkeypatch: pytest.MonkeyPatch, name: RecipeNa
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_help_shows_the_default_recipe(task: TaskName) -> None:
-    command = getattr(training, f"train_{task}")
+    command = command_named(task)
     options = TrainOptions(task=task, **recipe("default", task)).as_dict()
     shown = {name: p.default for name, p in inspect.signature(command).parameters.items() if name in options}
     unset = {"laplacian": None, "ignore": None}  # decided by --operators, and an empty list
@@ -62,6 +61,15 @@ def test_the_help_shows_the_default_recipe(task: TaskName) -> None:
         unset["epochs"] = None  # decided by the number of pairs
     assert shown == {name: value for name, value in (options | unset).items() if name in shown}
     assert len(shown) > 25
+
+
+def test_a_recipe_may_depend_on_other_options() -> None:
+    known = recipe("default", "correspondence")
+    assert recipe("default", "correspondence", {"k": 64}) == {**known, "map_k": 64}
+    changed = recipe("default", "correspondence", {"method": "unsupervised"})
+    assert (changed["features"], changed["feature_scale"], changed["map_k"]) == ("xyz+normals+wks", 1.0, 100)
+    changed = recipe("original", "correspondence", {"method": "unsupervised"})
+    assert (changed["features"], changed["k"], changed["map_k"]) == ("wks", 200, 200)
 
 
 def test_options_win_over_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,8 @@ from diffnet.train.loop import train
 from diffnet.train.metrics import column_scores
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import TrainingStep, make_optimizer
-from diffnet.train.tasks.regression import REGRESSION, target_loss
+from diffnet.train.tasks.regression import TASK as REGRESSION
+from diffnet.train.tasks.regression import target_loss
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 

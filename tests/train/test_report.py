@@ -77,14 +77,14 @@ def test_confusion_matrix_without_elements():
 
 def test_curves(tmp_path):
     (tmp_path / "metrics.csv").write_text(METRICS, encoding="utf-8")
-    image = png(curves_png(tmp_path / "metrics.csv"))
+    image = png(curves_png(tmp_path / "metrics.csv", "accuracy"))
     assert min(image.shape[:2]) > 400
     blue, orange = label_colors(6)[[0, 5]]
     assert (image == blue).all(-1).sum() > 200
     assert (image == orange).all(-1).sum() > 20  # a single point is visible
     (tmp_path / "empty.csv").write_text("epoch,train_loss\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"empty\.csv"):
-        curves_png(tmp_path / "empty.csv")
+        curves_png(tmp_path / "empty.csv", "accuracy")
 
 
 def test_page(tmp_path, ball):

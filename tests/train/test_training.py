@@ -32,7 +32,7 @@ from diffnet.train.run_folder.history import columns
 from diffnet.train.steps.averaging import WeightAverage
 from diffnet.train.steps.step import Adam
 from diffnet.train.tasks.labels import mean_cross_entropy
-from diffnet.train.tasks.segmentation import SEGMENTATION
+from diffnet.train.tasks.segmentation import TASK as SEGMENTATION
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 

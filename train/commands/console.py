@@ -1,4 +1,4 @@
-"""Where commands print."""
+"""The console of the commands."""
 
 from __future__ import annotations
 

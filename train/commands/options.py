@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features
-from diffnet.data.labeled import LabelsAt
 from diffnet.data.pairs.indices import Base
 from diffnet.data.target_names import target_parts
 from diffnet.geometry.errors import OptionError
@@ -25,15 +24,13 @@ from diffnet.geometry.preprocessing.options import (
 from diffnet.train.options import (
     DiffusionMode,
     InitialTimes,
-    Loss,
-    Method,
     MLPNorm,
     Precision,
     RotationAxis,
     Schedule,
     TrainBackend,
 )
-from diffnet.train.recipes import RecipeName
+from diffnet.train.tasks.task_options import RecipeName
 
 
 def default_cache() -> Path:
@@ -110,9 +107,6 @@ TargetsOption = Annotated[
         "own property NAME. Several are joined by +. By default, a table targets.csv has the targets of whole meshes.",
     ),
 ]
-LossOption = Annotated[
-    Loss, typer.Option(help="Mean squared error, mean absolute error, or Huber's loss, which is between the two.")
-]
 EpochsOption = Annotated[int, typer.Option(min=1, help="Passes over the training meshes.")]
 WidthOption = Annotated[int, typer.Option(min=1, help="Channels inside the network.")]
 BlocksOption = Annotated[int, typer.Option(min=1, help="DiffusionNet blocks.")]
@@ -179,9 +173,6 @@ BackendOption = Annotated[
 SeedOption = Annotated[int, typer.Option(help="Seed of weights, order of meshes, dropout and splits.")]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")]
 CaptureOption = Annotated[bool, typer.Option(help="On a GPU, launch the kernels of a step together as a CUDA graph.")]
-LabelSmoothingOption = Annotated[
-    float, typer.Option(min=0, max=0.99, help="Weight of the wrong classes in the loss, all together.")
-]
 AverageWeightsOption = Annotated[
     float,
     typer.Option(min=0, max=0.999999, metavar="DECAY", help="Average the weights over about 1/(1 - DECAY) steps."),
@@ -193,28 +184,8 @@ MaxFacesOption = Annotated[
         help="Decimate meshes with more faces. Scores and predictions are at the full meshes. Default: none.",
     ),
 ]
-OutputsAtOption = Annotated[
-    LabelsAt | None,
-    typer.Option(help="Elements that the network labels; other labels are converted. Default: those of the labels."),
-]
-IgnoreOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="CLASS",
-        help="A class, by name or number, that counts neither in the loss nor in the scores. Repeatable.",
-    ),
-]
-ClassWeightsOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="WEIGHTS", help="Weights of the classes in the loss: balanced, or 1,0.5,2 for all, or NAME=2,NAME=0.5."
-    ),
-]
 
-# The options of `diffnet train correspondence` alone.
-MethodOption = Annotated[
-    Method, typer.Option(help="supervised learns from correspondences, unsupervised from pairs without any.")
-]
+# Options of correspondence that several commands have.
 PairsOption = Annotated[
     str | None,
     typer.Option(
@@ -225,27 +196,6 @@ PairsOption = Annotated[
 BaseOption = Annotated[
     Base, typer.Option(help="Number of the first vertex in files of correspondences, 0 or 1; auto finds it.")
 ]
-PairFeaturesOption = Annotated[
-    str,
-    typer.Option(
-        callback=checked_features,
-        metavar="PART+PART…",
-        help="Input features, see `diffnet train segmentation`. If unsupervised, the default is xyz+normals+wks.",
-    ),
-]
-ChannelsOption = Annotated[
-    int | None, typer.Option(min=1, help="Features that the network computes. By default 128; 256 if unsupervised.")
-]
-MapKOption = Annotated[int, typer.Option("--map-k", min=1, max=300, help="Eigenpairs of the functional maps.")]
-FeatureScaleOption = Annotated[
-    float,
-    typer.Option(min=0, metavar="SIZE", help="Scale features to this root mean square; 0: never. If unsupervised, 1."),
-]
-PairKOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the network.")]
 ZoomOutOption = Annotated[
     bool, typer.Option("--zoomout", help="Refine functional maps with ZoomOut, to all eigenpairs of the network.")
 ]
-PairEpochsOption = Annotated[
-    int | None, typer.Option("--epochs", min=1, help="Passes over the training pairs. By default 10,000 pairs in all.")
-]
-BatchPairsOption = Annotated[int, typer.Option("--batch-pairs", min=1, help="Pairs per step.")]

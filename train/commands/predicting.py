@@ -66,7 +66,7 @@ def predict(
     ] = None,
     labels_at: Annotated[
         TargetsAt | None,
-        typer.Option(help="What a checkpoint of the original labels; it doesn't tell. By default, vertices."),
+        typer.Option(help="Elements that a checkpoint of the original labels. Its file doesn't tell. By default, vertices."),
     ] = None,
 ) -> None:
     """Predict the labels or the numbers of meshes with a trained network."""
@@ -184,7 +184,7 @@ def evaluate(
     if targets is not None and not task.standardized:
         raise OptionError(f"--targets is for regression, and the network is one of {task.name}")
     cache.mkdir(parents=True, exist_ok=True)
-    known = DataOptions(layout, targets or expected.options.targets, pairs, base)
+    known = DataOptions(expected.options, layout, targets, pairs, base)
     dataset = task.load_test(data, known, cache)
     count = f"{len(dataset.test_pairs)} pairs" if isinstance(dataset, MeshPairs) else f"{len(dataset.test)} meshes"
     console.print(f"{count} to score")

@@ -24,7 +24,7 @@ from diffnet.train.inference.loading import is_original
 from diffnet.train.inference.network_input import MetadataError, network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.correspondence import CORRESPONDENCE
+from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
 
 FINE_TUNING_RATE = 1e-4
 # A shape is partial if its boundary is longer than that of the other one by more than this part of √area. The

@@ -17,7 +17,7 @@ from diffnet.data import (
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.registry import TASK_OPTIONS, task_named
 
 NEEDED = ("features", "k", "normalize")  # they have no defaults, because a wrong value changes predictions silently
 OPTIONAL = (
@@ -28,11 +28,7 @@ OPTIONAL = (
     "operators",
     "max_faces",
     "precision",
-    "targets",
-    "ignore",
-    "method",
-    "map_k",
-    "feature_scale",
+    *(name for options in TASK_OPTIONS.values() for name in options.prediction),
 )
 
 

@@ -19,7 +19,7 @@ from diffnet.train.metrics import square_counts
 from diffnet.viz.palette import label_colors
 
 DPI = 160
-_CURVES = {"loss": "Loss", "accuracy": "Accuracy", "r2": "R²"}  # by the end of a column's name
+_CURVES = {"loss": "Loss", "accuracy": "Accuracy", "r2": "R²"}  # labels of axes
 _MOST_CLASSES_WITH_NUMBERS = 25
 _MOST_CLASSES_WITH_NAMES = 60
 
@@ -60,22 +60,21 @@ def confusion_png(matrix: Any, label_names: Sequence[str]) -> bytes:
     return png_of(figure)
 
 
-def curves_png(csv_path: str | os.PathLike[str]) -> bytes:
+def curves_png(csv_path: str | os.PathLike[str], score: str) -> bytes:
     """Draw losses and scores over the epochs. Returns the content of a PNG file.
 
-    csv_path: a table with a column `epoch`. Every column whose name ends in "loss", "accuracy" or "r2" is drawn. Cells
-        may be empty. Accuracies are shares from 0 to 1. R² below −0.1 is not shown.
+    csv_path: a table with a column `epoch`. Every column whose name ends in "loss" or in the score is drawn. Cells may
+        be empty.
+    score: the name of the score, see `Task.score_name`. An accuracy is a share from 0 to 1. R² below −0.1 is not shown.
 
     Raises ValueError if the table has no such column or no row.
     """
     with Path(csv_path).open(newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
-    columns = [name for name in (table[0] if table else {}) if name and name.endswith(tuple(_CURVES))]
+    columns = [name for name in (table[0] if table else {}) if name and name.endswith(("loss", score))]
     if not columns or "epoch" not in table[0]:
-        raise ValueError(
-            f"{csv_path}: expected rows with a column 'epoch' and columns that end in 'loss', 'accuracy' or 'r2'"
-        )
-    kinds = [kind for kind in _CURVES if any(name.endswith(kind) for name in columns)]
+        raise ValueError(f"{csv_path}: expected rows with a column 'epoch' and columns that end in 'loss' or {score!r}")
+    kinds = [kind for kind in ("loss", score) if any(name.endswith(kind) for name in columns)]
     figure = Figure(figsize=(5.2, 2.5 * len(kinds)), layout="constrained")
     colors = label_colors(10) / 255.0
     for axes, kind in zip(np.ravel(figure.subplots(len(kinds), sharex=True)), kinds, strict=True):
@@ -86,7 +85,7 @@ def curves_png(csv_path: str | os.PathLike[str]) -> bytes:
             label = name.removesuffix(kind).rstrip("_").replace("_", " ") or kind
             marker = "o" if len(points) <= 12 else ""  # without a marker, a single point is invisible
             axes.plot(*np.array(points).reshape(-1, 2).T, color=color, lw=1.8, label=label, marker=marker)
-        axes.set_ylabel(_CURVES[kind])
+        axes.set_ylabel(_CURVES.get(kind, kind))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="0.9")

@@ -1,4 +1,4 @@
-"""Which meshes a report shows."""
+"""The choice of the meshes that a report shows."""
 
 from __future__ import annotations
 

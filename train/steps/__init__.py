@@ -1,1 +1,1 @@
-"""A training step, its CUDA graphs, and what changes meshes before it and weights after it."""
+"""A training step, its CUDA graphs, the augmentation of meshes and the averaging of weights."""

@@ -22,7 +22,7 @@ WHOLE = 1 / 3  # probability that an epoch uses a mesh itself, and not one of it
 
 @dataclass(frozen=True)
 class Changes:
-    """What is drawn for the meshes of an epoch, in the order in which they are trained on. None where it is not made.
+    """The random changes of the meshes of an epoch, in the order of the training. None if a change is not made.
 
     rotations: (N, 3, 3), which the training step applies to vectors among the features
     mirror: (N,) bool, factors: (N,) and times, see `augmented`

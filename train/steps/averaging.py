@@ -41,7 +41,7 @@ class WeightAverage:
             torch.div(average, total, out=parameter)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint stores besides `network`: the trained weights, the averages and the sum of the weights."""
+        """The entries of a checkpoint besides `network`: the trained weights, the averages and their total weight."""
         *averages, total = self._averages
         names = (name for name, _ in self._model.named_parameters())
         return {

@@ -134,7 +134,7 @@ class CapturedSteps:
         self._loss()  # memory that is allocated in a recording would belong to the graph
         with self._lane.stream():
             self._network.zero_grad()  # gradients are made in each step
-            # Buffers and what the operators remember outlive the step, so they don't lie in the memory of the graphs.
+            # Buffers and remembered fields of the operators outlive the step, so the graphs' memory can't hold them.
             captured.operators.read(self._fields or [])
             with nullcontext() if self._fields is None else self._lane.memory():
                 self._run(captured.batch)

@@ -1,1 +1,1 @@
-"""Tasks: what a network learns, how its outputs are scored and what is written. One module per task."""
+"""The tasks that a network can learn, with their losses, scores and reports. `registry.py` lists them."""

@@ -18,6 +18,7 @@ from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.metrics import accuracy, confusion_matrix
 from diffnet.train.report.spread import spread_over
+from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.labels import (
     accuracies,
     accuracy_summary,
@@ -143,7 +144,7 @@ def _write_predictions(
         write_atomically(png, png_bytes(drawn.pixels))
 
 
-CLASSIFICATION = Task(
+TASK = Task(
     name="classification",
     targets_at=("meshes",),
     outputs="classes",
@@ -153,6 +154,7 @@ CLASSIFICATION = Task(
     tally=_tally,
     score=accuracy,
     score_name="accuracy",
+    prepared=with_class_options,
     load_test=_load_test,
     matched=with_label_names,
     results=_results,

@@ -151,7 +151,7 @@ def _write_predictions(
     raise OptionError(_MATCH)
 
 
-CORRESPONDENCE = Task(
+TASK = Task(
     name="correspondence",
     targets_at=("vertices",),  # they have the features from which functional maps are computed
     outputs="features",

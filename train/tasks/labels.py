@@ -1,4 +1,4 @@
-"""What tasks share whose targets are labels: the loss, the confusion matrix and its scores."""
+"""Functions for tasks whose targets are labels: the loss, the confusion matrix and its scores."""
 
 from __future__ import annotations
 

@@ -25,8 +25,9 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.metrics import column_scores, mean_r2
-from diffnet.train.options import Loss, TrainOptions
+from diffnet.train.options import TrainOptions
 from diffnet.train.report.spread import spread_over
+from diffnet.train.tasks.options.regression import Loss
 from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
@@ -63,7 +64,7 @@ def _tally(predictions: Tensor, targets: Tensor, columns: int) -> Tensor:
 
 
 def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
-    return load_targets(path, known.targets, cache_dir=cache_dir, needs_train=False)
+    return load_targets(path, known.targets or known.options.targets, cache_dir=cache_dir, needs_train=False)
 
 
 def _results(scored: Scored) -> dict[str, Any]:
@@ -213,7 +214,7 @@ def _ply_names(names: Sequence[str]) -> list[str]:
     return found
 
 
-REGRESSION = Task(
+TASK = Task(
     name="regression",
     targets_at=("vertices", "faces", "edges", "meshes"),
     outputs="columns of targets",

@@ -17,6 +17,7 @@ from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, percent, soft_accuracy
 from diffnet.train.report.spread import spread_over
+from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.labels import (
     accuracies,
     accuracy_summary,
@@ -148,7 +149,7 @@ def _write_predictions(
     write_predictions(pairs, label_names, _elements(labels_at), plys=files, html=html, png=png)
 
 
-SEGMENTATION = Task(
+TASK = Task(
     name="segmentation",
     targets_at=("vertices", "faces", "edges"),
     outputs="classes",
@@ -158,6 +159,7 @@ SEGMENTATION = Task(
     tally=confusion_matrix,
     score=accuracy,
     score_name="accuracy",
+    prepared=with_class_options,
     load_test=_load_test,
     matched=with_label_names,
     results=_results,

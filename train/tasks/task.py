@@ -17,17 +17,19 @@ from diffnet.data import LabeledMesh, LabeledMeshes, Layout, MeshPairs, PairErro
 from diffnet.data.pairs.indices import Base
 from diffnet.geometry import Mesh, Operators
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.task_options import TaskName
+from diffnet.train.tasks.registry import TaskName
 
 
 class DataOptions(NamedTuple):
-    """What `diffnet evaluate` is told about a data set. Each task reads the options of its sets.
+    """The options of `diffnet evaluate` for a data set. Each task reads the options of its sets.
 
+    options: those in the metadata of the network, see `NetworkInput`
     layout: see `load_dataset`
     targets: see `load_targets`
     pairs, base: see `load_pairs`
     """
 
+    options: TrainOptions
     layout: Layout = "auto"
     targets: str | None = None
     pairs: str | None = None
@@ -37,7 +39,7 @@ class DataOptions(NamedTuple):
 class Predicted(NamedTuple):
     """The prediction of one mesh without labels.
 
-    values: what `Task.predict` returns, on the CPU. Targets of a regression are in their own units, (N, C) float64.
+    values: the result of `Task.predict`, on the CPU. Targets of a regression are in their own units, (N, C) float64.
     probabilities: (N, C) float32 on the CPU, or None if they were not asked for
     """
 
@@ -63,7 +65,7 @@ class ScoredPairs:
 class Scored:
     """Labeled meshes with their predictions.
 
-    predictions: for each mesh, what `Task.predict` returns, on the CPU. Those of a regression are in the units of the
+    predictions: for each mesh, the result of `Task.predict`, on the CPU. Those of a regression are in the units of the
         targets, (N, C) float64.
     pairs: of a task on pairs, for which `predictions` are functional maps (1, K, K)
     """
@@ -94,6 +96,10 @@ class PairFunctions:
     score: Callable[..., ScoredPairs]
 
 
+def _unchanged(data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
+    return data, options
+
+
 @dataclass(frozen=True)
 class Task:
     """One task. N is the number of vertices, faces, edges or meshes of a batch, and C the number of outputs.
@@ -101,14 +107,15 @@ class Task:
     Functions of tensors run inside CUDA graphs, so they never wait for the GPU.
 
     targets_at: the elements that may have targets
-    outputs: what the outputs of the network are, for messages
+    outputs: the name of the outputs of the network, for messages
     loss: (outputs (N, C), targets, options) to the loss ()
-    predict: outputs (N, C) to what is kept of them for scores and reports, a tensor of N rows
+    predict: outputs (N, C) to the predictions that scores and reports take, a tensor of N rows
     new_tally: (C, device) to a tally of nothing
     tally: (predictions, targets, C) to a tensor whose sum over batches gives the score
     score: a tally to the score in metrics.csv. The higher, the better.
     score_name: the name of the score in metrics.csv
-    load_test: (folder or table, what `diffnet evaluate` is told about it, folder of the cache) to a data set, whose
+    prepared: (data set, options) to both as a run takes them, for options that depend on the data. Raises OptionError.
+    load_test: (folder or table, its `DataOptions`, folder of the cache) to a data set, whose
         training part may be empty
     matched: (data set, label names of a network) to the data set with these classes or columns, matched by name
     results: the entries of results.json about the test meshes; numbers are null if no element is labeled
@@ -142,5 +149,6 @@ class Task:
     write_predictions: Callable[
         [Sequence[Predicted], list[str], TargetsAt, Sequence[Path], Path | None, Path | None], None
     ]
+    prepared: Callable[[LabeledMeshes, TrainOptions], tuple[LabeledMeshes, TrainOptions]] = _unchanged
     standardized: bool = False
     pairs: PairFunctions | None = None

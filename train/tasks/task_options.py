@@ -1,76 +1,54 @@
-"""The names of the tasks, and the options in which they differ. The command line reads them, so this loads fast."""
+"""`TaskOptions`: the options in which tasks differ. The command line reads them, so this loads fast."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from diffnet.geometry.errors import OptionError
+if TYPE_CHECKING:
+    from diffnet.train.options import TrainOptions
 
-TaskName: TypeAlias = Literal["segmentation", "classification", "regression", "correspondence"]
+RecipeName: TypeAlias = Literal["default", "original"]
 
-LABEL_OPTIONS = ("label_smoothing", "ignore", "class_weights")
+
+@dataclass(frozen=True)
+class OptionGroup:
+    """Base class of the parts of `TrainOptions`.
+
+    `__post_init__` of a part calls that of its base class, and then checks the values of the part.
+    """
+
+    def __post_init__(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)
 class TaskOptions:
     """The options of `TrainOptions` in which a task differs from others.
 
-    own: options that only this task and others that list them have
+    own: the class of the options that only this task has, and other tasks with the same class
+    owners: how error messages name the tasks with this class; None for the names of the tasks
     unavailable: options that all tasks have but this one
+    prediction: names of the own options that are read from the metadata of a network, see `network_input`
     recipe: changes to the defaults of `TrainOptions`, for the default recipe
     original: changes to the recipe of the original, see `recipe` in `train/recipes.py`
+    adapted: (name of a recipe, its options, the user's options) to the recipe's options that fit the user's
+    check: raises OptionError for options of this task that don't go together
     """
 
-    own: tuple[str, ...] = ()
+    own: type[OptionGroup] = OptionGroup
+    owners: str | None = None
     unavailable: tuple[str, ...] = ()
+    prediction: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
     original: Mapping[str, Any] = field(default_factory=dict)
+    adapted: Callable[[RecipeName, Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = (
+        lambda name, options, chosen: options
+    )
+    check: Callable[[TrainOptions], None] = lambda options: None
 
-
-TASK_OPTIONS: dict[TaskName, TaskOptions] = {
-    "segmentation": TaskOptions(own=LABEL_OPTIONS),
-    "classification": TaskOptions(
-        own=LABEL_OPTIONS,
-        recipe={"width": 128, "dropout": 0.0, "learning_rate": 1e-3, "batch_meshes": 4, "label_smoothing": 0.2},
-        original={"width": 32, "dropout": 0.0, "label_smoothing": 0.2},
-    ),
-    "regression": TaskOptions(
-        own=("targets", "loss"),
-        recipe={"features": "xyz+normals+log-hks", "width": 128, "dropout": 0.0, "learning_rate": 1e-3},
-    ),
-    "correspondence": TaskOptions(
-        own=("method", "map_k", "feature_scale", "zoomout"),
-        # They would change the correspondences of a pair, or hold out pairs whose meshes are trained on.
-        unavailable=("max_faces", "scale_range", "jitter", "mirror", "cut", "decimate", "validation"),
-        # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
-        recipe={
-            "k": 128,
-            "map_k": 100,
-            "feature_scale": 3.0,
-            "clip": 1.0,
-            "width": 128,
-            "dropout": 0.0,
-            "learning_rate": 1e-3,
-            "normalize": "area",
-            "precision": "fp32",
-            "eval_every": 1,
-        },
-        original={"map_k": 30, "normalize": "area"},
-    ),
-}
-
-
-def check_task_options(task: TaskName, changed: Iterable[str]) -> None:
-    """Raises OptionError for an option that a task doesn't have.
-
-    changed: names of the options that don't have their default value
-    """
-    for name in changed:
-        owners = [other for other, options in TASK_OPTIONS.items() if name in options.own]
-        if owners and task not in owners:
-            owner = "tasks with labels" if name in LABEL_OPTIONS else " and ".join(owners)
-            raise OptionError(f"{name} is for {owner}, and the task is {task}")
-        if name in TASK_OPTIONS[task].unavailable:
-            raise OptionError(f"{name} is not available for {task}")
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """The names of the options in `own`."""
+        return tuple(each.name for each in fields(self.own))

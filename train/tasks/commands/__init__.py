@@ -1,0 +1,1 @@
+"""The commands `diffnet train NAME`, one for each task."""

@@ -1,0 +1,48 @@
+"""`diffnet train classification`. Typer reads the annotations of the command, so they are not strings."""
+
+from typing import Annotated, Any
+
+import typer
+
+from diffnet.train.commands.options import RunOption
+from diffnet.train.commands.training import Loaded, run_command, training_command
+from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.commands.labels import (
+    ClassWeightsOption,
+    IgnoreOption,
+    LabelSmoothingOption,
+    with_label_options,
+)
+
+
+@training_command("classification")
+def train(
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Folder of classes, a table file,label (.csv), or [bold]shapes[/], the generated set of classes."
+        ),
+    ],
+    out: RunOption,
+    label_smoothing: LabelSmoothingOption = 0.2,
+    ignore: IgnoreOption = None,
+    class_weights: ClassWeightsOption = None,
+    **shared: Any,
+) -> None:
+    """Train a network that classifies whole meshes, and report its results on the test meshes.
+
+    --data holds CLASS/train/ and CLASS/test/, or CLASS/ with meshes, or a table labels.csv with lines file,label or
+    file,label,split. Without a split, a random fifth of each class is for testing.
+
+    For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
+    """
+
+    def load(options: TrainOptions) -> Loaded:
+        from diffnet.data import load_classes, shapes
+
+        if data == "shapes":
+            return Loaded(shapes(seed=options.seed), options)
+        return Loaded(load_classes(data, seed=options.seed, cache_dir=shared["cache"]), options)
+
+    given = with_label_options(shared, label_smoothing, ignore, class_weights)
+    run_command("classification", load, out, given)

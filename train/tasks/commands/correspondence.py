@@ -1,0 +1,90 @@
+"""`diffnet train correspondence`. Typer reads the annotations of the command, so they are not strings."""
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from diffnet.train.commands.console import console
+from diffnet.train.commands.options import BaseOption, PairsOption, RunOption, ZoomOutOption, checked_features
+from diffnet.train.commands.training import Loaded, run_command, training_command
+from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.options.correspondence import Method
+
+CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes, by default
+TRAINED_PAIRS = 10_000  # in all epochs together, by default
+
+MethodOption = Annotated[
+    Method, typer.Option(help="supervised learns from correspondences, unsupervised from pairs without any.")
+]
+PairFeaturesOption = Annotated[
+    str,
+    typer.Option(
+        callback=checked_features,
+        metavar="PART+PART…",
+        help="Input features, see `diffnet train segmentation`. If unsupervised, the default is xyz+normals+wks.",
+    ),
+]
+ChannelsOption = Annotated[
+    int | None, typer.Option(min=1, help="Features that the network computes. By default 128; 256 if unsupervised.")
+]
+MapKOption = Annotated[int, typer.Option("--map-k", min=1, max=300, help="Eigenpairs of the functional maps.")]
+FeatureScaleOption = Annotated[
+    float,
+    typer.Option(min=0, metavar="SIZE", help="Scale features to this root mean square; 0: never. If unsupervised, 1."),
+]
+PairKOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the network.")]
+PairEpochsOption = Annotated[
+    int | None, typer.Option("--epochs", min=1, help="Passes over the training pairs. By default 10,000 pairs in all.")
+]
+BatchPairsOption = Annotated[int, typer.Option("--batch-pairs", min=1, help="Pairs per step.")]
+
+
+@training_command("correspondence", ("variants", "features", "k", "epochs", "batch_meshes"))
+def train(
+    data: Annotated[
+        list[str],
+        typer.Option(
+            help="Folder of meshes in pairs, also several times, or [bold]figures[/], the generated set of pairs."
+        ),
+    ],
+    out: RunOption,
+    method: MethodOption = "supervised",
+    pairs: PairsOption = None,
+    base: BaseOption = "auto",
+    features: PairFeaturesOption = "curvature+log-hks",
+    channels: ChannelsOption = None,
+    map_k: MapKOption = 100,
+    k: PairKOption = 128,
+    feature_scale: FeatureScaleOption = 3.0,
+    zoomout: ZoomOutOption = False,
+    epochs: PairEpochsOption = None,
+    batch_meshes: BatchPairsOption = 1,
+    **shared: Any,
+) -> None:
+    """Train a network whose features match pairs of meshes, and report the geodesic errors of the test pairs.
+
+    The network is trained on functional maps. supervised needs correspondences: .vts files or template points for each
+    mesh, or a map for each pair. unsupervised needs none.
+
+    Writes to --out the files of `diffnet train segmentation`, and errors.csv, errors.png and pages of some pairs. For
+    Ctrl-C and --resume, see there.
+    """
+
+    def load(options: TrainOptions) -> Loaded:
+        from diffnet.data import figure_pairs, load_pairs
+        from diffnet.train.correspondence.scoring import as_labeled
+
+        seed, cache = options.seed, shared["cache"]
+        if data == ["figures"]:
+            found = figure_pairs(seed=seed, jobs=shared["jobs"], cache_dir=cache)
+        else:
+            found = load_pairs(data if len(data) > 1 else data[0], pairs, base=base, seed=seed, cache_dir=cache)
+        console.print(f"{len(found.train_pairs)} pairs to train on, {len(found.test_pairs)} to test on")
+        if epochs is None:
+            options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(found.train_pairs))))
+        return Loaded(as_labeled(found, channels or CHANNELS[options.method]), options, found)
+
+    own = {"method": method, "features": features, "map_k": map_k, "k": k, "feature_scale": feature_scale}
+    own |= {"zoomout": zoomout, "channels": channels, "epochs": epochs, "batch_meshes": batch_meshes}
+    run_command("correspondence", load, out, {**own, **shared})

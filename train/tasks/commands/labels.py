@@ -1,0 +1,30 @@
+"""The options of commands of tasks whose targets are labels."""
+
+from typing import Annotated, Any
+
+import typer
+
+LabelSmoothingOption = Annotated[
+    float, typer.Option(min=0, max=0.99, help="Weight of the wrong classes in the loss, all together.")
+]
+IgnoreOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CLASS",
+        help="A class, by name or number, that counts neither in the loss nor in the scores. Repeatable.",
+    ),
+]
+ClassWeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WEIGHTS", help="Weights of the classes in the loss: balanced, or 1,0.5,2 for all, or NAME=2,NAME=0.5."
+    ),
+]
+
+
+def with_label_options(
+    shared: dict[str, Any], label_smoothing: float, ignore: list[str] | None, class_weights: str | None
+) -> dict[str, Any]:
+    """The shared options of a command, and those of tasks with labels."""
+    own = {"label_smoothing": label_smoothing, "ignore": tuple(ignore or ()), "class_weights": class_weights}
+    return {**own, **shared}

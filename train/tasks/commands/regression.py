@@ -1,0 +1,43 @@
+"""`diffnet train regression`. Typer reads the annotations of the command, so they are not strings."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from diffnet.train.commands.options import RunOption, TargetsOption
+from diffnet.train.commands.training import Loaded, run_command, training_command
+from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.options.regression import Loss
+
+LossOption = Annotated[
+    Loss, typer.Option(help="Mean squared error, mean absolute error, or Huber's loss, which is between the two.")
+]
+
+
+@training_command("regression")
+def train(
+    data: Annotated[
+        Path, typer.Option(help="Folder of meshes with targets, or a table file,COLUMN,… of whole meshes (.csv).")
+    ],
+    out: RunOption,
+    targets: TargetsOption = None,
+    loss: LossOption = "mse",
+    **shared: Any,
+) -> None:
+    """Train a network that predicts numbers, and report its results on the test meshes.
+
+    Targets are at vertices, faces or edges, in files beside the meshes (--targets), or belong to whole meshes, in a
+    table targets.csv with lines file,COLUMN,… or file,COLUMN,…,split. nan, and an empty cell, is a missing target.
+
+    A folder is divided into training and test meshes by train/ and test/, by train.txt and test.txt, or at random.
+
+    For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
+    """
+
+    def load(options: TrainOptions) -> Loaded:
+        from diffnet.data import load_targets
+
+        return Loaded(load_targets(data, targets, seed=options.seed, cache_dir=shared["cache"]), options)
+
+    run_command("regression", load, out, {"targets": targets, "loss": loss, **shared})

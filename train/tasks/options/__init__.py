@@ -1,0 +1,1 @@
+"""The options of each task, and its changes to the recipes. The command line reads them, so they load fast."""

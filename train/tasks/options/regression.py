@@ -1,0 +1,38 @@
+"""The options of regression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from diffnet.data.target_names import target_parts
+from diffnet.geometry.errors import OptionError
+from diffnet.train.tasks.task_options import OptionGroup, TaskOptions
+
+Loss: TypeAlias = Literal["mse", "l1", "huber"]
+
+
+@dataclass(frozen=True)
+class RegressionOptions(OptionGroup):
+    """The options of regression alone.
+
+    targets: see `load_targets`
+    loss: see `target_loss`
+    """
+
+    targets: str | None = None
+    loss: Loss = "mse"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.targets is not None:
+            target_parts(self.targets)
+        if self.loss not in get_args(Loss):
+            raise OptionError(f"loss should be one of {', '.join(get_args(Loss))}, got {self.loss!r}")
+
+
+OPTIONS = TaskOptions(
+    own=RegressionOptions,
+    prediction=("targets",),
+    recipe={"features": "xyz+normals+log-hks", "width": 128, "dropout": 0.0, "learning_rate": 1e-3},
+)
