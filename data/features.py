@@ -16,6 +16,7 @@ from diffnet.data.feature_names import DESCRIPTORS, FEATURE_CHANNELS, Statistics
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, MeshLike, Operators, curvature, hks, precompute, rotate, wks
 from diffnet.geometry.mesh.normalize import load_normalized
+from diffnet.geometry.positions.alignment import center_of, principal_axes
 from diffnet.geometry.preprocessing import many
 from diffnet.geometry.preprocessing.many import load_meanwhile as load_meanwhile  # __init__.pyi exports these three
 from diffnet.geometry.preprocessing.many import precompute_all as precompute_all
@@ -81,6 +82,7 @@ def input_features(
     *,
     statistics: Statistics | None = None,
     arrays: Mapping[str, Any] | None = None,
+    align: bool = False,
 ) -> Tensor:
     """The network's input features (V, C), float32.
 
@@ -99,6 +101,8 @@ def input_features(
     statistics: of the own arrays in the training set, see `array_statistics`. Each channel is then standardized. None
         leaves own arrays as they are.
     arrays: own arrays by name, instead of those beside the mesh file
+    align: give xyz and normals in the axes of the mesh, see `principal_axes`, with its center of mass at the origin.
+        They are then the same however the mesh is rotated.
 
     A single part has the values above. If there are several parts, constants shift and scale each of them to values of
     about −1 to 1, so that none drowns the others. They don't depend on the data set. Own arrays are only standardized.
@@ -122,9 +126,17 @@ def input_features(
             columns.append(torch.from_numpy(array).float())
         else:
             values = _KINDS[part.name](mesh, operators)
+            if align and part.name in ("xyz", "normals"):
+                values = _in_own_axes(values, part.name == "xyz", mesh, operators)
             shift, factor = PART_SCALES[part.name]
             columns.append((values - shift) * factor if len(parts) > 1 else values)
     return torch.cat(columns, 1) if len(columns) > 1 else columns[0]
+
+
+def _in_own_axes(values: Tensor, are_positions: bool, mesh: Mesh, operators: Operators) -> Tensor:
+    positions = torch.from_numpy(mesh.verts)
+    axes, center = principal_axes(positions, operators.mass), center_of(positions, operators.mass)
+    return (values - center.to(values.dtype) if are_positions else values) @ axes.to(values.dtype).mT
 
 
 def rotate_vectors(x: Tensor, vectors: Sequence[slice], rotations: Tensor, ptr: Tensor) -> Tensor:

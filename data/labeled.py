@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -9,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.data.counts import counted
 from diffnet.geometry import Mesh
 from diffnet.geometry.errors import DiffnetError
 
@@ -43,6 +45,10 @@ class LabeledMesh:
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     accepted: NDArray[np.bool_] | None = None
 
+    def __repr__(self) -> str:
+        labels = np.asarray(self.labels)
+        return f"LabeledMesh(name={self.name!r}, mesh={self.mesh}, labels={labels.shape} {labels.dtype})"
+
 
 @dataclass(frozen=True)
 class LabeledMeshes:
@@ -55,3 +61,10 @@ class LabeledMeshes:
     test: list[LabeledMesh]
     label_names: list[str]
     labels_at: TargetsAt
+
+    def __repr__(self) -> str:
+        return (
+            f"LabeledMeshes(train={counted(len(self.train), 'mesh', 'meshes')}, "
+            f"test={counted(len(self.test), 'mesh', 'meshes')}, "
+            f"label_names={reprlib.repr(self.label_names)}, labels_at={self.labels_at!r})"
+        )

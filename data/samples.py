@@ -108,15 +108,22 @@ def make_sample(
     cache_dir: a folder that keeps operators, see `precompute`
     statistics: of the own arrays among the features, see `input_features`
 
-    Raises MeshError for a mesh that can't be used, DataError for an own array that can't be used.
+    Raises MeshError for a mesh that can't be used, DataError for an own array that can't be used, and TypeError for
+    anything but a `LabeledMesh`.
 
     >>> from diffnet.data import figure
     >>> sample = make_sample(figure(0), Preprocessing(k=8, features="xyz"))
     >>> sample.features.shape[1], bool(sample.features.norm(dim=1).max() < 1.001)
     (3, True)
     """
+    if not isinstance(item, LabeledMesh):
+        raise TypeError(
+            f"item should be a LabeledMesh, got {type(item).__name__}; write LabeledMesh(name, mesh, labels)"
+        )
     mesh, operators = prepare(item.mesh, options, cache_dir)
-    features = input_features(mesh, operators, options.features, statistics=statistics, arrays=item.arrays)
+    features = input_features(
+        mesh, operators, options.features, statistics=statistics, arrays=item.arrays, align=options.align
+    )
     return Sample((item.name,), features, torch.as_tensor(item.labels), operators)
 
 

@@ -56,15 +56,16 @@ def bench(
     if show or not names:
         list_benchmarks(console)
         return
-    if out is None:
-        raise OptionError("--out should name a folder for the results")
     with ExitAtCtrlC():
         from diffnet.benchmarks import BENCHMARKS, Options
-        from diffnet.benchmarks.harness.run import run_benchmarks
+        from diffnet.benchmarks.harness.run import check_names, run_benchmarks
         from diffnet.train.device import pick_device
 
     if names == ["all"]:
         names = [name for name in sorted(BENCHMARKS) if name != "command" or data is not None]
+    check_names(names)
+    if out is None:
+        raise OptionError("--out should name a folder for the results")
     options = Options(
         pick_device(device),
         vertices=_integers("--vertices", vertices),

@@ -19,6 +19,7 @@ from diffnet.diffusion import InitialTimes
 from diffnet.first_call import compile_before_first_call
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
+from diffnet.geometry.preprocessing.device import existing_device
 from diffnet.ops import Backend, mlp, segment_mean
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
@@ -254,17 +255,19 @@ class DiffusionNet(nn.Module):
         `label_names`, the preprocessing (`features`, `k`, `normalize`, …) and the other options of the run.
 
         Reading a file runs no code from it. Raises CheckpointError, a ValueError, if the file is damaged, is none of
-        these, or contradicts the options. Raises TypeError for an option that `DiffusionNet` does not have.
+        these, or contradicts the options. Raises TypeError for an option that `DiffusionNet` does not have, and
+        OptionError, a ValueError, for a device that is not available.
         """
         from diffnet.checkpoints.network import read_network, restore
 
         unknown = options.keys() - inspect.signature(DiffusionNet).parameters.keys()
         if unknown:
             raise TypeError(f"DiffusionNet has no argument {', '.join(sorted(unknown))}")
+        place = existing_device(device)
         weights, architecture, metadata = read_network(path)
         model = restore(cls, path, weights, architecture | options)
         model.metadata = metadata
-        return model.to(device)
+        return model.to(place)
 
     @classmethod
     def from_original_checkpoint(

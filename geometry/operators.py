@@ -16,6 +16,7 @@ from diffnet.geometry.batches.edges import Edges, edge_index, find_edges, pack_e
 from diffnet.geometry.batches.unpack import UnpackAt, unpack
 from diffnet.geometry.field_checks import check_fields
 from diffnet.geometry.mesh.boundary import boundary_vertices
+from diffnet.geometry.preprocessing.device import existing_device
 from diffnet.geometry.transfer import copies_of, own_memory, pinned, to_gpu
 from diffnet.ops import (
     Pattern,
@@ -381,7 +382,8 @@ class Operators:
 
         Like the method of a tensor: `.to("cuda")`, `.to(torch.float64)` or `.to("cuda", torch.float64)`. The dtype is
         that of mass, evals, evecs, frames, gradient_evecs and of the values of laplacian and gradient. Index tensors
-        keep theirs. Raises TypeError for a dtype that is not floating point.
+        keep theirs. Raises TypeError for a dtype that is not floating point, and OptionError for a device that is not
+        available.
 
         From the CPU to a GPU, everything is copied as one buffer. The fields are views of it, so its memory is freed
         when none of them is used any more. It is fastest after `pin_memory`.
@@ -394,13 +396,14 @@ class Operators:
         if dtype is not None and not dtype.is_floating_point:
             raise TypeError(f"operators are real, so their dtype should be floating point, got {dtype}")
 
+        target = None if device is None else existing_device(device)
+
         def move(x: Tensor) -> Tensor:
-            return x.to(device=device, dtype=dtype if x.is_floating_point() else None, non_blocking=non_blocking)
+            return x.to(device=target, dtype=dtype if x.is_floating_point() else None, non_blocking=non_blocking)
 
         real = (self.mass, self.evals, self.evecs, self.frames, self.laplacian.values, self.gradient.values)
-        if device is None or torch.device(device).type != "cuda" or self.device.type != "cpu":
+        if target is None or target.type != "cuda" or self.device.type != "cpu":
             return self if all(move(x) is x for x in real) else self.map_tensors(move)
-        target = torch.device(device)
         if self._pinned is not None and dtype is None and can_remember():
             return self._copy_of_buffer(self._pinned, target, non_blocking)
         tensors = self._tensors()
@@ -409,7 +412,7 @@ class Operators:
         return self._copied(tensors, to_gpu(tensors, target, dtype, non_blocking=non_blocking))
 
     def cuda(self, device: torch.device | int | None = None, *, non_blocking: bool = False) -> Operators:
-        """Move to a GPU, by default the current one."""
+        """Move to a GPU, by default the current one. Raises OptionError if it is not available."""
         target = torch.device("cuda", device) if isinstance(device, int) else device or "cuda"
         return self.to(target, non_blocking=non_blocking)
 

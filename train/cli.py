@@ -7,10 +7,11 @@ neither PyTorch nor SciPy, and each command imports what it runs.
 from __future__ import annotations
 
 import sys
-from typing import get_args
+from typing import Annotated, get_args
 
 import typer
 
+from diffnet import __version__
 from diffnet.geometry.errors import DiffnetError
 from diffnet.train.commands.console import complain
 from diffnet.train.commands.matching import match
@@ -27,6 +28,23 @@ app = typer.Typer(
 train_app = typer.Typer(help="Train a network on meshes.", no_args_is_help=True)
 for name in get_args(TaskName):
     train_app.command(name)(command_named(name))
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"diffnet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """The options of `diffnet` itself."""
+
+
 app.add_typer(train_app, name="train")
 for command in (predict, match, evaluate, precompute, info):
     app.command()(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -29,6 +30,10 @@ def evaluate(
     task, channels = task_named(options.task), model.last.out_features
     tally = task.new_tally(channels, device)
     for sample in packed(samples, [[i] for i in range(len(samples))], device):
+        if task.pairs is not None:
+            with autocast(options.precision, device):
+                features = task.pairs.inputs(model, sample.features, sample.operators, options)
+            sample = replace(sample, features=features)
         outputs = network_outputs(model, sample, options, device)
         if task.pairs is not None:
             outputs = task.pairs.maps(outputs, sample.operators, options)

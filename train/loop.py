@@ -15,11 +15,13 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
 from diffnet.data import ArrayStatistics, LabeledMeshes, MeshBatches, PairSample, Sample, Statistics, epoch_seed
+from diffnet.data.counts import counted
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import packed
 from diffnet.train.checkpoint import Checkpoint, CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.evaluate import evaluate
+from diffnet.train.mesh_hash import mesh_hash
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.event_file import EventFile
 from diffnet.train.run_folder.history import Row, as_csv, columns
@@ -73,7 +75,8 @@ def train(
         if there are none.
 
     Raises TrainingError if a loss or a weight is not finite. last.pt then holds the previous epoch. Raises
-    CheckpointError if a run can't be resumed, and OptionError if validation leaves no mesh to train on.
+    CheckpointError if a run can't be resumed, and OptionError if it was started with other options, and if validation
+    leaves no mesh to train on.
     """
     task = task_named(options.task)
     score_name = task.score_name
@@ -99,7 +102,7 @@ def train(
     history: list[Row] = []
     last_predictions: list[Tensor] = []
     best = -math.inf
-    fingerprint = _fingerprint(data)
+    fingerprint, train_meshes = _fingerprint(data), [mesh_hash(item.mesh) for item in data.train]
 
     def checkpoint() -> Checkpoint:
         return {
@@ -112,13 +115,15 @@ def train(
             "label_names": data.label_names,
             "labels_at": data.labels_at,
             "data": fingerprint,
+            "train_meshes": train_meshes,
             "statistics": dict(statistics or {}),
             "target_statistics": target_statistics,
         }
 
     if resume:
         stored = load_checkpoint(out / "last.pt", device)
-        _check_same_run(stored, checkpoint(), options, out)
+        check_same_options(stored, options, out)
+        _check_same_data(stored, checkpoint(), out)
         scored.load_state_dict(stored["model"])
         if average is not None:
             average.load_state_dict(stored["averaging"])
@@ -180,7 +185,8 @@ def set_aside(samples: Sequence[T], options: TrainOptions) -> tuple[list[T], lis
         count = max(count, 1)
     if count >= len(samples):
         raise OptionError(
-            f"validation = {options.validation} of {len(samples)} training meshes leaves none to train on"
+            f"validation should leave a mesh to train on, got {options.validation} of "
+            + counted(len(samples), "training mesh", "training meshes")
         )
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(options.seed)).tolist()
     chosen = set(order[:count])
@@ -244,18 +250,21 @@ def _train_epoch(
     return sum(values) / len(values), step.tally.cpu()
 
 
-def _check_same_run(stored: Checkpoint, fresh: Checkpoint, options: TrainOptions, out: Path) -> None:
-    """Raises CheckpointError if a resumed run differs from the stored one.
+def check_same_options(stored: Checkpoint, options: TrainOptions, out: Path) -> None:
+    """Raises OptionError if the options differ from those of the stored run.
 
     Only the number of epochs may differ, and only if the schedule does not depend on it.
     """
     before = stored["options"]
-    for name, value in fresh["options"].items():
-        if (name != "epochs" or options.schedule == "cosine") and before[name] != value:
-            hint = "; the cosine schedule depends on the number of epochs" if name == "epochs" else ""
-            raise CheckpointError(
-                f"{out / 'last.pt'}: this run was started with {name} = {before[name]}, not {value}{hint}"
-            )
+    for name, value in options.as_dict().items():
+        if (name != "epochs" or before["schedule"] == "cosine") and before[name] != value:
+            why = "the cosine schedule depends on it" if name == "epochs" else "a resumed run keeps its options"
+            started = "without it" if before[name] is None else f"with {before[name]}"
+            raise OptionError(f"{name} is {value}, and the run in {out} was started {started}; {why}")
+
+
+def _check_same_data(stored: Checkpoint, fresh: Checkpoint, out: Path) -> None:
+    """Raises CheckpointError if the data of a resumed run differ from those of the stored one."""
     for name, difference in (
         ("label_names", "other labels"),
         ("labels_at", "other labels"),

@@ -38,6 +38,8 @@ class SharedOptions(OptionGroup):
     max_faces: decimate meshes that have more faces, see `decimated`; None leaves all as they are
     clip: the norm to which longer gradients are scaled down; 0 for no limit
     average_weights: decay of the moving average of the weights, see `WeightAverage`; 0 for no average
+    align: give xyz and normals, if the features have them, in the principal axes of each mesh, see `input_features`. In
+        training, they are then rotated by small random angles only.
     rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
         Other features do not change under rotation.
     rotate_about: "any" for all rotations, or the axis of the rotations
@@ -71,6 +73,7 @@ class SharedOptions(OptionGroup):
     clip: float = 0.0
     batch_meshes: int | None = 1
     batch_vertices: int | None = None
+    align: bool = False
     rotate: bool | None = None
     rotate_about: RotationAxis = "any"
     scale_range: float = 1.0
@@ -127,8 +130,12 @@ class SharedOptions(OptionGroup):
         if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
             name = "rotate" if self.rotate else "rotate_about"
             raise OptionError(f"{name} needs features with xyz or normals, got {self.features!r}")
+        if self.align and self.rotate_about != "any":
+            raise OptionError(
+                f"rotate_about is {self.rotate_about!r}, but features are aligned; leave it out or add --no-align"
+            )
         if self.rotate is False and self.rotate_about != "any":
-            raise OptionError(f"rotate_about is {self.rotate_about!r}, but rotate is False; leave one of them out")
+            raise OptionError(f"rotate_about should be any where nothing is rotated, got {self.rotate_about!r}")
         if self.jitter > 0 and "xyz" not in self.features.split("+"):
             raise OptionError(f"jitter needs features with xyz, got {self.features!r}")
         if not 1 <= self.scale_range <= 10:
@@ -138,8 +145,13 @@ class SharedOptions(OptionGroup):
     def preprocessing(self) -> Preprocessing:
         """The options that preprocessing depends on."""
         return Preprocessing(
-            self.k, self.laplacian, self.features, self.basis, self.join, self.operators, self.normalize
+            self.k, self.laplacian, self.features, self.basis, self.join, self.operators, self.normalize, self.align
         )
+
+    @property
+    def aligns(self) -> bool:
+        """Whether there are features that are given in principal axes."""
+        return self.align and bool(vector_channels(self.features))
 
     @property
     def mesh_variants(self) -> Variants:

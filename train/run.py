@@ -52,15 +52,16 @@ from diffnet.data import (
     standardized_targets,
     target_statistics,
 )
+from diffnet.data.counts import counted
 from diffnet.data.decimation import Weights
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import keep_on_device
-from diffnet.train.checkpoint import restore_model
+from diffnet.train.checkpoint import load_checkpoint, restore_model
 from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import evaluate
-from diffnet.train.loop import train
+from diffnet.train.loop import check_same_options, train
 from diffnet.train.metrics import percent, score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import Row
@@ -108,6 +109,8 @@ def run_training(
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
+        if resume:
+            check_same_options(load_checkpoint(out / "last.pt"), options, out)  # before preprocessing, which takes long
         started = time.perf_counter()
         fitted, tested, targets = data.train, data.test, None
         if task.standardized:
@@ -272,7 +275,9 @@ def _variants(
         return []
     shares = {"cut": wanted.cut, "decimated": wanted.decimate}
     parts = [f"{how} by up to {percent(share, 0)}" for how, share in shares.items() if share]
-    console.print(f"{wanted.count} variants of each training mesh, {' and '.join(parts)}", highlight=False)
+    console.print(
+        f"{counted(wanted.count, 'variant', 'variants')} of each training mesh, {' and '.join(parts)}", highlight=False
+    )
     make = partial(make_variants, at=at, variants=wanted, features=options.features)
     with progress_bar(console) as bar:
         task = bar.add_task("variants", total=len(items))
@@ -315,8 +320,8 @@ def fill_cache_with_bar(
         return fill_cache(sources, options, cache_dir, jobs, lambda: bar.advance(task), device, ready)
 
 
-def progress_bar(console: Console) -> Progress:
-    """A bar with the count, the elapsed time and the remaining time."""
+def progress_bar(console: Console, disable: bool = False) -> Progress:
+    """A bar with the count, the elapsed time and the remaining time. `disable` shows none."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -325,13 +330,12 @@ def progress_bar(console: Console) -> Progress:
         TextColumn("remaining"),
         TimeRemainingColumn(),
         console=console,
+        disable=disable,
     )
 
 
 def _line(row: Row, score: str) -> str:
-    parts = [f"epoch {row['epoch']:>4}", f"loss {row['train_loss']:.4f}"]
-    for name in ("train", "validation", "test"):
-        value = row[f"{name}_{score}"]
-        if value is not None and not math.isnan(value):
-            parts.append(f"{name} {score_text(score, value)}")
-    return "  ".join(parts)
+    values = {name: row[f"{name}_{score}"] for name in ("train", "validation", "test")}
+    known = [f"{name} {score_text(score, v)}" for name, v in values.items() if v is not None and not math.isnan(v)]
+    scores = f"{'R²' if score == 'r2' else score}: {', '.join(known)}" if known else ""
+    return f"epoch {row['epoch']:>4}  loss {row['train_loss']:.4f}  {scores}".rstrip()

@@ -32,6 +32,7 @@ def write_ply(
 ) -> None:
     """Write a mesh or point cloud with its values as a binary PLY file.
 
+    path: a path that ends in .ply
     mesh: what `load_mesh` accepts
     labels: (N,) integers, written as the property `label`, with colors of the labels
     scalars: by name, each (N,) real numbers, written as properties of these names: `double` for 64-bit numbers, else
@@ -44,9 +45,11 @@ def write_ply(
     edges, each vertex takes the most frequent one of its edges. The smallest label wins a tie. A vertex is unlabeled
     only if all its edges are. Scalars and colors at edges are refused.
 
-    Raises ValueError for values and names that do not fit, MeshError for a mesh that can't be used, and OSError if the
-    file can't be written.
+    Raises ValueError for another path, and for values and names that do not fit, MeshError for a mesh that can't be
+    used, and OSError if the file can't be written.
     """
+    if not os.fspath(path).lower().endswith(".ply"):
+        raise ValueError(f"{path}: the file is written in PLY format, so its name should end in .ply")
     surface = surface_of(mesh)
     properties = _Properties()
     if labels is not None:

@@ -21,15 +21,20 @@ def run_benchmarks(names: Sequence[str], options: Options, out: Path, console: C
     Returns one line for each broken peer. Peers that can't run on this machine are not broken.
     Raises OptionError for an unknown benchmark or peer.
     """
-    for name in names:
-        if name not in BENCHMARKS:
-            raise OptionError(f"no benchmark is called {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
+    check_names(names)
     out.mkdir(parents=True, exist_ok=True)
     write_run(out / "run.json", names, options)
     broken: list[str] = []
     for name in names:
         broken += _run(BENCHMARKS[name], options, out, console)
     return broken
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises OptionError for an unknown benchmark."""
+    for name in names:
+        if name not in BENCHMARKS:
+            raise OptionError(f"no benchmark is called {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
 
 
 def _run(bench: Benchmark, options: Options, out: Path, console: Console) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from diffnet.data.folders.files import meshes_in
+from diffnet.data.folders.files import meshes_in, some
 from diffnet.data.folders.tables import PARTS, TableMeshes, read_table
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
 from diffnet.geometry import FORMATS, load_mesh
@@ -43,7 +44,8 @@ def load_classes(
       is train or test. Files are relative to the table. A first line `file,label` or `file,label,split` is a header.
 
     Without a split, a random share of `test_fraction` of each class, drawn with `seed`, is the test part. It has at
-    least one mesh of each class. Classes are sorted by name.
+    least one mesh of each class. Classes are sorted by name. Meshes beside the folders of classes belong to no class.
+    They are not read, and a warning names them.
 
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, as for an evaluation, the training part is not read, and it and some classes may be missing.
@@ -113,12 +115,17 @@ def _read_folders(root: Path) -> list[_Row]:
     classes = _folders_in(root)
     if not classes:
         raise DataError(f"{root}: no classes found; expected one folder of meshes per class, or a table {TABLE}")
+    _warn_of_strays(root)
     if {folder.name for folder in classes} <= set(PARTS):
+        for part in classes:
+            _warn_of_strays(part)
         return [row for part in classes for row in _parted_above(part)]
     rows: list[_Row] = []
     for folder in classes:
         parts = [name for name in PARTS if (folder / name).is_dir()]
         places = [(folder / name, name) for name in parts] or [(folder, "")]
+        if parts:
+            _warn_of_strays(folder)
         for place, split in places:
             meshes = meshes_in(place)
             if not meshes:
@@ -130,6 +137,14 @@ def _read_folders(root: Path) -> list[_Row]:
                     f"{with_split} has train/ or test/, and {without} has none: a set can have only one kind"
                 )
     return rows
+
+
+def _warn_of_strays(folder: Path) -> None:
+    """Warn of meshes in a folder in which the subfolders have the meshes of the set."""
+    strays = [mesh.name for mesh in meshes_in(folder)]
+    if strays:
+        # The caller of `load_classes`.
+        warnings.warn(f"{folder}: the meshes of the set are in subfolders; ignored: {some(strays)}", stacklevel=4)
 
 
 def _parted_above(part: Path) -> list[_Row]:

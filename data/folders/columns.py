@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.data.counts import counted
 from diffnet.data.folders.numbers import content_of, text_of
 from diffnet.data.labeled import DataError
 from diffnet.geometry.mesh.mesh import mesh_suffix
@@ -55,7 +56,8 @@ def read_columns(path: Path) -> Columns:
     rows = []
     for number, cells in numbered:
         if len(cells) != width:
-            raise DataError(f"{path}, line {number}: {len(cells)} columns, but the lines before have {width}")
+            columns = counted(len(cells), "column", "columns")
+            raise DataError(f"{path}, line {number}: {columns}, but the lines before have {width}")
         rows.append([parse_number(f"{path}, line {number}", cell) for cell in cells])
     return checked_columns(path, np.array(rows, np.float64).reshape(len(rows), width), names)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
+from diffnet.data.counts import counted
 from diffnet.data.folders.numbers import read_lines
-from diffnet.data.folders.sources import PART_LIST
+from diffnet.data.folders.sources import PART_LIST, holds_labels
 from diffnet.data.labeled import DataError
 from diffnet.geometry import FORMATS
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
@@ -75,7 +77,7 @@ def parts_by_lists(root: Path, meshes: list[Path], folder: Path, needs_train: bo
         found = [known.get(_key(name), known.get(name)) for name in names]
         unknown = [name for name, mesh in zip(names, found, strict=True) if mesh is None]
         if unknown:
-            raise DataError(f"{file}: no mesh in {folder} for {_some(unknown)}")
+            raise DataError(f"{file}: no mesh in {folder} for {some(unknown)}")
         return [mesh for mesh in found if mesh is not None]
 
     train = root / "train.txt"
@@ -91,9 +93,8 @@ def _key(name: str | Path) -> str:
 def parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int) -> Parts:
     """A random share of the meshes for testing, at least one, and the others for training. Raises DataError."""
     if len(meshes) < 2:
-        raise DataError(
-            f"{root}: {len(meshes)} meshes ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2"
-        )
+        found = counted(len(meshes), "mesh", "meshes")
+        raise DataError(f"{root}: {found} ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2")
     tests = min(max(round(len(meshes) * test_fraction), 1), len(meshes) - 1)
     chosen = set(np.random.default_rng(seed).permutation(len(meshes))[:tests].tolist())
     train = [mesh for i, mesh in enumerate(meshes) if i not in chosen]
@@ -122,6 +123,8 @@ def pair_beside(
 ) -> list[list[Path]]:
     """The label files of both parts, beside the meshes or in a subfolder. Raises DataError if labels have no mesh.
 
+    Warns of files without a mesh that don't hold labels, such as notes.
+
     train: whether the training part needs labels; if not, it gets none
 
     in_meshes: if no mesh has a label file, return the meshes, which hold their labels themselves
@@ -133,9 +136,14 @@ def pair_beside(
         return [list(parts[0]) if train else [], list(parts[1])]
     wanted = zip(parts if train else ([], parts[1]), places, strict=True)
     paired = [pair_labels(meshes, folders, suffixes) for meshes, folders in wanted]
-    orphans = [str(file.relative_to(root)) for file in labels if _is_orphan(file, stems)]
+    orphans = [file for file in labels if _is_orphan(file, stems)]
+    lost = [str(file.relative_to(root)) for file in orphans if holds_labels(file)]
+    if lost:
+        raise DataError(f"{root}: labels without a mesh: {some(lost)}. Add the mesh, or move these files elsewhere")
     if orphans:
-        raise DataError(f"{root}: labels without a mesh: {_some(orphans)}")
+        names = some(str(file.relative_to(root)) for file in orphans)
+        # The caller of `load_dataset`.
+        warnings.warn(f"{root}: files without labels and without a mesh are ignored: {names}", stacklevel=3)
     return paired
 
 
@@ -173,11 +181,11 @@ def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ..
     if missing:
         places = ", ".join(str(folder) for folder in folders)
         raise DataError(
-            f"{meshes[0].parent}: no labels ({', '.join(suffixes)}) for {_some(missing)}, looked in {places}"
+            f"{meshes[0].parent}: no labels ({', '.join(suffixes)}) for {some(missing)}, looked in {places}"
         )
     for mesh in meshes:
         if len(found[mesh_stem(mesh)]) > 1:
-            raise DataError(f"{mesh}: more than one label file: {_some(map(str, found[mesh_stem(mesh)]))}")
+            raise DataError(f"{mesh}: more than one label file: {some(map(str, found[mesh_stem(mesh)]))}")
     return [found[mesh_stem(mesh)][0] for mesh in meshes]
 
 
@@ -219,6 +227,7 @@ def _natural(name: str) -> list[str | int]:
     return [int(part) if i % 2 else part.lower() for i, part in enumerate(re.split("([0-9]+)", name))]
 
 
-def _some(names: Iterable[str]) -> str:
+def some(names: Iterable[str]) -> str:
+    """At most five names, and the number of the others."""
     shown = list(names)
     return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")

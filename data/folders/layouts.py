@@ -100,8 +100,8 @@ def load_dataset(
     source file, or one per triangle.
 
     Meshes keep the order of the lists, else they are sorted by name (`a2` before `a10`). Hidden files and the case of
-    extensions are ignored. In every layout, meshes and labels may be compressed by gzip: `NAME.obj.gz` is found like
-    `NAME.obj`.
+    extensions are ignored. So are files without a mesh that hold no labels, such as notes, with a warning. In every
+    layout, meshes and labels may be compressed by gzip: `NAME.obj.gz` is found like `NAME.obj`.
 
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, as for an evaluation, the training part is empty. It may be missing: a folder with `test/` or
@@ -110,7 +110,7 @@ def load_dataset(
     labels_at: convert the labels to "vertices", "edges" or "faces", see `diffnet.data.labels_at`. None leaves them.
 
     Returns meshes with labels (V,), (F,) or (E,) int64. Raises DataError for a folder, file or label that is missing,
-    malformed or contradictory, naming the file; and MeshError for a mesh that can't be read.
+    malformed or contradictory, naming the file, and for a single class; and MeshError for a mesh that can't be read.
     """
     root = Path(path)
     if layout not in LAYOUTS:
@@ -143,6 +143,11 @@ def load_dataset(
         else:
             files, at = pair_beside(root, parts, "labels", _LABELS, in_meshes=True, train=train), None
         data = _load(root, parts if train else ([], parts[1]), files, at, cache_dir, needs_train)
+    if needs_train and len(data.label_names) == 1:
+        raise DataError(
+            f"{root}: {data.label_names[0]!r} is the only class; segmentation needs at least 2. "
+            "A negative label means unlabeled"
+        )
     return data if labels_at is None else with_labels_at(data, labels_at)
 
 

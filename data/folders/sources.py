@@ -63,6 +63,15 @@ def read_source(path: Path) -> FileLabels:
     return FileLabels(path, "numbers", read_labels(path))
 
 
+def holds_labels(path: Path) -> bool:
+    """Whether a label file can be read, whatever its mesh is."""
+    try:
+        read_source(path)
+    except DataError:
+        return False
+    return True
+
+
 def _begins_with_a_name(path: Path) -> bool:
     words = text_of(path).split(None, 1)
     try:

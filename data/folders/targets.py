@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.arrays import array_files, arrays_in_mesh_file
+from diffnet.data.counts import counted
 from diffnet.data.feature_names import FILE_PREFIX
 from diffnet.data.folders.columns import check_names, checked_columns, parse_number, read_columns
 from diffnet.data.folders.files import find_parts, parts_at_random
@@ -105,8 +106,9 @@ def _load_files(
     for source in sources:
         for one, first in zip(source, sources[0], strict=True):
             if len(one.names) != len(first.names):
+                own = counted(len(one.names), "column", "columns")
                 raise DataError(
-                    f"{one.path}: {len(one.names)} columns, but {first.path} has {len(first.names)}; all meshes of a "
+                    f"{one.path}: {own}, but {first.path} has {len(first.names)}; all meshes of a "
                     "set need the same columns"
                 )
             if one.names != first.names:

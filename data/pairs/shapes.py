@@ -33,6 +33,10 @@ class PairShape:
     template: Ints | SurfacePoints | None = None
     folder: str = ""
 
+    def __repr__(self) -> str:
+        points = None if self.template is None else f"{len(self.template)} points"
+        return f"PairShape(name={self.name!r}, mesh={self.mesh}, template={points}, folder={self.folder!r})"
+
 
 @dataclass(frozen=True)
 class Truth:
@@ -70,6 +74,13 @@ class MeshPairs:
     mirror: Ints | SurfacePoints | None = None
     maps: Mapping[tuple[str, str], Ints] = field(default_factory=dict)
     _memo: dict[tuple[str, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"MeshPairs(train={len(self.train)} meshes, test={len(self.test)} meshes, "
+            f"train_pairs={len(self.train_pairs)}, test_pairs={len(self.test_pairs)}, "
+            f"is_supervised={self.is_supervised})"
+        )
 
     @property
     def is_supervised(self) -> bool:

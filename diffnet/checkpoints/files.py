@@ -25,6 +25,10 @@ def read_checkpoint_file(path: str | os.PathLike[str], device: torch.device | st
     Raises CheckpointError for any other file. A file never expands: one that claims to hold more than its own size is
     refused.
     """
+    if Path(path).is_dir():
+        held = [name for name in ("last.pt", "best.pt") if (Path(path) / name).is_file()]
+        hint = f"; it holds {' and '.join(held)}" if held else ""
+        raise CheckpointError(f"{path}: this is a folder, expected a checkpoint{hint}")
     if not Path(path).is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
     try:

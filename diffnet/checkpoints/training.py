@@ -73,5 +73,6 @@ def metadata_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     described = {name: value for name, value in options.items() if name not in ARCHITECTURE}
     statistics = checkpoint.get("statistics", {})  # of features from files
     described = {"normalize": True, **described, "label_names": checkpoint["label_names"], "statistics": statistics}
-    targets = checkpoint.get("target_statistics")  # of a regression
-    return described if targets is None else {**described, "target_statistics": targets}
+    # Only a regression has targets, and older versions stored no meshes.
+    more = {name: checkpoint.get(name) for name in ("target_statistics", "train_meshes")}
+    return described | {name: value for name, value in more.items() if value is not None}

@@ -56,11 +56,13 @@ def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1)
     submodules, with implicit diffusion, with more than four forward passes before a backward pass, and if the graphs
     don't fit into the memory. A warning then says why, once. Gradients of gradients are not available.
 
-    Raises ValueError for an unknown `outputs_at`.
+    Raises TypeError for anything but a module, and ValueError for an unknown `outputs_at`.
 
     >>> from diffnet import DiffusionNet
     >>> network = graphed(DiffusionNet(3, 8))
     """
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"network should be a module such as DiffusionNet, got {type(network).__name__}")
     where = getattr(network, "outputs_at", "vertices") if outputs_at is None else outputs_at
     if where not in ROWS:
         raise ValueError(f"outputs_at should be one of {', '.join(ROWS)}, got {where!r}")

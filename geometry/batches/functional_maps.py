@@ -17,7 +17,7 @@ from diffnet import ops
 from diffnet.geometry.batches.functional import to_spectral, with_eigenpairs
 from diffnet.geometry.operators import Operators
 from diffnet.ops import Backend, Regularizer
-from diffnet.ops.common.checks import check_count
+from diffnet.ops.common.checks import check_count, not_a_tensor
 from diffnet.ops.common.precision import without_autocast
 
 
@@ -164,7 +164,7 @@ def _sizes(k: int | None, a: Operators, b: Operators) -> tuple[int, int]:
 
 def _check_rows(name: str, x: Tensor, operators: Operators) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} should be a tensor, got {type(x).__name__}")
+        raise not_a_tensor(name, x)
     if x.ndim == 0 or len(x) != operators.num_vertices:
         raise ValueError(f"{name} should have {operators.num_vertices} rows, shape is {tuple(x.shape)}")
 
@@ -173,7 +173,7 @@ def _each(name: str, c: Tensor, a: Operators, b: Operators) -> Iterator[tuple[Te
     """Each functional map with its two shapes."""
     check_pairs(name, a, b)
     if not isinstance(c, Tensor):
-        raise TypeError(f"c should be a tensor, got {type(c).__name__}")
+        raise not_a_tensor("c", c)
     if c.ndim != 3 or len(c) != len(a):
         raise ValueError(f"c should have shape ({len(a)}, K_b, K_a), shape is {tuple(c.shape)}")
     return zip(c, a, b, strict=True)

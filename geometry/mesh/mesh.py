@@ -97,6 +97,9 @@ class Mesh:
     normals: NDArray[np.float64] | None = None
     path: str | None = None
 
+    def __repr__(self) -> str:
+        return f"Mesh(name={self.name!r}, vertices={len(self.verts)}, faces={len(self.faces)})"
+
     @property
     def is_point_cloud(self) -> bool:
         return len(self.faces) == 0
@@ -151,6 +154,12 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
     raise MeshError(f"expected a path, a trimesh object or (verts, faces), got {_described(source)}")
 
 
+def check_several(meshes: Any) -> None:
+    """Raises MeshError if a single path or mesh is given where several meshes are expected."""
+    if isinstance(meshes, (str, os.PathLike, Mesh)):
+        raise MeshError(f"expected a list of meshes, got one, {reprlib.repr(meshes)}; write it in brackets, [mesh]")
+
+
 def is_array(value: Any) -> bool:
     """Whether a value is an array or a tensor, or a list of points."""
     if not isinstance(value, (list, tuple)):
@@ -191,7 +200,8 @@ def make_mesh(
     except (TypeError, ValueError, OverflowError) as e:
         raise MeshError(f"{name}: vertices are not an array of numbers ({e})") from e
     if v.ndim != 2 or v.shape[1] != 3:
-        raise MeshError(f"{name}: vertices should have shape (V, 3), shape is {v.shape}")
+        hint = ". Pass its transpose" if v.ndim == 2 and v.shape[0] == 3 else ""
+        raise MeshError(f"{name}: vertices should have shape (V, 3), shape is {v.shape}{hint}")
     if len(v) == 0:
         raise MeshError(f"{name}: the mesh is empty (0 vertices)")
     # Norms and areas of larger coordinates overflow, and operators are single precision.
@@ -199,7 +209,8 @@ def make_mesh(
         bad = np.flatnonzero(~np.isfinite(v).all(axis=1))
         if len(bad):
             raise MeshError(
-                f"{name}: {len(bad)} vertices with NaN or infinite coordinates, the first is {bad[0]}: {v[bad[0]]}"
+                f"{name}: NaN or infinite coordinates at {len(bad)} of {len(v)} vertices, the first is vertex "
+                f"{bad[0]}: {v[bad[0]]}"
             )
         worst = int(np.abs(v).max(axis=1).argmax())
         raise MeshError(
@@ -278,10 +289,10 @@ def read_content(path: Path) -> tuple[str, bytes]:
     try:
         if path.is_dir():
             raise MeshError(f"{path}: this is a folder, expected a file")
-        if suffix not in FORMATS:
-            raise MeshError(f"{path}: unknown format {suffix!r}, expected one of {', '.join(FORMATS)}, also with .gz")
         if not path.exists():
             raise MeshError(f"{path}: no such file")
+        if suffix not in FORMATS:
+            raise MeshError(f"{path}: unknown format {suffix!r}, expected one of {', '.join(FORMATS)}, also with .gz")
         if not path.is_file():
             raise MeshError(
                 f"{path}: this is a pipe, a socket or a device, expected a file. Copy its content to a file"

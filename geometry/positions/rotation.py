@@ -76,6 +76,18 @@ def random_rotations(
     return rotations
 
 
+def small_rotations(count: int, spread: float) -> Tensor:
+    """Draw rotations (count, 3, 3) about random axes by small angles, from the global generator of the CPU.
+
+    spread: the standard deviation of the angle about each coordinate axis, in radians
+    """
+    x, y, z = (spread * torch.randn(count, 3)).unbind(1)
+    zero = torch.zeros_like(x)
+    rows = [torch.stack(row, 1) for row in ((zero, -z, y), (z, zero, -x), (-y, x, zero))]
+    rotations: Tensor = torch.linalg.matrix_exp(torch.stack(rows, 1))
+    return rotations
+
+
 def _about(axis: int, angles: Tensor) -> Tensor:
     """Rotations (N, 3, 3) about a coordinate axis by angles (N,)."""
     if axis not in (0, 1, 2):

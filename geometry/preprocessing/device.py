@@ -1,4 +1,4 @@
-"""The check of the device that a user names."""
+"""Checks of the device that a user names."""
 
 from __future__ import annotations
 
@@ -17,16 +17,31 @@ def usable_device(device: torch.device | str, expected: str = "cpu, cuda or cuda
     >>> usable_device("cpu")
     device(type='cpu')
     """
-    try:
-        chosen = torch.device(device)
-    except (RuntimeError, TypeError):
-        chosen = None
-    if chosen is None or chosen.type not in ("cpu", "cuda"):
+    chosen = existing_device(device, expected)
+    if chosen.type not in ("cpu", "cuda"):
         raise OptionError(f"device should be {expected}, got {str(device)!r}")
     if chosen.type == "cpu":
         if chosen.index:
             raise OptionError(f"device {str(device)!r} is not available: the only CPU device is cpu")
         return torch.device("cpu")
+    return chosen
+
+
+def existing_device(device: torch.device | str, expected: str = "cpu, cuda, cuda:N or meta") -> torch.device:
+    """The device that a name stands for. Raises OptionError if PyTorch has none of this name, or if it is a GPU that is
+    not available.
+
+    Any device of PyTorch can hold tensors, for example meta. For computations, see `usable_device`.
+
+    >>> existing_device("meta")
+    device(type='meta')
+    """
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise OptionError(f"device should be {expected}, got {str(device)!r:.80}") from None
+    if chosen.type != "cuda":
+        return chosen
     if not torch.cuda.is_available():
         raise OptionError(f"device {str(device)!r} is not available: PyTorch finds no GPU; write 'cpu' instead")
     if chosen.index is not None and chosen.index >= torch.cuda.device_count():

@@ -17,7 +17,7 @@ import torch
 
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.mesh.errors import MeshError
-from diffnet.geometry.mesh.mesh import MeshLike
+from diffnet.geometry.mesh.mesh import MeshLike, check_several
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
 from diffnet.geometry.operators import Operators
@@ -85,6 +85,7 @@ def precompute_all(
     Raises MeshError if meshes can't be used. The others are computed first, and the cache keeps them. Raises
     OptionError for a bad option or a device that is not available.
     """
+    check_several(meshes)
     options = Options(k, laplacian, basis, join, operators)
     scale_rule(normalize)  # checks it
     device = usable_device(device)

@@ -96,7 +96,7 @@ class _DelayedFlags:
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)
         flag.copy_(running.any(), non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(running.device))  # the current device may be another one
         self.pending = flag, event
         if before is None:
             return False

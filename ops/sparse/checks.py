@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_integer
+from diffnet.ops.common.checks import check_integer, not_a_tensor
 from diffnet.ops.sparse.csr import row_of_each
 
 
@@ -29,7 +29,7 @@ def check_operand(
         ValueError: for another shape or device.
     """
     if not isinstance(operand, Tensor):
-        raise TypeError(f"{name} should be a tensor, got {type(operand).__name__}")
+        raise not_a_tensor(name, operand)
     if not operand.is_floating_point() and (floating or operand.is_complex()):
         raise TypeError(f"{name} should be {'floating point' if floating else 'real'}, got {operand.dtype}")
     found = operand.shape

@@ -42,6 +42,10 @@ class SparseMatrix:
         if self.values.ndim == 0 or self.values.shape[-1] != self.pattern.nnz:
             raise ValueError(f"values should have shape (…, {self.pattern.nnz}), shape is {tuple(self.values.shape)}")
 
+    def __repr__(self) -> str:
+        values = self.values
+        return f"SparseMatrix(shape={self.shape}, nnz={self.pattern.nnz}, dtype={values.dtype}, device={values.device})"
+
     @property
     def shape(self) -> tuple[int, ...]:
         """(…, rows, columns)"""

@@ -141,6 +141,9 @@ class Pattern:
                 f"to_scipy of the matrix. The array as it is stored is .stored_{name}"
             )
 
+    def __repr__(self) -> str:
+        return f"Pattern(shape={self.shape}, nnz={self.nnz}, device={self.device})"
+
     @property
     def device(self) -> torch.device:
         return self.stored_indices.device

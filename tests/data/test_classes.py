@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from itertools import combinations
 from pathlib import Path
 
@@ -125,6 +126,26 @@ def test_faults_of_folders(tmp_path: Path) -> None:
     write(tmp_path / "b" / "train" / "m")
     with pytest.raises(DataError, match="class 'b' has no test mesh"):
         load_classes(tmp_path)
+
+
+def test_meshes_beside_folders_are_named(tmp_path: Path) -> None:
+    for name in ("cat/1", "cat/2", "dog/1", "dog/2"):
+        write(tmp_path / "flat" / name)
+        write(tmp_path / "parted" / name[:3] / "train" / "m")
+        write(tmp_path / "parted" / name[:3] / "test" / "n")
+        write(tmp_path / "above" / "train" / name)
+        write(tmp_path / "above" / "test" / name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kind in ("flat", "parted", "above"):
+            load_classes(tmp_path / kind)
+    for folder, kind in (("flat", "flat"), ("parted", "parted"), ("parted/dog", "parted"), ("above/test", "above")):
+        stray = write(tmp_path / folder / "stray").with_suffix(".obj")
+        with pytest.warns(UserWarning, match=rf"{folder}: .* in subfolders; ignored: {stray.name}$") as caught:
+            data = load_classes(tmp_path / kind)
+        assert caught[0].filename == __file__
+        assert not any("stray" in name for name in names(data.train + data.test))
+        stray.unlink()
 
 
 def test_the_generated_classes() -> None:

@@ -37,6 +37,16 @@ def test_figures_are_closed_and_different(data: MeshPairs) -> None:
     assert len(data.test[0].mesh.verts) != len(data.test[1].mesh.verts)
 
 
+def test_representations_have_one_line(data: MeshPairs) -> None:
+    known = "train=0 meshes, test=2 meshes, train_pairs=0, test_pairs=1, is_supervised=True"
+    assert repr(data) == f"MeshPairs({known})"
+    shape = data.test[0]
+    assert shape.template is not None
+    points = f"template={len(shape.template)} points, folder=''"
+    assert repr(shape) == f"PairShape(name={shape.name!r}, mesh={shape.mesh}, {points})"
+    assert "template=None" in repr(PairShape("a", shape.mesh))
+
+
 def test_correspondences_are_one_to_one(data: MeshPairs) -> None:
     """There and back, points return, and triangles keep their orientation."""
     first, second = data.test

@@ -81,9 +81,9 @@ def test_lists_of_parts(tmp_path, folder):
 
 def test_lists_of_parts_number_polygons(tmp_path):
     data = load_dataset(
-        write(tmp_path, {"a.off": QUADS, "a_labels.txt": "x\n2\n", "b.off": OFF, "b_labels.txt": "x\n1 2 3"})
+        write(tmp_path, {"a.off": QUADS, "a_labels.txt": "x\n2\n", "b.off": OFF, "b_labels.txt": "x\n1 2\ny\n3"})
     )
-    assert by_name(data) == {"a": [UNLABELED, UNLABELED, 0, 0], "b": [0, 0, 0]}
+    assert by_name(data) == {"a": [UNLABELED, UNLABELED, 0, 0], "b": [0, 0, 1]}
 
 
 def test_a_file_with_this_name_may_hold_numbers(tmp_path):

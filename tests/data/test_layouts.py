@@ -382,7 +382,7 @@ def test_folder_with_lists_leaves_out_other_meshes(tmp_path):
 
 
 def test_random_split_is_seeded_sized_and_complete(tmp_path):
-    files = {f"{i}.off": FAN for i in range(12)} | {f"{i}.txt": [0, 0, 0] for i in range(12)}
+    files = {f"{i}.off": FAN for i in range(12)} | {f"{i}.txt": [0, 0, 1] for i in range(12)}
     write(tmp_path, files)
     first, again, other = (load_dataset(tmp_path, test_fraction=0.25, seed=seed) for seed in (1, 1, 2))
     assert names(first.test) == names(again.test) != names(other.test)
@@ -398,6 +398,13 @@ def test_label_names_are_read_in_the_order_of_the_values(tmp_path):
     data = load_dataset(write(tmp_path, files))
     assert data.label_names == ["arm", "leg"]
     assert by_name(data) == {"a": [1, 0, 0], "b": [UNLABELED, 0, 1]}
+
+
+def test_a_single_class_is_refused(tmp_path):
+    write(tmp_path, pair((FAN, [-1, 1, 1]), (FAN, [1, -1, -1])))
+    with pytest.raises(DataError, match=r"'1' is the only class; .* at least 2\. A negative label means unlabeled"):
+        load_dataset(tmp_path)
+    assert len(load_dataset(tmp_path, needs_train=False).test) == 2
 
 
 def test_label_names_of_the_wrong_number(tmp_path):
@@ -453,9 +460,27 @@ def test_files_that_do_not_match(tmp_path, files, message):
         load_dataset(tmp_path / "bad")
 
 
+def test_notes_beside_meshes_are_no_labels(tmp_path):
+    notes = "scanned in May\nby two people\n"
+    expected = by_name(load_dataset(write(tmp_path / "good", GOOD)))
+    write(tmp_path / "notes", {**GOOD, "notes.txt": notes, "labels/more.txt": ""})
+    with pytest.warns(UserWarning, match=r"without a mesh are ignored: notes\.txt, labels/more\.txt$") as caught:
+        assert by_name(load_dataset(tmp_path / "notes")) == expected
+    assert caught[0].filename == __file__
+    # A label file with a mistyped name has labels, so it is no note.
+    write(tmp_path / "typo", {**GOOD, "notes.txt": notes, "aa.txt": [0, 0, 1]})
+    with pytest.raises(
+        DataError, match=r"labels without a mesh: aa\.txt\. Add the mesh, or move these files elsewhere"
+    ):
+        load_dataset(tmp_path / "typo")
+    (tmp_path / "typo" / "a.txt").unlink()
+    with pytest.raises(DataError, match=r"no labels .* for a\.off"):
+        load_dataset(tmp_path / "typo")
+
+
 def test_folder_with_one_mesh_cannot_be_divided(tmp_path):
     write(tmp_path, {"a.off": FAN, "a.txt": [0, 0, 0]})
-    with pytest.raises(DataError, match=rf"{tmp_path.name}: 1 meshes .* at least 2"):
+    with pytest.raises(DataError, match=rf"{tmp_path.name}: 1 mesh .* at least 2"):
         load_dataset(tmp_path)
 
 

@@ -13,6 +13,7 @@ from diffnet import DiffusionNet, MeshError, geometry
 from diffnet.data import (
     FEATURE_CHANNELS,
     LabeledMesh,
+    LabeledMeshes,
     MeshBatches,
     Preprocessing,
     collate_samples,
@@ -38,6 +39,22 @@ def ellipsoid(seed, subdivisions=1):
 
 def elements(mesh, at):
     return {"vertices": np.arange(len(mesh.verts))[:, None], "faces": mesh.faces, "edges": mesh_edges(mesh.faces)}[at]
+
+
+def test_a_sample_needs_a_labeled_mesh():
+    with pytest.raises(
+        TypeError, match=r"item should be a LabeledMesh, got Mesh; write LabeledMesh\(name, mesh, labels"
+    ):
+        make_sample(ellipsoid(0), OPTIONS)
+
+
+def test_representations_are_one_line():
+    item = LabeledMesh("a", ellipsoid(0), np.zeros(42, np.int64))
+    mesh = "Mesh(name='ellipsoid 0', vertices=42, faces=80)"
+    assert repr(item) == f"LabeledMesh(name='a', mesh={mesh}, labels=(42,) int64)"
+    data = LabeledMeshes([item, item], [item], [f"class {i}" for i in range(260)], "vertices")
+    assert repr(data).startswith("LabeledMeshes(train=2 meshes, test=1 mesh, label_names=['class 0', ")
+    assert len(repr(data)) < 200
 
 
 # ---- batches ----

@@ -91,8 +91,8 @@ def test_properties_of_ply_files(at, tmp_path):
         mesh = make_mesh(BALL.vertices, BALL.faces)
         write_ply(tmp_path / part / f"{part}.ply", mesh, scalars={"u": values[0], "v": values[1]}, at=at)
     data = load_targets(tmp_path, "file:v+file:u")
-    assert (data.labels_at, data.label_names) == (at, ["u", "v"])
-    np.testing.assert_array_equal(data.test[0].labels, values.T)
+    assert (data.labels_at, data.label_names) == (at, ["v", "u"])
+    np.testing.assert_array_equal(data.test[0].labels, values[::-1].T)
     assert [item.name for item in data.test] == ["test"]
 
 
@@ -180,7 +180,7 @@ def test_bad_files_give_one_line_that_names_the_file(change, message, tmp_path):
     ("name", "text", "message"),
     [
         ("m1.t.txt", "1 2\n3 x\n", r"m1.t.txt, line 2: 'x' is not a number"),
-        ("m1.t.txt", "1 2\n3\n", r"m1.t.txt, line 2: 1 columns, but the lines before have 2"),
+        ("m1.t.txt", "1 2\n3\n", r"m1.t.txt, line 2: 1 column, but the lines before have 2"),
         ("m1.t.txt", "1 2\n1_0 2\n", r"m1.t.txt, line 2: '1_0' is not a number"),
         ("m1.t.txt", "1 inf\n", r"m1.t.txt, line 1: 'inf' is too large"),
         ("m1.t.txt", "\n\n", r"m1.t.txt: there are no numbers in the file"),

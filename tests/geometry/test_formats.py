@@ -218,12 +218,15 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
     (tmp_path / "folder.ply").mkdir()
     os.mkfifo(tmp_path / "pipe.obj")
     (tmp_path / "link.off").symlink_to(tmp_path / "gone")
+    for name in ("a.dxf", "a.gz"):
+        (tmp_path / name).touch()
     for name, message in {
         "folder.ply": "this is a folder, expected a file",
         ".": "this is a folder, expected a file",
         "pipe.obj": "this is a pipe, a socket or a device",
         "link.off": "no such file",
         "folder.ply/a.off": "no such file",
+        "gone": "no such file",
         "a.dxf": r"unknown format '\.dxf', expected one of \.obj, .*\.vtu, also with \.gz",
         "a.gz": "unknown format '', expected one of",
         "a" * 300 + ".obj": "the file can't be read: .*name too long",

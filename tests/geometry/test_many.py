@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from shapes import ellipsoid
 
-from diffnet.geometry import MeshError, precompute, precompute_all
+from diffnet.geometry import MeshError, load_mesh, precompute, precompute_all
 from diffnet.geometry.preprocessing.many import fill_cache
 from diffnet.geometry.preprocessing.options import Options
 
@@ -95,6 +96,12 @@ def test_precompute_all_names_meshes_that_cannot_be_used(tmp_path: Path) -> None
     assert len(operator_entries(tmp_path)) == 2
     with pytest.raises(ValueError, match="k should be at least 0, got -1"):
         precompute_all(meshes, -1)
+
+
+def test_one_mesh_instead_of_a_list_is_refused(tmp_path: Path) -> None:
+    for one in ("a.obj", tmp_path / "a.obj", load_mesh(np.eye(3))):
+        with pytest.raises(MeshError, match=r"expected a list of meshes, got one, .*; write it in brackets, \[mesh\]"):
+            precompute_all(one, k=4)  # type: ignore[arg-type]
 
 
 def test_a_mesh_that_kills_its_process_is_the_only_one_lost(tmp_path: Path) -> None:

@@ -262,9 +262,10 @@ def test_trimesh_objects(sphere: trimesh.Trimesh) -> None:
 @pytest.mark.parametrize(
     ("verts", "faces", "message"),
     [
-        ([[0, 0, np.nan], *CORNERS], None, "1 vertices with NaN or infinite coordinates, the first is 0"),
-        ([*CORNERS, [np.inf, 0, 0]], FAN, "the first is 5"),
-        (np.zeros((4, 2)), None, r"shape is \(4, 2\)"),
+        ([[0, 0, np.nan], *CORNERS], None, "NaN or infinite coordinates at 1 of 6 vertices, the first is vertex 0"),
+        ([*CORNERS, [np.inf, 0, 0]], FAN, "the first is vertex 5"),
+        (np.zeros((4, 2)), None, r"shape is \(4, 2\)$"),
+        (np.zeros((3, 8)), None, r"shape is \(3, 8\)\. Pass its transpose"),
         (np.zeros(3), None, r"shape is \(3,\)"),
         (np.zeros((0, 3)), None, "empty"),
         ([], None, "shape|empty"),
@@ -319,7 +320,7 @@ def broken_files() -> dict[str, tuple[str | bytes, str]]:
         files[f"garbage{suffix}"] = (np.random.default_rng(0).bytes(999), ": ")
         files[f"prose{suffix}"] = ("once upon a time\nthere was a mesh\n", ": ")
         for word in ("nan", "inf", "-inf"):
-            message = "NaN or infinite coordinates, the first is 2"
+            message = "NaN or infinite coordinates .* the first is vertex 2"
             files[f"{word}{suffix}"] = (write([*CORNERS[:2], [0, word, 0], *CORNERS[3:]], POLYGONS), message)
         where = {".ply": "row 2: property ", ".stl": "not an STL file, or a damaged one"}.get(suffix, "line ")
         files[f"word{suffix}"] = (write([*CORNERS[:2], [0, "abc", 0], *CORNERS[3:]], POLYGONS), where)
@@ -395,7 +396,7 @@ def test_binary_nan(tmp_path: Path) -> None:
     content = bytearray(binary_ply(POLYGONS))
     start = content.index(b"end_header\n") + len("end_header\n")
     content[start : start + 8] = struct.pack("<d", np.inf)
-    with pytest.raises(MeshError, match="the first is 0"):
+    with pytest.raises(MeshError, match="the first is vertex 0"):
         read(tmp_path, "a.ply", bytes(content))
 
 

@@ -144,7 +144,19 @@ def test_no_gpu(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(OptionError, match=r"device 'cuda' is not available: PyTorch finds no GPU"):
         precompute(sphere, k=4, device=torch.device("cuda"))
-    assert precompute(sphere, k=4, device="cpu:0").k == 4
+    operators = precompute(sphere, k=4, device="cpu:0")
+    assert operators.k == 4
+    for move in (
+        lambda: operators.to("cuda:1"),
+        lambda: operators.to(torch.device("cuda", 1)),
+        lambda: operators.cuda(1),
+    ):
+        with pytest.raises(OptionError, match=r"device 'cuda:1' is not available: PyTorch finds no GPU"):
+            move()
+    with pytest.raises(OptionError, match="device should be cpu, cuda, cuda:N or meta, got 'gpu'"):
+        operators.to("gpu", torch.float64)
+    assert operators.to(torch.device("meta"), torch.float64).device == torch.device("meta")
+    assert operators.to(torch.device("cpu")) is operators
 
 
 @KINDS

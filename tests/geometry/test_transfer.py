@@ -100,6 +100,7 @@ def test_pinned_operators_are_copied_at_once(no_gpu: None, monkeypatch: pytest.M
         buffers.append(buffer)
         return transfer.copies_of(buffer, torch.device("cpu"))
 
+    monkeypatch.setattr(operators, "existing_device", torch.device)
     monkeypatch.setattr(operators, "copies_of", copies_of)
     monkeypatch.setattr(operators, "to_gpu", lambda tensors, device, dtype, non_blocking: tensors)
     moved = pinned.to("cuda", non_blocking=True)

@@ -14,8 +14,11 @@ import torch
 import trimesh
 from graph_emulator import EmulatedGraph
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from diffnet import DiffusionNet, Operators, precompute
+from diffnet import DiffusionNet, Operators, collate, precompute
 from diffnet.cuda_graphs import lane as lane_module
 from diffnet.cuda_graphs.buffers import BatchBuffers
 from diffnet.cuda_graphs.forward import GraphedForward
@@ -180,6 +183,38 @@ def test_graphs_that_could_overwrite_a_tensor_are_dropped(meshes: list[Operators
         step(forward, operators)
     assert pool.uses == 1
     assert len(recordings(forward)) == 2
+
+
+class Made(TorchDispatchMode):
+    """Remembers the memory of the tensors that operations make while the pool is open."""
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__()
+        self.pool = pool
+        self.memory: list[tuple[str, StorageWeakRef]] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        out = op(*args, **(kwargs or {}))
+        views = [result.alias_info is not None for result in op._schema.returns]
+        if self.pool.is_open and not all(views):
+            made = [x.untyped_storage() for x in tree_leaves(out) if isinstance(x, Tensor) and not x.is_meta]
+            self.memory += [(str(op), StorageWeakRef(storage)) for storage in made]
+        return out
+
+
+def test_the_first_call_of_a_size_leaves_no_tensor_in_the_pool(pool: Pool) -> None:
+    """On kernels. A tensor that stays would make the lane drop its graphs and take more memory."""
+    pytest.importorskip("triton")
+    forward = graphed(network(backend="triton", dropout=0.5))
+    made = Made(pool)
+    mesh = precompute(trimesh.creation.icosphere(0), k=6)
+    for operators in (collate([mesh, mesh]), mesh):
+        with made:
+            step(forward, operators)
+    assert pool.uses == 1
+    assert len(made.memory) > 20
+    gc.collect()  # Triton's interpreter keeps arguments of kernels in cycles
+    assert [op for op, memory in made.memory if not memory.expired()] == []
 
 
 def test_graphs_are_dropped_after_an_error(pool: Pool) -> None:

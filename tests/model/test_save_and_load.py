@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from diffnet import CheckpointError, DiffnetError, DiffusionNet, graphed, precompute
 from diffnet.activations import log_softmax
+from diffnet.geometry.errors import OptionError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -85,6 +86,16 @@ def test_options_are_attributes() -> None:
     assert [*model.architecture][:4] == ["in_channels", "out_channels", "width", "blocks"]
     model.last = nn.Linear(8, 7)
     assert model.architecture["out_channels"] == 7
+
+
+def test_a_network_is_loaded_to_a_device(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    missing = "device 'cuda' is not available: PyTorch finds no GPU; write 'cpu' instead"
+    unknown = "device should be cpu, cuda, cuda:N or meta, got 'gpu'"
+    for device, expected in (("cuda", missing), (torch.device("cuda"), missing), ("gpu", unknown)):
+        assert message(partial(DiffusionNet.load, path, device=device), OptionError) == expected
+    network().save(path)
+    assert DiffusionNet.load(path, device=torch.device("meta")).last.weight.is_meta
 
 
 def test_a_network_for_other_classes_is_saved(path: Path) -> None:

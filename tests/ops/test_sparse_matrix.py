@@ -33,6 +33,13 @@ def test_conversions() -> None:
     assert torch.equal(SparseMatrix.from_scipy(transposed).values, matrix.values)
 
 
+def test_representations_are_one_line() -> None:
+    pattern = random_pattern()
+    matrix = SparseMatrix(pattern, random(2, pattern.nnz))
+    assert repr(pattern) == f"Pattern(shape=(9, 6), nnz={pattern.nnz}, device=cpu)"
+    assert repr(matrix) == f"SparseMatrix(shape=(2, 9, 6), nnz={pattern.nnz}, dtype={matrix.values.dtype}, device=cpu)"
+
+
 def test_strided_values_convert() -> None:
     pattern = random_pattern()
     values = random(pattern.nnz)

@@ -98,7 +98,7 @@ def test_complex_and_non_tensors_are_refused(name: str, backend: Backend) -> Non
         with pytest.raises(TypeError, match=r"got torch\.complex64"):
             call(operation, operands, backend)
         operands[i] = np.zeros(shapes[i], dtype=np.float32)
-        with pytest.raises(TypeError, match="should be a tensor, got ndarray"):
+        with pytest.raises(TypeError, match=r"should be a tensor, got ndarray; convert it with torch\.from_numpy"):
             call(operation, operands, backend)
 
 

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from diffnet import DiffnetError, DiffusionNet
+from diffnet import DiffnetError, DiffusionNet, MeshError
 from diffnet.checkpoints.files import CheckpointError
 from diffnet.data import Preprocessing
 from diffnet.geometry.errors import OptionError
 from diffnet.train.checkpoint import build_model, load_checkpoint, restore_model, save_checkpoint
 from diffnet.train.inference.loading import load_network
 from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
+from diffnet.train.inference.predict import predict_labels
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import columns
 from diffnet.train.steps.averaging import WeightAverage
@@ -338,7 +339,9 @@ def test_damaged_files(stored, tmp_path, kind):
     path.unlink()
     assert "no such" in message(read, path)
     path.mkdir()
-    assert "no such" in message(read, path)
+    assert message(read, path).endswith("this is a folder, expected a checkpoint")
+    (path / "last.pt").touch()
+    assert message(read, path).endswith("this is a folder, expected a checkpoint; it holds last.pt")
 
 
 def test_a_file_that_expands_is_refused(stored, tmp_path):
@@ -438,6 +441,17 @@ def test_metadata_of_a_network(changes, named):
     network.metadata = {name: value for name, value in {**NEEDED, **changes}.items() if value is not ...}
     with pytest.raises(MetadataError, match=re.escape(named)):
         network_input(network)
+
+
+def test_wrong_arguments_of_predictions(tmp_path):
+    network = DiffusionNet(3, 2, width=8, blocks=1)
+    network.metadata = dict(NEEDED)
+    with pytest.raises(MeshError, match=r"expected a list of meshes, got one, 'a\.obj'"):
+        predict_labels("a.obj", network, "cpu")
+    with pytest.raises(TypeError, match=r"network should be a DiffusionNet, got str; write DiffusionNet\.load\(path\)"):
+        predict_labels(["a.obj"], "last.pt", "cpu")
+    with pytest.raises(OptionError, match="device should be cpu, cuda or cuda:N, got 'gpu'"):
+        predict_labels(["a.obj"], network, "gpu")
 
 
 def test_defaults_of_metadata():

@@ -66,9 +66,9 @@ def test_options_are_resolved_by_the_data() -> None:
     weights = np.array([float(weight) for weight in options.class_weights.split(",")])
     np.testing.assert_allclose(weights * counts, counts.sum() / 3, rtol=1e-6)
     for given, words in (
-        ({"ignore": ("tail",)}, "ignore: there is no class 'tail'"),
-        ({"class_weights": "tail=2"}, "class_weights: there is no class 'tail'"),
-        ({"class_weights": "1,2"}, "class_weights has 2 weights, and there are 3 classes"),
+        ({"ignore": ("tail",)}, "ignore can't be used: there is no class 'tail'"),
+        ({"class_weights": "tail=2"}, "class_weights can't be used: there is no class 'tail'"),
+        ({"class_weights": "1,2"}, "class_weights has 2 weights for 3 classes"),
         ({"ignore": ("up", "2"), "label_smoothing": 0.1}, "label_smoothing needs at least 2 classes, .* only 'down'"),
     ):
         with pytest.raises(OptionError, match=words):

@@ -92,7 +92,7 @@ def test_a_run_learns_and_reports(room, capsys):
     where = ["--data", room / "data", "--out", room / "run", "--cache", room / "cache", "--epochs", 13]
     status, _, err = diffnet(capsys, "train", "classification", *where, *SMALL, "--resume", "--label-smoothing", 0.1)
     assert status == 1
-    assert "label_smoothing = 0.2, not 0.1" in err
+    assert "--label-smoothing is 0.1, and the run in" in err
 
 
 def test_a_run_can_be_resumed(room, tmp_path, capsys):
@@ -140,7 +140,11 @@ def test_evaluate_scores_a_labeled_folder(room, tmp_path, capsys):
     for data, out, message in (
         (table, tmp_path / "report", "already holds results"),
         (room / "data", room / "run", "already holds results"),
-        (tmp_path / "none", tmp_path / "new", "none: no such folder or table"),
+        (
+            tmp_path / "none",
+            tmp_path / "new",
+            "none: no such file or folder; shapes is the generated set",
+        ),
     ):
         status, _, err = diffnet(capsys, *arguments, "--data", data, "--out", out)
         assert (status, len(err.splitlines())) == (1, 1)
@@ -164,17 +168,37 @@ def test_evaluate_scores_a_segmentation(tmp_path, capsys):
     assert diffnet(capsys, "train", "segmentation", *shared, *options, "--out", tmp_path / "run")[0] == 0
     (tmp_path / "train.txt").unlink()
     network = ["--checkpoint", tmp_path / "run" / "last.pt"]
-    assert diffnet(capsys, "evaluate", *shared, *network, "--out", tmp_path / "report")[0] == 0
+    status, said, _ = diffnet(capsys, "evaluate", *shared, *network, "--out", tmp_path / "report")
+    assert status == 0
+    assert "scored meshes in the training part: 0 of 1" in said
+    assert "test accuracy" in said
     run, report = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "report"))
     for name in ("test_accuracy", "balanced_accuracy", "mean_iou", "classes"):
         assert run[name] == report[name]
-    # Checkpoints of older versions name no task.
+    assert report["scored_training_meshes"] == 0
+    # Without a split, all meshes are scored, also those of the training.
+    lists = (tmp_path / "test.txt").read_text()
+    (tmp_path / "test.txt").unlink()
+    said = diffnet(capsys, "evaluate", *shared, *network, "--out", tmp_path / "whole")[1]
+    assert "scored meshes in the training part: 2 of 3" in said
+    assert "accuracy" in said
+    assert "test accuracy" not in said
+    assert json.loads((tmp_path / "whole" / "results.json").read_text())["scored_training_meshes"] == 2
+    page = (tmp_path / "whole" / "predictions.html").read_text()
+    assert "<dt>In the training part</dt><dd>2</dd>" in page
+    assert "<h1>Segmentation of the scored meshes</h1>" in page
+    assert "<dt>Accuracy</dt>" in page
+    (tmp_path / "test.txt").write_text(lists)
+    # Checkpoints of older versions name no task and no training meshes.
     older = load_checkpoint(tmp_path / "run" / "last.pt")
-    del older["options"]["task"], older["options"]["label_smoothing"]
+    del older["options"]["task"], older["options"]["label_smoothing"], older["train_meshes"]
     save_checkpoint(tmp_path / "older.pt", older)
     assert load_checkpoint(tmp_path / "older.pt")["options"]["task"] == "segmentation"
     again = ["--checkpoint", tmp_path / "older.pt", "--out", tmp_path / "again"]
-    assert diffnet(capsys, "evaluate", *shared, *again)[0] == 0
+    status, said, _ = diffnet(capsys, "evaluate", *shared, *again)
+    assert status == 0
+    assert "doesn't say which meshes it was trained on" in said
+    assert "test accuracy" not in said
     assert json.loads((tmp_path / "again" / "results.json").read_text())["classes"] == run["classes"]
     # Only one of the two labels occurs. It keeps the number that the network has for it.
     np.savetxt(tmp_path / "m2.txt", np.full(42, 7), fmt="%d")

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import trimesh
 from conftest import ROOT
 from PIL import Image
 
-from diffnet import DiffnetError, DiffusionNet, MeshError, geometry, normalize_positions
+from diffnet import DiffnetError, DiffusionNet, MeshError, __version__, geometry, normalize_positions
 from diffnet.data import DataError, Preprocessing, load_dataset, prepare
 from diffnet.geometry import load_mesh, mesh_edges
 from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
@@ -120,6 +121,7 @@ def room(tmp_path_factory):
     code, out, err = train_small(data, room / "run", room / "cache")
     assert code == 0, err
     assert "4 meshes to train on, 1 to test on, 2 classes at the vertices" in out
+    assert re.search(r"epoch   12  loss \d\.\d{4}  accuracy: train [\d.]+ %, test [\d.]+ %", out)
     assert "test accuracy" in out
     assert err == ""
     return room
@@ -213,6 +215,18 @@ def test_help(command, mentioned, monkeypatch):
         assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", plain), word
 
 
+def test_help_of_training_has_panels(monkeypatch):
+    monkeypatch.setenv("TERMINAL_WIDTH", "120")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", diffnet("train", "segmentation", "--help")[1])
+    panels = dict(re.findall(r"╭─ ([^─]+) ─+╮\n(.*?)╰", plain, re.DOTALL))
+    assert list(panels) == [
+        *("Options", "Labels", "Features and operators", "Network", "Training", "Augmentation", "Run"),
+    ]
+    for panel, option in (("Options", "--data"), ("Network", "--width"), ("Training", "--lr"), ("Run", "--resume")):
+        assert re.search(rf"^│ .*{option} ", panels[panel], re.MULTILINE)
+    assert "Network" not in diffnet("precompute", "--help")[1]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -244,6 +258,10 @@ def test_default_cache_folder(monkeypatch):
         assert str(options.default_cache()) == expected
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what happens for a user without a home
     assert options.default_cache().is_absolute()
+
+
+def test_version():
+    assert diffnet("--version") == (0, f"diffnet {__version__}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -299,7 +317,7 @@ def test_info_loads_no_pytorch(tmp_path):
 # ---- bad input ----
 
 
-def test_bad_input_to_training(room, tmp_path):
+def test_bad_input_to_training(room, tmp_path, monkeypatch):
     def train(data, out, *more):
         return complaint(
             "train",
@@ -317,16 +335,24 @@ def test_bad_input_to_training(room, tmp_path):
         )
 
     good, out = room / "data", tmp_path / "out"
-    assert "nowhere: no such folder" in train(tmp_path / "nowhere", out)
+    line = train(tmp_path / "nowhere", out)
+    assert "nowhere: no such file or folder; figures is the generated set of segmentation" in line
     (tmp_path / "empty").mkdir()
     assert "no data set found" in train(tmp_path / "empty", out)
     if not torch.cuda.is_available():
         assert "no GPU" in train(good, out, "--device", "cuda")
     assert "'nonsense'" in train(good, out, "--device", "nonsense")
-    assert "rotate" in train(good, out, "--features", "hks", "--rotate")
-    assert "seed" in train(good, out, "--seed", -1)
-    assert "learning_rate" in train(good, out, "--lr", "nan")
-    assert "validation" in train(good, out, "--validation", 0.9)
+    for given, message in (
+        (["--features", "hks", "--rotate"], "--rotate needs features with xyz or normals"),
+        (["--seed", -1], "--seed should be at least 0"),
+        (["--lr", "nan"], "--lr should be above 0"),
+        (["--class-weights", "1,x"], "--class-weights should be balanced"),
+        (["--class-weights", "1,2,3"], "--class-weights has 3 weights for 2 classes"),
+        (["--ignore", "tail"], "--ignore can't be used: there is no class 'tail'"),
+        (["--validation", 0.9], "--validation should leave a mesh to train on, got 0.9 of 4"),
+    ):
+        assert train(good, out, *given).startswith(f"diffnet: {message}")
+        shutil.rmtree(out, ignore_errors=True)
     assert "no run in this folder" in train(good, out, "--resume")
     file = tmp_path / "file"
     file.write_text("mine")
@@ -335,7 +361,9 @@ def test_bad_input_to_training(room, tmp_path):
     assert str(file) in train(good, out, "--cache", file)
     before = {p: p.stat().st_mtime_ns for p in (room / "run").rglob("*")}
     assert "--resume" in train(good, room / "run")
-    assert "width = 16, not 9" in train(good, room / "run", "--resume", "--width", 9)
+    monkeypatch.setattr("diffnet.train.run.preprocess", lambda *_: pytest.fail("it takes long for large meshes"))
+    line = train(good, room / "run", "--resume", "--width", 9)
+    assert f"--width is 9, and the run in {room / 'run'} was started with 16; a resumed run keeps its options" in line
     assert {p: p.stat().st_mtime_ns for p in (room / "run").rglob("*")} == before
 
 
@@ -358,6 +386,29 @@ def test_a_full_disk_names_the_file(room, tmp_path, monkeypatch):
     train = ["train", "segmentation", "--data", room / "data", "--out", out, "--cache", room / "cache"]
     assert complaint(*train, *SMALL) == f"diffnet: {out / 'last.pt'}: No space left on device\n"
     assert list(out.iterdir()) == []
+
+
+def test_a_resumed_run_keeps_its_options(room, tmp_path):
+    out = tmp_path / "run"
+    train = ["train", "segmentation", "--data", room / "data", "--out", out, "--cache", room / "cache"]
+    train += ["--jobs", 1, "--device", "cpu"]
+    assert diffnet(*train, *SMALL, "--outputs-at", "faces", "--seed", 3, "--epochs", 1)[0] == 0
+    started = load_checkpoint(out / "last.pt")["options"]
+    code, text, err = diffnet(*train, "--resume", "--epochs", 2)
+    assert (code, err) == (0, "")
+    assert f"resuming {out}: options that are not given are those of this run" in text
+    assert "2 classes at the faces" in text
+    resumed = load_checkpoint(out / "last.pt")
+    assert resumed["options"] == {**started, "epochs": 2}
+    assert len(resumed["history"]) == 2
+    assert "was started with 3" in complaint(*train, "--resume", "--seed", 4)
+    assert "--schedule is cosine" in complaint(*train, "--resume", "--schedule", "cosine", "--epochs", 3)
+    assert "was started without it" in complaint(*train, "--resume", "--batch-vertices", 100)
+    assert "other labels" in complaint(*train, "--resume", "--outputs-at", "vertices")
+    assert "--features is hks" in complaint(*train, "--resume", "--recipe", "original")
+    line = complaint("train", "classification", *train[2:], "--resume")
+    assert "this run is one of `diffnet train segmentation`, not of classification" in line
+    assert load_checkpoint(out / "last.pt")["options"]["epochs"] == 2
 
 
 def test_a_damaged_run_is_not_resumed(room, tmp_path):
@@ -443,6 +494,13 @@ def test_bad_input_to_prediction(room, tmp_path):
     assert "two results" in predict(
         mesh, "--checkpoint", best, "--out", ply, "--html", tmp_path / "x", "--png", tmp_path / "x"
     )
+    for option, name, expected in (
+        ("--png", "a.jpg", ".png"),
+        ("--html", "a", ".html"),
+        ("--probabilities", "a", ".npz"),
+    ):
+        line = predict(mesh, "--checkpoint", best, "--out", ply, option, tmp_path / name)
+        assert line == f"diffnet: {option} should be a {expected} file, got {tmp_path / name}\n"
     file = tmp_path / "file"
     file.write_text("mine")
     predict(mesh, "--checkpoint", best, "--out", file / "a.ply")
@@ -642,6 +700,27 @@ def test_several_meshes_are_predicted(room, tmp_path):
         np.testing.assert_array_equal(read_ply(out / f"{mesh.stem}.ply")[3], expected(room, mesh)[1])
 
 
+def test_a_mesh_that_cannot_be_used_does_not_stop_the_others(room, tmp_path):
+    broken, out = tmp_path / "broken.off", tmp_path / "out"
+    broken.write_text("OFF\n5 2 0\n0 0 0\n")
+    meshes = [room / "data" / "m0.obj", broken, room / "data" / "m1.obj"]
+    arguments = ("--checkpoint", room / "run" / "best.pt", "--out", out, "--html", tmp_path / "a.html")
+    code, text, err = diffnet("predict", *meshes, *arguments)
+    assert (code, text.count("wrote")) == (1, 3)
+    assert (
+        err == f"diffnet: {broken}: the file can't be read: 5 vertices and 2 faces are declared, but 1 lines follow\n"
+    )
+    assert sorted(p.name for p in out.iterdir()) == ["m0.ply", "m1.ply"]
+    np.testing.assert_array_equal(read_ply(out / "m1.ply")[3], expected_labels(room, "m1.obj"))
+    # With no usable mesh, each reason is printed.
+    before = sorted(tmp_path.rglob("*"))
+    code, text, err = diffnet("predict", broken.with_name("missing.off"), broken, *arguments)
+    assert (code, "wrote" in text, len(err.splitlines())) == (1, False, 2)
+    assert "missing.off: no such file" in err
+    assert "broken.off: the file can't be read" in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_point_cloud_is_predicted(room, tmp_path):
     cloud = tmp_path / "cloud.ply"
     trimesh.PointCloud(trimesh.creation.icosphere(2).vertices).export(cloud)
@@ -808,7 +887,7 @@ def test_the_generated_set(tmp_path, monkeypatch):
     from diffnet.data import figures
 
     asked = []
-    monkeypatch.setattr("diffnet.data.figures", lambda seed: asked.append(seed) or figures(train=1, test=1, seed=seed))
+    monkeypatch.setattr("diffnet.data.figures", lambda seed: asked.append(seed) or figures(train=2, test=1, seed=seed))
     out = tmp_path / "run"
     train = [
         "train",
@@ -828,6 +907,24 @@ def test_the_generated_set(tmp_path, monkeypatch):
     assert asked == [3]
     assert "8 classes at the vertices" in text
     assert load_checkpoint(out / "last.pt")["label_names"][0] == "head"
+    # An evaluation takes the same seed. A network that doesn't record it is scored on the set of seed 0.
+    made = "diffnet.train.tasks.segmentation.figures"
+    monkeypatch.setattr(made, lambda train, seed: asked.append(seed) or figures(train, test=1, seed=seed))
+    network = DiffusionNet.load(out / "last.pt")
+    del network.metadata["seed"]
+    network.save(tmp_path / "no_seed.safetensors")
+    shared = ["--data", "figures", "--cache", tmp_path / "c", "--jobs", 1, "--device", "cpu"]
+    code, text, err = diffnet("evaluate", "--checkpoint", out / "last.pt", *shared, "--out", tmp_path / "a")
+    assert (code, err) == (0, "")
+    assert "does not record" not in text
+    assert "1 mesh to score" in text
+    scores = [json.loads((folder / "results.json").read_text())["test_accuracy"] for folder in (out, tmp_path / "a")]
+    assert scores[0] == pytest.approx(scores[1], abs=0.002)
+    line = complaint("evaluate", "--checkpoint", out / "last.pt", *shared[2:], "--data", "shapes", "--out", "b")
+    assert "shapes: no such file or folder; figures is the generated set of segmentation" in line
+    text = diffnet("evaluate", "--checkpoint", tmp_path / "no_seed.safetensors", *shared, "--out", tmp_path / "b")[1]
+    assert "does not record the seed of its training" in text
+    assert asked == [3, 3, 0]
 
 
 def test_the_seed_decides_the_split(tmp_path):

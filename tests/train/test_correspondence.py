@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -29,14 +31,16 @@ from diffnet.data import (
     load_pairs,
     make_sample,
 )
-from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh
+from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import functional_map
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
+from diffnet.train.correspondence import turns
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
 from diffnet.train.correspondence.matching import boundary_length, match_meshes
 from diffnet.train.correspondence.scoring import as_labeled
 from diffnet.train.correspondence.targets import pair_samples
+from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.inference.network_input import MetadataError
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import train
@@ -100,9 +104,9 @@ def room(tmp_path_factory, small_pictures) -> Path:
     return folder
 
 
-def samples_of(data: MeshPairs, part: str, features: str = "hks", k: int = 20) -> list[Sample]:
+def samples_of(data: MeshPairs, part: str, features: str = "hks", k: int = 20, align: bool = False) -> list[Sample]:
     shapes = data.train if part == "train" else data.test
-    options = Preprocessing(k=k, features=features, normalize="area")
+    options = Preprocessing(k=k, features=features, normalize="area", align=align)
     return [make_sample(LabeledMesh(s.name, s.mesh, np.zeros(0, np.int64)), options) for s in shapes]
 
 
@@ -236,6 +240,47 @@ def test_scaled_features():
     torch.testing.assert_close(pair_maps(features, operators, "supervised", 6, 1.0), expected, atol=1e-4, rtol=1e-3)
 
 
+def test_figures_are_turned_to_face_alike():
+    """Only the second mesh of a pair that looks the other way is turned."""
+    data = two_bodies()
+    samples = [replace(s, features=s.features + 0.1) for s in samples_of(data, "train", "xyz", align=True)]
+    half_turn = torch.diag(torch.tensor([1.0, -1.0, -1.0]))
+    away = replace(samples[1], features=samples[1].features @ half_turn)
+    options = TrainOptions(
+        task="correspondence", method="unsupervised", features="xyz", align=True, k=20, map_k=8, width=16, blocks=1
+    )
+    torch.manual_seed(0)
+    model = build_model(options, ["u"] * 16, "vertices")
+    pairs = [PairSample(*sides, lambda: torch.zeros(1, 8, 8)) for sides in (samples, (samples[0], away), samples)]
+    batch = collate_pairs(pairs)
+    found = facing_alike(model, batch.features, batch.operators, options)
+    assert torch.equal(found, collate_pairs([pairs[0]] * 3).features)
+    assert model.training
+    torch.testing.assert_close(facing_alike(model, found, batch.operators, options), found)
+
+
+def test_aligned_meshes_are_matched_alike_however_they_are_rotated():
+    meshes = [body(seed, 0.05) for seed in (4, 5)]
+    rotations = random_rotations(2, torch.Generator().manual_seed(0), torch.float64).numpy()
+    turned = [
+        trimesh.Trimesh(mesh.vertices @ rotation, mesh.faces, process=False)
+        for mesh, rotation in zip(meshes, rotations, strict=True)
+    ]
+    found = {}
+    for align in (False, True):
+        torch.manual_seed(0)
+        network = DiffusionNet(6, 16, width=16, blocks=1)
+        own = {"task": "correspondence", "method": "unsupervised", "features": "xyz+normals", "align": align}
+        network.metadata = {**own, "k": 20, "map_k": 8, "feature_scale": 1.0, "normalize": "area"}
+        found[align] = [match_meshes(*pair, network).functional_map for pair in (meshes, turned)]
+    # Eigenvectors of rotated meshes differ in sign.
+    torch.testing.assert_close(found[True][0].abs(), found[True][1].abs(), rtol=0, atol=1e-2)
+    assert (found[False][0].abs() - found[False][1].abs()).abs().max() > 0.1
+    assert not TrainOptions(task="correspondence", method="unsupervised", features="wks", align=True).aligns
+    with pytest.raises(OptionError, match="rotate_about is 'z', but features are aligned"):
+        TrainOptions(task="correspondence", method="unsupervised", features="xyz", align=True, rotate_about="z")
+
+
 def test_clipped_gradients():
     """Adam's first moment after a step is a tenth of the gradient."""
     data = two_bodies(0.1)
@@ -256,10 +301,10 @@ def test_clipped_gradients():
         TrainOptions(clip=-1)
 
 
-@pytest.mark.parametrize("method", ["supervised", "unsupervised"])
-def test_steps_with_graphs_of_the_network_equal_plain_ones(method):
+@pytest.mark.parametrize(("method", "align"), [("supervised", False), ("unsupervised", False), ("unsupervised", True)])
+def test_steps_with_graphs_of_the_network_equal_plain_ones(method, align):
     options = TrainOptions(
-        task="correspondence", method=method, features="xyz", k=20, map_k=8, width=16, blocks=1, dropout=0
+        task="correspondence", method=method, features="xyz", k=20, map_k=8, width=16, blocks=1, dropout=0, align=align
     )
     data = two_bodies(0.1)
     samples = samples_of(data, "train", "xyz")
@@ -298,7 +343,9 @@ def test_a_supervised_run(room):
     page = (run / "predictions.html").read_text()
     for number in range(3):
         assert f"pairs/{number:03d}.html" in page
-        assert (run / "pairs" / f"{number:03d}.html").is_file()
+        first, second = results["pairs"][number]["first"], results["pairs"][number]["second"]
+        assert f'<a href="pairs/{number:03d}.html">{first} to {second}</a>' in page
+        assert f"<title>{first} to {second}</title>" in (run / "pairs" / f"{number:03d}.html").read_text()
     assert (run / "errors.png").is_file()
 
 
@@ -327,11 +374,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
         train(other, pairs, pairs, TrainOptions(**plain, epochs=3), tmp_path / "1", device=CPU, resume=True)
 
 
-def test_a_run_without_correspondences(room, tmp_path, capsys):
+def test_a_run_without_correspondences(room, tmp_path, capsys, monkeypatch):
     data = write_set(tmp_path / "bare", supervised=False)
     arguments = ["--data", data, "--cache", room / "cache", *SMALL, "--epochs", 3]
     assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "a") == 1
-    assert "the data have no correspondences; use --method unsupervised" in capsys.readouterr().err
+    assert f"{data}: the data have no correspondences; use --method unsupervised" in capsys.readouterr().err
     assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "b", "--method", "unsupervised") == 0
     out = capsys.readouterr().out
     assert "whose true correspondences are not known" in out
@@ -339,11 +386,28 @@ def test_a_run_without_correspondences(room, tmp_path, capsys):
     results = json.loads((tmp_path / "b" / "results.json").read_text())
     assert results["mean_error"] is None
     assert results["options"]["features"] == "xyz+normals+wks"
+    assert results["options"]["align"]
     history = list(csv.DictReader((tmp_path / "b" / "metrics.csv").open()))
     assert float(history[-1]["train_loss"]) < float(history[0]["train_loss"])
     assert (tmp_path / "b" / "pairs" / "000.html").is_file()
+    monkeypatch.setattr(turns, "oriented_alike", lambda meshes: len(list(meshes)) == 4)  # a large set decides so itself
+    assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "c", "--method", "unsupervised") == 0
+    assert "stand and look the same way" in capsys.readouterr().out
+    options = json.loads((tmp_path / "c" / "results.json").read_text())["options"]
+    assert not options["align"]
+    assert options["rotate"] is False
     with pytest.raises(OptionError, match="map_k should be from 1 to k, which is 20, got 21"):
         TrainOptions(task="correspondence", k=20, map_k=21)
+
+
+def test_a_resumed_run_keeps_its_options(room, tmp_path, capsys):
+    shutil.copytree(room / "run", tmp_path / "run")
+    where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", room / "cache", "--jobs", 1]
+    assert diffnet("train", "correspondence", *where, "--resume", "--device", "cpu") == 0
+    assert "resuming" in capsys.readouterr().out
+    before, after = (load_checkpoint(folder / "run" / "last.pt") for folder in (room, tmp_path))
+    assert after["options"] == before["options"]
+    assert after["label_names"] == before["label_names"]
 
 
 def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room, tmp_path):
@@ -358,6 +422,7 @@ def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room, tmp_path):
     assert (found == truth).mean() > 0.95  # the two are one shape, so their features are equal
     assert "b.off" not in (tmp_path / "view.html").read_text()
     assert '"texture"' in (tmp_path / "view.html").read_text()
+    assert "<title>b to a</title>" in (tmp_path / "view.html").read_text()  # as in b_a.txt
     # Saved as B_A.txt, it is a map of the data set.
     (tmp_path / "set" / "test").mkdir(parents=True)
     for name in ("a.ply", "b.off"):
@@ -390,11 +455,28 @@ def test_match_of_different_sizes_with_fine_tuning(room):
         assert np.median(away) < 2 * np.median(nearest)  # about 1 for a random map; 8 eigenpairs blur neighbors
 
 
+@pytest.mark.parametrize("method", ["supervised", "unsupervised"])
+def test_fine_tuning_limits_gradients_as_the_training_did(room, method):
+    """Adam hardly moves weights whose gradients are much smaller than its epsilon, 1e-8."""
+    network = DiffusionNet.load(room / "run" / "last.pt")
+    network.metadata["method"] = method
+    moved = {}
+    for clip in (1.0, 1e-14):
+        network.metadata["clip"] = clip
+        plain, tuned = (match_meshes(body(4), body(5), network, fine_tune=steps) for steps in (0, 2))
+        moved[clip] = float((tuned.functional_map - plain.functional_map).abs().max())
+    assert moved[1.0] > 1e-3
+    assert moved[1e-14] < 1e-5
+
+
 def test_maps_have_at_most_as_many_eigenpairs_as_vertices(room):
     network = DiffusionNet.load(room / "run" / "last.pt")
     network.metadata["map_k"] = 20
     small = trimesh.creation.icosahedron()
-    assert match_meshes(body(4), small, network).functional_map.shape == (12, 12)
+    found = match_meshes(body(4), small, network)
+    assert found.functional_map.shape == (12, 12)
+    matches = f"matches=({len(found.matches)},), functional_map=(12, 12))"
+    assert repr(found) == f"Matched(a={found.a}, b={found.b}, {matches}"
 
 
 def test_partial_shapes_and_point_clouds_are_refused(room, tmp_path, capsys):
@@ -431,6 +513,9 @@ def test_other_checkpoints_and_commands_are_refused(room, tmp_path, capsys):
     checkpoint = room / "run" / "last.pt"
     assert diffnet("match", *pair, "--checkpoint", checkpoint, "--out", tmp_path / "a.ply") == 1
     assert "would be overwritten" in capsys.readouterr().err
+    files = ["--out", tmp_path / "x.txt", "--html", tmp_path / "x.htm"]
+    assert diffnet("match", *pair, "--checkpoint", tmp_path / "none.pt", *files) == 1
+    assert f"--html should be a .html file, got {tmp_path / 'x.htm'}" in capsys.readouterr().err
     assert diffnet("predict", tmp_path / "a.ply", "--checkpoint", checkpoint, "--out", tmp_path / "b.ply") == 1
     assert "`diffnet match` uses them" in capsys.readouterr().err
     with pytest.raises(MetadataError, match="computes features for correspondence and no classes; call match_meshes"):
@@ -449,7 +534,15 @@ def test_evaluate_scores_the_test_pairs(room, tmp_path, capsys):
     results = json.loads((tmp_path / "a" / "results.json").read_text())
     assert results["mean_error"] == pytest.approx(known["mean_error"], rel=1e-6)
     assert results["pairs"] == known["pairs"]
-    assert (tmp_path / "a" / "predictions.html").is_file()
+    assert results["scored_training_meshes"] == 0
+    assert "Correspondences of the test pairs" in (tmp_path / "a" / "predictions.html").read_text()
+    assert "of 3 test pairs" in capsys.readouterr().out
+    assert diffnet("evaluate", *arguments, "--data", room / "data" / "train", "--out", tmp_path / "trained") == 0
+    assert json.loads((tmp_path / "trained" / "results.json").read_text())["scored_training_meshes"] == 4
+    assert "Correspondences of the scored pairs" in (tmp_path / "trained" / "predictions.html").read_text()
+    out = capsys.readouterr().out
+    assert "scored meshes in the training part: 4 of 4" in out
+    assert "of 6 pairs" in out
     (tmp_path / "two.txt").write_text("b4 b6\nb6 b5\n")
     more = ["--pairs", tmp_path / "two.txt", "--zoomout"]
     assert diffnet("evaluate", *arguments, "--data", room / "data", "--out", tmp_path / "b", *more) == 0

@@ -131,7 +131,7 @@ def test_a_run_can_be_resumed(room, tmp_path, capsys):
     assert all(torch.equal(one[name], other[name]) for name in one)
     capsys.readouterr()
     assert diffnet("train", "regression", *part, "--epochs", 4, "--resume", "--loss", "l1") == 1
-    assert "loss = mse, not l1" in capsys.readouterr().err
+    assert "--loss is l1, and the run in" in capsys.readouterr().err
 
 
 def test_predict_writes_columns(room, tmp_path):

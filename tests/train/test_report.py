@@ -11,7 +11,7 @@ import trimesh
 from PIL import Image
 
 from diffnet.train.metrics import class_scores
-from diffnet.train.report.charts import confusion_png, curves_png
+from diffnet.train.report.charts import confusion_png, curves_png, r2_limits
 from diffnet.train.report.report import Prediction, write_report
 from diffnet.viz.palette import label_colors
 from diffnet.viz.render import png_bytes
@@ -85,6 +85,19 @@ def test_curves(tmp_path):
     (tmp_path / "empty.csv").write_text("epoch,train_loss\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"empty\.csv"):
         curves_png(tmp_path / "empty.csv", "accuracy")
+
+
+@pytest.mark.parametrize(
+    ("curves", "limits"),
+    [
+        ([[-900.0, -0.1, 0.9], [0.4]], (-0.15, 0.95)),  # the first epoch is left out
+        ([[-2.0, 0.0], [-1000.0]], (-1050.0, 50.0)),  # a bad last value is shown
+        ([[0.5, 0.7]], (0.49, 0.71)),
+        ([[0.5]], (0.45, 0.55)),
+    ],
+)
+def test_limits_of_r2(curves, limits):
+    assert r2_limits(curves) == pytest.approx(limits)
 
 
 def test_page(tmp_path, ball):

@@ -132,7 +132,7 @@ def train(
 ) -> None:
     "Train a network that predicts heights."
 
-    def load(options: TrainOptions) -> Loaded:
+    def load(options: TrainOptions, before: Any) -> Loaded:
         from diffnet.data import load_targets
 
         return Loaded(load_targets(data, "file:height", seed=options.seed, cache_dir=shared["cache"]), options)

@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from diffnet.data import DataError, LabeledMesh, LabeledMeshes, epoch_seed, make_sample
 from diffnet.geometry import make_mesh, mesh_edges, random_rotations, rotate
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train import batches, loop
 from diffnet.train import evaluate as evaluate_module
@@ -275,7 +276,7 @@ def test_held_out_meshes_depend_on_the_seed_only(data):
     assert held_out(validation=0.0) == set()
     assert held_out(validation=0.3) == held_out(validation=0.3, epochs=9, dropout=0.1, learning_rate=1.0)
     assert len({frozenset(held_out(validation=0.3, seed=seed)) for seed in range(6)}) > 1
-    with pytest.raises(ValueError, match=r"validation = 0.9 of 4"):
+    with pytest.raises(ValueError, match=r"validation should leave .* got 0.9 of 4"):
         set_aside(samples[:4], options(validation=0.9))
     with pytest.raises(ValueError, match="0 training meshes"):
         set_aside([], options())
@@ -464,19 +465,19 @@ def test_order_and_dropout_differ_between_epochs_and_seeds(data, tmp_path, monke
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"width": 16}, "width = 8, not 16"),
-        ({"learning_rate": 0.5}, "learning_rate = 0.01, not 0.5"),
-        ({"k": 9}, "k = 8, not 9"),
-        ({"seed": 1}, "seed = 0, not 1"),
-        ({"validation": 0.5}, "validation = 0.0, not 0.5"),
+        ({"width": 16}, "width is 16, .* with 8"),
+        ({"learning_rate": 0.5}, "learning_rate is 0.5, .* with 0.01"),
+        ({"k": 9}, "k is 9, .* with 8"),
+        ({"seed": 1}, "seed is 1, .* with 0"),
+        ({"validation": 0.5}, "validation is 0.5, .* with 0.0"),
     ],
     ids=["width", "learning_rate", "k", "seed", "validation"],
 )
 def test_a_run_is_not_resumed_with_other_options(run, data, changed, message):
     before = (run[0] / "last.pt").read_bytes()
-    with pytest.raises(CheckpointError, match=message) as caught:
+    with pytest.raises(OptionError, match=message) as caught:
         fit(data, run[0], resume=True, **changed)
-    assert str(run[0] / "last.pt") in str(caught.value)
+    assert str(run[0]) in str(caught.value)
     assert (run[0] / "last.pt").read_bytes() == before
 
 
@@ -486,13 +487,13 @@ def test_a_run_without_a_newer_option_is_resumed(data, tmp_path):
     del stored["options"]["diffusion"]
     save_checkpoint(tmp_path / "last.pt", stored)
     assert len(fit(data, tmp_path, epochs=3, resume=True)["history"]) == 3
-    with pytest.raises(CheckpointError, match="diffusion = spectral, not implicit"):
+    with pytest.raises(OptionError, match=r"diffusion is implicit, .* with spectral"):
         fit(data, tmp_path, epochs=4, resume=True, diffusion="implicit")
 
 
 def test_a_cosine_run_keeps_its_length(data, tmp_path):
     fit(data, tmp_path, epochs=2, schedule="cosine")
-    with pytest.raises(CheckpointError, match="epochs = 2, not 3"):
+    with pytest.raises(OptionError, match=r"epochs is 3, .* with 2; the cosine"):
         fit(data, tmp_path, epochs=3, schedule="cosine", resume=True)
     with pytest.raises(CheckpointError, match="other labels"):
         fit(replace(data, label_names=["a", "b"]), tmp_path, epochs=2, schedule="cosine", resume=True)
@@ -524,7 +525,7 @@ def test_files_that_are_not_checkpoints(run, tmp_path):
 
     with pytest.raises(CheckpointError, match=r"missing.pt: no such"):
         load_checkpoint(tmp_path / "missing.pt")
-    with pytest.raises(CheckpointError, match="no such"):
+    with pytest.raises(CheckpointError, match="this is a folder, expected a checkpoint"):
         load_checkpoint(tmp_path)
     rng = np.random.default_rng(0)
     for garbage in (b"", b".", b"garbage", b"\x80\x02.", b"}q\x00h\x05.", whole[: len(whole) // 2], whole[:-100]):

@@ -116,6 +116,12 @@ def test_values_that_do_not_fit_are_named(tmp_path, given, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_only_ply_files_are_written(tmp_path):
+    with pytest.raises(ValueError, match=r"out\.obj: the file is written in PLY format"):
+        write_ply(tmp_path / "out.obj", (np.eye(3), None))
+    assert not list(tmp_path.iterdir())
+
+
 def test_large_scalars_are_written_as_they_are(tmp_path):
     given = np.array([1e300, -np.inf, np.nan])
     write_ply(tmp_path / "out.ply", (np.eye(3), None), scalars={"large": given})

@@ -27,7 +27,7 @@ def match(
         Path, typer.Option(help="Text file to write: for each vertex of B, the number of a vertex of A, from 0.")
     ],
     html: Annotated[
-        Path | None, typer.Option(help="Also write a page with A and B, where B has the colors and texture of A.")
+        Path | None, typer.Option(help="Also write a page with B and A, where B has the colors and texture of A.")
     ] = None,
     zoomout: ZoomOutOption = False,
     fine_tune: Annotated[
@@ -42,7 +42,7 @@ def match(
     with ExitAtCtrlC():
         from diffnet.geometry.files import write_atomically
         from diffnet.geometry.mesh.mesh import mesh_stem
-        from diffnet.train.commands.predicting import check_outputs
+        from diffnet.train.commands.predicting import check_outputs, check_suffix
         from diffnet.train.correspondence.matching import load_matching_network, match_meshes
         from diffnet.train.device import pick_device
         from diffnet.train.inference.network_input import MetadataError
@@ -51,6 +51,7 @@ def match(
 
     if out.is_dir():
         raise OptionError(f"--out should be a text file, and {out} is a folder")
+    check_suffix("--html", html, ".html")
     written = [path for path in (out, html) if path is not None]
     check_outputs(written, [a, b, checkpoint])
     network = load_matching_network(checkpoint)
@@ -73,8 +74,7 @@ def match(
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, "".join(f"{vertex}\n" for vertex in found.matches.tolist()))
     if html is not None:
-        names = mesh_stem(a), mesh_stem(b)
-        pair_page(found.a, found.b, found.matches, names, f"{names[0]} to {names[1]}").save(html)
+        pair_page(found.b, found.a, found.matches, (mesh_stem(b), mesh_stem(a))).save(html)
     used = len(set(found.matches.tolist()))
     console.print(f"{len(found.matches)} vertices of {b.name} have partners among {used} vertices of {a.name}")
     for path in written:

@@ -171,7 +171,9 @@ BackendOption = Annotated[
     TrainBackend, typer.Option(help="auto uses the fused kernels on a GPU; torch is plain PyTorch.")
 ]
 SeedOption = Annotated[int, typer.Option(help="Seed of weights, order of meshes, dropout and splits.")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Resume the run in --out with its options; --data is repeated.")
+]
 CaptureOption = Annotated[bool, typer.Option(help="On a GPU, launch the kernels of a step together as a CUDA graph.")]
 AverageWeightsOption = Annotated[
     float,

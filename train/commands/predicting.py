@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffnet.data.counts import counted
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import TargetsAt
-from diffnet.geometry.errors import OptionError
+from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.console import console
+from diffnet.train.commands.console import complain, console
 from diffnet.train.commands.options import (
     DEFAULT_CACHE,
     MESH_FILES,
@@ -23,7 +25,7 @@ from diffnet.train.commands.options import (
     TargetsOption,
     ZoomOutOption,
 )
-from diffnet.train.commands.training import print_results
+from diffnet.train.commands.training import check_data, print_results
 
 if TYPE_CHECKING:
     from diffnet.train.tasks.task import Predicted
@@ -66,15 +68,19 @@ def predict(
     ] = None,
     labels_at: Annotated[
         TargetsAt | None,
-        typer.Option(help="Elements that a checkpoint of the original labels. Its file doesn't tell. By default, vertices."),
+        typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
     ] = None,
 ) -> None:
-    """Predict the labels or the numbers of meshes with a trained network."""
+    """Predict the labels or the numbers of meshes with a trained network.
+
+    Of several meshes, one that can't be used does not stop the others. It is listed at the end, and the exit code is 1.
+    """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import is_original, load_network
         from diffnet.train.inference.network_input import MetadataError, network_input
         from diffnet.train.inference.predict import predict_meshes
+        from diffnet.train.run import progress_bar
         from diffnet.train.tasks.registry import task_named
 
     network = load_network(checkpoint, class_names and [name.strip() for name in class_names.split(",")], labels_at)
@@ -95,13 +101,33 @@ def predict(
     for name, is_given in (("--probabilities", probabilities is not None), ("--smooth", smooth > 0)):
         if is_given and task.standardized:
             raise OptionError(f"{name} is for networks that predict classes, and this one predicts numbers")
-    if probabilities is not None and probabilities.suffix.lower() != ".npz":
-        raise OptionError(f"--probabilities should be a .npz file, got {probabilities}")
     if smooth > 0 and expected.labels_at == "meshes":
         raise OptionError("--smooth is for networks that label vertices, faces or edges; this one classifies meshes")
     written = [path for path in (*files, html, png, probabilities) if path is not None]
     check_outputs(written, [*meshes, checkpoint])
-    predictions = predict_meshes(meshes, network, pick_device(device), cache, probabilities is not None, smooth)
+    for name, path, suffix in (
+        ("--html", html, ".html"),
+        ("--png", png, ".png"),
+        ("--probabilities", probabilities, ".npz"),
+    ):
+        check_suffix(name, path, suffix)
+    chosen = pick_device(device)
+    failed: dict[Any, DiffnetError] = {}
+    with progress_bar(console, disable=len(meshes) == 1) as bar:
+        predictions = predict_meshes(
+            bar.track(meshes, description="predicting"),
+            network,
+            chosen,
+            cache,
+            probabilities is not None,
+            smooth,
+            failed.__setitem__,
+        )
+    if not predictions:
+        _end_if_any(failed)
+    if len(files) == len(meshes):  # otherwise one table has all meshes
+        files = [file for file, mesh in zip(files, meshes, strict=True) if mesh not in failed]
+    written = [path for path in (*files, html, png, probabilities) if path is not None]
     for path in written:
         path.parent.mkdir(parents=True, exist_ok=True)
     task.write_predictions(predictions, expected.label_names, expected.labels_at, files, html, png)
@@ -109,6 +135,15 @@ def predict(
         _write_probabilities(probabilities, predictions, expected.label_names)
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)
+    _end_if_any(failed)
+
+
+def _end_if_any(failed: Mapping[Any, DiffnetError]) -> None:
+    """If some meshes can't be used, print the reason for each of them and exit with code 1."""
+    for reason in failed.values():
+        complain(str(reason))
+    if failed:
+        raise typer.Exit(1)
 
 
 def _write_probabilities(path: Path, predictions: list[Predicted], label_names: list[str]) -> None:
@@ -135,13 +170,19 @@ def check_outputs(written: list[Path], read: list[Path]) -> None:
                 raise OptionError(f"{path}: {source} would be overwritten by its prediction")
 
 
+def check_suffix(option: str, path: Path | None, suffix: str) -> None:
+    """Raises OptionError if an option is given, and its file has another extension."""
+    if path is not None and path.suffix.lower() != suffix:
+        raise OptionError(f"{option} should be a {suffix} file, got {path}")
+
+
 def evaluate(
     checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run, or a file of DiffusionNet.save.")],
     data: Annotated[
         Path,
         typer.Option(
-            help="Folder of labeled meshes or of meshes in pairs, or a table (.csv) for a network with outputs for "
-            "whole meshes."
+            help="Folder of labeled meshes or of meshes in pairs, a table (.csv) for a network with outputs for whole "
+            "meshes, or the name of the generated set of the network's task: figures or shapes."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],
@@ -156,9 +197,10 @@ def evaluate(
 ) -> None:
     """Score a trained network on labeled meshes or on pairs of meshes, without training.
 
-    The meshes in test/ or of test.txt are scored, and no others are read. Without these, all meshes are. Labels, and
-    columns of targets, are matched by name. Labels at other elements than the network's are converted. --targets is for
-    regression; the default is that of the training. --pairs, --base and --zoomout are for correspondence.
+    The meshes in test/ or of test.txt are scored, and no others are read. Without these, all meshes are. Of a generated
+    set, the test part with the seed of the training is scored. Labels, and columns of targets, are matched by name.
+    Labels at other elements than the network's are converted. --targets is for regression; the default is that of the
+    training. --pairs, --base and --zoomout are for correspondence.
     """
     with ExitAtCtrlC():
         from diffnet.data import MeshPairs
@@ -166,7 +208,7 @@ def evaluate(
         from diffnet.train.inference.loading import load_scored_network
         from diffnet.train.inference.network_input import MetadataError, network_input
         from diffnet.train.inference.scoring import check_empty, run_evaluation
-        from diffnet.train.tasks.registry import task_named
+        from diffnet.train.tasks.registry import TASK_OPTIONS, task_named
         from diffnet.train.tasks.task import DataOptions
 
     chosen = pick_device(device)
@@ -184,9 +226,19 @@ def evaluate(
     if targets is not None and not task.standardized:
         raise OptionError(f"--targets is for regression, and the network is one of {task.name}")
     cache.mkdir(parents=True, exist_ok=True)
-    known = DataOptions(expected.options, layout, targets, pairs, base)
+    check_data(data, task.name)
+    seed = network.metadata.get("seed")
+    if not isinstance(seed, int) or seed < 0:
+        seed = 0
+        if str(data) == TASK_OPTIONS[task.name].generated:
+            unknown = f"{checkpoint} does not record the seed of its training"
+            console.print(f"{unknown}; {data} are those of seed 0", soft_wrap=True)
+    known = DataOptions(expected.options, layout, targets, pairs, base, seed)
     dataset = task.load_test(data, known, cache)
-    count = f"{len(dataset.test_pairs)} pairs" if isinstance(dataset, MeshPairs) else f"{len(dataset.test)} meshes"
+    if isinstance(dataset, MeshPairs):
+        count = counted(len(dataset.test_pairs), "pair", "pairs")
+    else:
+        count = counted(len(dataset.test), "mesh", "meshes")
     console.print(f"{count} to score")
     results = run_evaluation(
         dataset, network, out, zoomout=zoomout, device=chosen, cache_dir=cache, jobs=jobs, console=console

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from diffnet.data.counts import counted
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import console
 from diffnet.train.commands.shared_options import with_shared_options
@@ -18,6 +19,7 @@ from diffnet.train.tasks.registry import TASK_OPTIONS, TaskName
 
 if TYPE_CHECKING:
     from diffnet.data import LabeledMeshes, MeshPairs
+    from diffnet.train.checkpoint import Checkpoint
     from diffnet.train.tasks.task import Task
 
 
@@ -37,18 +39,31 @@ def training_command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a function the command of a task. The shared options get the defaults of the task's recipe.
 
-    without: shared options that the command doesn't have, besides those that the task refuses, and those that its own
-        parameters replace
+    without: shared options that the command doesn't have, besides those that the task refuses
     """
     defaults = TrainOptions(task=task, **options_of_recipe("default", task))
     left_out = (*TASK_OPTIONS[task].unavailable, *without)
     return lambda command: with_shared_options(command, defaults, left_out)
 
 
-def run_command(name: TaskName, load: Callable[[TrainOptions], Loaded], out: Path, given: dict[str, Any]) -> None:
+def check_data(path: str | Path, task: TaskName) -> None:
+    """Raises DataError if a data set is neither at this path nor the generated one of the task."""
+    from diffnet.data import DataError
+
+    generated = TASK_OPTIONS[task].generated
+    if generated is not None and str(path) != generated and not Path(path).exists():
+        raise DataError(f"{path}: no such file or folder; {generated} is the generated set of {task}")
+
+
+def run_command(
+    name: TaskName,
+    load: Callable[[TrainOptions, Mapping[str, Any] | None], Loaded],
+    out: Path,
+    given: dict[str, Any],
+) -> None:
     """Run the training of a task.
 
-    load: reads the data set
+    load: (options, checkpoint of the run to resume, or None) to the data set
     given: arguments of the command. Those that have the name of an option of `TrainOptions` become this option.
     """
     with ExitAtCtrlC():
@@ -58,7 +73,8 @@ def run_command(name: TaskName, load: Callable[[TrainOptions], Loaded], out: Pat
 
         task = task_named(name)
 
-    _follow_recipe(name, given)
+    before = _run_to_resume(name, out) if given["resume"] else None
+    _complete(name, given, None if before is None else before["options"])
     names = {field.name for field in fields(TrainOptions)}
     options = TrainOptions(task=name, **{option: value for option, value in given.items() if option in names})
     cache, resume = given["cache"], given["resume"]
@@ -67,10 +83,10 @@ def run_command(name: TaskName, load: Callable[[TrainOptions], Loaded], out: Pat
         keep_memory()
     check_folder(out, resume)
     cache.mkdir(parents=True, exist_ok=True)
-    dataset, options, pairs = load(options)
-    outputs = f"{len(dataset.label_names)} {task.outputs}"
+    dataset, options, pairs = load(options, before)
+    meshes, outputs = counted(len(dataset.train), "mesh", "meshes"), counted(len(dataset.label_names), *task.outputs)
     at = "" if dataset.labels_at == "meshes" else f" at the {dataset.labels_at}"
-    console.print(f"{len(dataset.train)} meshes to train on, {len(dataset.test)} to test on, {outputs}{at}")
+    console.print(f"{meshes} to train on, {len(dataset.test)} to test on, {outputs}{at}")
     try:
         results = run_training(
             dataset,
@@ -92,8 +108,25 @@ def run_command(name: TaskName, load: Callable[[TrainOptions], Loaded], out: Pat
     print_results(task, results, out)
 
 
-def _follow_recipe(task: TaskName, given: dict[str, Any]) -> None:
-    """Give the options of the recipe to all arguments that are not on the command line."""
+def _run_to_resume(task: TaskName, out: Path) -> Checkpoint:
+    """The checkpoint of the run in a folder. Raises CheckpointError if it is one of another task."""
+    from diffnet.train.checkpoint import CheckpointError, load_checkpoint
+    from diffnet.train.run import check_folder
+
+    check_folder(out, resume=True)
+    found = load_checkpoint(out / "last.pt")
+    trained = found["options"]["task"]
+    if trained != task:
+        raise CheckpointError(f"{out / 'last.pt'}: this run is one of `diffnet train {trained}`, not of {task}")
+    console.print(f"resuming {out}: options that are not given are those of this run", soft_wrap=True)
+    return found
+
+
+def _complete(task: TaskName, given: dict[str, Any], before: Mapping[str, Any] | None) -> None:
+    """Give values to all arguments that are not on the command line: those of the run to resume, or of the recipe.
+
+    before: options of the run to resume, or None. If --recipe is given, only the number of epochs is read from them.
+    """
     context: typer.Context = given["context"]
     sources = {name: context.get_parameter_source(name) for name in given}
     defaults = {name for name, source in sources.items() if source is not None and source.name == "DEFAULT"}
@@ -102,6 +135,8 @@ def _follow_recipe(task: TaskName, given: dict[str, Any]) -> None:
     followed = {**TrainOptions(task=task, **named).as_dict(), "laplacian": named.get("laplacian")}
     if given["batch_vertices"] is not None:
         followed["batch_meshes"] = None  # one limit instead of the other
+    if before is not None:
+        followed = dict(before) if "recipe" in defaults else {**followed, "epochs": before["epochs"]}
     given.update({name: value for name, value in followed.items() if name in defaults})
 
 

@@ -12,6 +12,7 @@ from diffnet.train.tasks.options.correspondence import Method
 
 TEMPERATURE = 0.07  # of soft maps of normalized features (Cao et al. 2023)
 ZOOMOUT_STEPS = 10
+REFINEMENTS = 2
 
 
 def pair_maps(features: Tensor, operators: Operators, method: Method, k: int, scale: float = 0.0) -> Tensor:
@@ -27,6 +28,24 @@ def pair_maps(features: Tensor, operators: Operators, method: Method, k: int, sc
     resolvent regularizer, and the maps from b to a and from a to b of the soft maps of points (Cao et al. 2023).
     """
     features = features.float()
+    solved = solved_maps(features, operators, method, k, scale)
+    if method == "supervised":
+        return solved
+    unit, evecs = (
+        torch.split(x, list(operators.lengths)) for x in (F.normalize(features, dim=1), operators.evecs[:, :k])
+    )
+    others = [i ^ 1 for i in range(len(unit))]  # mesh 2p + 1 for mesh 2p, and mesh 2p for mesh 2p + 1
+    mapped = [soft_map(unit[i], unit[j], evecs[j], TEMPERATURE) for i, j in enumerate(others)]
+    soft = to_spectral(torch.cat(mapped), operators)[:, :k]
+    return torch.cat([solved, soft[0::2, None], soft[1::2, None]], 1)
+
+
+def solved_maps(features: Tensor, operators: Operators, method: Method, k: int, scale: float = 0.0) -> Tensor:
+    """The functional maps that take features to features: (P, 1, K, K), or (P, 2, K, K) if unsupervised.
+
+    For the arguments see `pair_maps`.
+    """
+    features = features.float()
     # One transform serves all meshes. Splitting the operators would also split their matrices, unused here.
     spectra, evals = to_spectral(features, operators)[:, :k], operators.evals[:, :k]
     if scale > 0:
@@ -36,14 +55,7 @@ def pair_maps(features: Tensor, operators: Operators, method: Method, k: int, sc
     a, b = (spectra[0::2], evals[0::2]), (spectra[1::2], evals[1::2])
     if method == "supervised":
         return functional_map(a[0], b[0], a[1], b[1], regularizer="squared_difference")[:, None]
-    unit, evecs = (
-        torch.split(x, list(operators.lengths)) for x in (F.normalize(features, dim=1), operators.evecs[:, :k])
-    )
-    others = [i ^ 1 for i in range(len(unit))]  # mesh 2p + 1 for mesh 2p, and mesh 2p for mesh 2p + 1
-    mapped = [soft_map(unit[i], unit[j], evecs[j], TEMPERATURE) for i, j in enumerate(others)]
-    soft = to_spectral(torch.cat(mapped), operators)[:, :k]
-    there, back = functional_map(a[0], b[0], a[1], b[1]), functional_map(b[0], a[0], b[1], a[1])
-    return torch.stack([there, back, soft[0::2], soft[1::2]], 1)
+    return torch.stack([functional_map(a[0], b[0], a[1], b[1]), functional_map(b[0], a[0], b[1], a[1])], 1)
 
 
 def unsupervised_loss(maps: Tensor) -> Tensor:
@@ -67,7 +79,8 @@ def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool) -> Tensor:
     refine: whether ZoomOut first refines the map, in 10 steps, to all eigenpairs. If it has more than half of them, it
         starts at half of them.
 
-    Without ZoomOut, the map of points is turned into a functional map and back once, which makes it more accurate.
+    Without ZoomOut, the map goes to maps of points in both directions and back REFINEMENTS times, which makes it more
+    accurate.
     """
     c = c.to(a.device)
     if refine:
@@ -75,5 +88,17 @@ def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool) -> Tensor:
         start = max(1, min(c.shape[-1], most // 2))
         c = zoomout(c[:, :start, :start], a, b, k=most, step=max(1, -(-(most - start) // ZOOMOUT_STEPS)))
     else:
-        c = functional_map_from_points(point_map(c, a, b), a, b, k=c.shape[-1])
+        for _ in range(REFINEMENTS):
+            c = _by_points(c, a, b)
     return point_map(c, a, b)
+
+
+def _by_points(c: Tensor, a: Operators, b: Operators) -> Tensor:
+    """The mean of the functional maps (1, K, K) of the maps of points from b to a and from a to b.
+
+    The second one is transposed, which inverts maps that keep areas.
+    """
+    k = c.shape[-1]
+    there = functional_map_from_points(point_map(c, a, b), a, b, k=k)
+    back = functional_map_from_points(point_map(c.mT, b, a), b, a, k=k)
+    return (there + back.mT) / 2

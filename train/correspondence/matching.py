@@ -17,14 +17,17 @@ from diffnet import DiffusionNet
 from diffnet.checkpoints.files import CheckpointError
 from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
-from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss, unsupervised_loss
+from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss
 from diffnet.train.correspondence.targets import unknown_map
+from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.device import autocast
 from diffnet.train.inference.loading import is_original
 from diffnet.train.inference.network_input import MetadataError, network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.options import TrainOptions
+from diffnet.train.steps.step import descend, make_optimizer
 from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
+from diffnet.train.tasks.correspondence import map_loss
 
 FINE_TUNING_RATE = 1e-4
 # A shape is partial if its boundary is longer than that of the other one by more than this part of √area. The
@@ -44,6 +47,10 @@ class Matched:
     b: Mesh
     matches: NDArray[np.int64]
     functional_map: Tensor
+
+    def __repr__(self) -> str:
+        k = len(self.functional_map)
+        return f"Matched(a={self.a}, b={self.b}, matches={self.matches.shape}, functional_map=({k}, {k}))"
 
 
 def load_matching_network(path: str | os.PathLike[str]) -> DiffusionNet:
@@ -78,8 +85,9 @@ def match_meshes(
     network: one of `load_matching_network`, whose metadata say what it takes as input. It stays as it is.
     device: where to compute
     zoomout: refine the functional map, see `point_map_of`
-    fine_tune: steps on these two meshes with the unsupervised losses. The features of the supervised method aren't made
-        for soft maps, so its networks are tuned without the coupling term.
+    fine_tune: steps on these two meshes with the unsupervised losses, and the limit of gradients of the training. The
+        features of the supervised method aren't made for soft maps, so its networks are tuned without the coupling
+        term.
     cache_dir: a folder that keeps operators, see `precompute`
     after_step: called after each of these steps
 
@@ -108,7 +116,8 @@ def match_meshes(
 
 def _maps(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
     with autocast(options.precision, pair.features.device):
-        features: Tensor = network(pair.features, pair.operators)
+        given = facing_alike(network, pair.features, pair.operators, options) if options.aligns else pair.features
+        features: Tensor = network(given, pair.operators)
     return pair_maps(features, pair.operators, options.method, options.map_k, options.feature_scale)
 
 
@@ -127,17 +136,18 @@ def _fine_tune(
     """Train on one pair. Dropout is off, so that the steps are no different from the match that follows.
 
     swapped: the same pair, b first
+    options: those of the training, for the limit of gradients and the loss
     """
-    optimizer = torch.optim.Adam(network.parameters(), lr=FINE_TUNING_RATE)
+    options = replace(options, learning_rate=FINE_TUNING_RATE)
+    optimizer = make_optimizer(network, options, pair.features.device)
     for _ in range(steps):
         optimizer.zero_grad()
         maps = _maps(network, pair, options)
         if options.method == "unsupervised":
-            loss = unsupervised_loss(maps)
+            loss = map_loss(maps, pair.labels, options)
         else:
             loss = structure_loss(maps[:, 0], _maps(network, swapped, options)[:, 0])
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        descend(loss, network, optimizer, options.clip)
         after_step()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ OPTIONAL = (
     "operators",
     "max_faces",
     "precision",
+    "clip",
+    "align",
     *(name for options in TASK_OPTIONS.values() for name in options.prediction),
 )
 
@@ -41,12 +44,14 @@ class NetworkInput:
     """The input of a network, and the names of its outputs.
 
     options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join`, `operators`, `normalize`, `max_faces`,
-        `precision`, `targets`, `ignore`, `method`, `map_k` and `feature_scale`; its other values are not used
+        `precision`, `targets`, `ignore`, `method`, `map_k`, `feature_scale`, `clip` and `align`; its other values are
+        not used
     normalize: whether positions are normalized first, by the rule in `options`
     label_names: the name of each class, or of each column of a regression
     labels_at: what it predicts: classes or numbers of "vertices", "faces", "edges" or "meshes"
     statistics: of the features from files, see `array_statistics`
     target_statistics: of the targets of a regression, whose outputs are standardized. None in other tasks.
+    train_meshes: `mesh_hash` of each mesh of the training part, or None if they aren't known
     """
 
     options: TrainOptions
@@ -55,6 +60,7 @@ class NetworkInput:
     labels_at: TargetsAt
     statistics: Statistics
     target_statistics: ArrayStatistics | None = None
+    train_meshes: frozenset[str] | None = None
 
 
 def network_input(network: DiffusionNet) -> NetworkInput:
@@ -67,6 +73,8 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `normalize` | whether positions are normalized first: true or "radius", "area", or false | none |
     | `task` | "segmentation", … "correspondence" | "classification" or "segmentation", which fits `outputs_at` |
     | `method`, `map_k`, `feature_scale` | of a correspondence, see `pair_maps` | "supervised", 30, 0 |
+    | `clip` | limit of the norm of gradients in `match_meshes`; 0 for none | 0 |
+    | `align` | whether xyz and normals are given in principal axes, see `input_features` | false |
     | `laplacian`, `basis`, `join`, `operators` | see `precompute` | those of `precompute` |
     | `max_faces` | meshes with more faces are decimated, see `decimated` | none are |
     | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |
@@ -74,10 +82,14 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `label_names` | a name for each output channel | "0", "1", … |
     | `target_statistics` | {"mean": […], "std": […]} of the targets of a regression | 0 and 1 |
     | `statistics` | of features from files, see `array_statistics` | none of them |
+    | `train_meshes` | hashes of the training meshes, by which `diffnet evaluate` counts them | not known |
 
     Networks of `diffnet train` have all of them. Raises MetadataError if one is missing or wrong, and for a network
-    with other input channels.
+    with other input channels. Raises TypeError for anything but a network.
     """
+    if not hasattr(network, "outputs_at"):  # a compiled network has it, too
+        hint = "; write DiffusionNet.load(path)" if isinstance(network, (str, os.PathLike)) else ""
+        raise TypeError(f"network should be a DiffusionNet, got {type(network).__name__}{hint}")
     labels_at: TargetsAt = "meshes" if network.outputs_at == "global_mean" else network.outputs_at
     found = network.metadata
     missing = [name for name in NEEDED if name not in found]
@@ -119,7 +131,11 @@ def network_input(network: DiffusionNet) -> NetworkInput:
             "call a network with features of its own in Python"
         )
     label_names = _label_names(found.get("label_names"), network.out_channels)
-    return NetworkInput(read, rule is not None, label_names, labels_at, statistics, targets)
+    hashes = found.get("train_meshes")
+    if hashes is not None and not (isinstance(hashes, list) and all(isinstance(each, str) for each in hashes)):
+        raise MetadataError(f"train_meshes in the metadata should be a list of hashes, got {hashes!r:.200}")
+    known = None if hashes is None else frozenset(hashes)
+    return NetworkInput(read, rule is not None, label_names, labels_at, statistics, targets, known)
 
 
 def _label_names(names: Any, count: int) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
 from diffnet.data import (
+    DataError,
     Interpolation,
     Sample,
     input_features,
@@ -24,6 +25,9 @@ from diffnet.data import (
     with_few_faces,
 )
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute, smooth_boundaries
+from diffnet.geometry.errors import DiffnetError
+from diffnet.geometry.mesh.mesh import check_several
+from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
 from diffnet.train.tasks.registry import task_named
@@ -48,8 +52,8 @@ def predict_labels(
     int64, which are numbers of output channels.
 
     Raises MeshError for a mesh that can't be used, DataError for a mesh without the own arrays that the network was
-    trained with, and MetadataError for a network without what is needed, and for one of a regression or
-    of a correspondence.
+    trained with, OptionError for a device that is not available, and MetadataError for a network without what is
+    needed, and for one of a regression or of a correspondence.
     """
     _check_classes(network)
     return [(mesh, outputs.argmax(-1).cpu().numpy()) for mesh, outputs in _outputs(sources, network, device, cache_dir)]
@@ -97,22 +101,25 @@ def _check_classes(network: DiffusionNet) -> None:
 
 
 def predict_meshes(
-    sources: Sequence[MeshLike],
+    sources: Iterable[MeshLike],
     network: DiffusionNet,
     device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None = None,
     probabilities: bool = False,
     smooth: float = 0.0,
+    unusable: Callable[[MeshLike, DiffnetError], None] | None = None,
 ) -> list[Predicted]:
     """Predictions as the task of a network keeps them. For the rest, see `predict_labels`.
 
     probabilities: whether to keep the probabilities of all classes, too
     smooth: if above 0, the weight of `smooth_boundaries`, for a segmentation. Probabilities stay as they are.
+    unusable: gets each mesh that can't be used, and the reason. The others are predicted. By default, the reason is
+        raised.
     """
     expected = network_input(network)
     task, at, targets = task_named(expected.options.task), expected.labels_at, expected.target_statistics
     found = []
-    for mesh, outputs in _outputs(sources, network, device, cache_dir):
+    for mesh, outputs in _outputs(sources, network, device, cache_dir, unusable):
         shares = outputs.float().softmax(-1).cpu() if probabilities or smooth > 0 else None
         if smooth > 0 and shares is not None and at != "meshes":
             values = torch.from_numpy(smooth_boundaries(mesh, shares, at=at, weight=smooth))
@@ -125,19 +132,27 @@ def predict_meshes(
 
 
 def _outputs(
-    sources: Sequence[MeshLike],
+    sources: Iterable[MeshLike],
     network: DiffusionNet,
     device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None,
+    unusable: Callable[[MeshLike, DiffnetError], None] | None = None,
 ) -> Iterator[tuple[Mesh, Tensor]]:
     """Each mesh at its original positions, and the outputs of the network, (N, C) on the device."""
-    expected, device = network_input(network), torch.device(device)
+    check_several(sources)
+    expected, device = network_input(network), usable_device(device)
     network = graphed(network.to(device))
     for source in sources:
-        mesh = load_mesh(source)
-        if mesh.is_point_cloud and expected.labels_at in ("faces", "edges"):
-            raise MeshError(f"{mesh.name}: the network labels {expected.labels_at}, and a point cloud has none")
-        sample = input_sample(mesh, expected, cache_dir)
+        try:
+            mesh = load_mesh(source)
+            if mesh.is_point_cloud and expected.labels_at in ("faces", "edges"):
+                raise MeshError(f"{mesh.name}: the network labels {expected.labels_at}, and a point cloud has none")
+            sample = input_sample(mesh, expected, cache_dir)
+        except (MeshError, DataError) as e:
+            if unusable is None:
+                raise
+            unusable(source, e)
+            continue
         yield mesh, network_outputs(network, sample, expected.options, device)
 
 
@@ -169,7 +184,9 @@ def input_sample(
             join=options.join,
             operators=options.operators,
         )
-    features = input_features(taken, operators, options.features, statistics=statistics, arrays=arrays)
+    features = input_features(
+        taken, operators, options.features, statistics=statistics, arrays=arrays, align=options.align
+    )
     back = None
     if small is not mesh and expected.labels_at != "meshes":
         back = Interpolation.of(interpolation_weights(mesh, small, expected.labels_at))

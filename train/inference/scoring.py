@@ -30,6 +30,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
 from diffnet.train.inference.predict import input_sample
+from diffnet.train.mesh_hash import mesh_hash
 from diffnet.train.run import few_faces, preprocess, scored_on, surroundings, write_results
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Scored
@@ -54,7 +55,8 @@ def run_evaluation(
     zoomout: of a correspondence, see `point_map_of`
 
     Labels and classes of the network are matched by name. Classes that were ignored in training don't count. Labels at
-    other elements than the network's are converted, see `labels_at`. Returns the content of results.json.
+    other elements than the network's are converted, see `labels_at`. Returns the content of results.json. Its entry
+    `scored_training_meshes` counts the scored meshes that the network was trained on. It is null if this isn't known.
 
     Raises OptionError if `out` is a file or holds results, and for `zoomout` in another task; DataError for labels that
     can't be converted, for a label whose name the network lacks, and for a mesh or an own array that can't be used; and
@@ -95,17 +97,25 @@ def run_evaluation(
         scored_pairs = task.pairs.score(
             data, predictions, samples, options, device, cache_dir=cache_dir, jobs=jobs, console=console
         )
+    known = expected.train_meshes
+    seen = None if known is None else sum(mesh_hash(item.mesh) in known for item in items)
     scored = Scored(items, predictions, expected.label_names, expected.labels_at, scored_pairs)
     results = {
         "task": task.name,
         **task.results(scored),
         **({"labels_at": expected.labels_at} if scored_pairs is None else {}),
         "test_meshes": len(items),
+        "scored_training_meshes": seen,
         **surroundings(device),
     }
     out.mkdir(parents=True, exist_ok=True)
     write_results(out, results)
-    summary = {"Meshes": str(len(items)), "Date": results["date"][:10]}
+    if seen is None:
+        console.print("the file of the network doesn't say which meshes it was trained on", soft_wrap=True)
+    else:
+        console.print(f"scored meshes in the training part: {seen} of {len(items)}")
+    count = "not known" if seen is None else str(seen)
+    summary = {"Meshes": str(len(items)), "In the training part": count, "Date": results["date"][:10]}
     task.write_report(out, scored, results, summary, None)
     return results
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,7 +66,7 @@ def curves_png(csv_path: str | os.PathLike[str], score: str) -> bytes:
 
     csv_path: a table with a column `epoch`. Every column whose name ends in "loss" or in the score is drawn. Cells may
         be empty.
-    score: the name of the score, see `Task.score_name`. An accuracy is a share from 0 to 1. R² below −0.1 is not shown.
+    score: the name of the score, see `Task.score_name`. An accuracy is a share from 0 to 1. For R², see `r2_limits`.
 
     Raises ValueError if the table has no such column or no row.
     """
@@ -78,6 +79,7 @@ def curves_png(csv_path: str | os.PathLike[str], score: str) -> bytes:
     figure = Figure(figsize=(5.2, 2.5 * len(kinds)), layout="constrained")
     colors = label_colors(10) / 255.0
     for axes, kind in zip(np.ravel(figure.subplots(len(kinds), sharex=True)), kinds, strict=True):
+        curves = []
         for color, name in zip(colors[[0, 5, 2, 3, 7]], [c for c in columns if c.endswith(kind)], strict=False):
             points = [(float(row["epoch"]), float(row[name])) for row in table if row["epoch"] and row[name]]
             if not points:
@@ -85,18 +87,32 @@ def curves_png(csv_path: str | os.PathLike[str], score: str) -> bytes:
             label = name.removesuffix(kind).rstrip("_").replace("_", " ") or kind
             marker = "o" if len(points) <= 12 else ""  # without a marker, a single point is invisible
             axes.plot(*np.array(points).reshape(-1, 2).T, color=color, lw=1.8, label=label, marker=marker)
+            curves.append([value for _, value in points if math.isfinite(value)])
         axes.set_ylabel(_CURVES.get(kind, kind))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="0.9")
         axes.set_axisbelow(True)
         axes.legend(frameon=False)
         if kind == "accuracy":
             axes.yaxis.set_major_formatter(PercentFormatter(1))
-        if kind == "r2":
-            axes.set_ylim(bottom=max(axes.get_ylim()[0], -0.1))  # the first epochs can have large negative values
+        if kind == "r2" and any(curves):
+            axes.set_ylim(*r2_limits([curve for curve in curves if curve]))
     figure.axes[-1].set_xlabel("Epoch")
     return png_of(figure)
+
+
+def r2_limits(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The range of an axis that shows curves of R², lowest value first.
+
+    The first epochs can have large negative values, so values below −0.1 are left out. The last value of each curve is
+    always shown.
+    """
+    values = np.concatenate([np.asarray(curve, np.float64) for curve in curves])
+    top = float(values.max())
+    bottom = max(float(values.min()), min(-0.1, *(curve[-1] for curve in curves)))
+    margin = 0.05 * (top - bottom) or 0.05
+    return bottom - margin, top + margin
 
 
 def class_name(label_names: Sequence[str], label: int) -> str:

@@ -20,8 +20,8 @@ from diffnet.geometry.geodesics.curve import THRESHOLDS
 from diffnet.train.report.charts import png_of
 from diffnet.train.report.report import figure_html, summary_html
 from diffnet.train.report.spread import spread_over
-from diffnet.train.report.transfer import pair_page, position_colors, texture_colors
-from diffnet.train.tasks.task import ScoredPairs
+from diffnet.train.report.transfer import pair_heading, pair_page, position_colors, texture_colors
+from diffnet.train.tasks.task import ScoredPairs, scores_a_test
 from diffnet.viz.pages import fill_template
 from diffnet.viz.render import draw, paint, png_bytes
 from diffnet.viz.surface import make_surface
@@ -38,7 +38,7 @@ def write_pairs_report(
     results: the content of results.json
     summary: entries at the top of the page
     """
-    numbers = _shown(pairs)
+    numbers, kind = _shown(pairs), "test" if scores_a_test(results) else "scored"
     scores, charts = {}, []
     if pairs.errors:
         every = np.concatenate([own.errors for own in pairs.errors])
@@ -46,7 +46,7 @@ def write_pairs_report(
         write_atomically(out / "errors.csv", _table(curve))
         chart = curve_png(curve)
         write_atomically(out / "errors.png", chart)
-        charts.append((chart, "Geodesic errors of the test pairs"))
+        charts.append((chart, f"Geodesic errors of the {kind} pairs"))
         scores = {
             "Mean error ×100": f"{results['mean_error_x100']:.3f}",
             "Nearest vertices": f"{100 * results['floor']:.3f}",
@@ -60,8 +60,8 @@ def write_pairs_report(
     parts.append(f'<section class="charts">{"".join(figure_html(png, text, text) for png, text in charts)}</section>')
     (out / "pairs").mkdir(exist_ok=True)
     articles = "".join(_article(out, pairs, number) for number in numbers)
-    parts.append(f"<section><h2>Test pairs</h2>{articles}</section>")
-    title = "Correspondences of the test pairs"
+    parts.append(f"<section><h2>{kind.capitalize()} pairs</h2>{articles}</section>")
+    title = f"Correspondences of the {kind} pairs"
     text = fill_template("diffnet.train.report", "report.html", title=title, body="\n".join(parts))
     write_atomically(out / "predictions.html", text)
 
@@ -105,16 +105,15 @@ def _article(out: Path, pairs: ScoredPairs, number: int) -> str:
             f"mean error ×100 {100 * np.nanmean(own.errors):.2f}{', left and right exchanged' if own.flipped else ''}"
         )
         errors = _at_vertices(data, number, own.errors)
-    heading = f"{second.name} to {first.name}"
+    heading = pair_heading(first.name, second.name)
     path = f"pairs/{number:03d}.html"
-    page = pair_page(second.mesh, first.mesh, matches, (second.name, first.name), heading, errors)
-    page.save(out / path)
+    pair_page(first.mesh, second.mesh, matches, (first.name, second.name), errors).save(out / path)
     color, texture = position_colors(second.mesh), texture_colors(second.mesh)
     pictures = (
-        (second.mesh, color, "Colors by position", second.name),
         (first.mesh, color[matches], "Transferred colors", first.name),
-        (second.mesh, texture, "Texture", second.name),
+        (second.mesh, color, "Colors by position", second.name),
         (first.mesh, texture[matches], "Transferred texture", first.name),
+        (second.mesh, texture, "Texture", second.name),
     )
     figures = "".join(figure_html(_picture(m, c), f"{name}: {text}", text, name) for m, c, text, name in pictures)
     link = f'<a href="{path}">{html.escape(heading)}</a>'

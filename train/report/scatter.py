@@ -25,7 +25,8 @@ def scatter_png(predictions: NDArray[np.float64], truth: NDArray[np.float64], na
     shown = min(len(names), MOST_COLUMNS)
     wide = math.ceil(math.sqrt(shown))
     high = math.ceil(shown / wide)
-    figure = Figure(figsize=(4.2 * wide, 4.0 * high), layout="constrained")
+    side = 4.0 if shown == 1 else 2.6  # inches; a page shows all panels in the same width
+    figure = Figure(figsize=(1.05 * side * wide, side * high), layout="constrained")
     color = label_colors(1)[0] / 255.0
     for i in range(shown):
         axes = figure.add_subplot(high, wide, i + 1)
@@ -33,9 +34,9 @@ def scatter_png(predictions: NDArray[np.float64], truth: NDArray[np.float64], na
         if len(known) > MOST_POINTS:
             known = np.random.default_rng(0).choice(known, MOST_POINTS, replace=False)
         x, y = truth[known, i], predictions[known, i]
-        # A few points are drawn large, and many small and transparent.
-        few = len(known) <= 300
-        axes.scatter(x, y, s=18 if few else 3, color=color, alpha=0.8 if few else 0.25, lw=0)
+        # Few points are drawn large, and many small and transparent.
+        crowding = max(len(known) / 300, 1)
+        axes.scatter(x, y, s=max(18 / crowding, 3), color=color, alpha=max(0.8 / crowding, 0.25), lw=0)
         if len(known):
             ends = [float(min(x.min(), y.min())), float(max(x.max(), y.max()))]
             axes.plot(ends, ends, color="0.5", lw=1, zorder=0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,20 +38,26 @@ def texture_colors(mesh: Mesh) -> Colors:
 
 
 def pair_page(
-    a: Mesh, b: Mesh, matches: NDArray[np.int64], titles: Sequence[str], heading: str, errors: Floats | None = None
+    first: Mesh, second: Mesh, matches: NDArray[np.int64], names: tuple[str, str], errors: Floats | None = None
 ) -> Page:
-    """A page with a and b side by side, where b has the colors and the texture of a.
+    """A page with two meshes side by side, where the first one has the colors and the texture of the second.
 
-    matches: (V_b,) a vertex of a for each vertex of b
-    errors: (V_b,) geodesic errors, or None
+    matches: (V,) a vertex of the second mesh for each vertex of the first
+    names: of both meshes
+    errors: (V,) geodesic errors at the vertices of the first mesh, or None
     """
-    own = {"texture": texture_colors(a), "position": position_colors(a)}
-    colors = [own, {name: values[matches] for name, values in own.items()}]
+    own = {"texture": texture_colors(second), "position": position_colors(second)}
+    colors = [{name: values[matches] for name, values in own.items()}, own]
     if errors is not None:
         # Scalars would be shown first.
         name = f"error, from 0 to {WORST:g} √area"
-        colors[0][name], colors[1][name] = _error_colors(np.full(len(a.verts), np.nan)), _error_colors(errors)
-    return page([a, b], colors=colors, titles=titles, heading=heading)
+        colors[0][name], colors[1][name] = _error_colors(errors), _error_colors(np.full(len(second.verts), np.nan))
+    return page([first, second], colors=colors, titles=names, heading=pair_heading(*names))
+
+
+def pair_heading(first: str, second: str) -> str:
+    """The heading of a map that gives a vertex of the second mesh for each vertex of the first."""
+    return f"{first} to {second}"
 
 
 def _error_colors(errors: Floats) -> Colors:

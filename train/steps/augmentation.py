@@ -13,10 +13,12 @@ from torch import Tensor
 from diffnet.data import Sample, augmented
 from diffnet.geometry import random_rotations
 from diffnet.geometry.descriptors import hks_times
+from diffnet.geometry.positions.rotation import small_rotations
 from diffnet.train.options import TrainOptions
 
 T = TypeVar("T")
 
+SMALL = 0.2  # spread of the angles by which aligned meshes are rotated
 WHOLE = 1 / 3  # probability that an epoch uses a mesh itself, and not one of its variants
 
 
@@ -61,7 +63,10 @@ def draw_changes(count: int, options: TrainOptions, device: torch.device) -> Cha
     Drawing and moving those of all meshes at once takes as long as those of one step.
     """
     axis = {"x": 0, "y": 1, "z": 2}.get(options.rotate_about)
-    rotations = random_rotations(count, axis=axis).to(device) if options.rotates else None
+    rotations = None
+    if options.rotates:
+        drawn = small_rotations(count, SMALL) if options.aligns else random_rotations(count, axis=axis)
+        rotations = drawn.to(device)
     mirror = (torch.rand(count) < 0.5).to(device) if options.mirror else None
     factors = times = None
     if options.scale_range > 1:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs.lane import Recorder, record_graph
@@ -80,9 +80,12 @@ class TrainingStep:
         features = batch.features
         if batch.rotations is not None:
             features = rotate_vectors(features, self._vectors, batch.rotations, batch.operators.ptr)
+        pairs = self._task.pairs
         with autocast(self._options.precision, self._device):
+            if pairs is not None:
+                features = pairs.inputs(self._model, features, batch.operators, self._options)
             outputs: Tensor = self._model(features, batch.operators)
-        return outputs if self._task.pairs is None else self._task.pairs.maps(outputs, batch.operators, self._options)
+        return outputs if pairs is None else pairs.maps(outputs, batch.operators, self._options)
 
     def _loss(self, batch: Batch) -> Tensor:
         return self._task.loss(self._outputs(batch), batch.labels, self._options)
@@ -91,15 +94,23 @@ class TrainingStep:
         self._optimizer.zero_grad(set_to_none=True)
         outputs = self._outputs(batch)
         loss = self._task.loss(outputs, batch.labels, self._options)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self._options.clip > 0:
-            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._options.clip)
-        self._optimizer.step()
+        descend(loss, self._model, self._optimizer, self._options.clip)
         if self._average is not None:
             self._average.update()
         predictions = self._task.predict(outputs.detach())
         self.tally += self._task.tally(predictions, batch.labels, outputs.shape[-1])
         return loss.detach()
+
+
+def descend(loss: Tensor, network: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> None:
+    """Add the gradients of a loss to those of the network, and take a step of the optimizer.
+
+    clip: the norm to which longer gradients are scaled down; 0 for no limit
+    """
+    loss.backward()  # type: ignore[no-untyped-call]
+    if clip > 0:
+        torch.nn.utils.clip_grad_norm_(network.parameters(), clip)
+    optimizer.step()
 
 
 class Adam(torch.optim.Adam):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diffnet.data import DataError, LabeledMeshes, chosen_classes, without_classes
+from diffnet.data.counts import counted
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.class_weights import BALANCED, class_weight_entries
@@ -41,7 +42,8 @@ def _weights(text: str, data: LabeledMeshes) -> list[float]:
         by_name = dict(zip(chosen, (weight for _, weight in given), strict=True))
         return [by_name.get(name, 1.0) for name in names]
     if len(given) != len(names):
-        raise OptionError(f"class_weights has {len(given)} weights, and there are {len(names)} classes")
+        weights, classes = counted(len(given), "weight", "weights"), counted(len(names), "class", "classes")
+        raise OptionError(f"class_weights has {weights} for {classes}")
     return [weight for _, weight in given]
 
 
@@ -49,7 +51,7 @@ def _chosen(option: str, given: Sequence[str], names: Sequence[str]) -> tuple[st
     try:
         return chosen_classes(given, names)
     except DataError as e:
-        raise OptionError(f"{option}: {e}") from e
+        raise OptionError(f"{option} can't be used: {e}") from e
 
 
 def balanced_weights(data: LabeledMeshes) -> list[float]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, TargetsAt, load_classes, with_label_names
+from diffnet.data import LabeledMeshes, TargetsAt, load_classes, shapes, with_label_names
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
@@ -28,7 +28,8 @@ from diffnet.train.tasks.labels import (
     matrix_of,
     new_matrix,
 )
-from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task
+from diffnet.train.tasks.options.classification import OPTIONS
+from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task, scores_a_test
 
 SHOWN_MESHES = 60  # on the page of predictions
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
@@ -44,6 +45,8 @@ def _tally(probabilities: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
+    if str(path) == OPTIONS.generated:
+        return shapes(train=1, seed=known.seed)  # the training part is not read
     return load_classes(path, cache_dir=cache_dir, needs_train=False)
 
 
@@ -82,7 +85,7 @@ def _write_report(
         label_names=scored.label_names,
         confusion=confusion,
         curves=curves,
-        title="Classification of the test meshes",
+        title=f"Classification of the {'test' if scores_a_test(results) else 'scored'} meshes",
         shapes=(row(i) for i in _shown(scored)),
         elements="Meshes",
     )
@@ -147,7 +150,7 @@ def _write_predictions(
 TASK = Task(
     name="classification",
     targets_at=("meshes",),
-    outputs="classes",
+    outputs=("class", "classes"),
     loss=label_loss,
     predict=_predict,
     new_tally=new_matrix,

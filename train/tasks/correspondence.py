@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
-from diffnet.data import LabeledMeshes, MeshPairs, PairSample, Sample, TargetsAt, load_pairs
+from diffnet.data import LabeledMeshes, MeshPairs, PairSample, Sample, TargetsAt, figure_pairs, load_pairs
+from diffnet.data.counts import counted
+from diffnet.data.folders.files import some
 from diffnet.geometry import Operators, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
 from diffnet.train.correspondence.maps import pair_maps, unsupervised_loss
 from diffnet.train.correspondence.scoring import as_labeled, score_pairs
 from diffnet.train.correspondence.targets import pair_samples
+from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.task import DataOptions, PairFunctions, Predicted, Scored, ScoredPairs, Task
+from diffnet.train.tasks.options.correspondence import OPTIONS
+from diffnet.train.tasks.task import DataOptions, PairFunctions, Predicted, Scored, ScoredPairs, Task, scores_a_test
 
 _MATCH = "the network computes features for correspondence; `diffnet match` uses them"
 
 
 def _check(pairs: MeshPairs, options: TrainOptions) -> None:
     if options.method == "supervised" and not pairs.is_supervised:
-        raise OptionError("the data have no correspondences; use --method unsupervised")
+        folders = dict.fromkeys(shape.folder for shape in pairs.train + pairs.test if shape.folder)
+        place = f"{some(folders)}: " if folders else ""
+        raise OptionError(f"{place}the data have no correspondences; use --method unsupervised")
 
 
 def _samples(pairs: MeshPairs, part: str, samples: Sequence[Sample], options: TrainOptions) -> list[PairSample]:
     with_targets = part == "test" or options.method == "supervised"
     return pair_samples(pairs, part, samples, options.map_k, with_targets=with_targets)
+
+
+def _inputs(network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
+    return facing_alike(network, features, operators, options) if options.aligns else features
 
 
 def _maps(features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
@@ -72,6 +83,9 @@ def _score(tally: Tensor) -> float:
 
 
 def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> MeshPairs:
+    if str(path) == OPTIONS.generated:
+        made = figure_pairs(train=2, seed=known.seed, cache_dir=cache_dir)  # the smallest number
+        return replace(made, train=[], train_pairs=[])
     return load_pairs(path, known.pairs, base=known.base, cache_dir=cache_dir, needs_train=False)
 
 
@@ -114,12 +128,14 @@ def _summary(results: dict[str, Any]) -> tuple[Table, str]:
         table.add_row(row["first"], row["second"], f"{100 * row['mean_error']:.2f}", "yes" if row["flipped"] else "")
     if len(worst) > 10:
         table.add_row(f"… {len(worst) - 10} better pairs in results.json", "", "", "")
+    of = "test pair" if scores_a_test(results) else "pair"
+    pairs = counted(results["test_pairs"], of, f"{of}s")
     if results["mean_error"] is None:
-        return table, f"{results['test_pairs']} test pairs, whose true correspondences are not known"
+        return table, f"{pairs}, whose true correspondences are not known"
     flipped = results["flipped_pairs"]
-    flips = "" if flipped is None else f", {flipped} pairs with left and right exchanged"
+    flips = "" if flipped is None else f", {counted(flipped, 'pair', 'pairs')} with left and right exchanged"
     return table, (
-        f"mean geodesic error ×100 of {results['test_pairs']} test pairs: {results['mean_error_x100']:.3f} (nearest "
+        f"mean geodesic error ×100 of {pairs}: {results['mean_error_x100']:.3f} (nearest "
         f"vertices {100 * results['floor']:.3f}), area under the curve {results['auc']:.4f}{flips}"
     )
 
@@ -154,7 +170,7 @@ def _write_predictions(
 TASK = Task(
     name="correspondence",
     targets_at=("vertices",),  # they have the features from which functional maps are computed
-    outputs="features",
+    outputs=("feature", "features"),
     loss=map_loss,
     predict=_predict,
     new_tally=_new_tally,
@@ -169,5 +185,7 @@ TASK = Task(
     report_files=("errors.png", "errors.csv"),
     output_files=_output_files,
     write_predictions=_write_predictions,
-    pairs=PairFunctions(check=_check, as_labeled=as_labeled, samples=_samples, maps=_maps, score=score_pairs),
+    pairs=PairFunctions(
+        check=_check, as_labeled=as_labeled, samples=_samples, inputs=_inputs, maps=_maps, score=score_pairs
+    ),
 )

@@ -17,7 +17,7 @@ from diffnet.ops.cross_entropy.op import total_weight
 from diffnet.train.metrics import accuracy, balanced_accuracy, class_scores, confusion_matrix, percent
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.classes import weights_on
-from diffnet.train.tasks.task import Scored
+from diffnet.train.tasks.task import Scored, scores_a_test
 
 
 def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
@@ -91,8 +91,9 @@ def class_summary(results: dict[str, Any]) -> tuple[Table, str]:
     iou = f", mean IoU {percent(results['mean_iou'], 2)}" if segments else ""
     if "soft_accuracy" in results:
         iou += f", accuracy by soft labels {percent(results['soft_accuracy'], 2)}"
+    name = "test accuracy" if scores_a_test(results) else "accuracy"
     return table, (
-        f"test accuracy {percent(results['test_accuracy'], 2)}, balanced accuracy "
+        f"{name} {percent(results['test_accuracy'], 2)}, balanced accuracy "
         f"{percent(results['balanced_accuracy'], 2)}{iou}"
     )
 
@@ -100,6 +101,6 @@ def class_summary(results: dict[str, Any]) -> tuple[Table, str]:
 def accuracy_summary(results: dict[str, Any]) -> dict[str, str]:
     """The entries of a report's summary that all of these tasks have."""
     return {
-        "Test accuracy": percent(results["test_accuracy"]),
+        "Test accuracy" if scores_a_test(results) else "Accuracy": percent(results["test_accuracy"]),
         "Balanced accuracy": percent(results["balanced_accuracy"]),
     }

@@ -28,7 +28,7 @@ from diffnet.train.metrics import column_scores, mean_r2
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.options.regression import Loss
-from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task
+from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task, scores_a_test
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60
@@ -92,7 +92,7 @@ def _summary(results: dict[str, Any]) -> tuple[Table, str]:
         table.add_row(row["name"], str(row["count"]), *(_number(row[key]) for key in ("mae", "rmse", "r2")))
     if len(results["columns"]) > 30:
         table.add_row(f"… {len(results['columns']) - 30} more in results.json", "", "", "", "")
-    return table, f"test R² {_number(results['test_r2'])}"
+    return table, f"{'test ' if scores_a_test(results) else ''}R² {_number(results['test_r2'])}"
 
 
 def _write_report(
@@ -120,7 +120,7 @@ def _write_report(
         at=scored.labels_at,
         scatter=scatter,
         curves=curves,
-        title="Regression on the test meshes",
+        title=f"Regression on the {'test' if scores_a_test(results) else 'scored'} meshes",
     )
 
 
@@ -217,7 +217,7 @@ def _ply_names(names: Sequence[str]) -> list[str]:
 TASK = Task(
     name="regression",
     targets_at=("vertices", "faces", "edges", "meshes"),
-    outputs="columns of targets",
+    outputs=("column of targets", "columns of targets"),
     loss=target_loss,
     predict=_predict,
     new_tally=_new_tally,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, load_dataset, with_label_names
+from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, figures, load_dataset, with_label_names
 from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
@@ -27,7 +27,8 @@ from diffnet.train.tasks.labels import (
     matrix_of,
     new_matrix,
 )
-from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task
+from diffnet.train.tasks.options.segmentation import OPTIONS
+from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task, scores_a_test
 
 SHOWN_MESHES = 8  # on the page of predictions
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
@@ -67,6 +68,8 @@ def _predict(outputs: Tensor) -> Tensor:
 
 
 def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
+    if str(path) == OPTIONS.generated:
+        return figures(train=1, seed=known.seed)  # the training part is not read
     return load_dataset(path, known.layout, cache_dir=cache_dir, needs_train=False)
 
 
@@ -118,7 +121,7 @@ def _write_report(
         label_names=scored.label_names,
         confusion=confusion,
         curves=curves,
-        title="Segmentation of the test meshes",
+        title=f"Segmentation of the {'test' if scores_a_test(results) else 'scored'} meshes",
     )
 
 
@@ -152,7 +155,7 @@ def _write_predictions(
 TASK = Task(
     name="segmentation",
     targets_at=("vertices", "faces", "edges"),
-    outputs="classes",
+    outputs=("class", "classes"),
     loss=label_loss,
     predict=_predict,
     new_tally=new_matrix,

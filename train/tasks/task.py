@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffnet.data import LabeledMesh, LabeledMeshes, Layout, MeshPairs, PairErrors, PairSample, Sample, TargetsAt
 from diffnet.data.pairs.indices import Base
@@ -27,6 +27,7 @@ class DataOptions(NamedTuple):
     layout: see `load_dataset`
     targets: see `load_targets`
     pairs, base: see `load_pairs`
+    seed: of the generated set
     """
 
     options: TrainOptions
@@ -34,6 +35,7 @@ class DataOptions(NamedTuple):
     targets: str | None = None
     pairs: str | None = None
     base: Base = "auto"
+    seed: int = 0
 
 
 class Predicted(NamedTuple):
@@ -84,6 +86,7 @@ class PairFunctions:
     check: (pairs, options) raises OptionError for a set that can't be trained on with these options
     as_labeled: (pairs, C) to their meshes as a data set for a network with C outputs
     samples: (pairs, "train" or "test", the preprocessed meshes of this part, options) to one sample for each pair
+    inputs: (network, features (V, C), operators of `collate_pairs`, options) to the features that the network gets
     maps: (features (V, C) of the network, operators of `collate_pairs`, options) to the outputs that the functions of
         `Task` take, one row for each pair of the batch
     score: (pairs, predictions, samples of the test pairs, options, device, cache_dir=, jobs=, console=) to the scores
@@ -92,8 +95,19 @@ class PairFunctions:
     check: Callable[[MeshPairs, TrainOptions], None]
     as_labeled: Callable[[MeshPairs, int], LabeledMeshes]
     samples: Callable[[MeshPairs, str, Sequence[Sample], TrainOptions], list[PairSample]]
+    inputs: Callable[[nn.Module, Tensor, Operators, TrainOptions], Tensor]
     maps: Callable[[Tensor, Operators, TrainOptions], Tensor]
     score: Callable[..., ScoredPairs]
+
+
+def scores_a_test(results: Mapping[str, Any]) -> bool:
+    """Whether no scored mesh is a training mesh, from results.json. False if `diffnet evaluate` doesn't know it.
+
+    >>> scores_a_test({"scored_training_meshes": 2}), scores_a_test({})  # {} as in the results of a training run
+    (False, True)
+    """
+    seen: int | None = results.get("scored_training_meshes", 0)
+    return seen == 0
 
 
 def _unchanged(data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
@@ -107,7 +121,7 @@ class Task:
     Functions of tensors run inside CUDA graphs, so they never wait for the GPU.
 
     targets_at: the elements that may have targets
-    outputs: the name of the outputs of the network, for messages
+    outputs: the name of one output of the network, and that of several, for messages
     loss: (outputs (N, C), targets, options) to the loss ()
     predict: outputs (N, C) to the predictions that scores and reports take, a tensor of N rows
     new_tally: (C, device) to a tally of nothing
@@ -115,8 +129,8 @@ class Task:
     score: a tally to the score in metrics.csv. The higher, the better.
     score_name: the name of the score in metrics.csv
     prepared: (data set, options) to both as a run takes them, for options that depend on the data. Raises OptionError.
-    load_test: (folder or table, its `DataOptions`, folder of the cache) to a data set, whose
-        training part may be empty
+    load_test: (folder, table or name of the generated set, its `DataOptions`, folder of the cache) to a data set. Its
+        training part is not used.
     matched: (data set, label names of a network) to the data set with these classes or columns, matched by name
     results: the entries of results.json about the test meshes; numbers are null if no element is labeled
     summary: results.json to a table and a line for the console
@@ -132,7 +146,7 @@ class Task:
 
     name: TaskName
     targets_at: tuple[TargetsAt, ...]
-    outputs: str
+    outputs: tuple[str, str]
     loss: Callable[[Tensor, Tensor, TrainOptions], Tensor]
     predict: Callable[[Tensor], Tensor]
     new_tally: Callable[[int, torch.device], Tensor]

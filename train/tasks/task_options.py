@@ -30,6 +30,7 @@ class TaskOptions:
     own: the class of the options that only this task has, and other tasks with the same class
     owners: how error messages name the tasks with this class; None for the names of the tasks
     unavailable: options that all tasks have but this one
+    generated: the name of the generated data set of this task on the command line; None if there is none
     prediction: names of the own options that are read from the metadata of a network, see `network_input`
     recipe: changes to the defaults of `TrainOptions`, for the default recipe
     original: changes to the recipe of the original, see `recipe` in `train/recipes.py`
@@ -40,6 +41,7 @@ class TaskOptions:
     own: type[OptionGroup] = OptionGroup
     owners: str | None = None
     unavailable: tuple[str, ...] = ()
+    generated: str | None = None
     prediction: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
     original: Mapping[str, Any] = field(default_factory=dict)

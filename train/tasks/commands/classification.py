@@ -1,11 +1,12 @@
 """`diffnet train classification`. Typer reads the annotations of the command, so they are not strings."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from diffnet.train.commands.options import RunOption
-from diffnet.train.commands.training import Loaded, run_command, training_command
+from diffnet.train.commands.training import Loaded, check_data, run_command, training_command
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.commands.labels import (
     ClassWeightsOption,
@@ -37,9 +38,10 @@ def train(
     For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
     """
 
-    def load(options: TrainOptions) -> Loaded:
+    def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
         from diffnet.data import load_classes, shapes
 
+        check_data(data, "classification")
         if data == "shapes":
             return Loaded(shapes(seed=options.seed), options)
         return Loaded(load_classes(data, seed=options.seed, cache_dir=shared["cache"]), options)

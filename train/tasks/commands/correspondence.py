@@ -1,13 +1,15 @@
 """`diffnet train correspondence`. Typer reads the annotations of the command, so they are not strings."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
+from diffnet.data.counts import counted
 from diffnet.train.commands.console import console
 from diffnet.train.commands.options import BaseOption, PairsOption, RunOption, ZoomOutOption, checked_features
-from diffnet.train.commands.training import Loaded, run_command, training_command
+from diffnet.train.commands.training import Loaded, check_data, run_command, training_command
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.options.correspondence import Method
 
@@ -33,6 +35,14 @@ FeatureScaleOption = Annotated[
     float,
     typer.Option(min=0, metavar="SIZE", help="Scale features to this root mean square; 0: never. If unsupervised, 1."),
 ]
+AlignOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--align/--no-align",
+        help="Give xyz and normals in the principal axes of each mesh. By default, yes if the method is unsupervised "
+        "and the training meshes have different orientations.",
+    ),
+]
 PairKOption = Annotated[int, typer.Option("--k", min=1, help="Eigenpairs of the network.")]
 PairEpochsOption = Annotated[
     int | None, typer.Option("--epochs", min=1, help="Passes over the training pairs. By default 10,000 pairs in all.")
@@ -40,7 +50,7 @@ PairEpochsOption = Annotated[
 BatchPairsOption = Annotated[int, typer.Option("--batch-pairs", min=1, help="Pairs per step.")]
 
 
-@training_command("correspondence", ("variants", "features", "k", "epochs", "batch_meshes"))
+@training_command("correspondence", ("variants",))
 def train(
     data: Annotated[
         list[str],
@@ -57,6 +67,7 @@ def train(
     map_k: MapKOption = 100,
     k: PairKOption = 128,
     feature_scale: FeatureScaleOption = 3.0,
+    align: AlignOption = None,
     zoomout: ZoomOutOption = False,
     epochs: PairEpochsOption = None,
     batch_meshes: BatchPairsOption = 1,
@@ -68,23 +79,36 @@ def train(
     mesh, or a map for each pair. unsupervised needs none.
 
     Writes to --out the files of `diffnet train segmentation`, and errors.csv, errors.png and pages of some pairs. For
-    Ctrl-C and --resume, see there.
+    Ctrl-C and --resume, see there. Repeat --pairs and --base with --resume, if they were given.
     """
 
-    def load(options: TrainOptions) -> Loaded:
+    def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
         from diffnet.data import figure_pairs, load_pairs
         from diffnet.train.correspondence.scoring import as_labeled
+        from diffnet.train.correspondence.turns import oriented_alike
 
         seed, cache = options.seed, shared["cache"]
+        for path in data:
+            check_data(path, "correspondence")
         if data == ["figures"]:
             found = figure_pairs(seed=seed, jobs=shared["jobs"], cache_dir=cache)
         else:
             found = load_pairs(data if len(data) > 1 else data[0], pairs, base=base, seed=seed, cache_dir=cache)
-        console.print(f"{len(found.train_pairs)} pairs to train on, {len(found.test_pairs)} to test on")
-        if epochs is None:
+        train_pairs = counted(len(found.train_pairs), "pair", "pairs")
+        console.print(f"{train_pairs} to train on, {len(found.test_pairs)} to test on")
+        if epochs is None and before is None:
             options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(found.train_pairs))))
-        return Loaded(as_labeled(found, channels or CHANNELS[options.method]), options, found)
+        decides = align is None and before is None and options.aligns
+        if decides and oriented_alike(shape.mesh for shape in found.train):
+            console.print(
+                "The training meshes stand and look the same way, so the network gets positions as they are. To match "
+                "meshes in other orientations, train with --align.",
+                soft_wrap=True,
+            )
+            options = replace(options, align=False, rotate=bool(options.rotate))
+        usual = CHANNELS[options.method] if before is None else len(before["label_names"])
+        return Loaded(as_labeled(found, channels or usual), options, found)
 
     own = {"method": method, "features": features, "map_k": map_k, "k": k, "feature_scale": feature_scale}
-    own |= {"zoomout": zoomout, "channels": channels, "epochs": epochs, "batch_meshes": batch_meshes}
+    own |= {"align": align, "zoomout": zoomout, "channels": channels, "epochs": epochs, "batch_meshes": batch_meshes}
     run_command("correspondence", load, out, {**own, **shared})

@@ -4,20 +4,28 @@ from typing import Annotated, Any
 
 import typer
 
+LABELS_PANEL = "Labels"  # of --help
+
 LabelSmoothingOption = Annotated[
-    float, typer.Option(min=0, max=0.99, help="Weight of the wrong classes in the loss, all together.")
+    float,
+    typer.Option(
+        min=0, max=0.99, help="Weight of the wrong classes in the loss, all together.", rich_help_panel=LABELS_PANEL
+    ),
 ]
 IgnoreOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="CLASS",
         help="A class, by name or number, that counts neither in the loss nor in the scores. Repeatable.",
+        rich_help_panel=LABELS_PANEL,
     ),
 ]
 ClassWeightsOption = Annotated[
     str | None,
     typer.Option(
-        metavar="WEIGHTS", help="Weights of the classes in the loss: balanced, or 1,0.5,2 for all, or NAME=2,NAME=0.5."
+        metavar="WEIGHTS",
+        help="Weights of the classes in the loss: balanced, or 1,0.5,2 for all, or NAME=2,NAME=0.5.",
+        rich_help_panel=LABELS_PANEL,
     ),
 ]
 

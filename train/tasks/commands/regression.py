@@ -1,5 +1,6 @@
 """`diffnet train regression`. Typer reads the annotations of the command, so they are not strings."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,9 +36,9 @@ def train(
     For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
     """
 
-    def load(options: TrainOptions) -> Loaded:
+    def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
         from diffnet.data import load_targets
 
-        return Loaded(load_targets(data, targets, seed=options.seed, cache_dir=shared["cache"]), options)
+        return Loaded(load_targets(data, options.targets, seed=options.seed, cache_dir=shared["cache"]), options)
 
     run_command("regression", load, out, {"targets": targets, "loss": loss, **shared})

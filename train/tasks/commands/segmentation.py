@@ -1,5 +1,6 @@
 """`diffnet train segmentation`. Typer reads the annotations of the command, so they are not strings."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -7,9 +8,10 @@ import typer
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import LabelsAt
 from diffnet.train.commands.options import RunOption
-from diffnet.train.commands.training import Loaded, run_command, training_command
+from diffnet.train.commands.training import Loaded, check_data, run_command, training_command
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.commands.labels import (
+    LABELS_PANEL,
     ClassWeightsOption,
     IgnoreOption,
     LabelSmoothingOption,
@@ -18,7 +20,10 @@ from diffnet.train.tasks.commands.labels import (
 
 OutputsAtOption = Annotated[
     LabelsAt | None,
-    typer.Option(help="Elements that the network labels; other labels are converted. Default: those of the labels."),
+    typer.Option(
+        help="Elements that the network labels; other labels are converted. Default: those of the labels.",
+        rich_help_panel=LABELS_PANEL,
+    ),
 ]
 
 
@@ -38,17 +43,20 @@ def train(
     Writes to --out: last.pt and best.pt (checkpoints), metrics.csv, tensorboard/, and at the end results.json,
     confusion.png, curves.png and predictions.html.
 
-    Ctrl-C stops the run. The same command with --resume continues after the last complete epoch.
+    Ctrl-C stops the run. With --resume, it continues after the last complete epoch with its options, so only --data and
+    --out are repeated, and --layout if it was given. Only --epochs may change, with --schedule step.
 
     A run locks its folder. On network file systems without locks, start only one run in a folder.
     """
 
-    def load(options: TrainOptions) -> Loaded:
+    def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
         from diffnet.data import figures, load_dataset, with_labels_at
 
+        at = outputs_at if outputs_at or before is None else before["labels_at"]
+        check_data(data, "segmentation")
         if data == "figures":
-            return Loaded(with_labels_at(figures(seed=options.seed), outputs_at or "vertices"), options)
-        meshes = load_dataset(data, layout, seed=options.seed, cache_dir=shared["cache"], labels_at=outputs_at)
+            return Loaded(with_labels_at(figures(seed=options.seed), at or "vertices"), options)
+        meshes = load_dataset(data, layout, seed=options.seed, cache_dir=shared["cache"], labels_at=at)
         return Loaded(meshes, options)
 
     given = with_label_options(shared, label_smoothing, ignore, class_weights)

@@ -17,7 +17,7 @@ Method: TypeAlias = Literal["supervised", "unsupervised"]
 
 # Changes for the unsupervised method: of the default, and those of Cao et al. 2023.
 _UNSUPERVISED: dict[RecipeName, dict[str, Any]] = {
-    "default": {"features": "xyz+normals+wks", "feature_scale": 1.0, "learning_rate": 2e-3},
+    "default": {"features": "xyz+normals+wks", "feature_scale": 1.0, "learning_rate": 2e-3, "align": True},
     "original": {"features": "wks", "k": 200, "map_k": 200},
 }
 
@@ -58,6 +58,7 @@ OPTIONS = TaskOptions(
     own=CorrespondenceOptions,
     # They would change the correspondences of a pair, or hold out pairs whose meshes are trained on.
     unavailable=("max_faces", "scale_range", "jitter", "mirror", "cut", "decimate", "validation"),
+    generated="figures",
     prediction=("method", "map_k", "feature_scale"),
     # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
     recipe={

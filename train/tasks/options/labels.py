@@ -34,5 +34,9 @@ class LabelOptions(OptionGroup):
 
 
 LABELED = TaskOptions(
-    own=LabelOptions, owners="tasks with labels", prediction=("ignore",), original={"label_smoothing": 0.0}
+    own=LabelOptions,
+    owners="tasks with labels",
+    unavailable=("align",),
+    prediction=("ignore",),
+    original={"label_smoothing": 0.0},
 )

@@ -33,6 +33,7 @@ class RegressionOptions(OptionGroup):
 
 OPTIONS = TaskOptions(
     own=RegressionOptions,
+    unavailable=("align",),
     prediction=("targets",),
     recipe={"features": "xyz+normals+log-hks", "width": 128, "dropout": 0.0, "learning_rate": 1e-3},
 )

@@ -1,5 +1,7 @@
 """The options of segmentation."""
 
+from dataclasses import replace
+
 from diffnet.train.tasks.options.labels import LABELED
 
-OPTIONS = LABELED
+OPTIONS = replace(LABELED, generated="figures")

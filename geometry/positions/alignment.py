@@ -1,0 +1,60 @@
+"""The axes of a shape, which turn with it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diffnet.ops.common.checks import check_rank, check_tensor
+
+
+def principal_axes(positions: Tensor, mass: Tensor) -> Tensor:
+    """The axes of largest, second and least variance of a shape, with signs, so that they turn with the shape.
+
+    positions: (V, 3) floating point
+    mass: (V,) the areas of the vertices
+
+    Returns the axes (3, 3), one in each row, a right-handed system. `(positions − center) @ axes.T` is the shape in
+    these axes. With p_i the coordinates around the center, the first axis has E[p_1 |p|²] ≥ 0 and the third one
+    E[p_3³] ≥ 0.
+
+    If two variances are about equal, small changes of the shape may exchange their axes. If one of the expectations is
+    about 0, they may turn the axes by 180°.
+
+    Raises TypeError or ValueError for other arguments.
+
+    >>> corners = torch.tensor([[0.0, 4, 0], [0, -3, 0], [0, -1, 0], [2, 0, 0], [-2, 0, 0], [0, 0, 1], [0, 0, -1]])
+    >>> principal_axes(corners, torch.ones(7))
+    tensor([[ 0.,  1.,  0.],
+            [-1.,  0.,  0.],
+            [ 0.,  0.,  1.]])
+    """
+    check_rank("positions", positions, "(V, 3)", 2)
+    check_tensor("positions", positions, (len(positions), 3), positions.device)
+    check_tensor("mass", mass, (len(positions),), positions.device)
+    centered = positions.double() - center_of(positions, mass).double()
+    weights = mass.double()
+    _, axes = torch.linalg.eigh(centered.mT @ (weights[:, None] * centered))
+    first, _, third = axes.mT.flip(0)
+    first = first * _sign(weights @ ((centered @ first) * centered.square().sum(1)))
+    third = third * _sign(weights @ (centered @ third) ** 3)
+    return torch.stack([first, torch.linalg.cross(third, first), third]).to(positions.dtype)
+
+
+def is_common_orientation(axes: Tensor) -> bool:
+    """Whether shapes stand and look the same way, given the `principal_axes` (N, 3, 3) of each.
+
+    That is so if the mean of each axis has at least half of the length 1, and is too long for random orientations: of N
+    random directions in a plane, the mean is longer than √(8/N) with probability exp(−8) (Rayleigh test).
+    """
+    lengths = axes.mean(0).norm(dim=1)
+    return bool(lengths.min() >= max(0.5, (8 / len(axes)) ** 0.5))
+
+
+def center_of(positions: Tensor, mass: Tensor) -> Tensor:
+    """The mean (3,) of the positions (V, 3), weighted by the areas (V,) of the vertices."""
+    return (mass.double() @ positions.double() / mass.double().sum()).to(positions.dtype)
+
+
+def _sign(x: Tensor) -> Tensor:
+    return torch.where(x < 0, -1.0, 1.0)
