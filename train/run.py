@@ -66,6 +66,7 @@ from diffnet.train.metrics import percent, score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
+from diffnet.train.steps.kernels_ahead import kernels_compiled_meanwhile
 from diffnet.train.tasks.registry import report_files, task_named
 from diffnet.train.tasks.task import Scored
 
@@ -123,11 +124,12 @@ def run_training(
         variants = _variants(train_items, data.labels_at, options, jobs, console)
         items = [*train_items, *(item for item, _ in tests), *chain.from_iterable(variants)]
         backs = dict(enumerate((back for _, back in tests), len(train_items)))
-        samples = preprocess(items, options, cache_dir, jobs, console, statistics)
-        samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
-        # Functional maps need the basis in full precision.
-        basis_dtype = torch.float32 if pairs is not None else matmul_dtype(options.precision, device)
-        samples = keep_on_device(samples, device, basis_dtype)
+        with kernels_compiled_meanwhile(replace(data, train=train_items), options, statistics, device):
+            samples = preprocess(items, options, cache_dir, jobs, console, statistics)
+            samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
+            # Functional maps need the basis in full precision.
+            basis_dtype = torch.float32 if pairs is not None else matmul_dtype(options.precision, device)
+            samples = keep_on_device(samples, device, basis_dtype)
         rest = iter(samples)
         train_meshes, test_meshes, *variant_samples = (
             list(islice(rest, len(part))) for part in (data.train, data.test, *variants)

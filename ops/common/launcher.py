@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import logging
 import os
 import threading
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_PATIENCE = 3.0  # seconds of compilation after which a message says so
+PATIENCE = 3.0  # seconds of compilation after which a message says so
 _COMPILED = 0.25  # seconds that only a launch takes that compiles its kernel
 _LOG = logging.getLogger("diffnet")
 _KNOWN_VERSIONS = ("3.6", "3.7")  # of Triton
@@ -25,20 +26,13 @@ _ON_GPU = torch.cuda.is_available()  # tests compile for a GPU that isn't there
 
 
 class _Compilation:
-    """How long this process has compiled kernels, and the threads that do it ahead of a launch."""
+    """How long this process has compiled kernels, and what happens to launches in place of a run."""
 
     seconds = 0.0
     announced = False
-    lock = threading.Lock()  # held while `pool` exists
-    pool: ThreadPoolExecutor | None = None
-    owner = 0  # the thread whose launches only compile
-    waiting: dict[Any, Future[Any]] = {}  # noqa: RUF012 - one compilation per process
-
-    @classmethod
-    def announce(cls) -> None:
-        if not cls.announced:
-            cls.announced = True
-            _LOG.warning("compiling GPU kernels, once per machine; this takes several seconds")
+    lock = threading.Lock()  # held while `take` is set
+    take: Take | None = None  # gets the launches of the thread `owner`, which then don't run
+    owner = 0
 
 
 class _Known(NamedTuple):
@@ -83,9 +77,9 @@ class LaunchedKernel:
                 with torch.cuda.device(key[0]):
                     launch(*arguments, **options)
                 return
-            pool = _Compilation.pool
-            if pool is not None and threading.get_ident() == _Compilation.owner:
-                self._compile_ahead(pool, key, arguments, options)
+            take = _Compilation.take
+            if take is not None and threading.get_ident() == _Compilation.owner:
+                take(self, key, arguments, options)
                 return
             known = self.compiled.get(key)
             if known is not None:
@@ -95,14 +89,15 @@ class LaunchedKernel:
                     run(x, y, z, stream_of(key[0]), function, metadata, None, None, None, *given, *constants)
                     return
             start = time.perf_counter()
+            self.source_hash()
             found = self.kernel[grid](*arguments, **options)
             if known is None and _takes_launches(self.kernel, found):
                 self.compiled[key] = _known(found, tuple(options[name] for name in self._names[len(arguments) :]))
             seconds = time.perf_counter() - start
             if seconds > _COMPILED:
                 _Compilation.seconds += seconds
-                if _Compilation.seconds > _PATIENCE:
-                    _Compilation.announce()
+                if _Compilation.seconds > PATIENCE:
+                    announce_compilation()
 
         return launch
 
@@ -113,6 +108,15 @@ class LaunchedKernel:
         """
         return self._read(arguments, options)[0]
 
+    def source_hash(self) -> str:
+        """Return Triton's hash of the kernel's source and of everything that the source refers to."""
+        return _source_hash(self.kernel)
+
+    def compile(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Compile the kernel for a launch, or read it from Triton's cache, without launching it."""
+        self.source_hash()
+        self.kernel.run(*arguments, grid=(1,), warmup=True, **options)
+
     def _read(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         kinds = tuple(map(type, arguments))
         reader = self._readers.get(kinds)
@@ -120,19 +124,26 @@ class LaunchedKernel:
             reader = self._readers[kinds] = _reader(kinds, self._sizes)
         return reader(arguments, options)
 
-    def _compile_ahead(
-        self, pool: ThreadPoolExecutor, key: tuple[Any, ...], arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> None:
-        if key in self.compiled or (self, key) in _Compilation.waiting:
-            return
-        device = _device()
 
-        def compile_it() -> None:
-            if _ON_GPU:
-                torch.cuda.set_device(device)
-            self.kernel.run(*arguments, grid=(1,), warmup=True, **options)
+# A kernel, its key, and the arguments and options of a launch.
+Take = Callable[[LaunchedKernel, tuple[Any, ...], tuple[Any, ...], dict[str, Any]], None]
+_hashes: dict[int, str] = {}  # by the id of a function that Triton compiles; Triton hashes its source for a look-up
 
-        _Compilation.waiting[self, key] = pool.submit(compile_it)
+
+def _source_hash(function: Any) -> str:
+    """The hash of a kernel, or of a function that a kernel calls.
+
+    Triton's cache finds kernels by it. Triton forgets the constants of a called function that has not been hashed yet.
+    The functions are hashed first, so that the hash doesn't depend on the order of launches.
+    """
+    found = _hashes.get(id(function))
+    if found is None:
+        for instruction in dis.get_instructions(function.fn):
+            called = function.fn.__globals__.get(instruction.argval) if instruction.opname == "LOAD_GLOBAL" else None
+            if hasattr(type(called), "cache_key"):  # to ask the function itself would hash it
+                _source_hash(called)
+        found = _hashes[id(function)] = function.cache_key
+    return found
 
 
 _Reader = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], tuple[Any, ...]]]
@@ -225,9 +236,37 @@ def launched(kernel: Any) -> Any:
     return LaunchedKernel(kernel) if isinstance(kernel, JITFunction) else kernel
 
 
+def announce_compilation() -> None:
+    """Say, once per process, that kernels are compiled."""
+    if not _Compilation.announced:
+        _Compilation.announced = True
+        _LOG.warning("compiling GPU kernels, once per machine; this takes several seconds")
+
+
 def compiles_only() -> bool:
     """Return whether launches of this thread compile and don't run, so that results mean nothing."""
-    return _Compilation.pool is not None and threading.get_ident() == _Compilation.owner
+    return _Compilation.take is not None and threading.get_ident() == _Compilation.owner
+
+
+@contextmanager
+def launches_given_to(take: Take) -> Iterator[None]:
+    """Give the launches of the block to a function, and run none of them.
+
+    Tensors that kernels write hold anything, so use copies of whatever the block changes, and discard its results.
+    Other threads launch as usual.
+
+    Raises RuntimeError if another such block runs.
+    """
+    if not _Compilation.lock.acquire(blocking=False):
+        raise RuntimeError("kernels are being compiled in another block already")
+    try:
+        _Compilation.owner, _Compilation.take = threading.get_ident(), take
+        # Backward passes would run in threads that all threads of Python share.
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
+    finally:
+        _Compilation.take = None
+        _Compilation.lock.release()
 
 
 @contextmanager
@@ -235,34 +274,35 @@ def compiling_only() -> Iterator[None]:
     """Compile the kernels that the block launches, in several threads, and run none of them.
 
     Compiling takes seconds with an empty cache of Triton. One step of training in such a block compiles all of its
-    kernels at the same time; without, each launch waits for its own. Tensors that kernels write hold anything, so use
-    copies of whatever the block changes, and discard its results. Other threads launch as usual.
-
-    Raises RuntimeError if another such block runs.
+    kernels at the same time; without, each launch waits for its own. See `launches_given_to` for what else holds.
     """
-    if not _Compilation.lock.acquire(blocking=False):
-        raise RuntimeError("kernels are being compiled in another block already")
-    try:
-        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            _Compilation.owner, _Compilation.pool = threading.get_ident(), pool
+    waiting: dict[Any, Future[Any]] = {}
+
+    def compile_later(
+        kernel: LaunchedKernel, key: tuple[Any, ...], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        if key in kernel.compiled or (kernel, key) in waiting:
+            return
+        device = _device()
+
+        def compile_it() -> None:
+            if _ON_GPU:
+                torch.cuda.set_device(device)
+            kernel.compile(arguments, options)
+
+        waiting[kernel, key] = pool.submit(compile_it)
+
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool, launches_given_to(compile_later):
+        yield
+        deadline = time.monotonic() + PATIENCE
+        for future in waiting.values():
             try:
-                # Backward passes would run in threads that all threads of Python share.
-                with torch.autograd.set_multithreading_enabled(False):
-                    yield
-            finally:
-                _Compilation.pool = None
-                waiting, _Compilation.waiting = _Compilation.waiting, {}
-            deadline = time.monotonic() + _PATIENCE
-            for future in waiting.values():
-                try:
-                    future.result(timeout=max(0.0, deadline - time.monotonic()))
-                except TimeoutError:
-                    if future.done():
-                        raise
-                    _Compilation.announce()
-                    future.result()
-    finally:
-        _Compilation.lock.release()
+                future.result(timeout=max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                if future.done():
+                    raise
+                announce_compilation()
+                future.result()
 
 
 def saved_as_usual() -> AbstractContextManager[None]:
@@ -274,12 +314,27 @@ def saved_as_usual() -> AbstractContextManager[None]:
     return torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
 
 
-def compile_ahead(loss: Callable[[], Tensor], inputs: Iterable[Tensor]) -> None:
+def compile_ahead(loss: Callable[[], Tensor], inputs: Iterable[Tensor]) -> bool:
     """Compile the kernels of a training step in several threads, without taking the step.
 
-    It calls `loss` once and differentiates the result, both in `compiling_only`. Gradients and random generators stay
-    as they are. Values are wrong meanwhile, so hooks that record values see wrong ones. Nothing happens if no input is
-    on a GPU, and while another thread compiles.
+    It calls `loss` once and differentiates the result, both in `compiling_only`. For the arguments, see
+    `without_running`.
+
+    Returns whether it has called `loss`. It doesn't if no input is on a GPU, and while another thread compiles.
+    """
+    inputs = list(inputs)
+    if not any(x.is_cuda for x in inputs) or _Compilation.lock.locked():
+        return False
+    with compiling_only():
+        without_running(loss, inputs)
+    return True
+
+
+def without_running(loss: Callable[[], Tensor], inputs: Iterable[Tensor]) -> None:
+    """Make the launches of a training step, in a block whose launches don't run.
+
+    It calls `loss` once and differentiates the result. Gradients and random generators stay as they are. Values are
+    wrong meanwhile, so hooks that record values see wrong ones.
 
     Args:
         loss: returns the loss, of any shape. It uses the dtypes and the autocast of the step; the number of vertices
@@ -287,10 +342,8 @@ def compile_ahead(loss: Callable[[], Tensor], inputs: Iterable[Tensor]) -> None:
         inputs: what the step differentiates by, if gradients are on
     """
     inputs = list(inputs)
-    devices = sorted({x.get_device() for x in inputs if x.is_cuda})
-    if not devices or _Compilation.lock.locked():
-        return
-    with torch.random.fork_rng(devices if _ON_GPU else []), compiling_only(), saved_as_usual():
+    devices = sorted({x.get_device() for x in inputs if x.is_cuda}) if _ON_GPU else []
+    with torch.random.fork_rng(devices), saved_as_usual():
         out = loss()
         wanted = [x for x in inputs if x.requires_grad]
         if out.requires_grad and wanted:

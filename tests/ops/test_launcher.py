@@ -21,6 +21,7 @@ class Kernel:
     """Stands in for a kernel of Triton. Records its compilations and its runs."""
 
     __name__ = "kernel"
+    cache_key = "hash"
     pre_run_hooks: tuple[()] = ()
 
     def __init__(self) -> None:
@@ -30,6 +31,7 @@ class Kernel:
         ]
         self.compiled: list[bool] = []  # whether in the main thread
         self.ran = 0
+        self.fn = lambda: None
 
     def run(self, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         assert warmup
@@ -73,6 +75,47 @@ class Launches(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         ctx.kernel[1,](grad, 5, BLOCK=32)
         return grad, None
+
+
+class Hashed:
+    """Stands in for a function that Triton compiles. Records when it is hashed."""
+
+    order: list[str] = []  # noqa: RUF012 - of all instances
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+
+    @property
+    def cache_key(self) -> str:
+        Hashed.order.append(self.fn.__name__)
+        return str(self.fn.__name__)
+
+
+@Hashed
+def inner() -> None:
+    pass
+
+
+@Hashed
+def outer(x: Any) -> None:
+    inner()  # type: ignore[operator]
+    x.kernel()  # an attribute, not a function of this name
+
+
+@Hashed
+def kernel(x: Any) -> None:
+    outer(x)  # type: ignore[operator]
+    inner()  # type: ignore[operator]
+
+
+def test_called_functions_are_hashed_first() -> None:
+    """Triton would leave out the constants of functions that are not hashed yet."""
+    kernel.params = []  # type: ignore[attr-defined]
+    kernel.__name__ = "kernel"  # type: ignore[attr-defined]
+    assert LaunchedKernel(kernel).source_hash() == "kernel"
+    assert Hashed.order == ["inner", "outer", "kernel"]
+    LaunchedKernel(kernel).source_hash()
+    assert len(Hashed.order) == 3
 
 
 def test_each_variant_is_compiled_once_in_another_thread() -> None:

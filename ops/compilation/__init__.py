@@ -1,0 +1,1 @@
+"""Compilation of kernels in another process."""
