@@ -66,16 +66,40 @@ def record(function: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUDA
     Returns the graph and the recorded result, which each replay writes anew. Other threads may use the GPU meanwhile.
     """
     graph = torch.cuda.CUDAGraph()
+    pool = pool or torch.cuda.graph_pool_handle()
     with _no_garbage_collection():
         graph.capture_begin(pool, capture_error_mode="thread_local")
-        try:
-            result = function()
-        except BaseException:
-            with suppress(RuntimeError):  # CUDA can't end a recording that it refused; its first error says why
-                graph.capture_end()
-            raise
-        graph.capture_end()
+        with _memory_returned_if_refused(graph, pool):
+            try:
+                result = function()
+            except BaseException:
+                with suppress(RuntimeError):  # CUDA can't end a recording that it refused; its first error says why
+                    graph.capture_end()
+                raise
+            graph.capture_end()
     return graph, result
+
+
+@contextmanager
+def _memory_returned_if_refused(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+    """End the use of the pool by a recording that CUDA refused.
+
+    Up to 2.11, PyTorch takes such a recording for one that still runs, and `torch.cuda.empty_cache` does nothing until
+    the process ends (https://github.com/pytorch/pytorch/pull/180395). Up to 2.13, the pool's memory stays reserved
+    (https://github.com/pytorch/pytorch/pull/190348).
+    """
+    try:
+        yield
+    except BaseException:
+        try:
+            graph.pool()
+        except RuntimeError:  # PyTorch has no complete graph, so it doesn't free the pool itself
+            device = torch.cuda.current_device()
+            with suppress(RuntimeError):  # raised by newer versions, which have ended it
+                torch._C._cuda_endAllocateToPool(device, pool)
+            if torch.__version__ < "2.14":
+                torch._C._cuda_releasePool(device, pool)
+        raise
 
 
 @contextmanager

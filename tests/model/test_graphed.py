@@ -22,6 +22,7 @@ from diffnet import DiffusionNet, Operators, collate, precompute
 from diffnet.cuda_graphs import forward, graphed
 from diffnet.cuda_graphs.forward import MOST_LANES, GraphedForward
 from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, round_up, size_of
+from diffnet.ops.common.cuda_graph import capturable_stream, forget_recording, record
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -377,6 +378,31 @@ def test_a_value_read_back_runs_without_graphs_and_says_so() -> None:
     with pytest.warns(RuntimeWarning, match="it can't be recorded"):
         model(operators.frames[:, 2], operators).sum().backward()
     model(operators.frames[:, 2], operators).sum().backward()
+
+
+@pytest.mark.gpu
+def test_a_refused_recording_returns_its_memory() -> None:
+    x = torch.ones(2**26, device="cuda")  # 256 MB
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    with capturable_stream(), pytest.raises(RuntimeError):
+        record(lambda: (x + 1).sum().item())
+    forget_recording(x.device)
+    freed = x + 1
+    del freed
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before + 2**22
+    with capturable_stream():
+        torch.testing.assert_close(record_and_replay(lambda: x[:4] + 1), torch.full((4,), 2.0, device="cuda"))
+
+
+def record_and_replay(function: Callable[[], Tensor]) -> Tensor:
+    function()
+    graph, result = record(function)
+    graph.replay()
+    return result.clone()
 
 
 @pytest.mark.gpu
