@@ -221,6 +221,19 @@ def maps(results: Path) -> str:
     return text + table(["peer", "time", "memory"], lines)
 
 
+def matching(results: Path) -> str:
+    """Two meshes matched from features, with memory."""
+    found = Results(results / "match", "match")
+    text = "## Matching\n\n" + found.source() + "\n\n"
+    text += "From 256 features at the vertices of two meshes to a vertex of one for each of the other, K = 200, in float32:\n\n"
+    peers = found.values("peer")
+    lines = [
+        [f"{int(v):,}", *(f"{_ms(found.ms(p, vertices=v))}, {_gib(found.number('peak_mb', p, vertices=v))}" for p in peers)]
+        for v in found.values("vertices")
+    ]
+    return text + table(["vertices", *peers], lines)
+
+
 LOOPS = (
     "Times are wall-clock times of steps that follow each other, with the time of the GPU alone in parentheses.\n"
     "[benchmarks/README.md](../benchmarks/README.md) explains the peers.\n"
@@ -235,6 +248,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "command": command,
     "tasks": tasks,
     "maps": maps,
+    "matching": matching,
 }
 
 
