@@ -117,10 +117,7 @@ def float32(results: Path) -> str:
     text = "## Training step in float32\n\n" + found.source() + "\nMemory is what PyTorch reserves.\n\n"
     lines = []
     for peer in found.values("peer"):
-        cells = [
-            f"{_ms(found.ms(peer, vertices=v))}, {_gib(found.number('peak_mb', peer, vertices=v))}"
-            for v in found.values("vertices")
-        ]
+        cells = [_time_and_memory(found, peer, vertices=v) for v in found.values("vertices")]
         lines.append([f"`{peer}`", *cells])
     return text + table(["peer", *(f"{int(v):,} vertices" for v in found.values("vertices"))], lines)
 
@@ -145,9 +142,7 @@ def training_loop(results: Path) -> str:
     )
     lines = []
     for peer in found.values("peer"):
-        cells = [
-            f"{_ms(found.ms(peer, loop=name))}, {_gib(found.number('peak_mb', peer, loop=name))}" for name in loops
-        ]
+        cells = [_time_and_memory(found, peer, loop=name) for name in loops]
         lines.append([f"`{peer}`", *cells])
     text += table(["peer", *loops], lines) + "\n"
     lines = []
@@ -211,8 +206,7 @@ def maps(results: Path) -> str:
     text += "K = 200 and 256 features, forward and backward, in wall-clock time. `diffnet` computes in float64.\n\n"
     peers = found.values("peer")
     lines = [
-        [pairs, *(f"{_ms(found.ms(p, pairs=pairs))}, {_gib(found.number('peak_mb', p, pairs=pairs))}" for p in peers)]
-        for pairs in found.values("pairs")
+        [pairs, *(_time_and_memory(found, peer, pairs=pairs) for peer in peers)] for pairs in found.values("pairs")
     ]
     text += table(["pairs", *(f"`{p}`" for p in peers)], lines)
     step = Results(results / "maps", "pair-step")
@@ -225,10 +219,13 @@ def matching(results: Path) -> str:
     """Two meshes matched from features, with memory."""
     found = Results(results / "match", "match")
     text = "## Matching\n\n" + found.source() + "\n\n"
-    text += "From 256 features at the vertices of two meshes to a vertex of one for each of the other, K = 200, in float32:\n\n"
+    text += (
+        "The input is 256 features at the vertices of two meshes. The result is a vertex of the first mesh for each\n"
+    )
+    text += "vertex of the second one. K = 200, in float32.\n\n"
     peers = found.values("peer")
     lines = [
-        [f"{int(v):,}", *(f"{_ms(found.ms(p, vertices=v))}, {_gib(found.number('peak_mb', p, vertices=v))}" for p in peers)]
+        [f"{int(v):,}", *(_time_and_memory(found, peer, vertices=v) for peer in peers)]
         for v in found.values("vertices")
     ]
     return text + table(["vertices", *peers], lines)
@@ -275,6 +272,10 @@ def _by_size(found: Results, dtype: str, peers: dict[str, str], gpu: bool = Fals
             cells.append(_ms(found.ms(peer, **case)) + ("" if alone is None else f" ({_digits(alone)})"))
         lines.append([f"{int(v):,}", *cells])
     return table(["vertices", *(f"`{name}`" if name == peer else name for name, peer in peers.items())], lines)
+
+
+def _time_and_memory(found: Results, peer: str, **case: str) -> str:
+    return f"{_ms(found.ms(peer, **case))}, {_gib(found.number('peak_mb', peer, **case))}"
 
 
 def _digits(value: float) -> str:

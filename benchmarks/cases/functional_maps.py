@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from diffnet import Operators, functional_map, point_map, soft_functional_map, zoomout
+from diffnet import Operators, functional_map, point_map, soft_functional_map
 from diffnet.benchmarks.harness.peers import both_passes, leaf
 from diffnet.benchmarks.harness.registry import Case, Options, Run, Unavailable, benchmark
 from diffnet.benchmarks.harness.sweep import Size, sweep
@@ -20,6 +20,7 @@ from diffnet.ops import functional_map as functional_map_of_coefficients
 from diffnet.ops import nearest_neighbors, soft_map
 from diffnet.ops.functional_maps import reference
 from diffnet.ops.functional_maps.regularizers import resolvent
+from diffnet.train.correspondence.maps import point_map_of
 
 K = 200
 PAIRS = (1, 8, 32)
@@ -126,8 +127,8 @@ def _by_distances(queries: Tensor, points: Tensor) -> Tensor:
 def match_cases(options: Options) -> Iterator[Case]:
     """Two meshes matched vertex by vertex from features and operators, in wall-clock time.
 
-    The first peer goes through the functional map of the features, the second through that of their soft map, and the
-    third refines the first map from half of the eigenpairs in 10 steps of ZoomOut.
+    The first peer goes through the functional map of the features, and the second through that of their soft map. The
+    third refines the first map as `diffnet match` does by default, and the fourth as `diffnet match --zoomout`.
     """
     k = options.k or K
     for size in sweep(options, dtypes=("fp32",), widths=(256,), vertices=(5_000, 100_000)):
@@ -136,7 +137,8 @@ def match_cases(options: Options) -> Iterator[Case]:
         peers: dict[str, Run] = {
             "functional map": partial(_match, functional_map, x, y, a, b),
             "soft map": partial(_match, soft_functional_map, x, y, a, b),
-            "functional map, ZoomOut": partial(_match, _refined, x, y, a, b),
+            "functional map, refined": partial(_refined, x, y, a, b, zoomout=False),
+            "functional map, ZoomOut": partial(_refined, x, y, a, b, zoomout=True),
         }
         yield Case(size.parameters(k=k), peers, wall_clock=True)
 
@@ -145,6 +147,5 @@ def _match(mapped: Callable[..., Tensor], x: Tensor, y: Tensor, a: Operators, b:
     return point_map(mapped(x, y, a, b), a, b)
 
 
-def _refined(x: Tensor, y: Tensor, a: Operators, b: Operators) -> Tensor:
-    half = max(1, a.k // 2)
-    return zoomout(functional_map(x, y, a, b, k=half), a, b, step=max(1, (a.k - half) // 10))
+def _refined(x: Tensor, y: Tensor, a: Operators, b: Operators, zoomout: bool) -> Tensor:
+    return point_map_of(functional_map(x, y, a, b), a, b, refine=zoomout)
