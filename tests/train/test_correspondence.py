@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -40,7 +41,7 @@ from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervi
 from diffnet.train.correspondence.matching import boundary_length, match_meshes
 from diffnet.train.correspondence.scoring import as_labeled
 from diffnet.train.correspondence.targets import pair_samples
-from diffnet.train.correspondence.turns import facing_alike
+from diffnet.train.correspondence.turns import facing_alike, upright_axis, warn_if_tilted
 from diffnet.train.inference.network_input import MetadataError
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import train
@@ -259,6 +260,22 @@ def test_figures_are_turned_to_face_alike():
     torch.testing.assert_close(facing_alike(model, found, batch.operators, options), found)
 
 
+def test_tilted_meshes_are_named():
+    """The network gets positions as they are, so it expects the orientation of the training meshes."""
+    meshes = [load_mesh(body(seed, 0.05)) for seed in range(40)]
+    upright = upright_axis(meshes)
+    options = TrainOptions(task="correspondence", method="unsupervised", align=False, upright=upright)
+    standing = meshes[0]
+    lying = replace(standing, verts=standing.verts[:, [1, 2, 0]])
+    with pytest.warns(UserWarning, match=r"^b: the first principal axis is more than 60° from that of the training"):
+        warn_if_tilted({"a": standing, "b": lying}, options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_tilted({"a": standing}, options)
+        warn_if_tilted({"b": lying}, replace(options, upright=()))
+    assert upright_axis([standing, lying] * 20) == ()
+
+
 def test_aligned_meshes_are_matched_alike_however_they_are_rotated():
     meshes = [body(seed, 0.05) for seed in (4, 5)]
     rotations = random_rotations(2, torch.Generator().manual_seed(0), torch.float64).numpy()
@@ -390,12 +407,15 @@ def test_a_run_without_correspondences(room, tmp_path, capsys, monkeypatch):
     history = list(csv.DictReader((tmp_path / "b" / "metrics.csv").open()))
     assert float(history[-1]["train_loss"]) < float(history[0]["train_loss"])
     assert (tmp_path / "b" / "pairs" / "000.html").is_file()
-    monkeypatch.setattr(turns, "oriented_alike", lambda meshes: len(list(meshes)) == 4)  # a large set decides so itself
-    assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "c", "--method", "unsupervised") == 0
+    # A large set decides so itself.
+    monkeypatch.setattr(turns, "upright_axis", lambda meshes: (0.0, 0.0, float(len(list(meshes)) == 4)))
+    with pytest.warns(UserWarning, match="b4, b5, b6: the first principal axis"):  # the test meshes lie
+        assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "c", "--method", "unsupervised") == 0
     assert "stand and look the same way" in capsys.readouterr().out
     options = json.loads((tmp_path / "c" / "results.json").read_text())["options"]
     assert not options["align"]
     assert options["rotate"] is False
+    assert options["upright"] == [0, 0, 1]
     with pytest.raises(OptionError, match="map_k should be from 1 to k, which is 20, got 21"):
         TrainOptions(task="correspondence", k=20, map_k=21)
 

@@ -19,7 +19,7 @@ from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss
 from diffnet.train.correspondence.targets import unknown_map
-from diffnet.train.correspondence.turns import facing_alike
+from diffnet.train.correspondence.turns import facing_alike, warn_if_tilted
 from diffnet.train.device import autocast
 from diffnet.train.inference.loading import is_original
 from diffnet.train.inference.network_input import MetadataError, network_input
@@ -101,6 +101,7 @@ def match_meshes(
         raise MetadataError(f"the network is for {expected.options.task}; matching needs one for correspondence")
     first, second = load_mesh(a, cache_dir), load_mesh(b, cache_dir)
     check_whole(first, second)
+    warn_if_tilted({"the first mesh": first, "the second mesh": second}, expected.options)
     one, other = (input_sample(mesh, expected, cache_dir).to(device) for mesh in (first, second))
     most = min(one.operators.k, len(first.verts), len(second.verts))
     options = replace(expected.options, map_k=min(expected.options.map_k, most))

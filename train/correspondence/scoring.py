@@ -13,6 +13,7 @@ from torch import Tensor
 from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, PairSample, PairShape, pair_errors
 from diffnet.geometry import SurfacePoints
 from diffnet.train.correspondence.maps import point_map_of
+from diffnet.train.correspondence.turns import warn_if_tilted
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.task import ScoredPairs
 
@@ -35,6 +36,7 @@ def score_pairs(
     options: whether `point_map_of` refines the maps, as `zoomout`
     cache_dir, jobs: see `geodesic_errors_of_all`
     """
+    warn_if_tilted({shape.name: shape.mesh for shape in data.test}, options)
     found = []
     for c, pair in zip(maps, samples, strict=True):
         a, b = pair.a.operators.to(device), pair.b.operators.to(device)

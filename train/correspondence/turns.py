@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from diffnet.data import rotate_vectors, vector_channels
+from diffnet.data.folders.files import some
 from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.elements.elements import element_areas
 from diffnet.geometry.positions.alignment import is_common_orientation, principal_axes
@@ -16,13 +18,36 @@ from diffnet.train.correspondence.maps import solved_maps, structure_loss
 from diffnet.train.options import TrainOptions
 
 
-def oriented_alike(meshes: Iterable[Mesh]) -> bool:
-    """Whether meshes stand and look the same way, see `is_common_orientation`."""
-    axes = []
-    for mesh in meshes:
-        areas = element_areas(mesh, "vertices") if len(mesh.faces) else np.ones(len(mesh.verts))
-        axes.append(principal_axes(torch.from_numpy(mesh.verts), torch.from_numpy(areas)))
-    return is_common_orientation(torch.stack(axes))
+def upright_axis(meshes: Iterable[Mesh]) -> tuple[float, ...]:
+    """The mean of the first principal axes, three numbers, if the meshes stand and look the same way.
+
+    Otherwise empty, see `is_common_orientation`.
+    """
+    axes = torch.stack([_axes(mesh) for mesh in meshes])
+    return tuple(axes[:, 0].mean(0).tolist()) if is_common_orientation(axes) else ()
+
+
+def warn_if_tilted(meshes: Mapping[str, Mesh], options: TrainOptions) -> None:
+    """Warn of meshes that stand in another direction than the training meshes, if the network gets them as they are.
+
+    That is if the first principal axis of a mesh is more than 60° from the mean one of the training meshes.
+    """
+    upright = torch.tensor(options.upright, dtype=torch.float64)
+    if len(upright) == 0:
+        return
+    cosines = {name: _axes(mesh)[0].double() @ upright / upright.norm() for name, mesh in meshes.items()}
+    tilted = [name for name, cosine in cosines.items() if cosine < 0.5]
+    if tilted:
+        warnings.warn(
+            f"{some(tilted)}: the first principal axis is more than 60° from that of the training meshes. The network "
+            "expects their orientation, so maps are probably wrong. Turn the meshes, or train with --align.",
+            stacklevel=3,
+        )
+
+
+def _axes(mesh: Mesh) -> Tensor:
+    areas = element_areas(mesh, "vertices") if len(mesh.faces) else np.ones(len(mesh.verts))
+    return principal_axes(torch.from_numpy(mesh.verts), torch.from_numpy(areas))
 
 
 def facing_alike(network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:

@@ -85,7 +85,7 @@ def train(
     def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
         from diffnet.data import figure_pairs, load_pairs
         from diffnet.train.correspondence.scoring import as_labeled
-        from diffnet.train.correspondence.turns import oriented_alike
+        from diffnet.train.correspondence.turns import upright_axis
 
         seed, cache = options.seed, shared["cache"]
         for path in data:
@@ -99,13 +99,15 @@ def train(
         if epochs is None and before is None:
             options = replace(options, epochs=max(1, round(TRAINED_PAIRS / len(found.train_pairs))))
         decides = align is None and before is None and options.aligns
-        if decides and oriented_alike(shape.mesh for shape in found.train):
+        if decides and (upright := upright_axis(shape.mesh for shape in found.train)):
             console.print(
                 "The training meshes stand and look the same way, so the network gets positions as they are. To match "
                 "meshes in other orientations, train with --align.",
                 soft_wrap=True,
             )
-            options = replace(options, align=False, rotate=bool(options.rotate))
+            options = replace(
+                options, align=False, rotate=bool(options.rotate), upright=() if options.rotate else upright
+            )
         usual = CHANNELS[options.method] if before is None else len(before["label_names"])
         return Loaded(as_labeled(found, channels or usual), options, found)
 

@@ -28,12 +28,14 @@ class CorrespondenceOptions(OptionGroup):
 
     method, map_k, feature_scale: see `pair_maps`
     zoomout: see `point_map_of`
+    upright: `upright_axis` of the training meshes if the network gets their positions as they are. Otherwise empty.
     """
 
     method: Method = "supervised"
     map_k: int = 30
     feature_scale: float = 0.0
     zoomout: bool = False
+    upright: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,6 +43,9 @@ class CorrespondenceOptions(OptionGroup):
             raise OptionError(f"method should be one of {', '.join(get_args(Method))}, got {self.method!r}")
         if not 0 <= self.feature_scale < math.inf:
             raise OptionError(f"feature_scale should be a finite number of at least 0, got {self.feature_scale}")
+        object.__setattr__(self, "upright", tuple(self.upright))  # the only way in a frozen dataclass
+        if len(self.upright) not in (0, 3) or not all(map(math.isfinite, self.upright)):
+            raise OptionError(f"upright should be empty or three finite numbers, got {self.upright}")
 
 
 def _adapted(name: RecipeName, options: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,7 +64,7 @@ OPTIONS = TaskOptions(
     # They would change the correspondences of a pair, or hold out pairs whose meshes are trained on.
     unavailable=("max_faces", "scale_range", "jitter", "mirror", "cut", "decimate", "validation"),
     generated="figures",
-    prediction=("method", "map_k", "feature_scale"),
+    prediction=("method", "map_k", "feature_scale", "upright"),
     # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps.
     recipe={
         "k": 128,
