@@ -84,7 +84,7 @@ def _remember(stamps: Iterable[Path]) -> None:
             stamp.parent.mkdir(parents=True, exist_ok=True)
             stamp.touch()
     except OSError as error:
-        _LOG.warning("the next run looks for GPU kernels in Triton's cache again, which can't be written: %s", error)
+        _LOG.warning("later runs may look for the same GPU kernels again, because a file can't be written: %s", error)
 
 
 def _start(launches: list[Launch], capability: int) -> _Process | None:
