@@ -21,6 +21,10 @@ from diffnet.ops.compilation.launches import Launch
 from diffnet.ops.compilation.worker import Job
 
 _LOG = logging.getLogger("diffnet")
+# Fewer missing kernels start no process, because the first step compiles them in several threads, in about 0.3 s each
+# on an H200. The process imports PyTorch and Triton first. If all meshes are preprocessed already, training waits for
+# it for more than 3 s.
+FEWEST = 12
 # A group of its own keeps Ctrl-C in a terminal away from the process, and all of it can be stopped together. In a
 # session of its own, `nice` would mean nothing on systems that share processors among sessions. The job is read before
 # the imports, so this process doesn't wait for them. With the paths of this process, it finds the same packages.
@@ -43,31 +47,49 @@ def compiled_meanwhile(launches: Iterable[Launch], capability: int) -> Iterator[
     other process has a lower priority and uses no GPU. An exception in the block stops it, and it ends if this process
     is killed. If it fails, a warning says why, and kernels are compiled when they are launched.
 
-    Nothing happens if an earlier process has compiled the same kernels, and on other systems than Linux with CUDA.
+    An empty file in Triton's cache stands for each kernel of an earlier block. The process gets the launches of other
+    kernels. It isn't started if these are fewer than `FEWEST`, and on other systems than Linux with CUDA.
 
     capability: the compute capability of the GPU, 90 for 9.0
     """
-    process = _start(list(launches), capability)
+    missing = _missing(launches, capability)
+    process = _start(list(missing.values()), capability) if len(missing) >= FEWEST else None
     try:
         yield
-        if process is not None:
-            process.wait()
+        if process is None or process.wait():
+            _remember(missing)  # without a process, the first launches are about to compile them
     finally:
         if process is not None:
             process.stop()
 
 
-def _start(launches: list[Launch], capability: int) -> _Process | None:
-    if not launches or sys.platform != "linux" or torch.version.hip is not None:
-        return None
+def _missing(launches: Iterable[Launch], capability: int) -> dict[Path, Launch]:
+    """The launches of kernels without a stamp, by the stamp that stands for the kernel."""
+    if sys.platform != "linux" or torch.version.hip is not None:
+        return {}
     from triton import __version__, knobs
 
-    variants = [__version__, capability, *sorted(launch.variant for launch in launches)]
-    stamp = Path(knobs.cache.dir) / f"diffnet-{sha256(str(variants).encode()).hexdigest()[:32]}"
-    if stamp.exists():
-        return None
+    missing = {}
+    for launch in launches:
+        name = sha256(f"{__version__} {capability} {launch.variant}".encode()).hexdigest()[:32]
+        stamp = Path(knobs.cache.dir) / f"diffnet-{name}"
+        if not stamp.exists():
+            missing[stamp] = launch
+    return missing
+
+
+def _remember(stamps: Iterable[Path]) -> None:
     try:
-        return _Process(Job(launches, capability, stamp))
+        for stamp in stamps:
+            stamp.parent.mkdir(parents=True, exist_ok=True)
+            stamp.touch()
+    except OSError as error:
+        _LOG.warning("later runs may look for the same GPU kernels again, because a file can't be written: %s", error)
+
+
+def _start(launches: list[Launch], capability: int) -> _Process | None:
+    try:
+        return _Process(Job(launches, capability))
     except OSError as error:
         _warn(str(error))
         return None
@@ -96,8 +118,11 @@ class _Process:
             self._input.write(pickled)
             self._input.flush()
 
-    def wait(self) -> None:
-        """Wait until it ends. To take over would compile kernels again that it is about to finish."""
+    def wait(self) -> bool:
+        """Wait until it ends, and return whether it has compiled everything.
+
+        To take over would compile kernels again that it is about to finish.
+        """
         try:
             self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -107,6 +132,7 @@ class _Process:
             self._output.seek(0)
             lines = self._output.read().decode(errors="replace").split("\n")
             _warn(next((line for line in reversed(lines) if line), f"it ended with {self._process.returncode}"))
+        return self._process.returncode == 0
 
     def stop(self) -> None:
         if self._process.poll() != 0:

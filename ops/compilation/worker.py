@@ -11,7 +11,6 @@ import pickle
 import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffnet.ops.compilation.launches import Launch
@@ -25,12 +24,10 @@ class Job(NamedTuple):
     """The kernels to compile.
 
     capability: the compute capability of the GPU, 90 for 9.0
-    stamp: an empty file that is made when Triton's cache has all kernels
     """
 
     launches: list[Launch]
     capability: int
-    stamp: Path
 
 
 class AbsentGPU:
@@ -64,7 +61,6 @@ def main(pickled: bytes) -> None:
         compiled = [pool.submit(launch.compile) for launch in job.launches[1:]]
         for future in compiled:
             future.result()
-    job.stamp.touch()
 
 
 def _end_with_parent() -> None:

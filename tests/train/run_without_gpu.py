@@ -1,10 +1,11 @@
 """The kernels of a run on a GPU that is not present: those that another process compiles ahead, and those of the run.
 
 Tensors lie on the CPU and say that they are on a GPU. Kernels are compiled, but not run. test_kernels_ahead.py runs
-this in a process of its own, without the interpreter. The arguments are "compile" or "collect", and options of
+this in a process of its own, without the interpreter. The arguments are "compile", "collect" or "new", and options of
 `TrainOptions` and `labels_at` as JSON, once or several times. A line is printed for each. With "compile", it is how
 many kernels Triton's cache has after the process, and after the run. With "collect", nothing is compiled, and it is how
-many kernels the process would compile, and which others the run needs.
+many kernels the process would compile, and which others the run needs. With "new", nothing is compiled, and it is how
+many kernels no earlier run has needed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from triton.runtime.jit import JITFunction
 from diffnet.cuda_graphs.forward import GraphedForward
 from diffnet.data import LabeledMesh, LabeledMeshes, Sample, TargetsAt, collate_samples, make_sample
 from diffnet.geometry.mesh.mesh import make_mesh
+from diffnet.ops.compilation import process
 from diffnet.ops.compilation.process import compiled_meanwhile
 from diffnet.train.checkpoint import build_model
 from diffnet.train.device import matmul_dtype
@@ -67,14 +69,32 @@ def in_cache() -> int:
     return len(list(Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.cubin")))
 
 
-def compare(compiles: bool, options: TrainOptions, at: TargetsAt) -> list[Any]:
+def labeled_spheres(at: TargetsAt) -> LabeledMeshes:
     spheres = [trimesh.creation.icosphere(n) for n in (1, 2, 2)]
     of_each = {"vertices": "vertices", "faces": "faces", "edges": "edges_unique"}
     labels = [np.arange(len(getattr(s, of_each[at])) if at in of_each else 1) % 7 for s in spheres]
     meshes = [make_mesh(s.vertices, s.faces, name="sphere") for s in spheres]
     items = [LabeledMesh("sphere", *each) for each in zip(meshes, labels, strict=True)]
-    data = LabeledMeshes(items, items[:1], [str(i) for i in range(7)], at)
-    samples = [on_gpu(make_sample(item, options.preprocessing), options) for item in items]
+    return LabeledMeshes(items, items[:1], [str(i) for i in range(7)], at)
+
+
+def stamps() -> int:
+    return len(list(Path(os.environ["TRITON_CACHE_DIR"]).glob("diffnet-*")))
+
+
+def new_kernels(options: TrainOptions, at: TargetsAt) -> int:
+    data, before = labeled_spheres(at), stamps()
+    pretend(note)
+    launches = launches_of_run(data, options, None, CPU)
+    with mock.patch.object(process, "FEWEST", 1000), compiled_meanwhile(launches, 90):
+        pass  # no process starts
+    Tensor.is_cuda = is_cuda  # type: ignore[assignment]
+    return stamps() - before
+
+
+def compare(compiles: bool, options: TrainOptions, at: TargetsAt) -> list[Any]:
+    data = labeled_spheres(at)
+    samples = [on_gpu(make_sample(item, options.preprocessing), options) for item in data.train]
 
     pretend(compile_only if compiles else note)
     launches = launches_of_run(data, options, None, CPU)
@@ -107,7 +127,9 @@ def main() -> None:
     for text in sys.argv[2:]:
         given = {"features": "xyz", "precision": "bf16", "rotate": False, **json.loads(text)}
         at = given.pop("labels_at", "vertices")
-        print(json.dumps(compare(sys.argv[1] == "compile", TrainOptions(**given), at)), flush=True)
+        options, mode = TrainOptions(**given), sys.argv[1]
+        counts = new_kernels(options, at) if mode == "new" else compare(mode == "compile", options, at)
+        print(json.dumps(counts), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from diffnet.ops.compilation import process
 from diffnet.ops.compilation.launches import Launch
 from diffnet.ops.compilation.process import compiled_meanwhile
 from diffnet.train.options import TrainOptions
+from diffnet.train.recipes import recipe
 from diffnet.train.run import run_training
 from diffnet.train.steps import kernels_ahead
 
@@ -52,12 +53,16 @@ class Quick:
     def compile(self, arguments, options):
         pass
 
+class Noting:
+    def compile(self, arguments, options):
+        pathlib.Path(arguments[0]).touch()
+
 class Endless:
     def compile(self, arguments, options):
         pathlib.Path(arguments[0], str(os.getpid())).touch()
         time.sleep(1000)
 
-failing, quick, endless = Failing(), Quick(), Endless()
+failing, quick, noting, endless = Failing(), Quick(), Noting(), Endless()
 """
 
 
@@ -85,10 +90,23 @@ def test_all_kernels_are_known_before_the_run(tmp_path: Path) -> None:
         assert more == []
 
 
+def test_few_kernels_are_new_in_a_similar_run(tmp_path: Path) -> None:
+    """No process is worth starting for them. Kernels of a run are known to later processes."""
+    original = recipe("original", "segmentation")
+    similar = [{}, {"batch_meshes": 2}, {"features": "xyz"}, {"dropout": 0.0}]
+    runs = [json.dumps({**original, **changes}) for changes in [*similar, {"precision": "fp32"}]]
+    first, again, *few, other = run_without_gpu(tmp_path, "new", runs[0], *runs)
+    assert first > 20
+    assert again == 0
+    assert all(0 < new < process.FEWEST for new in few)
+    assert other > process.FEWEST
+    assert run_without_gpu(tmp_path, "new", *runs) == [0] * 5
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("meshes", [1, 2])
 def test_a_run_on_a_gpu_compiles_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meshes: int) -> None:
-    """Nothing but sparse kernels is compiled after the process has made its stamp."""
+    """Nothing but sparse kernels is compiled after the process."""
     cache = tmp_path / "triton"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
     items = []
@@ -101,10 +119,10 @@ def test_a_run_on_a_gpu_compiles_nothing_more(tmp_path: Path, monkeypatch: pytes
     options = TrainOptions(features="xyz", width=112, k=24, blocks=1, epochs=3, batch_meshes=meshes)
     quiet, device = Console(quiet=True), torch.device("cuda")
     run_training(data, options, tmp_path / "run", device=device, cache_dir=tmp_path, jobs=1, console=quiet)
-    (stamp,) = cache.glob("diffnet-*")
+    end = min(stamp.stat().st_mtime for stamp in cache.glob("diffnet-*"))
     dense = [file for file in cache.glob("*/*.cubin") if not file.name.startswith("spmm")]
     assert len(dense) > 15
-    assert [file.name for file in dense if file.stat().st_mtime > stamp.stat().st_mtime] == []
+    assert [file.name for file in dense if file.stat().st_mtime > end] == []
 
 
 def test_a_run_goes_on_if_its_launches_are_not_known(
@@ -136,6 +154,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "stand_ins.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(process, "FEWEST", 1)
     return tmp_path
 
 
@@ -143,11 +162,34 @@ def launch(name: str, *arguments: Any) -> Launch:
     return Launch("stand_ins", name, name, arguments, {})
 
 
+def test_the_process_gets_unknown_kernels_only(stand_ins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are known after a block without a process too, because the first launches compile them."""
+    monkeypatch.setattr(process, "FEWEST", 2)
+    files = [stand_ins / f"kernel{i}" for i in range(5)]
+    for count, compiled in ((1, set()), (3, {1, 2}), (3, set()), (4, set()), (5, set())):
+        launches = [Launch("stand_ins", "noting", str(i), (str(files[i]),), {}) for i in range(count)]
+        with compiled_meanwhile(launches, 90):
+            pass
+        assert {i for i, file in enumerate(files) if file.exists()} == compiled
+        for i in compiled:
+            files[i].unlink()
+
+
 def test_a_failure_is_reported(stand_ins: Path, caplog: pytest.LogCaptureFixture) -> None:
     with compiled_meanwhile([launch("quick"), launch("failing")], 90):
         pass
     assert [record.message for record in caplog.records if "ArithmeticError: no registers" in record.message]
     assert not list(stand_ins.glob("diffnet-*"))
+
+
+def test_a_cache_that_cannot_be_written_is_reported(
+    stand_ins: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(stand_ins / "stand_ins.py" / "cache"))
+    monkeypatch.setattr(process, "FEWEST", 2)
+    with compiled_meanwhile([launch("quick")], 90):
+        pass
+    assert "Not a directory" in caplog.text
 
 
 def test_a_process_that_cannot_start_is_reported(
@@ -173,6 +215,7 @@ def test_an_exception_stops_a_process_that_is_starting(stand_ins: Path, monkeypa
     with pytest.raises(KeyboardInterrupt), compiled_meanwhile([launch("endless", str(stand_ins))], 90):
         raise KeyboardInterrupt
     assert [each.returncode for each in started] == [-signal.SIGKILL]
+    assert not list(stand_ins.glob("diffnet-*"))
 
 
 def runs(pid: int) -> bool:
@@ -193,7 +236,7 @@ def test_all_processes_end_with_the_run(stand_ins: Path, ending: signal.Signals)
         import time
         from diffnet.ops.compilation.launches import Launch
         from diffnet.ops.compilation.process import compiled_meanwhile
-        names = ["quick"] + ["endless"] * 4
+        names = ["quick"] * 8 + ["endless"] * 4
         launches = [Launch("stand_ins", name, str(i), ({str(folder)!r},), {{}}) for i, name in enumerate(names)]
         with compiled_meanwhile(launches, 90):
             time.sleep(1000)
