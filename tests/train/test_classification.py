@@ -187,6 +187,7 @@ def test_evaluate_scores_a_segmentation(tmp_path, capsys):
     page = (tmp_path / "whole" / "predictions.html").read_text()
     assert "<dt>In the training part</dt><dd>2</dd>" in page
     assert "<h1>Segmentation of the scored meshes</h1>" in page
+    assert "<h2>Meshes</h2>" in page
     assert "<dt>Accuracy</dt>" in page
     (tmp_path / "test.txt").write_text(lists)
     # Checkpoints of older versions name no task and no training meshes.
