@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.feature_names import FILE_PREFIX, ArrayStatistics, Statistics, array_names
+from diffnet.data.folders.numbers import read_array
 from diffnet.data.labeled import DataError, LabeledMesh, LabelsAt
 from diffnet.geometry import Mesh, load_attributes
 from diffnet.geometry.mesh.attributes import COLOR_FORMATS
@@ -133,7 +134,7 @@ def _find(mesh: Mesh, name: str, given: Mapping[str, Any], channels: int | None)
     if len(present) > 1:
         raise DataError(f"{path}: more than one array for {part}: {', '.join(map(str, present))}. Keep one of them")
     if present:
-        return _load(present[0], part), str(present[0])
+        return read_array(present[0], f" for {part}"), str(present[0])
     for array, at in arrays_in_mesh_file(path, name):
         if at == "vertices":
             return array, str(path)
@@ -143,13 +144,6 @@ def _find(mesh: Mesh, name: str, given: Mapping[str, Any], channels: int | None)
     raise DataError(
         f"{path}: no array for {part}. Expected an array of shape {shape} in {' or '.join(map(str, places))}, or {own}"
     )
-
-
-def _load(path: Path, part: str) -> Any:
-    try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as e:
-        raise DataError(f"{path}: {part} should be a NumPy array of numbers, and the file is not ({e})") from e
 
 
 def _checked(mesh: Mesh, name: str, given: Any, source: str) -> NDArray[np.float64]:

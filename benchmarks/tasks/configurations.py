@@ -62,20 +62,39 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 _FIRST_LEADS = "log-hks+cosine+dropout-0.2"
 
-# In order of importance: a run may be stopped at any time.
-_ORDER = (
+# The configurations of docs/recipe.md, in order of importance: a run may be stopped at any time.
+_RNA = (
     BASE,
     _FIRST_LEADS,
     f"{_FIRST_LEADS}+width-256",
-    f"{_FIRST_LEADS}+width-192",
-    f"{_FIRST_LEADS}+curvature",
-    f"{_FIRST_LEADS}+curvature-wks",
-    f"{_FIRST_LEADS}+wks",
+    f"{_FIRST_LEADS}+width-256+times",
+    f"{_FIRST_LEADS}+width-256+times+curvature",
+    f"{_FIRST_LEADS}+width-256+times+curvature+lr-2e-3",
     "log-hks",
     "cosine",
     "dropout-0.2",
     "width-256",
     f"{_FIRST_LEADS}+times",
+    f"{_FIRST_LEADS}+layer",
+    f"{_FIRST_LEADS}+average",
+    f"{_FIRST_LEADS}+smoothing-0.1",
+    f"{_FIRST_LEADS}+lr-2e-3",
+    f"{_FIRST_LEADS}+batch-2",
+    f"{_FIRST_LEADS}+k-256",
+    f"{_FIRST_LEADS}+width-256+times+curvature+lr-2e-3+k-64",
+)
+_FIGURES = (
+    BASE,
+    _FIRST_LEADS,
+    f"{_FIRST_LEADS}+width-256",
+    f"{_FIRST_LEADS}+width-192",
+    f"{_FIRST_LEADS}+times",
+    f"{_FIRST_LEADS}+times+curvature",
+    f"{_FIRST_LEADS}+times+curvature+lr-2e-3",
+    "log-hks",
+    "cosine",
+    "dropout-0.2",
+    "width-256",
     f"{_FIRST_LEADS}+layer",
     f"{_FIRST_LEADS}+average",
     f"{_FIRST_LEADS}+smoothing-0.1",
@@ -86,7 +105,6 @@ _ORDER = (
     "smoothing-0.1",
     "lr-2e-3",
     "batch-2",
-    "k-64",
     "k-256",
     "rms",
     "smoothing-0.2",
@@ -96,39 +114,28 @@ _ORDER = (
     f"{_FIRST_LEADS}+width-256+times+layer",
     f"{_FIRST_LEADS}+normals-hks",
     f"{_FIRST_LEADS}+hks-wks",
-    f"{_FIRST_LEADS}+curvature-wks+times",
 )
 
-# Of sets for classification. The first leads there: no dropout, and diffusion times that start at several scales.
+# Sets for classification have other first leads: no dropout, and diffusion times that start at several scales.
 _OF_CLASSES = "cosine+dropout-0+times"
-_ORDER_OF_CLASSES = (
+_SHAPES = (
     BASE,
-    f"curvature-wks+{_OF_CLASSES}",
-    f"curvature-wks+{_OF_CLASSES}+batch-2+lr-2e-3",
     f"log-hks+{_OF_CLASSES}",
-    f"wks+{_OF_CLASSES}",
     f"curvature+{_OF_CLASSES}",
-    f"curvature-hks-wks+{_OF_CLASSES}",
-    "curvature-wks+cosine+dropout-0",
-    "curvature-wks+cosine+dropout-0.2+times",
-    f"curvature-wks+{_OF_CLASSES}+smoothing-0",
-    f"curvature-wks+{_OF_CLASSES}+layer",
-    f"curvature-wks+{_OF_CLASSES}+batch-2+lr-2e-3+width-128+k-128",
-    f"curvature-wks+{_OF_CLASSES}+batch-1",
-    f"curvature-wks+{_OF_CLASSES}+batch-8",
-    f"curvature-wks+{_OF_CLASSES}+lr-3e-3",
-    f"curvature-wks+{_OF_CLASSES}+average",
-    f"normals-curvature-hks+{_OF_CLASSES}",
-    "curvature-wks",
-    "wks",
-    "log-hks",
-    "cosine",
-    "dropout-0",
-    "times",
-    "layer",
-    "smoothing-0",
+    f"normals-hks+{_OF_CLASSES}",
+    f"curvature+{_OF_CLASSES}+epochs-120",
+    f"normals-curvature-hks+{_OF_CLASSES}+epochs-120",
+    f"curvature+{_OF_CLASSES}+layer",
+    f"curvature+{_OF_CLASSES}+epochs-120+width-128+k-128",
+    f"curvature+{_OF_CLASSES}+lr-3e-3",
+    f"curvature+{_OF_CLASSES}+batch-8",
+    f"curvature+{_OF_CLASSES}+batch-1",
+    f"curvature+{_OF_CLASSES}+smoothing-0",
+    f"curvature+{_OF_CLASSES}+average",
+    "curvature+cosine+dropout-0.2+times",
+    "curvature+cosine+dropout-0",
 )
-ORDER = {"rna": _ORDER, "figures": _ORDER, "shapes": _ORDER_OF_CLASSES}
+ORDER = {"rna": _RNA, "figures": _FIGURES, "shapes": _SHAPES}
 
 
 def options_of(data: str, configuration: str, seed: int = 0) -> TrainOptions:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.counts import counted
-from diffnet.data.folders.numbers import content_of, text_of
+from diffnet.data.folders.numbers import read_array, text_of
 from diffnet.data.labeled import DataError
 from diffnet.geometry.mesh.mesh import mesh_suffix
 
@@ -104,12 +104,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _read_npy(path: Path) -> NDArray[np.float64]:
-    try:
-        array = np.load(io.BytesIO(content_of(path)), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as e:
-        raise DataError(f"{path}: the file is not a NumPy array of numbers ({e})") from e
-    if not isinstance(array, np.ndarray):
-        raise DataError(f"{path}: the file is an archive, expected a single array")
+    array = read_array(path)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{path}: targets should be numbers, dtype is {array.dtype}")
     return array.astype(np.float64)

@@ -216,10 +216,16 @@ def meshes_in(folder: Path, formats: tuple[str, ...] = FORMATS) -> list[Path]:
 
 
 def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The visible files of a folder with these extensions, sorted by name. Empty if the folder does not exist."""
+    """The visible files of a folder with these extensions, sorted by name. Empty if the folder does not exist.
+
+    Raises DataError for a link to a file that is missing.
+    """
     if not folder.is_dir():
         return []
-    files = (file for file in folder.iterdir() if file.suffix.lower() in suffixes and file.name[0] != ".")
+    files = [file for file in folder.iterdir() if file.suffix.lower() in suffixes and file.name[0] != "."]
+    for file in files:
+        if not file.exists():
+            raise DataError(f"{file}: this link points to a file that is missing")
     return sorted((file for file in files if file.is_file()), key=lambda file: (_natural(file.name), file.name))
 
 

@@ -25,9 +25,11 @@ def number_classes(labels: Sequence[FileLabels], names_file: Path) -> tuple[list
     names of the classes are the lines of `names_file` if it exists, else the values in decimal. If it has more lines
     than there are values, and all values are line numbers from 0, the lines are the classes.
 
-    Raises DataError if nothing is labeled, if names and numbers are mixed, and if the names file does not fit.
+    Raises DataError if nothing is labeled, if names and numbers are mixed, and if the names file does not fit or
+    has a name twice.
     """
     given = read_lines(names_file) if names_file.is_file() else None
+    _check_distinct(given or [], names_file)
     named = [file for file in labels if file.names is not None]
     if len(named) == len(labels):
         number = _number_colors if labels[0].kind == "colors" else _number_names
@@ -80,7 +82,15 @@ def _number_colors(
                 )
             colors.append(color.lower())
             names.append(name.strip())
+        _check_distinct(names, names_file)
     return [_places(file, colors, names_file) for file in labels], names
+
+
+def _check_distinct(names: Sequence[str], names_file: Path) -> None:
+    """Raises DataError if two classes have the same name. Networks, options and scores tell classes by their names."""
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise DataError(f"{names_file}: two classes are called {twice[:40]!r}")
 
 
 def _places(file: FileLabels, names: list[str], names_file: Path) -> NDArray[np.int64]:

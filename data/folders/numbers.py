@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,13 +77,7 @@ def _whole_number(token: str) -> int:
 
 
 def _read_npy(path: Path) -> NDArray[np.int64]:
-    content = content_of(path)
-    try:
-        array = np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as e:
-        raise DataError(f"{path}: the file is not a NumPy array of numbers ({e})") from e
-    if not isinstance(array, np.ndarray):
-        raise DataError(f"{path}: the file is an archive, expected a single array")
+    array = read_array(path)
     if array.ndim != 1:
         raise DataError(f"{path}: labels should have shape (N,), shape is {array.shape}")
     if array.dtype.kind not in "iuf":
@@ -97,6 +92,21 @@ def _read_npy(path: Path) -> NDArray[np.int64]:
         raise DataError(f"{path}: label {bad[0]} is {array[bad[0]]}, which is not a whole number that fits int64")
     labels: NDArray[np.int64] = array.astype(np.int64)
     return labels
+
+
+def read_array(path: Path, purpose: str = "") -> NDArray[Any]:
+    """The array in a `.npy` file, which may be compressed. Raises DataError if the file holds anything else.
+
+    purpose: words for the message, such as " for file:NAME"
+    """
+    content = content_of(path)
+    try:
+        array = np.load(io.BytesIO(content), allow_pickle=False)
+    except Exception as e:  # for damaged files, NumPy raises errors of its own, of zipfile and of Python's tokenizer
+        raise DataError(f"{path}: the file is not a NumPy array of numbers{purpose} ({e})") from e
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{path}: the file is an archive, expected a single array{purpose}")
+    return array
 
 
 def text_of(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,8 @@ def read_shares(path: Path) -> NDArray[np.float64]:
             row = [float(word) for word in line.split()]
         except ValueError as e:
             raise DataError(f"{path}, line {number}: expected numbers, got {line.strip()[:40]!r}") from e
+        if not all(0 <= share < math.inf for share in row):
+            raise DataError(f"{path}, line {number}: shares should be at least 0, got {line.strip()[:40]!r}")
         if rows and len(row) != len(rows[0]):
             raise DataError(f"{path}, line {number}: {len(row)} numbers, but the first line has {len(rows[0])}")
         rows.append(row)

@@ -91,6 +91,14 @@ def test_every_configuration_can_be_trained() -> None:
         assert len(set(configurations)) == len(configurations)
 
 
+@pytest.mark.skipif(not TABLE.exists(), reason="no results of an ablation")
+def test_the_command_runs_the_published_configurations() -> None:
+    with TABLE.open() as file:
+        rows = list(csv.DictReader(file))
+    for name, configurations in ORDER.items():
+        assert set(configurations) == {row["configuration"] for row in rows if row["data"] == name}
+
+
 def test_a_fifth_is_held_out() -> None:
     tetrahedron = trimesh.creation.icosahedron()
     mesh = make_mesh(tetrahedron.vertices, tetrahedron.faces)

@@ -279,8 +279,9 @@ def test_what_is_missing_or_wrong_is_named(tmp_path):
         text = message()
         assert expected in text
         assert str(tmp_path / "a.obj") in text
-    place.write_text("words")
-    assert f"{place}: file:quality should be a NumPy array of numbers" in message()
+    for content in ("words", "PK\x03\x04 cut off"):
+        place.write_text(content)
+        assert f"{place}: the file is not a NumPy array of numbers for file:quality" in message()
     np.save(place, np.zeros((162, 2)))
     trained = {"quality": {"mean": [0.0], "std": [1.0]}}
     assert "file:quality has 2 channels in" in (text := message(statistics=trained))

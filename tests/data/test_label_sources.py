@@ -77,6 +77,8 @@ def test_lists_of_parts(tmp_path, folder):
     assert by_name(load_dataset(tmp_path)) == {"1": [0, 2, 0], "2": [3, UNLABELED, 2]}
     (tmp_path / "label_names.txt").write_text("Head\npart10\n")
     assert "1_labels.txt: the label 'Upper Arm' is not in" in refusal(tmp_path)
+    (tmp_path / "label_names.txt").write_text("Head\nUpper Arm\nHead\npart10\n")
+    assert "label_names.txt: two classes are called 'Head'" in refusal(tmp_path)
 
 
 def test_lists_of_parts_number_polygons(tmp_path):
@@ -237,6 +239,8 @@ def test_colors_are_labels(tmp_path):
     assert "the label '#00ff00' is not in" in refusal(tmp_path)
     (tmp_path / "label_names.txt").write_text("arm\nleg\nhead\n")
     assert "each line should be another color and a name, such as '#ff0000 arm', got 'arm'" in refusal(tmp_path)
+    (tmp_path / "label_names.txt").write_text("#ff0000 arm\n#00ff00 leg\n#0000ff arm\n")
+    assert "label_names.txt: two classes are called 'arm'" in refusal(tmp_path)
 
 
 def test_colors_of_faces_are_labels(tmp_path):

@@ -201,6 +201,8 @@ def test_meshcnn_soft_labels_of_a_set_without_its_training_part(tmp_path):
         ("1 0\n" * 6, r"shrec__1\.seseg: 2 numbers in a line, for the labels from 1 on, but the label 8 occurs"),
         ("1 0\n1\n", r"shrec__1\.seseg, line 2: 1 numbers, but the first line has 2"),
         ("1 x\n", r"shrec__1\.seseg, line 1: expected numbers, got '1 x'"),
+        ("1 0\n0 nan\n", r"shrec__1\.seseg, line 2: shares should be at least 0, got '0 nan'"),
+        ("1 -1\n", r"shrec__1\.seseg, line 1: shares should be at least 0, got '1 -1'"),
         ("\n", r"shrec__1\.seseg: there are no labels in the file"),
     ],
 )
@@ -676,11 +678,15 @@ def test_arrays_that_are_not_labels(tmp_path, array, message):
 def test_files_that_are_not_label_files(tmp_path):
     (tmp_path / "words.npy").write_text("1\n2\n")
     (tmp_path / "cut.npy").write_bytes(b"")
+    (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04 cut off")
+    np.save(tmp_path / "header.npy", np.zeros(3, np.int64))
+    (tmp_path / "header.npy").write_bytes((tmp_path / "header.npy").read_bytes().replace(b"(3,)", b"(3,("))
     with (tmp_path / "archive.npy").open("wb") as file:
         np.savez(file, labels=np.zeros(3))
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x01")
-    for name in ("words.npy", "cut.npy", "archive.npy", "empty.txt", "binary.txt", "absent.txt", "absent.npy"):
+    arrays = ("words.npy", "cut.npy", "zip.npy", "header.npy", "archive.npy", "absent.npy")
+    for name in (*arrays, "empty.txt", "binary.txt", "absent.txt"):
         with pytest.raises(DataError, match=name.replace(".", r"\.")):
             read_labels(tmp_path / name)
 
@@ -698,6 +704,15 @@ def test_folder_without_a_data_set_names_every_layout(tmp_path):
     with pytest.raises(DataError, match=rf"{tmp_path.name}: no data set found") as caught:
         load_dataset(tmp_path)
     assert all(layout in str(caught.value) for layout in LAYOUTS if layout != "auto")
+
+
+@pytest.mark.parametrize("name", ["b.off", "b.txt"])
+def test_link_to_a_missing_file(tmp_path, name):
+    write(tmp_path, pair((FAN, [0, 1, 0]), (FAN, [0, 1, 1])))
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=rf"{name}: this link points to a file that is missing"):
+        load_dataset(tmp_path)
 
 
 def test_unknown_layout(tmp_path):

@@ -161,6 +161,7 @@ def with_infinity() -> np.ndarray:
         (write("m1.t.npy", np.array(["a"] * 42)), r"m1.t.npy: targets should be numbers, dtype is <U1"),
         (write("m1.t.npy", with_infinity()), r"m1.t.npy: row 3 has -inf; targets should be below 1e\+30, or nan"),
         (write("m1.t.npy", "text"), r"m1.t.npy: the file is not a NumPy array of numbers"),
+        (write("m1.t.npy", "PK\x03\x04 cut off"), r"m1.t.npy: the file is not a NumPy array of numbers"),
         (write("m1.t.npy", None), r"m1.ply: no targets for file:t. Expected one of .*m1.t, .* with .npy, .txt or .csv"),
         (
             write("m1.t.txt", "1 2\n"),

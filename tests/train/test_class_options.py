@@ -14,7 +14,7 @@ import torch
 import trimesh
 from graph_emulator import EmulatedGraph
 
-from diffnet.data import LabeledMesh, LabeledMeshes, collate_samples, make_sample
+from diffnet.data import LabeledMesh, LabeledMeshes, collate_samples, make_sample, without_classes
 from diffnet.geometry import element_areas, make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.train import cli
@@ -69,10 +69,12 @@ def test_options_are_resolved_by_the_data() -> None:
         ({"ignore": ("tail",)}, "ignore can't be used: there is no class 'tail'"),
         ({"class_weights": "tail=2"}, "class_weights can't be used: there is no class 'tail'"),
         ({"class_weights": "1,2"}, "class_weights has 2 weights for 3 classes"),
-        ({"ignore": ("up", "2"), "label_smoothing": 0.1}, "label_smoothing needs at least 2 classes, .* only 'down'"),
+        ({"ignore": ("up", "2")}, "ignore leaves only the class 'down'; at least 2 should be left"),
     ):
         with pytest.raises(OptionError, match=words):
             with_class_options(three_classes(), TrainOptions(**given))
+    with pytest.raises(OptionError, match=r"label_smoothing needs at least 2 classes, .* only 'down'"):
+        with_class_options(without_classes(three_classes(), ["up", "rare"]), TrainOptions(label_smoothing=0.1))
 
 
 @pytest.mark.parametrize("text", ["evenly", "1,-2", "1,nan", "a=1,2", "a=1,a=2", "0,0", "", "1,,2"])

@@ -187,6 +187,7 @@ def test_evaluate_scores_a_segmentation(tmp_path, capsys):
     page = (tmp_path / "whole" / "predictions.html").read_text()
     assert "<dt>In the training part</dt><dd>2</dd>" in page
     assert "<h1>Segmentation of the scored meshes</h1>" in page
+    assert "<h2>Meshes</h2>" in page
     assert "<dt>Accuracy</dt>" in page
     (tmp_path / "test.txt").write_text(lists)
     # Checkpoints of older versions name no task and no training meshes.
@@ -213,6 +214,12 @@ def test_evaluate_scores_a_segmentation(tmp_path, capsys):
         (shares,) = (found[name] for name in found.files if name != "label_names")
     assert shares.shape == (42, 2)
     np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-5)
+    files = ["--out", tmp_path / "p.ply", "--probabilities", tmp_path / "p.csv"]
+    assert diffnet(capsys, "predict", tmp_path / "m2.off", *network, *files, "--device", "cpu")[0] == 0
+    header, *rows = (line.split(",") for line in (tmp_path / "p.csv").read_text().splitlines())
+    assert header == ["file", "element", "3", "7"]
+    assert [row[:2] for row in rows] == [[str(tmp_path / "m2.off"), str(i)] for i in range(42)]
+    np.testing.assert_allclose([[float(share) for share in row[2:]] for row in rows], shares, rtol=1e-5)
 
 
 def test_a_checkpoint_names_its_task(room, tmp_path):

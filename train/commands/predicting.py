@@ -52,7 +52,9 @@ def predict(
     png: Annotated[Path | None, typer.Option(help="Also write a picture.")] = None,
     probabilities: Annotated[
         Path | None,
-        typer.Option(help="Also write the probabilities of all classes at each element: NumPy arrays (.npz)."),
+        typer.Option(
+            help="Also write the probabilities of all classes at each element: NumPy arrays (.npz) or a table (.csv)."
+        ),
     ] = None,
     smooth: Annotated[
         float,
@@ -105,12 +107,9 @@ def predict(
         raise OptionError("--smooth is for networks that label vertices, faces or edges; this one classifies meshes")
     written = [path for path in (*files, html, png, probabilities) if path is not None]
     check_outputs(written, [*meshes, checkpoint])
-    for name, path, suffix in (
-        ("--html", html, ".html"),
-        ("--png", png, ".png"),
-        ("--probabilities", probabilities, ".npz"),
-    ):
-        check_suffix(name, path, suffix)
+    check_suffix("--html", html, ".html")
+    check_suffix("--png", png, ".png")
+    check_suffix("--probabilities", probabilities, ".npz", ".csv")
     chosen = pick_device(device)
     failed: dict[Any, DiffnetError] = {}
     with progress_bar(console, disable=len(meshes) == 1) as bar:
@@ -147,7 +146,12 @@ def _end_if_any(failed: Mapping[Any, DiffnetError]) -> None:
 
 
 def _write_probabilities(path: Path, predictions: list[Predicted], label_names: list[str]) -> None:
-    """One array (N, C) float32 for each mesh, named by its file, and `label_names` (C,)."""
+    """Write the probabilities of all classes.
+
+    `.npz`: an array (N, C) float32 for each mesh, named by its file, and `label_names` (C,)
+    `.csv`: lines with the file, the number of the element from 0, and a probability for each class
+    """
+    import csv
     import io
 
     import numpy as np
@@ -155,6 +159,14 @@ def _write_probabilities(path: Path, predictions: list[Predicted], label_names: 
     from diffnet.geometry.files import write_atomically
 
     arrays: dict[str, Any] = {p.mesh.name: p.probabilities.numpy() for p in predictions if p.probabilities is not None}
+    if path.suffix.lower() == ".csv":
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["file", "element", *label_names])
+        for name, shares in arrays.items():
+            writer.writerows([name, i, *(f"{share:.6g}" for share in row)] for i, row in enumerate(shares.tolist()))
+        write_atomically(path, text.getvalue())
+        return
     content = io.BytesIO()
     np.savez_compressed(content, **arrays, label_names=np.array(label_names))
     write_atomically(path, content.getvalue())
@@ -170,10 +182,10 @@ def check_outputs(written: list[Path], read: list[Path]) -> None:
                 raise OptionError(f"{path}: {source} would be overwritten by its prediction")
 
 
-def check_suffix(option: str, path: Path | None, suffix: str) -> None:
-    """Raises OptionError if an option is given, and its file has another extension."""
-    if path is not None and path.suffix.lower() != suffix:
-        raise OptionError(f"{option} should be a {suffix} file, got {path}")
+def check_suffix(option: str, path: Path | None, *suffixes: str) -> None:
+    """Raises OptionError if an option is given, and its file has another extension than these."""
+    if path is not None and path.suffix.lower() not in suffixes:
+        raise OptionError(f"{option} should be a {' or '.join(suffixes)} file, got {path}")
 
 
 def evaluate(

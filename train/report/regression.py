@@ -70,7 +70,7 @@ def write_values_report(
             meshes = f'<div class="shapes">{"".join(pool.map(lambda row: _whole_mesh(row, names), rows))}</div>'
         else:
             meshes = "".join(pool.map(lambda row: _mesh_section(row, names, at), rows))
-    parts.append(f"<section><h2>Test meshes</h2>{meshes}</section>")
+    parts.append(f"<section><h2>Meshes</h2>{meshes}</section>")
     write_atomically(
         path, fill_template("diffnet.train.report", "report.html", title=html.escape(title), body="\n".join(parts))
     )

@@ -80,9 +80,9 @@ def write_report(
         meshes = "".join(pool.map(_mesh_section, rows))
         classified = "".join(pool.map(lambda row: _shape_figure(row, label_names), shapes))
     if meshes:
-        parts.append(f"<section><h2>Test meshes</h2>{meshes}</section>")
+        parts.append(f"<section><h2>Meshes</h2>{meshes}</section>")
     if classified:
-        parts.append(f'<section><h2>Test meshes</h2><div class="shapes">{classified}</div></section>')
+        parts.append(f'<section><h2>Meshes</h2><div class="shapes">{classified}</div></section>')
     write_atomically(
         path, fill_template("diffnet.train.report", "report.html", title=html.escape(title), body="\n".join(parts))
     )

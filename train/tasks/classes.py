@@ -20,11 +20,13 @@ from diffnet.train.tasks.class_weights import BALANCED, class_weight_entries
 def with_class_options(data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
     """The data without the ignored classes, and the options with names of classes and a number for each weight.
 
-    Raises OptionError for a class that the data don't have, for another number of weights than classes, and for label
-    smoothing of a single class.
+    Raises OptionError for a class that the data don't have, for another number of weights than classes, if only one
+    class is left, and for label smoothing of a single class.
     """
     ignored = _chosen("ignore", options.ignore, data.label_names)
     data = without_classes(data, ignored)
+    if ignored and len(data.label_names) == 1:
+        raise OptionError(f"ignore leaves only the class {data.label_names[0]!r}; at least 2 should be left")
     if options.label_smoothing > 0 and len(data.label_names) == 1:
         raise OptionError(f"label_smoothing needs at least 2 classes, and there is only {data.label_names[0]!r}")
     weights = None if options.class_weights is None else _weights(options.class_weights, data)
