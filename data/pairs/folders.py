@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.data.counts import counted
 from diffnet.data.folders.files import MESH_FOLDERS, files_in, find_parts, meshes_in
 from diffnet.data.labeled import DataError
 from diffnet.data.pairs.choice import RULES, choose_pairs, listed_pairs
@@ -44,7 +45,7 @@ def load_pairs(
 
     path: a folder of meshes, several of them, or a folder whose subfolders hold meshes, which count as several.
         `train/` and `test/`, else `train.txt` and `test.txt`, divide the meshes as in `load_dataset`, else a random
-        share of `test_fraction`, drawn with `seed`, is for testing.
+        share of `test_fraction`, drawn with `seed`, is for testing: at least two of four or more meshes.
     pairs: which meshes form pairs, each pair once: "all"; "within": both in one folder; "across": in two folders; or
         the path of a file with the names of two meshes in each line. By default `pairs.txt` in the folder, else "all".
         A list that names no training pairs leaves all of them.
@@ -81,7 +82,7 @@ def load_pairs(
     roots = [root for one in given for root in _roots(Path(one))]
     train, test = _Shapes(), _Shapes()
     for root in roots:
-        parts = find_parts(root, test_fraction, seed, needs_train)
+        parts = find_parts(root, test_fraction, seed, needs_train, least=2)
         for shapes, files in zip((train, test), parts, strict=True):
             shapes += [_shape(file, root, len(roots) > 1, cache_dir) for file in files]
     data = _with_correspondences(MeshPairs(train, test, [], []), roots, base)
@@ -319,9 +320,12 @@ def _with_pairs(
             listed = _with_maps(data, shapes, choose_pairs(shapes, "all" if is_list else str(chosen)))
         parts.append(listed)
     train, test = parts
-    for name, found in (("train", train), ("test", test)):
+    for name, found, shapes in (("train", train, data.train), ("test", test, data.test)):
         if not found and (needs_train or name == "test"):
-            raise DataError(f"{given[0]}: there are no pairs ({chosen}) of {name} meshes")
+            raise DataError(
+                f"{given[0]}: there are no pairs ({chosen}) of {name} meshes. This part has "
+                f"{counted(len(shapes), 'mesh', 'meshes')}; train.txt and test.txt, or folders of these names, set it"
+            )
     for shapes, found in ((data.train, train), (data.test, test)):
         unlike = next(((shapes[i], shapes[j]) for i, j in found if _count(shapes[i]) != _count(shapes[j])), None)
         if unlike is not None:
