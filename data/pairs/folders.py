@@ -18,6 +18,7 @@ from diffnet.data.folders.files import MESH_FOLDERS, files_in, find_parts, meshe
 from diffnet.data.labeled import DataError
 from diffnet.data.pairs.choice import RULES, choose_pairs, listed_pairs
 from diffnet.data.pairs.indices import Base, IndexFile, read_indices
+from diffnet.data.pairs.partial import check_whole
 from diffnet.data.pairs.shapes import MeshPairs, Pair, PairShape
 from diffnet.geometry import Mesh, SurfacePoints, load_mesh
 from diffnet.geometry.files import write_atomically
@@ -72,7 +73,8 @@ def load_pairs(
 
     Raises DataError for a folder or file that is missing, malformed or contradictory, for an index out of range, for
     missing points, since partial shapes are not supported, and for a part without pairs. The message names the file.
-    Raises MeshError for a mesh that can't be read.
+    Raises MeshError for a mesh that can't be read, and for a partial shape in a pair with a whole one, if they have no
+    template points.
     """
     if base not in ("auto", "0", "1"):
         raise DataError(f"base should be auto, 0 or 1, got {base!r}")
@@ -86,7 +88,11 @@ def load_pairs(
         for shapes, files in zip((train, test), parts, strict=True):
             shapes += [_shape(file, root, len(roots) > 1, cache_dir) for file in files]
     data = _with_correspondences(MeshPairs(train, test, [], []), roots, base)
-    return _with_pairs(data, given, pairs, needs_train)
+    data = _with_pairs(data, given, pairs, needs_train)
+    # A shape with a place for every template point is whole.
+    for shapes, chosen in ((data.train, data.train_pairs), (data.test, data.test_pairs)):
+        check_whole([(shapes[i].mesh, shapes[j].mesh) for i, j in chosen if shapes[i].template is None])
+    return data
 
 
 def save_pairs(data: MeshPairs, folder: str | os.PathLike[str]) -> None:
