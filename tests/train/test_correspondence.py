@@ -501,6 +501,17 @@ def test_partial_shapes_and_point_clouds_are_refused(room, tmp_path, capsys):
         load_pairs(tmp_path / "set")
 
 
+def test_point_clouds_are_trained_on_at_radius_1(tmp_path, capsys):
+    for seed in range(4):
+        trimesh.PointCloud(body(seed).vertices).export(tmp_path / f"b{seed}.ply")
+        np.savetxt(tmp_path / f"b{seed}.vts", order_of(seed), fmt="%d")
+    arguments = ["train", "correspondence", "--data", tmp_path, *SMALL, "--epochs", 1, "--cache", tmp_path / "cache"]
+    assert diffnet(*arguments, "--out", tmp_path / "a") == 1
+    assert ".ply: a point cloud has no area to normalize; use --normalize radius" in capsys.readouterr().err
+    assert diffnet(*arguments, "--out", tmp_path / "b", "--normalize", "radius") == 0
+    assert json.loads((tmp_path / "b" / "results.json").read_text())["mean_error"] is not None
+
+
 def test_length_of_boundaries():
     square = make_mesh([[0, 0, 0], [2, 0, 0], [2, 2, 0], [0, 2, 0]], [[0, 1, 2], [0, 2, 3]])
     assert boundary_length(square) == pytest.approx(4)
