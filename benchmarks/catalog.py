@@ -15,7 +15,6 @@ FOLDERS = ("cases", "loops")
 PEERS = {
     "original": "the original's form: float32 or tf32, sparse gradients, one mesh after another",
     "plain": "plain PyTorch",
-    "plain-fused": "on the CPU: the same with Adam(fused=True), as in the README and in diffnet train",
     "diffnet": "our kernels, launched one by one, in a loop as in the README",
     "diffnet-graphed": "the same with diffnet.graphed, and PyTorch's Adam",
     "diffnet-graphed-fused": "the same with Adam(fused=True)",

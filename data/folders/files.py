@@ -24,17 +24,18 @@ _NOT_LABELS = ("train.txt", "test.txt", NAMES, "readme.txt", "license.txt")
 Parts: TypeAlias = tuple[list[Path], list[Path]]
 
 
-def find_parts(root: Path, test_fraction: float, seed: int, needs_train: bool = True) -> Parts:
+def find_parts(root: Path, test_fraction: float, seed: int, needs_train: bool = True, least: int = 1) -> Parts:
     """The meshes for training and for testing: by subfolders, else by lists, else at random. Raises DataError.
 
     needs_train: if not, the training part may be missing, and meshes that nothing divides are for testing
+    least: the smallest number of test meshes that are chosen at random, if as many are left for training
     """
     if _both_exist(root / "train", root / "test", needs_train):
         parts = meshes_in(root / "train"), meshes_in(root / "test")
         check_parts(root, parts, needs_train)
         return parts
     folder = next((root / name for name in MESH_FOLDERS if meshes_in(root / name)), root)
-    return divided(root, meshes_in(folder), folder, test_fraction, seed, needs_train)
+    return divided(root, meshes_in(folder), folder, test_fraction, seed, needs_train, least)
 
 
 def counts_train(root: Path, needs_train: bool) -> bool:
@@ -43,13 +44,19 @@ def counts_train(root: Path, needs_train: bool) -> bool:
 
 
 def divided(
-    root: Path, meshes: list[Path], folder: Path, test_fraction: float, seed: int, needs_train: bool = True
+    root: Path,
+    meshes: list[Path],
+    folder: Path,
+    test_fraction: float,
+    seed: int,
+    needs_train: bool = True,
+    least: int = 1,
 ) -> Parts:
     """The meshes for training and for testing, by the lists in `root`, else at random. See `find_parts`."""
     if _both_exist(root / "train.txt", root / "test.txt", needs_train):
         parts = parts_by_lists(root, meshes, folder, needs_train)
     elif needs_train:
-        parts = parts_at_random(root, meshes, test_fraction, seed)
+        parts = parts_at_random(root, meshes, test_fraction, seed, least)
     else:
         parts = [], meshes
     check_parts(root, parts, needs_train)
@@ -90,12 +97,16 @@ def _key(name: str | Path) -> str:
     return mesh_stem(name) + mesh_suffix(name)
 
 
-def parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int) -> Parts:
-    """A random share of the meshes for testing, at least one, and the others for training. Raises DataError."""
+def parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int, least: int = 1) -> Parts:
+    """A random share of the meshes for testing, and the others for training. Raises DataError.
+
+    least: see `find_parts`
+    """
     if len(meshes) < 2:
         found = counted(len(meshes), "mesh", "meshes")
         raise DataError(f"{root}: {found} ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2")
-    tests = min(max(round(len(meshes) * test_fraction), 1), len(meshes) - 1)
+    at_least = least if len(meshes) >= 2 * least else 1
+    tests = min(max(round(len(meshes) * test_fraction), at_least), len(meshes) - at_least)
     chosen = set(np.random.default_rng(seed).permutation(len(meshes))[:tests].tolist())
     train = [mesh for i, mesh in enumerate(meshes) if i not in chosen]
     return train, [mesh for i, mesh in enumerate(meshes) if i in chosen]

@@ -13,10 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.data.counts import counted
 from diffnet.data.folders.files import MESH_FOLDERS, files_in, find_parts, meshes_in
 from diffnet.data.labeled import DataError
 from diffnet.data.pairs.choice import RULES, choose_pairs, listed_pairs
 from diffnet.data.pairs.indices import Base, IndexFile, read_indices
+from diffnet.data.pairs.partial import check_whole
 from diffnet.data.pairs.shapes import MeshPairs, Pair, PairShape
 from diffnet.geometry import Mesh, SurfacePoints, load_mesh
 from diffnet.geometry.files import write_atomically
@@ -44,7 +46,7 @@ def load_pairs(
 
     path: a folder of meshes, several of them, or a folder whose subfolders hold meshes, which count as several.
         `train/` and `test/`, else `train.txt` and `test.txt`, divide the meshes as in `load_dataset`, else a random
-        share of `test_fraction`, drawn with `seed`, is for testing.
+        share of `test_fraction`, drawn with `seed`, is for testing: at least two of four or more meshes.
     pairs: which meshes form pairs, each pair once: "all"; "within": both in one folder; "across": in two folders; or
         the path of a file with the names of two meshes in each line. By default `pairs.txt` in the folder, else "all".
         A list that names no training pairs leaves all of them.
@@ -71,7 +73,8 @@ def load_pairs(
 
     Raises DataError for a folder or file that is missing, malformed or contradictory, for an index out of range, for
     missing points, since partial shapes are not supported, and for a part without pairs. The message names the file.
-    Raises MeshError for a mesh that can't be read.
+    Raises MeshError for a mesh that can't be read, and for a partial shape in a pair with a whole one, if they have no
+    template points.
     """
     if base not in ("auto", "0", "1"):
         raise DataError(f"base should be auto, 0 or 1, got {base!r}")
@@ -81,11 +84,15 @@ def load_pairs(
     roots = [root for one in given for root in _roots(Path(one))]
     train, test = _Shapes(), _Shapes()
     for root in roots:
-        parts = find_parts(root, test_fraction, seed, needs_train)
+        parts = find_parts(root, test_fraction, seed, needs_train, least=2)
         for shapes, files in zip((train, test), parts, strict=True):
             shapes += [_shape(file, root, len(roots) > 1, cache_dir) for file in files]
     data = _with_correspondences(MeshPairs(train, test, [], []), roots, base)
-    return _with_pairs(data, given, pairs, needs_train)
+    data = _with_pairs(data, given, pairs, needs_train)
+    # A shape with a place for every template point is whole.
+    for shapes, chosen in ((data.train, data.train_pairs), (data.test, data.test_pairs)):
+        check_whole([(shapes[i].mesh, shapes[j].mesh) for i, j in chosen if shapes[i].template is None])
+    return data
 
 
 def save_pairs(data: MeshPairs, folder: str | os.PathLike[str]) -> None:
@@ -319,9 +326,12 @@ def _with_pairs(
             listed = _with_maps(data, shapes, choose_pairs(shapes, "all" if is_list else str(chosen)))
         parts.append(listed)
     train, test = parts
-    for name, found in (("train", train), ("test", test)):
+    for name, found, shapes in (("train", train, data.train), ("test", test, data.test)):
         if not found and (needs_train or name == "test"):
-            raise DataError(f"{given[0]}: there are no pairs ({chosen}) of {name} meshes")
+            raise DataError(
+                f"{given[0]}: there are no pairs ({chosen}) of {name} meshes. This part has "
+                f"{counted(len(shapes), 'mesh', 'meshes')}; train.txt and test.txt, or folders of these names, set it"
+            )
     for shapes, found in ((data.train, train), (data.test, test)):
         unlike = next(((shapes[i], shapes[j]) for i, j in found if _count(shapes[i]) != _count(shapes[j])), None)
         if unlike is not None:

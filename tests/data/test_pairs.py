@@ -140,6 +140,21 @@ def test_without_correspondences(tmp_path: Path) -> None:
         pair_errors(data, [(data.test[0], data.test[1])], [np.zeros(VERTICES, np.int64)])
 
 
+@pytest.mark.parametrize(("count", "tests"), [(4, 2), (6, 2), (15, 3)])
+def test_few_meshes_have_a_pair_in_each_part(tmp_path: Path, count: int, tests: int) -> None:
+    write(tmp_path, count, split=False)
+    data = load_pairs(tmp_path)
+    assert (len(data.train), len(data.test)) == (count - tests, tests)
+    assert data.train_pairs
+    assert data.test_pairs
+
+
+def test_too_few_meshes(tmp_path: Path) -> None:
+    write(tmp_path, 3, split=False)
+    with pytest.raises(DataError, match=r"no pairs \(all\) of test meshes. This part has 1 mesh; train.txt"):
+        load_pairs(tmp_path)
+
+
 def test_pairs_within_and_across_folders(tmp_path: Path) -> None:
     for name in ("cats", "dogs"):
         write(tmp_path / name)

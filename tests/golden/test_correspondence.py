@@ -18,6 +18,7 @@ from diffnet.checkpoints.original import our_names
 from diffnet.data import PairSample, collate_pairs
 from diffnet.geometry import make_mesh
 from diffnet.train import load_matching_network, match_meshes
+from diffnet.train.commands.predicting import print_kind
 from diffnet.train.correspondence.maps import pair_maps
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.inference.network_input import network_input
@@ -95,6 +96,20 @@ def test_what_the_kinds_are() -> None:
     assert (supervised.gradient_rotation, unsupervised.gradient_rotation) == (True, "swapped")
     assert supervised.last_activation is None
     assert unsupervised.last_activation is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fmnet", "a correspondence checkpoint of the original implementation"),
+        ("ulrssm", "a checkpoint of unsupervised correspondence (Cao et al. 2023)"),
+    ],
+)
+def test_commands_name_the_kind(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_kind(FILES[name], network(name))
+    features = {"fmnet": "hks", "ulrssm": "xyz"}[name]
+    out = capsys.readouterr().out
+    assert f"{FILES[name].name}: {words}. It doesn't record its input, which is taken to be {features} at area 1" in out
 
 
 def solved_map(features: list[Tensor], operators: list[Operators], k: int, penalty: Tensor, weight: float) -> Tensor:

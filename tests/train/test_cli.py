@@ -170,12 +170,12 @@ def test_prediction_with_a_checkpoint_of_the_original(room, tmp_path):
     files = ["--out", tmp_path / "small.ply", "--probabilities", tmp_path / "p.npz"]
     code, out, err = diffnet("predict", mesh, "--checkpoint", checkpoint, *files, *named)
     assert (code, err) == (0, "")
-    assert "this predicts from xyz at radius 1, with 128 eigenpairs and the original's operators" in out
+    assert "which is taken to be xyz at radius 1, with 128 eigenpairs and the original's operators" in out
     found = np.load(tmp_path / "p.npz")
     assert found["label_names"].tolist() == list("abcde")
     assert found[str(mesh)].shape == (320, 5)
     line = complaint("predict", mesh, "--checkpoint", checkpoint, *files, "--class-names", "a,b")
-    assert "label_names in the metadata should be a list of 5 names" in line
+    assert "--class-names should have a name for each of the 5 classes, got a, b" in line
     line = complaint("predict", mesh, "--checkpoint", room / "run" / "best.pt", *files, "--labels-at", "faces")
     assert "leave out --labels-at" in line
 

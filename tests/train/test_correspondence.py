@@ -32,13 +32,14 @@ from diffnet.data import (
     load_pairs,
     make_sample,
 )
+from diffnet.data.pairs.partial import boundary_length
 from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import functional_map
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
 from diffnet.train.correspondence import turns
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
-from diffnet.train.correspondence.matching import boundary_length, match_meshes
+from diffnet.train.correspondence.matching import match_meshes
 from diffnet.train.correspondence.scoring import as_labeled
 from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.correspondence.turns import facing_alike, upright_axis, warn_if_tilted
@@ -399,6 +400,7 @@ def test_a_run_without_correspondences(room, tmp_path, capsys, monkeypatch):
     assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "b", "--method", "unsupervised") == 0
     out = capsys.readouterr().out
     assert "whose true correspondences are not known" in out
+    assert "error ×100" not in out  # no table without rows
     assert "nan" not in out
     results = json.loads((tmp_path / "b" / "results.json").read_text())
     assert results["mean_error"] is None
@@ -512,6 +514,22 @@ def test_partial_shapes_and_point_clouds_are_refused(room, tmp_path, capsys):
     match_meshes(tmp_path / "part.ply", tmp_path / "part.ply", network)  # both are open
     with pytest.raises(MeshError, match="a point cloud has no faces; matching needs triangle meshes"):
         match_meshes(whole, whole.vertices, network)
+    write_set(tmp_path / "set", supervised=False)
+    assert len(load_pairs(tmp_path / "set").test_pairs) == 3
+    shutil.copy(tmp_path / "part.ply", tmp_path / "set" / "test")
+    with pytest.raises(MeshError, match=r"part.ply: partial shapes are not supported; its boundary is"):
+        load_pairs(tmp_path / "set")
+
+
+def test_point_clouds_are_trained_on_at_radius_1(tmp_path, capsys):
+    for seed in range(4):
+        trimesh.PointCloud(body(seed).vertices).export(tmp_path / f"b{seed}.ply")
+        np.savetxt(tmp_path / f"b{seed}.vts", order_of(seed), fmt="%d")
+    arguments = ["train", "correspondence", "--data", tmp_path, *SMALL, "--epochs", 1, "--cache", tmp_path / "cache"]
+    assert diffnet(*arguments, "--out", tmp_path / "a") == 1
+    assert ".ply: a point cloud has no area to normalize; use --normalize radius" in capsys.readouterr().err
+    assert diffnet(*arguments, "--out", tmp_path / "b", "--normalize", "radius") == 0
+    assert json.loads((tmp_path / "b" / "results.json").read_text())["mean_error"] is not None
 
 
 def test_length_of_boundaries():
@@ -532,12 +550,12 @@ def test_other_checkpoints_and_commands_are_refused(room, tmp_path, capsys):
     assert "parts.safetensors: the network is for segmentation; expected one of" in capsys.readouterr().err
     checkpoint = room / "run" / "last.pt"
     assert diffnet("match", *pair, "--checkpoint", checkpoint, "--out", tmp_path / "a.ply") == 1
-    assert "would be overwritten" in capsys.readouterr().err
+    assert f"{tmp_path / 'a.ply'}: this file is read and would be overwritten" in capsys.readouterr().err
     files = ["--out", tmp_path / "x.txt", "--html", tmp_path / "x.htm"]
     assert diffnet("match", *pair, "--checkpoint", tmp_path / "none.pt", *files) == 1
     assert f"--html should be a .html file, got {tmp_path / 'x.htm'}" in capsys.readouterr().err
     assert diffnet("predict", tmp_path / "a.ply", "--checkpoint", checkpoint, "--out", tmp_path / "b.ply") == 1
-    assert "`diffnet match` uses them" in capsys.readouterr().err
+    assert f"{checkpoint}: the network is for correspondence" in capsys.readouterr().err
     with pytest.raises(MetadataError, match="computes features for correspondence and no classes; call match_meshes"):
         predict_labels([tmp_path / "a.ply"], DiffusionNet.load(checkpoint), "cpu")
     with pytest.raises(OptionError, match="method is for correspondence, and the task is segmentation"):

@@ -87,6 +87,14 @@ def test_curves(tmp_path):
         curves_png(tmp_path / "empty.csv", "accuracy")
 
 
+def test_curves_without_numbers_are_left_out(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("epoch,train_loss\n1,3\n2,2\n", encoding="utf-8")
+    expected = curves_png(path, "r2")
+    path.write_text("epoch,train_loss,train_r2,test_r2\n1,3,nan,\n2,2,nan,\n", encoding="utf-8")
+    assert curves_png(path, "r2") == expected
+
+
 @pytest.mark.parametrize(
     ("curves", "limits"),
     [

@@ -42,7 +42,7 @@ def match(
     with ExitAtCtrlC():
         from diffnet.geometry.files import write_atomically
         from diffnet.geometry.mesh.mesh import mesh_stem
-        from diffnet.train.commands.predicting import check_outputs, check_suffix
+        from diffnet.train.commands.predicting import check_outputs, check_suffix, print_kind
         from diffnet.train.correspondence.matching import load_matching_network, match_meshes
         from diffnet.train.device import pick_device
         from diffnet.train.inference.network_input import MetadataError
@@ -55,6 +55,7 @@ def match(
     written = [path for path in (out, html) if path is not None]
     check_outputs(written, [a, b, checkpoint])
     network = load_matching_network(checkpoint)
+    print_kind(checkpoint, network)
     with progress_bar(console) if fine_tune > 0 else nullcontext() as bar:
         shown = None if bar is None else bar.add_task("fine-tuning", total=fine_tune)
         try:
@@ -76,6 +77,7 @@ def match(
     if html is not None:
         pair_page(found.b, found.a, found.matches, (mesh_stem(b), mesh_stem(a))).save(html)
     used = len(set(found.matches.tolist()))
-    console.print(f"{len(found.matches)} vertices of {b.name} have partners among {used} vertices of {a.name}")
+    matched = f"{len(found.matches)} vertices of {b.name} have partners among {used} vertices of {a.name}"
+    console.print(matched, soft_wrap=True)
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)

@@ -28,7 +28,14 @@ from diffnet.train.commands.options import (
 from diffnet.train.commands.training import check_data, print_results
 
 if TYPE_CHECKING:
+    from diffnet import DiffusionNet
     from diffnet.train.tasks.task import Predicted
+
+_KINDS = {
+    "original": "a checkpoint of the original implementation",
+    "original correspondence": "a correspondence checkpoint of the original implementation",
+    "unsupervised correspondence": "a checkpoint of unsupervised correspondence (Cao et al. 2023)",
+}
 
 
 def predict(
@@ -79,7 +86,7 @@ def predict(
     """
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
-        from diffnet.train.inference.loading import is_original, load_network
+        from diffnet.train.inference.loading import load_network
         from diffnet.train.inference.network_input import MetadataError, network_input
         from diffnet.train.inference.predict import predict_meshes
         from diffnet.train.run import progress_bar
@@ -90,14 +97,7 @@ def predict(
         expected = network_input(network)
     except MetadataError as e:
         raise MetadataError(f"{checkpoint}: {e}") from e
-    if is_original(checkpoint):
-        options = expected.options
-        console.print(
-            f"{checkpoint}: a checkpoint of the original implementation. It doesn't record its input; this predicts "
-            f"from {options.features} at {options.normalize} 1, with {options.k} eigenpairs and the original's "
-            "operators.",
-            soft_wrap=True,
-        )
+    print_kind(checkpoint, network)
     task = task_named(expected.options.task)
     files = task.output_files(meshes, out, expected.labels_at)
     for name, is_given in (("--probabilities", probabilities is not None), ("--smooth", smooth > 0)):
@@ -172,6 +172,23 @@ def _write_probabilities(path: Path, predictions: list[Predicted], label_names: 
     write_atomically(path, content.getvalue())
 
 
+def print_kind(checkpoint: Path, network: DiffusionNet) -> None:
+    """Say what a checkpoint of another program is, and what its network gets as input. Print nothing for other files.
+
+    Raises MetadataError, see `network_input`.
+    """
+    from diffnet.train.inference.loading import is_original
+    from diffnet.train.inference.network_input import network_input
+
+    if is_original(checkpoint):
+        options = network_input(network).options
+        console.print(
+            f"{checkpoint}: {_KINDS[network.metadata['kind']]}. It doesn't record its input, which is taken to be "
+            f"{options.features} at {options.normalize} 1, with {options.k} eigenpairs and the original's operators.",
+            soft_wrap=True,
+        )
+
+
 def check_outputs(written: list[Path], read: list[Path]) -> None:
     """Raises OptionError if a file would be written twice, or would overwrite an input."""
     for i, path in enumerate(written):
@@ -179,7 +196,8 @@ def check_outputs(written: list[Path], read: list[Path]) -> None:
             raise OptionError(f"{path}: two results would be written to this file")
         for source in read:
             if path.exists() and source.exists() and path.samefile(source):
-                raise OptionError(f"{path}: {source} would be overwritten by its prediction")
+                of = "this file" if path == source else f"this is the file {source}, which"
+                raise OptionError(f"{path}: {of} is read and would be overwritten")
 
 
 def check_suffix(option: str, path: Path | None, *suffixes: str) -> None:
@@ -189,7 +207,13 @@ def check_suffix(option: str, path: Path | None, *suffixes: str) -> None:
 
 
 def evaluate(
-    checkpoint: Annotated[Path, typer.Option(help="best.pt or last.pt of a run, or a file of DiffusionNet.save.")],
+    checkpoint: Annotated[
+        Path,
+        typer.Option(
+            help="best.pt or last.pt of a run, a file of DiffusionNet.save, or a published checkpoint of "
+            "correspondence."
+        ),
+    ],
     data: Annotated[
         Path,
         typer.Option(
@@ -230,6 +254,7 @@ def evaluate(
         expected = network_input(network)
     except MetadataError as e:
         raise MetadataError(f"{checkpoint}: {e}") from e
+    print_kind(checkpoint, network)
     task = task_named(expected.options.task)
     if (pairs is not None or base != "auto" or zoomout) and task.pairs is None:
         raise OptionError(

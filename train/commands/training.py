@@ -143,5 +143,6 @@ def _complete(task: TaskName, given: dict[str, Any], before: Mapping[str, Any] |
 def print_results(task: Task, results: dict[str, Any], out: Path) -> None:
     """Print the scores of a task, from the content of results.json."""
     table, line = task.summary(results)
-    console.print(table)
+    if table.rows:  # there are none if the truth isn't known
+        console.print(table)
     console.print(f"{line}; see {out / 'predictions.html'}", soft_wrap=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.checkpoints.files import CheckpointError
 from diffnet.data import PairSample, Sample, collate_pairs
+from diffnet.data.pairs.partial import check_whole
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss
 from diffnet.train.correspondence.targets import unknown_map
@@ -30,9 +31,6 @@ from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
 from diffnet.train.tasks.correspondence import map_loss
 
 FINE_TUNING_RATE = 1e-4
-# A shape is partial if its boundary is longer than that of the other one by more than this part of √area. The
-# circumference of a leg is about 0.4.
-PARTIAL = 0.25
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,10 @@ def match_meshes(
     if expected.options.task != CORRESPONDENCE.name:
         raise MetadataError(f"the network is for {expected.options.task}; matching needs one for correspondence")
     first, second = load_mesh(a, cache_dir), load_mesh(b, cache_dir)
-    check_whole(first, second)
+    for mesh in (first, second):
+        if mesh.is_point_cloud:
+            raise MeshError(f"{mesh.name}: a point cloud has no faces; matching needs triangle meshes")
+    check_whole([(first, second)])
     warn_if_tilted({"the first mesh": first, "the second mesh": second}, expected.options)
     one, other = (input_sample(mesh, expected, cache_dir).to(device) for mesh in (first, second))
     most = min(one.operators.k, len(first.verts), len(second.verts))
@@ -150,35 +151,3 @@ def _fine_tune(
             loss = structure_loss(maps[:, 0], _maps(network, swapped, options)[:, 0])
         descend(loss, network, optimizer, options.clip)
         after_step()
-
-
-def check_whole(a: Mesh, b: Mesh) -> None:
-    """Raises MeshError for a point cloud, and if one of two meshes is a part of a shape and the other one a whole.
-
-    Both may have a boundary, as scans of faces have. A shape counts as partial if its boundary is longer than that of
-    the other one by more than PARTIAL √area.
-    """
-    for mesh in (a, b):
-        if mesh.is_point_cloud:
-            raise MeshError(f"{mesh.name}: a point cloud has no faces; matching needs triangle meshes")
-    lengths = [boundary_length(mesh) for mesh in (a, b)]
-    if abs(lengths[0] - lengths[1]) > PARTIAL:
-        part, whole = (a, b) if lengths[0] > lengths[1] else (b, a)
-        raise MeshError(
-            f"{part.name}: partial shapes are not supported; its boundary is {max(lengths):.2f} √area long, that of "
-            f"{whole.name} {min(lengths):.2f} √area"
-        )
-
-
-def boundary_length(mesh: Mesh) -> float:
-    """The length of all edges that belong to one face only, divided by √area. Vertices at one position are joined."""
-    _, same = np.unique(mesh.verts, axis=0, return_inverse=True)
-    corners = same.reshape(-1)[mesh.faces]
-    ends = np.sort(np.stack([mesh.faces, np.roll(mesh.faces, -1, axis=1)]).reshape(2, -1), axis=0)
-    joined = np.sort(np.stack([corners, np.roll(corners, -1, axis=1)]).reshape(2, -1), axis=0)
-    _, first, count = np.unique(joined, axis=1, return_index=True, return_counts=True)
-    start, end = ends[:, first[count == 1]]
-    length = float(np.linalg.norm(mesh.verts[start] - mesh.verts[end], axis=1).sum())
-    x, y, z = mesh.verts[mesh.faces].transpose(1, 0, 2)
-    area = float(np.linalg.norm(np.cross(y - x, z - x), axis=1).sum()) / 2
-    return length / np.sqrt(area) if area > 0 else 0.0

@@ -12,6 +12,7 @@ from diffnet.checkpoints.safetensors_file import is_safetensors
 from diffnet.checkpoints.training import outputs_at_of
 from diffnet.data import TargetsAt
 from diffnet.geometry.errors import OptionError
+from diffnet.train.tasks.registry import TASK_OPTIONS, task_named
 
 
 def load_network(
@@ -23,7 +24,7 @@ def load_network(
     labels_at: what a network of the original labels, by default vertices; its file doesn't tell
 
     Raises CheckpointError for any other file and for a network that computes features for correspondence, OptionError
-    for label names or `labels_at` beside a file that has its own.
+    for label names or `labels_at` beside a file that has its own, and for another number of names than classes.
     """
     if is_original(path):
         network = DiffusionNet.from_original_checkpoint(path, outputs_at_of(labels_at or "vertices"))
@@ -31,14 +32,19 @@ def load_network(
         if labels_at is not None:
             raise OptionError(f"{path}: the file records what its network labels; leave out --labels-at")
         network = DiffusionNet.load(path)
-    kind = network.metadata.get("kind")
-    if kind in ("original correspondence", "unsupervised correspondence"):
+    task = network.metadata.get("task")
+    if isinstance(task, str) and task in TASK_OPTIONS and task_named(task).pairs is not None:
         raise CheckpointError(
-            f"{path}: a network of the kind {kind!r}, which computes features and no labels; `diffnet match` uses them"
+            f"{path}: the network is for {task}, so it computes features and no labels; `diffnet match` uses them"
         )
     if label_names is not None:
         if "label_names" in network.metadata:
             raise OptionError(f"{path}: the file has names of its classes; leave out --class-names")
+        if len(label_names) != network.out_channels:
+            raise OptionError(
+                f"{path}: --class-names should have a name for each of the {network.out_channels} classes, got "
+                f"{', '.join(label_names)}"
+            )
         network.metadata["label_names"] = list(label_names)
     return network
 

@@ -65,7 +65,7 @@ def curves_png(csv_path: str | os.PathLike[str], score: str) -> bytes:
     """Draw losses and scores over the epochs. Returns the content of a PNG file.
 
     csv_path: a table with a column `epoch`. Every column whose name ends in "loss" or in the score is drawn. Cells may
-        be empty.
+        be empty. A column without a finite number is left out.
     score: the name of the score, see `Task.score_name`. An accuracy is a share from 0 to 1. For R², see `r2_limits`.
 
     Raises ValueError if the table has no such column or no row.
@@ -75,14 +75,20 @@ def curves_png(csv_path: str | os.PathLike[str], score: str) -> bytes:
     columns = [name for name in (table[0] if table else {}) if name and name.endswith(("loss", score))]
     if not columns or "epoch" not in table[0]:
         raise ValueError(f"{csv_path}: expected rows with a column 'epoch' and columns that end in 'loss' or {score!r}")
-    kinds = [kind for kind in ("loss", score) if any(name.endswith(kind) for name in columns)]
+    cells = {
+        name: [(float(row["epoch"]), float(row[name])) for row in table if row["epoch"] and row[name]]
+        for name in columns
+    }
+    # A score is NaN in all epochs if no truth is known.
+    drawn = [name for name in columns if any(math.isfinite(value) for _, value in cells[name])] or columns
+    kinds = [kind for kind in ("loss", score) if any(name.endswith(kind) for name in drawn)]
     figure = Figure(figsize=(5.2, 2.5 * len(kinds)), layout="constrained")
     colors = label_colors(10) / 255.0
     for axes, kind in zip(np.ravel(figure.subplots(len(kinds), sharex=True)), kinds, strict=True):
         curves = []
         for color, name in zip(colors[[0, 5, 2, 3, 7]], [c for c in columns if c.endswith(kind)], strict=False):
-            points = [(float(row["epoch"]), float(row[name])) for row in table if row["epoch"] and row[name]]
-            if not points:
+            points = cells[name]
+            if not points or name not in drawn:
                 continue
             label = name.removesuffix(kind).rstrip("_").replace("_", " ") or kind
             marker = "o" if len(points) <= 12 else ""  # without a marker, a single point is invisible

@@ -33,6 +33,9 @@ def _check(pairs: MeshPairs, options: TrainOptions) -> None:
         folders = dict.fromkeys(shape.folder for shape in pairs.train + pairs.test if shape.folder)
         place = f"{some(folders)}: " if folders else ""
         raise OptionError(f"{place}the data have no correspondences; use --method unsupervised")
+    cloud = next((shape.mesh for shape in pairs.train + pairs.test if shape.mesh.is_point_cloud), None)
+    if cloud is not None and options.normalize == "area":
+        raise OptionError(f"{cloud.name}: a point cloud has no area to normalize; use --normalize radius")
 
 
 def _samples(pairs: MeshPairs, part: str, samples: Sequence[Sample], options: TrainOptions) -> list[PairSample]:

@@ -1,0 +1,47 @@
+"""Partial shapes, which have no correspondence with whole ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from diffnet.geometry import Mesh, MeshError
+
+# A shape is partial if its boundary is longer than that of the other one by more than this part of √area. The
+# circumference of a leg is about 0.4.
+PARTIAL = 0.25
+
+
+def check_whole(pairs: Sequence[tuple[Mesh, Mesh]]) -> None:
+    """Raises MeshError if one of the two meshes of a pair is a part of a shape and the other one a whole.
+
+    Both may have a boundary, as scans of faces have. A shape counts as partial if its boundary is longer than that of
+    the other one by more than PARTIAL √area. Point clouds have no boundary.
+    """
+    meshes = {id(mesh): mesh for pair in pairs for mesh in pair}
+    lengths = {key: boundary_length(mesh) for key, mesh in meshes.items()}
+    for pair in pairs:
+        whole, part = sorted(pair, key=lambda mesh: lengths[id(mesh)])
+        shorter, longer = lengths[id(whole)], lengths[id(part)]
+        if longer - shorter > PARTIAL:
+            raise MeshError(
+                f"{part.name}: partial shapes are not supported; its boundary is {longer:.2f} √area long, that of "
+                f"{whole.name} {shorter:.2f} √area"
+            )
+
+
+def boundary_length(mesh: Mesh) -> float:
+    """The length of all edges that belong to one face only, divided by √area. Vertices at one position are joined."""
+    order = np.lexsort(mesh.verts.T)
+    is_new = np.diff(mesh.verts[order], axis=0).any(1)
+    place = np.empty(len(order), np.int64)  # equal for vertices at one position
+    place[order] = np.append(0, is_new.cumsum())
+    ends = np.stack([mesh.faces, np.roll(mesh.faces, -1, axis=1)]).reshape(2, -1)
+    low, high = np.sort(place[ends], axis=0)
+    _, first, count = np.unique(low * len(order) + high, return_index=True, return_counts=True)
+    start, end = ends[:, first[count == 1]]
+    length = float(np.linalg.norm(mesh.verts[start] - mesh.verts[end], axis=1).sum())
+    x, y, z = mesh.verts[mesh.faces].transpose(1, 0, 2)
+    area = float(np.linalg.norm(np.cross(y - x, z - x), axis=1).sum()) / 2
+    return length / np.sqrt(area) if area > 0 else 0.0
