@@ -84,8 +84,8 @@ def record(function: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUDA
 def _memory_returned_if_refused(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     """End the use of the pool by a recording that CUDA refused.
 
-    Up to 2.11, PyTorch takes such a recording for one that still runs, and `torch.cuda.empty_cache` does nothing until
-    the process ends (https://github.com/pytorch/pytorch/pull/180395). Up to 2.13, the pool's memory stays reserved
+    PyTorch 2.11 takes such a recording for one that still runs, and `torch.cuda.empty_cache` does nothing until the
+    process ends (https://github.com/pytorch/pytorch/pull/180395). Up to 2.13, the pool's memory stays reserved
     (https://github.com/pytorch/pytorch/pull/190348).
     """
     try:

@@ -26,7 +26,7 @@ from diffnet.ops.common.cpu import (
 )
 from diffnet.ops.common.precision import compute_dtype, in_dtype, promoted_dtype
 
-LEVELS = 2**16  # dropout compares 16 random bits per unit
+LEVELS = 2**16  # of the probability of dropout
 
 
 def mlp(
@@ -140,13 +140,19 @@ def _linear(
 
 
 def _activate(x: Tensor, dropout: float) -> None:
-    """ReLU, and zeros at random, in place. PyTorch's dropout draws a number per unit one by one, this one every 4th."""
+    """ReLU, and zeros at random, in place. PyTorch's dropout draws a number per unit one by one.
+
+    This one takes every 4th or 8th: 8 bits decide if the probability is a multiple of 2⁻⁸, or else 16.
+    """
     F.relu_(x)
     if dropout > 0:
-        bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        threshold = _dropped_levels(dropout) - LEVELS // 2
-        kept = torch.ge(bits.view(torch.int16)[: x.numel()].view(x.shape), threshold, out=torch.empty_like(x))
-        x.mul_(kept)
+        dropped, dtype = _dropped_levels(dropout), torch.int16
+        if dropped % 256 == 0:
+            dropped, dtype = dropped // 256, torch.int8
+        size = torch.iinfo(dtype).bits // 8
+        draws = torch.empty(-(-x.numel() * size // 8), dtype=torch.int64).random_(-(2**63), None)
+        numbers = draws.view(dtype)[: x.numel()].view(x.shape)
+        x.mul_(torch.ge(numbers, dropped + torch.iinfo(dtype).min, out=torch.empty_like(x)))
 
 
 def _dropped_levels(dropout: float) -> int:

@@ -84,9 +84,10 @@ def test_mlp(
         assert torch.equal(run(*tensors), run(*(t.requires_grad_() for t in tensors)))
 
 
-def test_dropout_of_the_mlp() -> None:
+@pytest.mark.parametrize("p", [0.3, 0.5], ids=["16 bits", "8 bits"])
+def test_dropout_of_the_mlp(p: float) -> None:
     """Units are dropped with the probability, outputs keep their mean, and gradients have the units of the outputs."""
-    x, width, p = torch.ones(1003, 8), 50, 0.3
+    x, width = torch.ones(1003, 8), 50
     first, last = torch.ones(width, 8) / 8, torch.eye(width)
     torch.manual_seed(0)
     out = mlp([x], [first, last], dropout=p)
