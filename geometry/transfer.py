@@ -113,8 +113,7 @@ def views(flat: Tensor, like: Sequence[Tensor], offsets: Sequence[int]) -> list[
 
 
 def _view(typed: Tensor, like: Tensor, offset: int) -> Tensor:
-    # `.data`, because views share a version counter: writing to one of them would invalidate saved tensors of autograd
-    # of the others.
+    # `.data`, because views share a version counter: autograd could not use the others after a write to one of them.
     return typed.as_strided(like.shape, like.stride(), offset).data
 
 

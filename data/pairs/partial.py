@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from diffnet.geometry import Mesh, MeshError
+from diffnet.geometry.discretize.coincident import first_at_position, open_edges
+from diffnet.geometry.elements.elements import face_areas
 
 # A shape is partial if its boundary is longer than that of the other one by more than this part of √area. The
 # circumference of a leg is about 0.4.
@@ -33,15 +35,7 @@ def check_whole(pairs: Sequence[tuple[Mesh, Mesh]]) -> None:
 
 def boundary_length(mesh: Mesh) -> float:
     """The length of all edges that belong to one face only, divided by √area. Vertices at one position are joined."""
-    order = np.lexsort(mesh.verts.T)
-    is_new = np.diff(mesh.verts[order], axis=0).any(1)
-    place = np.empty(len(order), np.int64)  # equal for vertices at one position
-    place[order] = np.append(0, is_new.cumsum())
-    ends = np.stack([mesh.faces, np.roll(mesh.faces, -1, axis=1)]).reshape(2, -1)
-    low, high = np.sort(place[ends], axis=0)
-    _, first, count = np.unique(low * len(order) + high, return_index=True, return_counts=True)
-    start, end = ends[:, first[count == 1]]
-    length = float(np.linalg.norm(mesh.verts[start] - mesh.verts[end], axis=1).sum())
-    x, y, z = mesh.verts[mesh.faces].transpose(1, 0, 2)
-    area = float(np.linalg.norm(np.cross(y - x, z - x), axis=1).sum()) / 2
+    faces = first_at_position(mesh.verts)[mesh.faces]
+    start, end = mesh.verts[open_edges(faces, len(mesh.verts))].transpose(1, 0, 2)
+    length, area = float(np.linalg.norm(end - start, axis=1).sum()), float(face_areas(mesh).sum())
     return length / np.sqrt(area) if area > 0 else 0.0

@@ -43,7 +43,7 @@ def joined_vertices(mesh: Mesh, join: JoinRule = "auto") -> NDArray[np.int64]:
     if join == "always":
         candidates = np.unique(faces)
     else:
-        edges = _open_edges(faces, len(apart))
+        edges = open_edges(faces, len(apart))
         if not _connects(faces, edges, first):
             return apart
         candidates = np.unique(edges)
@@ -70,7 +70,7 @@ def first_at_position(verts: NDArray[np.float64]) -> NDArray[np.int64]:
     return first
 
 
-def _open_edges(faces: NDArray[np.int64], vertices: int) -> NDArray[np.int64]:
+def open_edges(faces: NDArray[np.int64], vertices: int) -> NDArray[np.int64]:
     """The edges (E, 2) that only one face has."""
     ends = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
     keys, count = np.unique(ends[:, 0] * vertices + ends[:, 1], return_counts=True)

@@ -140,9 +140,10 @@ def _linear(
 
 
 def _activate(x: Tensor, dropout: float) -> None:
-    """ReLU, and zeros at random, in place. PyTorch's dropout draws a number per unit one by one.
+    """ReLU, and zeros at random, in place.
 
-    This one takes every 4th or 8th: 8 bits decide if the probability is a multiple of 2⁻⁸, or else 16.
+    PyTorch's dropout draws a number for each unit. Here, a draw of 64 bits serves 4 units, or 8 if the probability is a
+    multiple of 2⁻⁸.
     """
     F.relu_(x)
     if dropout > 0:

@@ -139,7 +139,7 @@ class Projection(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What `weight_gradients` returns.
+    """The results of `weight_gradients`.
 
     Attributes:
         weights, biases: the gradients of each layer

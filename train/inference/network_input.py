@@ -43,9 +43,7 @@ class MetadataError(DiffnetError, ValueError):
 class NetworkInput:
     """The input of a network, and the names of its outputs.
 
-    options: holds `task`, `features`, `k`, `laplacian`, `basis`, `join`, `operators`, `normalize`, `max_faces`,
-        `precision`, `targets`, `ignore`, `method`, `map_k`, `feature_scale`, `clip` and `align`; its other values are
-        not used
+    options: holds `task`, and the options in NEEDED and OPTIONAL; its other values are not used
     normalize: whether positions are normalized first, by the rule in `options`
     label_names: the name of each class, or of each column of a regression
     labels_at: what it predicts: classes or numbers of "vertices", "faces", "edges" or "meshes"
