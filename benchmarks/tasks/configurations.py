@@ -7,12 +7,15 @@ from typing import Any
 
 from diffnet.train.options import TrainOptions
 from diffnet.train.recipes import recipe
+from diffnet.train.tasks.registry import task_named
 
 # What each data set trains with, besides the recipe of the original.
 SETS: dict[str, dict[str, Any]] = {
     "rna": {"epochs": 100},
     "figures": {"epochs": 20, "k": 64, "width": 64},
     "shapes": {"task": "classification", "epochs": 40, "k": 64, "width": 64, "dropout": 0.5, "batch_meshes": 4},
+    "curvature": {"task": "regression", "features": "xyz+normals", "epochs": 30, "k": 64, "width": 64},
+    "volume": {"task": "regression", "epochs": 30, "k": 64, "width": 64},
 }
 
 BASE = "base"
@@ -134,8 +137,29 @@ _SHAPES = (
     f"curvature+{_OF_CLASSES}+average",
     "curvature+cosine+dropout-0.2+times",
     "curvature+cosine+dropout-0",
+    "curvature+dropout-0+times",
+    f"curvature+{_OF_CLASSES}+width-128",
+    f"curvature+{_OF_CLASSES}+k-128",
 )
-ORDER = {"rna": _RNA, "figures": _FIGURES, "shapes": _SHAPES}
+
+# The first one after the base is the default recipe of regression at this size.
+_REGRESSION = (
+    BASE,
+    "normals-hks+cosine+dropout-0+times",
+    "dropout-0",
+    "dropout-0.2",
+    "normals-hks",
+    "log-hks",
+    "times",
+    "cosine",
+    "width-128",
+    "lr-2e-3",
+    "k-128",
+    "layer",
+    "batch-4",
+    "average",
+)
+ORDER = {"rna": _RNA, "figures": _FIGURES, "shapes": _SHAPES, "curvature": _REGRESSION, "volume": _REGRESSION}
 
 
 def options_of(data: str, configuration: str, seed: int = 0) -> TrainOptions:
@@ -143,7 +167,7 @@ def options_of(data: str, configuration: str, seed: int = 0) -> TrainOptions:
 
     data: the name of a data set; names that are not in `SETS` are trained as "rna"
 
-    Raises KeyError for an unknown change.
+    Raises KeyError for an unknown change, and OptionError for a change that the task of the data set doesn't have.
     """
     given = {**_KEPT, **SETS.get(data, SETS["rna"])}
     changes = () if configuration == BASE else configuration.split("+")
@@ -157,3 +181,8 @@ def options_of(data: str, configuration: str, seed: int = 0) -> TrainOptions:
 def differs_from_base(data: str, configuration: str) -> bool:
     """Whether a configuration is another one than the base of this data set."""
     return options_of(data, configuration) != options_of(data, BASE)
+
+
+def score_name(data: str) -> str:
+    """The score of a data set, see `Task.score_name`: "accuracy", or "r2" for regression."""
+    return task_named(options_of(data, BASE).task).score_name

@@ -1,6 +1,9 @@
 """The ablation behind the default recipe: many training runs at once, each with other options.
 
-`python -m diffnet.benchmarks.tasks.recipes --data rna=DIR --data figures --data shapes --out FOLDER`
+    python -m diffnet.benchmarks.tasks.recipes --data rna=DIR --data figures --data shapes --data curvature
+        --data volume --out FOLDER
+
+All sets but RNA are generated. `curvature` and `volume` have the figures and targets of `regression`.
 
 The networks are judged on a fifth of the training meshes, which is held out. The test meshes are not read. Each row of
 FOLDER/recipes.csv is one run. The rows are written as they come. The same command skips the rows that are there, so an
@@ -19,17 +22,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 
-from diffnet.benchmarks.tasks.configurations import BASE, ORDER, differs_from_base, options_of
+from diffnet.benchmarks.tasks.configurations import BASE, ORDER, differs_from_base, options_of, score_name
 from diffnet.benchmarks.tasks.recipes_page import summary
+from diffnet.benchmarks.tasks.regression import TARGETS, target_set
 from diffnet.data import (
+    ArrayStatistics,
     LabeledMesh,
     LabeledMeshes,
     Preprocessing,
@@ -39,15 +45,21 @@ from diffnet.data import (
     load_dataset,
     make_sample,
     shapes,
+    standardized_targets,
+    target_statistics,
 )
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import keep_on_device
 from diffnet.train.device import matmul_dtype, pick_device
 from diffnet.train.loop import TrainingError, train
+from diffnet.train.metrics import score_text
 from diffnet.train.run import fill_cache_with_bar, surroundings
+from diffnet.train.tasks.registry import task_named
 
 HELD_OUT = 0.2  # share of the training meshes
-COLUMNS = ("data", "configuration", "seed", "held_out_accuracy", "training_seconds", "error")
+FIGURES = 120  # training figures for regression
+COLUMNS = ("data", "configuration", "seed", "held_out_score", "training_seconds", "error")
 
 
 class Job(NamedTuple):
@@ -85,11 +97,15 @@ def run_job(job: Job) -> dict[str, Any]:
     data, device = _Worker.sets[job.data], _Worker.device
     options = options_of(job.data, job.configuration, job.seed)
     samples = _samples(job.data, options.preprocessing, matmul_dtype(options.precision, device))
-    fitted, held_out = split(data.train, data.labels_at == "meshes", job.seed)
+    fitted, held_out = split(data.train, options.task == "classification", job.seed)
     parts = LabeledMeshes(
         [data.train[i] for i in fitted], [data.train[i] for i in held_out], data.label_names, data.labels_at
     )
-    row: dict[str, Any] = {**job._asdict(), "held_out_accuracy": "", "training_seconds": "", "error": ""}
+    targets = None
+    if task_named(options.task).standardized:
+        targets = target_statistics(parts.train, data.label_names)
+        samples = with_standardized_targets(samples, data.train, targets)
+    row: dict[str, Any] = {**job._asdict(), "held_out_score": "", "training_seconds": "", "error": ""}
     with tempfile.TemporaryDirectory() as out:
         try:
             run = train(
@@ -99,13 +115,24 @@ def run_job(job: Job) -> dict[str, Any]:
                 options,
                 Path(out),
                 device=device,
+                target_statistics=targets,
             )
         except TrainingError as e:
             return {**row, "error": str(e)}
     last = run["history"][-1]
-    row["held_out_accuracy"] = round(last["test_accuracy"], 6)
+    row["held_out_score"] = round(last[f"test_{score_name(job.data)}"], 6)
     row["training_seconds"] = round(sum(epoch["seconds"] for epoch in run["history"]), 2)
     return row
+
+
+def with_standardized_targets(
+    samples: Sequence[Sample], items: Sequence[LabeledMesh], statistics: ArrayStatistics
+) -> list[Sample]:
+    """The samples of these meshes with targets as `standardized_targets` gives them."""
+    return [
+        replace(sample, labels=torch.from_numpy(item.labels).to(sample.labels.device))
+        for sample, item in zip(samples, standardized_targets(items, statistics), strict=True)
+    ]
 
 
 def run_ablation(
@@ -145,7 +172,10 @@ def run_ablation(
                 csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
                 file.flush()
                 count += 1
-                result = row["error"] or f"{100 * row['held_out_accuracy']:.2f} % in {row['training_seconds']:.1f} s"
+                result = row["error"]
+                if not result:
+                    score = score_text(score_name(row["data"]), row["held_out_score"])
+                    result = f"{score} in {row['training_seconds']:.1f} s"
                 console.print(
                     f"{count}/{len(pending)} after {time.perf_counter() - started:.0f} s: "
                     f"{row['data']} {row['configuration']} seed {row['seed']}: {result}",
@@ -165,17 +195,23 @@ def read_rows(table: Path) -> list[dict[str, str]]:
 def load_set(text: str) -> tuple[str, LabeledMeshes]:
     """A data set from NAME=DIR, or a generated one from its name. "shapes=DIR" is a folder of classes."""
     name, _, folder = text.partition("=")
+    if name in TARGETS:
+        if folder:
+            raise SystemExit(f"--data {name} is generated and takes no folder, got {text!r}")
+        return name, target_set(name, FIGURES)
     if folder:
         return name, load_classes(folder) if name == "shapes" else load_dataset(folder)
     if name not in ("figures", "shapes"):
-        raise SystemExit(f"--data should be NAME=DIR, figures or shapes, got {text!r}")
+        raise SystemExit(f"--data should be NAME=DIR, figures, shapes, curvature or volume, got {text!r}")
     return name, figures() if name == "figures" else shapes()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the ablation that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", action="append", required=True, help="NAME=DIR, figures or shapes; repeatable")
+    parser.add_argument(
+        "--data", action="append", required=True, help="NAME=DIR, figures, shapes, curvature or volume; repeatable"
+    )
     parser.add_argument("--configurations", nargs="+", help="changes joined by +, or base; by default those of ORDER")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--processes", type=int, default=10, help="runs at once")
@@ -184,11 +220,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     device = pick_device(given.device)
-    for configuration in given.configurations or ():
+    for data, configuration in product(given.data, given.configurations or ()):
         try:
-            options_of("rna", configuration)
+            options_of(data.partition("=")[0], configuration)
         except KeyError as e:
             parser.error(f"unknown change {e} in the configuration {configuration!r}")
+        except OptionError as e:
+            parser.error(f"the configuration {configuration!r} does not fit --data {data}: {e}")
     sets = dict(map(load_set, given.data))
     configurations = (given.configurations or ORDER.get(name, ORDER["rna"]) for name in sets)
     jobs = [

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
-from diffnet.benchmarks.tasks.configurations import BASE
+from diffnet.benchmarks.tasks.configurations import BASE, score_name
 from diffnet.geometry.files import write_atomically
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -25,10 +25,11 @@ _BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end of table -->)", re.DO
 def summary(rows: Sequence[dict[str, str]], data: str) -> str:
     """The configurations of a data set as a table in Markdown, the best first.
 
-    The difference is to the base with the same seeds. It is real if it is above twice its standard error.
+    The difference is to the base with the same seeds. It is real if it is above twice its standard error. Accuracies
+    are in percent.
 
     >>> rows = [
-    ...     {"data": "a", "configuration": name, "seed": str(seed), "held_out_accuracy": str(accuracy),
+    ...     {"data": "a", "configuration": name, "seed": str(seed), "held_out_score": str(accuracy),
     ...      "training_seconds": "2.0", "error": ""}
     ...     for name, accuracies in (("base", (0.80, 0.82)), ("cosine", (0.83, 0.84)))
     ...     for seed, accuracy in enumerate(accuracies)
@@ -40,6 +41,7 @@ def summary(rows: Sequence[dict[str, str]], data: str) -> str:
     | `base` | 2 | 81.00 ± 1.00 % | | | 2.0 s |
     <BLANKLINE>
     """
+    scale, digits, unit, heading = (1, 4, "", "R²") if score_name(data) == "r2" else (100, 2, " %", "accuracy")
     found: dict[str, dict[int, float]] = {}
     seconds: dict[str, list[float]] = {}
     failed: dict[str, int] = {}
@@ -50,10 +52,10 @@ def summary(rows: Sequence[dict[str, str]], data: str) -> str:
         if row["error"]:
             failed[name] = failed.get(name, 0) + 1
             continue
-        found.setdefault(name, {})[int(row["seed"])] = 100 * float(row["held_out_accuracy"])
+        found.setdefault(name, {})[int(row["seed"])] = scale * float(row["held_out_score"])
         seconds.setdefault(name, []).append(float(row["training_seconds"]))
     lines = [
-        "| configuration | runs | held-out accuracy | difference to the base | real | training |",
+        f"| configuration | runs | held-out {heading} | difference to the base | real | training |",
         "|---|---|---|---|---|---|",
     ]
     base = found.get(BASE, {})
@@ -62,9 +64,9 @@ def summary(rows: Sequence[dict[str, str]], data: str) -> str:
         paired = [] if name == BASE else [scores[seed] - base[seed] for seed in scores if seed in base]
         difference, real = "", ""
         if paired:
-            difference = " " + _with_error(paired, "+.2f")
+            difference = " " + _with_error(paired, digits, sign="+")
             real = " yes" if abs(mean(paired)) > 2 * standard_error(paired) else " no"
-        score = _with_error(list(scores.values()), ".2f") + " %"
+        score = _with_error(list(scores.values()), digits) + unit
         lines.append(f"| `{name}` | {len(scores)} | {score} |{difference} |{real} | {mean(seconds[name]):.1f} s |")
     lines += [f"| `{name}` | {count} failed | | | | |" for name, count in failed.items()]
     return "\n".join(lines) + "\n"
@@ -75,9 +77,10 @@ def standard_error(values: Sequence[float]) -> float:
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
-def _with_error(values: Sequence[float], form: str) -> str:
+def _with_error(values: Sequence[float], digits: int, sign: str = "") -> str:
     """The mean, and its standard error if there are several values."""
-    return f"{mean(values):{form}}" + (f" ± {standard_error(values):.2f}" if len(values) > 1 else "")
+    error = f" ± {standard_error(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):{sign}.{digits}f}{error}"
 
 
 def with_tables(page: str, rows: Sequence[dict[str, str]]) -> str:

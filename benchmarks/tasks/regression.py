@@ -18,14 +18,16 @@ import argparse
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.benchmarks.tasks.programs import run_diffnet, write_rows
-from diffnet.data import available_cores, curved_figure
+from diffnet.data import LabeledMesh, LabeledMeshes, available_cores, curved_figure
 from diffnet.data.generated.dataset import FINE
 from diffnet.geometry import Mesh, normalize_positions
 from diffnet.geometry.processes import WorkerPool
@@ -123,7 +125,7 @@ def write_figures(folder: Path, train: int, test: int, vertices: tuple[int, int]
             (part, pool.submit(write_figure, folder / part, seed, vertices)) for part in count for seed in seeds[part]
         ]
         found = [(part, *call.result()) for part, call in calls]
-    bounds = np.percentile(np.concatenate([values for part, _, _, values in found if part == "train"]), [1, 99])
+    bounds = clip_bounds(values for part, _, _, values in found if part == "train")
     lines = ["file,volume,split"]
     for part, name, volume, values in found:
         np.save(folder / part / f"{name}.curvature.npy", values.clip(*bounds))
@@ -138,6 +140,33 @@ def write_figure(folder: Path, seed: int, vertices: tuple[int, int]) -> tuple[st
     item = curved_figure(seed, vertices=vertices)
     write_ply(folder / f"{item.name}.ply", item.mesh)
     return item.name, volume_of(item.mesh), item.labels[:, 0]
+
+
+def target_set(target: str, meshes: int, vertices: tuple[int, int] = FINE) -> LabeledMeshes:
+    """The first training figures with one of the TARGETS. There are no test figures.
+
+    meshes: number of figures
+    vertices: smallest and largest number of vertices of a figure
+    """
+    items = _training_figures(meshes, vertices)
+    if target == "curvature":
+        bounds = clip_bounds(item.labels for item in items)
+        clipped = [replace(item, labels=item.labels.clip(*bounds)) for item in items]
+        return LabeledMeshes(clipped, [], [target], "vertices")
+    whole = [replace(item, labels=np.array([[volume_of(item.mesh)]])) for item in items]
+    return LabeledMeshes(whole, [], [target], "meshes")
+
+
+@lru_cache(maxsize=1)  # both targets have the same figures
+def _training_figures(meshes: int, vertices: tuple[int, int]) -> list[LabeledMesh]:
+    with WorkerPool(available_cores(), 1) as pool:
+        calls = [pool.submit(partial(curved_figure, vertices=vertices), seed) for seed in range(meshes)]
+        return [call.result() for call in calls]
+
+
+def clip_bounds(targets: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """The 1st and the 99th percentile (2,) of the curvature of all training figures."""
+    return np.asarray(np.percentile(np.concatenate(list(targets)), [1, 99]), np.float64)
 
 
 def volume_of(mesh: Mesh) -> float:

@@ -15,11 +15,14 @@ import pytest
 import trimesh
 
 from diffnet.benchmarks.tasks import recipes
-from diffnet.benchmarks.tasks.configurations import BASE, ORDER, SETS, options_of
-from diffnet.benchmarks.tasks.recipes import main, split
+from diffnet.benchmarks.tasks.configurations import BASE, ORDER, SETS, differs_from_base, options_of
+from diffnet.benchmarks.tasks.recipes import main, split, with_standardized_targets
 from diffnet.benchmarks.tasks.recipes_page import PAGE, TABLE, summary, with_tables
-from diffnet.data import LabeledMesh
+from diffnet.benchmarks.tasks.regression import TARGETS, target_set
+from diffnet.data import LabeledMesh, Preprocessing, make_sample, target_statistics
 from diffnet.geometry import make_mesh
+from diffnet.train.options import TrainOptions
+from diffnet.train.recipes import recipe
 
 
 def command(folder: Path, *configurations: str) -> list[str]:
@@ -46,7 +49,7 @@ def test_an_ablation_continues_where_it_stopped(tmp_path: Path, capsys: pytest.C
     main(command(tmp_path, first))
     before = rows(tmp_path)
     assert [(row["data"], row["configuration"], row["seed"]) for row in before] == [("balls", first, "0")]
-    assert 0 < float(before[0]["held_out_accuracy"]) < 1
+    assert 0 < float(before[0]["held_out_score"]) < 1
     main(command(tmp_path, first, "epochs-1+k-64+lr-3e-3"))
     assert rows(tmp_path)[:1] == before
     assert len(rows(tmp_path)) == 2
@@ -78,17 +81,63 @@ def test_an_unknown_change_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         main(command(tmp_path, "cosine+momentum"))
     assert "unknown change 'momentum' in the configuration 'cosine+momentum'" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="--data should be NAME=DIR, figures or shapes, got 'rna'"):
-        main(["--data", "rna", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        main(["--data", "volume", "--out", str(tmp_path), "--configurations", "smoothing-0.1"])
+    assert "'smoothing-0.1' does not fit --data volume: label_smoothing is for tasks" in capsys.readouterr().err
+
+
+def test_unknown_data_is_refused(tmp_path: Path) -> None:
+    for data, message in (
+        ("rna", "--data should be NAME=DIR, figures, shapes, curvature or volume, got 'rna'"),
+        ("volume=there", "--data volume is generated and takes no folder, got 'volume=there'"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            main(["--data", data, "--out", str(tmp_path)])
 
 
 def test_every_configuration_can_be_trained() -> None:
     assert ORDER.keys() == SETS.keys()
     for name, configurations in ORDER.items():
-        for configuration in configurations:
-            options_of(name, configuration)
+        assert all(differs_from_base(name, configuration) for configuration in configurations[1:])
         assert configurations[0] == BASE
         assert len(set(configurations)) == len(configurations)
+
+
+def test_the_default_recipe_of_regression_is_compared() -> None:
+    size = {"epochs": 30, "eval_every": 30, "k": 64, "width": 64}
+    default = TrainOptions(task="regression", **{**recipe("default", "regression"), **size})
+    for name in TARGETS:
+        assert default in [options_of(name, configuration) for configuration in ORDER[name]]
+
+
+@pytest.fixture
+def small_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression on eight figures with about 350 vertices. Two are held out."""
+    monkeypatch.setattr(recipes, "target_set", lambda target, meshes: target_set(target, 8, (300, 400)))
+
+
+@pytest.mark.usefixtures("small_figures")
+def test_regression_is_scored_by_r2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = [word for target in TARGETS for word in ("--data", target)]
+    options = ["--processes", "1", "--device", "cpu", "--seeds", "0", "--out", str(tmp_path / "out")]
+    main([*data, *options, "--configurations", "epochs-1"])
+    found = rows(tmp_path)
+    assert [(row["data"], row["error"]) for row in found] == [("curvature", ""), ("volume", "")]
+    assert all(float(row["held_out_score"]) < 1 for row in found)
+    out = capsys.readouterr().out
+    assert f"curvature epochs-1 seed 0: {float(found[0]['held_out_score']):.4f} in" in out
+    assert out.count("| held-out R² |") == 2
+
+
+def test_targets_are_standardized_over_the_meshes_to_train_on() -> None:
+    items = target_set("volume", 8, (300, 400)).train
+    samples = [make_sample(item, Preprocessing(k=0, features="xyz")) for item in items]
+    found = with_standardized_targets(samples, items, target_statistics(items[2:], ["volume"]))
+    values = np.concatenate([sample.labels.numpy() for sample in found])
+    assert (values.shape, values.dtype) == ((8, 1), np.float32)
+    assert values[2:].mean() == pytest.approx(0, abs=1e-5)
+    assert values[2:].std() == pytest.approx(1, abs=1e-5)
+    assert [sample.operators for sample in found] == [sample.operators for sample in samples]
 
 
 @pytest.mark.skipif(not TABLE.exists(), reason="no results of an ablation")
@@ -112,10 +161,10 @@ def test_a_fifth_is_held_out() -> None:
     assert sorted(i % 4 for i in held_out) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def row(configuration: str, seed: int, accuracy: float, error: str = "") -> dict[str, str]:
+def row(configuration: str, seed: int, score: float, error: str = "", data: str = "rna") -> dict[str, str]:
     return {
-        **{"data": "rna", "configuration": configuration, "seed": str(seed), "error": error},
-        **{"held_out_accuracy": "" if error else str(accuracy), "training_seconds": "1"},
+        **{"data": data, "configuration": configuration, "seed": str(seed), "error": error},
+        **{"held_out_score": "" if error else str(score), "training_seconds": "1"},
     }
 
 
@@ -130,6 +179,14 @@ def test_differences_are_paired_by_seed() -> None:
     assert with_tables("a\n<!-- table rna -->\nold\n<!-- end of table -->\nb", found) == (
         f"a\n<!-- table rna -->\n{text}<!-- end of table -->\nb"
     )
+
+
+def test_r2_has_four_digits() -> None:
+    found = [row("base", seed, 0.9 + 0.01 * seed, data="volume") for seed in range(2)]
+    found += [row("cosine", seed, 0.91 + 0.012 * seed, data="volume") for seed in range(2)]
+    text = summary(found, "volume")
+    assert text.startswith("| configuration | runs | held-out R² | difference to the base |")
+    assert "| `cosine` | 2 | 0.9160 ± 0.0060 | +0.0110 ± 0.0010 | yes | 1.0 s |" in text
 
 
 @pytest.mark.skipif(not TABLE.exists(), reason="no results of an ablation")
