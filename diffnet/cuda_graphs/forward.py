@@ -19,13 +19,14 @@ from diffnet.cuda_graphs.gradients import JoinedParameters
 from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
 from diffnet.cuda_graphs.module_state import ModuleState
 from diffnet.cuda_graphs.recording import ROWS, Recording, record_network
-from diffnet.cuda_graphs.sizes import BatchSize, size_of
+from diffnet.cuda_graphs.sizes import BatchSize, most_vertices, size_of
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
 from diffnet.first_call import compile_before_first_call
 from diffnet.geometry import Operators
 from diffnet.ops.common.compiler import under_transforms
 from diffnet.ops.common.cuda_graph import NotCapturable, is_recorded
 from diffnet.ops.common.dispatch import applied
+from diffnet.ops.common.precision import compute_dtype
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -54,7 +55,8 @@ def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1)
 
     A call runs without graphs on the CPU and under `torch.compile` and `torch.func`. It also does so with hooks on
     submodules, with implicit diffusion, with more than four forward passes before a backward pass, and if the graphs
-    don't fit into the memory. A warning then says why, once. Gradients of gradients are not available.
+    don't fit into the memory. A warning then says why, once. Batches whose kernels take longer than launching them also
+    run without graphs, see `sizes.MOST_BYTES`. Gradients of gradients are not available.
 
     Raises TypeError for anything but a module, and ValueError for an unknown `outputs_at`.
 
@@ -102,6 +104,7 @@ class GraphedForward:
         self._counted: dict[int, frozenset[str]] = {}
         self._refused: dict[int, str] = {}
         self._too_large = float("inf")
+        self._met_large = False
         self._said: set[str] = set()
         self._lock = threading.Lock()
 
@@ -114,6 +117,8 @@ class GraphedForward:
     def __call__(self, features: Any, operators: Any, *arguments: Any, **options: Any) -> Any:
         if arguments or options or not self._applies(features, operators):
             return self._eager(features, operators, *arguments, **options)
+        if self._needs_no_graph(features, operators):
+            return self._eager(features, operators)
         state = self._current_state()
         if state.has_inner_hooks():
             return self._explained("a submodule has hooks, which a graph would not call", features, operators)
@@ -165,6 +170,20 @@ class GraphedForward:
             and not any(t.requires_grad for t in (operators.mass, operators.evals, operators.evecs))
             and not (features.is_cuda and is_recorded())
         )
+
+    def _needs_no_graph(self, features: Tensor, operators: Operators) -> bool:
+        """Whether the kernels take longer than launching them, see `most_vertices`.
+
+        The graphs keep their memory while such a batch runs. So from then on, batches of more than half of this size
+        run without graphs, too. The order of the batches then matters, so this does not hold without first visits.
+        """
+        most = most_vertices(operators.k, compute_dtype(features, operators.evecs))
+        if operators.num_vertices > most and self._first_visits and not self._met_large:
+            self._met_large = True
+            for lane in self._lanes:
+                if not lane.busy and lane.arena.capacity.vertices > most // 2:
+                    lane.clear()
+        return operators.num_vertices > (most // 2 if self._met_large else most)
 
     def _eager(self, *arguments: Any, **options: Any) -> Any:
         # The caller may record a graph of its own on another stream. Autograd would wait for that of the old nodes.

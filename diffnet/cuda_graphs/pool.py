@@ -19,8 +19,6 @@ def allocating_in(pool: Any, device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    # cuBLAS keeps a workspace for each thread and stream. This call makes it, in the default memory.
-    torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
     handle: Any = SimpleNamespace(id=pool)  # as a `MemPool`, which would own the memory
     # Backward passes would run in other threads, whose memory comes from elsewhere.
     with torch.cuda.use_mem_pool(handle), torch.autograd.set_multithreading_enabled(False):

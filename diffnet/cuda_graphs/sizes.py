@@ -12,6 +12,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
+import torch
+
 from diffnet.geometry import Operators
 
 # Sizes between two powers of two. With 8, a batch is padded by 6 % on average and by 12 % at most.
@@ -19,6 +21,9 @@ STEPS = 8
 SMALLEST = 128
 # Vertices that are added to a batch at most. Padding costs time on large batches, where graphs save little.
 MOST_ADDED = 8192
+# Bytes of the eigenvectors (V, K). With more, the kernels take longer than launching them one by one, and a graph would
+# only copy the batch. On an H200 that holds from 70,000 vertices in float32 to 350,000 in bfloat16.
+MOST_BYTES = 2**26
 
 
 class BatchSize(NamedTuple):
@@ -54,6 +59,15 @@ def size_of(operators: Operators, counted: Iterable[str] = ()) -> BatchSize:
     """The size of a batch. Only the vertices, the meshes and the given fields are counted; the others are 0."""
     counts = {name: _count(operators, name) for name in counted}
     return BatchSize(len(operators), operators.num_vertices, **counts)
+
+
+def most_vertices(k: int, dtype: torch.dtype) -> int:
+    """The vertices of the largest batch that should have a graph, for K eigenpairs in the dtype of the computation.
+
+    >>> most_vertices(128, torch.bfloat16)
+    262144
+    """
+    return MOST_BYTES // (max(k, 1) * dtype.itemsize)
 
 
 def _count(operators: Operators, name: str) -> int:

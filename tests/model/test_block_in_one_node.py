@@ -173,3 +173,21 @@ def test_memory_of_the_mlp_is_free_before_the_gradients_of_the_features(
         assert same(list(torch.autograd.grad(out, [x, *network.blocks[1].parameters()])), list(found))
         assert alive[0] > 1
     assert alive[-1] == 1  # x itself
+
+
+@pytest.mark.parametrize(("network", "kept"), [("highest", 3), ("high", 5)], indirect=["network"])
+def test_exact_float32_keeps_fewer_tensors(network: DiffusionNet, operators: Operators, kept: int) -> None:
+    """x, the features and the first hidden layer. The diffused x and the second hidden layer are computed again."""
+    block, seen = network.blocks[0], set[int]()
+    shape = operators.num_vertices, 16
+    x = torch.randn(shape, requires_grad=True)
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.shape == shape:
+            seen.add(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = block(x, operators)
+    assert len(seen) == kept
+    del out

@@ -171,18 +171,23 @@ class Keeping(nn.Module):
         return out
 
 
-def test_graphs_that_could_overwrite_a_tensor_are_dropped(meshes: list[Operators], pool: Pool) -> None:
+def test_graphs_that_could_overwrite_a_tensor_are_dropped(pool: Pool) -> None:
+    sizes = [precompute(trimesh.creation.icosphere(i), k=6) for i in (4, 3, 2, 1)]
     forward = graphed(Keeping(pool))
-    step(forward, meshes[0])
-    before = recordings(forward)
-    step(forward, meshes[1])
-    assert pool.live
-    assert not any(old is new for old in before for new in recordings(forward))
-    assert len(recordings(forward)) == 1
-    for operators in meshes:  # from now on, first calls leave nothing in the pool
-        step(forward, operators)
-    assert pool.uses == 1
-    assert len(recordings(forward)) == 2
+    step(forward, sizes[0])
+    for i in (1, 2):
+        before = recordings(forward)
+        step(forward, sizes[i])
+        assert len(pool.live) == i
+        assert not any(old is new for old in before for new in recordings(forward))
+        assert len(recordings(forward)) == 1
+        step(forward, sizes[0])
+        assert len(recordings(forward)) == 2
+    assert pool.uses == 3  # the second tensor that stays is the last one
+    step(forward, sizes[3])
+    assert len(recordings(forward)) == 3
+    assert pool.uses == 3
+    assert len(pool.live) == 2
 
 
 class Made(TorchDispatchMode):

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from diffnet import DiffusionNet, Operators, collate, precompute
 from diffnet.cuda_graphs import forward, graphed
+from diffnet.cuda_graphs import sizes as graph_sizes
 from diffnet.cuda_graphs.forward import MOST_LANES, GraphedForward
 from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, round_up, size_of
 from diffnet.ops.common.cuda_graph import capturable_stream, forget_recording, record
@@ -220,6 +221,22 @@ def test_a_first_visit_runs_on_the_graphs_of_a_larger_batch(
             assert counted_replays(lambda: each(x, operators).square().mean().backward()) == (each is model) * replays  # noqa: B023
         assert_same_gradients(plain, model)
     assert len(model.forward._lanes[0].recorded()) == 2  # type: ignore[attr-defined]
+
+
+def test_large_batches_run_without_graphs(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their kernels take longer than launching them. The graphs that stay are those of at most half their size."""
+    small, large = meshes[1], precompute(trimesh.creation.icosphere(3), k=6)
+    middle = precompute(trimesh.creation.uv_sphere(count=[14, 18]), k=6)
+    monkeypatch.setattr(graph_sizes, "MOST_BYTES", (large.num_vertices - 1) * 6 * 4)
+    assert small.num_vertices < large.num_vertices / 2 - 1 < middle.num_vertices
+    plain = network()
+    model = with_graphs(plain, "cpu", first_visits=1)
+    expected = ((small, 0), (small, 2), (middle, 0), (middle, 2), (large, 0), (large, 0), (middle, 0), (middle, 0))
+    for operators, replays in (*expected, (small, 2), (small, 2)):
+        for each in (plain, model):
+            x = features(operators)
+            assert counted_replays(lambda: each(x, operators).square().mean().backward()) == (each is model) * replays  # noqa: B023
+        assert_same_gradients(plain, model)
 
 
 def test_hooks_on_submodules_run_without_graphs_and_say_so(meshes: list[Operators]) -> None:

@@ -16,6 +16,7 @@ import trimesh
 from graph_emulator import EmulatedGraph
 
 from diffnet.cuda_graphs import lane
+from diffnet.cuda_graphs import sizes as graph_sizes
 from diffnet.cuda_graphs.buffers import BatchBuffers
 from diffnet.data import LabeledMesh, LabeledMeshes, LabelsAt, Sample, collate_samples, make_sample
 from diffnet.geometry import random_rotations
@@ -101,6 +102,18 @@ def test_implicit_diffusion_trains_without_graphs_and_says_so() -> None:
         captured, _ = losses(data, options, batches, True, False)
     assert len(caught) == 1
     torch.testing.assert_close(captured, losses(data, options, batches, False, False)[0])
+
+
+@pytest.mark.parametrize(("largest", "captured"), [(642, 3), (641, 2), (300, 1), (80, 0)])
+def test_large_batches_train_without_graphs(largest: int, captured: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there are some, the graphs serve batches of half the size, because they keep their memory meanwhile."""
+    monkeypatch.setattr(graph_sizes, "MOST_BYTES", largest * 6 * 4)
+    data, options = spheres("vertices", (3, 2, 1)), chosen()
+    batches = prepared(data, options) * 2
+    before = EmulatedGraph.replays
+    found, _ = losses(data, options, batches, True, False)
+    assert EmulatedGraph.replays - before == captured
+    torch.testing.assert_close(found, losses(data, options, batches, False, False)[0])
 
 
 @pytest.mark.parametrize("sizes", [(3, 2, 1), (1, 2, 3)], ids=["largest first", "smallest first"])

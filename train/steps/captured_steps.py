@@ -45,7 +45,7 @@ class CapturedSteps:
 
     All kernels are compiled before the first step. The first step of a size runs kernel by kernel, and the graph is
     recorded after it. A replay runs the same kernels and draws the same random numbers, so results don't depend on the
-    order in which sizes occur.
+    order in which sizes occur. A batch with more vertices than `most_captured` runs without buffers and graphs.
 
     loss: the loss of the network on a batch, without side effects
     step: a training step. It reads and writes tensors that stay in place, and never waits for the GPU. It may call
@@ -54,6 +54,7 @@ class CapturedSteps:
     labels_at: the elements that have labels, or "meshes"
     meshes: the operators of all training meshes. The buffers are made for the largest batch of these.
     most_meshes, most_vertices: the limits of a batch, see `MeshBatches`
+    most_captured: vertices of the largest batch that gains from a graph, see `sizes.most_vertices`
     """
 
     def __init__(
@@ -65,25 +66,33 @@ class CapturedSteps:
         meshes: Sequence[Operators],
         most_meshes: int | None,
         most_vertices: int | None,
+        most_captured: int,
         device: torch.device,
         recorder: Recorder = record_graph,
     ) -> None:
         self._loss_of, self._step, self._network, self._labels_at = loss, step, network, labels_at
         self._meshes, self._most_meshes, self._most_vertices = meshes, most_meshes, most_vertices
+        largest = largest_batch([size_of(o) for o in meshes], most_meshes, most_vertices).vertices
+        # The graphs keep their memory while a larger batch runs, so they serve batches of half its size then.
+        self._most_captured = most_captured if largest <= most_captured else most_captured // 2
         self._lane: Lane[_Captured] = Lane(device, recorder)
         self._counted: frozenset[str] | None = None
         self._fields: Fields | None = None  # that the network reads, once a step has run
         self._said: set[str] = set()
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Train on a batch. Returns the loss, which the next call overwrites.
+        """Train on a batch. Returns the loss, which the next call may overwrite.
 
         Raises NotCapturable if the network can't be captured. Nothing has been changed then.
         """
+        if batch.operators.num_vertices > self._most_captured:
+            return self._step(batch)
         if self._counted is None:
             self._counted = self._count(batch)
             sizes = [size_of(o, self._counted) for o in self._meshes]
-            self._lane.make_room(largest_batch(sizes, self._most_meshes, self._most_vertices).rounded())
+            fitting = [size for size in sizes if size.vertices <= self._most_captured]
+            most = min(self._most_vertices or self._most_captured, self._most_captured)
+            self._lane.make_room(largest_batch(fitting, self._most_meshes, most).rounded())
         size = size_of(batch.operators, self._counted).rounded()
         self._lane.make_room(size)
         captured = self._lane.get(size)
