@@ -18,7 +18,7 @@ from diffnet.cuda_graphs.buffers import NotCounted, Rows
 from diffnet.cuda_graphs.gradients import JoinedParameters
 from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
 from diffnet.cuda_graphs.module_state import ModuleState
-from diffnet.cuda_graphs.recording import ROWS, Recording, record_network
+from diffnet.cuda_graphs.recording import ROWS, Recording, random_state, record_network, replay_again
 from diffnet.cuda_graphs.sizes import BatchSize, most_vertices, size_of
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
 from diffnet.first_call import compile_before_first_call
@@ -266,6 +266,7 @@ class _Replay(torch.autograd.Function):
     def forward(
         ctx: Any, recording: Recording, state: ModuleState, rows: int, features: Tensor, *joined: Tensor
     ) -> Tensor:
+        ctx.random, ctx.is_spent = random_state(features.device), False
         recording.forward.replay()
         ctx.recording, ctx.state, ctx.changes = recording, state, state.changes()
         ctx.save_for_backward(features)
@@ -283,6 +284,9 @@ class _Replay(torch.autograd.Function):
         recording: Recording = ctx.recording
         assert recording.backward is not None
         assert recording.output_grad is not None
+        if ctx.is_spent:
+            replay_again(recording, ctx.state.modules[0], features.device, ctx.random)
+        ctx.is_spent = True
         recording.buffers.fill([Rows(recording.output_grad, grad)])
         recording.backward.replay()
         features_grad = None

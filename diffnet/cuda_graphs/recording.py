@@ -122,9 +122,9 @@ def record_network(
         output_grad = of_output("output_grad", output)
 
         def backward() -> None:
-            # With retain_graph, the backward graph leaves what it reads, so it can be replayed twice. The peak of the
-            # memory stays the same: it is at the start of the backward pass.
-            grads = torch.autograd.grad(tape[0], sources, output_grad, retain_graph=True)
+            # This frees what it has read, so its memory serves other tensors. A second backward pass needs another
+            # forward pass, see `replay_again`.
+            grads = torch.autograd.grad(tape[0], sources, output_grad)
             torch._foreach_copy_(targets, grads)
 
         graph, backward_graph = lane.record([forward, backward])
@@ -205,6 +205,25 @@ def _gradient_buffers(
         buffers.append(lane.arena.take("gradients", BatchSize(0, 0), lambda size, shape=shape: shape, dtype))  # type: ignore[misc]
         parts += split(buffers[-1], runs)
     return buffers, parts
+
+
+def random_state(device: torch.device) -> Tensor:
+    """The state of the random generator of a device."""
+    return _generator(device).get_state()
+
+
+def replay_again(recording: Recording, network: nn.Module, device: torch.device, random: Tensor) -> None:
+    """Replay the forward graph as it was replayed before, because the backward graph overwrites what it reads.
+
+    random: the state of the random generator at that time
+    """
+    with preserved(network, device):
+        _generator(device).set_state(random)
+        recording.forward.replay()
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
 
 
 @contextmanager

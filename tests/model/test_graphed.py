@@ -125,6 +125,23 @@ def test_interleaved_backward_passes_and_an_exception(meshes: list[Operators], d
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_second_backward_pass_has_the_dropout_of_the_first(meshes: list[Operators], device: str) -> None:
+    """The backward graph overwrites what it reads, so the forward graph is replayed in between."""
+    model, operators = with_graphs(network(dropout=0.5).to(device), device), meshes[2].to(device)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    random_state = torch.get_rng_state if device == "cpu" else torch.cuda.get_rng_state
+    for _ in range(2):
+        out = model(features(operators), operators)
+        expected = random_state()
+        first = torch.autograd.grad(out.square().mean(), parameters, retain_graph=True)
+        second = torch.autograd.grad(out.square().mean(), parameters, retain_graph=True)
+        third = torch.autograd.grad(out.sum(), parameters)
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        assert not all(torch.equal(a, b) for a, b in zip(first, third, strict=True))
+        assert torch.equal(random_state(), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_gradients_accumulate_and_reach_the_features(meshes: list[Operators], device: str) -> None:
     plain = network().to(device)
     captured = with_graphs(plain, device)
