@@ -104,10 +104,12 @@ class _Block(torch.autograd.Function):
             hidden, matrices = kept[: len(weights) - 1], kept[len(weights) - 1 :] or weights
             matrices = [matrix.contiguous() for matrix in matrices]
             bias = biases[-2] if hidden else None
+            computed: list[Tensor | None] = [diffused, *hidden]
             if _recomputes(x):
-                diffused = None
-                hidden = [*hidden[:-1], None] if len(hidden) > 1 else hidden
-            ctx.save_for_backward(x, diffused, features, *matrices, *hidden, bias, seeds, *arguments, *coefficients)
+                computed[0] = None
+                if len(hidden) > 1:
+                    computed[-1] = None
+            ctx.save_for_backward(x, features, *matrices, *computed, bias, seeds, *arguments, *coefficients)
         return out
 
     @staticmethod
@@ -120,7 +122,8 @@ class _Block(torch.autograd.Function):
         from diffnet.ops.spectral.kernels import evaluate
 
         saved, layers = ctx.saved_tensors, ctx.layers
-        (x, diffused, features), matrices, hidden = saved[:3], saved[3 : 3 + layers], saved[3 + layers : 2 + 2 * layers]
+        (x, features), matrices = saved[:2], saved[2 : 2 + layers]
+        diffused, *hidden = saved[2 + layers : 2 + 2 * layers]
         bias, seeds, *rest = saved[2 + 2 * layers :]
         mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, spectrum, d, table = rest
         if diffused is None:
@@ -128,7 +131,7 @@ class _Block(torch.autograd.Function):
         if layers > 2 and hidden[-1] is None:
             seed = None if seeds is None else seeds[-1]
             options: Any = {"activation": True, "dropout": ctx.dropout, "seed": seed}
-            hidden = *hidden[:-1], linear(hidden[-2:-1], matrices[-2], bias, **options)
+            hidden[-1] = linear(hidden[-2:-1], matrices[-2], bias, **options)
         inputs = x, diffused, features
         grad = in_dtype(grad, evecs.dtype)
         input_grads, layer_grads = mlp_backward(grad, inputs, matrices, hidden, True, ctx.dropout, True)
