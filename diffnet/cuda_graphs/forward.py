@@ -178,11 +178,12 @@ class GraphedForward:
         run without graphs, too. The order of the batches then matters, so this does not hold without first visits.
         """
         most = most_vertices(operators.k, compute_dtype(features, operators.evecs))
-        if operators.num_vertices > most and self._first_visits and not self._met_large:
+        if operators.num_vertices > most and self._first_visits:
             self._met_large = True
-            for lane in self._lanes:
-                if not lane.busy and lane.arena.capacity.vertices > most // 2:
-                    lane.clear()
+            with self._lock:
+                for lane in self._lanes:
+                    if not lane.busy and lane.arena.capacity.vertices > most // 2:
+                        lane.clear()
         return operators.num_vertices > (most // 2 if self._met_large else most)
 
     def _eager(self, *arguments: Any, **options: Any) -> Any:
