@@ -142,10 +142,13 @@ _SHAPES = (
     f"curvature+{_OF_CLASSES}+k-128",
 )
 
-# The first one after the base is the default recipe of regression at this size.
+# The default recipe of regression at this size is normals-curvature-hks+cosine+dropout-0+times, which is measured in
+# `results/recipes-cpu`.
 _REGRESSION = (
     BASE,
     "normals-hks+cosine+dropout-0+times",
+    "log-hks+cosine+dropout-0+times",
+    "curvature+cosine+dropout-0+times",
     "dropout-0",
     "dropout-0.2",
     "normals-hks",

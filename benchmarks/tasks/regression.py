@@ -9,7 +9,7 @@ regression.csv, with one row for each target and seed, and all runs. Other optio
 curvature: mean curvature of the implicit surface times the distance of the farthest vertex from the mean of the
     vertices, at the vertices. Targets are clipped at the 1st and the 99th percentile of the training set. The features
     are xyz+normals.
-volume: that of the mesh at normalized positions. The features are those of the default recipe.
+volume: that of the mesh at normalized positions. The features are xyz+normals+log-hks.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def train(target: str, figures: Path, run: Path, cache: Path, seed: int, options
     if target == "curvature":
         own = ["--data", figures, "--targets", "file:curvature", "--features", "xyz+normals"]
     else:
-        own = ["--data", figures / "targets.csv"]
+        own = ["--data", figures / "targets.csv", "--features", "xyz+normals+log-hks"]
     common = ["--out", run, "--cache", cache, "--seed", seed, *options]
     run_diffnet("train", "regression", *own, *common)
 
