@@ -142,13 +142,12 @@ _SHAPES = (
     f"curvature+{_OF_CLASSES}+k-128",
 )
 
-# The default recipe of regression at this size is normals-curvature-hks+cosine+dropout-0+times, which is measured in
-# `results/recipes-cpu`.
+# The first one after the base is the default recipe of regression at this size.
 _REGRESSION = (
     BASE,
-    "normals-hks+cosine+dropout-0+times",
-    "log-hks+cosine+dropout-0+times",
     "curvature+cosine+dropout-0+times",
+    "log-hks+cosine+dropout-0+times",
+    "normals-hks+cosine+dropout-0+times",
     "dropout-0",
     "dropout-0.2",
     "normals-hks",

@@ -35,5 +35,5 @@ OPTIONS = TaskOptions(
     own=RegressionOptions,
     unavailable=("align",),
     prediction=("targets",),
-    recipe={"features": "xyz+normals+curvature+log-hks", "width": 128, "dropout": 0.0, "learning_rate": 1e-3},
+    recipe={"width": 128, "dropout": 0.0, "learning_rate": 1e-3},
 )
