@@ -117,7 +117,8 @@ class GraphedForward:
     def __call__(self, features: Any, operators: Any, *arguments: Any, **options: Any) -> Any:
         if arguments or options or not self._applies(features, operators):
             return self._eager(features, operators, *arguments, **options)
-        if self._needs_no_graph(features, operators):
+        if operators.num_vertices > self._most_vertices(features, operators):
+            compile_before_first_call(self._network, features, operators)
             return self._eager(features, operators)
         state = self._current_state()
         if state.has_inner_hooks():
@@ -148,9 +149,7 @@ class GraphedForward:
             reason = self._refused[config] = str(error)
         # From here on, no error keeps the tensors of the failed call alive.
         if operators.num_vertices >= self._too_large:
-            for lane in self._lanes:
-                if not lane.busy:
-                    lane.clear()
+            self._clear_lanes()
         return self._explained(reason, features, operators)
 
     def _applies(self, features: Any, operators: Any) -> bool:
@@ -171,20 +170,24 @@ class GraphedForward:
             and not (features.is_cuda and is_recorded())
         )
 
-    def _needs_no_graph(self, features: Tensor, operators: Operators) -> bool:
-        """Whether the kernels take longer than launching them, see `most_vertices`.
+    def _most_vertices(self, features: Tensor, operators: Operators) -> int:
+        """The vertices of the largest batch that should have a graph, see `most_vertices`.
 
-        The graphs keep their memory while such a batch runs. So from then on, batches of more than half of this size
-        run without graphs, too. The order of the batches then matters, so this does not hold without first visits.
+        The graphs keep their memory while a larger batch runs, so its first call halves the limit. With
+        first_visits=0 the limit stays, because results must not depend on the order of the batches.
         """
         most = most_vertices(operators.k, compute_dtype(features, operators.evecs))
         if operators.num_vertices > most and self._first_visits:
             self._met_large = True
-            with self._lock:
-                for lane in self._lanes:
-                    if not lane.busy and lane.arena.capacity.vertices > most // 2:
-                        lane.clear()
-        return operators.num_vertices > (most // 2 if self._met_large else most)
+            self._clear_lanes(above=most // 2)
+        return most // 2 if self._met_large else most
+
+    def _clear_lanes(self, above: int = -1) -> None:
+        """Drop the graphs of all lanes that are not in use and hold batches of more vertices than this."""
+        with self._lock:
+            for lane in self._lanes:
+                if not lane.busy and lane.arena.capacity.vertices > above:
+                    lane.clear()
 
     def _eager(self, *arguments: Any, **options: Any) -> Any:
         # The caller may record a graph of its own on another stream. Autograd would wait for that of the old nodes.

@@ -19,8 +19,8 @@ from diffnet.ops.common.cuda_graph import NotCapturable, capturable_stream, forg
 T = TypeVar("T")
 
 MOST_GRAPHS = 64  # an executable graph of a training step takes a few megabytes
-# First calls that leave tensors in the memory of the graphs, such as the workspace that cuBLAS keeps.
-MOST_LEFT = 1
+# How many first calls may leave tensors in the memory of the graphs. For example, cuBLAS keeps a workspace.
+MOST_LEAKS = 1
 
 
 class Graph(Protocol):
@@ -53,7 +53,7 @@ class Lane(Generic[T]):
         self.arena = Arena(device, BatchSize(0, 0))
         self._pool: Any = None
         self._anchor: Graph | None = None
-        self._left = 0
+        self._leaks = 0
 
     def get(self, key: Hashable) -> T | None:
         """Return the graphs of this key, which becomes the most recently used one. None if there are none."""
@@ -135,7 +135,7 @@ class Lane(Generic[T]):
         tensors, because a replay overwrites them. If some stay, all graphs are dropped. If this happens again, later
         blocks use the default memory. A lane without graphs uses the default memory, too.
         """
-        if self._pool is None or not self._graphs or self._left > MOST_LEFT:
+        if self._pool is None or not self._graphs or self._leaks > MOST_LEAKS:
             yield
             return
         before = live_blocks(self._pool, self.device)
@@ -146,7 +146,7 @@ class Lane(Generic[T]):
             self._graphs.clear()  # the call may have left tensors
             raise
         if self._has_other_tensors(before):
-            self._left += 1
+            self._leaks += 1
             self._graphs.clear()  # graphs that are recorded from now on avoid the tensors
 
     @contextmanager

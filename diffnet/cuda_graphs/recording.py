@@ -122,7 +122,7 @@ def record_network(
         output_grad = of_output("output_grad", output)
 
         def backward() -> None:
-            # This frees what it has read, so its memory serves other tensors. A second backward pass needs another
+            # This frees the saved tensors, and other tensors reuse their memory. A second backward pass needs another
             # forward pass, see `replay_again`.
             grads = torch.autograd.grad(tape[0], sources, output_grad)
             torch._foreach_copy_(targets, grads)
@@ -213,9 +213,9 @@ def random_state(device: torch.device) -> Tensor:
 
 
 def replay_again(recording: Recording, network: nn.Module, device: torch.device, random: Tensor) -> None:
-    """Replay the forward graph as it was replayed before, because the backward graph overwrites what it reads.
+    """Replay the forward graph once more, with the same random numbers. The backward graph has overwritten its tensors.
 
-    random: the state of the random generator at that time
+    random: the state of the random generator before the first replay
     """
     with preserved(network, device):
         _generator(device).set_state(random)
