@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from diffnet.data.feature_names import feature_parts, vector_channels
-from diffnet.data.features import PART_SCALES, descriptor, rotate_vectors
+from diffnet.data.feature_names import KINDS, feature_parts, vector_channels
+from diffnet.data.features import descriptor, rotate_vectors
 from diffnet.data.samples import Sample
 from diffnet.geometry import Operators, mirrored, rotated, scaled
 from diffnet.geometry.augmentation.transforms import per_vertex
@@ -68,7 +68,7 @@ def _jittered(x: Tensor, features: str, jitter: Tensor) -> Tensor:
     parts = feature_parts(features)
     if parts[0].name != "xyz":
         raise ValueError(f"jitter needs features with xyz, got {features!r}")
-    unit = PART_SCALES["xyz"][1] if len(parts) > 1 else 1.0
+    unit = KINDS["xyz"].factor if len(parts) > 1 else 1.0
     return torch.cat([x[:, :3] + unit * jitter, x[:, 3:]], 1)
 
 
@@ -84,8 +84,7 @@ def _rescaled(x: Tensor, features: str, operators: Operators, factors: Tensor, t
             times = hks_times(device=x.device) if times is None else times
             values = descriptor(part.name, operators, times)
             if len(parts) > 1:
-                shift, factor = PART_SCALES[part.name]
-                values = (values - shift) * factor
+                values = (values - KINDS[part.name].shift) * KINDS[part.name].factor
         columns.append(values)
         start = stop
     return torch.cat(columns, 1) if len(columns) > 1 else columns[0]

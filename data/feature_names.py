@@ -1,27 +1,73 @@
-"""The text that names input features, such as "xyz+normals". The command line checks it, so this loads fast."""
+"""The kinds of input features, and text such as "xyz+normals". The command line checks it, so this loads fast."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeGuard
 
+from diffnet import geometry  # loads its functions, and PyTorch, at first use
 from diffnet.geometry.errors import OptionError
 
-FeatureKind: TypeAlias = Literal["xyz", "normals", "curvature", "hks", "log-hks", "wks"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffnet.geometry import Mesh, Operators
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of input features. Its values come from one of two functions.
+
+    channels: the number C of its channels
+    of_mesh: (mesh at normalized positions, operators) to values (V, C). They should not depend on the size of the mesh,
+        except for vectors with the unit of positions.
+    descriptor: (operators, times of `hks` or None) to values (V, C). They are computed again for a scaled mesh.
+    shift, factor: the part beside others is (values − shift) · factor, of about −1 to 1. The constants give generated
+        figures about mean 0 and standard deviation 1, over all channels of the part.
+    is_vector: whether the channels are a vector in space, which turns with the mesh. It is not shifted.
+    """
+
+    channels: int
+    of_mesh: Callable[[Mesh, Operators], Tensor] | None = None
+    descriptor: Callable[[Operators, Tensor | None], Tensor] | None = None
+    shift: float = 0.0
+    factor: float = 1.0
+    is_vector: bool = False
+
+
+def _positions(mesh: Mesh, operators: Operators) -> Tensor:
+    import torch
+
+    return torch.from_numpy(mesh.verts).float()
+
+
+def _curvature(mesh: Mesh, operators: Operators) -> Tensor:
+    import torch
+
+    mean, gaussian = geometry.curvature(operators).unbind(1)
+    verts = torch.from_numpy(mesh.verts)
+    lengths = torch.stack([mean, gaussian.sign() * gaussian.abs().sqrt()], 1)
+    return torch.asinh(lengths * float((verts - verts.mean(0)).norm(dim=1).max())) / 2
+
+
+def _log_hks(operators: Operators, times: Tensor | None) -> Tensor:
+    return geometry.hks(operators, scales=times).clamp(min=1e-6).log() / 3
+
 
 # In canonical order. Vectors come first, so their channels don't depend on the other parts.
-FEATURE_CHANNELS: dict[FeatureKind, int] = {
-    "xyz": 3,
-    "normals": 3,
-    "curvature": 2,
-    "hks": 16,
-    "log-hks": 16,
-    "wks": 16,
+KINDS: dict[str, Kind] = {
+    "xyz": Kind(3, _positions, factor=3.0, is_vector=True),
+    "normals": Kind(3, lambda mesh, operators: operators.normals, factor=math.sqrt(3), is_vector=True),
+    "curvature": Kind(2, _curvature),
+    "hks": Kind(16, descriptor=lambda operators, times: geometry.hks(operators, scales=times), shift=3.0, factor=1 / 3),
+    "log-hks": Kind(16, descriptor=_log_hks, shift=0.2, factor=3.0),
+    "wks": Kind(16, descriptor=lambda operators, times: geometry.wks(operators), shift=0.5, factor=2.0),
 }
-VECTORS = ("xyz", "normals")
-DESCRIPTORS = ("hks", "log-hks", "wks")  # computed from eigenpairs
+FeatureKind: TypeAlias = str  # a key of KINDS
+FEATURE_CHANNELS: dict[FeatureKind, int] = {name: kind.channels for name, kind in KINDS.items()}
 FILE_PREFIX = "file:"
 _FILE_NAME = re.compile(r"\w([\w. -]*\w)?")
 
@@ -40,7 +86,7 @@ Statistics: TypeAlias = Mapping[str, ArrayStatistics]  # by the name of the arra
 class FeaturePart:
     """One part of the input features.
 
-    name: a key of FEATURE_CHANNELS, or "file:NAME" for an array of the user's own
+    name: a key of KINDS, or "file:NAME" for an array of the user's own
     """
 
     name: str
@@ -53,22 +99,22 @@ class FeaturePart:
     @property
     def channels(self) -> int | None:
         """The number of channels. None for an own array, which is known when the first mesh is read."""
-        return next((count for kind, count in FEATURE_CHANNELS.items() if kind == self.name), None)
+        return FEATURE_CHANNELS.get(self.name)
 
     @property
     def is_vector(self) -> bool:
         """Whether the channels are a vector in space, which turns with the mesh."""
-        return self.name in VECTORS
+        return self.name in KINDS and KINDS[self.name].is_vector
 
     @property
     def needs_eigenpairs(self) -> bool:
-        return self.name in DESCRIPTORS
+        return self.name in KINDS and KINDS[self.name].descriptor is not None
 
 
 def feature_parts(features: str) -> tuple[FeaturePart, ...]:
     """The parts of features such as "hks" or "xyz+normals+file:quality", in canonical order.
 
-    That is the order of FEATURE_CHANNELS, then own arrays by name.
+    That is the order of KINDS, then own arrays by name.
 
     Raises OptionError for an unknown or repeated part, and for another type.
 
@@ -89,7 +135,7 @@ def feature_parts(features: str) -> tuple[FeaturePart, ...]:
         if name in names[:i]:
             raise OptionError(f"features should have each part once, got {name!r} twice in {features[:200]!r}")
     order = list(FEATURE_CHANNELS)
-    known = sorted((name for name in names if name in order), key=lambda name: order.index(name))  # type: ignore[arg-type]
+    known = sorted((name for name in names if name in order), key=order.index)
     return tuple(FeaturePart(name) for name in (*known, *sorted(set(names) - set(order))))
 
 

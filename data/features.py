@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from diffnet.data.arrays import own_arrays, standardized
-from diffnet.data.feature_names import DESCRIPTORS, FEATURE_CHANNELS, Statistics, feature_parts, vector_channels
+from diffnet.data.feature_names import KINDS, Statistics, feature_parts, vector_channels
 from diffnet.data.options import Preprocessing
-from diffnet.geometry import Mesh, MeshLike, Operators, curvature, hks, precompute, rotate, wks
+from diffnet.geometry import Mesh, MeshLike, Operators, precompute, rotate
 from diffnet.geometry.mesh.normalize import load_normalized
 from diffnet.geometry.positions.alignment import center_of, principal_axes
 from diffnet.geometry.preprocessing import many
@@ -126,12 +124,12 @@ def input_features(
                 array = standardized(array, statistics[part.array])
             columns.append(torch.from_numpy(array).float())
         else:
-            values = _KINDS[part.name](mesh, operators)
-            if own_axes is not None and part.name in ("xyz", "normals"):
+            kind = KINDS[part.name]
+            values = descriptor(part.name, operators) if kind.of_mesh is None else kind.of_mesh(mesh, operators)
+            if own_axes is not None and kind.is_vector:
                 axes, center = own_axes
                 values = (values - center if part.name == "xyz" else values) @ axes.mT
-            shift, factor = PART_SCALES[part.name]
-            columns.append((values - shift) * factor if len(parts) > 1 else values)
+            columns.append((values - kind.shift) * kind.factor if len(parts) > 1 else values)
     return torch.cat(columns, 1) if len(columns) > 1 else columns[0]
 
 
@@ -153,37 +151,15 @@ def rotate_vectors(x: Tensor, vectors: Sequence[slice], rotations: Tensor, ptr: 
 
 
 def descriptor(name: str, operators: Operators, times: Tensor | None = None) -> Tensor:
-    """One of DESCRIPTORS with its values as a single part, (V, 16), see `input_features`.
+    """A kind of features that is computed from eigenpairs, with its values as a single part, (V, C).
 
+    name: of the kind, such as "hks", see `input_features`
     times: of hks and log-hks, see `hks`
+
+    Raises ValueError for another name.
     """
-    if name == "wks":
-        return wks(operators, FEATURE_CHANNELS["wks"])
-    values = hks(operators, FEATURE_CHANNELS["hks"], scales=times)
-    return values if name == "hks" else values.clamp(min=1e-6).log() / 3
-
-
-def _curvature(mesh: Mesh, operators: Operators) -> Tensor:
-    mean, gaussian = curvature(operators).unbind(1)
-    radius = float(np.linalg.norm(mesh.verts - mesh.verts.mean(0), axis=1).max())
-    lengths = torch.stack([mean, gaussian.sign() * gaussian.abs().sqrt()], 1)
-    return torch.asinh(lengths * radius) / 2
-
-
-_KINDS: dict[str, Callable[[Mesh, Operators], Tensor]] = {
-    "xyz": lambda mesh, operators: torch.from_numpy(mesh.verts).float(),
-    "normals": lambda mesh, operators: operators.normals,
-    "curvature": _curvature,
-    **{name: lambda mesh, operators, name=name: descriptor(name, operators) for name in DESCRIPTORS},  # type: ignore[misc]
-}
-
-# Shift and factor of each part beside others. They give generated figures about mean 0 and standard deviation 1, over
-# all channels of the part. Vectors are not shifted, so they can be rotated.
-PART_SCALES: dict[str, tuple[float, float]] = {
-    "xyz": (0.0, 3.0),
-    "normals": (0.0, math.sqrt(3)),
-    "curvature": (0.0, 1.0),
-    "hks": (3.0, 1 / 3),
-    "log-hks": (0.2, 3.0),
-    "wks": (0.5, 2.0),
-}
+    compute = KINDS[name].descriptor if name in KINDS else None
+    if compute is None:
+        known = [kind for kind in KINDS if KINDS[kind].descriptor is not None]
+        raise ValueError(f"name should be one of {', '.join(known)}, got {name!r}")
+    return compute(operators, times)

@@ -28,6 +28,7 @@ from diffnet.data import (
     rotate_vectors,
     vector_channels,
 )
+from diffnet.data.feature_names import KINDS
 from diffnet.geometry import curvature, load_mesh, make_mesh, precompute, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
@@ -71,14 +72,14 @@ def test_parts_have_one_order():
     assert canonical_features("file:b+wks + normals+file:a+xyz") == "xyz+normals+wks+file:a+file:b"
     assert Preprocessing(features="hks+xyz").features == "xyz+hks" == TrainOptions(features="hks+xyz").features
     assert [part.channels for part in feature_parts("file:a+curvature")] == [2, None]
-    assert feature_channels(ALL) == sum(FEATURE_CHANNELS.values()) == 56
+    assert feature_channels(ALL) == sum(FEATURE_CHANNELS.values())
     assert feature_channels("xyz+file:a", {"a": {"mean": [0.0, 1.0], "std": [1.0, 1.0]}}) == 5
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "one or several of xyz, normals, curvature, hks, log-hks, wks and file:NAME, joined by +, got ''"),
+        ("", f"one or several of {', '.join(FEATURE_CHANNELS)} and file:NAME, joined by +, got ''"),
         ("xyz+shot", "got 'shot' in 'xyz+shot'"),
         ("xyz+", "got '' in 'xyz+'"),
         ("file:", "got 'file:'"),
@@ -120,7 +121,7 @@ def test_parts_of_a_combination(prepared, kind):
     factor, shift = torch.linalg.lstsq(design, both.reshape(-1, 1)).solution.reshape(-1).tolist()
     torch.testing.assert_close(both, factor * alone + shift, atol=1e-4, rtol=1e-4)
     assert factor > 0
-    assert (shift == pytest.approx(0, abs=1e-5)) == (kind in ("xyz", "normals", "curvature"))
+    assert shift == pytest.approx(-KINDS[kind].shift * KINDS[kind].factor, abs=1e-4)
     assert 0.3 < both.square().mean().sqrt() < 2.5
 
 

@@ -253,7 +253,7 @@ def test_a_mesh_is_prepared_at_unit_size():
 # ---- features ----
 
 
-@pytest.mark.parametrize("kind", ["hks", "log-hks", "wks", "xyz", "normals", "curvature"])
+@pytest.mark.parametrize("kind", list(FEATURE_CHANNELS))
 @pytest.mark.parametrize("source", ["ball", "loose", "cloud", "tiny"])
 def test_features_are_finite(kind, source):
     ball = ellipsoid(0)
