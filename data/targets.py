@@ -31,9 +31,9 @@ def target_statistics(items: Sequence[LabeledMesh], names: Sequence[str]) -> Arr
         if np.isinf(rows[:, i]).any():
             bad = next(item.name for item in items if np.isinf(np.asarray(item.labels)[:, i]).any())
             raise DataError(f"{bad}: the column {name!r} has an infinite target; targets should be finite or NaN")
-    mean = np.nanmean(rows, axis=0)
-    std = np.nanstd(rows - mean, axis=0)
-    return {"mean": mean.tolist(), "std": np.where(std > 1e-9 * np.abs(mean), std, 1.0).tolist()}
+    origin = np.nanmin(rows, axis=0)  # sums of numbers far from 0 lose their differences
+    mean, std = np.nanmean(rows - origin, axis=0), np.nanstd(rows - origin, axis=0)
+    return {"mean": (origin + mean).tolist(), "std": np.where(std > 1e-12 * np.abs(origin), std, 1.0).tolist()}
 
 
 def standardized_targets(items: Sequence[LabeledMesh], statistics: ArrayStatistics) -> list[LabeledMesh]:

@@ -14,9 +14,20 @@ import pytest
 import torch
 import trimesh
 from graph_emulator import EmulatedGraph
+from shapes import ellipsoid
 
 from diffnet import DiffusionNet
-from diffnet.data import LabeledMesh, LabeledMeshes, Sample, TargetsAt, collate_samples, make_sample
+from diffnet.data import (
+    LabeledMesh,
+    LabeledMeshes,
+    Sample,
+    TargetsAt,
+    collate_samples,
+    make_sample,
+    original_targets,
+    standardized_targets,
+    target_statistics,
+)
 from diffnet.geometry import load_attributes, make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.train import MetadataError, predict_labels, predict_probabilities, predict_values
@@ -27,6 +38,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import TrainingStep, make_optimizer
 from diffnet.train.tasks.regression import TASK as REGRESSION
 from diffnet.train.tasks.regression import target_loss
+from diffnet.train.tasks.task import Scored
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
@@ -255,6 +267,29 @@ def test_scores_that_are_not_defined_are_null():
     nothing, constant = column_scores([[0, 0, 0, 0, 0], [3, 6, 12, 1, 1]])
     assert np.isnan([nothing["mae"], nothing["rmse"], nothing["r2"], constant["r2"]]).all()
     assert np.isnan(REGRESSION.score(torch.zeros(2, 5)))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e7, -1e11])
+def test_scores_of_targets_far_from_0(offset: float) -> None:
+    """Targets with deviation 1, predicted with errors of deviation 1/2. One column is constant."""
+    rng = np.random.default_rng(0)
+    draws = rng.normal(size=(4000, 2)) * [1, 0]
+    items = [LabeledMesh("", ellipsoid(0), offset + rows) for rows in (draws[:1000], draws[1000:])]
+    statistics = target_statistics(items, ["u", "v"])
+    np.testing.assert_allclose(np.array(statistics["mean"]) - offset, draws.mean(0), atol=1e-4)
+    np.testing.assert_allclose(statistics["std"], [draws[:, 0].std(), 1], rtol=1e-4)
+    standardized = standardized_targets(items, statistics)
+    np.testing.assert_allclose(np.concatenate([item.labels for item in standardized])[:, 0].std(), 1, rtol=1e-4)
+    predictions = [
+        original_targets(torch.tensor(item.labels + rng.normal(scale=0.5, size=item.labels.shape)), statistics)
+        for item in standardized
+    ]
+    results = REGRESSION.results(Scored(items, predictions, ["u", "v"], "vertices"))
+    errors = np.concatenate(predictions) - np.concatenate([item.labels for item in items])
+    expected = 1 - (errors[:, 0] ** 2).mean() / draws[:, 0].var()
+    assert 0.73 < expected < 0.77
+    assert results["columns"][0]["r2"] == pytest.approx(expected, rel=1e-4) == results["test_r2"]
+    assert (results["columns"][0]["count"], results["columns"][1]["r2"]) == (4000, None)
 
 
 def with_targets(at: TargetsAt, count: int) -> LabeledMeshes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -68,16 +69,20 @@ def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes
 
 
 def _results(scored: Scored) -> dict[str, Any]:
-    tally = torch.zeros(len(scored.label_names), 5, dtype=torch.float64)
-    for item, prediction in zip(scored.meshes, scored.predictions, strict=True):
-        tally += _tally(prediction, torch.as_tensor(item.labels), len(scored.label_names))
+    columns = len(scored.label_names)
+    truth = [torch.as_tensor(item.labels, dtype=torch.float64) for item in scored.meshes]
+    # Sums of numbers far from 0 lose their differences, so the smallest target of each column is the origin.
+    origin = torch.stack([values.nan_to_num(nan=math.inf).amin(0) for values in truth]).amin(0)
+    tally = torch.zeros(columns, 5, dtype=torch.float64)
+    for values, prediction in zip(truth, scored.predictions, strict=True):
+        tally += _tally(prediction - origin, values - origin, columns)
     scores = column_scores(tally)
-    columns = [
+    rows = [
         {"name": name, **{key: None if np.isnan(value) else value for key, value in own.items()}}
         for name, own in zip(scored.label_names, scores, strict=True)
     ]
     mean = mean_r2(tally)
-    return {"test_r2": None if np.isnan(mean) else mean, "labels_at": scored.labels_at, "columns": columns}
+    return {"test_r2": None if np.isnan(mean) else mean, "labels_at": scored.labels_at, "columns": rows}
 
 
 def _number(value: float | None) -> str:
