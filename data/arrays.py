@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.feature_names import FILE_PREFIX, ArrayStatistics, Statistics, array_names
-from diffnet.data.folders.numbers import read_array
+from diffnet.data.folders.numbers import check_vertex_numbers, read_array
 from diffnet.data.labeled import DataError, LabeledMesh, LabelsAt
 from diffnet.geometry import Mesh, load_attributes
 from diffnet.geometry.mesh.attributes import COLOR_FORMATS
@@ -30,7 +30,8 @@ def own_arrays(
         `NAME/STEM.npy`, where the folder NAME is beside the mesh file or beside the folder of the mesh files;
         for `file:colors`, the colors of the vertices in the file (PLY, OBJ and OFF), three channels from 0 to 1;
         the property NAME of the vertices in a PLY file.
-    Arrays have shape (V,) or (V, C) and hold finite numbers.
+    Arrays have shape (V,) or (V, C) and hold finite numbers. Files beside an STL file are refused, because it doesn't
+    number its vertices.
 
     statistics: of the training set. If given, the numbers of channels must be the same.
 
@@ -134,6 +135,7 @@ def _find(mesh: Mesh, name: str, given: Mapping[str, Any], channels: int | None)
     if len(present) > 1:
         raise DataError(f"{path}: more than one array for {part}: {', '.join(map(str, present))}. Keep one of them")
     if present:
+        check_vertex_numbers(mesh, present[0])
         return read_array(present[0], f" for {part}"), str(present[0])
     for array, at in arrays_in_mesh_file(path, name):
         if at == "vertices":

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.folders.numbers import read_lines
+from diffnet.data.folders.numbers import check_vertex_numbers, read_lines
 from diffnet.data.folders.sources import MOST_COLORS, FileLabels
 from diffnet.data.labeled import UNLABELED, DataError, LabelsAt
 from diffnet.geometry import Mesh, mesh_edges
@@ -145,7 +145,8 @@ def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, source: Fi
     labels: the classes of `source.values`
 
     Labels of faces may be one per triangle, or one per polygon of the source file, which all its triangles get. Raises
-    DataError if the number of labels does not fit. The message names the file and the counts.
+    DataError if the number of labels does not fit, and for labels of the vertices of an STL file. The message names the
+    file.
     """
     file = source.path
     if source.elements is not None:
@@ -157,6 +158,8 @@ def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, source: Fi
         labels[source.elements] = listed
     if not fits(mesh, len(labels), at):
         raise DataError(f"{file}: {len(labels)} labels, but {mesh.name} has {shown_size(mesh, at)}")
+    if at == "vertices":
+        check_vertex_numbers(mesh, file)
     if at == "faces" and len(labels) == mesh.polygon_count:
         return labels[mesh.polygons]
     return labels

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.conversion import with_labels_at
+from diffnet.data.folders.agreement import warn_of_scattered_labels
 from diffnet.data.folders.files import (
     MESH_FOLDERS,
     NAMES,
@@ -109,8 +110,11 @@ def load_dataset(
         `label_names.txt` exists, because the names may count the values of the whole set.
     labels_at: convert the labels to "vertices", "edges" or "faces", see `diffnet.data.labels_at`. None leaves them.
 
+    Warns if neighboring elements of a mesh have the same label hardly more often than by chance.
+
     Returns meshes with labels (V,), (F,) or (E,) int64. Raises DataError for a folder, file or label that is missing,
-    malformed or contradictory, naming the file, and for a single class; and MeshError for a mesh that can't be read.
+    malformed or contradictory, naming the file, for labels of the vertices of an STL file, which doesn't number them,
+    and for a single class; and MeshError for a mesh that can't be read.
     """
     root = Path(path)
     if layout not in LAYOUTS:
@@ -148,6 +152,7 @@ def load_dataset(
             f"{root}: {data.label_names[0]!r} is the only class; segmentation needs at least 2. "
             "A negative label means unlabeled"
         )
+    warn_of_scattered_labels(data, root)
     return data if labels_at is None else with_labels_at(data, labels_at)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.labeled import DataError
+from diffnet.geometry import Mesh
 from diffnet.geometry.mesh.content import decompress
 from diffnet.geometry.mesh.mesh import mesh_suffix
 
@@ -34,6 +35,16 @@ def read_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     if not len(values):
         raise DataError(f"{path}: there are no labels in the file")
     return values
+
+
+def check_vertex_numbers(mesh: Mesh, file: Path) -> None:
+    """Raises DataError if a file goes by the numbers of the vertices of an STL file, which has none."""
+    if mesh.path is not None and mesh_suffix(mesh.path) == ".stl":
+        raise DataError(
+            f"{file}: the file goes by the order of the vertices of {mesh.path}, but an STL file has no order of "
+            "vertices: it holds the corners of each face. Use values at faces, or meshes in PLY, OBJ or OFF whose "
+            "vertices have this order"
+        )
 
 
 def read_lines(path: Path) -> list[str]:

@@ -16,6 +16,7 @@ from diffnet.data.feature_names import FILE_PREFIX
 from diffnet.data.folders.columns import check_names, checked_columns, parse_number, read_columns
 from diffnet.data.folders.files import find_parts, parts_at_random
 from diffnet.data.folders.labels import fits, shown_size
+from diffnet.data.folders.numbers import check_vertex_numbers
 from diffnet.data.folders.tables import TableMeshes, read_table
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.target_names import TABLE, target_parts
@@ -187,9 +188,14 @@ _SURE: tuple[LabelsAt, LabelsAt] = ("vertices", "faces")  # counting edges takes
 
 
 def _placed(mesh: Mesh, one: _Targets, at: LabelsAt) -> NDArray[np.float64]:
-    """A row (N, C) for each vertex, triangle or edge. Raises DataError if the number of rows does not fit."""
+    """A row (N, C) for each vertex, triangle or edge.
+
+    Raises DataError if the number of rows does not fit, and for vertices of an STL file.
+    """
     if not fits(mesh, len(one.values), at):
         raise DataError(f"{one.path}: {len(one.values)} rows, but {mesh.name} has {shown_size(mesh, at)}")
+    if at == "vertices":
+        check_vertex_numbers(mesh, one.path)
     if at == "faces" and len(one.values) == mesh.polygon_count:
         return one.values[mesh.polygons]
     return one.values

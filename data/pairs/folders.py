@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from diffnet.data.counts import counted
 from diffnet.data.folders.files import MESH_FOLDERS, files_in, find_parts, meshes_in
+from diffnet.data.folders.numbers import check_vertex_numbers
 from diffnet.data.labeled import DataError
 from diffnet.data.pairs.choice import RULES, choose_pairs, listed_pairs
 from diffnet.data.pairs.indices import Base, IndexFile, read_indices
@@ -72,7 +73,8 @@ def load_pairs(
     are within folders. Point clouds can't have template points in faces.
 
     Raises DataError for a folder or file that is missing, malformed or contradictory, for an index out of range, for
-    missing points, since partial shapes are not supported, and for a part without pairs. The message names the file.
+    missing points, since partial shapes are not supported, for vertices of an STL file, which doesn't number them, and
+    for a part without pairs. The message names the file.
     Raises MeshError for a mesh that can't be read, and for a partial shape in a pair with a whole one, if they have no
     template points.
     """
@@ -197,6 +199,8 @@ def _with_vertices(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path]
     shapes = data.train + data.test
     for root in roots:
         own = [i for i, shape in enumerate(shapes) if shape.folder == str(root)]
+        for i in own:
+            check_vertex_numbers(shapes[i].mesh, files[i])
         found = read_indices([IndexFile(files[i], len(shapes[i].mesh.verts), shapes[i].mesh.name) for i in own], base)
         for i, template in zip(own, found, strict=True):
             _check_count(files[i], len(template), files[own[0]], len(found[0]))
@@ -299,6 +303,9 @@ def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], NDArray[np.
                 found[first.name, second.name] = file, first, second
     if not found:
         return {}
+    for file, first, second in found.values():
+        check_vertex_numbers(first.mesh, file)
+        check_vertex_numbers(second.mesh, file)
     given = [IndexFile(file, len(second.mesh.verts), second.mesh.name) for file, _, second in found.values()]
     maps = read_indices(given, base)
     for own, (file, first, _) in zip(maps, found.values(), strict=True):

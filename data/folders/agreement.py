@@ -1,0 +1,74 @@
+"""Whether the labels of a set fit the order of the elements of its meshes."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffnet.data.labeled import LabeledMeshes, LabelsAt
+from diffnet.geometry import Mesh, mesh_edges
+
+LEAST = 0.1  # agreement above chance, as a share of the most that is possible
+FEWEST = 50.0  # neighbors with different labels that chance would give; fewer decide nothing
+
+
+class Agreement(NamedTuple):
+    """The labels of neighboring elements of a mesh.
+
+    pairs: the number of neighbors that both have a label
+    share: the share of these with the same label
+    chance: this share for the same labels in random order
+    """
+
+    pairs: int
+    share: float
+    chance: float
+
+    @property
+    def is_chance(self) -> bool:
+        """Whether neighbors agree hardly more often than by chance."""
+        differ = 1 - self.chance
+        return self.pairs * differ >= FEWEST and self.share - self.chance < LEAST * differ
+
+
+def agreement(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt) -> Agreement:
+    """How often neighbors have the same label. Vertices are neighbors along sides of faces, others if they share one.
+
+    labels: (V,), (F,) or (E,), negative where unlabeled
+
+    Not all neighbors are counted: each face or edge at a vertex is compared with one of them.
+    """
+    if at == "vertices":
+        pairs = mesh.faces[:, [0, 1, 1, 2, 2, 0]].reshape(-1, 2)
+    else:
+        rows = mesh.faces if at == "faces" else mesh_edges(mesh.faces)
+        corners, owner = rows.reshape(-1), np.repeat(np.arange(len(rows)), rows.shape[1])
+        one = np.zeros(len(mesh.verts), np.int64)
+        one[corners] = owner  # the last write to a vertex wins
+        pairs = np.stack([owner, one[corners]], 1)
+    own = labels[pairs[pairs[:, 0] != pairs[:, 1]]]
+    own = own[(own >= 0).all(1)]
+    if not len(own):
+        return Agreement(0, 1.0, 1.0)
+    frequencies = np.bincount(own.reshape(-1)) / own.size
+    return Agreement(len(own), float((own[:, 0] == own[:, 1]).mean()), float(frequencies @ frequencies))
+
+
+def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
+    """Warn once of meshes whose neighboring elements agree hardly more often than by chance."""
+    if data.labels_at == "meshes":
+        return
+    items = [*data.train, *data.test]
+    found = [(item.mesh, own) for item in items if (own := agreement(item.mesh, item.labels, data.labels_at)).is_chance]
+    if found:
+        mesh, own = found[0]
+        warnings.warn(
+            f"{root}: the labels of {len(found)} of {len(items)} meshes look shuffled. In {mesh.name}, {own.share:.1%} "
+            f"of {own.pairs} neighboring {data.labels_at} have the same label, and {own.chance:.1%} would by chance. "
+            f"The labels should be in the order of the {data.labels_at} in the mesh file",
+            stacklevel=3,
+        )
