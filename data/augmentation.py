@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diffnet.data.feature_names import KINDS, feature_parts, vector_channels
 from diffnet.data.features import descriptor, rotate_vectors
+from diffnet.data.labeled import UNLABELED, TargetsAt
 from diffnet.data.samples import Sample
 from diffnet.geometry import Operators, mirrored, rotated, scaled
 from diffnet.geometry.augmentation.transforms import per_vertex
@@ -24,6 +25,8 @@ def augmented(
     rotations: Tensor | None = None,
     factors: Tensor | None = None,
     times: Tensor | None = None,
+    mirrored_classes: Tensor | None = None,
+    labels_at: TargetsAt = "vertices",
 ) -> Sample:
     """A packed sample whose meshes are changed, with features and operators that fit each other.
 
@@ -35,6 +38,9 @@ def augmented(
     rotations: (B, 3, 3), see `random_rotations`. Positions, normals and frames turn.
     factors: (B,) positive, by which positions are multiplied; see `scaled` for the operators. hks, log-hks and wks are
         computed again, because they depend on the size. Normals, curvature and own arrays stay.
+    mirrored_classes: (C,) int64, the class that each class becomes in a mirrored mesh, such as right for left, or
+        UNLABELED. None leaves labels as they are.
+    labels_at: the elements with the labels of the sample
     times: the times of hks, on the device; see `hks_times`. Given, they need not be moved to a GPU.
 
     They are made in this order. All tensors are on the device of the sample, and nothing is read back from a GPU.
@@ -45,7 +51,7 @@ def augmented(
     >>> torch.equal(larger.features, 2 * sample.features)
     True
     """
-    x, operators, vectors = sample.features, sample.operators, vector_channels(features)
+    x, labels, operators, vectors = sample.features, sample.labels, sample.operators, vector_channels(features)
     if jitter is not None:
         x = _jittered(x, features, jitter)
     if mirror is not None:
@@ -54,13 +60,24 @@ def augmented(
             flips[:, 0, 0] = 1 - 2 * mirror.to(x.dtype)
             x = rotate_vectors(x, vectors, flips, operators.ptr)
         operators = mirrored(operators, mirror)
+        if mirrored_classes is not None:
+            exchanged = torch.where(labels < 0, UNLABELED, mirrored_classes[labels.clamp(min=0)])
+            labels = torch.where(_per_label(operators, mirror, labels_at, len(labels)), exchanged, labels)
     if rotations is not None:
         x = rotate_vectors(x, vectors, rotations, operators.ptr)
         operators = rotated(operators, rotations)
     if factors is not None:
         operators = scaled(operators, factors)
         x = _rescaled(x, features, operators, factors, times)
-    return replace(sample, features=x, operators=operators)
+    return replace(sample, features=x, labels=labels, operators=operators)
+
+
+def _per_label(operators: Operators, values: Tensor, at: TargetsAt, count: int) -> Tensor:
+    """Repeat the values of each mesh (B,) for its labels, `count` in all. Nothing is read back from a GPU."""
+    if at == "meshes":
+        return values
+    ptr = {"vertices": lambda o: o.ptr, "faces": lambda o: o.face_ptr, "edges": lambda o: o.edge_ptr}[at](operators)
+    return torch.repeat_interleave(values, ptr.diff(), output_size=count)
 
 
 def _jittered(x: Tensor, features: str, jitter: Tensor) -> Tensor:

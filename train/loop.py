@@ -14,7 +14,16 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
-from diffnet.data import ArrayStatistics, LabeledMeshes, MeshBatches, PairSample, Sample, Statistics, epoch_seed
+from diffnet.data import (
+    ArrayStatistics,
+    LabeledMeshes,
+    MeshBatches,
+    PairSample,
+    Sample,
+    Statistics,
+    TargetsAt,
+    epoch_seed,
+)
 from diffnet.data.counts import counted
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import write_atomically
@@ -139,7 +148,9 @@ def train(
         for epoch in range(len(history), options.epochs):
             started = time.perf_counter()
             torch.manual_seed(epoch_seed(options.seed, epoch))
-            loss, tally = _train_epoch(model, optimizer, step, fitted, options, device, epoch, after_step)
+            loss, tally = _train_epoch(
+                model, optimizer, step, fitted, options, device, epoch, after_step, data.labels_at
+            )
             if average is not None:
                 average.write()
             last = epoch + 1 == options.epochs
@@ -203,6 +214,7 @@ def _train_epoch(
     device: torch.device,
     epoch: int,
     after_step: Callable[[float], Any],
+    labels_at: TargetsAt,
 ) -> tuple[float, Tensor]:
     """One pass over the training set. Returns the mean loss of its steps, and their tally under dropout.
 
@@ -213,7 +225,7 @@ def _train_epoch(
     losses: list[Tensor] = []
     names: list[tuple[str, ...]] = []
     every = sum(len(group[0].names) for group in groups)  # a pair has two meshes
-    changes = draw_changes(every, options, device)
+    changes = draw_changes(every, options, device, labels_at)
     samples = draw_variants(groups)
     batches = MeshBatches(
         [s.operators.num_vertices for s in samples],

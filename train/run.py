@@ -106,6 +106,8 @@ def run_training(
     if pairs is not None and task.pairs is not None:
         task.pairs.check(pairs, options)
     data, options = task.prepared(data, options)
+    if not resume:
+        task.check(data, options)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since

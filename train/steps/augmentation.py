@@ -10,11 +10,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from diffnet.data import Sample, augmented
+from diffnet.data import Sample, TargetsAt, augmented
 from diffnet.geometry import random_rotations
 from diffnet.geometry.descriptors import hks_times
 from diffnet.geometry.positions.rotation import small_rotations
 from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.classes import mirrored_on
+from diffnet.train.tasks.sides import NO_SIDES
 
 T = TypeVar("T")
 
@@ -27,14 +29,16 @@ class Changes:
     """The random changes of the meshes of an epoch, in the order of the training. None if a change is not made.
 
     rotations: (N, 3, 3), which the training step applies to vectors among the features
-    mirror: (N,) bool, factors: (N,) and times, see `augmented`
+    mirror: (N,) bool, factors: (N,), times and mirrored_classes, see `augmented`
     """
 
     options: TrainOptions
+    labels_at: TargetsAt
     rotations: Tensor | None
     mirror: Tensor | None
     factors: Tensor | None
     times: Tensor | None
+    mirrored_classes: Tensor | None
 
     def rotations_of(self, first: int, count: int) -> Tensor | None:
         """The rotations of `count` meshes from number `first` on."""
@@ -54,11 +58,15 @@ class Changes:
             mirror=None if self.mirror is None else self.mirror[rows],
             factors=None if self.factors is None else self.factors[rows],
             times=self.times,
+            mirrored_classes=self.mirrored_classes,
+            labels_at=self.labels_at,
         )
 
 
-def draw_changes(count: int, options: TrainOptions, device: torch.device) -> Changes:
+def draw_changes(count: int, options: TrainOptions, device: torch.device, labels_at: TargetsAt = "vertices") -> Changes:
     """Draw the changes of `count` meshes from the global generators.
+
+    labels_at: where the labels of the samples are
 
     Drawing and moving those of all meshes at once takes as long as those of one step.
     """
@@ -72,7 +80,10 @@ def draw_changes(count: int, options: TrainOptions, device: torch.device) -> Cha
     if options.scale_range > 1:
         factors = torch.exp(math.log(options.scale_range) * (2 * torch.rand(count) - 1)).to(device)
         times = hks_times(device=device)
-    return Changes(options, rotations, mirror, factors, times)
+    classes = None
+    if options.mirror_labels not in (None, NO_SIDES):
+        classes = mirrored_on(device, options.mirror_labels)
+    return Changes(options, labels_at, rotations, mirror, factors, times, classes)
 
 
 def draw_variants(groups: Sequence[Sequence[T]]) -> list[T]:

@@ -6,7 +6,7 @@ import math
 
 from diffnet.geometry.errors import OptionError
 
-BALANCED = "balanced"  # weights of classes by their frequency
+BALANCED, SQRT = BY_FREQUENCY = "balanced", "sqrt"  # inverse to the frequencies of the classes, or to their roots
 
 
 def class_weight_entries(text: str) -> list[tuple[str | None, float]]:
@@ -18,7 +18,7 @@ def class_weight_entries(text: str) -> list[tuple[str | None, float]]:
     >>> class_weight_entries("arm=2,leg=0.5")
     [('arm', 2.0), ('leg', 0.5)]
     """
-    expected = f"class_weights should be {BALANCED}, a list such as 1,0.5,2, or a list such as arm=2,leg=0.5"
+    expected = f"class_weights should be {BALANCED}, {SQRT}, a list such as 1,0.5,2, or a list such as arm=2,leg=0.5"
     found: list[tuple[str | None, float]] = []
     for entry in text.split(","):
         name, equals, number = entry.rpartition("=")

@@ -1,7 +1,9 @@
-"""Classes that don't count, and weights of classes."""
+"""Classes that don't count, weights of classes, and classes that a mirror image exchanges."""
 
 from __future__ import annotations
 
+import shlex
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -10,18 +12,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffnet.data import DataError, LabeledMeshes, chosen_classes, without_classes
+from diffnet.data import UNLABELED, DataError, LabeledMeshes, chosen_classes, without_classes
 from diffnet.data.counts import counted
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.class_weights import BALANCED, class_weight_entries
+from diffnet.train.tasks.class_weights import BALANCED, BY_FREQUENCY, class_weight_entries
+from diffnet.train.tasks.sides import FDI, NO_SIDES, are_numbers, found_sides, side_pairs, tooth_on_other_side
+
+LARGEST_RATIO = 20.0  # of weights by frequency, without a warning
 
 
 def with_class_options(data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
-    """The data without the ignored classes, and the options with names of classes and a number for each weight.
+    """The data without the ignored classes, and the options with names of classes and a number for each class.
 
-    Raises OptionError for a class that the data don't have, for another number of weights than classes, if only one
-    class is left, and for label smoothing of a single class.
+    Warns of weights by frequency that differ by more than LARGEST_RATIO. Raises OptionError for a class that the data
+    don't have, for another number of weights than classes, if only one class is left, and for label smoothing of a
+    single class.
     """
     ignored = _chosen("ignore", options.ignore, data.label_names)
     data = without_classes(data, ignored)
@@ -31,13 +37,68 @@ def with_class_options(data: LabeledMeshes, options: TrainOptions) -> tuple[Labe
         raise OptionError(f"label_smoothing needs at least 2 classes, and there is only {data.label_names[0]!r}")
     weights = None if options.class_weights is None else _weights(options.class_weights, data)
     text = None if weights is None else ",".join(f"{weight:.8g}" for weight in weights)
-    return data, replace(options, ignore=ignored, class_weights=text)
+    mirrored = _mirrored(options.mirror_labels, data.label_names)
+    return data, replace(options, ignore=ignored, class_weights=text, mirror_labels=mirrored)
+
+
+def check_sides(data: LabeledMeshes, options: TrainOptions) -> None:
+    """Raises OptionError if meshes are mirrored, classes have sides, and `mirror_labels` is not given."""
+    if not options.mirror or options.mirror_labels is not None or not (pairs := found_sides(data.label_names)):
+        return
+    teeth = all(tooth_on_other_side(name) == other for name, other in pairs)
+    exchanged = FDI if teeth else shlex.quote(",".join(f"{name}={other}" for name, other in pairs))
+    (name, other), *_ = pairs
+    raise OptionError(
+        f"mirror leaves labels as they are, but there are the classes {name!r} and {other!r}. To exchange them in "
+        f"mirrored meshes, add --mirror-labels {exchanged}. If labels don't depend on the side, add --mirror-labels "
+        f"{NO_SIDES}"
+    )
+
+
+def _mirrored(text: str | None, names: Sequence[str]) -> str | None:
+    """The number of the class that each class becomes in a mirrored mesh, -1 for none. `NO_SIDES` and None stay."""
+    if text is None or text == NO_SIDES:
+        return text
+    if text == FDI:
+        others = {name: other for name in names if (other := tooth_on_other_side(name)) is not None}
+        if not others:
+            shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+            raise OptionError(f"mirror_labels is {FDI}, but no class is an FDI number of a tooth; they are {shown}")
+        if alone := [name for name, other in others.items() if other not in names]:
+            warnings.warn(
+                f"mirror_labels {FDI}: there is no class for the mirror image of {', '.join(alone)}, so these are "
+                "unlabeled in mirrored meshes",
+                stacklevel=3,
+            )
+    elif are_numbers(text):
+        numbers = [int(number) for number in text.split(",")]
+        if len(numbers) != len(names) or max(numbers) >= len(names):
+            classes = counted(len(names), "class", "classes")
+            raise OptionError(f"mirror_labels should be the numbers of {classes}, from 0, got {text}")
+        return text
+    else:
+        flat = _chosen("mirror_labels", [name for pair in side_pairs(text) for name in pair], names)
+        if len(set(flat)) < len(flat):
+            raise OptionError(f"mirror_labels should name each class once, got {text!r}")
+        others = {name: flat[i ^ 1] for i, name in enumerate(flat)}
+    places = {name: i for i, name in enumerate(names)}
+    return ",".join(str(places.get(others.get(name, name), UNLABELED)) for name in names)
 
 
 def _weights(text: str, data: LabeledMeshes) -> list[float]:
     names = data.label_names
-    if text == BALANCED:
-        return balanced_weights(data)
+    if text in BY_FREQUENCY:
+        weights = frequency_weights(data, 1.0 if text == BALANCED else 0.5)
+        most, least = int(np.argmax(weights)), int(np.argmin(weights))
+        if weights[most] > LARGEST_RATIO * weights[least]:
+            hint = ", or sqrt, whose weights differ less" if text == BALANCED else ""
+            warnings.warn(
+                f"class_weights {text}: the weight of {names[most]!r} is {weights[most]:.3g}, "
+                f"{weights[most] / weights[least]:.0f} times that of {names[least]!r}, {weights[least]:.3g}. With such "
+                f"weights, networks usually predict rare classes in wrong places. Try no class weights{hint}",
+                stacklevel=3,
+            )
+        return weights
     given = class_weight_entries(text)
     if given[0][0] is not None:
         chosen = _chosen("class_weights", [name for name, _ in given if name is not None], names)
@@ -56,16 +117,25 @@ def _chosen(option: str, given: Sequence[str], names: Sequence[str]) -> tuple[st
         raise OptionError(f"{option} can't be used: {e}") from e
 
 
-def balanced_weights(data: LabeledMeshes) -> list[float]:
-    """A weight for each class, inversely proportional to the number of its elements in the training part.
+def frequency_weights(data: LabeledMeshes, power: float = 1.0) -> list[float]:
+    """A weight for each class, inverse to a power of the number of its elements in the training part.
 
-    All classes that occur have the same sum of weights, and the mean weight of an element is 1. Others have weight 1.
+    The mean weight of an element is 1. With power 1, all classes that occur have the same sum of weights. Classes that
+    don't occur have weight 1.
     """
-    counts = np.zeros(len(data.label_names), np.int64)
+    counts = np.zeros(len(data.label_names))
     for item in data.train:
         counts += np.bincount(item.labels[item.labels >= 0].reshape(-1), minlength=len(counts))
-    share = counts.sum() / max(np.count_nonzero(counts), 1)
-    return [float(share / count) if count > 0 else 1.0 for count in counts.tolist()]
+    some = counts > 0
+    weights = np.where(some, np.maximum(counts, 1) ** -power, 0.0)
+    weights *= counts.sum() / max(float(weights @ counts), 1e-300)
+    return [float(weight) for weight in np.where(some, weights, 1.0)]
+
+
+@cache
+def mirrored_on(device: torch.device, text: str) -> Tensor:
+    """The classes (C,) int64 that an option of numbers gives for mirrored meshes, on a device."""
+    return torch.tensor([int(number) for number in text.split(",")], device=device)
 
 
 @cache

@@ -18,7 +18,7 @@ from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.metrics import accuracy, confusion_matrix
 from diffnet.train.report.spread import spread_over
-from diffnet.train.tasks.classes import with_class_options
+from diffnet.train.tasks.classes import check_sides, with_class_options
 from diffnet.train.tasks.labels import (
     accuracies,
     accuracy_summary,
@@ -158,6 +158,7 @@ TASK = Task(
     score=accuracy,
     score_name="accuracy",
     prepared=with_class_options,
+    check=check_sides,
     load_test=_load_test,
     matched=with_label_names,
     results=_results,

@@ -129,6 +129,8 @@ class Task:
     score: a tally to the score in metrics.csv. The higher, the better.
     score_name: the name of the score in metrics.csv
     prepared: (data set, options) to both as a run takes them, for options that depend on the data. Raises OptionError.
+    check: (data set, options) raises OptionError for data that can't be trained on with these options. A resumed run
+        isn't checked.
     load_test: (folder, table or name of the generated set, its `DataOptions`, folder of the cache) to a data set. Its
         training part is not used.
     matched: (data set, label names of a network) to the data set with these classes or columns, matched by name
@@ -164,5 +166,6 @@ class Task:
         [Sequence[Predicted], list[str], TargetsAt, Sequence[Path], Path | None, Path | None], None
     ]
     prepared: Callable[[LabeledMeshes, TrainOptions], tuple[LabeledMeshes, TrainOptions]] = _unchanged
+    check: Callable[[LabeledMeshes, TrainOptions], None] = lambda data, options: None
     standardized: bool = False
     pairs: PairFunctions | None = None

@@ -12,6 +12,7 @@ from diffnet.train.tasks.commands.labels import (
     ClassWeightsOption,
     IgnoreOption,
     LabelSmoothingOption,
+    MirrorLabelsOption,
     with_label_options,
 )
 
@@ -28,6 +29,7 @@ def train(
     label_smoothing: LabelSmoothingOption = 0.2,
     ignore: IgnoreOption = None,
     class_weights: ClassWeightsOption = None,
+    mirror_labels: MirrorLabelsOption = None,
     **shared: Any,
 ) -> None:
     """Train a network that classifies whole meshes, and report its results on the test meshes.
@@ -46,5 +48,5 @@ def train(
             return Loaded(shapes(seed=options.seed), options)
         return Loaded(load_classes(data, seed=options.seed, cache_dir=shared["cache"]), options)
 
-    given = with_label_options(shared, label_smoothing, ignore, class_weights)
+    given = with_label_options(shared, label_smoothing, ignore, class_weights, mirror_labels)
     run_command("classification", load, out, given)

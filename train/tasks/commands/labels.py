@@ -24,15 +24,28 @@ ClassWeightsOption = Annotated[
     str | None,
     typer.Option(
         metavar="WEIGHTS",
-        help="Weights of the classes in the loss: balanced, or 1,0.5,2 for all, or NAME=2,NAME=0.5.",
+        help="Weights of the classes in the loss: balanced or sqrt, by their frequencies or the roots of these, or "
+        "1,0.5,2 for all, or NAME=2,NAME=0.5.",
+        rich_help_panel=LABELS_PANEL,
+    ),
+]
+MirrorLabelsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PAIRS",
+        help="Classes that --mirror exchanges: NAME=NAME,NAME=NAME, or fdi for the FDI numbers of teeth, or none.",
         rich_help_panel=LABELS_PANEL,
     ),
 ]
 
 
 def with_label_options(
-    shared: dict[str, Any], label_smoothing: float, ignore: list[str] | None, class_weights: str | None
+    shared: dict[str, Any],
+    label_smoothing: float,
+    ignore: list[str] | None,
+    class_weights: str | None,
+    mirror_labels: str | None,
 ) -> dict[str, Any]:
     """The shared options of a command, and those of tasks with labels."""
     own = {"label_smoothing": label_smoothing, "ignore": tuple(ignore or ()), "class_weights": class_weights}
-    return {**own, **shared}
+    return {**own, "mirror_labels": mirror_labels, **shared}

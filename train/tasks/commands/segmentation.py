@@ -15,6 +15,7 @@ from diffnet.train.tasks.commands.labels import (
     ClassWeightsOption,
     IgnoreOption,
     LabelSmoothingOption,
+    MirrorLabelsOption,
     with_label_options,
 )
 
@@ -36,6 +37,7 @@ def train(
     label_smoothing: LabelSmoothingOption = 0.0,
     ignore: IgnoreOption = None,
     class_weights: ClassWeightsOption = None,
+    mirror_labels: MirrorLabelsOption = None,
     **shared: Any,
 ) -> None:
     """Train a segmentation network, and report its results on the test meshes.
@@ -59,5 +61,5 @@ def train(
         meshes = load_dataset(data, layout, seed=options.seed, cache_dir=shared["cache"], labels_at=at)
         return Loaded(meshes, options)
 
-    given = with_label_options(shared, label_smoothing, ignore, class_weights)
+    given = with_label_options(shared, label_smoothing, ignore, class_weights, mirror_labels)
     run_command("segmentation", load, out, given)

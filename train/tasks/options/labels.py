@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from diffnet.geometry.errors import OptionError
-from diffnet.train.tasks.class_weights import BALANCED, class_weight_entries
+from diffnet.train.tasks.class_weights import BY_FREQUENCY, class_weight_entries
+from diffnet.train.tasks.sides import FDI, NO_SIDES, are_numbers, side_pairs
 from diffnet.train.tasks.task_options import OptionGroup, TaskOptions
+
+if TYPE_CHECKING:
+    from diffnet.train.options import TrainOptions
 
 
 @dataclass(frozen=True)
@@ -15,12 +20,16 @@ class LabelOptions(OptionGroup):
 
     label_smoothing: s of `label_smoothing_loss`, in training
     ignore: classes, by name or number, whose elements count neither in the loss nor in the scores
-    class_weights: weights of the classes in the loss: "balanced", "1,0.5,2", or "arm=2,leg=0.5" and 1 for others
+    class_weights: weights of the classes in the loss: "balanced", "sqrt", "1,0.5,2", or "arm=2,leg=0.5" and 1 for
+        others
+    mirror_labels: the classes that `mirror` exchanges: "11=21,12=22"; "fdi", by the FDI numbers of teeth; or "none". A
+        run stores the number of the class that each class becomes, such as "0,2,1", with -1 for unlabeled.
     """
 
     label_smoothing: float = 0.0
     ignore: tuple[str, ...] = ()
     class_weights: str | None = None
+    mirror_labels: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -29,8 +38,15 @@ class LabelOptions(OptionGroup):
         if isinstance(self.ignore, str) or not all(isinstance(name, str) for name in self.ignore):
             raise OptionError(f"ignore should be a list of names of classes, got {self.ignore!r}")
         object.__setattr__(self, "ignore", tuple(self.ignore))  # the only way in a frozen dataclass
-        if self.class_weights is not None and self.class_weights != BALANCED:
+        if self.class_weights is not None and self.class_weights not in BY_FREQUENCY:
             class_weight_entries(self.class_weights)
+        if self.mirror_labels not in (None, FDI, NO_SIDES) and not are_numbers(self.mirror_labels):
+            side_pairs(self.mirror_labels)
+
+
+def _check(options: TrainOptions) -> None:
+    if options.mirror_labels is not None and not options.mirror:
+        raise OptionError(f"mirror_labels is {options.mirror_labels}, but no mesh is mirrored; add --mirror")
 
 
 LABELED = TaskOptions(
@@ -39,4 +55,5 @@ LABELED = TaskOptions(
     unavailable=("align",),
     prediction=("ignore",),
     original={"label_smoothing": 0.0},
+    check=_check,
 )
