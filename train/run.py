@@ -64,6 +64,7 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import check_same_options, train
 from diffnet.train.metrics import percent, score_text
 from diffnet.train.options import TrainOptions
+from diffnet.train.orientation import say_what_is_rotated
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
 from diffnet.train.steps.kernels_ahead import kernels_compiled_meanwhile
@@ -108,6 +109,7 @@ def run_training(
     data, options = task.prepared(data, options)
     if not resume:
         task.check(data, options)
+        say_what_is_rotated([item.mesh for item in data.train], options, console)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since

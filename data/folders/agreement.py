@@ -66,9 +66,10 @@ def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
     found = [(item.mesh, own) for item in items if (own := agreement(item.mesh, item.labels, data.labels_at)).is_chance]
     if found:
         mesh, own = found[0]
+        share, chance = (f"{100 * value:.1f} %" for value in (own.share, own.chance))
         warnings.warn(
-            f"{root}: the labels of {len(found)} of {len(items)} meshes look shuffled. In {mesh.name}, {own.share:.1%} "
-            f"of {own.pairs} neighboring {data.labels_at} have the same label, and {own.chance:.1%} would by chance. "
-            f"The labels should be in the order of the {data.labels_at} in the mesh file",
+            f"{root}: the labels of {len(found)} of {len(items)} meshes look shuffled. In {mesh.name}, {share} of "
+            f"neighboring {data.labels_at} have the same label, and {chance} would by chance. Labels should be in the "
+            f"order of the {data.labels_at} in the mesh file",
             stacklevel=3,
         )

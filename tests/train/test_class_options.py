@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -75,6 +77,34 @@ def test_options_are_resolved_by_the_data() -> None:
             with_class_options(three_classes(), TrainOptions(**given))
     with pytest.raises(OptionError, match=r"label_smoothing needs at least 2 classes, .* only 'down'"):
         with_class_options(without_classes(three_classes(), ["up", "rare"]), TrainOptions(label_smoothing=0.1))
+
+
+@pytest.mark.parametrize(
+    ("text", "counts", "message"),
+    [
+        ("balanced", (7, 300), "balanced: the weight of 'b' is 21.9, 43 times that of 'a', 0.512. .*, or sqrt, whose"),
+        ("balanced", (20, 300), None),
+        ("sqrt", (7, 300), None),
+        ("sqrt", (1, 900), "class_weights sqrt: the weight of 'b' is 29.1, 30 times that of 'a', 0.969"),
+        ("1,50", (1, 900), None),
+    ],
+)
+def test_weights_by_frequency(text: str, counts: tuple[int, int], message: str | None) -> None:
+    labels = np.repeat([1, 0, -1], [*counts, 5])
+    items = [LabeledMesh("", make_mesh(ball(0), BALL.faces), part) for part in (labels[::2], labels[1::2])]
+    data = LabeledMeshes(items, items[:1], ["a", "b", "absent"], "vertices")
+    text = text if text in ("balanced", "sqrt") else "1,50,1"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _, options = with_class_options(data, TrainOptions(class_weights=text))
+    assert len(caught) == (message is not None)
+    assert message is None or re.search(message, str(caught[0].message))
+    rare, frequent, absent = (float(weight) for weight in np.array(options.class_weights.split(","))[[1, 0, 2]])
+    assert absent == 1
+    if text != "1,50,1":
+        ratio = counts[1] / counts[0]
+        assert rare / frequent == pytest.approx(ratio if text == "balanced" else ratio**0.5, rel=1e-6)
+        assert rare * counts[0] + frequent * counts[1] == pytest.approx(sum(counts), rel=1e-6)
 
 
 @pytest.mark.parametrize("text", ["evenly", "1,-2", "1,nan", "a=1,2", "a=1,a=2", "0,0", "", "1,,2"])

@@ -5,17 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from diffnet.data import rotate_vectors, vector_channels
 from diffnet.data.folders.files import some
 from diffnet.geometry import Mesh, Operators
-from diffnet.geometry.elements.elements import element_areas
-from diffnet.geometry.positions.alignment import is_common_orientation, principal_axes
+from diffnet.geometry.positions.alignment import is_common_orientation
 from diffnet.train.correspondence.maps import solved_maps, structure_loss
 from diffnet.train.options import TrainOptions
+from diffnet.train.orientation import mesh_axes
 
 
 def upright_axis(meshes: Iterable[Mesh]) -> tuple[float, ...]:
@@ -23,7 +22,7 @@ def upright_axis(meshes: Iterable[Mesh]) -> tuple[float, ...]:
 
     Otherwise empty, see `is_common_orientation`.
     """
-    axes = torch.stack([_axes(mesh) for mesh in meshes])
+    axes = torch.stack([mesh_axes(mesh) for mesh in meshes])
     return tuple(axes[:, 0].mean(0).tolist()) if is_common_orientation(axes) else ()
 
 
@@ -35,7 +34,7 @@ def warn_if_tilted(meshes: Mapping[str, Mesh], options: TrainOptions) -> None:
     upright = torch.tensor(options.upright, dtype=torch.float64)
     if len(upright) == 0:
         return
-    cosines = {name: _axes(mesh)[0].double() @ upright / upright.norm() for name, mesh in meshes.items()}
+    cosines = {name: mesh_axes(mesh)[0].double() @ upright / upright.norm() for name, mesh in meshes.items()}
     tilted = [name for name, cosine in cosines.items() if cosine < 0.5]
     if tilted:
         warnings.warn(
@@ -43,11 +42,6 @@ def warn_if_tilted(meshes: Mapping[str, Mesh], options: TrainOptions) -> None:
             "expects their orientation, so maps are probably wrong. Turn the meshes, or train with --align.",
             stacklevel=3,
         )
-
-
-def _axes(mesh: Mesh) -> Tensor:
-    areas = element_areas(mesh, "vertices") if len(mesh.faces) else np.ones(len(mesh.verts))
-    return principal_axes(torch.from_numpy(mesh.verts), torch.from_numpy(areas))
 
 
 def facing_alike(network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:

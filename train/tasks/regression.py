@@ -9,6 +9,7 @@ import csv
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, load_targets, with_columns
+from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, load_targets, with_columns
+from diffnet.data.target_names import vector_columns
 from diffnet.geometry import Mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
@@ -29,6 +31,7 @@ from diffnet.train.metrics import column_scores, mean_r2
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.options.regression import Loss
+from diffnet.train.tasks.sides import found_sides
 from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task, scores_a_test
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
@@ -62,6 +65,35 @@ def _tally(predictions: Tensor, targets: Tensor, columns: int) -> Tensor:
     errors = torch.where(known, predictions.double() - truth, 0)
     parts = (known.double(), truth, truth**2, errors.abs(), errors**2)
     return torch.stack([part.sum(0) for part in parts], 1)
+
+
+def check_vectors(data: LabeledMeshes, options: TrainOptions) -> None:
+    """Raises OptionError for targets that should turn with the mesh, or change sides with it, and don't.
+
+    Warns if they are a vector and the features don't depend on the orientation.
+    """
+    if options.scalar_targets:
+        return
+    vectors, sides = vector_columns(data.label_names), found_sides(data.label_names)
+    parts = feature_parts(options.features)
+    knows = any(part.is_vector or part.array is not None for part in parts)
+    features = f"the features {options.features} don't depend on its orientation"
+    scalars = "If they are numbers that stay as they are when a mesh is turned or mirrored, add --scalar-targets"
+    if vectors:
+        columns = f"the columns {', '.join(vectors[0])} look like a vector, which turns with the mesh"
+        if options.mirror:
+            raise OptionError(f"{columns}, but --mirror leaves their values as they are; leave it out. {scalars}")
+        if options.rotate is not False:
+            why = "random rotations in training leave their values as they are" if options.rotates else features
+            more = "" if knows else "--features xyz+normals+log-hks "
+            raise OptionError(f"{columns}, but {why}. If all meshes stand alike, add {more}--no-rotate. {scalars}")
+        if not knows:
+            warnings.warn(f"{columns}, but {features}. Add --features xyz+normals+log-hks", stacklevel=3)
+    if options.mirror and sides:
+        raise OptionError(
+            f"the columns {sides[0][0]} and {sides[0][1]} look like two sides, but --mirror leaves their values as "
+            f"they are; leave it out. {scalars}"
+        )
 
 
 def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
@@ -228,6 +260,7 @@ TASK = Task(
     new_tally=_new_tally,
     tally=_tally,
     score=mean_r2,
+    check=check_vectors,
     score_name="r2",
     load_test=_load_test,
     matched=with_columns,

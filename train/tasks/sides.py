@@ -31,9 +31,7 @@ def side_pairs(text: str) -> Pairs:
     for entry in text.split(","):
         name, _, other = (part.strip() for part in entry.partition("="))
         if not name or not other or "=" in other:
-            raise OptionError(
-                f"mirror_labels should be pairs of classes such as 11=21,12=22, or fdi, or none, got {text!r}"
-            )
+            raise OptionError(f"mirror_labels should be fdi, none or pairs such as 11=21,12=22, got {text!r}")
         pairs.append((name, other))
     names = [name for pair in pairs for name in pair]
     if len(set(names)) < len(names):

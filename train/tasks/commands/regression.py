@@ -14,6 +14,14 @@ from diffnet.train.tasks.options.regression import Loss
 LossOption = Annotated[
     Loss, typer.Option(help="Mean squared error, mean absolute error, or Huber's loss, which is between the two.")
 ]
+ScalarTargetsOption = Annotated[
+    bool,
+    typer.Option(
+        "--scalar-targets",
+        help="All targets are numbers that stay as they are when a mesh is turned or mirrored. Columns that look like "
+        "a vector, such as u_x, u_y, u_z, need this or --no-rotate.",
+    ),
+]
 
 
 @training_command("regression")
@@ -24,6 +32,7 @@ def train(
     out: RunOption,
     targets: TargetsOption = None,
     loss: LossOption = "mse",
+    scalar_targets: ScalarTargetsOption = False,
     **shared: Any,
 ) -> None:
     """Train a network that predicts numbers, and report its results on the test meshes.
@@ -41,4 +50,5 @@ def train(
 
         return Loaded(load_targets(data, options.targets, seed=options.seed, cache_dir=shared["cache"]), options)
 
-    run_command("regression", load, out, {"targets": targets, "loss": loss, **shared})
+    own = {"targets": targets, "loss": loss, "scalar_targets": scalar_targets}
+    run_command("regression", load, out, {**own, **shared})

@@ -18,10 +18,13 @@ class RegressionOptions(OptionGroup):
 
     targets: see `load_targets`
     loss: see `target_loss`
+    scalar_targets: all targets are numbers that stay as they are when a mesh is rotated or mirrored, whatever the names
+        of their columns look like
     """
 
     targets: str | None = None
     loss: Loss = "mse"
+    scalar_targets: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,152 @@
+"""The orientation of training meshes: what a run rotates, and targets that turn with the mesh."""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from jaws import jaw, write_bodies
+from rich.console import Console
+from shapes import ellipsoid
+
+from diffnet.data import LabeledMesh, LabeledMeshes, figures, load_targets
+from diffnet.data.target_names import vector_columns
+from diffnet.geometry import Mesh, make_mesh, random_rotations
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.positions.alignment import share_an_axis
+from diffnet.train import cli
+from diffnet.train.options import TrainOptions
+from diffnet.train.orientation import mesh_axes, say_what_is_rotated
+from diffnet.train.tasks.regression import check_vectors
+
+pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
+
+UPRIGHT = [make_mesh(one.verts, one.faces) for one in (jaw(seed, lower=seed % 2 == 1) for seed in range(9))]
+
+
+def turned(meshes: list[Mesh], axis: int | None) -> list[Mesh]:
+    turns = random_rotations(len(meshes), torch.Generator().manual_seed(0), axis=axis).double().numpy()
+    return [make_mesh(mesh.verts @ turn, mesh.faces) for mesh, turn in zip(meshes, turns, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("meshes", "expected"),
+    [
+        (UPRIGHT, True),
+        (UPRIGHT[:5], True),
+        (turned(UPRIGHT, 2), True),  # they face any direction, but their z is the same
+        (turned(UPRIGHT, None), False),
+        (UPRIGHT[:3], False),  # too few to tell
+        ([item.mesh for item in figures(9, 9).train], True),
+        ([item.mesh for item in figures(9, 9).test], False),
+    ],
+)
+def test_shapes_that_stand_alike(meshes: list[Mesh], expected: bool) -> None:
+    assert share_an_axis(torch.stack([mesh_axes(mesh) for mesh in meshes])) is expected
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "warned"),
+    [
+        ({"features": "xyz+normals"}, "Training rotates xyz and normals at random about any axis, so that", True),
+        ({"features": "normals", "rotate": True}, "Training rotates normals at random about any axis, so that", False),
+        ({"features": "xyz", "rotate_about": "z"}, "Training rotates xyz at random about the z axis, so that", False),
+        ({"features": "xyz", "rotate": False}, "", False),
+        ({"features": "hks"}, "", False),
+        ({"features": "xyz", "task": "correspondence", "align": True}, "Training gives xyz in the axes of each", False),
+    ],
+)
+def test_what_a_run_says(given: dict[str, Any], said: str, warned: bool) -> None:
+    out = io.StringIO()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        say_what_is_rotated(UPRIGHT, TrainOptions(**given), Console(file=out, width=80))
+    assert out.getvalue()[: len(said)] == said
+    assert len(out.getvalue().splitlines()) <= 1
+    assert ["the training meshes stand alike" in str(each.message) for each in caught] == [True] * warned
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["u_x", "u_y", "u_z", "p"], [["u_x", "u_y", "u_z"]]),
+        (["x", "y", "z"], [["x", "y", "z"]]),
+        (["F.X", "F.Y", "F.Z"], [["F.X", "F.Y", "F.Z"]]),
+        (["u_0", "u_1", "u_2"], [["u_0", "u_1", "u_2"]]),
+        (["U3", "U1", "v", "U2"], [["U3", "U1", "U2"]]),
+        ([f"stress_{i}" for i in range(6)], []),
+        (["u_0", "u_1"], []),
+        (["ux", "vy", "wz"], []),
+        (["volume", "area", "height"], []),
+        (["t_10", "t_11", "t_12"], []),
+    ],
+)
+def test_which_columns_look_like_a_vector(names: list[str], expected: list[list[str]]) -> None:
+    assert vector_columns(names) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"features": "xyz"}, "random rotations in training leave .* alike, add --no-rotate. .* add --scalar-targets"),
+        ({"features": "xyz", "rotate_about": "z"}, "random rotations in training leave their values as they are"),
+        ({}, r"features curvature\+log-hks don't .* add --features xyz\+normals\+log-hks --no-rotate. If they"),
+        ({"features": "xyz", "rotate": False, "mirror": True}, "but --mirror leaves their values as they are"),
+        ({"features": "hks", "mirror": True}, "but --mirror leaves their values as they are; leave it out"),
+        ({"features": "xyz", "rotate": False}, None),
+        ({"features": "xyz", "scalar_targets": True}, None),
+        ({"scalar_targets": True, "mirror": True}, None),
+    ],
+)
+def test_vectors_that_would_not_turn_with_the_mesh(given: dict[str, Any], message: str | None, tmp_path: Path) -> None:
+    write_bodies(tmp_path, 3)
+    data, options = load_targets(tmp_path, "file:wind"), TrainOptions(task="regression", **given)
+    if message is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            check_vectors(data, options)
+    else:
+        with pytest.raises(OptionError, match=f"^the columns wind_0, wind_1, wind_2 look like a vector, .*{message}"):
+            check_vectors(data, options)
+
+
+def test_features_that_show_no_directions_get_a_warning(tmp_path: Path) -> None:
+    write_bodies(tmp_path, 3)
+    options = TrainOptions(task="regression", rotate=False)
+    with pytest.warns(UserWarning, match=r"log-hks don't depend on its orientation. Add --features xyz\+normals"):
+        check_vectors(load_targets(tmp_path, "file:wind"), options)
+
+
+def test_columns_with_sides() -> None:
+    item = LabeledMesh("", ellipsoid(0), np.zeros((1, 2)))
+    data = LabeledMeshes([item], [item], ["left area", "right area"], "meshes")
+    with pytest.raises(OptionError, match="the columns left area and right area look like two sides, but --mirror"):
+        check_vectors(data, TrainOptions(task="regression", mirror=True))
+    check_vectors(data, TrainOptions(task="regression", mirror=True, scalar_targets=True))
+    check_vectors(data, TrainOptions(task="regression"))
+
+
+@pytest.mark.parametrize(("more", "status"), [([], 1), (["--no-rotate"], 0), (["--scalar-targets"], 0)])
+def test_the_command_line(more: list[str], status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_bodies(tmp_path / "data", 3)
+    run = ["diffnet", "train", "regression", "--data", tmp_path / "data", "--targets", "file:wind", "--features", "xyz"]
+    run += ["--k", 4, "--width", 4, "--blocks", 1, "--epochs", 1, "--jobs", 1, "--device", "cpu", *more]
+    run += ["--cache", tmp_path / "cache", "--out", tmp_path / "run"]
+    ended: Any = 0
+    with patch.object(sys, "argv", list(map(str, run))):
+        try:
+            cli.main()
+        except SystemExit as end:
+            ended = end.code or 0
+    out, err = capsys.readouterr()
+    assert ended == status, err
+    assert err.startswith("diffnet: the columns wind_0, wind_1, wind_2 look like a vector") == (status == 1)
+    assert ("Training rotates xyz" in out) == (more == ["--scalar-targets"])
+    assert (tmp_path / "run").exists() == (status == 0)

@@ -1,0 +1,50 @@
+"""The orientation of training meshes, and what random rotations do to it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from diffnet.data import feature_parts
+from diffnet.geometry import Mesh
+from diffnet.geometry.elements.elements import element_areas
+from diffnet.geometry.positions.alignment import principal_axes, share_an_axis
+from diffnet.train.options import TrainOptions
+
+
+def mesh_axes(mesh: Mesh) -> Tensor:
+    """The `principal_axes` (3, 3) of a mesh."""
+    areas = element_areas(mesh, "vertices") if len(mesh.faces) else np.ones(len(mesh.verts))
+    return principal_axes(torch.from_numpy(mesh.verts), torch.from_numpy(areas))
+
+
+def say_what_is_rotated(meshes: Sequence[Mesh], options: TrainOptions, console: Console) -> None:
+    """Print which features are rotated in training. Warn if nobody chose this and the training meshes stand alike."""
+    if not options.rotates:
+        return
+    names = " and ".join(part.name for part in feature_parts(options.features) if part.is_vector)
+    if options.aligns:
+        console.print(
+            f"Training gives {names} in the axes of each mesh, and rotates them at random by small angles",
+            soft_wrap=True,
+        )
+        return
+    axis = "any axis" if options.rotate_about == "any" else f"the {options.rotate_about} axis"
+    console.print(
+        f"Training rotates {names} at random about {axis}, so that predictions don't depend on such rotations; "
+        "--no-rotate leaves them as they are",
+        soft_wrap=True,
+    )
+    chosen = options.rotate is not None or options.rotate_about != "any"
+    if not chosen and share_an_axis(torch.stack([mesh_axes(mesh) for mesh in meshes])):
+        warnings.warn(
+            "the training meshes stand alike, but random rotations keep the network from using this. If the meshes to "
+            "predict stand alike, too, add --no-rotate. If they stand upright and face any direction, add "
+            "--rotate-about with the axis that points up. --rotate keeps the rotations without this warning",
+            stacklevel=3,
+        )
