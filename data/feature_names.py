@@ -22,8 +22,8 @@ class Kind:
     """A kind of input features. Its values come from one of two functions.
 
     channels: the number C of its channels
-    of_mesh: (mesh at normalized positions, operators) to values (V, C). They should not depend on the size of the mesh,
-        except for vectors with the unit of positions.
+    of_mesh: (mesh at normalized positions, operators) to values (V, C). Except for positions, they don't depend on the
+        size of the mesh.
     descriptor: (operators, times of `hks` or None) to values (V, C). They are computed again for a scaled mesh.
     shift, factor: the part beside others is (values − shift) · factor, of about −1 to 1. The constants give generated
         figures about mean 0 and standard deviation 1, over all channels of the part.

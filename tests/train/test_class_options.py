@@ -85,7 +85,7 @@ def test_options_are_resolved_by_the_data() -> None:
         ("balanced", (7, 300), "balanced: the weight of 'b' is 21.9, 43 times that of 'a', 0.512. .*, or sqrt, whose"),
         ("balanced", (20, 300), None),
         ("sqrt", (7, 300), None),
-        ("sqrt", (1, 900), "class_weights sqrt: the weight of 'b' is 29.1, 30 times that of 'a', 0.969"),
+        ("sqrt", (1, 900), "--class-weights sqrt: the weight of 'b' is 29.1, 30 times that of 'a', 0.969"),
         ("1,50", (1, 900), None),
     ],
 )

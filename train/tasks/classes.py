@@ -66,7 +66,7 @@ def _mirrored(text: str | None, names: Sequence[str]) -> str | None:
             raise OptionError(f"mirror_labels is {FDI}, but no class is an FDI number of a tooth; they are {shown}")
         if alone := [name for name, other in others.items() if other not in names]:
             warnings.warn(
-                f"mirror_labels {FDI}: there is no class for the mirror image of {', '.join(alone)}, so these are "
+                f"--mirror-labels {FDI}: there is no class for the mirror image of {', '.join(alone)}, so these are "
                 "unlabeled in mirrored meshes",
                 stacklevel=3,
             )
@@ -93,7 +93,7 @@ def _weights(text: str, data: LabeledMeshes) -> list[float]:
         if weights[most] > LARGEST_RATIO * weights[least]:
             hint = ", or sqrt, whose weights differ less" if text == BALANCED else ""
             warnings.warn(
-                f"class_weights {text}: the weight of {names[most]!r} is {weights[most]:.3g}, "
+                f"--class-weights {text}: the weight of {names[most]!r} is {weights[most]:.3g}, "
                 f"{weights[most] / weights[least]:.0f} times that of {names[least]!r}, {weights[least]:.3g}. With such "
                 f"weights, networks usually predict rare classes in wrong places. Try no class weights{hint}",
                 stacklevel=3,
@@ -105,8 +105,8 @@ def _weights(text: str, data: LabeledMeshes) -> list[float]:
         by_name = dict(zip(chosen, (weight for _, weight in given), strict=True))
         return [by_name.get(name, 1.0) for name in names]
     if len(given) != len(names):
-        weights, classes = counted(len(given), "weight", "weights"), counted(len(names), "class", "classes")
-        raise OptionError(f"class_weights has {weights} for {classes}")
+        found, classes = counted(len(given), "weight", "weights"), counted(len(names), "class", "classes")
+        raise OptionError(f"class_weights has {found} for {classes}")
     return [weight for _, weight in given]
 
 
