@@ -32,6 +32,7 @@ ALL: dict[str, Any] = {
     "scale_range": 1.5,
     "jitter": 0.01,
     "mirror": True,
+    "mirror_labels": "1,0",
     "cut": 0.5,
     "variants": 2,
 }
@@ -169,7 +170,7 @@ def losses(samples: list[Sample], chosen: TrainOptions, capture: bool) -> Any:
 
 
 def test_captured_steps_see_the_changes() -> None:
-    chosen = options(scale_range=2.0, mirror=True, jitter=0.01)
+    chosen = options(scale_range=2.0, mirror=True, mirror_labels="1,0", jitter=0.01)
     samples = [make_sample(item, chosen.preprocessing) for item in balls().train] * 3
     samples = [replace(s, operators=s.operators.with_gradient_evecs()) for s in samples]
     before = EmulatedGraph.replays
@@ -181,7 +182,7 @@ def test_captured_steps_see_the_changes() -> None:
 
 @pytest.mark.gpu
 def test_changes_wait_for_nothing() -> None:
-    chosen = options(scale_range=2.0, mirror=True, jitter=0.01, features="xyz+hks+wks")
+    chosen = options(scale_range=2.0, mirror=True, mirror_labels="1,0", jitter=0.01, features="xyz+hks+wks")
     samples = [make_sample(item, chosen.preprocessing).to("cuda") for item in balls().train]
     batches = [collate_samples(samples), samples[0]]
     changes = draw_changes(3, chosen, torch.device("cuda"))
