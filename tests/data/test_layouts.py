@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -141,7 +142,9 @@ def test_real_rna_surfaces(tmp_path):
             (tmp_path / folder).mkdir(exist_ok=True)
             file = Path(folder, name).with_suffix(suffix)
             os.symlink(RNA / file, tmp_path / file)
-    data = load_dataset(write(tmp_path, {"train.txt": train, "test.txt": test}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # labels of neighbors agree
+        data = load_dataset(write(tmp_path, {"train.txt": train, "test.txt": test}))
     assert [item.name + ".off" for item in data.train + data.test] == train + test
     assert len(data.label_names) == 260
     for item in data.train + data.test:
