@@ -32,9 +32,12 @@ class _Recorder(TorchDispatchMode):
         if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
             raise RuntimeError("operation not permitted when stream is capturing")
         arguments, options = tree_map_only(Tensor, Tensor.detach, (args, kwargs or {}))
-        for written, given in zip(func._schema.arguments, args, strict=False):
-            if written.alias_info is not None and written.alias_info.is_write:
-                self._before += [(x.detach(), x.detach().clone()) for x in tree_leaves(given) if isinstance(x, Tensor)]
+        for i, parameter in enumerate(func._schema.arguments):
+            if parameter.alias_info is not None and parameter.alias_info.is_write:
+                written = args[i] if i < len(args) else (kwargs or {}).get(parameter.name)
+                self._before += [
+                    (x.detach(), x.detach().clone()) for x in tree_leaves(written) if isinstance(x, Tensor)
+                ]
         results = func(*args, **(kwargs or {}))
         kept = [x.detach() if isinstance(x, Tensor) else x for x in tree_leaves(results)]
         self.operations.append(Operation(func, arguments, options, kept))

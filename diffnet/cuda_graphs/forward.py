@@ -36,7 +36,7 @@ M = TypeVar("M", bound=nn.Module)
 MOST_LANES = 4  # forward passes whose backward pass is still to come
 # With fewer vertices, launching the kernels one by one takes longer than the kernels of this many vertices.
 LAUNCH_BOUND = 2**16
-MAX_NEW_STATES = 16  # calls in turn before each of which an attribute has got a new value
+MAX_NEW_STATES = 4  # calls in turn before each of which an attribute has got a new value
 MAX_CONFIGS = 1000
 
 
@@ -319,6 +319,7 @@ class GraphedForward:
                 return None
             lane = Lane(features.device, self._recorder)
             self._lanes.append(lane)
+        lane.follow()
         while True:
             counted = self._counted.get(config, frozenset())
             size = size_of(operators, counted).rounded()

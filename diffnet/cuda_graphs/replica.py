@@ -104,7 +104,6 @@ def check_reads_only(out: Tensor, inputs: Sequence[Tensor]) -> None:
         seen.add(node)
         leaf: Tensor | None = getattr(node, "variable", None)  # of AccumulateGrad nodes
         if leaf is not None and id(leaf) not in known:
-            raise NotCapturable(
-                f"a tensor of shape {tuple(leaf.shape)} needs a gradient and is not a parameter of the network"
-            )
+            shape = tuple(leaf.shape)
+            raise NotCapturable(f"it reads a tensor of shape {shape} that needs a gradient, but not as its parameter")
         todo += [each for each, _ in node.next_functions]
