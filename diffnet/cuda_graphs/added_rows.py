@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,16 +12,15 @@ from torch import Tensor, nn
 from diffnet.cuda_graphs.arena import Arena
 from diffnet.cuda_graphs.buffers import BatchBuffers
 from diffnet.cuda_graphs.graphed_class import plain_class
-from diffnet.cuda_graphs.module_state import MACHINERY
+from diffnet.cuda_graphs.module_state import GRAPHS, MACHINERY
 from diffnet.cuda_graphs.random_numbers import same_random_numbers
 from diffnet.cuda_graphs.recording import check_output, trial
-from diffnet.cuda_graphs.replica import Replica
+from diffnet.cuda_graphs.replica import Replica, widened
 from diffnet.cuda_graphs.sizes import BatchSize, size_of
 from diffnet.cuda_graphs.static_operators import StaticOperators
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
 from diffnet.ops.common.launcher import saved_as_usual
-from diffnet.ops.common.precision import allows_tf32, compute_dtype
 
 Results = dict[str, Tensor]
 
@@ -42,8 +43,8 @@ def is_known(network: nn.Module) -> bool:
         cls = plain_class(module)
         if cls not in _BY_ROWS and not cls.__module__.startswith("diffnet."):
             return False
-        functions = (value for name, value in vars(module).items() if name not in MACHINERY and callable(value))
-        if not all(map(_is_known_function, functions)):
+        others = (value for name, value in vars(module).items() if name not in MACHINERY and name != GRAPHS)
+        if not all(_is_known_function(value) for value in others if callable(value)):
             return False
     return True
 
@@ -64,8 +65,9 @@ def check_added_rows(
     """Call a network on a batch, and on buffers of two sizes that hold it, and compare all results.
 
     These are the output, the gradients of the features and the parameters for random gradients of the output, and the
-    network's buffers afterwards. Dropout is the same in all calls. A difference is one of rounding unless it is much
-    larger than the effect of a small change of the features. The network and the random generators stay as they are.
+    network's buffers afterwards. Dropout is the same in all calls. They run without autocast and in float32 at least,
+    so rounding errors are small. A difference is one of rounding unless it is much larger than the effect of a small
+    change of the features. The network and the random generators stay as they are.
 
     rows: the count of `BatchSize` that gives the rows of the output
     size: of the buffers. The second size is twice as large.
@@ -77,7 +79,7 @@ def check_added_rows(
     wants_gradient = features.requires_grad and torch.is_grad_enabled()
 
     def results(x: Tensor, operators: Any, size: BatchSize) -> Results:
-        replica, leaf = Replica(network, copies_buffers=True), x.detach().requires_grad_(wants_gradient)
+        replica, leaf = Replica(network, copies_buffers=True, precise=True), x.detach().requires_grad_(wants_gradient)
         with same_random_numbers(x.device):
             out = replica(leaf, operators)
             if not isinstance(operators, StaticOperators):  # another size may fill a cache
@@ -101,17 +103,16 @@ def check_added_rows(
         added = features.new_empty(size.vertices - batch.vertices, features.shape[1])
         return results(torch.cat([features, _normal(added) * _scale(features) * ADDED]), static, size)
 
-    with saved_as_usual(), trial():
+    with saved_as_usual(), trial(), _precise(features.device.type):
+        features = widened(features.detach())
         expected, again = (results(features, operators, batch) for _ in range(2))
-        eps = _rounding(features, operators)
-        different = _difference(expected, again, eps)
+        different = _difference(expected, again)
         if different is not None:
             raise NotCapturable(f"two calls on the same batch differ in {different}")
-        change = max(CHANGE, torch.finfo(features.dtype).eps)
-        changed = results(features * (1 + change * _normal(features)), operators, batch)
+        changed = results(features * (1 + CHANGE * _normal(features)), operators, batch)
         doubled = BatchSize(size.meshes if size.meshes == 1 else 2 * size.meshes, *(2 * n for n in size[1:]))
         for each in (size, doubled):
-            different = _difference(expected, on_buffers(each), eps, changed)
+            different = _difference(expected, on_buffers(each), changed)
             if different is not None:
                 raise NotCapturable(
                     f"rows that are added to a batch change {different}, so it reduces over vertices or counts them"
@@ -126,20 +127,26 @@ def _normal(like: Tensor) -> Tensor:
 
 def _scale(features: Tensor) -> Tensor:
     """The root mean square of features; 1 if all are 0."""
-    scale = features.detach().float().square().mean().sqrt()
-    return torch.where(scale > 0, scale, 1).to(features.dtype)
+    scale = features.square().mean().sqrt()
+    return torch.where(scale > 0, scale, 1)
 
 
-def _rounding(features: Tensor, operators: Operators) -> float:
-    """The relative error of one rounding in products of matrices."""
-    dtype = compute_dtype(features, operators.mass)
-    return 2**-10 if dtype == torch.float32 and features.is_cuda and allows_tf32() else torch.finfo(dtype).eps
+@contextmanager
+def _precise(device: str) -> Iterator[None]:
+    """Multiply matrices in the dtype of the factors."""
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    products.fp32_precision = "ieee"
+    try:
+        with torch.autocast(device, enabled=False):
+            yield
+    finally:
+        products.fp32_precision = before
 
 
-def _difference(expected: Results, found: Results, eps: float, changed: Results | None = None) -> str | None:
+def _difference(expected: Results, found: Results, changed: Results | None = None) -> str | None:
     """The first result that differs, with the relative difference. None if only rounding differs.
 
-    eps: the relative error of one rounding
     changed: results after a small change of the features
     """
     if expected.keys() != found.keys():
@@ -149,8 +156,8 @@ def _difference(expected: Results, found: Results, eps: float, changed: Results 
     for name, value in expected.items():
         error, norm = _distance(value, found[name]), _norm(value)
         noise = 0.0 if changed is None else _distance(value, changed[name])
-        own = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
-        least = max(LEAST, 4 * eps, 4 * own)
+        eps = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
+        least = max(LEAST, 4 * eps)  # an output may be rounded to 16 bits
         # Gradients that are 0 but for rounding are compared with all others.
         allowed = 10 * noise + least * (norm + whole / 100 * name.startswith(GRADIENT))
         if not error <= allowed:

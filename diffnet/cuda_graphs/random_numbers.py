@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,22 +83,34 @@ _DRAWS: dict[Any, Callable[..., Tensor]] = {
 
 
 @contextmanager
+def forked_random_numbers(device: torch.device) -> Iterator[None]:
+    """Restore the random generators of PyTorch, Python and NumPy after the block."""
+    before = _states()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002 - the state that old code uses
+
+
+@contextmanager
 def same_random_numbers(device: torch.device) -> Iterator[None]:
     """Give the block the same random numbers as every such block, and leave all generators as they were.
 
     Raises NotCapturable if the block draws random numbers of Python or NumPy: a graph would repeat them.
     """
-    before = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state that old code uses
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), SameRandomNumbers():
+    with forked_random_numbers(device):
+        before = _states()
+        with SameRandomNumbers():
             yield
-        drawn = random.getstate() != before[0] or not _equal(np.random.get_state(), before[1])  # noqa: NPY002
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])  # noqa: NPY002
-    if drawn:
-        raise NotCapturable("its forward pass draws random numbers of Python or NumPy, which a graph would repeat")
+        if not all(map(_equal, _states(), before)):
+            raise NotCapturable("its forward pass draws random numbers of Python or NumPy, which a graph would repeat")
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _states() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state()  # noqa: NPY002
+
+
+def _equal(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))

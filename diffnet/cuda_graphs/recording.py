@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows, fill
 from diffnet.cuda_graphs.gradients import Groups, groups_of, runs_of, split
 from diffnet.cuda_graphs.lane import Graph, Lane
+from diffnet.cuda_graphs.random_numbers import forked_random_numbers
 from diffnet.cuda_graphs.replica import Replica, check_reads_only
 from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
@@ -211,11 +212,6 @@ def trial() -> Iterator[None]:
         raise
     except Exception as error:
         raise NotCapturable(f"it can't run on buffers ({type(error).__name__}: {error})") from error
-
-
-def forked_random_numbers(device: torch.device) -> AbstractContextManager[None]:
-    """Restore the random generators after the block."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 @contextmanager

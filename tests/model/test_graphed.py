@@ -405,7 +405,7 @@ def test_a_value_read_back_runs_without_graphs_and_says_so() -> None:
             self.net = network(width=32)
 
         def forward(self, x: Tensor, operators: Operators) -> Tensor:
-            return self.net(x, operators) * x.abs().max().item()
+            return self.net(x, operators) * x[0].abs().max().item()
 
     operators = precompute(trimesh.creation.icosphere(3), k=16).to("cuda")
     model = graphed(Reading().cuda(), first_visits=0)
