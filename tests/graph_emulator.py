@@ -1,15 +1,55 @@
-"""CUDA graphs without a GPU: a replay calls the recorded function again, on the same buffers."""
+"""CUDA graphs without a GPU, which replay a function on the same tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+
+class Operation(NamedTuple):
+    function: Any
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    results: list[Any]
+
+
+class _Recorder(TorchDispatchMode):
+    """Records operations. It undoes their changes of older tensors afterwards, because CUDA runs nothing meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self._before: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            raise RuntimeError("operation not permitted when stream is capturing")
+        arguments, options = tree_map_only(Tensor, Tensor.detach, (args, kwargs or {}))
+        for i, parameter in enumerate(func._schema.arguments):
+            if parameter.alias_info is not None and parameter.alias_info.is_write:
+                written = args[i] if i < len(args) else (kwargs or {}).get(parameter.name)
+                self._before += [
+                    (x.detach(), x.detach().clone()) for x in tree_leaves(written) if isinstance(x, Tensor)
+                ]
+        results = func(*args, **(kwargs or {}))
+        kept = [x.detach() if isinstance(x, Tensor) else x for x in tree_leaves(results)]
+        self.operations.append(Operation(func, arguments, options, kept))
+        return results
+
+    def undo(self) -> None:
+        for x, value in reversed(self._before):
+            x.copy_(value)
 
 
 class EmulatedGraph:
-    """Stands in for a CUDA graph.
+    """Stands in for a CUDA graph. A replay calls the recorded function again.
 
     A backward graph reads what its own forward graph has left in memory that all graphs of a pool share. If another
     forward graph of the pool has been replayed since, that is an error here.
@@ -18,9 +58,12 @@ class EmulatedGraph:
     replays = 0
 
     def __init__(self, function: Callable[[], Any], pool: Any) -> None:
-        self.function, self.pool = function, pool
+        self.function, self.pool = self.recorded(function), pool
         self.forward = pool.recorded if function.__name__ == "backward" else self
         pool.recorded = self
+
+    def recorded(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        return function
 
     def replay(self) -> None:
         if self.forward is self:
@@ -30,3 +73,25 @@ class EmulatedGraph:
         # A CUDA graph knows nothing of autograd, so nothing that surrounds the call may change what happens inside.
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda t: t):
             self.function()
+
+
+class ReplayedGraph(EmulatedGraph):
+    """As a CUDA graph, it repeats the recorded operations of PyTorch, and calls no Python function.
+
+    Kernels in Triton's interpreter are no operations of PyTorch. Functions that read values back can't be recorded.
+    """
+
+    def recorded(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        with _Recorder() as recorder:
+            function()
+        recorder.undo()
+        operations = recorder.operations
+
+        @torch.no_grad()
+        def replay() -> None:
+            for function, arguments, options, results in operations:
+                for old, new in zip(results, tree_leaves(function(*arguments, **options)), strict=True):
+                    if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                        old.copy_(new)
+
+        return replay

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 import warnings
 from collections import Counter
 from collections.abc import Hashable
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from diffnet.cuda_graphs.added_rows import check_added_rows, is_known
 from diffnet.cuda_graphs.buffers import NotCounted, Rows
 from diffnet.cuda_graphs.gradients import JoinedParameters
+from diffnet.cuda_graphs.graphed_class import graphed_class, plain_class
 from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
-from diffnet.cuda_graphs.module_state import ModuleState
+from diffnet.cuda_graphs.module_state import GRAPHS, ModuleState, settings
 from diffnet.cuda_graphs.recording import ROWS, Recording, random_state, record_network, replay_again
 from diffnet.cuda_graphs.sizes import BatchSize, most_vertices, size_of
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
@@ -33,6 +36,8 @@ M = TypeVar("M", bound=nn.Module)
 MOST_LANES = 4  # forward passes whose backward pass is still to come
 # With fewer vertices, launching the kernels one by one takes longer than the kernels of this many vertices.
 LAUNCH_BOUND = 2**16
+MAX_NEW_STATES = 4  # calls in turn before each of which an attribute has got a new value
+MAX_CONFIGS = 1000
 
 
 def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1) -> M:
@@ -42,9 +47,10 @@ def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1)
     together. The graphs are recorded in the first calls. One graph serves all batches of about the same size.
 
     network: a module that is called with features (V, C) and `Operators`, and returns one tensor. It is changed in
-        place: its parameters, its state dict and its hooks stay the same. To undo this, write `del network.forward`.
+        place: its parameters, its state dict and its hooks stay the same, its class becomes a subclass. To undo this,
+        write `del network.forward`.
     outputs_at: "vertices", "faces", "edges" or "global_mean": the rows of the returned tensor. None takes the attribute
-        of this name, or "vertices".
+        of this name at each call, or "vertices".
     first_visits: how many batches of a size run before they are recorded. They run on the graphs of a larger batch if
         there are any, or else without graphs. Recording takes some ten times as long as a call, so a size that never
         comes back should not be recorded.
@@ -53,10 +59,29 @@ def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1)
     those of the network without graphs up to rounding; dropout draws other numbers. Wrap the network first and give the
     result to `DistributedDataParallel`.
 
-    A call runs without graphs on the CPU and under `torch.compile` and `torch.func`. It also does so with hooks on
-    submodules, with implicit diffusion, with more than four forward passes before a backward pass, and if the graphs
-    don't fit into the memory. A warning then says why, once. Batches whose kernels take longer than launching them also
-    run without graphs, see `sizes.MOST_BYTES`. Gradients of gradients are not available.
+    A call runs without graphs on the CPU, in copies by `DataParallel`, and under `torch.compile` and `torch.func`. It
+    also does so in these cases, and a warning says why, once:
+
+    - A submodule has hooks.
+    - The network reads values back from the GPU, as implicit diffusion does.
+    - Rows that are added to a batch change the results. Graphs read buffers that are larger than the batch. The added
+      vertices have no mass, edges or eigenvectors, but count in a mean over vertices or in `BatchNorm1d`. Before a
+      network with other modules than those of diffnet is recorded, it is called on buffers of two sizes, and its
+      output, gradients and buffers are compared.
+    - The forward pass sets attributes, draws random numbers of Python or NumPy, or uses a tensor that needs a gradient
+      and is not a parameter.
+    - More than four forward passes come before a backward pass.
+    - The graphs don't fit into the memory.
+
+    Batches whose kernels take longer than launching them also run without graphs, see `sizes.MOST_BYTES`. Gradients of
+    gradients are not available.
+
+    A changed network is recorded anew: modes, submodules, functions, numbers, tensors and containers in attributes. A
+    number that changes in every step should be a tensor that is changed in place, because recording takes time. A graph
+    doesn't notice a change of a global variable, of a variable of an enclosing function, of a NumPy array in place, or
+    of an attribute of another object than a module, a dataclass or a namespace. Nor does it repeat what a forward pass
+    does besides computing, such as printing. The comparison on buffers doesn't find a branch on the number of vertices
+    that the batch and the buffers decide alike, or added rows that count only for some values of the features.
 
     Raises TypeError for anything but a module, and ValueError for an unknown `outputs_at`.
 
@@ -68,7 +93,21 @@ def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1)
     where = getattr(network, "outputs_at", "vertices") if outputs_at is None else outputs_at
     if where not in ROWS:
         raise ValueError(f"outputs_at should be one of {', '.join(ROWS)}, got {where!r}")
-    network.forward = GraphedForward(network, where, first_visits)
+    return use_graphs(network, Settings(outputs_at, first_visits))
+
+
+class Settings(NamedTuple):
+    """The arguments of `graphed`. With another recorder than the default, graphs are also used on the CPU."""
+
+    outputs_at: str | None = None
+    first_visits: int = 1
+    recorder: Recorder = record_graph
+
+
+def use_graphs(network: M, settings: Settings) -> M:
+    """`graphed` with checked arguments."""
+    network.__class__ = graphed_class(plain_class(network))
+    vars(network)[GRAPHS] = GraphedForward(network, settings)
     return network
 
 
@@ -83,23 +122,29 @@ class _Lease:
         self._lane.busy = False
 
 
+class _KnownState(NamedTuple):
+    """A state, its number, which states with an equal key share, and whether added rows can't change the results."""
+
+    state: ModuleState
+    number: int
+    takes_added_rows: bool
+
+
 class GraphedForward:
-    """Stands in for the method `forward` of a network, see `graphed`.
+    """Stands in for the method `forward` of a network, see `graphed`."""
 
-    recorder: see `Lane`. With another one than the default, graphs are also used on the CPU.
-    """
-
-    def __init__(
-        self, network: nn.Module, outputs_at: str, first_visits: int = 1, recorder: Recorder = record_graph
-    ) -> None:
-        self._network, self._outputs_at, self._recorder = network, outputs_at, recorder
-        self._first_visits = first_visits
+    def __init__(self, network: nn.Module, settings: Settings) -> None:
+        self._network, self._settings, self._recorder = network, settings, settings.recorder
+        self._plain = plain_class(network)
+        self._parameter_names = list(inspect.signature(self._plain.forward).parameters)[1:3]
         self._configs: dict[Hashable, int] = {}  # numbers, because a long key takes long to look up
         self._numbers = count()
         self._visits: Counter[Hashable] = Counter()
         self._lanes: list[Lane[Recording]] = []
-        self._state: ModuleState | None = None
+        self._known_state: _KnownState | None = None
+        self._new_states = 0
         self._joined = JoinedParameters()
+        self._checked: set[int] = set()  # configurations that added rows don't change
         self._fields: dict[int, Fields] = {}  # that a configuration reads, once it has been recorded
         self._counted: dict[int, frozenset[str]] = {}
         self._refused: dict[int, str] = {}
@@ -108,37 +153,56 @@ class GraphedForward:
         self._said: set[str] = set()
         self._lock = threading.Lock()
 
+    def of(self, network: nn.Module) -> GraphedForward:
+        """This object if it belongs to the network. A copy of the network gets one of its own at its first call."""
+        if network is self._network:
+            return self
+        own = vars(network)[GRAPHS] = GraphedForward(network, self._settings)
+        return own
+
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphedForward:
-        return GraphedForward(copy.deepcopy(self._network, memo), self._outputs_at, self._first_visits, self._recorder)
+        return GraphedForward(copy.deepcopy(self._network, memo), self._settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return GraphedForward, (self._network, self._outputs_at, self._first_visits, self._recorder)
+        return GraphedForward, (self._network, self._settings)
 
-    def __call__(self, features: Any, operators: Any, *arguments: Any, **options: Any) -> Any:
-        if arguments or options or not self._applies(features, operators):
-            return self._eager(features, operators, *arguments, **options)
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        names = self._parameter_names[len(arguments) :]
+        given = (*arguments, *(options[name] for name in names if name in options))
+        if len(given) != 2 or len(given) != len(arguments) + len(options):
+            if any(isinstance(x, Tensor) and self._has_graphs(x) for x in given):
+                reason = "it is called with other arguments than features and operators"
+                return self._explained(reason, *arguments, **options)
+            return self._eager(*arguments, **options)
+        features, operators = given
+        if not self._applies(features, operators):
+            return self._eager(features, operators)
+        at = self._outputs_at()
+        if at not in ROWS or (at in ("faces", "edges") and len(operators.faces) == 0):
+            return self._eager(features, operators)  # the network says what is wrong
         if operators.num_vertices > self._most_vertices(features, operators):
             compile_before_first_call(self._network, features, operators)
             return self._eager(features, operators)
-        state = self._current_state()
+        state, number, takes_added_rows = self._current_state()
         if state.has_inner_hooks():
             return self._explained("a submodule has hooks, which a graph would not call", features, operators)
-        everything = state.key(), features.shape[1], features.dtype, features.requires_grad, _kind(operators)
-        config = self._configs.setdefault(everything, next(self._numbers))
+        kind = at, features.shape[1], features.dtype, features.requires_grad, _kind(operators)
+        # The buffers of one mesh hold no empty meshes.
+        config = self._config((number, settings(), *kind, takes_added_rows or len(operators) == 1))
         if config in self._refused:
             return self._explained(self._refused[config], features, operators)
         if operators.num_vertices >= self._too_large:
             return self._explained(f"{self._too_large} vertices don't fit into the memory", features, operators)
         visited = config, size_of(operators).rounded()
-        records = self._visits[visited] >= self._first_visits
+        records = self._visits[visited] >= self._settings.first_visits
         if not records:
             self._visits[visited] += 1
             compile_before_first_call(self._network, features, operators)
         try:
             with self._lock:
-                found = self._lane(config, features, operators, records)
+                found = self._lane(config, takes_added_rows, at, features, operators, records)
                 if found is not None:
-                    return self._replay(*found, state, features, operators)
+                    return self._replay(*found, at, state, features, operators)
             if not records:
                 return self._eager(features, operators)
             reason = f"{MOST_LANES} forward passes wait for their backward pass"
@@ -156,7 +220,7 @@ class GraphedForward:
         """Whether the arguments are right and on a GPU. If not, the network itself says what is wrong."""
         return (
             isinstance(features, Tensor)
-            and (features.is_cuda or self._recorder is not record_graph)
+            and self._has_graphs(features)
             and not torch.compiler.is_compiling()
             and not under_transforms()
             and isinstance(operators, Operators)
@@ -165,10 +229,12 @@ class GraphedForward:
             and features.ndim == 2
             and features.device == operators.device
             and len(features) == operators.num_vertices > 0
-            and (self._outputs_at not in ("faces", "edges") or len(operators.faces) > 0)
             and not any(t.requires_grad for t in (operators.mass, operators.evals, operators.evecs))
             and not (features.is_cuda and is_recorded())
         )
+
+    def _has_graphs(self, x: Tensor) -> bool:
+        return x.is_cuda or self._recorder is not record_graph
 
     def _most_vertices(self, features: Tensor, operators: Operators) -> int:
         """The vertices of the largest batch that should have a graph, see `most_vertices`.
@@ -177,7 +243,7 @@ class GraphedForward:
         first_visits=0 the limit stays, because results must not depend on the order of the batches.
         """
         most = most_vertices(operators.k, compute_dtype(features, operators.evecs))
-        if operators.num_vertices > most and self._first_visits:
+        if operators.num_vertices > most and self._settings.first_visits:
             self._met_large = True
             self._clear_lanes(above=most // 2)
         return most // 2 if self._met_large else most
@@ -192,26 +258,58 @@ class GraphedForward:
     def _eager(self, *arguments: Any, **options: Any) -> Any:
         # The caller may record a graph of its own on another stream. Autograd would wait for that of the old nodes.
         self._joined.clear()
-        return type(self._network).forward(self._network, *arguments, **options)
+        return self._plain.forward(self._network, *arguments, **options)
 
-    def _explained(self, reason: str, *arguments: Any) -> Any:
+    def _explained(self, reason: str, *arguments: Any, **options: Any) -> Any:
         """Run without graphs and say why, once."""
+        self._say(reason, stacklevel=7)
+        return self._eager(*arguments, **options)
+
+    def _say(self, reason: str, stacklevel: int) -> None:
         if reason not in self._said:
             self._said.add(reason)
             name = type(self._network).__name__
-            warnings.warn(f"{name} runs without CUDA graphs: {reason}", RuntimeWarning, stacklevel=4)
-        return self._eager(*arguments)
+            warnings.warn(f"{name} runs without CUDA graphs: {reason}", RuntimeWarning, stacklevel=stacklevel)
 
-    def _current_state(self) -> ModuleState:
-        if self._state is None or not self._state.is_current():
-            self._state = ModuleState(self._network)
-        return self._state
+    def _current_state(self) -> _KnownState:
+        before = self._known_state
+        if before is not None and before.state.is_current():
+            self._new_states = 0
+            return before
+        state = ModuleState(self._network, None if before is None else before.state)
+        is_new = state.key not in self._configs
+        # Another thread may read this at any time.
+        known = self._known_state = _KnownState(state, self._config(state.key), is_known(self._network))
+        if is_new and before is not None:
+            self._new_states += 1
+            if self._new_states > MAX_NEW_STATES:
+                self._say(f"{state.difference(before.state)} changes in almost every call", stacklevel=8)
+        return known
+
+    def _config(self, key: Hashable) -> int:
+        """A number for a key, the same for equal keys."""
+        if len(self._configs) > MAX_CONFIGS:
+            self._clear_lanes()
+            for known in (self._configs, self._visits, self._checked, self._fields, self._counted, self._refused):
+                known.clear()
+        return self._configs.setdefault(key, next(self._numbers))
+
+    def _outputs_at(self) -> str:
+        where: str | None = self._settings.outputs_at
+        return getattr(self._network, "outputs_at", "vertices") if where is None else where
 
     def _lane(
-        self, config: int, features: Tensor, operators: Operators, records: bool
+        self,
+        config: int,
+        takes_added_rows: bool,
+        outputs_at: str,
+        features: Tensor,
+        operators: Operators,
+        records: bool,
     ) -> tuple[Lane[Recording], Recording] | None:
         """A free lane with a recording that holds this batch. None if all lanes are taken.
 
+        takes_added_rows: see `_KnownState`
         records: whether the batch may be recorded. If not, a recording of a larger batch serves it, or the result is
             None.
         """
@@ -221,6 +319,7 @@ class GraphedForward:
                 return None
             lane = Lane(features.device, self._recorder)
             self._lanes.append(lane)
+        lane.follow()
         while True:
             counted = self._counted.get(config, frozenset())
             size = size_of(operators, counted).rounded()
@@ -235,10 +334,14 @@ class GraphedForward:
             if recording is not None:
                 recording.load(features, operators)
                 return lane, recording
-            lane.make_room(size)
             try:
+                if not takes_added_rows and config not in self._checked:
+                    compile_before_first_call(self._network, features, operators)
+                    check_added_rows(self._network, ROWS[outputs_at], size, counted, features, operators)
+                    self._checked.add(config)
+                lane.make_room(size)
                 recording = record_network(
-                    self._network, self._outputs_at, lane, size, counted, features, operators, self._fields.get(config)
+                    self._network, outputs_at, lane, size, counted, features, operators, self._fields.get(config)
                 )
             except NotCounted as missing:
                 self._counted[config] = counted | {missing.args[0]}
@@ -248,9 +351,15 @@ class GraphedForward:
             return lane, recording
 
     def _replay(
-        self, lane: Lane[Recording], recording: Recording, state: ModuleState, features: Tensor, operators: Operators
+        self,
+        lane: Lane[Recording],
+        recording: Recording,
+        outputs_at: str,
+        state: ModuleState,
+        features: Tensor,
+        operators: Operators,
     ) -> Tensor:
-        rows = _rows(self._outputs_at, operators)
+        rows = _rows(outputs_at, operators)
         if recording.backward is None:
             recording.forward.replay()
             return recording.output[:rows].clone()
@@ -258,7 +367,7 @@ class GraphedForward:
         # PyTorch drops the lease when it frees the saved tensors of the graph: after the backward pass, or when the
         # output is deleted without one.
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: lease, lambda lease: lease.token):
-            joined = self._joined.get(state, state.parameters, recording.learned)
+            joined = self._joined.get(state.tensors, state.parameters, recording.learned)
             out: Tensor = _replay(recording, state, rows, features, *joined)
         return out
 
@@ -289,7 +398,7 @@ class _Replay(torch.autograd.Function):
         assert recording.backward is not None
         assert recording.output_grad is not None
         if ctx.is_spent:
-            replay_again(recording, ctx.state.modules[0], features.device, ctx.random)
+            replay_again(recording, ctx.state.module, features.device, ctx.random)
         ctx.is_spent = True
         recording.buffers.fill([Rows(recording.output_grad, grad)])
         recording.backward.replay()
@@ -320,6 +429,7 @@ def _kind(operators: Operators) -> Hashable:
         operators.evecs.dtype,
         operators.gradient_evecs is None,
         operators.neighborhood is None,
+        operators.joined is None,
         operators.device,
     )
 

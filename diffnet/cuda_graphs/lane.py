@@ -54,6 +54,7 @@ class Lane(Generic[T]):
         self._pool: Any = None
         self._anchor: Graph | None = None
         self._leaks = 0
+        self._used_on: tuple[int, torch.cuda.Stream] | None = None
 
     def get(self, key: Hashable) -> T | None:
         """Return the graphs of this key, which becomes the most recently used one. None if there are none."""
@@ -164,6 +165,17 @@ class Lane(Generic[T]):
             return False
         gc.collect()  # some may wait for the garbage collector
         return not live_blocks(self._pool, self.device) <= before
+
+    def follow(self) -> None:
+        """Let the current stream wait for the stream on which the graphs ran before, such as that of another thread."""
+        if self.device.type != "cuda":
+            return
+        number = torch._C._cuda_getCurrentRawStream(self.device.index)  # the stream itself takes longer to find
+        if self._used_on is None or self._used_on[0] != number:
+            current = torch.cuda.current_stream(self.device)
+            if self._used_on is not None:
+                current.wait_stream(self._used_on[1])
+            self._used_on = number, current
 
     @contextmanager
     def stream(self) -> Iterator[None]:

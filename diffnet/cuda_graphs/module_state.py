@@ -2,71 +2,196 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import argparse
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import is_dataclass
+from enum import Enum
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, is_, itemgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parameter import is_lazy
 
-_training, _requires_grad, _changes = attrgetter("training"), attrgetter("requires_grad"), attrgetter("_version")
+_requires_grad, _changes = attrgetter("requires_grad"), attrgetter("_version")
+
+# PyTorch's own attributes of a module: its parameters, buffers, submodules and hooks. All others belong to the class.
+MACHINERY = frozenset(vars(nn.Module())) - {"training"}
+GRAPHS = "_diffnet_graphs"  # the attribute in which `graphed` keeps its state
+
+# Compared by value. Other objects, such as functions, are compared by identity.
+_VALUES = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device, torch.Size)
+CONTAINERS = (list, dict, set, deque)
+MAX_FOLLOWED = 1000  # entries of a container. Comparing more would take longer than a graph saves.
+_RECORDS = (SimpleNamespace, argparse.Namespace)
+
+
+class _Same:
+    """Equal to itself only. It keeps its object alive, so no other object gets the same id."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 class ModuleState:
-    """The submodules, parameters and buffers of a module. Comparing all of them takes some microseconds per call."""
+    """The submodules, parameters, buffers and attributes of a module.
 
-    def __init__(self, module: nn.Module) -> None:
-        self.modules = list(module.modules())
+    `is_current` compares all of them in some microseconds. Containers of up to `MAX_FOLLOWED` entries, dataclasses and
+    namespaces in attributes are followed. In-place changes of other objects, such as NumPy arrays, are not seen.
+
+    before: an earlier state of the module
+
+    parameters: of the module
+    tensors: an object that is the same as before if all parameters are
+    key: what a graph bakes in. Equal keys mean that one graph serves both states.
+    """
+
+    def __init__(self, module: nn.Module, before: ModuleState | None = None) -> None:
+        self.module = module
         self.parameters = list(module.parameters())
-        stores: list[dict[str, Any]] = []
-        for m in self.modules:
-            stores += [m._modules, m._parameters, m._buffers]
-        self._values = [store.values() for store in stores]  # views, which follow every change of a store
-        self._members = self._ids()
-        tensors = [x for values in self._values for x in values if isinstance(x, Tensor)]
-        self._is_complete = not any(map(is_lazy, tensors))  # a lazy parameter has no memory before its first use
-        self._tensors = tensors if self._is_complete else []
-        self._addresses = self._current_addresses()
+        self._modules: list[nn.Module] = []
+        self._dicts: list[dict[str, Any]] = []
+        self._readers: list[Callable[[dict[str, Any]], tuple[Any, ...]]] = []
+        self._views: list[Iterable[Any]] = []  # they follow every change
+        self._tensors: list[Tensor] = []
+        self._hooks: list[dict[int, Any]] = []
+        self._is_complete = True  # a lazy parameter has no memory before its first use
+        self._names: list[str] = []  # of the entries of the key
+        self._entries: list[Hashable] = []
+        self._visit("", module, {})
+        self._hooks = self._hooks[4:]  # hooks of the module itself are called around the graph
+        cuda = any(x.is_cuda for x in self._tensors)
+        # A graph holds the values of CPU tensors among those of a GPU.
+        self._hosts = [x for x in self._tensors if cuda and not x.is_cuda and not x.is_inference()]
+        self.key: Hashable = (*self._entries, *map(_changes, self._hosts))
+        self._seen = self._current()
+        self._objects = [*self._members()]  # no other objects get their ids meanwhile
         self._memory = [x.detach() for x in self._tensors]  # nothing else gets these addresses meanwhile
-        self._hooks = [
-            hooks
-            for m in self.modules[1:]  # hooks of the module itself are called around the graph
-            for hooks in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks)
-        ]
-        self._dropouts = [m for m in self.modules if isinstance(m, nn.modules.dropout._DropoutNd)]
+        self.tensors = before.tensors if before is not None and self._has_parameters_of(before) else object()
 
-    def _ids(self) -> tuple[int, ...]:
-        return tuple(map(id, chain.from_iterable(self._values)))
+    def _visit(self, name: str, value: Any, visited: dict[int, int]) -> None:
+        """Add an attribute, and all that it holds, to the key and to what `is_current` compares."""
+        if isinstance(value, _VALUES):
+            self._add(name, (type(value), value))
+            return
+        if id(value) in visited:
+            self._add(name, visited[id(value)])
+            return
+        visited[id(value)] = len(visited)
+        if isinstance(value, Tensor):
+            self._add(name, self._of_tensor(value))
+        elif isinstance(value, nn.Module) and not isinstance(value, torch.jit.ScriptModule):
+            self._add(name, type(value))
+            self._visit_module(name, value, visited)
+        elif isinstance(value, (*CONTAINERS, tuple, frozenset)) and len(value) > MAX_FOLLOWED:
+            self._add(name, _Same(value))
+        elif isinstance(value, dict):
+            self._views += value.keys(), value.values()
+            self._add(name, (type(value), len(value)))
+            for i, (key, each) in enumerate(value.items()):
+                self._visit(f"{name}.keys[{i}]", key, visited)
+                self._visit(f"{name}[{key!r}]", each, visited)
+        elif isinstance(value, (*CONTAINERS, tuple, frozenset)):
+            self._views.append(value)
+            self._add(name, (type(value), len(value)))
+            for i, each in enumerate(value):
+                self._visit(f"{name}[{i}]", each, visited)
+        elif (is_dataclass(value) or isinstance(value, _RECORDS)) and hasattr(value, "__dict__"):
+            self._add(name, type(value))
+            self._visit(name, vars(value), visited)
+        else:
+            self._add(name, _Same(value))
 
-    def _current_addresses(self) -> tuple[int, ...]:
-        return tuple(map(Tensor.data_ptr, self._tensors))
+    def _add(self, name: str, entry: Hashable) -> None:
+        self._names.append(name)
+        self._entries.append(entry)
+
+    def _visit_module(self, name: str, module: nn.Module, visited: dict[int, int]) -> None:
+        state = vars(module)
+        unread = {GRAPHS, "metadata"} if type(module).__module__ == "diffnet.model" else {GRAPHS}
+        names = [n for n in state if n not in MACHINERY and n not in unread]
+        self._modules.append(module)
+        self._dicts.append(state)
+        self._readers.append(itemgetter(*names, *names[:1]) if names else lambda _: ())
+        stores = module._parameters, module._buffers, module._modules
+        self._views += [store.values() for store in stores]
+        self._hooks += (
+            module._forward_hooks,
+            module._forward_pre_hooks,
+            module._backward_hooks,
+            module._backward_pre_hooks,
+        )
+        self._add(name, (*names, *map(tuple, stores)))
+        for member, value in chain(((n, state[n]) for n in names), *(store.items() for store in stores)):
+            self._visit(f"{name}.{member}" if name else member, value, visited)
+
+    def _of_tensor(self, x: Tensor) -> Hashable:
+        if is_lazy(x):
+            self._is_complete = False
+        if x.layout != torch.strided or is_lazy(x):
+            return _Same(x)
+        self._tensors.append(x)
+        return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device, x.requires_grad
+
+    def _members(self) -> Iterator[Any]:
+        """The values of all attributes, and the entries of containers."""
+        attributes = (read(state) for read, state in zip(self._readers, self._dicts, strict=True))
+        return chain(chain.from_iterable(attributes), chain.from_iterable(self._views))
+
+    def _current(self) -> tuple[list[Any], ...]:
+        return (
+            [*map(Tensor.data_ptr, self._tensors)],
+            [*map(type, self._modules)],
+            [*map(len, self._dicts)],
+            [*map(id, self._members())],
+            [*map(_requires_grad, self._tensors)],
+            [*map(_changes, self._hosts)],
+        )
 
     def is_current(self) -> bool:
-        """Whether the module still has the same submodules, parameters and buffers, at the same addresses."""
+        """Whether nothing has been replaced, added or removed since."""
         if not self._is_complete:
             return False
-        return self._ids() == self._members and self._current_addresses() == self._addresses
+        try:
+            return self._current() == self._seen
+        except KeyError:  # one attribute has been removed, and another one added
+            return False
+
+    def _has_parameters_of(self, other: ModuleState) -> bool:
+        """Whether the parameters are the same objects, and all tensors lie at the same addresses."""
+        same = len(self.parameters) == len(other.parameters) and all(map(is_, self.parameters, other.parameters))
+        return same and self._seen[0] == other._seen[0]
+
+    def difference(self, before: ModuleState) -> str:
+        """The name of the first attribute that has changed."""
+        keys = zip(self._names, self._entries, before._entries, strict=False)
+        return next((f"the attribute {name!r}" for name, a, b in keys if a != b), "the list of its submodules")
 
     def has_inner_hooks(self) -> bool:
-        """Whether a submodule has hooks. A replayed graph would not call them."""
-        return any(self._hooks)
-
-    def key(self) -> Hashable:
-        """Everything that a graph of the module bakes in: modes, addresses and settings of PyTorch."""
-        return (
-            *map(_training, self.modules),
-            *map(attrgetter("p"), self._dropouts),
-            self._addresses,
-            *map(_requires_grad, self._tensors),
-            torch.is_grad_enabled(),
-            torch.is_autocast_enabled("cuda"),
-            torch.get_autocast_dtype("cuda"),
-            torch.backends.cuda.matmul.fp32_precision,
-            torch.are_deterministic_algorithms_enabled(),
-        )
+        """Whether a submodule has hooks, or all modules have. A replayed graph would not call them."""
+        return any(self._hooks) or _has_any_global_hook()  # type: ignore[no-untyped-call]
 
     def changes(self) -> list[int]:
         """The number of in-place changes of each parameter."""
         return list(map(_changes, self.parameters))
+
+
+def settings() -> Hashable:
+    """The settings of PyTorch that a graph bakes in."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"),
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.are_deterministic_algorithms_enabled(),
+    )

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from diffnet.cuda_graphs.buffers import BatchBuffers, NotCounted, Rows, fill
 from diffnet.cuda_graphs.gradients import Groups, groups_of, runs_of, split
 from diffnet.cuda_graphs.lane import Graph, Lane
+from diffnet.cuda_graphs.random_numbers import forked_random_numbers
+from diffnet.cuda_graphs.replica import Replica, check_reads_only
 from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
 from diffnet.geometry import Operators
@@ -73,24 +74,14 @@ def record_network(
     given = arena.take("features", size, lambda s: (s.vertices, channels), features.dtype)
     fill([Rows(given, features.detach())])
     leaf = given.detach().requires_grad_(features.requires_grad and torch.is_grad_enabled())
-    # Stand-ins with the same memory. The parameters themselves may belong to a graph of autograd that still lives, and
-    # a recording would have to wait for its stream.
-    parameters = _stand_ins(network)
-    inputs = [leaf, *parameters.values()]
     tape: list[Tensor] = []
 
     def of_output(name: str, out: Tensor) -> Tensor:
         dims = out.shape[1:]
         return arena.take(name, size, lambda s: (getattr(s, rows), *dims), out.dtype)
 
-    def call() -> Tensor:
-        out = _call(network, parameters, leaf, static)
-        if not isinstance(out, Tensor) or out.ndim == 0 or len(out) != getattr(size, rows):
-            raise NotCapturable(f"its output is not one tensor with a row for each of the {rows}")
-        return out
-
     def forward() -> None:
-        out = call()
+        out = replica(leaf, static)
         tape[:] = [out]
         of_output("output", out).copy_(out.detach())
 
@@ -98,15 +89,19 @@ def record_network(
         if fields is None:
             compile_network(network, leaf, static)
             static.buffers.load(operators)
-        with preserved(network, features.device), trial():  # loads kernels; the results are not used
+        with trial(), forked_random_numbers(features.device):  # loads kernels; the results are not used
             # Buffers and remembered fields of the operators outlive the trial, so the graphs' memory can't hold them.
             static.read(fields or [])
+            replica = Replica(network, copies_buffers=True)
             with nullcontext() if fields is None else lane.memory():
-                out = call()
-                numbers = _with_gradients(out, inputs)
+                out = replica(leaf, static)
+                check_output(out, getattr(size, rows))
+                numbers = _with_gradients(out, [leaf, *replica.parameters])
                 example = out.detach().to("meta")
                 del out
         output = of_output("output", example)
+        replica = Replica(network, copies_buffers=False)
+        inputs = [leaf, *replica.parameters]
         if not numbers:
             (graph,) = lane.record([forward])
             static.buffers.complete()
@@ -150,42 +145,24 @@ def compile_network(network: nn.Module, features: Tensor, operators: Operators) 
 
     Raises NotCapturable if the call fails.
     """
-    parameters = _stand_ins(network)
-    leaf = features.detach().requires_grad_(features.requires_grad and torch.is_grad_enabled())
-    with preserved(network, features.device), trial():
-        compile_ahead(lambda: _call(network, parameters, leaf, operators), [leaf, *parameters.values()])
+    with forked_random_numbers(features.device), trial():
+        replica = Replica(network, copies_buffers=True)
+        leaf = features.detach().requires_grad_(features.requires_grad and torch.is_grad_enabled())
+        compile_ahead(lambda: replica(leaf, operators), [leaf, *replica.parameters])
 
 
-def _stand_ins(network: nn.Module) -> dict[str, Tensor]:
-    """Tensors with the memory of the parameters, by their names. Autograd knows nothing of the parameters."""
-    return {name: p.detach().requires_grad_(p.requires_grad) for name, p in network.named_parameters()}
-
-
-def _call(network: nn.Module, parameters: dict[str, Tensor], features: Tensor, operators: Any) -> Any:
-    """Call the method `forward` of a network's class with other parameters, in the caller's autocast.
-
-    It caches no cast of a weight, because a cached one would not be part of a graph.
-    """
-    device = features.device.type
-    named = {f"network.{name}": p for name, p in parameters.items()}
-    autocast, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    with torch.autocast(device, dtype, enabled=autocast, cache_enabled=False):
-        return functional_call(_Forward(network), named, (features, operators))
-
-
-class _Forward(nn.Module):
-    """Calls the method `forward` of a network's class, and none of its hooks."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, *arguments: Any) -> Any:
-        return type(self.network).forward(self.network, *arguments)
+def check_output(out: Any, rows: int) -> None:
+    """Raise NotCapturable if the output of a network is not one tensor with this many rows."""
+    if not isinstance(out, Tensor) or out.ndim == 0 or len(out) != rows:
+        raise NotCapturable("its output is not one tensor with a row for each of the vertices, or of its `outputs_at`")
 
 
 def _with_gradients(out: Tensor, inputs: Sequence[Tensor]) -> list[int]:
-    """Run the backward pass and return the numbers of the inputs that get a gradient."""
+    """Run the backward pass and return the numbers of the inputs that get a gradient.
+
+    Raises NotCapturable if a graph would lack a gradient, see `check_reads_only`.
+    """
+    check_reads_only(out, inputs)
     needed = [i for i, x in enumerate(inputs) if x.requires_grad] if out.requires_grad else []
     if not needed:
         return []
@@ -243,7 +220,7 @@ def preserved(network: nn.Module, device: torch.device) -> Iterator[None]:
     buffers = list(network.buffers())
     before = [buffer.clone() for buffer in buffers]
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with forked_random_numbers(device):
             yield
     finally:
         with torch.no_grad():

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from diffnet.cuda_graphs.buffers import BatchBuffers
+from diffnet.cuda_graphs.buffers import BatchBuffers, Rest
 from diffnet.geometry import Operators
 from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.common.cuda_graph import NotCapturable
@@ -172,6 +172,12 @@ def _pattern(buffers: BatchBuffers, name: str, needs: str, read: Callable[[Opera
     return stored(name, read, (transpose, places))
 
 
+def _joined(static: StaticOperators) -> Tensor | None:
+    """The added vertices are joined with no other."""
+    given = static.buffers.example.joined is not None
+    return _rows("joined", rest=None)(static) if given else None
+
+
 def _refused(reason: str) -> Callable[[StaticOperators], NoReturn]:
     def refuse(static: StaticOperators) -> NoReturn:
         raise NotCapturable(reason)
@@ -179,9 +185,9 @@ def _refused(reason: str) -> Callable[[StaticOperators], NoReturn]:
     return refuse
 
 
-def _rows(name: str, *dims: int) -> Callable[[StaticOperators], Tensor]:
+def _rows(name: str, *dims: int, rest: Rest | None = lambda _: 0) -> Callable[[StaticOperators], Tensor]:
     return lambda static: static.buffers.rows(
-        name, lambda source: getattr(source, name), lambda size: (size.vertices, *dims)
+        name, lambda source: getattr(source, name), lambda size: (size.vertices, *dims), rest=rest
     )
 
 
@@ -200,5 +206,6 @@ _FIELDS: dict[str, Callable[[StaticOperators], Any]] = {
     "face_ptr": _refused("the number of faces of each mesh differs between batches"),
     "edges": _corners("edges"),
     "neighborhood": _neighborhood,
+    "joined": _joined,
     "lengths": _lengths,
 }

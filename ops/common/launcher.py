@@ -253,12 +253,13 @@ def launches_given_to(take: Take) -> Iterator[None]:
     """Give the launches of the block to a function, and run none of them.
 
     Tensors that kernels write hold anything, so use copies of whatever the block changes, and discard its results.
-    Other threads launch as usual.
+    Other threads launch as usual, and wait if they have such a block, too.
 
-    Raises RuntimeError if another such block runs.
+    Raises RuntimeError inside another such block.
     """
-    if not _Compilation.lock.acquire(blocking=False):
+    if compiles_only():
         raise RuntimeError("kernels are being compiled in another block already")
+    _Compilation.lock.acquire()
     try:
         _Compilation.owner, _Compilation.take = threading.get_ident(), take
         # Backward passes would run in threads that all threads of Python share.

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from diffnet import DiffusionNet, Operators, collate, precompute
 from diffnet.cuda_graphs import lane as lane_module
 from diffnet.cuda_graphs.buffers import BatchBuffers
-from diffnet.cuda_graphs.forward import GraphedForward
+from diffnet.cuda_graphs.forward import GraphedForward, Settings
 from diffnet.cuda_graphs.lane import Lane
 from diffnet.cuda_graphs.recording import Recording
 from diffnet.cuda_graphs.static_operators import StaticOperators
@@ -74,7 +74,7 @@ class Once:
 
 
 def graphed(network: nn.Module, recorder: Any = EmulatedGraph) -> GraphedForward:
-    return GraphedForward(network, "vertices", 0, recorder)
+    return GraphedForward(network, Settings("vertices", 0, recorder))
 
 
 def network(**options: Any) -> DiffusionNet:
@@ -141,7 +141,7 @@ def test_a_first_visit_of_a_larger_batch_runs_after_the_graphs_of_smaller_ones_a
     meshes: list[Operators],
 ) -> None:
     large, small = meshes
-    forward = GraphedForward(network(), "vertices", 1, EmulatedGraph)
+    forward = GraphedForward(network(), Settings("vertices", 1, EmulatedGraph))
     for _ in range(2):
         step(forward, small)
     assert len(recordings(forward)) == 1
@@ -153,21 +153,28 @@ def test_a_first_visit_of_a_larger_batch_runs_after_the_graphs_of_smaller_ones_a
     assert len(recordings(forward)) == 2
 
 
-class Keeping(nn.Module):
+class Twos:
     """Keeps a tensor for each size."""
 
     def __init__(self, pool: Pool) -> None:
-        super().__init__()
-        self.net = network()
         self.kept: dict[int, Tensor] = {}
         self.pool = pool
 
-    def forward(self, x: Tensor, operators: Operators) -> Tensor:
-        if len(x) not in self.kept:
-            self.kept[len(x)] = torch.full((len(x), 1), 2.0)
+    def __call__(self, size: int) -> Tensor:
+        if size not in self.kept:
+            self.kept[size] = torch.full((size, 1), 2.0)
             if self.pool.is_open:
-                self.pool.live.add(len(x))
-        out: Tensor = self.net(x * self.kept[len(x)], operators)
+                self.pool.live.add(size)
+        return self.kept[size]
+
+
+class Keeping(nn.Module):
+    def __init__(self, pool: Pool) -> None:
+        super().__init__()
+        self.net, self.twos = network(), Twos(pool)
+
+    def forward(self, x: Tensor, operators: Operators) -> Tensor:
+        out: Tensor = self.net(x * self.twos(len(x)), operators)
         return out
 
 
@@ -266,19 +273,19 @@ def test_a_recording_keeps_no_batch_and_is_freed_without_the_garbage_collector(
 
 
 def test_memory_of_a_failed_call_is_free_before_the_network_runs_without_graphs(meshes: list[Operators]) -> None:
+    made: list[weakref.ref[Tensor]] = []
+
     class Failing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.net = network()
-            self.large: weakref.ref[Tensor] | None = None
 
         def forward(self, x: Tensor, operators: Operators) -> Tensor:
             if isinstance(operators, StaticOperators):
                 large = torch.zeros(10)
-                self.large = weakref.ref(large)
+                made.append(weakref.ref(large))
                 raise torch.OutOfMemoryError
-            assert self.large is not None
-            assert self.large() is None
+            assert [each() for each in made] == [None] * len(made)
             out: Tensor = self.net(x, operators)
             return out
 

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 import trimesh
-from graph_emulator import EmulatedGraph
+from graph_emulator import EmulatedGraph, ReplayedGraph
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diffnet import DiffusionNet, Operators, collate, precompute
 from diffnet.cuda_graphs import forward, graphed
 from diffnet.cuda_graphs import sizes as graph_sizes
-from diffnet.cuda_graphs.forward import MOST_LANES, GraphedForward
+from diffnet.cuda_graphs.forward import MOST_LANES, Settings, use_graphs
+from diffnet.cuda_graphs.module_state import GRAPHS
 from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, round_up, size_of
 from diffnet.ops.common.cuda_graph import capturable_stream, forget_recording, record
 
@@ -44,7 +45,7 @@ def with_graphs(model: DiffusionNet, device: str, first_visits: int = 0) -> Diff
     """A copy of a model that uses graphs."""
     copied = copy.deepcopy(model).to(device)
     if device == "cpu":
-        copied.forward = GraphedForward(copied, model.outputs_at, first_visits, EmulatedGraph)
+        use_graphs(copied, Settings(model.outputs_at, first_visits, ReplayedGraph))
     else:
         graphed(copied, first_visits=first_visits)
     return copied
@@ -165,7 +166,7 @@ def test_a_lane_is_free_again_when_its_output_is_gone(meshes: list[Operators]) -
         loss = model(x, meshes[0]).sum()  # the old loss lives until the new one is there
         loss.backward()
     gc.collect()
-    lanes = model.forward._lanes  # type: ignore[attr-defined]  # nothing public tells how many lanes there are
+    lanes = vars(model)[GRAPHS]._lanes  # nothing public tells how many lanes there are
     assert len(lanes) == 1
     assert not lanes[0].busy
 
@@ -237,7 +238,7 @@ def test_a_first_visit_runs_on_the_graphs_of_a_larger_batch(
             x = features(operators)
             assert counted_replays(lambda: each(x, operators).square().mean().backward()) == (each is model) * replays  # noqa: B023
         assert_same_gradients(plain, model)
-    assert len(model.forward._lanes[0].recorded()) == 2  # type: ignore[attr-defined]
+    assert len(vars(model)[GRAPHS]._lanes[0].recorded()) == 2  # type: ignore[attr-defined]
 
 
 def test_large_batches_run_without_graphs(meshes: list[Operators], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,7 +405,7 @@ def test_a_value_read_back_runs_without_graphs_and_says_so() -> None:
             self.net = network(width=32)
 
         def forward(self, x: Tensor, operators: Operators) -> Tensor:
-            return self.net(x, operators) * x.abs().max().item()
+            return self.net(x, operators) * x[0].abs().max().item()
 
     operators = precompute(trimesh.creation.icosphere(3), k=16).to("cuda")
     model = graphed(Reading().cuda(), first_visits=0)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import trimesh
-from graph_emulator import EmulatedGraph
+from graph_emulator import EmulatedGraph, ReplayedGraph
 from torch import Tensor, nn
 
 from diffnet import DiffusionNet, Operators, precompute
 from diffnet.cuda_graphs import graphed
-from diffnet.cuda_graphs.forward import GraphedForward
+from diffnet.cuda_graphs.forward import Settings, use_graphs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,7 +44,7 @@ class Network(nn.Module):
 def pair() -> tuple[Network, Network]:
     """The same network without and with graphs."""
     plain, model = Network(), Network()
-    model.forward = GraphedForward(model, "vertices", 0, EmulatedGraph)  # type: ignore[method-assign,assignment]
+    use_graphs(model, Settings("vertices", 0, ReplayedGraph))
     return plain, model
 
 
@@ -181,7 +181,7 @@ def test_lazy_parameters(sphere: Operators) -> None:
             return out
 
     model = Lazy()
-    model.forward = GraphedForward(model, "vertices", 0, EmulatedGraph)  # type: ignore[method-assign,assignment]
+    use_graphs(model, Settings("vertices", 0, ReplayedGraph))
     with pytest.warns(RuntimeWarning, match="a submodule has hooks"):  # that make the lazy parameters
         loss(model, sphere)
     replays = EmulatedGraph.replays

@@ -26,7 +26,7 @@ from step_costs import pretend
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from diffnet.cuda_graphs.forward import GraphedForward
+from diffnet.cuda_graphs.forward import Settings, use_graphs
 from diffnet.data import LabeledMesh, LabeledMeshes, Sample, TargetsAt, collate_samples, make_sample
 from diffnet.geometry.mesh.mesh import make_mesh
 from diffnet.ops.compilation import process
@@ -116,7 +116,7 @@ def compare(compiles: bool, options: TrainOptions, at: TargetsAt) -> list[Any]:
     batch = options.batch_meshes or len(samples)
     for first in range(0, len(samples), batch):
         step(collate_samples(samples[first : first + batch]))
-    model.forward = GraphedForward(model, model.outputs_at, 0, Replay)  # type: ignore[method-assign]
+    use_graphs(model, Settings(model.outputs_at, 0, Replay))
     evaluate(model, samples[:1], options, CPU)
     Tensor.is_cuda = is_cuda  # type: ignore[assignment]
     return [ahead, in_cache()] if compiles else [len(ahead), sorted(variants - ahead)]

@@ -19,7 +19,7 @@ from graph_emulator import EmulatedGraph
 from scipy.spatial import cKDTree
 
 from diffnet import DiffusionNet, Operators, precompute
-from diffnet.cuda_graphs.forward import GraphedForward
+from diffnet.cuda_graphs.forward import Settings, use_graphs
 from diffnet.data import (
     DataError,
     LabeledMesh,
@@ -333,7 +333,7 @@ def test_steps_with_graphs_of_the_network_equal_plain_ones(method, align):
         torch.manual_seed(0)
         model = build_model(options, ["u"] * 16, "vertices")
         if recorded:
-            model.forward = GraphedForward(model, "vertices", 0, EmulatedGraph)
+            use_graphs(model, Settings("vertices", 0, EmulatedGraph))
         step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
         found.append(torch.stack([step(batch, rotations) for _ in range(4)]))
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)

@@ -1,0 +1,527 @@
+"""Networks of users, and networks that change, under `graphed`: each is right, or refused with one warning."""
+
+from __future__ import annotations
+
+import copy
+import random
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from graph_emulator import ReplayedGraph
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+from diffnet import DiffusionNet, Operators, collate, precompute
+from diffnet.cuda_graphs import graphed
+from diffnet.cuda_graphs.forward import MAX_NEW_STATES, Settings, use_graphs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+Compute = Callable[[Any, Tensor, Tensor, Operators], Any]
+
+
+@pytest.fixture(scope="module")
+def meshes() -> list[Operators]:
+    """Spheres of 42 and 162 vertices."""
+    return [precompute(trimesh.creation.icosphere(i), k=6) for i in (1, 2)]
+
+
+def small(in_channels: int = 3, **options: Any) -> DiffusionNet:
+    return DiffusionNet(in_channels, 5, width=8, blocks=1, dropout=0.0, gradient="spectral", **options)
+
+
+class Foreign(nn.Module):
+    """A network that ends in a function of itself, the outputs of DiffusionNet, the features and the operators."""
+
+    def __init__(self, compute: Compute, **attributes: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = small()
+        self.compute = compute
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor, operators: Operators) -> Any:
+        return self.compute(self, self.net(x, operators), x, operators)
+
+
+class RowsOnly(nn.Module):
+    """A network that doesn't read the operators' eigenvectors, so several meshes run on the CPU, too."""
+
+    def __init__(self, compute: Compute) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.compute = nn.Linear(3, 5), compute
+
+    def forward(self, x: Tensor, operators: Operators) -> Any:
+        return self.compute(self, self.linear(x), x, operators)
+
+
+def with_graphs(network: nn.Module, device: str, first_visits: int = 1) -> nn.Module:
+    """A copy of a network that uses graphs."""
+    copied = copy.deepcopy(network).to(device)
+    if device == "cuda":
+        return graphed(copied, first_visits=first_visits)
+    return use_graphs(copied, Settings(None, first_visits, ReplayedGraph))
+
+
+def results(network: nn.Module, operators: Operators) -> list[Any]:
+    """The output, the gradients and the buffers of one call."""
+    x = torch.randn(operators.num_vertices, 3, generator=torch.Generator().manual_seed(1)).to(operators.device)
+    x.requires_grad_()
+    network.zero_grad()
+    out = network(x, operators)
+    first = out[0] if isinstance(out, tuple) else out
+    if first.requires_grad:
+        first.float().sin().mean().backward()
+    grads = [None if p.grad is None else p.grad.clone() for p in (x, *network.parameters())]
+    return [first.detach(), *grads, *(buffer.clone() for buffer in network.buffers())]
+
+
+def assert_same(found: list[Any], expected: list[Any]) -> None:
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        if b is None:
+            assert a is None or not a.any()
+        else:
+            torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5)
+
+
+class Calls:
+    """Calls a network and a copy with graphs in turns, and compares all results."""
+
+    def __init__(self, network: nn.Module, device: str, first_visits: int = 1) -> None:
+        self.plain = copy.deepcopy(network).to(device)
+        self.model = with_graphs(network, device, first_visits)
+        self.device = device
+
+    def each(self) -> tuple[nn.Module, nn.Module]:
+        return self.plain, self.model
+
+    def compare(self, meshes: list[Operators], times: int = 3) -> None:
+        for operators in [o.to(self.device) for o in meshes] * times:
+            assert_same(results(self.model, operators), results(self.plain, operators))
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Counts the replays of graphs."""
+    counts: list[int] = []
+    for graph in (ReplayedGraph, torch.cuda.CUDAGraph):
+        replay = graph.replay
+
+        def counted(self: Any, replay: Any = replay) -> None:
+            counts.append(1)
+            replay(self)
+
+        monkeypatch.setattr(graph, "replay", counted)
+    return counts
+
+
+def norm(y: Tensor) -> Tensor:
+    return (y - y.mean(0)) / (y.std(0) + 1e-3)
+
+
+ADDED = "rows that are added to a batch change"
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "batch norm": (lambda: Foreign(lambda m, y, x, o: m.norm(y), norm=nn.BatchNorm1d(5)), ADDED),
+    "mean": (lambda: Foreign(lambda m, y, x, o: y - y.mean(0)), ADDED),
+    "a small part of the mean": (lambda: Foreign(lambda m, y, x, o: y + 1e-3 * y.mean(0)), ADDED),
+    "mean of the features": (lambda: Foreign(lambda m, y, x, o: y + x.mean()), ADDED),
+    "softmax over vertices": (lambda: Foreign(lambda m, y, x, o: y.softmax(0)), ADDED),
+    "instance norm": (lambda: Foreign(lambda m, y, x, o: norm(y)), ADDED),
+    "maximum": (lambda: Foreign(lambda m, y, x, o: y - y.amax(0)), ADDED),
+    "sort": (lambda: Foreign(lambda m, y, x, o: y + 0.01 * y.sort(0).values), ADDED),
+    "attention": (lambda: Foreign(lambda m, y, x, o: F.softmax(y @ y.T, 1) @ y), ADDED),
+    "number of vertices": (lambda: Foreign(lambda m, y, x, o: y / o.num_vertices), ADDED),
+    "rows": (lambda: Foreign(lambda m, y, x, o: y * len(y) ** -0.5), ADDED),
+    "number of faces": (lambda: Foreign(lambda m, y, x, o: y / len(o.faces)), ADDED),
+    "number of meshes": (lambda: RowsOnly(lambda m, y, x, o: y / len(o)), ADDED),
+    "mean mass": (lambda: Foreign(lambda m, y, x, o: y * o.mass.mean()), ADDED),
+    "reversed rows": (lambda: Foreign(lambda m, y, x, o: y + y.flip(0)), ADDED),
+    "only the gradient": (lambda: Foreign(lambda m, y, x, o: y + (x.mean(0) - x.mean(0).detach()).sum()), ADDED),
+    "a moving mean": (
+        lambda: Foreign(lambda m, y, x, o: y + 0 * m.norm(y), norm=nn.BatchNorm1d(5, affine=False)),
+        ADDED,
+    ),
+    "last activation": (lambda: small(last_activation=norm), ADDED),
+    "a linear layer that centers": (lambda: with_layer(Centered(8, 5)), ADDED),
+    "positions": (
+        lambda: Foreign(lambda m, y, x, o: y * torch.linspace(0, 1, len(y), device=y.device)[:, None]),
+        ADDED,
+    ),
+    "random numbers of Python": (lambda: Foreign(lambda m, y, x, o: y * random.random()), "of Python or NumPy"),
+    "random numbers of NumPy": (lambda: Foreign(lambda m, y, x, o: y * np.random.rand()), "of Python or NumPy"),  # noqa: NPY002
+    "a generator of NumPy": (
+        lambda: Foreign(lambda m, y, x, o: y * m.numbers.random(), numbers=np.random.default_rng(0)),
+        "two calls on the same batch differ",
+    ),
+    "a kept tensor": (lambda: Foreign(lambda m, y, x, o: setattr(m, "seen", y.detach()) or y), "the attribute 'seen'"),
+    "a list": (lambda: Foreign(lambda m, y, x, o: m.seen.append(1) or y, seen=[]), "the attribute 'seen'"),
+    "an output of two tensors": (lambda: Foreign(lambda m, y, x, o: (y, x)), "not one tensor"),
+    "a tensor that is no parameter": (
+        lambda: Foreign(lambda m, y, x, o: y * m.scale, scale=None),
+        "not as its parameter",
+    ),
+    "a value read back": (lambda: Foreign(lambda m, y, x, o: y * float(x.detach()[0, 0])), "can't be recorded"),
+    "TorchScript": (lambda: Foreign(lambda m, y, x, o: m.script(y), script=scripted()), "TorchScript"),
+}
+
+
+class Centered(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+def with_layer(last: nn.Module) -> nn.Module:
+    network = Foreign(lambda m, y, x, o: y)
+    network.net.last = nn.Linear(8, 8)
+    network.last = last
+    network.compute = lambda m, y, x, o: m.last(y)
+    return network
+
+
+def scripted() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(nn.GELU())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_network_that_graphs_would_change_is_refused_once(
+    meshes: list[Operators], name: str, device: str, replays: list[int]
+) -> None:
+    make, reason = REFUSED[name]
+    batches = [collate([meshes[0]] * 3)] * 2 if name == "number of meshes" else meshes[:1]
+    random.seed(0), np.random.seed(0)  # noqa: NPY002
+    calls = Calls(make(), device)
+    for each in calls.each():
+        if "scale" in vars(each):
+            each.scale = torch.ones(5, device=device, requires_grad=True)  # type: ignore[assignment]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for operators in [o.to(device) for o in batches] * 6:
+            found = results(calls.model, operators)
+    (message,) = [str(w.message) for w in caught if "CUDA graphs" in str(w.message)]
+    assert reason in message
+    random.seed(0), np.random.seed(0)  # noqa: NPY002
+    for operators in [o.to(device) for o in batches] * 6:
+        expected = results(calls.plain, operators)
+    if name != "a generator of NumPy":
+        assert_same(found, expected)
+    assert not replays
+
+
+RIGHT: dict[str, Callable[[], nn.Module]] = {
+    "a sequence of layers": lambda: Foreign(
+        lambda m, y, x, o: m.head(y), head=nn.Sequential(nn.LayerNorm(5), nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 5))
+    ),
+    "batch norm in eval mode": lambda: Foreign(lambda m, y, x, o: m.norm(y), norm=nn.BatchNorm1d(5)).eval(),
+    "group norm": lambda: Foreign(lambda m, y, x, o: m.norm(y), norm=nn.GroupNorm(5, 5)),
+    "softmax over channels": lambda: Foreign(lambda m, y, x, o: y.softmax(1)),
+    "unit length": lambda: Foreign(lambda m, y, x, o: F.normalize(y)),
+    "mean by area": lambda: Foreign(lambda m, y, x, o: y - (o.mass[:, None] * y).sum(0) / o.mass.sum()),
+    "normals": lambda: Foreign(lambda m, y, x, o: y * o.normals[:, :1]),
+    "sum over corners": lambda: Foreign(
+        lambda m, y, x, o: torch.zeros_like(y).index_add(0, o.faces[:, 0], y[o.faces[:, 1]])
+    ),
+    "running sum": lambda: Foreign(lambda m, y, x, o: y.cumsum(0)),
+    "several networks": lambda: Foreign(
+        lambda m, y, x, o: m.other(y, o) + y,
+        other=small(5),
+    ),
+    "tied weights": lambda: tied(),
+    "weight norm": lambda: Foreign(lambda m, y, x, o: m.head(y), head=parametrizations.weight_norm(nn.Linear(5, 5))),
+    "spectral norm": lambda: Foreign(
+        lambda m, y, x, o: m.head(y), head=parametrizations.spectral_norm(nn.Linear(5, 5))
+    ),
+    "checkpoint": lambda: Foreign(lambda m, y, x, o: checkpoint(m.head, y, use_reentrant=False), head=nn.Linear(5, 5)),
+    "frozen and unused": lambda: Foreign(
+        lambda m, y, x, o: m.head(y), head=nn.Linear(5, 5).requires_grad_(False), unused=nn.Linear(2, 2)
+    ),
+    "a cache": lambda: Foreign(lambda m, y, x, o: y * cached(m, len(y), y.device), ones=None),
+    "a constant buffer": lambda: with_buffer(),
+    "nested graphs": lambda: Foreign(
+        lambda m, y, x, o: m.other(y, o),
+        other=graphed(small(5)),
+    ),
+    "another order of arguments": lambda: Keywords(),
+    "no gradient of the features": lambda: Foreign(lambda m, y, x, o: m.net(x.detach(), o)),
+}
+
+
+class Keywords(nn.Module):
+    """Its parameters have other names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = small()
+
+    def forward(self, feats: Tensor, ops: Operators) -> Tensor:
+        out: Tensor = self.net(operators=ops, features=feats)
+        return out
+
+
+def tied() -> nn.Module:
+    network = Foreign(lambda m, y, x, o: m.b(m.a(y)), a=nn.Linear(5, 5), b=nn.Linear(5, 5))
+    network.b.weight = network.a.weight
+    return network
+
+
+def with_buffer() -> nn.Module:
+    network = Foreign(lambda m, y, x, o: y * m.mask)
+    network.register_buffer("mask", torch.tensor([1.0, 0, 1, 0, 2]))
+    return network
+
+
+def cached(network: Any, rows: int, device: torch.device) -> Tensor:
+    if network.ones is None or len(network.ones) != rows:
+        network.ones = torch.ones(rows, 1, device=device)
+    ones: Tensor = network.ones
+    return ones
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_network_that_computes_rows_runs_on_graphs(
+    meshes: list[Operators], name: str, device: str, replays: list[int]
+) -> None:
+    calls = Calls(RIGHT[name](), device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        calls.compare(meshes[1:], times=4)
+    assert len(replays) >= 4
+
+
+def changed_function(m: Any, y: Tensor, x: Tensor, o: Operators) -> Tensor:
+    return 2 * m.head(y)
+
+
+def patch(network: Any) -> None:
+    """Patch the method of one submodule, as libraries for debugging do."""
+    head = network.head
+    head.forward = lambda x: F.linear(x, head.weight) + 1
+
+
+@dataclass
+class Config:
+    scale: float = 1.0
+
+
+def set_mean(network: Any) -> None:
+    network.net.outputs_at = network.outputs_at = "global_mean"
+
+
+def replace_weight(network: Any) -> None:
+    network.head.weight.data = torch.full_like(network.head.weight, 0.3)
+
+
+def new_head(network: Any) -> None:
+    """Let the new parameters lie where the old ones were, if the allocator likes."""
+    del network.head
+    network.head = nn.Linear(5, 4).to(network.net.last.weight.device)
+    with torch.no_grad():
+        network.head.weight.fill_(0.1), network.head.bias.zero_()
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "outputs at": set_mean,
+    "last activation": lambda m: setattr(m.net, "last_activation", torch.tanh),
+    "activation module": lambda m: setattr(m, "activation", nn.Tanh()),
+    "number": lambda m: setattr(m, "scale", 0.5),
+    "number that is deleted and another one": lambda m: (delattr(m, "scale"), setattr(m, "factor", 2.0)),
+    "slope": lambda m: setattr(m.activation, "negative_slope", 0.7),
+    "tensor": lambda m: setattr(m, "shift", torch.full_like(m.shift, 3)),
+    "tensor in place": lambda m: m.shift.fill_(3),
+    "tensor of the CPU in place": lambda m: m.factor_of_host.fill_(3),
+    "forward of a submodule": patch,
+    "function": lambda m: setattr(m, "compute", changed_function),
+    "head": new_head,
+    "list": lambda m: m.numbers.append(4.0),
+    "list in a dictionary": lambda m: m.options["a"].append(7.0),
+    "dataclass": lambda m: setattr(m.config, "scale", 5.0),
+    "namespace": lambda m: setattr(m.namespace, "scale", 5.0),
+    "frozen": lambda m: m.head.requires_grad_(False),
+    "weight": replace_weight,
+    "weight in place": lambda m: m.head.load_state_dict({k: v + 1 for k, v in m.head.state_dict().items()}),
+    "dtype": lambda m: m.double(),
+    "class": lambda m: setattr(m.head, "__class__", Doubled),
+    "buffer": lambda m: m.register_buffer("offset", torch.full_like(m.offset, 2)),
+    "submodule": lambda m: m.net.blocks.append(copy.deepcopy(m.net.blocks[0])),
+    "training": lambda m: m.eval(),
+    "dropout": lambda m: setattr(m.dropout, "p", 0.0),
+}
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def changing() -> nn.Module:
+    def compute(m: Any, y: Tensor, x: Tensor, o: Operators) -> Tensor:
+        factors = getattr(m, "scale", 0.1) * sum(m.numbers) * sum(m.options["a"]) * m.config.scale * m.namespace.scale
+        y = m.dropout(m.head(m.activation(y.to(m.head.weight.dtype)))) * m.factor_of_host * getattr(m, "factor", 1.0)
+        return y * factors + m.shift + m.offset
+
+    network = Foreign(
+        compute,
+        head=nn.Linear(5, 5),
+        activation=nn.LeakyReLU(0.2),
+        dropout=nn.Dropout(0.0),
+        scale=1.5,
+        shift=torch.ones(1),
+        factor_of_host=torch.tensor(1.5),
+        numbers=[0.5, 1.0],
+        options={"a": [1.0]},
+        config=Config(),
+        namespace=types.SimpleNamespace(scale=2.0),
+    )
+    network.outputs_at = "vertices"
+    network.register_buffer("offset", torch.zeros(1))
+    return network
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_seen_by_the_next_call(meshes: list[Operators], name: str, device: str, replays: list[int]) -> None:
+    calls = Calls(changing(), device)
+    for each in calls.each():
+        each.shift = each.shift.to(device)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        calls.compare(meshes[:1])
+        for each in calls.each():
+            CHANGES[name](each)
+        before = len(replays)
+        calls.compare([o.to(torch.float64) for o in meshes[:1]] if name == "dtype" else meshes[:1])
+    assert before > 0
+    if name == "forward of a submodule":  # the function reads the parameters of the network itself
+        (warning,) = caught
+        assert "not as its parameter" in str(warning.message)
+    else:
+        assert caught == []
+        assert len(replays) > before
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_hook_on_all_modules_is_called(meshes: list[Operators], device: str) -> None:
+    calls, seen = Calls(changing(), device), []
+    operators = meshes[0].to(device)
+    for each in calls.each():
+        each.shift = each.shift.to(device)
+    calls.compare([operators])
+    with nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module))):
+        with pytest.warns(RuntimeWarning, match="a submodule has hooks"):
+            found = results(calls.model, operators)
+        times = len(seen)
+        assert_same(found, results(calls.plain, operators))
+        assert len(seen) == 2 * times > 4
+    calls.compare([operators])
+
+
+def test_a_number_that_changes_in_every_call_is_named_once(meshes: list[Operators]) -> None:
+    calls = Calls(changing(), "cpu")
+
+    def train() -> None:
+        for i in range(2 * MAX_NEW_STATES):
+            for each in calls.each():
+                each.scale = 1.0 + i
+            calls.compare(meshes[:1], times=1)
+
+    with pytest.warns(RuntimeWarning, match="the attribute 'scale' changes in almost every call") as caught:
+        train()
+    assert len(caught) == 1
+
+
+def test_copies_have_a_forward_of_their_own(meshes: list[Operators]) -> None:
+    calls = Calls(small(), "cpu")
+    operators = meshes[0]
+    calls.compare([operators])
+    for copied in (copy.copy(calls.model), calls.model._replicate_for_data_parallel()):
+        copied.last_activation = torch.tanh
+        assert_same(results(copied, operators)[:1], [results(calls.plain, operators)[0].tanh()])
+    calls.compare([operators])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("first_visits", [0, 1])
+def test_one_thread_evaluates_while_another_trains(meshes: list[Operators], device: str, first_visits: int) -> None:
+    plain = small().to(device)
+    batches = [o.to(device) for o in meshes]
+    expected = [results(plain, o) for o in batches]
+    for _ in range(5):
+        model = with_graphs(plain, device, first_visits)
+        errors: list[BaseException] = []
+        done = threading.Event()
+
+        def evaluate(model: nn.Module = model, errors: list[BaseException] = errors, done: Any = done) -> None:
+            try:
+                while not done.is_set():
+                    for o, values in zip(batches, expected, strict=True):
+                        x = torch.randn(o.num_vertices, 3, generator=torch.Generator().manual_seed(1)).to(device)
+                        with torch.no_grad():
+                            assert_same([model(x, o)], values[:1])
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=evaluate)
+        thread.start()
+        try:
+            for _ in range(4):
+                for o, values in zip(batches, expected, strict=True):
+                    assert_same(results(model, o), values)
+        finally:
+            done.set()
+            thread.join()
+        assert errors == []
+
+
+def test_probing_leaves_everything_as_one_step_does(meshes: list[Operators]) -> None:
+    """The network is refused, so the first call with graphs is one without."""
+
+    def make() -> nn.Module:
+        return Foreign(lambda m, y, x, o: F.dropout(m.norm(y), 0.5), norm=nn.BatchNorm1d(5))
+
+    calls, states = Calls(make(), "cpu", first_visits=0), []
+    for each in calls.each():
+        torch.manual_seed(3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = results(each, meshes[0])
+        states.append([*found, torch.get_rng_state()])
+    for a, b in zip(*states, strict=True):
+        assert torch.equal(a, b) if isinstance(a, Tensor) else a is b
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_dropout_of_users_is_the_same_on_buffers(meshes: list[Operators], p: float, replays: list[int]) -> None:
+    model = with_graphs(Foreign(lambda m, y, x, o: F.dropout(y, p) * torch.rand_like(y).exp()), "cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            first = results(model, meshes[0])[0]
+    assert not torch.equal(first, results(model, meshes[0])[0])
+    assert replays
+
+
+def test_joined_vertices_are_seen_on_graphs(replays: list[int]) -> None:
+    sphere = trimesh.creation.icosphere(1)
+    corners = sphere.vertices[sphere.faces].reshape(-1, 3), np.arange(3 * len(sphere.faces)).reshape(-1, 3)
+    soup = precompute(corners, k=6)
+    assert soup.joined is not None
+    calls = Calls(Foreign(lambda m, y, x, o: y[o.joined] + o.joined[:, None] / 100), "cpu")
+    calls.compare([soup])
+    assert replays
