@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
 from diffnet.ops.common.checks import not_a_tensor
+from diffnet.plain import is_plain
 
 # The arguments of `forward` in the original implementation that are fields of `Operators`.
 _FIELDS = ("mass", "L", "evals", "evecs", "gradX", "gradY", "edges", "faces")
@@ -38,8 +39,10 @@ def check_eigenpairs(operators: Operators) -> None:
         )
 
 
-def check_features(features: Any, operators: Operators, first: nn.Linear) -> None:
+def check_features(features: Any, operators: Operators, first: nn.Module) -> None:
     """Check that features (V, C_in) fit the operators and the first layer of a network.
+
+    Another first layer than a plain `nn.Linear` checks its input itself, and hooks may change the channels.
 
     Raises TypeError if they are no floating-point tensor, ValueError for another shape or device.
     """
@@ -47,10 +50,12 @@ def check_features(features: Any, operators: Operators, first: nn.Linear) -> Non
         raise not_a_tensor("features", features)
     if not features.is_floating_point():
         raise TypeError(f"features should be floating point, got {features.dtype}; write features.float()")
-    if features.shape != (operators.num_vertices, first.in_features):
-        expected = operators.num_vertices, first.in_features
-        raise ValueError(f"features should have shape {expected}, shape is {tuple(features.shape)}")
-    device = features.device
-    for name, other in (("the operators", operators.device), ("the network", first.weight.device)):
+    rows, shape, device = operators.num_vertices, tuple(features.shape), features.device
+    channels, devices = None, {"the operators": operators.device}
+    if is_plain(first, nn.Linear):
+        channels, devices["the network"] = first.in_features, first.weight.device
+    if shape[:1] != (rows,) or (channels is not None and shape[1:] != (channels,)):
+        raise ValueError(f"features should have shape ({rows}, {channels or 'C'}), shape is {shape}")
+    for name, other in devices.items():
         if other != device:
             raise ValueError(f"features and {name} should be on one device, they are on {device} and {other}")

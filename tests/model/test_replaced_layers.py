@@ -1,0 +1,263 @@
+"""Layers with hooks, of another type or changed in other ways are called, as in a network without fused kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import trimesh
+from kernel_accuracy import relative
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
+from torch.nn.utils import parametrizations, parametrize, prune, weight_norm
+
+from diffnet import DiffusionNet, LearnedTimeDiffusion, Operators, SpatialGradientFeatures, precompute
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+C = 8
+LINEAR = ("first", "last", "blocks.0.mlp.2")
+LEARNED = ("blocks.0.diffusion", "blocks.0.gradient_features")
+PLACES = (*LINEAR, *LEARNED, "blocks.0.mlp.dropout", "blocks.0.mlp", "blocks.0.attention")
+
+Calls = list[None]
+Change = Callable[[nn.Module, Calls], nn.Module | None]  # returns a module that takes the place of the given one
+
+
+def scaled(x: Any) -> Any:
+    return 1.5 * x if isinstance(x, Tensor) else [1.5 * each for each in x]
+
+
+def forward_hook(module: nn.Module, calls: Calls) -> None:
+    module.register_forward_hook(lambda m, inputs, out: scaled(out) if calls.append(None) is None else None)
+
+
+def forward_pre_hook(module: nn.Module, calls: Calls) -> None:
+    def hook(m: nn.Module, inputs: Any) -> Any:
+        calls.append(None)
+        return scaled(inputs[0]), *inputs[1:]
+
+    module.register_forward_pre_hook(hook)
+
+
+def backward_hook(module: nn.Module, calls: Calls) -> None:
+    def hook(m: nn.Module, input_grads: Any, output_grads: Any) -> Any:
+        calls.append(None)
+        return tuple(None if grad is None else 1.5 * grad for grad in input_grads)
+
+    module.register_full_backward_hook(hook)
+
+
+def backward_pre_hook(module: nn.Module, calls: Calls) -> None:
+    def hook(m: nn.Module, output_grads: Any) -> Any:
+        calls.append(None)
+        return tuple(1.5 * grad for grad in output_grads)
+
+    module.register_full_backward_pre_hook(hook)
+
+
+def global_hook(module: nn.Module, calls: Calls) -> None:
+    def hook(m: nn.Module, inputs: Any, out: Any) -> Any:
+        if m is not module:
+            return out
+        calls.append(None)
+        return 1.5 * out
+
+    torch_modules.register_module_forward_hook(hook)
+
+
+def patched_forward(module: nn.Module, calls: Calls) -> None:
+    forward = module.forward
+
+    def patched(*arguments: Any, **options: Any) -> Tensor:
+        calls.append(None)
+        out: Tensor = 1.5 * forward(*arguments, **options)
+        return out
+
+    module.forward = patched
+
+
+def subclass(module: nn.Module, calls: Calls) -> None:
+    class Scaled(type(module)):  # type: ignore[misc]
+        def forward(self, *arguments: Any, **options: Any) -> Tensor:
+            calls.append(None)
+            out: Tensor = 1.5 * super().forward(*arguments, **options)
+            return out
+
+    module.__class__ = Scaled
+
+
+class Wrapper(nn.Module):
+    """Another module with the same arguments."""
+
+    def __init__(self, module: nn.Module, calls: Calls) -> None:
+        super().__init__()
+        self.module, self.calls = module, calls
+
+    def forward(self, *arguments: Any, **options: Any) -> Tensor:
+        self.calls.append(None)
+        out: Tensor = self.module(*arguments, **options)
+        return out.tanh()
+
+
+def compiled(module: nn.Module, calls: Calls) -> None:
+    torch._dynamo.reset()
+    module.compile(backend="eager")
+    call = module._compiled_call_impl
+    assert call is not None
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(None)
+        return call(*arguments, **options)
+
+    module._compiled_call_impl = counted
+
+
+class LowRank(nn.Linear):
+    """LoRA: a layer plus a product of two small matrices."""
+
+    def __init__(self, layer: nn.Module, calls: Calls) -> None:
+        assert isinstance(layer, nn.Linear)
+        super().__init__(layer.in_features, layer.out_features)
+        self.calls = calls
+        self.down, self.up = (nn.Parameter(torch.randn(*s)) for s in ((self.in_features, 2), (2, self.out_features)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append(None)
+        return super().forward(x) + x @ self.down @ self.up
+
+
+def learned(module: nn.Module) -> str:
+    """The name of a parameter."""
+    return {nn.Linear: "weight", LearnedTimeDiffusion: "time", SpatialGradientFeatures: "a_re"}[type(module)]
+
+
+class Halved(nn.Module):
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append(None)
+        return x / 2
+
+
+def parametrization(module: nn.Module, calls: Calls) -> None:
+    parametrize.register_parametrization(module, learned(module), Halved(calls))
+    calls.clear()
+
+
+def spectral_norm(module: nn.Module, calls: Calls) -> None:
+    parametrizations.spectral_norm(module)
+
+
+def parametrized_weight_norm(module: nn.Module, calls: Calls) -> None:
+    parametrizations.weight_norm(module)
+
+
+def hooked_weight_norm(module: nn.Module, calls: Calls) -> None:
+    with pytest.warns(FutureWarning, match="deprecated"):
+        weight_norm(module)
+
+
+def pruned(module: nn.Module, calls: Calls) -> None:
+    prune.l1_unstructured(module, learned(module), amount=0.5)  # type: ignore[no-untyped-call]
+
+
+ANYWHERE: list[Change] = [
+    forward_hook, forward_pre_hook, backward_hook, backward_pre_hook, global_hook, patched_forward, subclass, Wrapper,
+    compiled,
+]  # fmt: skip
+OF_PARAMETERS: list[Change] = [parametrization, pruned]
+OF_WEIGHTS: list[Change] = [LowRank, spectral_norm, parametrized_weight_norm, hooked_weight_norm]
+UNCOUNTED = (spectral_norm, parametrized_weight_norm, hooked_weight_norm, pruned)
+CASES = [
+    *((place, change) for place in PLACES for change in ANYWHERE),
+    *((place, change) for place in (*LINEAR, *LEARNED) for change in OF_PARAMETERS),
+    *((place, change) for place in LINEAR for change in OF_WEIGHTS),
+]
+
+
+@pytest.fixture(scope="module")
+def operators() -> Operators:
+    return precompute(trimesh.creation.icosahedron(), k=5)
+
+
+@pytest.fixture(autouse=True)
+def _without_global_hooks() -> Iterator[None]:
+    yield
+    torch_modules._global_forward_hooks.clear()
+
+
+def network(backend: str, **options: Any) -> DiffusionNet:
+    torch.manual_seed(0)
+    model = DiffusionNet(3, 4, width=C, blocks=1, backend=backend, **options)  # type: ignore[arg-type]
+    model.blocks[0].diffusion.time.data.uniform_(0.05, 0.3)
+    return model
+
+
+def computed(model: DiffusionNet, x: Tensor, o: Operators, called: str) -> Tensor:
+    """The network with a call of each layer, in plain PyTorch.
+
+    called: the changed module. If it is the MLP, the call is one of the MLP, and not of each of its layers.
+    """
+    block, matrices = model.blocks[0], o.gradient
+    x = model.first(x)
+    diffused = block.diffusion(x, o)
+    rows, columns = matrices.pattern.row_indices, matrices.pattern.column_indices
+    dense = torch.zeros(2, len(x), len(x)).index_put((torch.arange(2)[:, None], rows, columns), matrices.values)
+    parts = [x, diffused, block.gradient_features(dense @ diffused)]
+    if block.attention is not None:
+        parts.append(block.attention(x, o.gradient.pattern))
+    if called == "blocks.0.mlp":
+        return model.last(block.mlp(parts, residual=x))
+    y = torch.cat(parts, 1)
+    for i, layer in enumerate(block.mlp.layers):
+        y = layer(block.mlp.dropout(y.relu()) if i > 0 else y)
+    return model.last(x + y)
+
+
+def results(model: DiffusionNet, out: Tensor, x: Tensor) -> dict[str, Tensor]:
+    """The output, all gradients, and the state of the network after its call."""
+    model.zero_grad()
+    x.grad = None
+    out.square().sum().backward()
+    gradients = {name: p.grad for name, p in [*model.named_parameters(), ("x", x)]}
+    assert all(grad is not None for grad in gradients.values())
+    found = {
+        "out": out,
+        **{f"gradient of {name}": grad for name, grad in gradients.items()},
+        **dict(model.named_buffers()),
+    }
+    return {name: value.detach().clone() for name, value in found.items() if value is not None}
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize(("place", "change"), CASES, ids=[f"{p.split('.')[-1]}-{c.__name__}" for p, c in CASES])
+def test_changed_layers_are_called(operators: Operators, place: str, change: Change, backend: str) -> None:
+    """Two training steps agree with plain PyTorch."""
+    mode = "spectral" if backend == "triton" else "sparse"
+    model = network(backend, dropout=0.0, gradient=mode, attention_heads=2 * place.endswith("attention"))
+    calls: Calls = []
+    other = change(model.get_submodule(place), calls)
+    if other is not None:
+        model.set_submodule(place, other)
+    for _ in range(2):
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        x = torch.randn(operators.num_vertices, 3, requires_grad=True)
+        calls.clear()
+        found = results(model, model(x, operators), x)
+        if change not in UNCOUNTED:
+            assert len(calls) == (2 if place.endswith("dropout") else 1)
+        for buffer, before in buffers:
+            buffer.copy_(before)
+        expected = results(model, computed(model, x, operators, place), x)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert relative(found[name], value) < 1e-4, name
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.01 * p.grad
