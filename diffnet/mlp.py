@@ -76,7 +76,7 @@ class MLP(nn.Module):
             # A layer without a bias has the entry None. Reading `layer.bias` takes as long as the rest.
             if not is_plain(layer, nn.Linear) or layer._parameters.get("bias", layer) is None:
                 return None
-        return layers if is_plain(self.dropout, nn.Dropout) else None
+        return layers if is_plain(self._modules["dropout"], nn.Dropout) else None
 
     def current_dropout(self) -> float:
         """Return the probability of a zero, which is 0 outside of training."""

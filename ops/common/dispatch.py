@@ -92,7 +92,7 @@ def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def without_base(x: Tensor) -> Tensor:
-    """Return the same values as a tensor that is no view. Autograd lets nobody change an output in place that is one."""
+    """Return a tensor with the same memory that is no view. Outputs that are views can't be changed in place."""
     return x.data if x._is_view() else x
 
 
