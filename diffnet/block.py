@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from diffnet.arguments import check_eigenpairs, check_operators, refuses_fields
+from diffnet.arguments import check_eigenpairs, check_operators, is_plain, refuses_fields
 from diffnet.diffusion import InitialTimes, LearnedTimeDiffusion
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
@@ -20,7 +20,6 @@ from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.diffusion_features.block import BlockArguments, diffusion_block, is_one_node
 from diffnet.ops.diffusion_features.sparse import sparse_diffusion_and_gradient_features
-from diffnet.plain import is_plain
 from diffnet.spatial_gradient_features import Rotation, SpatialGradientFeatures, check_rotation
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]

@@ -9,11 +9,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from diffnet.arguments import is_plain
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable, is_recorded
 from diffnet.ops.common.launcher import compiles_only
 from diffnet.ops.common.precision import allows_tf32
-from diffnet.plain import is_plain
 
 # For each network, the states in which it was called. A state decides which kernels are launched.
 _called: WeakKeyDictionary[nn.Module, set[Hashable]] = WeakKeyDictionary()

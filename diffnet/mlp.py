@@ -10,11 +10,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from diffnet.arguments import is_plain
 from diffnet.geometry.argument_names import refuses
 from diffnet.ops import Backend, mlp
 from diffnet.ops.common.checks import check_count, check_dropout
 from diffnet.ops.mlp.op import new_seeds
-from diffnet.plain import is_plain
 
 
 class MLP(nn.Module):

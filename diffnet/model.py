@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffnet.activations import Activation, log_softmax
-from diffnet.arguments import check_features, check_operators, refuses_fields
+from diffnet.arguments import check_features, check_operators, is_plain, refuses_fields
 from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode, MLPNorm
 from diffnet.diffusion import InitialTimes
 from diffnet.first_call import compile_before_first_call
@@ -23,7 +23,6 @@ from diffnet.geometry.preprocessing.device import existing_device
 from diffnet.ops import Backend, mlp, segment_mean
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.plain import is_plain
 from diffnet.shared_launches import shared_dropout_seeds, shared_launches, shares_launches
 from diffnet.spatial_gradient_features import Rotation
 
@@ -249,8 +248,8 @@ class DiffusionNet(nn.Module):
         changed = difference(weights, built.state_dict())
         if changed is None and type(self) is DiffusionNet:  # a subclass may build other modules in the same way
             types = {name: type(module) for name, module in built.named_modules()}
-            others = {name: type(m).__name__ for name, m in self.named_modules() if type(m) is not types.get(name)}
-            changed = "has other modules: " + ", ".join(f"{n} is {t}" for n, t in others.items()) if others else None
+            others = [f"{n} is {type(m).__name__}" for n, m in self.named_modules() if type(m) is not types.get(n)]
+            changed = f"has other modules: {', '.join(others[:3])}" if others else None
         if changed is not None:
             raise ValueError(
                 f"the network is not the one of DiffusionNet(**model.architecture), it {changed}; "

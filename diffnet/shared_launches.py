@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from diffnet.arguments import is_plain
 from diffnet.block import DiffusionNetBlock
 from diffnet.diffusion import LearnedTimeDiffusion, kept_nonnegative
 from diffnet.mlp import MLP, drawn_together
@@ -15,7 +16,6 @@ from diffnet.ops import Backend
 from diffnet.ops.common.backend import use_kernels
 from diffnet.ops.common.compiler import under_transforms
 from diffnet.ops.common.precision import compute_dtype, dot_precision
-from diffnet.plain import is_plain
 
 
 @contextmanager
@@ -38,8 +38,8 @@ def shared_launches(first: nn.Module, blocks: Iterable[nn.Module], last: nn.Modu
         if diffusion.training and is_plain(diffusion, LearnedTimeDiffusion):
             times.append(diffusion.time)
     device, weights = x.device, [layer.weight for layer in layers]
-    weights = [w for w in weights if w.dtype == torch.float32 and _is_plain(w, device)]
-    times = [time for time in times if _is_plain(time, device)]
+    weights = [w for w in weights if w.dtype == torch.float32 and _is_tracked(w, device)]
+    times = [time for time in times if _is_tracked(time, device)]
     dtype = compute_dtype(x, *weights[:1])
     precision = dot_precision(weights[0]) if weights and dtype == torch.float32 else "ieee"
     if dtype == torch.float32 and precision == "ieee":
@@ -73,7 +73,7 @@ def _is_float32_vector(time: Tensor) -> bool:
     return time.dtype == torch.float32 and time.is_contiguous()
 
 
-def _is_plain(parameter: Tensor, device: torch.device) -> bool:
+def _is_tracked(parameter: Tensor, device: torch.device) -> bool:
     """Whether a kernel may read a parameter, and PyTorch counts its changes."""
     plain = type(parameter) is nn.Parameter or type(parameter) is Tensor
     return plain and parameter.device == device and not parameter.is_inference()

@@ -27,18 +27,19 @@ Calls = list[None]
 Change = Callable[[nn.Module, Calls], nn.Module | None]  # returns a module that takes the place of the given one
 
 
-def scaled(x: Any) -> Any:
-    return 1.5 * x if isinstance(x, Tensor) else [1.5 * each for each in x]
-
-
 def forward_hook(module: nn.Module, calls: Calls) -> None:
-    module.register_forward_hook(lambda m, inputs, out: scaled(out) if calls.append(None) is None else None)
+    def hook(m: nn.Module, inputs: Any, out: Tensor) -> Tensor:
+        calls.append(None)
+        return 1.5 * out
+
+    module.register_forward_hook(hook)
 
 
 def forward_pre_hook(module: nn.Module, calls: Calls) -> None:
     def hook(m: nn.Module, inputs: Any) -> Any:
         calls.append(None)
-        return scaled(inputs[0]), *inputs[1:]
+        x, *others = inputs
+        return 1.5 * x if isinstance(x, Tensor) else [1.5 * each for each in x], *others  # those of an MLP are a list
 
     module.register_forward_pre_hook(hook)
 
@@ -321,6 +322,8 @@ def test_dynamic_quantization(operators: Operators, options: dict[str, Any]) -> 
         error = relative(quantized(x, operators), model(x, operators))
     assert 1e-4 < error < 0.1
     quantized.load_state_dict(quantized.state_dict())
+    with pytest.raises(ValueError, match=r"it lacks weights: .*; write torch.save\(model.state_dict\(\), path\)"):
+        quantized.save("never-written.safetensors")
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
