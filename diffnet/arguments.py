@@ -1,14 +1,17 @@
-"""Checks of the arguments of modules. The messages say what to write instead."""
+"""Checks of modules and of their arguments. The messages say what to write instead."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
 from diffnet.ops.common.checks import not_a_tensor
+
+M = TypeVar("M", bound=nn.Module)
 
 # The arguments of `forward` in the original implementation that are fields of `Operators`.
 _FIELDS = ("mass", "L", "evals", "evecs", "gradX", "gradY", "edges", "faces")
@@ -38,8 +41,10 @@ def check_eigenpairs(operators: Operators) -> None:
         )
 
 
-def check_features(features: Any, operators: Operators, first: nn.Linear) -> None:
+def check_features(features: Any, operators: Operators, first: nn.Module) -> None:
     """Check that features (V, C_in) fit the operators and the first layer of a network.
+
+    Another first layer than a plain `nn.Linear` checks its input itself, and hooks may change the channels.
 
     Raises TypeError if they are no floating-point tensor, ValueError for another shape or device.
     """
@@ -47,10 +52,38 @@ def check_features(features: Any, operators: Operators, first: nn.Linear) -> Non
         raise not_a_tensor("features", features)
     if not features.is_floating_point():
         raise TypeError(f"features should be floating point, got {features.dtype}; write features.float()")
-    if features.shape != (operators.num_vertices, first.in_features):
-        expected = operators.num_vertices, first.in_features
-        raise ValueError(f"features should have shape {expected}, shape is {tuple(features.shape)}")
-    device = features.device
-    for name, other in (("the operators", operators.device), ("the network", first.weight.device)):
+    rows, shape, device = operators.num_vertices, tuple(features.shape), features.device
+    channels, devices = None, {"the operators": operators.device}
+    if is_plain(first, nn.Linear):
+        channels, devices["the network"] = first.in_features, first.weight.device
+    if shape[:1] != (rows,) or (channels is not None and shape[1:] != (channels,)):
+        raise ValueError(f"features should have shape ({rows}, {channels or 'C'}), shape is {shape}")
+    for name, other in devices.items():
         if other != device:
             raise ValueError(f"features and {name} should be on one device, they are on {device} and {other}")
+
+
+def is_plain(module: object, cls: type[M]) -> TypeGuard[M]:
+    """Return whether a call of the module runs `forward` of this class on ordinary parameters, and nothing else.
+
+    Kernels may compute such a module together with others, from its parameters. Any other module is called.
+
+    A module of a subclass is not plain, nor is one with a parametrization (its class is another one), with hooks, with
+    a `forward` of its own, or after `module.compile()`. Nor is one whose parameters are quantized or distributed
+    tensors, because they bring operations of their own. No module is plain while there are global hooks.
+    """
+    if type(module) is not cls:
+        return False
+    state = module.__dict__  # reading attributes of modules of several types takes twice the time
+    for parameter in state["_parameters"].values():
+        if type(parameter) is not nn.Parameter and hasattr(type(parameter), "__tensor_flatten__"):
+            return False
+    return not (
+        state["_forward_hooks"]
+        or state["_forward_pre_hooks"]
+        or state["_backward_hooks"]
+        or state["_backward_pre_hooks"]
+        or "forward" in state
+        or "_compiled_call_impl" in state
+        or _has_any_global_hook()  # type: ignore[no-untyped-call]
+    )

@@ -8,13 +8,13 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from diffnet.arguments import check_eigenpairs, check_operators, refuses_fields
+from diffnet.arguments import check_eigenpairs, check_operators, is_plain, refuses_fields
 from diffnet.diffusion import InitialTimes, LearnedTimeDiffusion
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
-from diffnet.mlp import MLP, shared_seeds
+from diffnet.mlp import MLP, shared_seeds, weights_and_biases
 from diffnet.ops import Backend, diffusion_and_gradient_features, spmm
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
@@ -48,7 +48,9 @@ class DiffusionNetBlock(nn.Module):
         gradient_rotation: see `SpatialGradientFeatures`.
         gradient: how gradients are computed. "spectral" differentiates the basis, (GΦ) D. "sparse" applies the sparse
             gradient operators to the diffused features. Both give the same result. "auto" is spectral on a GPU, and if
-            the operators hold `gradient_evecs`, else sparse. See `Operators.prepared`.
+            the operators hold `gradient_evecs`, else sparse. See `Operators.prepared`. If `diffusion` or
+            `gradient_features` is another module, has hooks or is changed in another way, it is called, with sparse
+            gradients.
         diffusion: "spectral" diffuses in the eigenbasis (`LearnedTimeDiffusion`). "implicit" needs no eigenbasis
             (`ImplicitDiffusion`); its gradients are sparse.
         initial_times: "zero" or "spread", see `LearnedTimeDiffusion`.
@@ -126,9 +128,9 @@ class DiffusionNetBlock(nn.Module):
         if self.on_basis(operators):
             o = operators.prepared(compute_dtype(x, operators.evecs))
             arguments, swapped = self._arguments(o), self._swapped()
-            if self.is_plain():
-                mlp = self.mlp
-                weights, biases = mlp.weights_and_biases()
+            layers = self.plain_layers()
+            if layers is not None:
+                mlp, (weights, biases) = self.mlp, weights_and_biases(layers)
                 if is_one_node(self.backend, x, arguments, weights):
                     seeds = shared_seeds(mlp)
                     return diffusion_block(
@@ -142,22 +144,18 @@ class DiffusionNetBlock(nn.Module):
             parts.append(self.attention(x, operators.neighborhood or operators.gradient.pattern))
         inputs = [x, *parts]
         if self.mlp_norm is not None:
-            joined = torch.cat(inputs, 1).to(self.mlp.layers[0].weight.dtype)  # under autocast, it may be bfloat16
-            inputs = [self.mlp_norm(joined).to(x.dtype)]
+            joined = torch.cat(inputs, 1)
+            scales = next(self.mlp_norm.parameters(), joined)
+            inputs = [self.mlp_norm(joined.to(scales.dtype)).to(x.dtype)]  # under autocast, joined may be bfloat16
         out: Tensor = self.mlp(inputs, residual=x)
         return out
 
-    def is_plain(self) -> bool:
-        """Whether the parts of the block are as built, and no hook expects a call of its MLP.
-
-        Such a block may run as one operation, unless torch.compile traces it.
-        """
-        if torch.compiler.is_compiling() or type(self) is not DiffusionNetBlock:
-            return False
-        if self.attention is not None or self.mlp_norm is not None:
-            return False
+    def plain_layers(self) -> list[nn.Linear] | None:
+        """Return the layers of the MLP if they may run in one operation with the rest of the block, else None."""
+        if torch.compiler.is_compiling() or self.attention is not None or self.mlp_norm is not None:
+            return None
         mlp = self.mlp
-        return type(mlp) is MLP and mlp.is_plain(self.backend)
+        return mlp.plain_layers() if is_plain(mlp, MLP) and mlp.backend == self.backend else None
 
     def _arguments(self, operators: Operators) -> BlockArguments:
         """Return the arguments of `diffusion_and_gradient_features` for operators with `gradient_evecs`."""
@@ -178,8 +176,9 @@ class DiffusionNetBlock(nn.Module):
 
         The rest of the block uses the returned x; its gradients are then summed in one kernel.
         """
-        o, features, gradient = operators, self.gradient_features, operators.gradient
-        if features is not None and isinstance(self.diffusion, LearnedTimeDiffusion):
+        o, gradient = operators, operators.gradient
+        diffusion, features = self.diffusion, self.gradient_features
+        if is_plain(diffusion, LearnedTimeDiffusion) and is_plain(features, SpatialGradientFeatures):
             check_eigenpairs(o)
             return sparse_diffusion_and_gradient_features(
                 x,
@@ -188,7 +187,7 @@ class DiffusionNetBlock(nn.Module):
                 o.evecs,
                 gradient.pattern,
                 gradient.values,
-                self.diffusion.learned_time(),
+                diffusion.learned_time(),
                 features.a_re,
                 features.a_im,
                 o.ptr,
@@ -196,7 +195,7 @@ class DiffusionNetBlock(nn.Module):
                 self.backend,
                 swapped=features.swapped,
             )
-        diffused = self.diffusion(x, o)
+        diffused = diffusion(x, o)
         if features is None:
             return x, diffused
         return x, diffused, features(spmm(gradient.pattern, gradient.values, diffused, backend=self.backend))
@@ -204,10 +203,12 @@ class DiffusionNetBlock(nn.Module):
     def on_basis(self, operators: Operators) -> bool:
         """Whether the block takes gradients on the basis, so that it uses `operators.prepared`.
 
-        On the CPU, sparse products are cheaper than the gradient of the basis, unless the operators hold it.
+        On the CPU, sparse products are cheaper than the gradient of the basis, unless the operators hold it. Modules
+        that have to be called get functions at the vertices, whose gradients are sparse.
         """
-        if self.gradient_features is None or not isinstance(self.diffusion, LearnedTimeDiffusion):
-            return False
         if self.gradient == "auto":
-            return operators.device.type == "cuda" or operators.gradient_evecs is not None
-        return self.gradient == "spectral"
+            wanted = operators.device.type == "cuda" or operators.gradient_evecs is not None
+        else:
+            wanted = self.gradient == "spectral"
+        plain = wanted and is_plain(self.diffusion, LearnedTimeDiffusion)
+        return plain and is_plain(self.gradient_features, SpatialGradientFeatures)

@@ -15,6 +15,7 @@ from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
 from diffnet.ops import Backend, diffuse, from_spectral, to_spectral
 from diffnet.ops.common.checks import check_count
+from diffnet.ops.common.compiler import under_transforms
 
 InitialTimes: TypeAlias = Literal["zero", "spread"]
 # The ends of the spread, for positions of unit size: the square of a short edge, and that of the whole surface.
@@ -42,11 +43,11 @@ class LearnedTimeDiffusion(nn.Module):
         self.backend: Backend = backend
         self.time = nn.Parameter(starting_times(channels, initial_times))
 
-    def learned_time(self) -> nn.Parameter:
+    def learned_time(self) -> Tensor:
         """Return the times (C,). In training, negative times are set to 0 first."""
         time = self.time
         if self.training and (torch.compiler.is_compiling() or id(time) not in _KEPT.times):
-            keep_nonnegative([time])
+            return trained_time(time)
         return time
 
     def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
@@ -75,6 +76,18 @@ def starting_times(channels: int, initial_times: InitialTimes) -> Tensor:
     # torch.logspace imports SymPy on the meta device, on which checkpoints are read.
     ratio, last = LONGEST_TIME / SHORTEST_TIME, max(channels - 1, 1)
     return torch.tensor([SHORTEST_TIME * ratio ** (i / last) for i in range(channels)])
+
+
+def trained_time(time: Tensor) -> Tensor:
+    """Return times in training: negative ones are set to 0 in place, see `keep_nonnegative`.
+
+    A transform of torch.func allows no such write. Negative times stay as they are then, and values and gradients are
+    those at 0.
+    """
+    if under_transforms():
+        return time - time.detach().clamp(max=0)
+    keep_nonnegative([time])
+    return time
 
 
 class _Kept(threading.local):

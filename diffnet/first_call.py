@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from diffnet.arguments import is_plain
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable, is_recorded
 from diffnet.ops.common.launcher import compiles_only
@@ -21,8 +22,8 @@ _called: WeakKeyDictionary[nn.Module, set[Hashable]] = WeakKeyDictionary()
 def compile_before_first_call(network: nn.Module, features: Tensor, operators: Operators) -> None:
     """Compile all kernels of a step at the same time, if this is the first call of its kind on a GPU.
 
-    Without it, each launch of the first step would wait for its own compilation. Networks with hooks on submodules are
-    left out, because the hooks would see values that mean nothing.
+    Without it, each launch of the first step would wait for its own compilation. Networks whose submodules have hooks
+    or are changed in another way are left out, because their calls would get values that mean nothing.
     """
     if not features.is_cuda:
         return
@@ -49,9 +50,8 @@ def _kind(network: nn.Module, features: Tensor, operators: Operators) -> Hashabl
 
 
 def _compile(network: nn.Module, features: Tensor, operators: Operators) -> None:
-    from diffnet.cuda_graphs.module_state import ModuleState
     from diffnet.cuda_graphs.recording import compile_network
 
-    if not ModuleState(network).has_inner_hooks():
+    if all(is_plain(module, type(module)) for module in network.modules() if module is not network):
         with suppress(NotCapturable, torch.OutOfMemoryError):  # the call itself says what is wrong, if anything
             compile_network(network, features, operators)

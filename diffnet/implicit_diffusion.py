@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from diffnet.diffusion import InitialTimes, keep_nonnegative, starting_times
+from diffnet.diffusion import InitialTimes, starting_times, trained_time
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, implicit_diffusion
 from diffnet.ops.common.checks import check_count
@@ -49,11 +49,10 @@ class ImplicitDiffusion(nn.Module):
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
-        if self.training:
-            keep_nonnegative([self.time])
+        time = trained_time(self.time) if self.training else self.time
         return implicit_diffusion(
             x,
-            self.time.clamp(min=0),
+            time.clamp(min=0),
             operators.laplacian,
             operators.mass,
             operators.ptr,

@@ -31,6 +31,7 @@ class MeshAttention(nn.Module):
         check_dropout(dropout)
         if channels % heads != 0:
             raise ValueError(f"heads should divide the {channels} channels, got {heads}")
+        self.channels = channels
         self.heads = heads
         self.backend: Backend = backend
         self.query_key_value = nn.Linear(channels, 3 * channels)
@@ -48,7 +49,7 @@ class MeshAttention(nn.Module):
         if not isinstance(pattern, Pattern):
             found = type(pattern).__name__
             raise TypeError(f"pattern should be a Pattern, got {found}; write for example operators.gradient.pattern")
-        check_matrix("x", x, "V", self.out.in_features, pattern.device)
+        check_matrix("x", x, "V", self.channels, pattern.device)
         if pattern.shape != (len(x), len(x)):
             raise ValueError(f"the pattern should have shape {(len(x), len(x))}, shape is {pattern.shape}")
         width = x.shape[-1] // self.heads

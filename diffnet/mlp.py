@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
+from diffnet.arguments import is_plain
 from diffnet.geometry.argument_names import refuses
 from diffnet.ops import Backend, mlp
 from diffnet.ops.common.checks import check_count, check_dropout
@@ -20,8 +20,9 @@ from diffnet.ops.mlp.op import new_seeds
 class MLP(nn.Module):
     """Linear layers with ReLU between them, and dropout before every layer but the first.
 
-    The kernels run several layers at once, so the layers are no `nn.Sequential`: hooks on single layers are not called.
-    To use another network in a block, assign a module with the same `forward` to `block.mlp`.
+    The kernels run all layers at once. If a layer or `self.dropout` has hooks, is of another type or is changed in
+    another way, all of them are called one by one instead. To use another network in a block, assign a module with the
+    same `forward` to `block.mlp`.
 
     Args:
         widths: the width of the input, of each hidden layer and of the output.
@@ -58,26 +59,33 @@ class MLP(nn.Module):
 
         inputs: (V, C_i) each, with Σ C_i = widths[0]; residual: (V, widths[-1]) or None → (V, widths[-1])
         """
-        weights, biases = self.weights_and_biases()
-        dropout = self.current_dropout()
-        return mlp(inputs, weights, biases, dropout=dropout, residual=residual, backend=self.backend)
+        layers = self.plain_layers()
+        if layers is not None:
+            weights, biases = weights_and_biases(layers)
+            dropout = self.current_dropout()
+            return mlp(inputs, weights, biases, dropout=dropout, residual=residual, backend=self.backend)
+        x = torch.cat(list(inputs), dim=-1)
+        for i, layer in enumerate(self.layers):
+            x = layer(self.dropout(x.relu()) if i > 0 else x)
+        return x if residual is None else residual + x
 
-    def weights_and_biases(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the weights and the biases of the layers, first to last."""
+    def plain_layers(self) -> list[nn.Linear] | None:
+        """Return the layers if kernels may run all of them at once, or None if they have to be called."""
         layers = self.layers
-        return [layer.weight for layer in layers], [layer.bias for layer in layers]
+        for layer in layers:
+            # A layer without a bias has the entry None. Reading `layer.bias` takes as long as the rest.
+            if not is_plain(layer, nn.Linear) or layer._parameters.get("bias", layer) is None:
+                return None
+        return layers if is_plain(self._modules["dropout"], nn.Dropout) else None
 
     def current_dropout(self) -> float:
         """Return the probability of a zero, which is 0 outside of training."""
         dropout = self.dropout
         return dropout.p if dropout.training else 0.0
 
-    def is_plain(self, backend: Backend) -> bool:
-        """Return whether a call is one of `forward` as it is above, on this backend and without hooks."""
-        hooks = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
-        replaced = "forward" in vars(self) or self._compiled_call_impl is not None
-        on_all_modules = _has_any_global_hook()  # type: ignore[no-untyped-call]
-        return not (hooks or replaced or on_all_modules) and self.backend == backend
+
+def weights_and_biases(layers: Sequence[nn.Linear]) -> tuple[list[Tensor], list[Tensor]]:
+    return [layer.weight for layer in layers], [layer.bias for layer in layers]
 
 
 class _Drawn(threading.local):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffnet.activations import Activation, log_softmax
-from diffnet.arguments import check_features, check_operators, refuses_fields
+from diffnet.arguments import check_features, check_operators, is_plain, refuses_fields
 from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode, MLPNorm
 from diffnet.diffusion import InitialTimes
 from diffnet.first_call import compile_before_first_call
@@ -133,21 +133,26 @@ class DiffusionNet(nn.Module):
         self.attention_heads = int(attention_heads)
         self.backend: Backend = backend
         self.metadata: dict[str, Any] = {}
+        self._built = {"in_channels": int(in_channels), "out_channels": int(out_channels), "width": int(width)}
 
     @property
     def in_channels(self) -> int:
-        """C_in."""
-        return int(self.first.in_features)
+        """C_in. If another first layer has no `in_features`, it is the number that the network was built with."""
+        return self._channels("in_channels", self.first, "in_features")
 
     @property
     def out_channels(self) -> int:
-        """C_out."""
-        return int(self.last.out_features)
+        """C_out. If another last layer has no `out_features`, it is the number that the network was built with."""
+        return self._channels("out_channels", self.last, "out_features")
 
     @property
     def width(self) -> int:
         """The channels inside the network."""
-        return int(self.first.out_features)
+        return self._channels("width", self.first, "out_features")
+
+    def _channels(self, name: str, layer: nn.Module, attribute: str) -> int:
+        found = getattr(layer, attribute, None)
+        return self._built[name] if found is None else int(found)
 
     @property
     def architecture(self) -> dict[str, Any]:
@@ -193,8 +198,12 @@ class DiffusionNet(nn.Module):
                 x = block(x, shared)
         return self._outputs(self._linear(self.last, x), operators)
 
-    def _linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        return mlp([x], [layer.weight], [layer.bias], backend=self.backend)
+    def _linear(self, layer: nn.Module, x: Tensor) -> Tensor:
+        if is_plain(layer, nn.Linear):
+            bias = layer.bias
+            return mlp([x], [layer.weight], None if bias is None else [bias], backend=self.backend)
+        out: Tensor = layer(x)
+        return out
 
     def _outputs(self, x: Tensor, operators: Operators) -> Tensor:
         """Average the values (V, C_out) at the vertices as `outputs_at` asks, and apply the last activation."""
@@ -216,7 +225,7 @@ class DiffusionNet(nn.Module):
             and `normalize`, and uses `label_names`.
 
         The file holds the weights in their dtype, and in its header the architecture and the metadata as JSON. It does
-        not hold an optimizer, or the code of a `last_activation` other than `log_softmax`, `torch.sigmoid` and
+        not hold an optimizer, hooks, or the code of a `last_activation` other than `log_softmax`, `torch.sigmoid` and
         `torch.tanh`; pass that function to `load`. Networks on a GPU and under `graphed` are saved alike.
 
         Raises TypeError, which names the key, for metadata that JSON can't hold. Raises ValueError for a network on the
@@ -232,10 +241,15 @@ class DiffusionNet(nn.Module):
         from diffnet.checkpoints.safetensors_file import write_network
 
         weights = self.state_dict()
-        if any(weight.is_meta for weight in weights.values()):
+        if any(isinstance(weight, Tensor) and weight.is_meta for weight in weights.values()):
             raise ValueError("a network on the meta device has no weights to save")
         with torch.device("meta"):
-            changed = difference(weights, DiffusionNet(**self.architecture).state_dict())
+            built = DiffusionNet(**self.architecture)
+        changed = difference(weights, built.state_dict())
+        if changed is None and type(self) is DiffusionNet:  # a subclass may build other modules in the same way
+            types = {name: type(module) for name, module in built.named_modules()}
+            others = [f"{n} is {type(m).__name__}" for n, m in self.named_modules() if type(m) is not types.get(n)]
+            changed = f"has other modules: {', '.join(others[:3])}" if others else None
         if changed is not None:
             raise ValueError(
                 f"the network is not the one of DiffusionNet(**model.architecture), it {changed}; "

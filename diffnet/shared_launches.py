@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from diffnet.arguments import is_plain
 from diffnet.block import DiffusionNetBlock
 from diffnet.diffusion import LearnedTimeDiffusion, kept_nonnegative
 from diffnet.mlp import MLP, drawn_together
@@ -18,30 +19,27 @@ from diffnet.ops.common.precision import compute_dtype, dot_precision
 
 
 @contextmanager
-def shared_launches(first: nn.Linear, blocks: Iterable[nn.Module], last: nn.Linear, x: Tensor) -> Iterator[None]:
+def shared_launches(first: nn.Module, blocks: Iterable[nn.Module], last: nn.Module, x: Tensor) -> Iterator[None]:
     """Prepare the parameters of a network in one launch: convert all weights, and set negative times to 0.
 
     Blocks that run in this context use the results. Blocks that run elsewhere do both themselves, for example if a
-    backward pass runs them again (`torch.utils.checkpoint`).
+    backward pass runs them again (`torch.utils.checkpoint`). Modules that have to be called read their parameters
+    themselves, because hooks may change these.
     """
     from diffnet.ops.common.matmul import MOST_MATRICES, converted_together  # imports Triton
 
-    layers, times = [first, last], []
+    layers, times = [layer for layer in (first, last) if is_plain(layer, nn.Linear)], []
     for block in blocks:
-        if type(block) is not DiffusionNetBlock:
+        if not is_plain(block, DiffusionNetBlock):
             continue
         mlp, diffusion = block.mlp, block.diffusion
-        if block._forward_pre_hooks or mlp._forward_pre_hooks or diffusion._forward_pre_hooks:
-            continue  # hooks run before the block reads its parameters, and may change them
-        if type(mlp) is MLP:
-            layers += mlp.layers
-        if type(diffusion) is LearnedTimeDiffusion and diffusion.training:
+        if is_plain(mlp, MLP):
+            layers += mlp.plain_layers() or []
+        if diffusion.training and is_plain(diffusion, LearnedTimeDiffusion):
             times.append(diffusion.time)
-    # A parametrized layer has a class of its own, and computes its weight anew whenever it is read.
-    weights = [layer.weight for layer in layers if type(layer) is nn.Linear]
-    device = x.device
-    weights = [w for w in weights if w.dtype == torch.float32 and _is_plain(w, device)]
-    times = [time for time in times if _is_plain(time, device)]
+    device, weights = x.device, [layer.weight for layer in layers]
+    weights = [w for w in weights if w.dtype == torch.float32 and _is_tracked(w, device)]
+    times = [time for time in times if _is_tracked(time, device)]
     dtype = compute_dtype(x, *weights[:1])
     precision = dot_precision(weights[0]) if weights and dtype == torch.float32 else "ieee"
     if dtype == torch.float32 and precision == "ieee":
@@ -59,9 +57,8 @@ def shared_dropout_seeds(blocks: Iterable[nn.Module], device: torch.device) -> I
     A checkpoint (`torch.utils.checkpoint`) runs a block again with the state that the random generator had before the
     block. Such a block has to draw its own seeds, so it must not run in this context.
     """
-    plain = [block for block in blocks if isinstance(block, DiffusionNetBlock) and block.is_plain()]
-    own = [block.mlp for block in plain if not block._forward_pre_hooks and "forward" not in vars(block)]
-    with drawn_together(own, device):
+    plain = [block for block in blocks if is_plain(block, DiffusionNetBlock)]
+    with drawn_together([block.mlp for block in plain if block.plain_layers() is not None], device):
         yield
 
 
@@ -76,7 +73,7 @@ def _is_float32_vector(time: Tensor) -> bool:
     return time.dtype == torch.float32 and time.is_contiguous()
 
 
-def _is_plain(parameter: Tensor, device: torch.device) -> bool:
+def _is_tracked(parameter: Tensor, device: torch.device) -> bool:
     """Whether a kernel may read a parameter, and PyTorch counts its changes."""
     plain = type(parameter) is nn.Parameter or type(parameter) is Tensor
     return plain and parameter.device == device and not parameter.is_inference()

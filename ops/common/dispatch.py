@@ -48,6 +48,7 @@ def differentiable(
 
     def forward(ctx: Any, *arguments: Any) -> Any:
         output = implementation(*arguments)
+        output = without_base(output) if isinstance(output, Tensor) else tuple(map(without_base, output))
         setup_context(ctx, arguments, output)
         return (arguments[0], *output) if returns_input else output
 
@@ -88,6 +89,11 @@ def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """Return what `function.apply` does outside of torch.func, whose tensors `apply` looks for among the arguments."""
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
+
+
+def without_base(x: Tensor) -> Tensor:
+    """Return a tensor with the same memory that is no view. Outputs that are views can't be changed in place."""
+    return x.data if x._is_view() else x
 
 
 def opaque(name: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.dispatch import applied, is_traced
+from diffnet.ops.common.dispatch import applied, is_traced, without_base
 from diffnet.ops.common.precision import allows_tf32, compute_dtype, in_dtype
 from diffnet.ops.diffusion_features.op import check_arguments, diffusion_features_forward, gradients_of_sums
 from diffnet.ops.mlp.op import check_mlp, mlp_forward, new_seeds
@@ -109,7 +109,7 @@ class _Block(torch.autograd.Function):
                 if len(hidden) > 1:
                     computed[-1] = None
             ctx.save_for_backward(x, features, *matrices, *computed, bias, seeds, *arguments, *coefficients)
-        return out
+        return without_base(out)
 
     @staticmethod
     @once_differentiable

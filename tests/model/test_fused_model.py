@@ -186,6 +186,26 @@ def test_compiled_keeps_the_operations_whole(packed: Operators, mode: str, devic
         assert {name.split(".")[1] for name in seen} == {"diffusion_features", "mlp"} | prepares
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_outputs_change_in_place(layers: int, backend: str, device: str) -> None:
+    """Of a network and of a block. Gradients are those of new tensors."""
+    operators = precompute(trimesh.creation.icosahedron(), k=4).to(device)
+    options: Any = {"backend": backend, "gradient": "spectral", "dropout": 0.0, "mlp_hidden": [8] * (layers - 1)}
+    model = DiffusionNet(3, 5, width=8, blocks=1, **options).to(device)
+    x, parameters = features(operators), list(model.parameters())
+    out = model(x, operators)
+    positive = out > 0
+    expected = torch.autograd.grad((out / 2).masked_fill(positive, 1.0).square().sum(), parameters, retain_graph=True)
+    out /= 2
+    out[positive] = 1.0
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), parameters), expected)
+    hidden = model.blocks[0](torch.randn(12, 8, device=device), operators)
+    hidden += 1
+    hidden.sum().backward()
+
+
 def train_step(model: DiffusionNet, x: Tensor, operators: Operators) -> Callable[[], Tensor]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, capturable=True)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
 from diffnet import DiffusionNet, Operators, collate, precompute
+from diffnet.ops.mlp import op
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -65,9 +66,10 @@ def test_edges_on_the_meta_device(operators: Operators) -> None:
     assert model(x, fresh.to("meta")).shape == (count, 4)
 
 
-def ensemble(models: list[DiffusionNet], x: Tensor, operators: Operators) -> Tensor:
+def ensemble(models: list[DiffusionNet], x: Tensor, operators: Operators, randomness: str = "error") -> Tensor:
     parameters, buffers = stack_module_state(models)  # type: ignore[arg-type]
-    out: Tensor = vmap(lambda p, b: functional_call(models[0], (p, b), (x, operators)))(parameters, buffers)
+    call = vmap(lambda p, b: functional_call(models[0], (p, b), (x, operators)), randomness=randomness)
+    out: Tensor = call(parameters, buffers)
     return out
 
 
@@ -91,10 +93,40 @@ def test_gradients_per_mesh(operators: Operators) -> None:
         torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_gradients_in_training(operators: Operators, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.func.grad` agrees with autograd and changes no parameter. Negative times count as 0."""
+    monkeypatch.setattr(op, "eager_on_cpu", lambda *tensors: False)  # its dropout draws other numbers
+    (model,) = networks(1, dropout=dropout)
+    model.train()
+    model.blocks[0].diffusion.time.data[:4] *= -1
+    x, own = torch.randn(54, 3), operators.with_gradient_evecs()
+    parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+    torch.manual_seed(1)
+    grads = torch.func.grad(lambda p: functional_call(model, p, (x, own)).square().sum())(parameters)
+    assert (parameters["blocks.0.diffusion.time"] < 0).sum() == (model.blocks[0].diffusion.time < 0).sum() == 4
+    torch.manual_seed(1)
+    model(x, own).square().sum().backward()
+    assert (model.blocks[0].diffusion.time == 0).sum() == 4
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_ensembles_in_training(operators: Operators) -> None:
+    models, own = [model.train() for model in networks(2, dropout=0.5)], operators.with_gradient_evecs()
+    x = torch.randn(54, 3)
+    with pytest.raises(RuntimeError, match="use the 'same' or 'different' randomness flags"):
+        ensemble(models, x, own)
+    outs = ensemble([models[0]] * 2, x, own, randomness="different")
+    assert not torch.equal(*outs)
+    assert torch.equal(*ensemble([models[0]] * 2, x, own, randomness="same"))
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", ["spectral", "sparse-gradient", "implicit", "attention"])
-def test_operators_without_a_batching_rule(operators: Operators, name: str) -> None:
+def test_operators_without_a_batching_rule(operators: Operators, name: str, training: bool) -> None:
     """Sparse products don't work under vmap. The error names the networks that do."""
-    models = networks(2, **OPTIONS[name])
+    models = [model.train(training) for model in networks(2, **OPTIONS[name])]
     with pytest.raises(RuntimeError, match=r'under vmap.*backend="torch".*operators\.with_gradient_evecs\(\)'):
         ensemble(models, torch.randn(54, 3), operators)
 

@@ -203,11 +203,21 @@ def test_metadata_should_be_json(path: Path) -> None:
 
 
 def test_networks_that_are_not_saved(path: Path) -> None:
-    changed = network()
-    changed.blocks[0].mlp = nn.Linear(24, 8)
-    line = message(lambda: changed.save(path), ValueError)
-    assert "is not the one of DiffusionNet(**model.architecture), it lacks weights: blocks.0.mlp.0.bias" in line
-    assert "write torch.save(model.state_dict(), path)" in line
+    def first_is(layer: nn.Module) -> DiffusionNet:
+        changed = network()
+        changed.first = layer
+        return changed
+
+    without_mlp = network()
+    without_mlp.blocks[0].mlp = nn.Linear(24, 8)
+    for changed, expected in (
+        (without_mlp, "lacks weights: blocks.0.mlp.0.bias"),
+        (first_is(nn.Identity()), "lacks weights: first.bias, first.weight"),
+        (first_is(nn.modules.linear.NonDynamicallyQuantizableLinear(3, 8)), "has other modules: first is NonDyn"),
+    ):
+        line = message(partial(changed.save, path), ValueError)
+        assert f"is not the one of DiffusionNet(**model.architecture), it {expected}" in line
+        assert "write torch.save(model.state_dict(), path)" in line
     assert "meta device" in message(lambda: network().to("meta").save(path), ValueError)
     assert not path.exists()
 

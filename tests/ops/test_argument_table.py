@@ -45,6 +45,17 @@ WITHOUT = {
     ("row_offsets", "non-finite"): "integers are finite",
 }
 BLOCK = 16
+# The backward pass of these operations reads an output on one backend or both.
+READ_BY_BACKWARD = (
+    "gradient_features",
+    "spectral_gradient_features",
+    "values_and_gradient_features",
+    "diffusion_and_gradient_features",
+    "sparse_softmax",
+    "block_softmax",
+    "block_attention",
+    "soft_map",
+)
 
 
 class Row(NamedTuple):
@@ -233,6 +244,24 @@ def test_backends_agree(operation: str, device: str, monkeypatch: pytest.MonkeyP
             torch.testing.assert_close(
                 b, a, rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda m, where=where: f"{where}\n{m}"
             )
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_outputs_change_in_place(operation: str, device: str) -> None:
+    """As in `logits /= 2`. Gradients are those of `logits / 2`, unless the backward pass needs the output."""
+    case = next(row.case for row in table(device) if row.operation == operation)
+    for backend in case.backends:
+        found = []
+        for change in (torch.mul, Tensor.mul_):
+            given = {name: case.arguments[name].clone().requires_grad_() for name in case.floating}
+            outs = case.run(backend, **{name: 1 * x for name, x in given.items()})
+            if operation == "diffusion_and_gradient_features":
+                outs = outs[1:]  # the first output is an argument
+            changed = [change(out, 0.5).sum() for out in outs if isinstance(out, Tensor) and out.requires_grad]
+            if changed and operation not in READ_BY_BACKWARD:
+                found.append(torch.autograd.grad(changed, [*given.values()], allow_unused=True))
+        torch.testing.assert_close(found[:1], found[-1:])
 
 
 def described(value: Any) -> str:
