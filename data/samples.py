@@ -16,6 +16,7 @@ from diffnet.data.features import input_features, prepare
 from diffnet.data.labeled import LabeledMesh
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Operators, collate
+from diffnet.ops.common.checks import check_count, check_counts, check_integer
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,8 @@ class MeshBatches(Sampler[list[int]]):
 
     Each iteration is one epoch, from 0. `set_epoch` chooses the next one, for example to resume a run.
 
-    Raises ValueError if both limits are missing, or if one is below 1.
+    Raises ValueError if both limits are missing or one is below 1, and for a negative length. Raises TypeError for
+    limits, lengths and seeds that are not integers.
 
     >>> list(MeshBatches([10, 20, 30, 5], max_vertices=35))
     [[0, 1], [2, 3]]
@@ -177,13 +179,13 @@ class MeshBatches(Sampler[list[int]]):
         if meshes is None and max_vertices is None:
             raise ValueError("MeshBatches needs meshes, max_vertices or both")
         for name, value in (("meshes", meshes), ("max_vertices", max_vertices)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} should be at least 1, got {value}")
-        self.lengths = list(lengths)
+            if value is not None:
+                check_count(name, value, 1)
+        self.lengths = check_counts("lengths", lengths, 0)
         self.meshes = meshes
         self.max_vertices = max_vertices
         self.shuffle = shuffle
-        self.seed = seed
+        self.seed = check_integer("seed", seed)
         if generator is not None:
             self.seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
         self.epoch = 0
@@ -191,7 +193,7 @@ class MeshBatches(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, counted from 0, whose order the next iteration has."""
-        self.epoch = self._begun = epoch
+        self.epoch = self._begun = check_count("epoch", epoch, 0)
 
     def __iter__(self) -> Iterator[list[int]]:
         self._begun = self.epoch

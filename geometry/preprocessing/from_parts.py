@@ -22,7 +22,7 @@ from diffnet.geometry.eigen.problem import MODERATE, Array, Component, Pairs, ch
 from diffnet.geometry.eigen.shift_invert import random_rows
 from diffnet.geometry.eigen.superlu import shuffled, superlu
 from diffnet.geometry.mesh.mesh import Mesh, make_mesh
-from diffnet.geometry.mesh.objects import on_host
+from diffnet.geometry.mesh.objects import on_host, real_array
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.assembled import assembled
 from diffnet.geometry.preprocessing.recipe import (
@@ -69,7 +69,7 @@ def operators_from_parts(
         raise ValueError(
             f"from_parts needs the tangent frames of grad_x and grad_y: pass frames (V, 3, 3), {_OR_POSITIONS}"
         )
-    mass = diagonal_of(_as_scipy("mass", mass) if _is_matrix(mass) else on_host(mass))
+    mass = diagonal_of(_as_scipy("mass", mass) if _is_matrix(mass) else real_array("masses", mass))
     laplacian, mass = checked_problem(_as_scipy("laplacian", laplacian), mass)
     _check_problem(laplacian, mass)
     vertices = len(mass)
@@ -155,7 +155,7 @@ def _square(name: str, value: Any, vertices: int) -> scipy.sparse.csr_matrix:
 
 
 def _array(name: str, value: Any, shape: tuple[int, ...]) -> Array:
-    array = np.array(on_host(value), np.float64)
+    array = real_array(name, value)
     if array.shape != shape:
         raise ValueError(f"{name} should have shape {shape}, shape is {array.shape}")
     if not np.isfinite(array).all():
@@ -191,7 +191,7 @@ def _check_problem(laplacian: scipy.sparse.csr_matrix, mass: Array) -> None:
 
 
 def _checked_pairs(evals: Any, evecs: Any, mass: Array) -> Pairs:
-    values = np.array(on_host(evals), np.float64)
+    values = real_array("evals", evals)
     if values.ndim != 1:
         raise ValueError(f"evals should have shape (K,), shape is {values.shape}")
     values = _array("evals", values, values.shape)
