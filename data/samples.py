@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +19,6 @@ from diffnet.data.features import input_features, prepare
 from diffnet.data.labeled import LabeledMesh
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Operators, collate
-from diffnet.ops.common.checks import check_count, check_counts, check_integer
 
 
 @dataclass(frozen=True)
@@ -180,12 +182,12 @@ class MeshBatches(Sampler[list[int]]):
             raise ValueError("MeshBatches needs meshes, max_vertices or both")
         for name, value in (("meshes", meshes), ("max_vertices", max_vertices)):
             if value is not None:
-                check_count(name, value, 1)
-        self.lengths = check_counts("lengths", lengths, 0)
+                _integer(name, value, 1)
+        self.lengths = [_integer(f"lengths[{i}]", length, 0) for i, length in enumerate(lengths)]
         self.meshes = meshes
         self.max_vertices = max_vertices
         self.shuffle = shuffle
-        self.seed = check_integer("seed", seed)
+        self.seed = _integer("seed", seed)
         if generator is not None:
             self.seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
         self.epoch = 0
@@ -193,7 +195,7 @@ class MeshBatches(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, counted from 0, whose order the next iteration has."""
-        self.epoch = self._begun = check_count("epoch", epoch, 0)
+        self.epoch = self._begun = _integer("epoch", epoch, 0)
 
     def __iter__(self) -> Iterator[list[int]]:
         self._begun = self.epoch
@@ -226,6 +228,15 @@ class MeshBatches(Sampler[list[int]]):
             batches[-1].append(i)
             vertices += self.lengths[i]
         return batches
+
+
+def _integer(name: str, value: Any, least: float = -math.inf) -> int:
+    """Raises TypeError for a value that is no integer, ValueError for one that is too small."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} should be an integer, got {value!r} of type {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} should be at least {least}, got {value}")
+    return operator.index(value)
 
 
 def epoch_seed(seed: int, epoch: int) -> int:

@@ -47,10 +47,9 @@ def checked_problem(laplacian: Any, mass: Any) -> Problem:
     Raises ValueError for shapes that don't fit, entries that are complex or not finite, negative masses, and a negative
     semi-definite Laplacian.
     """
-    if np.iscomplexobj(laplacian) or np.iscomplexobj(mass):
-        raise ValueError("the Laplacian and the masses should be real, but one of them is complex")
-    if np.iscomplexobj(laplacian) or np.iscomplexobj(mass):
-        raise ValueError("the Laplacian and the masses should be real, but one of them is complex")
+    for name, values in {"the Laplacian": laplacian, "mass": mass}.items():
+        if np.iscomplexobj(values):
+            raise ValueError(f"{name} should be real, but its entries are complex")
     mass = diagonal_of(mass)
     laplacian = scipy.sparse.csr_matrix(laplacian, dtype=np.float64)
     if laplacian.shape != (len(mass), len(mass)):

@@ -47,18 +47,13 @@ def check_count(name: str, value: Any, least: int) -> int:
     return count
 
 
-def check_counts(name: str, values: Any, least: int) -> list[int]:
-    """`check_count` for each of several integers, which may be a tensor (N,)."""
-    values = values.tolist() if isinstance(values, Tensor) else values
-    return [check_count(f"{name}[{i}]", value, least) for i, value in enumerate(values)]
-
-
 def check_lengths(lengths: Any, name: str, rows: int) -> list[int]:
     """Check the lengths of packed meshes, which add up to the rows of an argument, and return them. None is one mesh.
 
     Raises TypeError or ValueError as `check_count` does, ValueError for another sum.
     """
-    counts = [rows] if lengths is None else check_counts("lengths", lengths, 0)
+    given = lengths.tolist() if isinstance(lengths, Tensor) else [rows] if lengths is None else lengths
+    counts = [check_count(f"lengths[{i}]", count, 0) for i, count in enumerate(given)]
     if sum(counts) != rows:
         raise ValueError(f"lengths should add up to the {rows} rows of {name}, got {counts}")
     return counts
