@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -158,7 +161,8 @@ class MeshBatches(Sampler[list[int]]):
 
     Each iteration is one epoch, from 0. `set_epoch` chooses the next one, for example to resume a run.
 
-    Raises ValueError if both limits are missing, or if one is below 1.
+    Raises ValueError if both limits are missing or one is below 1, and for a negative length. Raises TypeError for
+    limits, lengths and seeds that are not integers.
 
     >>> list(MeshBatches([10, 20, 30, 5], max_vertices=35))
     [[0, 1], [2, 3]]
@@ -177,13 +181,13 @@ class MeshBatches(Sampler[list[int]]):
         if meshes is None and max_vertices is None:
             raise ValueError("MeshBatches needs meshes, max_vertices or both")
         for name, value in (("meshes", meshes), ("max_vertices", max_vertices)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} should be at least 1, got {value}")
-        self.lengths = list(lengths)
+            if value is not None:
+                _integer(name, value, 1)
+        self.lengths = [_integer(f"lengths[{i}]", length, 0) for i, length in enumerate(lengths)]
         self.meshes = meshes
         self.max_vertices = max_vertices
         self.shuffle = shuffle
-        self.seed = seed
+        self.seed = _integer("seed", seed)
         if generator is not None:
             self.seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
         self.epoch = 0
@@ -191,7 +195,7 @@ class MeshBatches(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, counted from 0, whose order the next iteration has."""
-        self.epoch = self._begun = epoch
+        self.epoch = self._begun = _integer("epoch", epoch, 0)
 
     def __iter__(self) -> Iterator[list[int]]:
         self._begun = self.epoch
@@ -224,6 +228,15 @@ class MeshBatches(Sampler[list[int]]):
             batches[-1].append(i)
             vertices += self.lengths[i]
         return batches
+
+
+def _integer(name: str, value: Any, least: float = -math.inf) -> int:
+    """Raises TypeError for a value that is no integer, ValueError for one that is too small."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} should be an integer, got {value!r} of type {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} should be at least {least}, got {value}")
+    return operator.index(value)
 
 
 def epoch_seed(seed: int, epoch: int) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.operators import Operators
 from diffnet.ops import from_spectral
-from diffnet.ops.common.checks import check_count, check_rank, readable
+from diffnet.ops.common.checks import check_count, check_finite, check_rank, readable
 
 SHORTEST, LONGEST = 0.01, 1.0  # default times of `hks`
 _warned_of_size: list[str] = []  # names of given warnings; each is given once
@@ -26,7 +26,8 @@ def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) 
     scales: (T,) times. By default they are spaced logarithmically from 0.01 to 1, which suits shapes of unit size (see
         `normalize_positions`). On the CPU, this warns once if they don't fit the size of a mesh.
 
-    Raises ValueError for operators without eigenpairs and for a count below 1.
+    Raises ValueError for operators without eigenpairs, for a count below 1, and on the CPU for times that are negative
+    or not finite.
 
     >>> from diffnet.geometry import precompute
     >>> operators = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
@@ -36,6 +37,7 @@ def hks(operators: Operators, count: int = 16, *, scales: Tensor | None = None) 
     _check("hks", operators, count)
     if scales is not None:
         check_rank("scales", scales, "(T,)", 1)
+        check_finite("scales", scales, least=0)
     if scales is None:
         _warn_of_size(operators)
         scales = hks_times(count)

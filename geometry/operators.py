@@ -120,19 +120,20 @@ class Operators:
 
         mass: (V,), or a diagonal matrix (V, V); positive, and 0 only at vertices that the Laplacian doesn't connect
         laplacian: (V, V), symmetric and positive semi-definite. Negate a Laplacian of libigl.
-        evals: (K,), ascending, and evecs: (V, K), with L φ = λ M φ and ΦᵀMΦ = I. Without them, `eigenbasis` solves for
-            k pairs. The rows of the Laplacian must then sum to 0.
+        evals: (K,), ascending, and evecs: (V, K), with L φ = λ M φ and ΦᵀMΦ = I. Without them, `eigenbasis`
+            solves for k pairs. The rows of the Laplacian must then sum to 0.
         grad_x, grad_y: (V, V), the gradient in the tangent frames. Without them, it is fitted to the edges of the faces
             or, without faces, to those of the Laplacian; this needs `verts`.
-        frames: (V, 3, 3), see `Operators`. Without them, they are those of grad_x and grad_y if these are given, else
-            those of `tangent_frames`; this needs `verts`.
+        frames: (V, 3, 3), orthonormal and right-handed, see `Operators`. Without them, they are those of grad_x and
+            grad_y if these are given, else those of `tangent_frames`; this needs `verts`.
         verts: (V, 3)
         faces: (F, 3); None for a point cloud
         k: number of eigenpairs, if they are not given
 
         Raises ValueError that names the wrong or missing part: for shapes that don't fit, entries that are not finite,
-        a Laplacian that is not symmetric or has the other sign, a mass matrix that is not diagonal, masses that are not
-        positive, and eigenpairs that don't ascend or aren't orthonormal.
+        a Laplacian that is not symmetric or has negative eigenvalues, a mass matrix that is not diagonal, masses that
+        are not positive, frames that are not orthonormal or not right-handed, and pairs that don't ascend, aren't
+        orthonormal or aren't eigenpairs. What rounding to single precision explains is accepted.
 
         >>> path = [[1.0, -1, 0], [-1, 2, -1], [0, -1, 1]]
         >>> verts = [[0, 0, 0], [1, 0, 0], [1, 1, 0]]

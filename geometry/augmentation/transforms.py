@@ -10,7 +10,7 @@ from torch import Tensor
 from diffnet.geometry.operators import Operators, changed
 from diffnet.geometry.positions.rotation import rotate
 from diffnet.ops import SparseMatrix
-from diffnet.ops.common.checks import check_tensor
+from diffnet.ops.common.checks import check_number, check_tensor
 
 
 def scaled(operators: Operators, factors: Tensor | float) -> Operators:
@@ -36,6 +36,7 @@ def scaled(operators: Operators, factors: Tensor | float) -> Operators:
         s: Any = per_vertex(o, factors)
         of_mesh: Any = factors[:, None]
     else:
+        check_number("factors", factors)
         if not 0 < factors < float("inf"):
             raise ValueError(f"factors should be positive and finite, got {factors}")
         s = of_mesh = factors

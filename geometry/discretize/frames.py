@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.discretize.laplacian import CLOUD_NEIGHBORS
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normals import unit_normals
+from diffnet.geometry.mesh.objects import real_array
 
 
 def tangent_frames(mesh: Mesh, normals: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
@@ -22,15 +23,17 @@ def tangent_frames(mesh: Mesh, normals: NDArray[np.float64] | None = None) -> ND
 
     normals: (V, 3) of any length, which are used instead, except where they are 0
 
-    Raises ValueError for normals of another shape.
+    Raises ValueError for normals of another shape and for complex ones.
 
     >>> from diffnet.geometry import load_mesh
     >>> triangle = load_mesh(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
     >>> tangent_frames(triangle)[0, 2].tolist()
     [0.0, 0.0, 1.0]
     """
-    if normals is not None and np.shape(normals) != mesh.verts.shape:
-        raise ValueError(f"normals should have shape {mesh.verts.shape}, shape is {np.shape(normals)}")
+    if normals is not None:
+        normals = real_array("normals", normals)
+        if normals.shape != mesh.verts.shape:
+            raise ValueError(f"normals should have shape {mesh.verts.shape}, shape is {normals.shape}")
     normals = unit_normals(normals)
     if normals is None:
         normals = _normals(mesh)

@@ -44,9 +44,12 @@ def checked_problem(laplacian: Any, mass: Any) -> Problem:
 
     mass: see `diagonal_of`
 
-    Raises ValueError for shapes that don't fit, entries that are not finite, negative masses, and a negative
+    Raises ValueError for shapes that don't fit, entries that are complex or not finite, negative masses, and a negative
     semi-definite Laplacian.
     """
+    for name, values in {"the Laplacian": laplacian, "mass": mass}.items():
+        if np.iscomplexobj(values):
+            raise ValueError(f"{name} should be real, but its entries are complex")
     mass = diagonal_of(mass)
     laplacian = scipy.sparse.csr_matrix(laplacian, dtype=np.float64)
     if laplacian.shape != (len(mass), len(mass)):

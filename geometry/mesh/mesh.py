@@ -18,7 +18,7 @@ from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
 from diffnet.geometry.mesh.normals import own_normals, unit_normals
-from diffnet.geometry.mesh.objects import on_host, source_of
+from diffnet.geometry.mesh.objects import on_host, real_array, source_of
 
 if TYPE_CHECKING:
     import trimesh
@@ -193,12 +193,9 @@ def make_mesh(
     normals: (V, 3), finite and not zero, of any length; or None
     """
     try:
-        given = on_host(verts)
-        if np.iscomplexobj(given):
-            raise ValueError("they are complex")
-        v = np.array(given, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as e:
-        raise MeshError(f"{name}: vertices are not an array of numbers ({e})") from e
+        v = real_array("vertices", verts)
+    except ValueError as e:
+        raise MeshError(f"{name}: {e}") from e
     if v.ndim != 2 or v.shape[1] != 3:
         hint = ". Pass its transpose" if v.ndim == 2 and v.shape[0] == 3 else ""
         raise MeshError(f"{name}: vertices should have shape (V, 3), shape is {v.shape}{hint}")

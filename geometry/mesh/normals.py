@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.errors import MeshError
-from diffnet.geometry.mesh.objects import on_host
+from diffnet.geometry.mesh.objects import real_array
 
 if TYPE_CHECKING:
     from diffnet.geometry.mesh.mesh import Mesh
@@ -68,9 +68,9 @@ def own_normals(given: Any, count: int, name: str) -> NDArray[np.float64]:
     Raises MeshError for another shape, and for normals that are zero or not finite.
     """
     try:
-        normals = np.array(on_host(given), np.float64)
-    except (TypeError, ValueError, OverflowError) as e:
-        raise MeshError(f"{name}: normals are not an array of numbers ({e})") from e
+        normals = real_array("normals", given)
+    except ValueError as e:
+        raise MeshError(f"{name}: {e}") from e
     if normals.shape != (count, 3):
         raise MeshError(
             f"{name}: normals should have shape ({count}, 3), one for each vertex, shape is {normals.shape}"

@@ -18,6 +18,17 @@ def on_host(values: Any) -> Any:
     return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # NumPy has no bfloat16
 
 
+def real_array(name: str, values: Any) -> NDArray[np.float64]:
+    """An array, a tensor or a list as a new array. Raises ValueError, which begins with the name, if that can't be."""
+    try:
+        given = on_host(values)
+        if np.iscomplexobj(given):
+            raise ValueError("they are complex")
+        return np.array(given, np.float64)
+    except (TypeError, ValueError, OverflowError) as e:
+        raise ValueError(f"{name} are not an array of numbers ({e})") from e
+
+
 class Source(NamedTuple):
     """Vertices (V, 3), faces (F, 3) or None, not yet checked, and a name for messages."""
 

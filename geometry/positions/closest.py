@@ -10,6 +10,7 @@ from scipy.spatial import cKDTree
 
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.mesh.objects import real_array
 from diffnet.geometry.positions.face_tree import FaceTree, face_tree
 from diffnet.geometry.positions.surface_points import SurfacePoints
 
@@ -34,7 +35,7 @@ def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
     """
     if mesh.is_point_cloud:
         raise MeshError(f"{mesh.name}: a point cloud has no faces, so there are no points in faces")
-    given = np.asarray(points, np.float64)
+    given = real_array("points", points)
     if given.ndim != 2 or given.shape[1] != 3 or not np.isfinite(given).all():
         raise ValueError(f"points should be finite, of shape (N, 3), got shape {given.shape}")
     corners = mesh.verts[mesh.faces]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_count, check_rank, readable
+from diffnet.ops.common.checks import check_count, check_finite, check_lengths, check_rank
 
 
 def farthest_points(
@@ -39,19 +39,21 @@ def farthest_points(
     """
     check_rank("positions", positions, "(V, N)", 2)
     check_count("count", count, 1)
-    counts = [len(positions)] if lengths is None else list(lengths)
-    if sum(counts) != len(positions):
-        raise ValueError(f"lengths should add up to the {len(positions)} rows of positions, got {counts}")
+    counts = check_lengths(lengths, "positions", len(positions))
     if min(counts, default=count) < count:
         raise ValueError(f"each mesh needs at least count = {count} points, lengths are {counts}")
-    if readable(positions) and not positions.isfinite().all():
-        raise ValueError("positions should be finite")
+    if not positions.shape[1]:
+        raise ValueError(f"positions should have at least one column, shape is {tuple(positions.shape)}")
+    check_finite("positions", positions)
     if not counts:
         return torch.empty(0, count, dtype=torch.int64, device=positions.device)
     x = positions.detach().to(torch.promote_types(positions.dtype, torch.float32))
     # One row per mesh: all meshes take a step at once. The places after the end of a mesh are never the farthest.
     rows = torch.nn.utils.rnn.pad_sequence(list(torch.split(x, counts)), batch_first=True)
     sizes = torch.tensor(counts, device=x.device)[:, None]
+    # Squares of very large or small numbers overflow or underflow. Dividing by a power of 2 is exact.
+    largest = rows.abs().amax((1, 2), keepdim=True)
+    rows = rows / torch.where(largest > 0, largest / (2 * torch.frexp(largest).mantissa), 1)
     outside = torch.arange(rows.shape[1], device=x.device) >= sizes
     if generator is None:
         here = _squares(rows, rows.sum(1, keepdim=True) / sizes[..., None]).masked_fill_(outside, -1).argmax(1)

@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_rank
+from diffnet.ops.common.checks import check_count, check_lengths, check_rank
 
 
 def random_rotation(
@@ -30,8 +30,8 @@ def random_rotation(
     Returns new positions of the same shape, dtype and device. It is differentiable. To rotate positions and normals
     alike, use `geometry.random_rotations` and `geometry.rotate`.
 
-    Raises TypeError for verts that are no floating-point tensor, ValueError for another shape and for lengths that
-    don't add up to V.
+    Raises TypeError for verts that are no floating-point tensor, ValueError for another shape and for lengths that are
+    negative or don't add up to V.
 
     >>> verts = torch.eye(3)
     >>> turned = random_rotation(verts, generator=torch.Generator().manual_seed(0))
@@ -41,9 +41,7 @@ def random_rotation(
     check_rank("verts", verts, "(V, 3)", 2)
     if verts.shape[1] != 3:
         raise ValueError(f"verts should have shape (V, 3), shape is {tuple(verts.shape)}")
-    counts = [len(verts)] if lengths is None else list(lengths)
-    if sum(counts) != len(verts):
-        raise ValueError(f"lengths should add up to the {len(verts)} rows of verts, got {counts}")
+    counts = check_lengths(lengths, "verts", len(verts))
     rotations = random_rotations(len(counts), generator, torch.promote_types(verts.dtype, torch.float32), axis=axis)
     ptr = torch.tensor(list(accumulate(counts, initial=0)))
     turned = rotate(verts, rotations.to(verts.device), ptr.to(verts.device, non_blocking=True))
@@ -62,10 +60,11 @@ def random_rotations(
     generator: None means the global generator of the CPU
     axis: 0, 1 or 2 for rotations about the x, y or z axis only, uniform over all angles. None for all rotations.
 
-    Raises ValueError for another axis.
+    Raises ValueError for another axis and a negative count, TypeError for a count that is no integer.
 
     Source: Mezzadri 2007, How to generate random matrices from the classical compact groups.
     """
+    check_count("count", count, 0)
     device = torch.device("cpu") if generator is None else generator.device
     if axis is not None:
         return _about(axis, 2 * math.pi * torch.rand(count, generator=generator, dtype=dtype, device=device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +11,18 @@ import numpy as np
 import scipy.sparse
 import torch
 from numpy.typing import NDArray
+from scipy.sparse.linalg import ArpackNoConvergence, SuperLU, eigsh
 from torch import Tensor
 
 from diffnet.geometry.discretize.frames import tangent_frames
 from diffnet.geometry.discretize.gradient import gradient_values, one_ring
 from diffnet.geometry.discretize.laplacian import usable_faces
-from diffnet.geometry.eigen.problem import Array, Pairs, checked_problem, diagonal_of
+from diffnet.geometry.discretize.original import SHIFT
+from diffnet.geometry.eigen.problem import MODERATE, Array, Component, Pairs, checked_problem, diagonal_of
+from diffnet.geometry.eigen.shift_invert import random_rows
+from diffnet.geometry.eigen.superlu import shuffled, superlu
 from diffnet.geometry.mesh.mesh import Mesh, make_mesh
-from diffnet.geometry.mesh.objects import on_host
+from diffnet.geometry.mesh.objects import on_host, real_array
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.preprocessing.assembled import assembled
 from diffnet.geometry.preprocessing.recipe import (
@@ -35,8 +40,10 @@ NAME = "from_parts"  # for messages
 _OR_POSITIONS = "or verts (V, 3), and faces (F, 3) if there are any, to compute it from"
 ASYMMETRY = 1e-5  # of the largest entry; single precision rounds to 1e-7
 ROW_SUM = 1e-4  # of the sum of the absolute values of a row
-ORTHONORMAL = 1e-3  # largest entry of ΦᵀMΦ − I
+ORTHONORMAL = 1e-3  # largest entry of ΦᵀMΦ − I, and of F Fᵀ − I for a frame F
 ASCENDING = 1e-4  # of the largest eigenvalue
+ROUNDING = 1e-6  # of the sum of the absolute values of a row; single precision rounds to 1e-7
+INACCURACY = 1e-2  # relative error of eigenpairs; rounding to half precision has 2e-4, that of slivers up to 1e-3
 
 
 def operators_from_parts(
@@ -62,14 +69,14 @@ def operators_from_parts(
         raise ValueError(
             f"from_parts needs the tangent frames of grad_x and grad_y: pass frames (V, 3, 3), {_OR_POSITIONS}"
         )
-    mass = diagonal_of(_as_scipy("mass", mass) if _is_matrix(mass) else on_host(mass))
+    mass = diagonal_of(_as_scipy("mass", mass) if _is_matrix(mass) else real_array("masses", mass))
     laplacian, mass = checked_problem(_as_scipy("laplacian", laplacian), mass)
     _check_problem(laplacian, mass)
     vertices = len(mass)
     mesh = _mesh(verts, faces, vertices)
 
     if frames is not None:
-        frames = _array("frames", frames, (vertices, 3, 3))
+        frames = _checked_frames(_array("frames", frames, (vertices, 3, 3)))
     if grad_x is not None:
         gradient, edges = _merged([_square("grad_x", grad_x, vertices), _square("grad_y", grad_y, vertices)])
         frames = _frames_of(mesh, edges, gradient) if frames is None else frames
@@ -81,7 +88,13 @@ def operators_from_parts(
 
     arrays = packed_arrays(NAME, laplacian, mass, frames, gradient, edges)
     discretization = Discretization(NAME, arrays, laplacian, mass)
-    pairs = _solved(discretization, k) if evals is None else _checked_pairs(evals, evecs, mass)
+    exact = _without_rounded_sums(laplacian, needed=evals is None and k > 0)
+    if evals is None:
+        _positive_factor(exact, mass, k, ASCENDING)
+        pairs = solve(replace(discretization, laplacian=exact), k)
+    else:
+        pairs = _checked_pairs(evals, evecs, mass)
+        _check_residual(exact, mass, *pairs)
     return assembled(complete(discretization, pairs, "float32"), mesh.faces)
 
 
@@ -142,7 +155,7 @@ def _square(name: str, value: Any, vertices: int) -> scipy.sparse.csr_matrix:
 
 
 def _array(name: str, value: Any, shape: tuple[int, ...]) -> Array:
-    array = np.array(on_host(value), np.float64)
+    array = real_array(name, value)
     if array.shape != shape:
         raise ValueError(f"{name} should have shape {shape}, shape is {array.shape}")
     if not np.isfinite(array).all():
@@ -178,7 +191,7 @@ def _check_problem(laplacian: scipy.sparse.csr_matrix, mass: Array) -> None:
 
 
 def _checked_pairs(evals: Any, evecs: Any, mass: Array) -> Pairs:
-    values = np.array(on_host(evals), np.float64)
+    values = real_array("evals", evals)
     if values.ndim != 1:
         raise ValueError(f"evals should have shape (K,), shape is {values.shape}")
     values = _array("evals", values, values.shape)
@@ -200,20 +213,79 @@ def _checked_pairs(evals: Any, evecs: Any, mass: Array) -> Pairs:
     return values, vectors
 
 
-def _solved(discretization: Discretization, k: int) -> Pairs:
-    """The smallest eigenpairs. Raises ValueError for a Laplacian whose null vectors aren't the constants."""
-    laplacian = discretization.laplacian
-    sums = np.asarray(laplacian.sum(axis=1)).reshape(-1)
-    sizes = np.asarray(abs(laplacian).sum(axis=1)).reshape(-1)
+def _without_rounded_sums(laplacian: scipy.sparse.csr_matrix, *, needed: bool) -> scipy.sparse.csr_matrix:
+    """The Laplacian with rows that sum to 0 exactly, if they do up to rounding.
+
+    At slivers, entries are so large that their rounding to single precision makes the matrix indefinite.
+
+    needed: raise ValueError for other sums
+    """
+    sums, sizes = (np.asarray(m.sum(axis=1)).reshape(-1) for m in (laplacian, abs(laplacian)))
     bad = np.flatnonzero(np.abs(sums) > ROW_SUM * sizes)
-    if k > 0 and len(bad):
+    if needed and len(bad):
         raise ValueError(
             f"the rows of laplacian should sum to 0, but {len(bad)} don't; row {bad[0]} sums to {sums[bad[0]]:.3g}. "
             "Pass evals and evecs of such a matrix, for example from scipy.sparse.linalg.eigsh"
         )
-    # At slivers, entries are so large that their rounding to single precision makes the matrix indefinite.
-    exact = scipy.sparse.csr_matrix(laplacian - scipy.sparse.diags(sums))
-    return solve(replace(discretization, laplacian=exact), k)
+    return laplacian if len(bad) else scipy.sparse.csr_matrix(laplacian - scipy.sparse.diags(sums))
+
+
+def _positive_factor(
+    laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, unit: float
+) -> tuple[SuperLU, NDArray[np.int64]]:
+    """Factorization of L + σM, where σ is `unit` × the k-th eigenvalue by Weyl's law, and the vertices of its rows.
+
+    Raises ValueError for an eigenvalue of L below −σ that isn't due to rounding to single precision.
+    """
+    live = np.flatnonzero(mass)
+    order = live[shuffled(len(live))]
+    laplacian, mass = laplacian[order][:, order], mass[order]
+    slack = ROUNDING * np.asarray(abs(laplacian).sum(axis=1)).reshape(-1)
+    shift = Component(laplacian, mass, max(k, 1)).shift(unit)
+    with suppress(RuntimeError):  # a pivot is exactly 0
+        factor = superlu(laplacian + scipy.sparse.diags(slack + shift * mass))
+        if (factor.U.diagonal() > 0).all():
+            return factor, order
+    scale, least = scipy.sparse.diags(mass**-0.5), -shift
+    with suppress(ArpackNoConvergence):
+        options = {"which": "SA", "tol": 1e-3, "maxiter": 1000, "return_eigenvectors": False}
+        (least,) = eigsh(scale @ laplacian @ scale, 1, **options)
+    raise ValueError(
+        f"laplacian should be positive semi-definite, but L φ = λ M φ has eigenvalues down to {least:.3g}; check the "
+        "signs of its entries"
+    )
+
+
+def _check_residual(laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array, evecs: Array) -> None:
+    """Check L φ = λ M φ. The error of the vectors is (L + σM)⁻¹ times the residual, as in `eigen/checks.py`."""
+    factor, order = _positive_factor(laplacian, mass, len(evals), MODERATE)
+    mixture = random_rows(4, len(evals)).T
+    mixed, image = evecs @ mixture, mass[:, None] * (evecs @ (evals[:, None] * mixture))
+    root = np.sqrt(mass[order, None])
+    size = np.linalg.norm(root * mixed[order])
+    for shift in (SHIFT, 0.0):  # the original implementation solves for L + SHIFT
+        residual = laplacian @ mixed + shift * mixed - image
+        error = np.linalg.norm(root * factor.solve(residual[order]))
+        if error <= INACCURACY * size:
+            return
+    quotients = np.einsum("vk,vk->k", evecs, laplacian @ evecs)
+    worst = int(np.argmax(np.abs(quotients - evals)))
+    raise ValueError(
+        f"evals and evecs should be eigenpairs, L φ = λ M φ, but they are accurate only to {error / size:.3g}, not to "
+        f"{INACCURACY:g}; evals[{worst}] is {evals[worst]:.6g}, and φᵀLφ of its vector is {quotients[worst]:.6g}. Pass "
+        "the pairs of this laplacian and this mass, or leave evals and evecs out"
+    )
+
+
+def _checked_frames(frames: Array) -> Array:
+    deviation = np.abs(frames @ frames.swapaxes(1, 2) - np.eye(3)).max((1, 2))
+    bad = np.flatnonzero((deviation > ORTHONORMAL) | (np.linalg.det(frames) < 0))
+    if len(bad):
+        raise ValueError(
+            "frames should be right-handed and orthonormal, with the rows tangent x, tangent y and normal, but "
+            f"{len(bad)} are not; the first is frames[{bad[0]}] = {(frames[bad[0]].round(4) + 0).tolist()}"
+        )
+    return frames
 
 
 def _merged(matrices: Sequence[scipy.sparse.csr_matrix]) -> tuple[Array, scipy.sparse.csr_matrix]:

@@ -7,6 +7,7 @@ mode, with `DIFFNET_DEBUG=1` in the environment when the package is imported. Va
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import os
 from collections.abc import Sequence
@@ -46,13 +47,30 @@ def check_count(name: str, value: Any, least: int) -> int:
     return count
 
 
+def check_lengths(lengths: Any, name: str, rows: int) -> list[int]:
+    """Check the lengths of packed meshes, which add up to the rows of an argument, and return them. None is one mesh.
+
+    Raises TypeError or ValueError as `check_count` does, ValueError for another sum.
+    """
+    given = lengths.tolist() if isinstance(lengths, Tensor) else [rows] if lengths is None else lengths
+    counts = [check_count(f"lengths[{i}]", count, 0) for i, count in enumerate(given)]
+    if sum(counts) != rows:
+        raise ValueError(f"lengths should add up to the {rows} rows of {name}, got {counts}")
+    return counts
+
+
+def check_number(name: str, value: Any) -> None:
+    """Check that an argument is a real number, of Python or NumPy, or a tensor. Raises TypeError, for a bool too."""
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) or hasattr(value, "__float__")):
+        raise TypeError(f"{name} should be a number, got {value!r} of type {type(value).__name__}")
+
+
 def check_dropout(value: Any) -> None:
     """Check that an argument is a probability below 1. Raises TypeError for a bool or no number, else ValueError."""
     if isinstance(value, bool):
         hint = "dropout=0.5" if value else "dropout=0.0"
         raise TypeError(f"dropout should be the probability of a zero, got {value}; write {hint}")
-    if not isinstance(value, (int, float)) and not hasattr(value, "__float__"):
-        raise TypeError(f"dropout should be a number, got {value!r} of type {type(value).__name__}")
+    check_number("dropout", value)
     if not 0 <= value < 1:
         raise ValueError(f"dropout should be at least 0 and below 1, got {value}")
 
@@ -189,6 +207,16 @@ def readable(index: Tensor) -> bool:
     here = DEBUG or index.device.type == "cpu"
     traced = torch.compiler.is_compiling() or under_transforms()
     return here and not traced and type(index) in _WITH_VALUES
+
+
+def check_finite(name: str, x: Tensor, least: float = -math.inf) -> None:
+    """Raise ValueError for NaN, infinity and values below `least`, on the CPU and in debug mode."""
+    if readable(x):
+        right = x.isfinite() & (x >= least)
+        if not right.all():
+            at = (~right).nonzero()[0].tolist()
+            expected = "finite" if least == -math.inf else f"finite and at least {least:g}"
+            raise ValueError(f"{name} should be {expected}, got {x[tuple(at)].item()} at index {at}")
 
 
 def _check_ptr_values(ptr: Tensor, rows: int, lengths: Sequence[int] | None) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet.ops.common.backend import Backend
+from diffnet.ops.common.checks import check_number
 from diffnet.ops.cross_entropy.op import cross_entropy, row_weights, total_weight
 
 
@@ -31,19 +32,20 @@ def label_smoothing_loss(
         smoothing: s, from 0 to 1
         ignored: a label whose rows don't count
         backend: see `cross_entropy`
-        weights: (C,) the weight of each class. The result is then the weighted mean over the rows, where a row has the
-            weight of its label. None means 1 for all.
+        weights: (C,) the weight of each class, see `cross_entropy`. The result is then the weighted mean over the rows,
+            where a row has the weight of its label. None means 1 for all.
 
     Returns:
         () in float32, or in float64 for float64 logits. 0 if no row counts, or all that count have weight 0.
 
     Raises:
         TypeError, IndexError: see `cross_entropy`.
-        ValueError: for other shapes or devices, fewer than 2 classes, and a smoothing out of range.
+        ValueError: see `cross_entropy`, and for fewer than 2 classes and a smoothing out of range.
 
     >>> label_smoothing_loss(torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([0]), smoothing=0.2)
     tensor(0.6395)
     """
+    check_number("smoothing", smoothing)
     if not 0 <= smoothing <= 1:
         raise ValueError(f"smoothing should be from 0 to 1, got {smoothing}")
     exact = cross_entropy(logits, labels, ignored, backend, weights=weights)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_index, check_rank, check_tensor, readable
+from diffnet.ops.common.checks import check_finite, check_index, check_rank, check_tensor, readable
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.cross_entropy import reference
 
@@ -31,14 +31,16 @@ def cross_entropy(
         labels: (N,) int64 or int32 from 0 to C − 1
         ignored: a label whose rows have loss 0 and no gradient
         backend: see `ops.common.backend.use_kernels`
-        weights: (C,) floating point, the finite weight of each class, which gets no gradient. None means 1 for all.
+        weights: (C,) floating point, the weight of each class, finite and at least 0, which gets no gradient. None
+            means 1 for all.
 
     Returns:
         (N,) in float32, or in float64 for float64 logits
 
     Raises:
         TypeError: for arguments that are not tensors or have other dtypes.
-        ValueError: for other shapes or devices.
+        ValueError: for other shapes or devices. For a weight that is negative, NaN or infinite on the CPU or with
+            DIFFNET_DEBUG=1; on a GPU, check weights before you copy them there.
         IndexError: for a label out of range, on the CPU or with DIFFNET_DEBUG=1. On a GPU its loss and its gradients
             are NaN otherwise, because a check would wait for the GPU.
 
@@ -49,6 +51,7 @@ def cross_entropy(
     check_index("labels", labels, logits.shape[:1], logits.device)
     if weights is not None:
         check_tensor("weights", weights, logits.shape[1:], logits.device)
+        check_finite("weights", weights, least=0)
     if readable(labels):
         _check_labels(labels, logits.shape[1], ignored)
     if use_kernels(backend, logits):

@@ -11,13 +11,6 @@ from torch import Tensor
 from diffnet.ops.common.checks import check_index, check_integer, check_tensor, readable
 
 
-def check_finite(name: str, x: Tensor) -> None:
-    """Raise ValueError for NaN and infinity, on the CPU and in debug mode."""
-    if readable(x) and not x.isfinite().all():
-        at = (~x.isfinite()).nonzero()[0].tolist()
-        raise ValueError(f"{name} should be finite, got {x[tuple(at)].item()} at index {at}")
-
-
 def check_vertices(name: str, vertices: Tensor, count: int, rows: int, device: torch.device) -> None:
     """Check vertex numbers (rows,) from 0 to count − 1. Their values are checked on the CPU and in debug mode.
 

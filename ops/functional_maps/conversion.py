@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_index, check_matrix, check_rank, check_tensor
+from diffnet.ops.common.checks import check_finite, check_index, check_matrix, check_rank, check_tensor
 from diffnet.ops.common.precision import promoted_dtype, without_autocast
-from diffnet.ops.functional_maps.checks import check_finite, check_vertices
+from diffnet.ops.functional_maps.checks import check_vertices
 from diffnet.ops.functional_maps.nearest import nearest_neighbors
 
 

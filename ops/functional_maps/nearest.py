@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_rank, check_tensor
+from diffnet.ops.common.checks import check_finite, check_rank, check_tensor
 from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.precision import ieee_products, promoted_dtype, without_autocast
-from diffnet.ops.functional_maps.checks import check_finite
 from diffnet.ops.functional_maps.chunks import row_chunks
 
 # On the CPU, a k-d tree is faster than matrix products up to this many dimensions.
@@ -31,7 +30,8 @@ def nearest_neighbors(queries: Tensor, points: Tensor) -> Tensor:
 
     Raises:
         TypeError: for arguments that are not tensors or not floating point.
-        ValueError: for other shapes or devices, and on the CPU and in debug mode for values that are not finite.
+        ValueError: for other shapes or devices, and on the CPU and in debug mode for values that are not finite or
+            whose squares overflow in more than 30 dimensions.
 
     >>> nearest_neighbors(torch.tensor([[0.9], [0.2]]), torch.tensor([[0.0], [1.0], [2.0]]))
     tensor([1, 0])
@@ -66,6 +66,8 @@ def _by_tree(queries: Tensor, points: Tensor) -> Tensor:
 
 def _by_products(queries: Tensor, points: Tensor) -> Tensor:
     """The nearest point p of a query q has the smallest |p|²/2 − p·q. Around a common center, |p|² is small."""
+    for name, x in {"queries": queries, "points": points}.items():
+        check_finite(f"the squared length of {name}", x.square().sum(1))
     out = queries.new_empty(len(queries), dtype=torch.int64)
     center = points.mean(0)
     points = points - center

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.backend import Backend, use_kernels
-from diffnet.ops.common.checks import check_rank, check_tensor, readable
+from diffnet.ops.common.checks import check_finite, check_rank, check_tensor, readable
 from diffnet.ops.common.precision import promoted_dtype
 from diffnet.ops.functional_maps import regularizers
-from diffnet.ops.functional_maps.checks import check_finite, checked_number, eigenpair_mask
+from diffnet.ops.functional_maps.checks import checked_number, eigenpair_mask
 from diffnet.ops.functional_maps.rows import solve_rows
 
 Regularizer: TypeAlias = Literal["resolvent", "squared_difference"]

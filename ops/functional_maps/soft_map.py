@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_rank, check_tensor
+from diffnet.ops.common.checks import check_finite, check_rank, check_tensor, readable
 from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.precision import promoted_dtype, without_autocast
-from diffnet.ops.functional_maps.checks import check_finite, checked_number
+from diffnet.ops.functional_maps.checks import checked_number
 from diffnet.ops.functional_maps.chunks import row_chunks
 
 
@@ -40,8 +40,8 @@ def soft_map(queries: Tensor, keys: Tensor, values: Tensor, temperature: float |
 
     Raises:
         TypeError: for arguments that are not tensors or have other dtypes.
-        ValueError: for other shapes or devices. On the CPU and in debug mode also for values that are not finite, and a
-            temperature that is not above 0.
+        ValueError: for other shapes or devices. On the CPU and in debug mode also for values that are not finite, for
+            features so large that their products overflow, and a temperature that is not above 0.
 
     >>> points = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> soft_map(points, points, torch.tensor([[2.0], [4.0]]), temperature=0.01)
@@ -61,6 +61,11 @@ def soft_map(queries: Tensor, keys: Tensor, values: Tensor, temperature: float |
     temperature = checked_number("temperature", temperature, device, positive=True)
     dtype = torch.promote_types(promoted_dtype(queries, keys, values), torch.float32)
     out: Tensor = _operator(queries.to(dtype) / temperature, keys.to(dtype), values.to(dtype))[0]
+    if readable(out) and not out.isfinite().all():
+        raise ValueError(
+            f"queries keysᵀ / temperature should be finite in {dtype}, but queries reach {queries.abs().max():.3g} and "
+            f"keys {keys.abs().max():.3g}; scale their rows to length 1 (torch.nn.functional.normalize)"
+        )
     return out
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,14 +135,29 @@ def test_a_generator_draws_the_seed():
     assert two[0] != two[1]
 
 
-def test_batches_reject_bad_limits():
-    with pytest.raises(ValueError, match="meshes, max_vertices or both"):
-        MeshBatches([1, 2])
-    with pytest.raises(ValueError, match=r"meshes .*0"):
-        MeshBatches([1, 2], meshes=0)
-    with pytest.raises(ValueError, match=r"max_vertices .*-3"):
-        MeshBatches([1, 2], max_vertices=-3)
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({}, ValueError, "meshes, max_vertices or both"),
+        ({"meshes": 0}, ValueError, "meshes should be at least 1, got 0"),
+        ({"max_vertices": -3}, ValueError, "max_vertices should be at least 1, got -3"),
+        ({"meshes": 1.5}, TypeError, "meshes should be an integer, got 1.5"),
+        ({"max_vertices": float("nan")}, TypeError, "max_vertices should be an integer, got nan"),
+        ({"meshes": 2, "seed": "a"}, TypeError, "seed should be an integer, got 'a'"),
+        ({"meshes": 2, "lengths": [5, -1]}, ValueError, r"lengths\[1\] should be at least 0, got -1"),
+        ({"meshes": 2, "lengths": [1.5]}, TypeError, r"lengths\[0\] should be an integer, got 1.5"),
+    ],
+)
+def test_batches_reject_bad_limits(given: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        MeshBatches(**{"lengths": [1, 2]} | given)
+
+
+def test_limits_of_other_kinds() -> None:
     assert list(MeshBatches([], meshes=1)) == []
+    assert list(MeshBatches(torch.tensor([3, 1, 2]), max_vertices=np.int64(4))) == [[0, 1], [2]]
+    with pytest.raises(ValueError, match="epoch should be at least 0, got -1"):
+        MeshBatches([1], meshes=1).set_epoch(-1)
 
 
 # ---- samples ----

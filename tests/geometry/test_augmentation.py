@@ -115,6 +115,8 @@ def test_what_is_not_read_is_not_packed() -> None:
     ("function", "argument", "error", "message"),
     [
         (scaled, 0.0, ValueError, "factors should be positive and finite, got 0.0"),
+        (scaled, "a", TypeError, "factors should be a number, got 'a' of type str"),
+        (scaled, True, TypeError, "factors should be a number, got True of type bool"),
         (scaled, torch.ones(2), ValueError, r"factors should have shape \(3,\), shape is \(2,\)"),
         (scaled, torch.ones(3, dtype=torch.int64), TypeError, "factors should be floating point"),
         (mirrored, torch.ones(3), ValueError, "which should be a tensor of 3 booleans"),

@@ -103,6 +103,9 @@ def test_wrong_arguments_are_refused() -> None:
         hks(operators, scales=[0.1, 0.2])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"scales should have shape \(T,\), shape is \(1, 2\)"):
         hks(operators, scales=torch.ones(1, 2))
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=rf"scales should be finite and at least 0, got {wrong} at index \[1\]"):
+            hks(operators, scales=torch.tensor([1.0, wrong]))
 
 
 @pytest.mark.parametrize("k", [4, 32, 128])

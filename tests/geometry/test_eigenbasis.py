@@ -572,3 +572,5 @@ def test_wrong_shapes_are_refused(sphere: trimesh.Trimesh) -> None:
     broken = laplacian.copy()
     broken.data[5] = np.nan
     both(broken, mass, "not finite")
+    both(1j * laplacian, mass, "the Laplacian should be real, but its entries are complex")
+    both(laplacian, mass + 0j, "mass should be real, but its entries are complex")

@@ -13,7 +13,7 @@ import scipy.sparse.linalg
 import torch
 import trimesh
 from operator_checks import assert_sound, matrix, relative
-from shapes import arrays
+from shapes import arrays, degraded_sphere
 
 from diffnet import DiffusionNet, Operators, hks, precompute
 from diffnet.geometry import eigenbasis, one_ring
@@ -61,6 +61,25 @@ def parts_of(o: Operators) -> dict[str, Any]:
         "frames": o.frames,
         "faces": o.faces,
     }
+
+
+def indefinite(parts: dict[str, Any], change: float = 2.5) -> scipy.sparse.csr_matrix:
+    """The Laplacian with one weight of the wrong sign. Its diagonal is positive, and its rows sum to 0."""
+    laplacian = scipy.sparse.csr_matrix(matrix(parts["laplacian"]))
+    ends = np.array([0, laplacian.indices[laplacian.indices > 0][0]])
+    weights = scipy.sparse.csr_matrix(
+        ([-change, change, change, -change], (ends[[0, 0, 1, 1]], ends[[0, 1, 0, 1]])), laplacian.shape
+    )
+    changed = laplacian + weights
+    assert (changed.diagonal() > 0).all()
+    return changed
+
+
+def skewed(frames: torch.Tensor) -> torch.Tensor:
+    """Frames of which one has equal tangents."""
+    frames = frames.clone()
+    frames[7, 1] = frames[7, 0]
+    return frames
 
 
 def outputs(o: Operators, **options: Any) -> torch.Tensor:
@@ -210,6 +229,18 @@ def test_gradients_of_two_patterns(expected: Operators) -> None:
         (lambda p: {"evecs": p["evecs"] * torch.inf}, "evecs has entries that are not finite"),
         (lambda p: {"evals": p["evals"].flip(0)}, "evals should be at least 0 and ascend"),
         (lambda p: {"evals": -p["evals"].flip(0)}, "evals should be at least 0 and ascend"),
+        (lambda p: {"evals": p["evals"].numpy() + 0j}, r"evals are not an array of numbers \(they are complex\)"),
+        (lambda p: {"mass": p["mass"].numpy() + 0j}, r"masses are not an array of numbers \(they are complex\)"),
+        (lambda p: {"evals": 100 * p["evals"]}, r"be eigenpairs, L φ = λ M φ.* evals\[11\] is 1707.*φᵀLφ .* is 17\.07"),
+        (lambda p: {"evals": 0 * p["evals"]}, r"accurate only to 0\.76, not to 0\.01; evals\[11\] is 0, and φᵀLφ"),
+        (lambda p: {"evals": p["evals"].index_add(0, torch.tensor([0]), torch.ones(1))}, r"evals\[0\] is 1, and φᵀLφ"),
+        (lambda p: {"laplacian": indefinite(p)}, "positive semi-definite, but .* has eigenvalues down to -35.4"),
+        (lambda p: {"laplacian": indefinite(p), "evals": None, "evecs": None}, "has eigenvalues down to -35.4"),
+        (lambda p: {"laplacian": indefinite(p, 1.65), "evals": None, "evecs": None}, r"down to -1\.03"),
+        (lambda p: {"frames": 0 * p["frames"]}, r"right-handed and orthonormal.* 162 are not.*frames\[0\] = \[\[0\.0"),
+        (lambda p: {"frames": 1.01 * p["frames"]}, "frames should be right-handed and orthonormal"),
+        (lambda p: {"frames": p["frames"].flip(1)}, "frames should be right-handed and orthonormal"),
+        (lambda p: {"frames": skewed(p["frames"])}, r"but 1 are not; the first is frames\[7\] = \[\["),
         (lambda p: {"evals": None}, "evecs is given without evals; pass both, or neither"),
         (lambda p: {"grad_y": None}, "grad_x is given without grad_y; pass both, or neither"),
         (lambda p: {"grad_x": None, "grad_y": None}, r"needs a gradient: pass grad_x and grad_y .* or verts \(V, 3\)"),
@@ -298,6 +329,29 @@ def test_a_laplacian_in_single_precision_is_solved(expected: Operators) -> None:
     parts = parts_of(expected) | {"laplacian": rounded, "evals": None, "evecs": None}
     exact = eigenbasis(laplacian + sliver, expected.mass.double().numpy(), 12)[0]
     np.testing.assert_allclose(Operators.from_parts(**parts, k=12).evals[0], exact, rtol=1e-3, atol=1e-3)
+
+
+def test_a_basis_in_half_precision_is_accepted(expected: Operators) -> None:
+    half = {"evecs": expected.evecs.half(), "frames": expected.frames.half()}
+    assert torch.equal(Operators.from_parts(**parts_of(expected) | half).evecs, half["evecs"].float())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of degenerate faces
+@pytest.mark.parametrize(("seed", "k"), [(36, 4), (53, 16)])
+def test_a_rounded_laplacian_is_accepted(seed: int, k: int) -> None:
+    """Rounding to single precision makes the first one indefinite, and changes eigenvectors of the second by 0.1 %."""
+    operators = precompute(degraded_sphere(seed), k=k, laplacian="cotan")
+    assert_same(Operators.from_parts(**parts_of(operators)), replace(operators, joined=None))
+    assert Operators.from_parts(**parts_of(operators) | {"evals": None, "evecs": None}, k=k).k == k
+
+
+def test_pairs_of_the_shifted_laplacian() -> None:
+    """The original adds a shift before it solves. Vertices without faces then have eigenvalues above 0."""
+    ball = trimesh.creation.icosphere(1)
+    verts = np.concatenate([ball.vertices, [[2.0, 0, 0], [0, 2, 0]]])
+    original = precompute((verts, ball.faces), k=44, operators="original")
+    assert (original.evecs[42:] != 0).any()
+    assert_same(Operators.from_parts(**parts_of(original)), original)
 
 
 def test_hks_of_parts(expected: Operators) -> None:

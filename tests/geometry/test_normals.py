@@ -14,7 +14,7 @@ from operator_checks import assert_sound, gradient
 from scipy.spatial import Delaunay
 from shapes import arrays
 
-from diffnet.geometry import MeshError, load_mesh, make_mesh, precompute, precompute_all, tangent_frames
+from diffnet.geometry import MeshError, closest_points, load_mesh, make_mesh, precompute, precompute_all, tangent_frames
 from diffnet.geometry.discretize.local_triangulations import local_triangles
 from diffnet.geometry.errors import OptionError
 
@@ -168,6 +168,7 @@ def test_wrong_normals(sphere: trimesh.Trimesh) -> None:
         (infinite, r"1 are not; the first is normals\[9\]"),
         (0 * normals, r"642 are not"),
         ([["a"]], "normals are not an array of numbers"),
+        (normals + 0j, r"normals are not an array of numbers \(they are complex\)"),
         ("file", "it has no normals; PLY files"),
     ):
         for own in (faces, None):
@@ -206,6 +207,10 @@ def test_tangent_frames_with_normals(sphere: trimesh.Trimesh) -> None:
     mesh = load_mesh(sphere)
     with pytest.raises(ValueError, match=r"normals should have shape \(642, 3\), shape is \(641, 3\)"):
         tangent_frames(mesh, mesh.verts[1:])
+    with pytest.raises(ValueError, match=r"normals are not an array of numbers \(they are complex\)"):
+        tangent_frames(mesh, mesh.verts * 1j)
+    with pytest.raises(ValueError, match=r"points are not an array of numbers \(they are complex\)"):
+        closest_points(mesh, mesh.verts * 1j)
     normals = np.where(np.arange(642)[:, None] < 9, 0, [0, 3.0, 0])
     frames = tangent_frames(mesh, normals)
     np.testing.assert_allclose(frames[9:, 2], np.tile([0, 1, 0], (633, 1)))

@@ -132,6 +132,13 @@ def test_positions_that_cannot_be_rotated() -> None:
         random_rotation(torch.zeros(4, 2))
     with pytest.raises(ValueError, match=r"add up to the 4 rows of verts, got \[2, 3\]"):
         random_rotation(torch.zeros(4, 3), [2, 3])
+    for call in (random_rotation, lambda points, lengths: farthest_points(points, 1, lengths)):
+        with pytest.raises(ValueError, match=r"lengths\[0\] should be at least 0, got -1"):
+            call(torch.zeros(4, 3), [-1, 5])
+        with pytest.raises(TypeError, match=r"lengths\[0\] should be an integer, got 1\.5"):
+            call(torch.zeros(4, 3), [1.5, 2.5])
+    with pytest.raises(ValueError, match="count should be at least 0, got -1"):
+        random_rotations(-1)
     with pytest.raises(TypeError, match="verts should be a tensor, got ndarray"):
         random_rotation(np.zeros((4, 3)))  # type: ignore[arg-type]
     assert random_rotation(torch.zeros(0, 3), []).shape == (0, 3)
@@ -177,6 +184,13 @@ def test_no_point_is_chosen_twice(device: str) -> None:
     assert farthest_points(torch.zeros(0, 3, device=device), 2, ()).shape == (0, 2)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e30, 1e38])
+def test_farthest_points_of_any_size(scale: float) -> None:
+    """Squares of these distances underflow or overflow."""
+    points = torch.rand(200, 3, generator=seeded(0))
+    assert torch.equal(farthest_points(points * scale, 20), farthest_points(points, 20))
+
+
 def test_farthest_points_cover_a_sphere() -> None:
     verts = torch.from_numpy(trimesh.creation.icosphere(3).vertices)
     chosen = verts[farthest_points(verts, 50)[0]]
@@ -192,7 +206,8 @@ def test_farthest_points_cover_a_sphere() -> None:
         ((torch.zeros(3, 3), 1.0), TypeError, "count should be an integer"),
         ((torch.zeros(3), 1), ValueError, r"\(V, N\), shape is \(3,\)"),
         ((torch.zeros(3, 3), 1, [2]), ValueError, r"add up to the 3 rows of positions, got \[2\]"),
-        ((torch.tensor([[0.0], [torch.nan]]), 1), ValueError, "positions should be finite"),
+        ((torch.tensor([[0.0], [torch.nan]]), 1), ValueError, r"positions should be finite, got nan at index \[1, 0\]"),
+        ((torch.zeros(3, 0), 1), ValueError, r"at least one column, shape is \(3, 0\)"),
         ((torch.zeros(3, 3, dtype=torch.int64), 1), TypeError, "positions should be floating point"),
     ],
 )

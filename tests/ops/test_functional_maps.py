@@ -310,6 +310,17 @@ def test_wrong_temperatures(temperature: Any) -> None:
         ops.soft_map(random(3, 2), random(4, 2), random(4, 1), temperature)
 
 
+def test_features_whose_products_overflow() -> None:
+    large = 1e20 * torch.eye(40)
+    with pytest.raises(
+        ValueError, match=r"keysᵀ / temperature should be finite in torch.float32.* reach 1e\+20 and keys"
+    ):
+        ops.soft_map(large, large, large, 0.07)
+    assert ops.soft_map(large.double(), large, torch.eye(40), 0.07).equal(torch.eye(40).double())
+    with pytest.raises(ValueError, match=r"squared length of queries should be finite, got inf at index \[0\]"):
+        ops.nearest_neighbors(large, large)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dimensions", [1, 3, nearest.TREE_DIMENSIONS, nearest.TREE_DIMENSIONS + 1])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

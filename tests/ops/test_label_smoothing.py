@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.ops import label_smoothing_loss
+from diffnet.ops import cross_entropy, label_smoothing_loss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -72,11 +72,22 @@ def test_low_precision_and_impossible_classes() -> None:
         (torch.zeros(2, 1), torch.zeros(2).long(), 0.2, ValueError, r"2 classes, got logits of shape \(2, 1\)"),
         (torch.zeros(2, 3), torch.tensor([0, 3]), 0.2, IndexError, "from 0 to 2, or -1, got 3"),
         (torch.zeros(3), torch.tensor(0), 0.2, ValueError, r"\(N, C\), shape is \(3,\)"),
+        (torch.zeros(2, 3), torch.zeros(2).long(), "a", TypeError, "smoothing should be a number, got 'a' of type str"),
+        (torch.zeros(2, 3), torch.zeros(2).long(), True, TypeError, "smoothing should be a number, got True"),
     ],
 )
 def test_wrong_arguments(logits: Any, labels: Any, smoothing: float, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         label_smoothing_loss(logits, labels, smoothing)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("loss", [cross_entropy, label_smoothing_loss])
+def test_wrong_weights(loss: Any, wrong: float, backend: str) -> None:
+    weights = torch.tensor([1.0, 0.0, wrong])
+    with pytest.raises(ValueError, match=rf"weights should be finite and at least 0, got {wrong} at index \[2\]"):
+        loss(torch.zeros(2, 3), torch.zeros(2).long(), backend=backend, weights=weights)
 
 
 @pytest.mark.gpu

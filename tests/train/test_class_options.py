@@ -63,6 +63,8 @@ def test_options_are_resolved_by_the_data() -> None:
     assert data.label_names == ["up", "down"]
     assert options.ignore == ("rare",)
     assert options.class_weights == "1,3"
+    data, options = with_class_options(three_classes(), TrainOptions(ignore=["up"], class_weights="1=3"))
+    assert (data.label_names, options.class_weights) == (["down", "rare"], "3,1")  # 1 is the number of down
     data, options = with_class_options(three_classes(), TrainOptions(class_weights="balanced"))
     counts = np.bincount(np.concatenate([item.labels for item in data.train]))
     weights = np.array([float(weight) for weight in options.class_weights.split(",")])
@@ -71,6 +73,8 @@ def test_options_are_resolved_by_the_data() -> None:
         ({"ignore": ("tail",)}, "ignore can't be used: there is no class 'tail'"),
         ({"class_weights": "tail=2"}, "class_weights can't be used: there is no class 'tail'"),
         ({"class_weights": "1,2"}, "class_weights has 2 weights for 3 classes"),
+        ({"class_weights": "up=2,0=3"}, "class_weights should name each class once, got 'up=2,0=3' for up, up"),
+        ({"ignore": ("0",), "class_weights": "0=2"}, "should name classes that count, but ignore leaves out 'up'"),
         ({"ignore": ("up", "2")}, "ignore leaves only the class 'down'; at least 2 should be left"),
     ):
         with pytest.raises(OptionError, match=words):

@@ -29,13 +29,14 @@ def with_class_options(data: LabeledMeshes, options: TrainOptions) -> tuple[Labe
     don't have, for another number of weights than classes, if only one class is left, and for label smoothing of a
     single class.
     """
-    ignored = _chosen("ignore", options.ignore, data.label_names)
+    names = data.label_names
+    ignored = _chosen("ignore", options.ignore, names)
     data = without_classes(data, ignored)
     if ignored and len(data.label_names) == 1:
         raise OptionError(f"ignore leaves only the class {data.label_names[0]!r}; at least 2 should be left")
     if options.label_smoothing > 0 and len(data.label_names) == 1:
         raise OptionError(f"label_smoothing needs at least 2 classes, and there is only {data.label_names[0]!r}")
-    weights = None if options.class_weights is None else _weights(options.class_weights, data)
+    weights = None if options.class_weights is None else _weights(options.class_weights, data, names)
     text = None if weights is None else ",".join(f"{weight:.8g}" for weight in weights)
     mirrored = _mirrored(options.mirror_labels, data.label_names)
     return data, replace(options, ignore=ignored, class_weights=text, mirror_labels=mirrored)
@@ -85,7 +86,8 @@ def _mirrored(text: str | None, names: Sequence[str]) -> str | None:
     return ",".join(str(places.get(others.get(name, name), UNLABELED)) for name in names)
 
 
-def _weights(text: str, data: LabeledMeshes) -> list[float]:
+def _weights(text: str, data: LabeledMeshes, all_names: Sequence[str]) -> list[float]:
+    """The weights of the classes of the data. A number in the text is the place of a class among all names."""
     names = data.label_names
     if text in BY_FREQUENCY:
         weights = frequency_weights(data, 1.0 if text == BALANCED else 0.5)
@@ -101,8 +103,13 @@ def _weights(text: str, data: LabeledMeshes) -> list[float]:
         return weights
     given = class_weight_entries(text)
     if given[0][0] is not None:
-        chosen = _chosen("class_weights", [name for name, _ in given if name is not None], names)
+        chosen = _chosen("class_weights", [name for name, _ in given if name is not None], all_names)
         by_name = dict(zip(chosen, (weight for _, weight in given), strict=True))
+        if len(by_name) < len(chosen):
+            raise OptionError(f"class_weights should name each class once, got {text!r} for {', '.join(chosen)}")
+        gone = [name for name in chosen if name not in names]
+        if gone:
+            raise OptionError(f"class_weights should name classes that count, but ignore leaves out {gone[0]!r}")
         return [by_name.get(name, 1.0) for name in names]
     if len(given) != len(names):
         found, classes = counted(len(given), "weight", "weights"), counted(len(names), "class", "classes")
