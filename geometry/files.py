@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from diffnet.geometry.errors import OptionError
+
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Write a file, text as UTF-8. Under its name there is always a complete file: the old one or the new one.
+
+    Bytes of file names that are not UTF-8 are surrogates in text, which UTF-8 lacks. They are written as `\\udcff`.
 
     Raises OSError, which names the file, for example if the disk is full.
     """
@@ -15,12 +19,28 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
     # Files made by the module tempfile can be read by their owner only.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.write_bytes(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
         temporary.replace(path)
     except OSError as e:  # a failed write names no file, and others name the temporary one
         raise named(e, path) from e
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder with its parents, unless it is there. Raises OptionError, see `check_folder_path`."""
+    check_folder_path(path)
+    Path(path).mkdir(parents=True, exist_ok=True)
+
+
+def check_folder_path(path: str | os.PathLike[str]) -> None:
+    """Raises OptionError if there can't be a folder: a file is there or above, or a link whose target is missing."""
+    path = Path(path)
+    place = next(p for p in (path, *path.parents) if p.exists() or p.is_symlink() or p == p.parent)
+    if place.is_symlink() and not place.exists():
+        raise OptionError(f"{place}: this link points to {os.readlink(place)}, which is missing")
+    if place.exists() and not place.is_dir():
+        raise OptionError(f"{place}: a folder is needed here, and this is a file")
 
 
 def named(error: OSError, path: Path) -> OSError:

@@ -26,6 +26,7 @@ from diffnet.train.run_folder.history import columns
 from diffnet.train.tasks.registry import task_named
 
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
+OPTION_TYPES = get_type_hints(TrainOptions)
 LARGEST = 2**31  # bound of whole numbers in the options, except the seed
 
 Path = str | os.PathLike[str]
@@ -56,13 +57,12 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
     options = checkpoint["options"]
     if not isinstance(options, dict):
         raise CheckpointError(f"{path}: options should be a dictionary, got {type(options).__name__}")
-    hints = get_type_hints(TrainOptions)
     for name, value in options.items():
-        if name not in hints:
+        if name not in OPTION_TYPES:
             raise CheckpointError(
                 f"{path}: unknown option {shown(name)}; a newer version of diffnet may have written it"
             )
-        if not _fits(value, hints[name]) or (_fits(value, int) and name != "seed" and abs(value) >= LARGEST):
+        if not has_type(name, value) or (_fits(value, int) and name != "seed" and abs(value) >= LARGEST):
             raise CheckpointError(f"{path}: option {name} has the value {shown(value)}, which is not allowed")
     try:
         read = TrainOptions(**OLDER | options)
@@ -136,6 +136,11 @@ def checked_averaging(
     return state
 
 
+def has_type(name: str, value: Any) -> bool:
+    """Whether a plain value has the type of an option of `TrainOptions`, and one of its choices if it has any."""
+    return _fits(value, OPTION_TYPES[name])
+
+
 def _is_row(row: Any, epoch: int, expected: set[str]) -> bool:
     return (
         isinstance(row, dict)
@@ -150,7 +155,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
     if get_origin(hint) is tuple:  # of any length, stored as a list
-        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
+        return isinstance(value, (list, tuple)) and all(_fits(item, get_args(hint)[0]) for item in value)
     if get_args(hint):
         return any(_fits(value, choice) for choice in get_args(hint))
     return type(value) is hint or (hint is float and type(value) is int)

@@ -113,6 +113,7 @@ def train(
             "best": best,
             "options": options.as_dict(),
             "label_names": data.label_names,
+            "label_numbers": data.label_numbers,
             "labels_at": data.labels_at,
             "data": fingerprint,
             "train_meshes": train_meshes,

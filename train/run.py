@@ -56,7 +56,7 @@ from diffnet.data.counts import counted
 from diffnet.data.decimation import Weights
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import write_atomically
+from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
 from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import load_checkpoint, restore_model
 from diffnet.train.device import matmul_dtype
@@ -106,7 +106,7 @@ def run_training(
     if pairs is not None and task.pairs is not None:
         task.pairs.check(pairs, options)
     data, options = task.prepared(data, options)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
         if resume:
@@ -221,9 +221,8 @@ def write_results(out: Path, results: dict[str, Any]) -> None:
 
 
 def check_folder(out: Path, resume: bool) -> None:
-    """Raises OptionError if `out` is a file, is in use by a run, holds another run, or holds no run to resume."""
-    if out.exists() and not out.is_dir():
-        raise OptionError(f"{out}: the results of a run need a folder, and this is a file")
+    """Raises OptionError if `out` can't be a folder, is used by a run, holds another run, or none to resume."""
+    check_folder_path(out)
     check_unlocked(out)
     _check_content(out, resume)
 

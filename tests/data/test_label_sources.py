@@ -274,7 +274,7 @@ def test_label_files_come_before_the_meshes_own(tmp_path):
     np.save(tmp_path / "a.quality.npy", np.zeros(5))  # a feature
     assert load_dataset(tmp_path).label_names == ["1", "3"]
     (tmp_path / "b.txt").unlink()
-    assert "no labels (.txt, .npy, .seg, .json) for b.ply" in refusal(tmp_path)
+    assert "no labels (.txt, .npy, .seg, .csv, .json) for b.ply" in refusal(tmp_path)
     assert read_source(tmp_path / "b.ply").values.tolist() == [0, 1, 2, 3, 4]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from diffnet.data.counts import counted
+from diffnet.geometry.files import make_folder
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import console
 from diffnet.train.commands.shared_options import with_shared_options
@@ -82,7 +83,7 @@ def run_command(
     if chosen.type == "cpu":
         keep_memory()
     check_folder(out, resume)
-    cache.mkdir(parents=True, exist_ok=True)
+    make_folder(cache)
     dataset, options, pairs = load(options, before)
     meshes, outputs = counted(len(dataset.train), "mesh", "meshes"), counted(len(dataset.label_names), *task.outputs)
     at = "" if dataset.labels_at == "meshes" else f" at the {dataset.labels_at}"
