@@ -7,6 +7,7 @@ neither PyTorch nor SciPy, and each command imports what it runs.
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 from typing import Annotated, get_args
 
 import typer
@@ -55,6 +56,8 @@ def main() -> None:
     An error that the user can fix prints one line on stderr, and the exit code is 1. Any other error is a bug, and
     shows its traceback.
     """
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names that the terminal can't show
     try:
         app()
     except Exception as error:

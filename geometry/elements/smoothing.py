@@ -12,6 +12,7 @@ from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 
 _STEPS = 100  # at most
+MOST_WEIGHT = 1e30  # beyond, products overflow single precision
 _CHANGE = 1e-3  # of probabilities, at which the steps end
 
 
@@ -44,8 +45,8 @@ def smooth_boundaries(
     p = np.asarray(probabilities, np.float64)
     if mesh.is_point_cloud:
         raise MeshError(f"{mesh.name}: a point cloud has no boundaries to smooth")
-    if not 0 <= weight <= 1e30:  # beyond, products overflow single precision
-        raise ValueError(f"weight should be from 0 to 1e30, got {weight}")
+    if not 0 <= weight <= MOST_WEIGHT:
+        raise ValueError(f"weight should be from 0 to {MOST_WEIGHT:g}, got {weight}")
     areas = element_areas(mesh, at)
     if p.ndim != 2 or len(p) != len(areas) or p.shape[1] == 0:
         raise ValueError(

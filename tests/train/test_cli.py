@@ -68,7 +68,7 @@ def start(*arguments, **given):
     """Start a command in a process and a process group of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [*COMMAND, *map(str, arguments)],
+        [sys.executable, "-m", "diffnet", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -356,6 +356,8 @@ def test_bad_input_to_training(room, tmp_path, monkeypatch):
     assert "no run in this folder" in train(good, out, "--resume")
     file = tmp_path / "file"
     file.write_text("mine")
+    (tmp_path / "link").symlink_to("nowhere")
+    assert f"{tmp_path / 'link'}: this link points to nowhere, which is missing" in train(good, tmp_path / "link")
     assert f"{file}: a folder is needed here, and this is a file" in train(good, file)
     assert file.read_text() == "mine"
     assert str(file) in train(good, out, "--cache", file)
@@ -730,7 +732,7 @@ def test_a_mesh_that_cannot_be_used_does_not_stop_the_others(room, tmp_path):
     # With no usable mesh, each reason is printed, and only the report is written.
     before = sorted(tmp_path.rglob("*"))
     code, text, err = diffnet("predict", broken.with_name("missing.off"), broken, *arguments)
-    assert (code, text, len(err.splitlines())) == (1, f"wrote {out / 'report.csv'}\n", 2)
+    assert (code, text.count("wrote"), len(err.splitlines())) == (1, 1, 2)
     assert "missing.off: no such file" in err
     assert "broken.off: the file can't be read" in err
     assert sorted(tmp_path.rglob("*")) == before
@@ -966,29 +968,38 @@ def wait_for(condition, process, seconds=60):
         time.sleep(0.05)
 
 
+# Each with its exit code. A terminal sends the first, and batch systems send the second.
+ENDINGS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
 @posix
-def test_ctrl_c_stops_a_run_that_can_be_resumed(room, tmp_path):
+@pytest.mark.parametrize(("ending", "code"), ENDINGS)
+def test_signals_stop_a_run_that_can_be_resumed(room, tmp_path, ending, code):
     out = tmp_path / "run"
     train = ["train", "segmentation", "--data", room / "data", "--out", out, "--cache", room / "cache", *SMALL]
     process = start(*train, "--epochs", 1_000_000)
     try:
         wait_for((out / "metrics.csv").exists, process)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, ending)
         text, err = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == code
     assert err == ""
     assert "--resume" in text
     assert str(out / "last.pt") in text
     done = len(load_checkpoint(out / "last.pt")["history"])
     assert done >= 1
+    assert not (out / "run.lock").exists()
     assert [p.name for p in out.iterdir() if p.suffix == ".tmp"] == []
+    leftover = out / f".last.pt.{process.pid}.tmp"  # as after `kill -9`
+    leftover.touch()
     mesh = room / "data" / "m0.obj"
     assert diffnet("predict", mesh, "--checkpoint", out / "last.pt", "--out", tmp_path / "a.ply")[0] == 0
     # The same command resumes the run. Here it has fewer epochs.
     code, _, err = diffnet(*train, "--epochs", done + 2, "--resume")
     assert code == 0, err
+    assert not leftover.exists()
     assert len((out / "metrics.csv").read_text().splitlines()) == done + 3
     assert json.loads((out / "results.json").read_text())["judged_epoch"] == done + 2
 
@@ -1007,8 +1018,9 @@ def workers(group):
 @posix
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
 @pytest.mark.parametrize("moment", ["starting", "working"])
-def test_ctrl_c_while_preprocessing(tmp_path, moment):
-    """Ctrl-C during the imports, and during the computation, leaves no traceback and no process."""
+@pytest.mark.parametrize(("ending", "code"), ENDINGS)
+def test_signals_while_preprocessing(tmp_path, moment, ending, code):
+    """A signal during the imports, and during the computation, leaves no traceback and no process."""
     for i in range(3):
         ball = trimesh.creation.icosphere(6)  # large enough to be unfinished at the interrupt
         ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
@@ -1026,9 +1038,9 @@ def test_ctrl_c_while_preprocessing(tmp_path, moment):
             os.kill(worker, signal.SIGINT)
         time.sleep(0.3)
         assert set(before) <= set(workers(process.pid))
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, ending)
         _, err = process.communicate(timeout=30)
-        assert process.returncode == 130
+        assert process.returncode == code
         assert err.strip() == ""
         deadline = time.monotonic() + 10
         while group_lives(process.pid) and time.monotonic() < deadline:

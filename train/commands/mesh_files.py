@@ -29,7 +29,7 @@ class ReportRow(NamedTuple):
 def find_meshes(paths: Sequence[Path], without: Path | None = None) -> list[Path]:
     """The given files, and the visible meshes in the given folders and in their visible subfolders. None comes twice.
 
-    without: a subfolder of these folders that is not searched
+    without: a folder that is not searched if it is in one of these folders
 
     Raises OptionError if there are none.
     """
@@ -38,7 +38,7 @@ def find_meshes(paths: Sequence[Path], without: Path | None = None) -> list[Path
     for path in paths:
         if path.is_dir():
             below = [p for p in path.rglob("*") if mesh_suffix(p) in FORMATS and _is_visible(p.relative_to(path))]
-            if left_out != _absolute(path):
+            if left_out is not None and _absolute(path) in left_out.parents:
                 below = [p for p in below if left_out not in _absolute(p).parents]
             # A link to a missing file is kept, so that reading it gives the reason.
             files = sorted(p for p in below if p.is_file() or not p.exists())

@@ -14,7 +14,7 @@ from diffnet.data.counts import counted
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import check_folder_path, make_folder
+from diffnet.geometry.files import as_text, check_folder_path, make_folder, remove_leftovers, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import complain, console, user_message
 from diffnet.train.commands.mesh_files import (
@@ -83,9 +83,7 @@ def predict(
     ] = None,
     smooth: Annotated[
         float,
-        typer.Option(
-            min=0, max=1e30, metavar="WEIGHT", help="Weight of short boundaries between the labels. 1 is a good start."
-        ),
+        typer.Option(min=0, metavar="WEIGHT", help="Weight of short boundaries between the labels. 1 is a good start."),
     ] = 0.0,
     device: DeviceOption = "auto",
     cache: Annotated[
@@ -109,6 +107,7 @@ def predict(
     report.csv in the folder, or TABLE.report.csv beside a table, lists all meshes with the reasons and the times.
     """
     with ExitAtCtrlC():
+        from diffnet.geometry.elements.smoothing import MOST_WEIGHT
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_network
         from diffnet.train.inference.network_input import MetadataError, network_input
@@ -117,6 +116,8 @@ def predict(
         from diffnet.train.tasks.registry import task_named
         from diffnet.train.tasks.task import Outputs
 
+    if not smooth <= MOST_WEIGHT:
+        raise OptionError(f"--smooth should be at most {MOST_WEIGHT:g}, got {smooth}")
     network = load_network(checkpoint, class_names and [name.strip() for name in class_names.split(",")], labels_at)
     try:
         expected = network_input(network)
@@ -134,12 +135,14 @@ def predict(
     if smooth > 0 and expected.labels_at == "meshes":
         raise OptionError("--smooth is for networks that label vertices, faces or edges; this one classifies meshes")
     views = [path for path in (html, png, probabilities) if path is not None]
-    check_outputs([*files, *views, *([] if report is None else [report])], [*sources, checkpoint])
+    all_files = [*files, *views, *([] if report is None else [report])]
+    check_outputs(all_files, [*sources, checkpoint])
     check_suffix("--html", html, ".html")
     check_suffix("--png", png, ".png")
     check_suffix("--probabilities", probabilities, ".npz", ".csv")
-    for folder in {path.parent for path in (*files, *views)}:
+    for folder in {path.parent for path in all_files}:
         check_folder_path(folder)
+    remove_leftovers(all_files)
     one_table = not task.formats(outputs.at)
     predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth)
     predictions: list[Predicted] = []
@@ -196,12 +199,8 @@ def _write_probabilities(path: Path, predictions: Sequence[Predicted], label_nam
 
     import numpy as np
 
-    from diffnet.geometry.files import write_atomically
-
-    # Surrogates stand for bytes of a file name that are not text. An archive can't hold them.
-    names = [p.mesh.name.encode(errors="backslashreplace").decode() for p in predictions]
     arrays: dict[str, Any] = {
-        name: p.probabilities.numpy() for name, p in zip(names, predictions, strict=True) if p.probabilities is not None
+        as_text(p.mesh.name): p.probabilities.numpy() for p in predictions if p.probabilities is not None
     }
     if path.suffix.lower() == ".csv":
         text = io.StringIO()

@@ -18,6 +18,7 @@ from diffnet.data import (
     feature_channels,
 )
 from diffnet.geometry.errors import DiffnetError, OptionError
+from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.train.checkpoint_checks import has_type
 from diffnet.train.options import TrainOptions
@@ -151,7 +152,7 @@ def _label_names(names: Any, count: int) -> list[str]:
         return [str(i) for i in range(count)]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(names) != count:
         raise MetadataError(f"label_names in the metadata should be a list of {count} names, got {names!r:.200}")
-    return names
+    return [as_text(name) for name in names]
 
 
 def _label_numbers(numbers: Any, names: list[str]) -> tuple[int, ...]:
