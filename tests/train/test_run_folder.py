@@ -95,6 +95,7 @@ def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch):
         pass
 
 
+@pytest.mark.usefixtures("short_waits")
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_a_lock_is_a_file(tmp_path: Path, kind: str) -> None:
     """The file that a link points to stays. Opening a pipe would wait forever."""

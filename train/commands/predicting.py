@@ -63,15 +63,19 @@ def predict(
     out: Annotated[
         Path,
         typer.Option(
-            help="File to write: a colored mesh (.ply), or the labels in a form in which they can be read (.txt, .npy, "
-            ".csv, .json at vertices, .seg at faces, .eseg at edges). For a network of a regression, .ply, .npy or "
-            ".csv. For several meshes or a folder, a folder, where files keep their path below the folder that all "
-            "have in common. For a network with outputs for whole meshes, a table of all (.csv)."
+            help="File to write: a colored mesh (.ply), or labels as .txt, .npy, .csv, .json (at vertices), .seg (at "
+            "faces) or .eseg (at edges). Numbers of a regression are .ply, .npy or .csv. For several meshes or a "
+            "folder, --out is a folder, and files keep their paths below the folder that all meshes have in common. "
+            "Outputs for whole meshes are one table (.csv)."
         ),
     ],
     form: Annotated[
         str | None,
-        typer.Option("--format", metavar="EXTENSION", help="Form of the files in a folder, such as txt. Default: ply."),
+        typer.Option(
+            "--format",
+            metavar="EXTENSION",
+            help="Form of the files in a folder, such as txt. Default: ply, or csv for numbers at edges.",
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write an interactive page for a browser.")] = None,
     png: Annotated[Path | None, typer.Option(help="Also write a picture.")] = None,
@@ -100,11 +104,11 @@ def predict(
 ) -> None:
     """Predict the labels or the numbers of meshes with a trained network.
 
-    Labels are written as the numbers of the training files. If these had names, labels are numbered from 0 in the order
-    of the classes. A PLY file has the names in comments.
+    Labels are the numbers of the training files. If these files have names, classes are numbered from 0. A PLY file has
+    the names in comments.
 
     Of several meshes, one that can't be used does not stop the others. It is listed at the end, and the exit code is 1.
-    report.csv in the folder, or TABLE.report.csv beside a table, lists all meshes with the reasons and the times.
+    report.csv in the folder, or TABLE.report.csv beside a table, lists all meshes with reasons and times.
     """
     with ExitAtCtrlC():
         from diffnet.geometry.elements.smoothing import MOST_WEIGHT
