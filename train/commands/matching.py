@@ -40,7 +40,7 @@ def match(
 ) -> None:
     """Match two meshes: find a vertex of A for each vertex of B."""
     with ExitAtCtrlC():
-        from diffnet.geometry.files import make_folder, write_atomically
+        from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
         from diffnet.geometry.mesh.mesh import mesh_stem
         from diffnet.train.commands.predicting import check_outputs, check_suffix, print_kind
         from diffnet.train.correspondence.matching import load_matching_network, match_meshes
@@ -54,6 +54,8 @@ def match(
     check_suffix("--html", html, ".html")
     written = [path for path in (out, html) if path is not None]
     check_outputs(written, [a, b, checkpoint])
+    for path in written:
+        check_folder_path(path.parent)
     network = load_matching_network(checkpoint)
     print_kind(checkpoint, network)
     with progress_bar(console) if fine_tune > 0 else nullcontext() as bar:

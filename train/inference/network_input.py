@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 from diffnet import DiffusionNet
 from diffnet.checkpoints.files import shown
@@ -20,7 +20,7 @@ from diffnet.data import (
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule
-from diffnet.train.checkpoint_checks import has_type
+from diffnet.train.checkpoint_checks import fits
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.registry import TASK_OPTIONS, task_named
 
@@ -115,7 +115,8 @@ def network_input(network: DiffusionNet) -> NetworkInput:
         "normalize": rule or "radius",
         **{name: found[name] for name in ("features", "k", *OPTIONAL) if name in found},
     }
-    wrong = [name for name in OPTIONAL if name in options and not has_type(name, options[name])]
+    hints = get_type_hints(TrainOptions)
+    wrong = [name for name in OPTIONAL if name in options and not fits(options[name], hints[name])]
     fault = f"{wrong[0]} has the value {shown(options[wrong[0]])}, which is not allowed" if wrong else None
     try:
         read = TrainOptions(**options, diffusion=network.diffusion)
