@@ -76,7 +76,7 @@ def checked_k(k: Any, fewest: int = 0) -> int:
             raise TypeError
         number = operator.index(k)
     except TypeError as e:
-        hint = ""
+        hint = f" of type {type(k).__name__}"
         if k is None or not isinstance(k, (str, bytes, int, float, complex)):
             hint = ". Pass vertices and faces as one tuple: precompute_all([(verts, faces), …])"
         raise OptionError(f"k should be an integer, got {_shown(k)}{hint}") from e

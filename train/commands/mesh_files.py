@@ -100,7 +100,7 @@ def output_files(
     count = Counter(short)
     kept = [name if count[stem] > 1 else stem for name, stem in zip(names, short, strict=True)]
     files = [out / name.with_name(name.name + suffix) for name in kept]
-    places = {mesh.resolve().parent for mesh in meshes}
+    places = {place for mesh in meshes for place in (mesh.parent.resolve(), mesh.resolve().parent)}
     for file in files:
         if file.exists() and file.resolve().parent in places:
             raise OptionError(
