@@ -9,13 +9,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
 
 from diffnet.geometry.argument_names import refuses
-from diffnet.geometry.files import make_folder
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import MeshLike, check_several
 from diffnet.geometry.mesh.normalize import scale_rule
@@ -138,9 +138,9 @@ def fill_cache(
 
     Returns an error message for each mesh that can't be used, by position. These don't hold up the others.
 
-    Raises OptionError or OSError if the cache folder can't be made. See `precompute_all` for calls from a script.
+    Raises OSError if the cache folder can't be made. See `precompute_all` for calls from a script.
     """
-    make_folder(cache_dir)
+    Path(cache_dir).mkdir(parents=True, exist_ok=True)
     jobs = min(jobs or available_cores(), len(sources))
     job = CacheJob(options, cache_dir, normalize, normals)
     failed: dict[int, str] = {}

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from diffnet.data.options import Preprocessing
+from diffnet.geometry.files import make_folder
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import complain, console
 from diffnet.train.commands.mesh_files import find_meshes
@@ -48,6 +49,7 @@ def precompute(
         from diffnet.train.run import fill_cache_with_bar
 
     files = find_meshes(paths)
+    make_folder(cache)
     options = Preprocessing(k, laplacian, basis=basis, join=join, operators=operators, normalize=normalize)
     failed = fill_cache_with_bar(files, options, cache, jobs, console, pick_device(device))
     console.print(f"{len(files) - len(failed)} of {len(files)} meshes are in {cache}", soft_wrap=True)
