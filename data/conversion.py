@@ -89,7 +89,7 @@ def with_labels_at(data: LabeledMeshes, target: LabelsAt) -> LabeledMeshes:
         return replace(item, labels=labels, accepted=None)
 
     parts = [[converted(item) for item in part] for part in (data.train, data.test)]
-    return LabeledMeshes(parts[0], parts[1], data.label_names, target)
+    return replace(data, train=parts[0], test=parts[1], labels_at=target)
 
 
 def with_label_names(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
@@ -147,6 +147,7 @@ def without_classes(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
     if not gone:
         return data
     kept = [name for name in data.label_names if name not in names]
+    numbers = data.label_numbers and [number for i, number in enumerate(data.label_numbers) if i not in gone]
     if not kept:
         raise DataError("all classes are ignored; at least one should be left")
     new = np.array([kept.index(name) if name in kept else UNLABELED for name in data.label_names] + [UNLABELED])
@@ -160,7 +161,7 @@ def without_classes(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
         parts = [[item for item in part if item.labels.flat[0] >= 0] for part in parts]
         if not parts[1]:
             raise DataError("all test meshes belong to ignored classes")
-    return LabeledMeshes(parts[0], parts[1], kept, data.labels_at)
+    return LabeledMeshes(parts[0], parts[1], kept, data.labels_at, numbers)
 
 
 def _columns(

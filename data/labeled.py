@@ -55,12 +55,14 @@ class LabeledMeshes:
     """A data set: its training part, its test part, and the names and places of its labels.
 
     label_names: the names of the classes, or of the columns of the targets in a set for regression
+    label_numbers: the number of each class in the label files, or None if these have no numbers
     """
 
     train: list[LabeledMesh]
     test: list[LabeledMesh]
     label_names: list[str]
     labels_at: TargetsAt
+    label_numbers: list[int] | None = None
 
     def __repr__(self) -> str:
         return (

@@ -17,6 +17,7 @@ from diffnet.geometry.preprocessing.options import (
     LaplacianKind,
     OperatorsKind,
     ScaleRule,
+    checked_k,
     chosen_laplacian,
 )
 
@@ -59,12 +60,9 @@ class Preprocessing:
         ):
             if getattr(self, name) not in known:
                 raise OptionError(f"{name} should be one of {', '.join(known)}, got {getattr(self, name)!r}")
-        if isinstance(self.k, bool) or not hasattr(self.k, "__index__"):
-            raise OptionError(f"k should be an integer, got {self.k!r} of type {type(self.k).__name__}")
         object.__setattr__(self, "features", canonical_features(self.features))
         fewest = 1 if any(part.needs_eigenpairs for part in feature_parts(self.features)) else 0
-        if self.k < fewest:
-            raise OptionError(f"k should be at least {fewest}, got {self.k}")
+        checked_k(self.k, fewest)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ inside a function.
 
 from __future__ import annotations
 
-from diffnet.interrupts import INTERRUPTED, ExitAtCtrlC, exit_at_ctrl_c, is_command
+from diffnet.interrupts import INTERRUPTED, ExitAtCtrlC, exit_at_signals, is_command, raise_at_sigterm
 
 with ExitAtCtrlC():
     import sys
@@ -117,19 +117,21 @@ def _integers(option: str, given: str | None) -> tuple[int, ...] | None:
 
 
 def main() -> None:
-    """Run the command line. See `diffnet.train.cli.main`. After Ctrl-C, the exit code is 130."""
+    """Run the command line. See `diffnet.train.cli.main`. After Ctrl-C, the exit code is 130, after SIGTERM 143."""
     with ExitAtCtrlC():
         from diffnet.train import cli
 
         cli.app.command()(bench)
         cli.app.command()(robustness)
+    if is_command():
+        raise_at_sigterm()
     try:
         cli.main()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     finally:
         if is_command():
-            exit_at_ctrl_c()  # only the end of the interpreter is left
+            exit_at_signals()  # only the end of the interpreter is left
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""Ctrl-C while a command starts or ends.
+"""Ctrl-C while a command starts or ends, and SIGTERM.
 
 Python turns Ctrl-C into KeyboardInterrupt. Raised inside an import, or while the interpreter ends, it prints a
 traceback. This module imports little, because Ctrl-C prints a traceback until it is imported.
+
+SIGTERM ends a Python process at once by default, and leaves its temporary files. `kill`, batch systems and containers
+send it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,14 @@ import os
 import sys
 
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended: 128 + SIGINT
+TERMINATED = 143  # the exit code of a command that SIGTERM ended: 128 + SIGTERM
+
+
+class Terminated(SystemExit):
+    """SIGTERM in a command. It unwinds the stack as Ctrl-C does, and prints no traceback."""
+
+    def __init__(self) -> None:
+        super().__init__(TERMINATED)
 
 
 class ExitAtCtrlC:
@@ -30,6 +41,23 @@ class ExitAtCtrlC:
     def __exit__(self, *error: object) -> None:
         if self._changed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def raise_at_sigterm() -> None:
+    """From now on, SIGTERM raises Terminated, unless it is ignored. Only the main thread may call this."""
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated
+
+
+def exit_at_signals() -> None:
+    """From now on, Ctrl-C and SIGTERM end the process at once, and nothing is cleaned up."""
+    exit_at_ctrl_c()
+    if signal.getsignal(signal.SIGTERM) is _terminate:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def exit_at_ctrl_c() -> bool:

@@ -3,24 +3,77 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
+
+from diffnet.geometry.errors import OptionError
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Write a file, text as UTF-8. Under its name there is always a complete file: the old one or the new one.
+    """Write a file. Under its name there is always a complete file: the old one or the new one.
+
+    content: bytes, or text, which becomes UTF-8 after `as_text`
 
     Raises OSError, which names the file, for example if the disk is full.
     """
     path = Path(path)
-    # Files made by the module tempfile can be read by their owner only.
+    # Files made by the module tempfile can be read by their owner only. `remove_leftovers` knows this form.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.write_bytes(as_text(content).encode() if isinstance(content, str) else content)
         temporary.replace(path)
     except OSError as e:  # a failed write names no file, and others name the temporary one
         raise named(e, path) from e
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def as_text(name: str) -> str:
+    """Text without surrogates, which stand for bytes of file names that are not UTF-8. They become `\\udcff`."""
+    return name.encode(errors="backslashreplace").decode()
+
+
+def remove_leftovers(paths: Iterable[Path]) -> None:
+    """Remove the temporary files that `write_atomically` left for these files in a process that was killed.
+
+    Those of running processes stay. Processes on other machines are not known, so no other machine should be writing
+    these files.
+    """
+    names: dict[Path, set[str]] = {}
+    for path in paths:
+        names.setdefault(path.parent, set()).add(path.name)
+    for folder, written in names.items():
+        for file in folder.glob(".*.tmp"):
+            match = re.fullmatch(r"\.(.+)\.([1-9][0-9]{0,9})\.tmp", file.name)
+            if match and match[1] in written and not _runs(int(match[2])):
+                file.unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        pass
+    return True
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder with its parents, unless it is there. Raises OptionError, see `check_folder_path`."""
+    check_folder_path(path)
+    Path(path).mkdir(parents=True, exist_ok=True)
+
+
+def check_folder_path(path: str | os.PathLike[str]) -> None:
+    """Raises OptionError if there can't be a folder: a file is there or above, or a link whose target is missing."""
+    path = Path(path)
+    place = next(p for p in (path, *path.parents) if p.exists() or p.is_symlink() or p == p.parent)
+    if place.is_symlink() and not place.exists():
+        raise OptionError(f"{place}: this link points to {os.readlink(place)}, which is missing")
+    if place.exists() and not place.is_dir():
+        raise OptionError(f"{place}: a folder is needed here, and this is a file")
 
 
 def named(error: OSError, path: Path) -> OSError:

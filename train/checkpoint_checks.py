@@ -43,7 +43,7 @@ def checked_values(path: Path, checkpoint: Any) -> Checkpoint:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f"{path}: label_names should be a list of names, got {shown(names)}")
     for name, hint in (("labels_at", TargetsAt), ("best", float), ("data", str)):
-        if not _fits(checkpoint[name], hint):
+        if not fits(checkpoint[name], hint):
             raise CheckpointError(f"{path}: {name} has the value {shown(checkpoint[name])}, which is not allowed")
     return checkpoint
 
@@ -62,7 +62,7 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
             raise CheckpointError(
                 f"{path}: unknown option {shown(name)}; a newer version of diffnet may have written it"
             )
-        if not _fits(value, hints[name]) or (_fits(value, int) and name != "seed" and abs(value) >= LARGEST):
+        if not fits(value, hints[name]) or (fits(value, int) and name != "seed" and abs(value) >= LARGEST):
             raise CheckpointError(f"{path}: option {name} has the value {shown(value)}, which is not allowed")
     try:
         read = TrainOptions(**OLDER | options)
@@ -109,7 +109,7 @@ def check_optimizer(path: Path, state: Any, parameters: Sequence[Tensor]) -> Non
     """Check the moments that Adam keeps for each parameter. The settings of Adam are not read from a checkpoint."""
     moments = state.get("state") if isinstance(state, dict) else None
     if not isinstance(moments, dict) or not all(
-        _fits(i, int) and 0 <= i < len(parameters) and isinstance(moments[i], dict) for i in moments
+        fits(i, int) and 0 <= i < len(parameters) and isinstance(moments[i], dict) for i in moments
     ):
         raise CheckpointError(f"{path}: optimizer should hold the state of {len(parameters)} parameters")
     named = {f"optimizer.{i}.{name}": value for i in moments for name, value in moments[i].items()}
@@ -140,17 +140,17 @@ def _is_row(row: Any, epoch: int, expected: set[str]) -> bool:
     return (
         isinstance(row, dict)
         and row.keys() == expected
-        and all(_fits(value, float | None) for value in row.values())
+        and all(fits(value, float | None) for value in row.values())
         and row["epoch"] == epoch
     )
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
     """Whether a plain value has the type of an option. As usual, an int is also a float. A bool is no number."""
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
     if get_origin(hint) is tuple:  # of any length, stored as a list
-        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
+        return isinstance(value, (list, tuple)) and all(fits(item, get_args(hint)[0]) for item in value)
     if get_args(hint):
-        return any(_fits(value, choice) for choice in get_args(hint))
+        return any(fits(value, choice) for choice in get_args(hint))
     return type(value) is hint or (hint is float and type(value) is int)

@@ -7,13 +7,13 @@ neither PyTorch nor SciPy, and each command imports what it runs.
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 from typing import Annotated, get_args
 
 import typer
 
 from diffnet import __version__
-from diffnet.geometry.errors import DiffnetError
-from diffnet.train.commands.console import complain
+from diffnet.train.commands.console import complain, user_message
 from diffnet.train.commands.matching import match
 from diffnet.train.commands.meshes import info, precompute
 from diffnet.train.commands.predicting import evaluate, predict
@@ -56,25 +56,13 @@ def main() -> None:
     An error that the user can fix prints one line on stderr, and the exit code is 1. Any other error is a bug, and
     shows its traceback.
     """
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names that the terminal can't show
     try:
         app()
     except Exception as error:
-        message = _user_message(error)
+        message = user_message(error)
         if message is None:
             raise
         complain(message)
         sys.exit(1)
-
-
-def _user_message(error: Exception) -> str | None:
-    """The message of an error that the user can fix. None for a bug."""
-    if isinstance(error, DiffnetError):
-        return str(error)
-    if isinstance(error, OSError):
-        return str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
-    # PyTorch has an error class for a GPU that is out of memory, but only a message for the main memory.
-    torch = sys.modules.get("torch")  # if the error is PyTorch's, PyTorch is loaded
-    exhausted = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
-    if isinstance(error, exhausted) or "can't allocate memory" in str(error):
-        return f"out of memory ({error}). In training, lower --batch-vertices, --batch-meshes or --width"
-    return None

@@ -122,6 +122,7 @@ def train(
             "best": best,
             "options": options.as_dict(),
             "label_names": data.label_names,
+            "label_numbers": data.label_numbers,
             "labels_at": data.labels_at,
             "data": fingerprint,
             "train_meshes": train_meshes,
@@ -294,7 +295,7 @@ def _fingerprint(data: LabeledMeshes) -> str:
     for part in (data.train, data.test):
         digest.update(f"{len(part)} meshes".encode())
         for item in part:
-            digest.update(item.name.encode())
+            digest.update(item.name.encode(errors="surrogatepass"))  # a file name need not be text
             for array in (item.mesh.verts, item.mesh.faces, item.labels):
                 digest.update(f"{array.shape}".encode() + array.tobytes())
     return digest.hexdigest()

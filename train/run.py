@@ -56,7 +56,7 @@ from diffnet.data.counts import counted
 from diffnet.data.decimation import Weights
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import write_atomically
+from diffnet.geometry.files import check_folder_path, make_folder, remove_leftovers, write_atomically
 from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import load_checkpoint, restore_model
 from diffnet.train.device import matmul_dtype
@@ -110,9 +110,10 @@ def run_training(
     if not resume:
         task.check(data, options)
         say_what_is_rotated([item.mesh for item in data.train], options, console)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with locked(out):
         _check_content(out, resume)  # a run may have ended since
+        remove_leftovers(out / name for name in _written())
         if resume:
             check_same_options(load_checkpoint(out / "last.pt"), options, out)  # before preprocessing, which takes long
         started = time.perf_counter()
@@ -225,17 +226,19 @@ def write_results(out: Path, results: dict[str, Any]) -> None:
 
 
 def check_folder(out: Path, resume: bool) -> None:
-    """Raises OptionError if `out` is a file, is in use by a run, holds another run, or holds no run to resume."""
-    if out.exists() and not out.is_dir():
-        raise OptionError(f"{out}: the results of a run need a folder, and this is a file")
+    """Raises OptionError if `out` can't be a folder, is used by a run, holds another run, or none to resume."""
+    check_folder_path(out)
     check_unlocked(out)
     _check_content(out, resume)
 
 
+def _written() -> tuple[str, ...]:
+    """The files that a run writes, except those of TensorBoard."""
+    return "last.pt", "best.pt", "metrics.csv", "results.json", *report_files(), "curves.png", "predictions.html"
+
+
 def _check_content(out: Path, resume: bool) -> None:
-    # The files that a run writes, except those of TensorBoard.
-    written = ("last.pt", "best.pt", "metrics.csv", "results.json", *report_files(), "curves.png", "predictions.html")
-    present = [name for name in written if (out / name).exists()]
+    present = [name for name in _written() if (out / name).exists()]
     if present and not resume:
         hint = "add --resume to continue it, or choose another folder" if "last.pt" in present else "choose another one"
         raise OptionError(f"{out}: this folder already holds a run ({present[0]}); {hint}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from diffnet.viz.palette import colorize
 from diffnet.viz.surface import Surface, ValuesAt, surface_of
 
 _TYPES = {"uchar": "u1", "int": "<i4", "float": "<f4", "double": "<f8"}
-RESERVED = {"x", "y", "z", "nx", "ny", "nz", "red", "green", "blue", "alpha", "label", "vertex_indices"}
+RESERVED = {"x", "y", "z", "nx", "ny", "nz", "red", "green", "blue", "alpha", "label", "label_index", "vertex_indices"}
 
 
 def write_ply(
@@ -26,6 +26,8 @@ def write_ply(
     mesh: MeshLike,
     *,
     labels: Any = None,
+    label_names: Sequence[str] | None = None,
+    label_numbers: Sequence[int] | None = None,
     scalars: Mapping[str, Any] | None = None,
     colors: Any = None,
     at: ValuesAt | None = None,
@@ -35,6 +37,10 @@ def write_ply(
     path: a path that ends in .ply
     mesh: what `load_mesh` accepts
     labels: (N,) integers, written as the property `label`, with colors of the labels
+    label_names: the names of the labels 0, 1, …, written as comments such as `comment label 1 arm`. PLY headers are
+        ASCII, so other characters are written as in Python, such as `\\xe4`.
+    label_numbers: the numbers to write instead of the labels 0, 1, …; then these are the property `label_index`, if
+        they differ. Negative labels stay.
     scalars: by name, each (N,) real numbers, written as properties of these names: `double` for 64-bit numbers, else
         `float`. A name has letters, digits and underscores.
     colors: (N, 3), see `picture`; written as `red`, `green`, `blue` instead of the colors of the labels
@@ -45,8 +51,8 @@ def write_ply(
     edges, each vertex takes the most frequent one of its edges. The smallest label wins a tie. A vertex is unlabeled
     only if all its edges are. Scalars and colors at edges are refused.
 
-    Raises ValueError for another path, and for values and names that do not fit, MeshError for a mesh that can't be
-    used, and OSError if the file can't be written.
+    Raises ValueError for another path, for values and names that do not fit, and for labels beyond 2^53, MeshError for
+    a mesh that can't be used, and OSError if the file can't be written.
     """
     if not os.fspath(path).lower().endswith(".ply"):
         raise ValueError(f"{path}: the file is written in PLY format, so its name should end in .ply")
@@ -59,7 +65,10 @@ def write_ply(
             field = field._replace(at="vertices", values=shown)
         if colors is None:
             properties.add_colors(field.at, colorize(field.values))
-        properties.add(field, "label", "int")
+        numbers = _numbers(field.values, label_numbers)
+        properties.add(field._replace(values=numbers), "label", _type_of(numbers))
+        if label_numbers is not None and list(label_numbers) != list(range(len(label_numbers))):
+            properties.add(field, "label_index", "int")
     if colors is not None:
         field = _not_at_edges(make_field("colors", "colors", colors, surface, at))
         properties.add_colors(field.at, field.values)
@@ -72,7 +81,7 @@ def write_ply(
         long = np.asarray(on_host(values)).dtype.itemsize == 8
         field = _not_at_edges(make_field("scalars", name, values, surface, at))
         properties.add(field, name, "double" if long else "float")
-    write_atomically(path, _content(surface, properties))
+    write_atomically(path, _content(surface, properties, _comments(label_names or (), label_numbers)))
 
 
 class _Properties:
@@ -94,12 +103,39 @@ def _not_at_edges(field: Field) -> Field:
     return field
 
 
-def _content(surface: Surface, properties: _Properties) -> bytes:
+def _numbers(labels: NDArray[np.int64], numbers: Sequence[int] | None) -> NDArray[np.int64]:
+    """The numbers (N,) of labels (N,)."""
+    if numbers is None:
+        return labels
+    if labels.max(initial=-1) >= len(numbers):
+        raise ValueError(
+            f"label_numbers: the label {labels.max()} needs {labels.max() + 1} numbers, got {len(numbers)}"
+        )
+    return np.where(labels < 0, labels, np.array(numbers, np.int64)[labels])
+
+
+def _type_of(labels: NDArray[np.int64]) -> str:
+    largest = max(-int(labels.min(initial=0)), int(labels.max(initial=0)))
+    if largest > 2**53:
+        raise ValueError(f"labels: {largest} is beyond 2^53, and a PLY file can't hold it exactly")
+    return "int" if largest < 2**31 else "double"
+
+
+def _comments(names: Sequence[str], numbers: Sequence[int] | None) -> list[str]:
+    """A line for each label whose name is not its number."""
+    numbers = range(len(names)) if numbers is None or not names else numbers
+    if len(names) != len(numbers):
+        raise ValueError(f"label_names: {len(names)} names for {len(numbers)} label_numbers")
+    named = zip(numbers, (" ".join(name.split()) for name in names), strict=True)
+    return [f"comment label {number} {name}" for number, name in named if name != str(number)]
+
+
+def _content(surface: Surface, properties: _Properties, comments: list[str]) -> bytes:
     """The header and the rows of a file."""
     verts, faces = surface
     position = [(name, "double", verts[:, i]) for i, name in enumerate(("x", "y", "z"))]
     of_vertices, of_faces = position + properties.of["vertices"], properties.of["faces"]
-    header = ["ply", "format binary_little_endian 1.0", f"element vertex {len(verts)}"]
+    header = ["ply", "format binary_little_endian 1.0", *comments, f"element vertex {len(verts)}"]
     header += [f"property {kind} {name}" for name, kind, _ in of_vertices]
     rows = _rows([column.astype(_TYPES[kind]) for _, kind, column in of_vertices])
     if len(faces):
@@ -107,7 +143,7 @@ def _content(surface: Surface, properties: _Properties) -> bytes:
         header += [f"property {kind} {name}" for name, kind, _ in of_faces]
         corners = [np.full(len(faces), 3, "u1"), faces.astype("<i4")]
         rows += _rows(corners + [column.astype(_TYPES[kind]) for _, kind, column in of_faces])
-    return "\n".join([*header, "end_header", ""]).encode("ascii") + rows
+    return "\n".join([*header, "end_header", ""]).encode("ascii", "backslashreplace") + rows
 
 
 def _rows(columns: list[NDArray[Any]]) -> bytes:

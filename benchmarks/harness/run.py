@@ -13,6 +13,7 @@ from diffnet.benchmarks.harness.registry import BENCHMARKS, Benchmark, Case, Opt
 from diffnet.benchmarks.harness.results import Row, rows, write_csv, write_run
 from diffnet.benchmarks.harness.timing import Failure, measure, run_once
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import make_folder
 
 
 def run_benchmarks(names: Sequence[str], options: Options, out: Path, console: Console) -> list[str]:
@@ -22,7 +23,7 @@ def run_benchmarks(names: Sequence[str], options: Options, out: Path, console: C
     Raises OptionError for an unknown benchmark or peer.
     """
     check_names(names)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     write_run(out / "run.json", names, options)
     broken: list[str] = []
     for name in names:

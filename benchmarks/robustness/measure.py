@@ -21,7 +21,7 @@ from diffnet.benchmarks.robustness.changes import CHANGES, LOST
 from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, figures, fill_cache, load_dataset
 from diffnet.geometry import Mesh, MeshError
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import write_atomically
+from diffnet.geometry.files import make_folder, write_atomically
 from diffnet.train.checkpoint import Checkpoint, load_checkpoint, restore_model
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.metrics import percent
@@ -57,7 +57,7 @@ def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device,
     """
     loaded = load_checkpoint(checkpoint)
     seed = loaded["options"]["seed"]  # it decides which meshes of some data sets are test meshes
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     dataset = figures(seed=seed) if data == "figures" else load_dataset(data, seed=seed)
     results = measure_robustness(loaded, dataset, device, console)
     write_atomically(out / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")

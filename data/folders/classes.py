@@ -14,6 +14,7 @@ from diffnet.data.folders.files import meshes_in, some
 from diffnet.data.folders.tables import PARTS, TableMeshes, read_table
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
 from diffnet.geometry import FORMATS, load_mesh
+from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.mesh import mesh_stem
 
 TABLE = "labels.csv"  # the name of a table in a folder
@@ -130,7 +131,7 @@ def _read_folders(root: Path) -> list[_Row]:
             meshes = meshes_in(place)
             if not meshes:
                 raise DataError(f"{place}: no meshes ({', '.join(FORMATS)}, also with .gz) in this class")
-            rows += [_Row(f"{folder.name}/{mesh_stem(mesh)}", mesh, folder.name, split) for mesh in meshes]
+            rows += [_Row(f"{folder.name}/{mesh_stem(mesh)}", mesh, as_text(folder.name), split) for mesh in meshes]
             if bool(split) != bool(rows[0].split):
                 with_split, without = (place.parent, root / rows[0].label) if split else (root / rows[0].label, place)
                 raise DataError(
@@ -157,7 +158,7 @@ def _parted_above(part: Path) -> list[_Row]:
         meshes = meshes_in(folder)
         if not meshes:
             raise DataError(f"{folder}: no meshes ({', '.join(FORMATS)}, also with .gz) in this class")
-        rows += [_Row(f"{folder.name}/{mesh_stem(mesh)}", mesh, folder.name, part.name) for mesh in meshes]
+        rows += [_Row(f"{folder.name}/{mesh_stem(mesh)}", mesh, as_text(folder.name), part.name) for mesh in meshes]
     return rows
 
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from diffnet.data.counts import counted
-from diffnet.data.folders.numbers import read_lines
+from diffnet.data.folders.numbers import is_label_table, read_lines
 from diffnet.data.folders.sources import PART_LIST, holds_labels
 from diffnet.data.labeled import DataError
 from diffnet.geometry import FORMATS
@@ -208,9 +208,10 @@ def meshes_below(root: Path) -> list[Path]:
 
 
 def label_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The label files of a folder with these extensions, also with .gz, sorted by name."""
+    """The label files of a folder with these extensions, also with .gz, sorted by name. Other tables are none."""
     files = [file for file in files_in(folder, (*suffixes, ".gz")) if mesh_suffix(file) in suffixes]
-    return [file for file in files if _key(file.name).lower() not in _NOT_LABELS]
+    files = [file for file in files if _key(file.name).lower() not in _NOT_LABELS]
+    return [file for file in files if mesh_suffix(file) != ".csv" or is_label_table(file)]
 
 
 def meshes_in(folder: Path, formats: tuple[str, ...] = FORMATS) -> list[Path]:

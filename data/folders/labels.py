@@ -15,8 +15,12 @@ from diffnet.data.labeled import UNLABELED, DataError, LabelsAt
 from diffnet.geometry import Mesh, mesh_edges
 
 
-def number_classes(labels: Sequence[FileLabels], names_file: Path) -> tuple[list[NDArray[np.int64]], list[str]]:
-    """Class indices (int64, shapes unchanged) of the values of each file of a set, and the names of the classes.
+def number_classes(
+    labels: Sequence[FileLabels], names_file: Path
+) -> tuple[list[NDArray[np.int64]], list[str], list[int] | None]:
+    """Class indices (int64, shapes unchanged) of the values of each file of a set, and the classes.
+
+    The classes are their names, and their numbers in the files, or None for files with names.
 
     Files with names: the distinct names become classes, in natural order (`a2` before `a10`). If `names_file` exists,
     its lines are the classes, in this order.
@@ -33,7 +37,7 @@ def number_classes(labels: Sequence[FileLabels], names_file: Path) -> tuple[list
     named = [file for file in labels if file.names is not None]
     if len(named) == len(labels):
         number = _number_colors if labels[0].kind == "colors" else _number_names
-        return number(labels, given, names_file)
+        return *number(labels, given, names_file), None
     if named:
         other = next(file for file in labels if file.names is None)
         raise DataError(
@@ -49,7 +53,7 @@ def number_classes(labels: Sequence[FileLabels], names_file: Path) -> tuple[list
             raise DataError(f"{names_file}: {len(given)} names for {len(distinct)} distinct labels ({found})")
         distinct = np.arange(len(given))
     classes = [np.where(file.values < 0, UNLABELED, np.searchsorted(distinct, file.values)) for file in labels]
-    return classes, [str(value) for value in distinct] if given is None else given
+    return classes, [str(value) for value in distinct] if given is None else given, distinct.tolist()
 
 
 def _number_names(

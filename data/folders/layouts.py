@@ -39,7 +39,7 @@ from diffnet.geometry.mesh.mesh import mesh_stem
 Layout: TypeAlias = Literal["auto", "rna", "meshcnn", "princeton", "coseg", "folder", "teeth"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
-_LABELS = (".txt", ".npy", ".seg", ".json")
+_LABELS = (".txt", ".npy", ".seg", ".csv", ".json")
 _PDB_CHAIN = re.compile(r"[0-9][A-Za-z0-9]{3}_[A-Za-z0-9]+\.off(\.gz)?")
 
 _Values: TypeAlias = list[NDArray[np.int64]]
@@ -69,8 +69,9 @@ def load_dataset(
     "coseg": sets of COSEG (Wang et al. 2012). Meshes are `shapes/NAME.off`. `gt/NAME.seg` holds a label per face. The
         lists or chance divide them.
     "folder": labels are in a file beside the mesh or in `labels/`, in one of these forms:
-        `NAME.txt`, `.npy` or `.seg` has a number for each vertex or each face. The number of labels decides which. If a
-        mesh has as many faces as vertices, the other meshes decide;
+        `NAME.txt`, `.npy` or `.seg` has a number for each vertex or each face, and so has `NAME.csv` in its first
+        column, which is called label. The number of labels decides which. If a mesh has as many faces as vertices, the
+        other meshes decide;
         `NAME_labels.txt` has, for each part, a line with its name and a line with the numbers of its faces, from 1.
         Faces in no part are unlabeled;
         `NAME.json` has a list "labels" with a number for each vertex.
@@ -194,12 +195,13 @@ def _is_rna(root: Path, needs_train: bool) -> bool:
 
 
 def _load_rna(root: Path, cache_dir: _Folder, needs_train: bool) -> LabeledMeshes:
-    def shift(labels: Sequence[FileLabels]) -> tuple[_Values, list[str]]:
+    def shift(labels: Sequence[FileLabels]) -> tuple[_Values, list[str], list[int]]:
         for file in labels:
             bad = np.flatnonzero((file.values < -1) | (file.values > 258))
             if len(bad):
                 raise DataError(f"{file.path}: label {file.values[bad[0]]} of vertex {bad[0]} is outside -1 … 258")
-        return [file.values + 1 for file in labels], [str(value) for value in range(-1, 259)]
+        numbers = list(range(-1, 259))
+        return [file.values + 1 for file in labels], [str(number) for number in numbers], numbers
 
     parts = parts_by_lists(root, meshes_in(root / "off", (".off",)), root / "off", needs_train)
     parts = parts if needs_train else ([], parts[1])  # the classes are always the same
@@ -216,7 +218,7 @@ def _load_meshcnn(root: Path, cache_dir: _Folder, needs_train: bool) -> LabeledM
     data = _load(root, parts, files, "edges", cache_dir, needs_train)
     if not (root / "sseg").is_dir():
         return data
-    return with_soft_labels(data, parts[1], [file for part in files for file in part], root)
+    return with_soft_labels(data, parts[1], root)
 
 
 def _load(
@@ -226,7 +228,7 @@ def _load(
     at: LabelsAt | None,
     cache_dir: _Folder,
     needs_train: bool,
-    to_classes: Callable[[Sequence[FileLabels]], tuple[_Values, list[str]]] | None = None,
+    to_classes: Callable[[Sequence[FileLabels]], tuple[_Values, list[str], list[int]]] | None = None,
 ) -> LabeledMeshes:
     """Read the labels of both parts, and the meshes of the parts that are needed.
 
@@ -235,7 +237,7 @@ def _load(
     to_classes: numbers the classes; by default `number_classes`
     """
     sources = [read_source(file) for part in label_files for file in part]
-    labels, names = number_classes(sources, root / NAMES) if to_classes is None else to_classes(sources)
+    labels, names, numbers = number_classes(sources, root / NAMES) if to_classes is None else to_classes(sources)
     if not needs_train:
         sources, labels = sources[len(parts[0]) :], labels[len(parts[0]) :]
         parts = [], parts[1]
@@ -247,4 +249,4 @@ def _load(
         LabeledMesh(mesh_stem(path), mesh, place_labels(mesh, values, at, source))
         for path, mesh, values, source in zip(paths, meshes, labels, sources, strict=True)
     ]
-    return LabeledMeshes(items[: len(parts[0])], items[len(parts[0]) :], names, at)
+    return LabeledMeshes(items[: len(parts[0])], items[len(parts[0]) :], names, at, numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 from pathlib import Path
@@ -21,9 +22,9 @@ _INT64 = np.iinfo(np.int64)
 def read_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     """The labels of one file, unchanged: (N,) int64, N ≥ 1.
 
-    A `.npy` file holds a one-dimensional array of integers or whole floats. Any other file is text: integers separated
-    by line breaks or blanks. They may be written as floats (`1.000e+00`). Blank lines are ignored.
-    Both may be compressed by gzip (`.txt.gz`).
+    A `.npy` file holds a one-dimensional array of integers or whole floats. In a `.csv` file, the labels are the first
+    column, and the first line names the columns. Any other file is text: integers separated by line breaks or blanks.
+    They may be written as floats (`1.000e+00`). Blank lines are ignored. All may be compressed by gzip (`.txt.gz`).
 
     Raises DataError for a missing or empty file, and for a value that is not a whole number or does not fit int64. The
     message names the file and the line or the value.
@@ -57,7 +58,8 @@ def read_lines(path: Path) -> list[str]:
 
 
 def _read_text(path: Path) -> NDArray[np.int64]:
-    text = text_of(path)
+    is_table = mesh_suffix(path) == ".csv"
+    text = "\n".join(["", *_first_column(path)[1:]]) if is_table else text_of(path)  # the numbers of the lines stay
     if "_" not in text:
         try:
             return np.array(list(map(int, text.split())), np.int64)
@@ -71,6 +73,21 @@ def _read_text(path: Path) -> NDArray[np.int64]:
             except ValueError as e:
                 raise DataError(f"{path}, line {number}: {token[:40]!r} is not a whole number") from e
     return np.array(values, np.int64)
+
+
+def is_label_table(path: Path) -> bool:
+    """Whether the first column of a `.csv` file is called label, as in a table of `diffnet predict`."""
+    try:
+        return _first_column(path)[:1] == ["label"]
+    except DataError:  # other content
+        return False
+
+
+def _first_column(path: Path) -> list[str]:
+    try:
+        return [cells[0].strip() if cells else "" for cells in csv.reader(io.StringIO(text_of(path)))]
+    except csv.Error as e:
+        raise DataError(f"{path}: not a table of text ({e})") from e
 
 
 def _whole_number(token: str) -> int:

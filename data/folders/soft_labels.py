@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,23 +14,21 @@ from diffnet.data.folders.numbers import read_labels, text_of
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
 
 
-def with_soft_labels(data: LabeledMeshes, meshes: list[Path], hard_files: Sequence[Path], root: Path) -> LabeledMeshes:
+def with_soft_labels(data: LabeledMeshes, meshes: list[Path], root: Path) -> LabeledMeshes:
     """The data set with the classes that `sseg/NAME.seseg` allows at each edge of the test meshes.
 
     A class is allowed if its share is above 0. Training uses the hard labels alone.
 
     meshes: the files of the test meshes, in the order of the data
-    hard_files: the label files that the classes were numbered by
 
     As in MeshCNN, column i of a file is the label i + m, where m is the smallest label ≥ 0 in all files of `seg/`.
     Raises DataError, which names the file, if a mesh has no such file, for another number of lines than edges, and if a
     label has no column.
     """
-    smallest = int(_labels_in(label_files(root / "seg", (".eseg",)))[0])
-    values = _labels_in(hard_files)
-    if len(values) < len(data.label_names):  # names that don't occur: the classes are the numbers of their lines
-        values = np.arange(len(data.label_names))
-    columns = values - smallest
+    values = np.concatenate([read_labels(file) for file in label_files(root / "seg", (".eseg",))])
+    smallest = int(values[values >= 0].min())
+    numbers = np.array(data.label_numbers)
+    columns = numbers - smallest
 
     def softened(item: LabeledMesh, file: Path) -> LabeledMesh:
         shares = read_shares(file)
@@ -41,19 +38,13 @@ def with_soft_labels(data: LabeledMeshes, meshes: list[Path], hard_files: Sequen
         if bad:
             raise DataError(
                 f"{file}: {shares.shape[1]} numbers in a line, for the labels from {smallest} on, but the label "
-                f"{values[bad[0]]} occurs"
+                f"{numbers[bad[0]]} occurs"
             )
         known = (columns >= 0) & (columns < shares.shape[1])
         return replace(item, accepted=(shares > 0)[:, np.where(known, columns, 0)] & known)
 
     files = pair_labels(meshes, [root / "sseg"], (".seseg",))
     return replace(data, test=list(map(softened, data.test, files)))
-
-
-def _labels_in(files: Sequence[Path]) -> NDArray[np.int64]:
-    """The distinct labels ≥ 0, sorted."""
-    values = np.unique(np.concatenate([read_labels(file) for file in files]))
-    return values[values >= 0]
 
 
 def read_shares(path: Path) -> NDArray[np.float64]:

@@ -29,8 +29,10 @@ def read_checkpoint_file(path: str | os.PathLike[str], device: torch.device | st
         held = [name for name in ("last.pt", "best.pt") if (Path(path) / name).is_file()]
         hint = f"; it holds {' and '.join(held)}" if held else ""
         raise CheckpointError(f"{path}: this is a folder, expected a checkpoint{hint}")
-    if not Path(path).is_file():
+    if not Path(path).exists():
         raise CheckpointError(f"{path}: no such checkpoint")
+    if not Path(path).is_file():
+        raise CheckpointError(f"{path}: this is a pipe, a socket or a device, expected a checkpoint")
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:

@@ -69,6 +69,8 @@ def _json(name: str, value: Any) -> str:
 def is_safetensors(path: str | os.PathLike[str]) -> bool:
     """Whether a file looks like one in safetensors format: the length of a header, then a JSON object."""
     try:
+        if not Path(path).is_file():  # opening a pipe waits for its other end
+            return False
         with Path(path).open("rb") as file:
             return file.read(9)[8:] == b"{"
     except OSError:

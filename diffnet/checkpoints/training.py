@@ -73,6 +73,6 @@ def metadata_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     described = {name: value for name, value in options.items() if name not in ARCHITECTURE}
     statistics = checkpoint.get("statistics", {})  # of features from files
     described = {"normalize": True, **described, "label_names": checkpoint["label_names"], "statistics": statistics}
-    # Only a regression has targets, and older versions stored no meshes.
-    more = {name: checkpoint.get(name) for name in ("target_statistics", "train_meshes")}
+    # Only a regression has targets, only numbered labels have numbers, and older versions stored no meshes.
+    more = {name: checkpoint.get(name) for name in ("label_numbers", "target_statistics", "train_meshes")}
     return described | {name: value for name, value in more.items() if value is not None}

@@ -12,6 +12,7 @@ from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 
 _STEPS = 100  # at most
+MOST_WEIGHT = 1e30  # beyond, products overflow single precision
 _CHANGE = 1e-3  # of probabilities, at which the steps end
 
 
@@ -27,10 +28,10 @@ def smooth_boundaries(
 
     probabilities: (N, C) numbers ≥ 0, of each class at each element
     at: the elements: "vertices", "faces" or "edges"
-    weight: at least 0. 0 gives the most likely labels. Larger values give shorter boundaries.
+    weight: from 0 to 1e30. 0 gives the most likely labels. Larger values give shorter boundaries.
 
     Returns (N,) int64. The result is the same in every run. Raises MeshError for a point cloud, ValueError for another
-    shape, and for probabilities or a weight that are negative or not finite.
+    shape, for probabilities that are negative or not finite, and for a weight that is out of range.
 
     Source: Krähenbühl and Koltun 2011, Efficient inference in fully connected CRFs with Gaussian edge potentials; here
     only neighbors are connected.
@@ -44,8 +45,8 @@ def smooth_boundaries(
     p = np.asarray(probabilities, np.float64)
     if mesh.is_point_cloud:
         raise MeshError(f"{mesh.name}: a point cloud has no boundaries to smooth")
-    if not (np.isfinite(weight) and weight >= 0):
-        raise ValueError(f"weight should be finite and at least 0, got {weight}")
+    if not 0 <= weight <= MOST_WEIGHT:
+        raise ValueError(f"weight should be from 0 to {MOST_WEIGHT:g}, got {weight}")
     areas = element_areas(mesh, at)
     if p.ndim != 2 or len(p) != len(areas) or p.shape[1] == 0:
         raise ValueError(

@@ -18,6 +18,7 @@ LAPLACIANS: tuple[LaplacianKind, ...] = get_args(LaplacianKind)
 OPERATORS: tuple[OperatorsKind, ...] = get_args(OperatorsKind)
 BASIS_PRECISIONS: tuple[BasisPrecision, ...] = get_args(BasisPrecision)
 JOIN_RULES: tuple[JoinRule, ...] = get_args(JoinRule)
+MOST_EIGENPAIRS = 2**16  # small meshes get zeros for eigenpairs that they lack, so a typo would fill the memory
 SCALE_RULES: tuple[ScaleRule, ...] = get_args(ScaleRule)
 
 
@@ -25,10 +26,10 @@ SCALE_RULES: tuple[ScaleRule, ...] = get_args(ScaleRule)
 class Options:
     """Checked options. Together with the mesh they decide the operators and the key of their cache entry.
 
-    Raises OptionError for a k that is not an integer or is negative, for an unknown Laplacian, precision, rule or kind
-    of operators, and for the robust Laplacian in the original's operators.
+    Raises OptionError for a k that is not an integer or is out of range, for an unknown Laplacian, precision, rule or
+    kind of operators, and for the robust Laplacian in the original's operators.
 
-    k: number of eigenpairs
+    k: number of eigenpairs, at most MOST_EIGENPAIRS
     laplacian: see `laplacian_and_mass`; None becomes the one that belongs to the operators
     basis: precision in which eigenvectors are stored
     join: see `joined_vertices`
@@ -42,7 +43,7 @@ class Options:
     operators: OperatorsKind = "diffnet"
 
     def __post_init__(self) -> None:
-        self.k = _checked_k(self.k)
+        self.k = checked_k(self.k)
         self.laplacian = chosen_laplacian(self.laplacian, self.operators)
         for name, value, known in (
             ("laplacian", self.laplacian, LAPLACIANS),
@@ -68,18 +69,21 @@ def chosen_laplacian(laplacian: LaplacianKind | None, operators: OperatorsKind) 
     return laplacian
 
 
-def _checked_k(k: Any) -> int:
+def checked_k(k: Any, fewest: int = 0) -> int:
+    """A number of eigenpairs. Raises OptionError for anything but an integer from `fewest` to MOST_EIGENPAIRS."""
     try:
         if isinstance(k, bool):
             raise TypeError
         number = operator.index(k)
     except TypeError as e:
-        hint = ""
+        hint = f" of type {type(k).__name__}"
         if k is None or not isinstance(k, (str, bytes, int, float, complex)):
             hint = ". Pass vertices and faces as one tuple: precompute_all([(verts, faces), …])"
         raise OptionError(f"k should be an integer, got {_shown(k)}{hint}") from e
-    if number < 0:
-        raise OptionError(f"k should be at least 0, got {number}")
+    if number < fewest:
+        raise OptionError(f"k should be at least {fewest}, got {number}")
+    if number > MOST_EIGENPAIRS:
+        raise OptionError(f"k should be at most {MOST_EIGENPAIRS}, got {_shown(number)}")
     return number
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import warnings
 from itertools import combinations
@@ -50,6 +51,14 @@ def test_folders_with_parts(tmp_path: Path, form: str) -> None:
     assert (scored.train, names(scored.test)) == ([], names(data.test))
     with pytest.raises(DataError, match="class 'cat' has no train mesh"):
         load_classes(tmp_path)
+
+
+def test_names_of_folders_that_are_not_text(tmp_path: Path) -> None:
+    """Files and charts can't hold such names, so classes have text instead."""
+    for label in (b"cat", b"dog\xff"):
+        for i in range(2):
+            write(tmp_path / os.fsdecode(label) / f"m{i}")
+    assert load_classes(tmp_path).label_names == ["cat", "dog\\udcff"]
 
 
 def test_a_random_part_of_each_class_is_for_testing(tmp_path: Path) -> None:

@@ -82,12 +82,12 @@ SQUARE = make_mesh([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], [[0, 1, 2], [0,
 
 def data_set(mesh=SQUARE):
     item = LabeledMesh("square", mesh, np.array([0, 1, 1, UNLABELED]))
-    return LabeledMeshes([item], [item], ["arm", "leg"], "vertices")
+    return LabeledMeshes([item], [item], ["arm", "leg"], "vertices", [11, 12])
 
 
 def test_a_set_at_other_elements():
     data = with_labels_at(data_set(), "faces")
-    assert data.labels_at == "faces"
+    assert (data.labels_at, data.label_numbers) == ("faces", [11, 12])
     assert [item.labels.tolist() for item in (*data.train, *data.test)] == [[1, 0], [1, 0]]
     assert with_labels_at(data, "faces") is data
     with pytest.raises(DataError, match="points: a point cloud has labels at vertices only, not at faces"):
@@ -104,9 +104,9 @@ def test_classes_are_matched_by_name():
 
 def test_a_set_without_some_classes():
     item = LabeledMesh("m", SQUARE, np.array([2, 1, 0, UNLABELED]), accepted=np.eye(4, 3, dtype=bool))
-    data = LabeledMeshes([item], [item], ["arm", "leg", "head"], "vertices")
+    data = LabeledMeshes([item], [item], ["arm", "leg", "head"], "vertices", [11, 12, 13])
     found = without_classes(data, ["leg", "tail"])
-    assert found.label_names == ["arm", "head"]
+    assert (found.label_names, found.label_numbers) == (["arm", "head"], [11, 13])
     assert found.test[0].labels.tolist() == [1, UNLABELED, 0, UNLABELED]
     assert found.test[0].accepted.tolist() == [[True, False], [False, False], [False, True], [False, False]]
     assert without_classes(data, []) is data

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,6 +73,7 @@ def test_lists_of_parts(tmp_path, folder):
     data = load_dataset(write(tmp_path, files))
     assert data.labels_at == "faces"
     assert data.label_names == ["Head", "part10", "Upper Arm"]
+    assert data.label_numbers is None
     assert by_name(data) == {"1": [2, 0, 2], "2": [1, UNLABELED, 0]}
     write(tmp_path, {"label_names.txt": "Upper Arm\nTail\nHead\npart10\n"})
     assert by_name(load_dataset(tmp_path)) == {"1": [0, 2, 0], "2": [3, UNLABELED, 2]}
@@ -143,6 +145,7 @@ def test_teeth_in_subfolders(tmp_path, layout):
     data = load_dataset(write(tmp_path, TEETH), layout)
     assert data.labels_at == "vertices"
     assert data.label_names == ["0", "11", "21", "31"]
+    assert data.label_numbers == [0, 11, 21, 31]
     assert by_name(data) == {"p1_upper": [0, 1, 1, 2, 0], "p2_lower": [0, 0, 3, UNLABELED, 0]}
     write(tmp_path, {"train.txt": "p2_lower\n", "test.txt": "p1_upper.obj"})
     assert [item.name for item in load_dataset(tmp_path, layout).train] == ["p2_lower"]
@@ -172,6 +175,21 @@ def test_json_beside_meshes(tmp_path):
         text = refusal(tmp_path)
         assert text.startswith(f"{other}: ")
         assert message in text
+
+
+def test_tables_of_labels(tmp_path: Path) -> None:
+    """A table holds labels if its first column is called label. Other tables belong to something else."""
+    files = {"a.off": OFF, "a.csv": 'label,name\n"3",x\n7,"y, z"\n3,x\n', "b.off": OFF, "b.csv": "label\n7\n\n7\n-1\n"}
+    data = load_dataset(write(tmp_path, {**files, "labels.csv": "file,label\na.off,1\n", "notes.csv": "\x80"}))
+    assert (data.labels_at, data.label_names, data.label_numbers) == ("faces", ["3", "7"], [3, 7])
+    assert by_name(data) == {"a": [0, 1, 0], "b": [1, 1, UNLABELED]}
+    for content, message in (
+        ("label\n7\n7.5\n1\n", "b.csv, line 3: '7.5' is not a whole number"),
+        ("label\n", "b.csv: there are no labels in the file"),
+        ("quality\n7\n7\n7\n", "no labels (.txt, .npy, .seg, .csv, .json) for b.off"),
+    ):
+        (tmp_path / "b.csv").write_text(content)
+        assert message in refusal(tmp_path)
 
 
 # ---- properties and colors ----
@@ -234,6 +252,7 @@ def test_colors_are_labels(tmp_path):
     (tmp_path / "label_names.txt").write_text("#FF0000 upper arm\n#00ff00 leg\n#0000ff head\n")
     data = load_dataset(tmp_path)
     assert data.label_names == ["upper arm", "leg", "head"]
+    assert data.label_numbers is None
     assert by_name(data)["a"] == [0, 0, 1, 2, 2]
     (tmp_path / "label_names.txt").write_text("#ff0000 arm\n#0000ff head\n")
     assert "the label '#00ff00' is not in" in refusal(tmp_path)
@@ -274,7 +293,7 @@ def test_label_files_come_before_the_meshes_own(tmp_path):
     np.save(tmp_path / "a.quality.npy", np.zeros(5))  # a feature
     assert load_dataset(tmp_path).label_names == ["1", "3"]
     (tmp_path / "b.txt").unlink()
-    assert "no labels (.txt, .npy, .seg, .json) for b.ply" in refusal(tmp_path)
+    assert "no labels (.txt, .npy, .seg, .csv, .json) for b.ply" in refusal(tmp_path)
     assert read_source(tmp_path / "b.ply").values.tolist() == [0, 1, 2, 3, 4]
 
 

@@ -87,6 +87,7 @@ def test_rna_makes_minus_one_the_first_of_260_classes(tmp_path, layout):
     assert names(data.test) == ["1N8R_B"]
     assert data.labels_at == "vertices"
     assert data.label_names == [str(i) for i in range(-1, 259)]
+    assert data.label_numbers == list(range(-1, 259))
     assert data.train[1].labels.tolist() == [0, 1, 259, 4, 4]
     assert data.train[1].labels.dtype == np.int64
 
@@ -189,8 +190,9 @@ def test_meshcnn_soft_labels_of_a_set_without_its_training_part(tmp_path):
     assert data.label_names == ["2", "8"]
     np.testing.assert_array_equal(data.test[0].accepted, [[True, True]] * 3 + [[False, False]] * 3)
     write(tmp_path, {"label_names.txt": "a\nb\nc\n"})
-    assert load_dataset(tmp_path, needs_train=False).label_names == ["a", "b", "c"]
-    assert load_dataset(tmp_path, needs_train=False).test[0].labels.tolist() == [2, 2, 2, 1, 1, 1]
+    named = load_dataset(tmp_path, needs_train=False)
+    assert (named.label_names, named.label_numbers) == (["a", "b", "c"], [1, 2, 8])
+    assert named.test[0].labels.tolist() == [2, 2, 2, 1, 1, 1]
     np.testing.assert_array_equal(
         load_dataset(tmp_path, needs_train=False).test[0].accepted,
         [[False, True, True]] * 3 + [[True, False, False]] * 3,

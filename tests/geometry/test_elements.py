@@ -86,7 +86,8 @@ def test_sure_labels_and_lone_vertices_stay() -> None:
             r"shape \(642, C\), one row for each of vertices, shape is \(3, 2\)",
         ),
         ({"probabilities": -np.ones((642, 2))}, ValueError, "finite and at least 0"),
-        ({"weight": np.nan}, ValueError, "weight should be finite and at least 0, got nan"),
+        ({"weight": np.nan}, ValueError, r"weight should be from 0 to 1e\+30, got nan"),
+        ({"weight": 1e31}, ValueError, r"weight should be from 0 to 1e\+30, got 1e\+31"),
         ({"mesh": load_mesh(BALL.verts)}, MeshError, "a point cloud has no boundaries"),
     ],
 )

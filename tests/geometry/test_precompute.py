@@ -73,7 +73,7 @@ def test_bad_options(sphere: trimesh.Trimesh) -> None:
     with pytest.raises(ValueError, match="laplacian should be one of robust, cotan, got 'graph'"):
         precompute(sphere, k=4, laplacian="graph")
     for wrong in (4.5, "128", True):
-        with pytest.raises(OptionError, match=f"k should be an integer, got {wrong!r}$"):
+        with pytest.raises(OptionError, match=f"k should be an integer, got {wrong!r} of type {type(wrong).__name__}$"):
             precompute(sphere, k=wrong)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -20,3 +21,17 @@ def small_pictures() -> Iterator[None]:
         for task in ("segmentation", "classification", "regression"):
             patch.setattr(f"diffnet.train.tasks.{task}.PICTURE_SIZE", (90, 90))
         yield
+
+
+@pytest.fixture
+def short_waits() -> Iterator[None]:
+    """A test that waits forever fails instead."""
+
+    def fail(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

@@ -383,7 +383,7 @@ def test_a_checkpoint_is_a_network(stored, tmp_path):
     for name, weight in expected.state_dict().items():
         assert torch.equal(network.state_dict()[name], weight)
     assert network_input(network) == NetworkInput(
-        TrainOptions(features="xyz", k=8), normalize=True, label_names=["a", "b"], labels_at="vertices", statistics={}
+        TrainOptions(features="xyz", k=8), True, ["a", "b"], "vertices", statistics={}, label_numbers=(0, 1)
     )
     network.save(tmp_path / "a.safetensors")
     again = DiffusionNet.load(tmp_path / "a.safetensors")
@@ -429,7 +429,16 @@ NEEDED = {"features": "xyz", "k": 8, "normalize": True}
         ({"features": "hks"}, "the features hks have 16 channels, and the network takes 3"),
         ({"k": "8"}, "k should be an integer, got '8'"),
         ({"k": 0}, "k should be at least 1 for spectral diffusion"),
-        ({"k": 10**40}, "k in the metadata should be below 2^31"),
+        ({"k": 10**9}, "k should be at most 65536, got 1000000000"),
+        ({"k": 10**40}, "k should be at most 65536, got 100"),
+        ({"max_faces": "a"}, "max_faces has the value 'a', which is not allowed"),
+        ({"max_faces": 8.5}, "max_faces has the value 8.5, which is not allowed"),
+        (
+            {"label_numbers": [1, 1]},
+            "label_numbers in the metadata should be a list of 2 different whole numbers below",
+        ),
+        ({"label_numbers": [1, 2**63]}, "label_numbers in the metadata should be"),
+        ({"label_numbers": [True, 2]}, "label_numbers in the metadata should be"),
         ({"laplacian": "graph"}, "laplacian should be one of"),
         ({"precision": "fp8"}, "precision should be one of"),
         ({"label_names": ["a"]}, "label_names in the metadata should be a list of 2 names, got ['a']"),
@@ -458,7 +467,8 @@ def test_defaults_of_metadata():
     network = DiffusionNet(3, 2, width=8, blocks=1)
     network.metadata = {**NEEDED, "own": [1, 2]}
     found = network_input(network)
-    assert found == NetworkInput(TrainOptions(features="xyz", k=8, precision="fp32"), True, ["0", "1"], "vertices", {})
+    expected = TrainOptions(features="xyz", k=8, precision="fp32"), True, ["0", "1"], "vertices", {}
+    assert found == NetworkInput(*expected, label_numbers=(0, 1))
     network.metadata |= {"laplacian": "cotan", "join": "never", "precision": "auto", "label_names": ["a", "b"]}
     found = network_input(network)
     assert found.options == TrainOptions(features="xyz", k=8, laplacian="cotan", join="never")

@@ -68,7 +68,7 @@ def start(*arguments, **given):
     """Start a command in a process and a process group of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [*COMMAND, *map(str, arguments)],
+        [sys.executable, "-m", "diffnet", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -198,7 +198,7 @@ def test_prediction_with_a_checkpoint_of_the_original(room, tmp_path):
                 *("--jobs", "--resume", "--capture", "--backend"),
             ],
         ),
-        (["predict"], ["MESH", "--checkpoint", "--out", "--html", "--png", "--device", "--cache"]),
+        (["predict"], ["PATH", "--checkpoint", "--format", "--out", "--html", "--png", "--device", "--cache"]),
         (["precompute"], ["PATH", "--cache", "--k", "--laplacian", "--jobs"]),
         (["info"], ["MESH"]),
     ],
@@ -356,7 +356,9 @@ def test_bad_input_to_training(room, tmp_path, monkeypatch):
     assert "no run in this folder" in train(good, out, "--resume")
     file = tmp_path / "file"
     file.write_text("mine")
-    assert f"{file}: the results of a run need a folder" in train(good, file)
+    (tmp_path / "link").symlink_to("nowhere")
+    assert f"{tmp_path / 'link'}: this link points to nowhere, which is missing" in train(good, tmp_path / "link")
+    assert f"{file}: a folder is needed here, and this is a file" in train(good, file)
     assert file.read_text() == "mine"
     assert str(file) in train(good, out, "--cache", file)
     before = {p: p.stat().st_mtime_ns for p in (room / "run").rglob("*")}
@@ -488,9 +490,17 @@ def test_bad_input_to_prediction(room, tmp_path):
     assert "garbage.pt: not a checkpoint" in predict(mesh, "--checkpoint", garbage, "--out", ply)
     assert "missing.off: no such file" in predict(tmp_path / "missing.off", "--checkpoint", best, "--out", ply)
     assert "a folder" in predict(mesh, room / "data" / "m1.obj", "--checkpoint", best, "--out", ply)
-    assert ".ply" in predict(mesh, "--checkpoint", best, "--out", tmp_path / "a.obj")
+    for name in ("a.obj", "a.seg"):
+        line = predict(mesh, "--checkpoint", best, "--out", tmp_path / name)
+        assert f"--out should be a .ply, .txt, .npy, .csv or .json file for outputs at vertices, got {tmp_path}" in line
+    formats = ["--checkpoint", best, "--out", tmp_path / "new", "--format"]
+    assert "--format should be ply, txt, npy, csv or json for outputs at vertices, got seg" in predict(
+        mesh, *formats, "seg"
+    )
+    assert "the extension of" in predict(mesh, "--checkpoint", best, "--out", ply, "--format", "ply")
+    (tmp_path / "empty").mkdir()
+    assert "no meshes" in predict(tmp_path / "empty", "--checkpoint", best, "--out", tmp_path / "new")
     assert "'nonsense'" in predict(mesh, "--checkpoint", best, "--out", ply, "--device", "nonsense")
-    assert "two results" in predict(mesh, mesh, "--checkpoint", best, "--out", tmp_path / "folder")
     assert "two results" in predict(
         mesh, "--checkpoint", best, "--out", ply, "--html", tmp_path / "x", "--png", tmp_path / "x"
     )
@@ -503,7 +513,13 @@ def test_bad_input_to_prediction(room, tmp_path):
         assert line == f"diffnet: {option} should be a {expected} file, got {tmp_path / name}\n"
     file = tmp_path / "file"
     file.write_text("mine")
-    predict(mesh, "--checkpoint", best, "--out", file / "a.ply")
+    line = predict(mesh, "--checkpoint", best, "--out", file / "a.ply")
+    assert line == f"diffnet: {file}: a folder is needed here, and this is a file\n"
+    link = tmp_path / "link"
+    link.symlink_to("nowhere")
+    for out in (link, link / "a.ply"):
+        line = predict(mesh, "--checkpoint", best, "--out", out)
+        assert line == f"diffnet: {link}: this link points to nowhere, which is missing\n"
 
 
 @pytest.mark.parametrize("option", ["--out", "--html", "--png", "folder", "link", "checkpoint"])
@@ -694,8 +710,8 @@ def test_several_meshes_are_predicted(room, tmp_path):
         "predict", *meshes, "--checkpoint", room / "run" / "best.pt", "--out", out, "--png", tmp_path / "a.png"
     )
     assert code == 0
-    assert sorted(p.name for p in out.iterdir()) == ["m0.ply", "m1.ply", "m2.ply"]
-    assert text.count("wrote") == 4
+    assert sorted(p.name for p in out.iterdir()) == ["m0.ply", "m1.ply", "m2.ply", "report.csv"]
+    assert text.count("wrote") == 5
     for mesh in meshes:
         np.testing.assert_array_equal(read_ply(out / f"{mesh.stem}.ply")[3], expected(room, mesh)[1])
 
@@ -703,19 +719,20 @@ def test_several_meshes_are_predicted(room, tmp_path):
 def test_a_mesh_that_cannot_be_used_does_not_stop_the_others(room, tmp_path):
     broken, out = tmp_path / "broken.off", tmp_path / "out"
     broken.write_text("OFF\n5 2 0\n0 0 0\n")
-    meshes = [room / "data" / "m0.obj", broken, room / "data" / "m1.obj"]
+    good = [Path(shutil.copy(room / "data" / name, tmp_path)) for name in ("m0.obj", "m1.obj")]
+    meshes = [good[0], broken, good[1]]
     arguments = ("--checkpoint", room / "run" / "best.pt", "--out", out, "--html", tmp_path / "a.html")
     code, text, err = diffnet("predict", *meshes, *arguments)
-    assert (code, text.count("wrote")) == (1, 3)
+    assert (code, text.count("wrote")) == (1, 4)
     assert (
         err == f"diffnet: {broken}: the file can't be read: 5 vertices and 2 faces are declared, but 1 lines follow\n"
     )
-    assert sorted(p.name for p in out.iterdir()) == ["m0.ply", "m1.ply"]
+    assert sorted(p.name for p in out.iterdir()) == ["m0.ply", "m1.ply", "report.csv"]
     np.testing.assert_array_equal(read_ply(out / "m1.ply")[3], expected_labels(room, "m1.obj"))
-    # With no usable mesh, each reason is printed.
+    # With no usable mesh, each reason is printed, and only the report is written.
     before = sorted(tmp_path.rglob("*"))
     code, text, err = diffnet("predict", broken.with_name("missing.off"), broken, *arguments)
-    assert (code, "wrote" in text, len(err.splitlines())) == (1, False, 2)
+    assert (code, text.count("wrote"), len(err.splitlines())) == (1, 1, 2)
     assert "missing.off: no such file" in err
     assert "broken.off: the file can't be read" in err
     assert sorted(tmp_path.rglob("*")) == before
@@ -951,29 +968,38 @@ def wait_for(condition, process, seconds=60):
         time.sleep(0.05)
 
 
+# Each with its exit code. A terminal sends the first, and batch systems send the second.
+ENDINGS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
 @posix
-def test_ctrl_c_stops_a_run_that_can_be_resumed(room, tmp_path):
+@pytest.mark.parametrize(("ending", "code"), ENDINGS)
+def test_signals_stop_a_run_that_can_be_resumed(room, tmp_path, ending, code):
     out = tmp_path / "run"
     train = ["train", "segmentation", "--data", room / "data", "--out", out, "--cache", room / "cache", *SMALL]
     process = start(*train, "--epochs", 1_000_000)
     try:
         wait_for((out / "metrics.csv").exists, process)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, ending)
         text, err = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == code
     assert err == ""
     assert "--resume" in text
     assert str(out / "last.pt") in text
     done = len(load_checkpoint(out / "last.pt")["history"])
     assert done >= 1
+    assert not (out / "run.lock").exists()
     assert [p.name for p in out.iterdir() if p.suffix == ".tmp"] == []
+    leftover = out / f".last.pt.{process.pid}.tmp"  # as after `kill -9`
+    leftover.touch()
     mesh = room / "data" / "m0.obj"
     assert diffnet("predict", mesh, "--checkpoint", out / "last.pt", "--out", tmp_path / "a.ply")[0] == 0
     # The same command resumes the run. Here it has fewer epochs.
     code, _, err = diffnet(*train, "--epochs", done + 2, "--resume")
     assert code == 0, err
+    assert not leftover.exists()
     assert len((out / "metrics.csv").read_text().splitlines()) == done + 3
     assert json.loads((out / "results.json").read_text())["judged_epoch"] == done + 2
 
@@ -992,8 +1018,9 @@ def workers(group):
 @posix
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
 @pytest.mark.parametrize("moment", ["starting", "working"])
-def test_ctrl_c_while_preprocessing(tmp_path, moment):
-    """Ctrl-C during the imports, and during the computation, leaves no traceback and no process."""
+@pytest.mark.parametrize(("ending", "code"), ENDINGS)
+def test_signals_while_preprocessing(tmp_path, moment, ending, code):
+    """A signal during the imports, and during the computation, leaves no traceback and no process."""
     for i in range(3):
         ball = trimesh.creation.icosphere(6)  # large enough to be unfinished at the interrupt
         ball.vertices *= np.random.default_rng(i).uniform(0.6, 1.4, 3)
@@ -1011,9 +1038,9 @@ def test_ctrl_c_while_preprocessing(tmp_path, moment):
             os.kill(worker, signal.SIGINT)
         time.sleep(0.3)
         assert set(before) <= set(workers(process.pid))
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, ending)
         _, err = process.communicate(timeout=30)
-        assert process.returncode == 130
+        assert process.returncode == code
         assert err.strip() == ""
         deadline = time.monotonic() + 10
         while group_lives(process.pid) and time.monotonic() < deadline:

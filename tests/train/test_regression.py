@@ -162,7 +162,7 @@ def test_predict_writes_columns(room, tmp_path):
     np.testing.assert_allclose(np.loadtxt(tmp_path / "a.csv", delimiter=",", skiprows=1), values, rtol=1e-7)
     folder = ["predict", mesh, room / "data" / "m8.ply", "--checkpoint", checkpoint, "--device", "cpu"]
     assert diffnet(*folder, "--out", tmp_path / "folder") == 0
-    assert {path.name for path in (tmp_path / "folder").iterdir()} == {"m7.ply", "m8.ply"}
+    assert {path.name for path in (tmp_path / "folder").iterdir()} == {"m7.ply", "m8.ply", "report.csv"}
 
 
 def test_evaluate_gives_the_results_of_the_run(room, tmp_path, capsys):
@@ -185,7 +185,7 @@ def test_evaluate_gives_the_results_of_the_run(room, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--out", "a.obj"], "--out should be a file with .ply or .npy or .csv"),
+        (["--out", "a.obj"], "--out should be a .ply, .npy or .csv file for outputs at vertices, got a.obj"),
         (["--out", "a.ply", "--probabilities", "p.npz"], "--probabilities is for networks that predict classes"),
         (["--out", "a.ply", "--smooth", "1"], "--smooth is for networks that predict classes"),
     ],

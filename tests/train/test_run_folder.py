@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import write_atomically
+from diffnet.geometry.files import remove_leftovers, write_atomically
 from diffnet.train.run_folder import lock
 from diffnet.train.run_folder.event_file import EventFile
 from diffnet.train.run_folder.lock import check_unlocked, locked
@@ -93,6 +93,30 @@ def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch):
     check_unlocked(tmp_path)
     with pytest.warns(UserWarning, match="No locks available"), locked(tmp_path):
         pass
+
+
+@pytest.mark.usefixtures("short_waits")
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_lock_is_a_file(tmp_path: Path, kind: str) -> None:
+    """The file that a link points to stays. Opening a pipe would wait forever."""
+    victim, path = tmp_path / "victim", tmp_path / "run.lock"
+    victim.write_text("mine")
+    {"link": lambda: path.symlink_to(victim), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    for attempt in (lambda: check_unlocked(tmp_path), locked(tmp_path).__enter__):
+        with pytest.raises(OptionError, match=r"run\.lock: this should be the lock of a run, and it is a link, a pipe"):
+            attempt()
+    assert victim.read_text() == "mine"
+
+
+def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    gone, running = process.pid, os.getppid()
+    names = [f".last.pt.{gone}.tmp", f".last.pt.{running}.tmp", f".other.{gone}.tmp", f".last.pt.{gone}", "last.pt"]
+    for name in names:
+        (tmp_path / name).touch()
+    remove_leftovers([tmp_path / "last.pt", tmp_path / "missing" / "last.pt"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
 
 
 # ---- full disks ----

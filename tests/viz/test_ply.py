@@ -1,5 +1,6 @@
 """Colored PLY files with labels and scalars."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,28 @@ def test_ply_of_edges_takes_the_most_frequent_label(tmp_path):
     for labels, expected in (([5, 2, 5, 2, 7], [5, 2, 2, 2]), ([-1, -1, -1, 4, 9], [9, -1, 4, 4])):
         write_ply(tmp_path / "out.ply", (np.eye(5, 3), faces), labels=labels, at="edges")
         assert ply_element(tmp_path / "out.ply", "vertex")["label"].tolist() == [*expected, -1]
+
+
+def test_names_and_numbers_of_labels(tmp_path: Path) -> None:
+    path, faces = tmp_path / "out.ply", np.array([[0, 1, 2], [0, 2, 3]])
+    labels = [0, 2, -1, 1]
+    given = {"label_names": ["arm", "Fuß\n links", "13"], "label_numbers": [11, -5, 13]}
+    write_ply(path, (np.eye(4, 3), faces), labels=labels, **given)
+    found = plyfile.PlyData.read(path)
+    assert found.comments == ["label 11 arm", r"label -5 Fu\xdf links"]
+    assert found["vertex"]["label"].tolist() == [11, 13, -1, -5]
+    assert found["vertex"]["label_index"].tolist() == labels
+    colors = np.stack([found["vertex"][name] for name in ("red", "green", "blue")], 1)
+    np.testing.assert_array_equal(colors, colorize(labels))
+    write_ply(path, (np.eye(4, 3), faces), labels=labels, label_numbers=[0, 2**40, -(2**40)])
+    assert plyfile.PlyData.read(path)["vertex"]["label"].tolist() == [0, -(2**40), -1, 2**40]
+    for wrong, message in (
+        ({"label_numbers": [1, 2]}, "the label 2 needs 3 numbers, got 2"),
+        ({"label_numbers": [1, 2, 3], "label_names": ["a"]}, "1 names for 3 label_numbers"),
+        ({"label_numbers": [1, 2, 2**60]}, "is beyond 2^53"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            write_ply(path, (np.eye(4, 3), faces), labels=labels, **wrong)
 
 
 def test_scalars_and_colors_read_back(tmp_path):

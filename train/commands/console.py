@@ -6,6 +6,8 @@ import sys
 
 from rich.console import Console
 
+from diffnet.geometry.errors import DiffnetError
+
 # Printed text holds names of files and classes. Markup is off, because "[b]" and ":x:" in a name are plain text.
 console = Console(markup=False, emoji=False, highlight=False)
 
@@ -13,3 +15,17 @@ console = Console(markup=False, emoji=False, highlight=False)
 def complain(message: str) -> None:
     """Print one line on stderr."""
     print("diffnet:", " ".join(message.split()), file=sys.stderr)
+
+
+def user_message(error: Exception) -> str | None:
+    """The message of an error that the user can fix. None for a bug."""
+    if isinstance(error, DiffnetError):
+        return str(error)
+    if isinstance(error, OSError):
+        return str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
+    # PyTorch has an error class for a GPU that is out of memory, but only a message for the main memory.
+    torch = sys.modules.get("torch")  # if the error is PyTorch's, PyTorch is loaded
+    exhausted = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
+    if isinstance(error, exhausted) or "can't allocate memory" in str(error):
+        return f"out of memory ({error}). In training, lower --batch-vertices, --batch-meshes or --width"
+    return None

@@ -40,7 +40,7 @@ def match(
 ) -> None:
     """Match two meshes: find a vertex of A for each vertex of B."""
     with ExitAtCtrlC():
-        from diffnet.geometry.files import write_atomically
+        from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
         from diffnet.geometry.mesh.mesh import mesh_stem
         from diffnet.train.commands.predicting import check_outputs, check_suffix, print_kind
         from diffnet.train.correspondence.matching import load_matching_network, match_meshes
@@ -54,6 +54,8 @@ def match(
     check_suffix("--html", html, ".html")
     written = [path for path in (out, html) if path is not None]
     check_outputs(written, [a, b, checkpoint])
+    for path in written:
+        check_folder_path(path.parent)
     network = load_matching_network(checkpoint)
     print_kind(checkpoint, network)
     with progress_bar(console) if fine_tune > 0 else nullcontext() as bar:
@@ -72,7 +74,7 @@ def match(
         except MetadataError as e:
             raise MetadataError(f"{checkpoint}: {e}") from e
     for path in written:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
     write_atomically(out, "".join(f"{vertex}\n" for vertex in found.matches.tolist()))
     if html is not None:
         pair_page(found.b, found.a, found.matches, (mesh_stem(b), mesh_stem(a))).save(html)

@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 
 from diffnet.data.options import Preprocessing
-from diffnet.geometry.errors import OptionError
-from diffnet.geometry.mesh.mesh import FORMATS, mesh_suffix
+from diffnet.geometry.files import make_folder
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.console import complain, console
+from diffnet.train.commands.mesh_files import find_meshes
 from diffnet.train.commands.options import (
     DEFAULT_CACHE,
     MESH_FILES,
@@ -48,16 +48,8 @@ def precompute(
         from diffnet.train.device import pick_device
         from diffnet.train.run import fill_cache_with_bar
 
-    files: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            found = (p for p in path.rglob("*") if _is_mesh(p.name) and p.is_file())
-            files += sorted(p for p in found if not p.name.startswith("."))
-        else:
-            files.append(path)
-    if not files:
-        raise OptionError(f"no meshes ({', '.join(FORMATS)}, also with .gz) in {', '.join(map(str, paths))}")
-    files = list(dict.fromkeys(files))
+    files = find_meshes(paths)
+    make_folder(cache)
     options = Preprocessing(k, laplacian, basis=basis, join=join, operators=operators, normalize=normalize)
     failed = fill_cache_with_bar(files, options, cache, jobs, console, pick_device(device))
     console.print(f"{len(files) - len(failed)} of {len(files)} meshes are in {cache}", soft_wrap=True)
@@ -65,10 +57,6 @@ def precompute(
         complain(reason)
     if failed:
         raise typer.Exit(1)
-
-
-def _is_mesh(name: str) -> bool:
-    return mesh_suffix(name) in FORMATS
 
 
 def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {MESH_FILES}.")]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +13,18 @@ import typer
 from diffnet.data.counts import counted
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import TargetsAt
-from diffnet.geometry.errors import DiffnetError, OptionError
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import as_text, check_folder_path, make_folder, remove_leftovers, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.console import complain, console
+from diffnet.train.commands.console import complain, console, user_message
+from diffnet.train.commands.mesh_files import (
+    ReportRow,
+    find_meshes,
+    is_batch,
+    output_files,
+    report_file,
+    write_report,
+)
 from diffnet.train.commands.options import (
     DEFAULT_CACHE,
     MESH_FILES,
@@ -39,7 +50,9 @@ _KINDS = {
 
 
 def predict(
-    meshes: Annotated[list[Path], typer.Argument(metavar="MESH…", help=f"{MESH_FILES} files.")],
+    meshes: Annotated[
+        list[Path], typer.Argument(metavar="PATH…", help=f"{MESH_FILES} files, or folders to search for them.")
+    ],
     checkpoint: Annotated[
         Path,
         typer.Option(
@@ -50,11 +63,20 @@ def predict(
     out: Annotated[
         Path,
         typer.Option(
-            help="Colored mesh to write (.ply). For several meshes, a folder to write them to. For a network that "
-            "classifies meshes, a table (.csv) with the probability of each class. For a network of a regression, a "
-            "mesh with properties (.ply), an array (.npy) or a table (.csv)."
+            help="File to write: a colored mesh (.ply), or labels as .txt, .npy, .csv, .json (at vertices), .seg (at "
+            "faces) or .eseg (at edges). Numbers of a regression are .ply, .npy or .csv. For several meshes or a "
+            "folder, --out is a folder, and files keep their paths below the folder that all meshes have in common. "
+            "Outputs for whole meshes are one table (.csv)."
         ),
     ],
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="EXTENSION",
+            help="Form of the files in a folder, such as txt. Default: ply, or csv for numbers at edges.",
+        ),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write an interactive page for a browser.")] = None,
     png: Annotated[Path | None, typer.Option(help="Also write a picture.")] = None,
     probabilities: Annotated[
@@ -82,16 +104,24 @@ def predict(
 ) -> None:
     """Predict the labels or the numbers of meshes with a trained network.
 
+    Labels are the numbers of the training files. If these files have names, classes are numbered from 0. A PLY file has
+    the names in comments.
+
     Of several meshes, one that can't be used does not stop the others. It is listed at the end, and the exit code is 1.
+    report.csv in the folder, or TABLE.report.csv beside a table, lists all meshes with reasons and times.
     """
     with ExitAtCtrlC():
+        from diffnet.geometry.elements.smoothing import MOST_WEIGHT
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_network
         from diffnet.train.inference.network_input import MetadataError, network_input
-        from diffnet.train.inference.predict import predict_meshes
+        from diffnet.train.inference.predict import predictor
         from diffnet.train.run import progress_bar
         from diffnet.train.tasks.registry import task_named
+        from diffnet.train.tasks.task import Outputs
 
+    if not smooth <= MOST_WEIGHT:
+        raise OptionError(f"--smooth should be at most {MOST_WEIGHT:g}, got {smooth}")
     network = load_network(checkpoint, class_names and [name.strip() for name in class_names.split(",")], labels_at)
     try:
         expected = network_input(network)
@@ -99,53 +129,70 @@ def predict(
         raise MetadataError(f"{checkpoint}: {e}") from e
     print_kind(checkpoint, network)
     task = task_named(expected.options.task)
-    files = task.output_files(meshes, out, expected.labels_at)
+    outputs = Outputs(expected.label_names, expected.label_numbers, expected.labels_at)
+    sources = find_meshes(meshes, without=out)
+    files = output_files(meshes, sources, out, task.formats(outputs.at), form, outputs.at)
+    report = report_file(out) if is_batch(meshes) else None
     for name, is_given in (("--probabilities", probabilities is not None), ("--smooth", smooth > 0)):
         if is_given and task.standardized:
             raise OptionError(f"{name} is for networks that predict classes, and this one predicts numbers")
     if smooth > 0 and expected.labels_at == "meshes":
         raise OptionError("--smooth is for networks that label vertices, faces or edges; this one classifies meshes")
-    written = [path for path in (*files, html, png, probabilities) if path is not None]
-    check_outputs(written, [*meshes, checkpoint])
+    views = [path for path in (html, png, probabilities) if path is not None]
+    all_files = [*files, *views, *([] if report is None else [report])]
+    check_outputs(all_files, [*sources, checkpoint])
     check_suffix("--html", html, ".html")
     check_suffix("--png", png, ".png")
     check_suffix("--probabilities", probabilities, ".npz", ".csv")
-    chosen = pick_device(device)
-    failed: dict[Any, DiffnetError] = {}
-    with progress_bar(console, disable=len(meshes) == 1) as bar:
-        predictions = predict_meshes(
-            bar.track(meshes, description="predicting"),
-            network,
-            chosen,
-            cache,
-            probabilities is not None,
-            smooth,
-            failed.__setitem__,
-        )
-    if not predictions:
-        _end_if_any(failed)
-    if len(files) == len(meshes):  # otherwise one table has all meshes
-        files = [file for file, mesh in zip(files, meshes, strict=True) if mesh not in failed]
-    written = [path for path in (*files, html, png, probabilities) if path is not None]
-    for path in written:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    task.write_predictions(predictions, expected.label_names, expected.labels_at, files, html, png)
-    if probabilities is not None:
-        _write_probabilities(probabilities, predictions, expected.label_names)
+    for folder in {path.parent for path in all_files}:
+        check_folder_path(folder)
+    remove_leftovers(all_files)
+    one_table = not task.formats(outputs.at)
+    predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth)
+    predictions: list[Predicted] = []
+    written: list[Path] = []
+    rows: list[ReportRow] = []
+    try:
+        with progress_bar(console, disable=len(sources) == 1) as bar:
+            for i, source in enumerate(bar.track(sources, description="predicting")):
+                started, reason = time.perf_counter(), None
+                try:
+                    predicted = predicted_of(source)
+                    if not one_table:
+                        make_folder(files[i].parent)
+                        task.write_file(files[i], [predicted], outputs)
+                        written.append(files[i])
+                    if one_table or views:
+                        predictions.append(predicted)
+                except Exception as error:
+                    reason = user_message(error)
+                    if reason is None:
+                        raise
+                rows.append(ReportRow(source, reason, time.perf_counter() - started))
+        if predictions:
+            for path in (*(files if one_table else ()), *views):
+                make_folder(path.parent)
+                written.append(path)
+            if one_table:
+                task.write_file(files[0], predictions, outputs)
+            task.write_views(predictions, outputs, html, png)
+            if probabilities is not None:
+                _write_probabilities(probabilities, predictions, expected.label_names)
+    finally:
+        if report is not None:
+            make_folder(report.parent)
+            write_report(report, rows)
+            written.append(report)
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)
-    _end_if_any(failed)
-
-
-def _end_if_any(failed: Mapping[Any, DiffnetError]) -> None:
-    """If some meshes can't be used, print the reason for each of them and exit with code 1."""
-    for reason in failed.values():
-        complain(str(reason))
+    failed = [row.reason for row in rows if row.reason is not None]
+    for reason in failed:
+        complain(reason)
     if failed:
         raise typer.Exit(1)
 
 
-def _write_probabilities(path: Path, predictions: list[Predicted], label_names: list[str]) -> None:
+def _write_probabilities(path: Path, predictions: Sequence[Predicted], label_names: list[str]) -> None:
     """Write the probabilities of all classes.
 
     `.npz`: an array (N, C) float32 for each mesh, named by its file, and `label_names` (C,)
@@ -156,9 +203,9 @@ def _write_probabilities(path: Path, predictions: list[Predicted], label_names: 
 
     import numpy as np
 
-    from diffnet.geometry.files import write_atomically
-
-    arrays: dict[str, Any] = {p.mesh.name: p.probabilities.numpy() for p in predictions if p.probabilities is not None}
+    arrays: dict[str, Any] = {
+        as_text(p.mesh.name): p.probabilities.numpy() for p in predictions if p.probabilities is not None
+    }
     if path.suffix.lower() == ".csv":
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -189,15 +236,26 @@ def print_kind(checkpoint: Path, network: DiffusionNet) -> None:
         )
 
 
-def check_outputs(written: list[Path], read: list[Path]) -> None:
+def check_outputs(written: Sequence[Path], read: Sequence[Path]) -> None:
     """Raises OptionError if a file would be written twice, or would overwrite an input."""
-    for i, path in enumerate(written):
-        if path in written[:i]:
+    sources = {(status.st_dev, status.st_ino): source for source in read if (status := _status(source))}
+    seen: set[Path] = set()
+    for path in written:
+        if path in seen:
             raise OptionError(f"{path}: two results would be written to this file")
-        for source in read:
-            if path.exists() and source.exists() and path.samefile(source):
-                of = "this file" if path == source else f"this is the file {source}, which"
-                raise OptionError(f"{path}: {of} is read and would be overwritten")
+        seen.add(path)
+        status = _status(path)
+        source = sources.get((status.st_dev, status.st_ino)) if status else None
+        if source is not None:
+            of = "this file" if path == source else f"this is the file {source}, which"
+            raise OptionError(f"{path}: {of} is read and would be overwritten")
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:  # there is no file, and reading or writing it gives the reason otherwise
+        return None
 
 
 def check_suffix(option: str, path: Path | None, *suffixes: str) -> None:
@@ -262,7 +320,7 @@ def evaluate(
         )
     if targets is not None and not task.standardized:
         raise OptionError(f"--targets is for regression, and the network is one of {task.name}")
-    cache.mkdir(parents=True, exist_ok=True)
+    make_folder(cache)
     check_data(data, task.name)
     seed = network.metadata.get("seed")
     if not isinstance(seed, int) or seed < 0:

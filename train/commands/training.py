@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from diffnet.data.counts import counted
-from diffnet.interrupts import ExitAtCtrlC
+from diffnet.geometry.files import make_folder
+from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated
 from diffnet.train.commands.console import console
 from diffnet.train.commands.shared_options import with_shared_options
 from diffnet.train.options import TrainOptions
@@ -82,7 +83,7 @@ def run_command(
     if chosen.type == "cpu":
         keep_memory()
     check_folder(out, resume)
-    cache.mkdir(parents=True, exist_ok=True)
+    make_folder(cache)
     dataset, options, pairs = load(options, before)
     meshes, outputs = counted(len(dataset.train), "mesh", "meshes"), counted(len(dataset.label_names), *task.outputs)
     at = "" if dataset.labels_at == "meshes" else f" at the {dataset.labels_at}"
@@ -100,11 +101,11 @@ def run_command(
             console=console,
             pairs=pairs,
         )
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated) as end:
         saved = (out / "last.pt").exists()
         hint = f" {out / 'last.pt'} holds the last complete epoch; --resume continues from it." if saved else ""
         console.print(f"Stopped.{hint}", soft_wrap=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(TERMINATED if isinstance(end, Terminated) else INTERRUPTED) from None
     print_results(task, results, out)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 from diffnet import DiffusionNet
+from diffnet.checkpoints.files import shown
 from diffnet.data import (
     ArrayStatistics,
     Statistics,
@@ -16,7 +18,9 @@ from diffnet.data import (
     feature_channels,
 )
 from diffnet.geometry.errors import DiffnetError, OptionError
+from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule
+from diffnet.train.checkpoint_checks import fits
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.registry import TASK_OPTIONS, task_named
 
@@ -50,6 +54,8 @@ class NetworkInput:
     statistics: of the features from files, see `array_statistics`
     target_statistics: of the targets of a regression, whose outputs are standardized. None in other tasks.
     train_meshes: `mesh_hash` of each mesh of the training part, or None if they aren't known
+    label_numbers: the number of each class in label files. If these are not known, the names if all are whole numbers,
+        else 0, 1, …
     """
 
     options: TrainOptions
@@ -59,6 +65,7 @@ class NetworkInput:
     statistics: Statistics
     target_statistics: ArrayStatistics | None = None
     train_meshes: frozenset[str] | None = None
+    label_numbers: tuple[int, ...] = ()
 
 
 def network_input(network: DiffusionNet) -> NetworkInput:
@@ -78,6 +85,7 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `precision` | "fp32", "bf16", or "auto" for bf16 on a GPU | "fp32" |
     | `ignore` | names of classes that don't count in scores | none |
     | `label_names` | a name for each output channel | "0", "1", … |
+    | `label_numbers` | a whole number for each output channel, which `diffnet predict` writes | see `NetworkInput` |
     | `target_statistics` | {"mean": […], "std": […]} of the targets of a regression | 0 and 1 |
     | `statistics` | of features from files, see `array_statistics` | none of them |
     | `train_meshes` | hashes of the training meshes, by which `diffnet evaluate` counts them | not known |
@@ -96,13 +104,10 @@ def network_input(network: DiffusionNet) -> NetworkInput:
             f"the metadata of the network lack {', '.join(missing)}; write for example "
             'model.save(path, features="hks", k=128, normalize=True)'
         )
-    k = found["k"]
     try:
         rule = scale_rule(found["normalize"])
     except OptionError as e:
         raise MetadataError(f"{e}, in the metadata") from e
-    if isinstance(k, int) and k >= 2**31:
-        raise MetadataError(f"k in the metadata should be below 2^31, got {k!r:.80}")
     task = "classification" if labels_at == "meshes" else "segmentation"
     options = {
         "task": task,
@@ -110,8 +115,13 @@ def network_input(network: DiffusionNet) -> NetworkInput:
         "normalize": rule or "radius",
         **{name: found[name] for name in ("features", "k", *OPTIONAL) if name in found},
     }
+    hints = get_type_hints(TrainOptions)
+    wrong = [name for name in OPTIONAL if name in options and not fits(options[name], hints[name])]
+    fault = f"{wrong[0]} has the value {shown(options[wrong[0]])}, which is not allowed" if wrong else None
     try:
         read = TrainOptions(**options, diffusion=network.diffusion)
+        if fault is not None:
+            raise OptionError(fault)
         statistics = check_statistics(read.features, found.get("statistics", {}))
         targets = None
         if task_named(read.task).standardized:
@@ -119,7 +129,8 @@ def network_input(network: DiffusionNet) -> NetworkInput:
             plain = {"mean": [0.0] * count, "std": [1.0] * count}
             targets = check_target_statistics(found.get("target_statistics", plain), count)
     except (OptionError, TypeError) as e:
-        raise MetadataError(f"the metadata of the network can't be used: {e}") from e
+        reason = e if fault is None or isinstance(e, OptionError) else fault
+        raise MetadataError(f"the metadata of the network can't be used: {reason}") from e
     if labels_at not in task_named(read.task).targets_at:
         raise MetadataError(f"the metadata name the task {read.task}, but the network has outputs at {labels_at}")
     channels = feature_channels(read.features, statistics)
@@ -129,11 +140,12 @@ def network_input(network: DiffusionNet) -> NetworkInput:
             "call a network with features of its own in Python"
         )
     label_names = _label_names(found.get("label_names"), network.out_channels)
+    numbers = _label_numbers(found.get("label_numbers"), label_names)
     hashes = found.get("train_meshes")
     if hashes is not None and not (isinstance(hashes, list) and all(isinstance(each, str) for each in hashes)):
         raise MetadataError(f"train_meshes in the metadata should be a list of hashes, got {hashes!r:.200}")
     known = None if hashes is None else frozenset(hashes)
-    return NetworkInput(read, rule is not None, label_names, labels_at, statistics, targets, known)
+    return NetworkInput(read, rule is not None, label_names, labels_at, statistics, targets, known, numbers)
 
 
 def _label_names(names: Any, count: int) -> list[str]:
@@ -141,4 +153,21 @@ def _label_names(names: Any, count: int) -> list[str]:
         return [str(i) for i in range(count)]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(names) != count:
         raise MetadataError(f"label_names in the metadata should be a list of {count} names, got {names!r:.200}")
-    return names
+    return [as_text(name) for name in names]
+
+
+def _label_numbers(numbers: Any, names: list[str]) -> tuple[int, ...]:
+    if numbers is None:
+        # Checkpoints of older versions have no numbers, but the names that numbers without names got.
+        written = all(re.fullmatch("0|-?[1-9][0-9]{0,17}", name) for name in names) and len(set(names)) == len(names)
+        return tuple(int(name) for name in names) if written else tuple(range(len(names)))
+    if (
+        not isinstance(numbers, list)
+        or not all(type(number) is int and abs(number) < 2**63 for number in numbers)
+        or not len(numbers) == len(set(numbers)) == len(names)
+    ):
+        raise MetadataError(
+            f"label_numbers in the metadata should be a list of {len(names)} different whole numbers below 2^63, got "
+            f"{shown(numbers)}"
+        )
+    return tuple(numbers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs import graphed
 from diffnet.data import (
-    DataError,
     Interpolation,
     Sample,
     input_features,
@@ -25,7 +24,6 @@ from diffnet.data import (
     with_few_faces,
 )
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute, smooth_boundaries
-from diffnet.geometry.errors import DiffnetError
 from diffnet.geometry.mesh.mesh import check_several
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.train.evaluate import network_outputs
@@ -49,14 +47,17 @@ def predict_labels(
     Meshes are decimated as in training, and labels are those of the full meshes, see `decimated`.
 
     Returns for each source the mesh at its original positions, and labels (V,), (F,), (E,) or, in classification, (1,),
-    int64, which are numbers of output channels.
+    int64, which are numbers of output channels, from 0. `np.array(network_input(network).label_numbers)[labels]` are
+    the numbers of the training files, which `diffnet predict` writes.
 
     Raises MeshError for a mesh that can't be used, DataError for a mesh without the own arrays that the network was
     trained with, OptionError for a device that is not available, and MetadataError for a network without what is
     needed, and for one of a regression or of a correspondence.
     """
     _check_classes(network)
-    return [(mesh, outputs.argmax(-1).cpu().numpy()) for mesh, outputs in _outputs(sources, network, device, cache_dir)]
+    check_several(sources)
+    outputs_of = _outputs(network, device, cache_dir)
+    return [(mesh, outputs.argmax(-1).cpu().numpy()) for mesh, outputs in map(outputs_of, sources)]
 
 
 def predict_probabilities(
@@ -67,10 +68,9 @@ def predict_probabilities(
 ) -> list[tuple[Mesh, NDArray[np.float32]]]:
     """The probabilities of all classes, (N, C) float32 for each mesh. For the rest, see `predict_labels`."""
     _check_classes(network)
-    return [
-        (mesh, outputs.float().softmax(-1).cpu().numpy())
-        for mesh, outputs in _outputs(sources, network, device, cache_dir)
-    ]
+    check_several(sources)
+    outputs_of = _outputs(network, device, cache_dir)
+    return [(mesh, outputs.float().softmax(-1).cpu().numpy()) for mesh, outputs in map(outputs_of, sources)]
 
 
 def predict_values(
@@ -89,7 +89,9 @@ def predict_values(
         raise MetadataError(
             f"the network is one of {expected.options.task}; call predict_labels or predict_probabilities"
         )
-    return [(each.mesh, each.values.numpy()) for each in predict_meshes(sources, network, device, cache_dir)]
+    check_several(sources)
+    predicted = map(predictor(network, device, cache_dir), sources)
+    return [(each.mesh, each.values.numpy()) for each in predicted]
 
 
 def _check_classes(network: DiffusionNet) -> None:
@@ -100,26 +102,24 @@ def _check_classes(network: DiffusionNet) -> None:
         raise MetadataError("the network computes features for correspondence and no classes; call match_meshes")
 
 
-def predict_meshes(
-    sources: Iterable[MeshLike],
+def predictor(
     network: DiffusionNet,
     device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None = None,
     probabilities: bool = False,
     smooth: float = 0.0,
-    unusable: Callable[[MeshLike, DiffnetError], None] | None = None,
-) -> list[Predicted]:
-    """Predictions as the task of a network keeps them. For the rest, see `predict_labels`.
+) -> Callable[[MeshLike], Predicted]:
+    """A function that gives the prediction of a mesh as the task of a network keeps it. See `predict_labels`.
 
     probabilities: whether to keep the probabilities of all classes, too
     smooth: if above 0, the weight of `smooth_boundaries`, for a segmentation. Probabilities stay as they are.
-    unusable: gets each mesh that can't be used, and the reason. The others are predicted. By default, the reason is
-        raised.
     """
     expected = network_input(network)
     task, at, targets = task_named(expected.options.task), expected.labels_at, expected.target_statistics
-    found = []
-    for mesh, outputs in _outputs(sources, network, device, cache_dir, unusable):
+    outputs_of = _outputs(network, device, cache_dir)
+
+    def predicted(source: MeshLike) -> Predicted:
+        mesh, outputs = outputs_of(source)
         shares = outputs.float().softmax(-1).cpu() if probabilities or smooth > 0 else None
         if smooth > 0 and shares is not None and at != "meshes":
             values = torch.from_numpy(smooth_boundaries(mesh, shares, at=at, weight=smooth))
@@ -127,33 +127,26 @@ def predict_meshes(
             values = task.predict(outputs).cpu()
         if targets is not None:
             values = original_targets(values, targets)
-        found.append(Predicted(mesh, values, shares if probabilities else None))
-    return found
+        return Predicted(mesh, values, shares if probabilities else None)
+
+    return predicted
 
 
 def _outputs(
-    sources: Iterable[MeshLike],
-    network: DiffusionNet,
-    device: torch.device | str,
-    cache_dir: str | os.PathLike[str] | None,
-    unusable: Callable[[MeshLike, DiffnetError], None] | None = None,
-) -> Iterator[tuple[Mesh, Tensor]]:
-    """Each mesh at its original positions, and the outputs of the network, (N, C) on the device."""
-    check_several(sources)
-    expected, device = network_input(network), usable_device(device)
-    network = graphed(network.to(device))
-    for source in sources:
-        try:
-            mesh = load_mesh(source)
-            if mesh.is_point_cloud and expected.labels_at in ("faces", "edges"):
-                raise MeshError(f"{mesh.name}: the network labels {expected.labels_at}, and a point cloud has none")
-            sample = input_sample(mesh, expected, cache_dir)
-        except (MeshError, DataError) as e:
-            if unusable is None:
-                raise
-            unusable(source, e)
-            continue
-        yield mesh, network_outputs(network, sample, expected.options, device)
+    network: DiffusionNet, device: torch.device | str, cache_dir: str | os.PathLike[str] | None
+) -> Callable[[MeshLike], tuple[Mesh, Tensor]]:
+    """A function that gives a mesh at its original positions and the outputs of the network, (N, C) on the device."""
+    expected, chosen = network_input(network), usable_device(device)
+    network = graphed(network.to(chosen))  # once, because the graphs serve all meshes
+
+    def outputs_of(source: MeshLike) -> tuple[Mesh, Tensor]:
+        mesh = load_mesh(source)
+        if mesh.is_point_cloud and expected.labels_at in ("faces", "edges"):
+            raise MeshError(f"{mesh.name}: the network labels {expected.labels_at}, and a point cloud has none")
+        sample = input_sample(mesh, expected, cache_dir)
+        return mesh, network_outputs(network, sample, expected.options, chosen)
+
+    return outputs_of
 
 
 def input_sample(

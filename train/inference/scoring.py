@@ -27,6 +27,7 @@ from diffnet.data import (
     without_classes,
 )
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import check_folder_path, make_folder
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
 from diffnet.train.inference.predict import input_sample
@@ -108,7 +109,7 @@ def run_evaluation(
         "scored_training_meshes": seen,
         **surroundings(device),
     }
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     write_results(out, results)
     if seen is None:
         console.print("the file of the network doesn't say which meshes it was trained on", soft_wrap=True)
@@ -133,9 +134,8 @@ def _matched(data: LabeledMeshes, expected: NetworkInput) -> list[LabeledMesh]:
 
 
 def check_empty(out: Path) -> None:
-    """Raises OptionError if `out` is a file or holds results."""
-    if out.exists() and not out.is_dir():
-        raise OptionError(f"{out}: a report needs a folder, and this is a file")
+    """Raises OptionError if `out` can't be a folder or holds results."""
+    check_folder_path(out)
     present = [name for name in ("results.json", "last.pt") if (out / name).exists()]
     if present:
         raise OptionError(f"{out}: this folder already holds results ({present[0]}); choose another one")

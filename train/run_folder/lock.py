@@ -32,7 +32,7 @@ def locked(folder: Path) -> Iterator[None]:
     file system is not mounted with `nolock` or `local_lock`. If it is, the lock holds on one machine only. A file
     system without locks gives a warning, and nothing is locked.
 
-    Raises OptionError, which names the holder, if another run holds the lock.
+    Raises OptionError, which names the holder, if another run holds the lock, and for a file that is no lock.
     """
     path = folder / NAME
     deadline = time.monotonic() + PATIENCE
@@ -54,10 +54,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def check_unlocked(folder: Path) -> None:
-    """Raises OptionError, which names the holder, if a run holds the lock of a folder."""
+    """Raises OptionError if a run holds the lock of a folder, which it names, and for a file that is no lock."""
     path = folder / NAME
     try:
-        with path.open() as file:
+        with _open(path, os.O_RDONLY) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         raise OptionError(_held(path)) from None
@@ -67,11 +67,11 @@ def check_unlocked(folder: Path) -> None:
 
 def _lock(path: Path) -> TextIO | None:
     """Open a file and lock it. None if another process holds its lock."""
-    file = path.open("a+")
+    file = _open(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The last holder may have deleted the file after it was opened here, and a third process may have made another.
-        if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+        if path.lstat().st_ino == os.fstat(file.fileno()).st_ino:
             return file
     except (BlockingIOError, FileNotFoundError):
         pass
@@ -85,6 +85,17 @@ def _lock(path: Path) -> TextIO | None:
         raise named(e, path) from e
     file.close()
     return None
+
+
+def _open(path: Path, flags: int) -> TextIO:
+    """Open a regular file, not the file that a link points to.
+
+    Raises OptionError for a link, a pipe, a folder and others. To open a pipe otherwise waits for its other end.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise OptionError(f"{path}: this should be the lock of a run, and it is a link, a pipe or a folder; remove it")
+    number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    return os.fdopen(number, "r+" if flags & os.O_RDWR else "r")
 
 
 def _held(path: Path) -> str:

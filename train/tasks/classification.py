@@ -12,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, TargetsAt, load_classes, shapes, with_label_names
-from diffnet.geometry.errors import OptionError
+from diffnet.data import LabeledMeshes, load_classes, shapes, with_label_names
 from diffnet.geometry.files import write_atomically
-from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.metrics import accuracy, confusion_matrix
 from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.classes import check_sides, with_class_options
@@ -29,7 +27,7 @@ from diffnet.train.tasks.labels import (
     new_matrix,
 )
 from diffnet.train.tasks.options.classification import OPTIONS
-from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task, scores_a_test
+from diffnet.train.tasks.task import DataOptions, Outputs, Predicted, Scored, Task, scores_a_test, titles_of
 
 SHOWN_MESHES = 60  # on the page of predictions
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
@@ -102,36 +100,25 @@ def _shown(scored: Scored) -> list[int]:
     return wrong + spread_over(others, SHOWN_MESHES - len(wrong))
 
 
-def _output_files(meshes: Sequence[Path], out: Path, labels_at: TargetsAt) -> list[Path]:
-    """One table of all meshes."""
-    if out.suffix.lower() != ".csv" or out.is_dir():
-        raise OptionError(f"--out should be a .csv file, because the network classifies whole meshes; got {out}")
-    return [out]
-
-
-def _write_predictions(
-    predictions: Sequence[Predicted],
-    label_names: list[str],
-    labels_at: TargetsAt,
-    files: Sequence[Path],
-    html: Path | None,
-    png: Path | None,
-) -> None:
+def _write_table(table: Path, predictions: Sequence[Predicted], outputs: Outputs) -> None:
     """A table with the columns file, label, and the probability of each class."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", "label", *outputs.names])
+    for predicted in predictions:
+        shares = (f"{share:.6g}" for share in predicted.values.flatten().tolist())
+        writer.writerow([predicted.mesh.name, outputs.names[int(predicted.values.argmax())], *shares])
+    write_atomically(table, text.getvalue())
+
+
+def _write_views(predictions: Sequence[Predicted], outputs: Outputs, html: Path | None, png: Path | None) -> None:
     from diffnet.viz import page, picture
     from diffnet.viz.render import png_bytes
 
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "label", *label_names])
+    meshes, label_names = [predicted.mesh for predicted in predictions], outputs.names
     chosen = [int(predicted.values.argmax()) for predicted in predictions]
-    for predicted, label in zip(predictions, chosen, strict=True):
-        shares = (f"{share:.6g}" for share in predicted.values.flatten().tolist())
-        writer.writerow([predicted.mesh.name, label_names[label], *shares])
-    write_atomically(files[0], text.getvalue())
-    meshes = [predicted.mesh for predicted in predictions]
     shown = [np.full(len(mesh.verts), label) for mesh, label in zip(meshes, chosen, strict=True)]
-    titles = [f"{mesh_stem(mesh.name)}: {label_names[label]}" for mesh, label in zip(meshes, chosen, strict=True)]
+    titles = [f"{title}: {label_names[label]}" for title, label in zip(titles_of(meshes), chosen, strict=True)]
     if html is not None:
         fields = [{"prediction": labels} for labels in shown]
         page(
@@ -165,6 +152,7 @@ TASK = Task(
     summary=class_summary,
     write_report=_write_report,
     report_files=("confusion.png",),
-    output_files=_output_files,
-    write_predictions=_write_predictions,
+    formats=lambda at: (),  # one table
+    write_file=_write_table,
+    write_views=_write_views,
 )

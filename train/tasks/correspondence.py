@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from rich.table import Table
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, MeshPairs, PairSample, Sample, TargetsAt, figure_pairs, load_pairs
+from diffnet.data import LabeledMeshes, MeshPairs, PairSample, Sample, figure_pairs, load_pairs
 from diffnet.data.counts import counted
 from diffnet.data.folders.files import some
 from diffnet.geometry import Operators, area_under_curve, mean_error
@@ -23,7 +23,7 @@ from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.correspondence.turns import facing_alike
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.options.correspondence import OPTIONS
-from diffnet.train.tasks.task import DataOptions, PairFunctions, Predicted, Scored, ScoredPairs, Task, scores_a_test
+from diffnet.train.tasks.task import DataOptions, PairFunctions, Scored, ScoredPairs, Task, scores_a_test
 
 _MATCH = "the network computes features for correspondence; `diffnet match` uses them"
 
@@ -151,18 +151,7 @@ def _matched(data: LabeledMeshes, names: list[str]) -> LabeledMeshes:
     raise OptionError(_MATCH)
 
 
-def _output_files(meshes: Sequence[Path], out: Path, labels_at: TargetsAt) -> list[Path]:
-    raise OptionError(_MATCH)
-
-
-def _write_predictions(
-    predictions: Sequence[Predicted],
-    label_names: list[str],
-    labels_at: TargetsAt,
-    files: Sequence[Path],
-    html: Path | None,
-    png: Path | None,
-) -> None:
+def _predicts_no_files(*arguments: Any) -> NoReturn:
     raise OptionError(_MATCH)
 
 
@@ -182,8 +171,9 @@ TASK = Task(
     summary=_summary,
     write_report=_write_report,
     report_files=("errors.png", "errors.csv"),
-    output_files=_output_files,
-    write_predictions=_write_predictions,
+    formats=_predicts_no_files,
+    write_file=_predicts_no_files,
+    write_views=_predicts_no_files,
     pairs=PairFunctions(
         check=_check, as_labeled=as_labeled, samples=_samples, inputs=facing_alike, maps=_maps, score=score_pairs
     ),

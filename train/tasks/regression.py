@@ -26,13 +26,12 @@ from diffnet.data.target_names import vector_columns
 from diffnet.geometry import Mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
-from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.metrics import column_scores, mean_r2
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.options.regression import Loss
 from diffnet.train.tasks.sides import found_sides
-from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task, scores_a_test
+from diffnet.train.tasks.task import DataOptions, Outputs, Predicted, Scored, Task, scores_a_test, titles_of
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60
@@ -161,46 +160,35 @@ def _write_report(
     )
 
 
-def _output_files(meshes: Sequence[Path], out: Path, labels_at: TargetsAt) -> list[Path]:
-    """A table for targets of whole meshes. Otherwise a file for each mesh: .ply, .npy or .csv."""
-    if labels_at == "meshes":
-        if out.suffix.lower() != ".csv" or out.is_dir():
-            raise OptionError(f"--out should be a .csv file, because the network predicts whole meshes; got {out}")
-        return [out]
-    formats = (".npy", ".csv") if labels_at == "edges" else (".ply", ".npy", ".csv")  # a PLY file has no edges
-    if len(meshes) == 1 and out.suffix.lower() in formats:
-        return [out]
-    if out.suffix and not out.is_dir():
-        expected = f"a file with {' or '.join(formats)}" if len(meshes) == 1 else "a folder for several meshes"
-        raise OptionError(f"--out should be {expected}, because the network predicts {labels_at}; got {out}")
-    return [out / f"{mesh_stem(mesh)}{'.csv' if labels_at == 'edges' else '.ply'}" for mesh in meshes]
+def _formats(at: TargetsAt) -> tuple[str, ...]:
+    if at == "meshes":
+        return ()  # one table
+    return (".csv", ".npy") if at == "edges" else (".ply", ".npy", ".csv")  # a PLY file has no edges
 
 
-def _write_predictions(
-    predictions: Sequence[Predicted],
-    label_names: list[str],
-    labels_at: TargetsAt,
-    files: Sequence[Path],
-    html: Path | None,
-    png: Path | None,
-) -> None:
-    """The columns with their names, as output files, a page and a picture of the first column."""
+def _write_file(file: Path, predictions: Sequence[Predicted], outputs: Outputs) -> None:
+    """The columns with their names."""
+    values = [predicted.values.numpy() for predicted in predictions]
+    if outputs.at == "meshes":
+        names = [predicted.mesh.name for predicted in predictions]
+        write_atomically(file, _table(["file", *outputs.names], np.concatenate(values), names))
+    else:
+        _write_values(file, predictions[0].mesh, values[0], outputs.names, outputs.at)
+
+
+def _write_views(predictions: Sequence[Predicted], outputs: Outputs, html: Path | None, png: Path | None) -> None:
+    """A page, and a picture of the first column."""
     from diffnet.viz import page, picture
     from diffnet.viz.render import png_bytes
 
-    meshes = [predicted.mesh for predicted in predictions]
-    values = [predicted.values.numpy() for predicted in predictions]
-    if labels_at == "meshes":
-        names = [mesh.name for mesh in meshes]
-        write_atomically(files[0], _table(["file", *label_names], np.concatenate(values), names))
-        # A page shows values at vertices.
-        shown = [np.repeat(own, len(mesh.verts), axis=0) for own, mesh in zip(values, meshes, strict=True)]
-        at: LabelsAt = "vertices"
-    else:
-        at, shown = labels_at, values
-        for file, mesh, own in zip(files, meshes, values, strict=True):
-            _write_values(file, mesh, own, label_names, at)
-    titles = [mesh_stem(mesh.name) for mesh in meshes]
+    meshes, label_names = [predicted.mesh for predicted in predictions], outputs.names
+    shown = [predicted.values.numpy() for predicted in predictions]
+    at: LabelsAt = "vertices"
+    if outputs.at != "meshes":
+        at = outputs.at
+    else:  # a page shows values at vertices
+        shown = [np.repeat(own, len(mesh.verts), axis=0) for own, mesh in zip(shown, meshes, strict=True)]
+    titles = titles_of(meshes)
     if html is not None:
         fields = [dict(zip(label_names, own.T, strict=True)) for own in shown]
         page(meshes, scalars=fields, at=at, titles=titles, heading="Predicted values").save(html)
@@ -268,7 +256,8 @@ TASK = Task(
     summary=_summary,
     write_report=_write_report,
     report_files=("scatter.png",),
-    output_files=_output_files,
-    write_predictions=_write_predictions,
+    formats=_formats,
+    write_file=_write_file,
+    write_views=_write_views,
     standardized=True,
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,7 @@ from torch import Tensor
 
 from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, figures, load_dataset, with_label_names
 from diffnet.geometry import Mesh, element_areas
-from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
-from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, percent, soft_accuracy
 from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.classes import check_sides, with_class_options
@@ -28,7 +29,7 @@ from diffnet.train.tasks.labels import (
     new_matrix,
 )
 from diffnet.train.tasks.options.segmentation import OPTIONS
-from diffnet.train.tasks.task import DataOptions, Predicted, Scored, Task, scores_a_test
+from diffnet.train.tasks.task import DataOptions, Outputs, Predicted, Scored, Task, scores_a_test, titles_of
 
 SHOWN_MESHES = 8  # on the page of predictions
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
@@ -42,16 +43,33 @@ def write_predictions(
     plys: Sequence[Path],
     html: Path | None = None,
     png: Path | None = None,
+    label_numbers: Sequence[int] | None = None,
 ) -> None:
-    """Write each prediction as a colored mesh, and optionally all of them as one interactive page and one picture."""
-    from diffnet.viz import page, picture, write_ply
-    from diffnet.viz.render import png_bytes
+    """Write each prediction as a colored mesh, and optionally all of them as one interactive page and one picture.
+
+    predictions: as from `predict_labels`
+    label_names, label_numbers: of the classes, see `diffnet.viz.write_ply`
+    """
+    from diffnet.viz import write_ply
 
     for (mesh, labels), path in zip(predictions, plys, strict=True):
-        write_ply(path, mesh, labels=labels, at=at)
+        write_ply(path, mesh, labels=labels, label_names=label_names, label_numbers=label_numbers, at=at)
+    _write_views(predictions, label_names, at, html, png)
+
+
+def _write_views(
+    predictions: Sequence[tuple[Mesh, NDArray[np.int64]]],
+    label_names: Sequence[str],
+    at: LabelsAt,
+    html: Path | None,
+    png: Path | None,
+) -> None:
+    from diffnet.viz import page, picture
+    from diffnet.viz.render import png_bytes
+
     meshes = [mesh for mesh, _ in predictions]
     predicted = [{"prediction": labels} for _, labels in predictions]
-    titles = [mesh_stem(mesh.name) for mesh in meshes]
+    titles = titles_of(meshes)
     if html is not None:
         shown = page(
             meshes, labels=predicted, at=at, label_names=label_names, titles=titles, heading="Predicted segmentation"
@@ -130,26 +148,38 @@ def _elements(labels_at: TargetsAt) -> LabelsAt:
     return labels_at
 
 
-def _output_files(meshes: Sequence[Path], out: Path, labels_at: TargetsAt) -> list[Path]:
-    """A colored mesh for each mesh."""
-    if len(meshes) == 1 and out.suffix.lower() == ".ply":
-        return [out]
-    if out.suffix and not out.is_dir():
-        expected = "a .ply file" if len(meshes) == 1 else f"a folder, since there are {len(meshes)} meshes"
-        raise OptionError(f"--out should be {expected}, got {out}")
-    return [out / f"{mesh_stem(mesh)}.ply" for mesh in meshes]
+def _formats(at: TargetsAt) -> tuple[str, ...]:
+    """A colored mesh, and the forms in which `load_dataset` reads labels at these elements."""
+    own = {"vertices": ".json", "faces": ".seg", "edges": ".eseg"}
+    return ".ply", ".txt", ".npy", ".csv", own[at]
 
 
-def _write_predictions(
-    predictions: Sequence[Predicted],
-    label_names: list[str],
-    labels_at: TargetsAt,
-    files: Sequence[Path],
-    html: Path | None,
-    png: Path | None,
-) -> None:
+def _write_file(file: Path, predictions: Sequence[Predicted], outputs: Outputs) -> None:
+    """The labels as the numbers of the training files."""
+    from diffnet.viz import write_ply
+
+    mesh, classes = predictions[0].mesh, predictions[0].values.numpy()
+    names, numbers, at = outputs.names, outputs.numbers, _elements(outputs.at)
+    if file.suffix.lower() == ".ply":
+        write_ply(file, mesh, labels=classes, label_names=names, label_numbers=numbers, at=at)
+        return
+    labels = np.array(numbers, np.int64)[classes]
+    array, text = io.BytesIO(), io.StringIO()
+    if file.suffix.lower() == ".npy":
+        np.save(array, labels)
+    elif file.suffix.lower() == ".json":
+        json.dump({"labels": labels.tolist()}, text)
+    elif file.suffix.lower() == ".csv":
+        rows = [(number, names[i]) for number, i in zip(labels.tolist(), classes.tolist(), strict=True)]
+        csv.writer(text, lineterminator="\n").writerows([("label", "name"), *rows])
+    else:
+        text.writelines(f"{label}\n" for label in labels.tolist())
+    write_atomically(file, array.getvalue() or text.getvalue())
+
+
+def _write_pages(predictions: Sequence[Predicted], outputs: Outputs, html: Path | None, png: Path | None) -> None:
     pairs = [(predicted.mesh, predicted.values.numpy()) for predicted in predictions]
-    write_predictions(pairs, label_names, _elements(labels_at), plys=files, html=html, png=png)
+    _write_views(pairs, outputs.names, _elements(outputs.at), html, png)
 
 
 TASK = Task(
@@ -170,6 +200,7 @@ TASK = Task(
     summary=class_summary,
     write_report=_write_report,
     report_files=("confusion.png",),
-    output_files=_output_files,
-    write_predictions=_write_predictions,
+    formats=_formats,
+    write_file=_write_file,
+    write_views=_write_pages,
 )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from diffnet.data import LabeledMesh, LabeledMeshes, Layout, MeshPairs, PairErrors, PairSample, Sample, TargetsAt
 from diffnet.data.pairs.indices import Base
 from diffnet.geometry import Mesh, Operators
+from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.registry import TaskName
 
@@ -48,6 +49,19 @@ class Predicted(NamedTuple):
     mesh: Mesh
     values: Tensor
     probabilities: Tensor | None = None
+
+
+class Outputs(NamedTuple):
+    """What a network predicts.
+
+    names: of the classes, or of the columns of a regression
+    numbers: of the classes in label files, see `NetworkInput`
+    at: the elements that it predicts for
+    """
+
+    names: list[str]
+    numbers: tuple[int, ...]
+    at: TargetsAt
 
 
 @dataclass(frozen=True)
@@ -100,6 +114,12 @@ class PairFunctions:
     score: Callable[..., ScoredPairs]
 
 
+def titles_of(meshes: Sequence[Mesh]) -> list[str]:
+    """The names of meshes without folders and extensions, or with them if these names are not different."""
+    stems = [mesh_stem(mesh.name) for mesh in meshes]
+    return stems if len(set(stems)) == len(stems) else [mesh.name for mesh in meshes]
+
+
 def scores_a_test(results: Mapping[str, Any]) -> bool:
     """Whether no scored mesh is a training mesh, from results.json. False if `diffnet evaluate` doesn't know it.
 
@@ -139,9 +159,11 @@ class Task:
     write_report: (folder, scored meshes, their results, entries of the summary, curves.png or None) writes
         predictions.html and `report_files`
     report_files: other files of a report, some of which may be missing
-    output_files: (meshes, --out, elements) to the files that `diffnet predict` writes for these meshes. Raises
-        OptionError.
-    write_predictions: (predictions, label names, elements, output files, page or None, picture or None)
+    formats: elements to the extensions of the files that `diffnet predict` writes, one for each mesh, and the default
+        first. Empty if it writes one table (.csv) of all meshes. Raises OptionError if it can't predict.
+    write_file: (file, predictions, outputs) writes the prediction of one mesh in the format of the file's extension, or
+        the table of all meshes
+    write_views: (predictions, outputs, page or None, picture or None)
     standardized: whether the targets are numbers. The network then learns standardized ones, see `target_statistics`.
     pairs: the functions of a task on pairs of meshes. None in other tasks.
     """
@@ -161,10 +183,9 @@ class Task:
     summary: Callable[[dict[str, Any]], tuple[Table, str]]
     write_report: Callable[[Path, Scored, dict[str, Any], Mapping[str, str], bytes | None], None]
     report_files: tuple[str, ...]
-    output_files: Callable[[Sequence[Path], Path, TargetsAt], list[Path]]
-    write_predictions: Callable[
-        [Sequence[Predicted], list[str], TargetsAt, Sequence[Path], Path | None, Path | None], None
-    ]
+    formats: Callable[[TargetsAt], tuple[str, ...]]
+    write_file: Callable[[Path, Sequence[Predicted], Outputs], None]
+    write_views: Callable[[Sequence[Predicted], Outputs, Path | None, Path | None], None]
     prepared: Callable[[LabeledMeshes, TrainOptions], tuple[LabeledMeshes, TrainOptions]] = _unchanged
     check: Callable[[LabeledMeshes, TrainOptions], None] = lambda data, options: None
     standardized: bool = False

@@ -45,8 +45,8 @@ def train(
     Writes to --out: last.pt and best.pt (checkpoints), metrics.csv, tensorboard/, and at the end results.json,
     confusion.png, curves.png and predictions.html.
 
-    Ctrl-C stops the run. With --resume, it continues after the last complete epoch with its options, so only --data and
-    --out are repeated, and --layout if it was given. Only --epochs may change, with --schedule step.
+    Ctrl-C and SIGTERM stop the run. With --resume, it continues after the last complete epoch with its options, so only
+    --data and --out are repeated, and --layout if it was given. Only --epochs may change, with --schedule step.
 
     A run locks its folder. On network file systems without locks, start only one run in a folder.
     """

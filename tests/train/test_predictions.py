@@ -1,0 +1,265 @@
+"""The files that `diffnet predict` writes: the user's numbers in each form, folders, and the report."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import plyfile
+import pytest
+import torch
+import trimesh
+
+from diffnet import DiffusionNet
+from diffnet.data import LabelsAt, load_dataset
+from diffnet.train import cli, network_input, predict_labels
+from diffnet.train.checkpoint import load_checkpoint, save_checkpoint
+
+pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
+
+NUMBERS = [11, 21, 47]
+
+
+def diffnet(*arguments: Any) -> tuple[Any, str, str]:
+    """Exit code, stdout and stderr of a command, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    argv = ["diffnet", *map(str, arguments)]
+    with patch.object(sys, "argv", argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main()
+            code: Any = 0
+        except SystemExit as e:
+            code = e.code
+    return code, out.getvalue(), err.getvalue()
+
+
+def complaint(*arguments: Any) -> str:
+    code, _, err = diffnet(*arguments)
+    assert (code, err.count("\n")) == (1, 1), err
+    return err.removeprefix("diffnet: ").rstrip("\n")
+
+
+def write_ball(path: Path, seed: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ball = trimesh.creation.icosphere(1)
+    ball.vertices *= np.random.default_rng(seed).uniform(0.6, 1.4, 3)
+    ball.export(path)
+    return path
+
+
+def write_network(path: Path, at: str = "vertices", **metadata: Any) -> Path:
+    torch.manual_seed(1)
+    network = DiffusionNet(3, 3, width=8, blocks=1, outputs_at=at)  # type: ignore[arg-type]
+    network.save(path, **{"features": "xyz", "k": 8, "normalize": True, **metadata})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("at", "form"),
+    [
+        *(("vertices", form) for form in ("ply", "txt", "npy", "csv", "json")),
+        *(("faces", form) for form in ("ply", "txt", "npy", "csv", "seg")),
+    ],
+)
+def test_predictions_are_read_as_labels(tmp_path: Path, at: LabelsAt, form: str) -> None:
+    """Beside the meshes, they are a data set on which the network is always right."""
+    checkpoint = write_network(tmp_path / "a.safetensors", at, label_names=list("abc"), label_numbers=NUMBERS)
+    meshes = [write_ball(tmp_path / "meshes" / f"m{i}.off", i) for i in range(2)]
+    out, network = tmp_path / "labels", DiffusionNet.load(checkpoint)
+    assert diffnet("predict", tmp_path / "meshes", "--checkpoint", checkpoint, "--out", out, "--format", form)[0] == 0
+    assert {file.name for file in out.iterdir()} == {f"m0.{form}", f"m1.{form}", "report.csv"}
+    if form != "ply":
+        for mesh in meshes:
+            shutil.copy(mesh, out)
+    data = load_dataset(out, needs_train=False)
+    (out / "report.csv").unlink()
+    predicted = predict_labels(meshes, network, "cpu")
+    assert data.labels_at == at
+    assert data.label_numbers is not None
+    assert len(data.label_numbers) > 1
+    for item, (_, classes) in zip(data.test, predicted, strict=True):
+        numbers = np.array(network_input(network).label_numbers)[classes]
+        np.testing.assert_array_equal(np.array(data.label_numbers)[item.labels], numbers)
+    checkpoint = write_network(tmp_path / "b.safetensors", at, label_names=["11", "21", "47"])
+    evaluate = ["evaluate", "--checkpoint", checkpoint, "--data", out, "--cache", tmp_path / "cache", "--jobs", 1]
+    code, text, err = diffnet(*evaluate, "--device", "cpu", "--out", tmp_path / "scores")
+    assert (code, err) == (0, "")
+    assert "accuracy 100.00 %" in text
+
+
+def test_a_run_stores_the_users_numbers(tmp_path: Path) -> None:
+    """Older checkpoints lack the numbers. Names that are numbers stand for them."""
+    for i in range(4):
+        mesh = write_ball(tmp_path / "data" / f"m{i}.off", i)
+        mesh = mesh.rename(mesh.with_name(os.fsdecode(b"m%d\xff.off" % i)))  # a name that is not UTF-8
+        height = trimesh.load(mesh, process=False).vertices[:, 2]
+        np.savetxt(mesh.with_suffix(".txt"), np.where(height > 0.3, 47, np.where(height > -0.3, 21, 11)), fmt="%d")
+    names = tmp_path / "data" / "label_names.txt"
+    names.write_text("gum\nZähne\nmolar\n")
+    run = tmp_path / "run"
+    train = ["train", "segmentation", "--data", tmp_path / "data", "--cache", tmp_path / "cache", "--epochs", 1]
+    train += ["--features", "xyz", "--k", 8, "--width", 8, "--blocks", 1, "--jobs", 1, "--device", "cpu"]
+    code, _, err = diffnet(*train, "--out", run, "--ignore", "gum")
+    assert (code, err) == (0, "")
+    stored = load_checkpoint(run / "last.pt")
+    assert (stored["label_names"], stored["label_numbers"]) == (["Zähne", "molar"], [21, 47])
+    ply = predicted_ply(tmp_path, run / "last.pt")
+    assert ply.comments == [r"label 21 Z\xe4hne", "label 47 molar"]
+    np.testing.assert_array_equal(np.array([21, 47])[ply["vertex"]["label_index"]], ply["vertex"]["label"])
+    del stored["label_numbers"]
+    for given, expected in ((["Zähne", "molar"], {0, 1}), (["21", "47"], {21, 47})):
+        save_checkpoint(tmp_path / "older.pt", {**stored, "label_names": given})
+        assert set(predicted_ply(tmp_path, tmp_path / "older.pt")["vertex"]["label"].tolist()) <= expected
+    # Without numbers of the user, there is nothing that an index would add.
+    checkpoint = write_network(tmp_path / "own.safetensors", label_names=["a", "b", "c"])
+    ply = predicted_ply(tmp_path, checkpoint)
+    assert ply.comments == ["label 0 a", "label 1 b", "label 2 c"]
+    assert "label_index" not in ply["vertex"].data.dtype.names
+
+
+def predicted_ply(folder: Path, checkpoint: Path) -> Any:
+    mesh = write_ball(folder / "new.off", 9)
+    assert diffnet("predict", mesh, "--checkpoint", checkpoint, "--out", folder / "new.ply")[0] == 0
+    return plyfile.PlyData.read(folder / "new.ply")
+
+
+# ---- folders ----
+
+
+def test_folders_keep_their_tree(tmp_path: Path) -> None:
+    scans, out = tmp_path / "scans", tmp_path / "scans" / "labels"
+    checkpoint = write_network(tmp_path / "a.safetensors")
+    good = [write_ball(scans / name) for name in ("a/m.off", "b/c/m.off", "b/m.obj", "b/m.ply", "top.off")]
+    write_ball(scans / ".hidden" / "m.off")
+    write_ball(out / "m.off")  # results of an earlier call are no input
+    (scans / "b" / "broken.off").write_text("OFF")
+    (scans / "b" / "gone.obj").symlink_to("nowhere")
+    (scans / "notes.txt").write_text("mine")
+    predict = ["predict", scans, good[0], "--checkpoint", checkpoint, "--out", out, "--format", "npy"]
+    for _ in range(2):  # the same command writes the same files
+        code, text, err = diffnet(*predict)
+        assert (code, len(err.splitlines())) == (1, 2)
+        assert "b/broken.off: the file can't be read" in err
+        assert "b/gone.obj: no such file" in err
+    written = {"a/m.npy", "b/c/m.npy", "b/m.obj.npy", "b/m.ply.npy", "top.npy", "report.csv"}
+    assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == written | {"m.off"}
+    assert text.count("wrote") == len(written)
+    with (out / "report.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["file"] for row in rows if row["status"] == "ok"] == [str(mesh) for mesh in sorted(good)]
+    failed = {Path(row["file"]).name: row["reason"] for row in rows if row["status"] == "failed"}
+    assert failed.keys() == {"broken.off", "gone.obj"}
+    assert failed["gone.obj"] == f"{scans / 'b' / 'gone.obj'}: no such file"
+    assert all(float(row["seconds"]) >= 0 for row in rows)
+    # Files from several folders keep their paths below the folder that they have in common.
+    code, _, _ = diffnet("predict", good[0], good[1], "--checkpoint", checkpoint, "--out", tmp_path / "two")
+    assert code == 0
+    assert {str(path.relative_to(tmp_path / "two")) for path in (tmp_path / "two").rglob("*.ply")} == {
+        "a/m.ply",
+        "b/c/m.ply",
+    }
+
+
+def test_a_table_of_meshes_in_folders(tmp_path: Path) -> None:
+    """Meshes of one name stay apart in tables, and the report is beside the table."""
+    checkpoint = write_network(tmp_path / "a.safetensors", "global_mean", label_names=["cat", "dog", "fox"])
+    meshes = [write_ball(tmp_path / "in" / name / "m.off") for name in "ab"]
+    (tmp_path / "in" / "b" / "n.off").write_text("OFF")
+    out = ["--out", tmp_path / "t.csv", "--probabilities", tmp_path / "p.npz"]
+    assert diffnet("predict", tmp_path / "in", "--checkpoint", checkpoint, *out)[0] == 1
+    with (tmp_path / "t.csv").open(newline="") as file:
+        assert [row["file"] for row in csv.DictReader(file)] == [str(mesh) for mesh in meshes]
+    with np.load(tmp_path / "p.npz") as found:
+        assert set(found.files) == {*map(str, meshes), "label_names"}
+    report = (tmp_path / "t.report.csv").read_text().splitlines()
+    assert [line.split(",")[1] for line in report] == ["status", "ok", "ok", "failed"]
+    line = complaint("predict", tmp_path / "in", "--checkpoint", checkpoint, "--out", tmp_path)
+    assert line.startswith("--out should be a .csv file")
+
+
+def test_files_of_the_user_stay(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    checkpoint = write_network(tmp_path / "a.safetensors")
+    write_ball(data / "m.off")
+    (data / "m.txt").write_text("labels by hand")
+    predict = ["predict", data, "--checkpoint", checkpoint, "--out"]
+    line = complaint(*predict, data, "--format", "txt")
+    assert line == (
+        f"{data / 'm.txt'}: this file is beside the meshes and would be overwritten; choose another folder for --out"
+    )
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "report.csv").write_text("month,sales\n")
+    line = complaint(*predict, tmp_path / "out")
+    assert line == f"{tmp_path / 'out' / 'report.csv'}: this file is no report of diffnet, and would be overwritten"
+    assert (data / "m.txt").read_text() == "labels by hand"
+    files = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert files == ["a.safetensors", "m.off", "m.txt", "report.csv"]
+
+
+def test_a_full_disk_fails_single_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails in one file, the others are written. A bug is raised, and the report has the files before."""
+    checkpoint = write_network(tmp_path / "a.safetensors")
+    for i in range(3):
+        write_ball(tmp_path / "in" / f"m{i}.off")
+    out, error = tmp_path / "out", OSError(28, "No space left on device", "m1.ply")
+    write = DiffusionNet.forward
+    calls: list[int] = []
+
+    def fail_once(self: DiffusionNet, *arguments: Any) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) % 3 == 2:
+            raise error
+        result: torch.Tensor = write(self, *arguments)
+        return result
+
+    monkeypatch.setattr(DiffusionNet, "forward", fail_once)
+    predict = ["predict", tmp_path / "in", "--checkpoint", checkpoint, "--out", out]
+    assert complaint(*predict) == "m1.ply: No space left on device"
+    assert sorted(path.name for path in out.iterdir()) == ["m0.ply", "m2.ply", "report.csv"]
+    shutil.rmtree(out)
+    error = ZeroDivisionError("a bug")  # type: ignore[assignment]
+    with pytest.raises(ZeroDivisionError):
+        diffnet(*predict)
+    assert len((out / "report.csv").read_text().splitlines()) == 2
+
+
+# ---- input of other kinds ----
+
+
+@pytest.mark.parametrize("weight", ["inf", "1e31"])
+def test_a_weight_that_is_too_large(tmp_path: Path, weight: str) -> None:
+    predict = ["predict", write_ball(tmp_path / "m.off"), "--checkpoint", write_network(tmp_path / "a.safetensors")]
+    line = complaint(*predict, "--out", tmp_path / "a.ply", "--smooth", weight)
+    assert line == f"--smooth should be at most 1e+30, got {float(weight)}"
+
+
+def test_names_that_are_not_text(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8 are surrogates in Python. Files and the output show them."""
+    mesh = write_ball(tmp_path / "m.off").rename(tmp_path / os.fsdecode(b"m\xff.off"))
+    checkpoint = write_network(tmp_path / "a.safetensors")
+    names = ["--class-names", os.fsdecode(b"arm\xff,leg,head"), "--html", tmp_path / "p.html", "--png"]
+    for form, table in (("csv", "csv"), ("ply", "npz")):
+        out = ["--out", tmp_path / f"a.{form}", *names, tmp_path / "p.png", "--probabilities", tmp_path / f"p.{table}"]
+        assert diffnet("predict", mesh, "--checkpoint", checkpoint, *out)[0] == 0
+    assert (tmp_path / "p.csv").read_text().startswith("file,element,arm\\udcff,leg,head\n")
+    assert "m\\udcff.off,0," in (tmp_path / "p.csv").read_text()
+    assert plyfile.PlyData.read(tmp_path / "a.ply").comments[0] == r"label 0 arm\udcff"
+    with np.load(tmp_path / "p.npz") as found:
+        assert str(tmp_path / "m\\udcff.off") in found.files
+
+
+@pytest.mark.usefixtures("short_waits")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
+def test_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.pt")
+    mesh = write_ball(tmp_path / "m.off")
+    line = complaint("predict", mesh, "--checkpoint", tmp_path / "a.pt", "--out", tmp_path / "a.ply")
+    assert line == f"{tmp_path / 'a.pt'}: this is a pipe, a socket or a device, expected a checkpoint"

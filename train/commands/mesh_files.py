@@ -1,0 +1,141 @@
+"""The meshes that a command reads, and the files that `diffnet predict` writes for them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+from diffnet.data.labeled import TargetsAt
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import write_atomically
+from diffnet.geometry.mesh.mesh import FORMATS, mesh_stem, mesh_suffix
+
+REPORT_COLUMNS = ("file", "status", "reason", "seconds")
+
+
+class ReportRow(NamedTuple):
+    """A mesh in the report. reason: why it has no result, or None. seconds: the time for this mesh."""
+
+    file: Path
+    reason: str | None
+    seconds: float
+
+
+def find_meshes(paths: Sequence[Path], without: Path | None = None) -> list[Path]:
+    """The given files, and the visible meshes in the given folders and in their visible subfolders. None comes twice.
+
+    without: a folder that is not searched if it is in one of these folders
+
+    Raises OptionError if there are none.
+    """
+    left_out = None if without is None else _absolute(without)
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if path.is_dir():
+            below = [p for p in path.rglob("*") if mesh_suffix(p) in FORMATS and _is_visible(p.relative_to(path))]
+            if left_out is not None and _absolute(path) in left_out.parents:
+                below = [p for p in below if left_out not in _absolute(p).parents]
+            # A link to a missing file is kept, so that reading it gives the reason.
+            files = sorted(p for p in below if p.is_file() or not p.exists())
+        else:
+            files = [path]
+        for file in files:
+            found.setdefault(_absolute(file), file)
+    if not found:
+        raise OptionError(f"no meshes ({', '.join(FORMATS)}, also with .gz) in {', '.join(map(str, paths))}")
+    return list(found.values())
+
+
+def _is_visible(path: PurePath) -> bool:
+    return not any(part.startswith(".") for part in path.parts)
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))  # without following links
+
+
+def output_files(
+    paths: Sequence[Path], meshes: Sequence[Path], out: Path, formats: Sequence[str], form: str | None, at: TargetsAt
+) -> list[Path]:
+    """The file to write for each mesh, or one table for all meshes.
+
+    paths: as given on the command line
+    meshes: the result of `find_meshes` for them
+    out: the option --out
+    formats: the possible extensions, the default first; none for a table
+    form: the option --format
+
+    In a folder, a file keeps its path below the folder that all paths have in common. Meshes whose results would have
+    the same name, such as a.ply and a.obj, keep their extensions: a.ply.txt and a.obj.txt.
+
+    Raises OptionError for an option that doesn't fit.
+    """
+    if not formats:
+        if out.suffix.lower() != ".csv" or out.is_dir():
+            raise OptionError(f"--out should be a .csv file, because the network predicts whole meshes; got {out}")
+        if form is not None:
+            raise OptionError(f"--format is for one file for each mesh, and {out} is a table of all meshes")
+        return [out]
+    several = is_batch(paths)
+    if not several and out.suffix.lower() in formats and not out.is_dir():
+        if form is not None:
+            raise OptionError(f"--format is for a folder; the extension of {out} decides")
+        return [out]
+    if out.suffix and not out.is_dir():
+        expected = "a folder for several meshes" if several else f"a {_listed(formats)} file for outputs at {at}"
+        raise OptionError(f"--out should be {expected}, got {out}")
+    suffix = formats[0] if form is None else f".{form.lower().lstrip('.')}"
+    if suffix not in formats:
+        known = _listed([known[1:] for known in formats])
+        raise OptionError(f"--format should be {known} for outputs at {at}, got {form}")
+    folders = [_absolute(path if path.is_dir() else path.parent) for path in paths]
+    common = os.path.commonpath(folders)
+    names = [_absolute(mesh).relative_to(common) for mesh in meshes]
+    short = [name.with_name(mesh_stem(name)) for name in names]
+    count = Counter(short)
+    kept = [name if count[stem] > 1 else stem for name, stem in zip(names, short, strict=True)]
+    files = [out / name.with_name(name.name + suffix) for name in kept]
+    places = {place for mesh in meshes for place in (mesh.parent.resolve(), mesh.resolve().parent)}
+    for file in files:
+        if file.exists() and file.resolve().parent in places:
+            raise OptionError(
+                f"{file}: this file is beside the meshes and would be overwritten; choose another folder for --out"
+            )
+    return files
+
+
+def _listed(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def is_batch(paths: Sequence[Path]) -> bool:
+    """Whether there are several paths or a folder."""
+    return len(paths) > 1 or paths[0].is_dir()
+
+
+def report_file(out: Path) -> Path:
+    """The file that lists what became of each mesh: report.csv in a folder, TABLE.report.csv beside a table.
+
+    Raises OptionError if there is such a file that is no report.
+    """
+    path = out.with_suffix(".report.csv") if out.suffix.lower() == ".csv" and not out.is_dir() else out / "report.csv"
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.readline().strip() != ",".join(REPORT_COLUMNS).encode():
+                raise OptionError(f"{path}: this file is no report of diffnet, and would be overwritten")
+    return path
+
+
+def write_report(path: Path, rows: Sequence[ReportRow]) -> None:
+    """Write a row for each mesh, see REPORT_COLUMNS."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(REPORT_COLUMNS)
+    for file, reason, seconds in rows:
+        writer.writerow([file, "ok" if reason is None else "failed", reason, f"{seconds:.3f}"])
+    write_atomically(path, text.getvalue())
