@@ -249,7 +249,8 @@ class DiffusionNet(nn.Module):
         changed = difference(weights, built.state_dict())
         if changed is None and plain_class(self) is DiffusionNet:  # a subclass may build other modules in the same way
             types = {name: type(module) for name, module in built.named_modules()}
-            others = [f"{n} is {type(m).__name__}" for n, m in self.named_modules() if n and type(m) is not types.get(n)]
+            modules = [(name, type(module)) for name, module in self.named_modules() if name]
+            others = [f"{name} is {cls.__name__}" for name, cls in modules if cls is not types.get(name)]
             changed = f"has other modules: {', '.join(others[:3])}" if others else None
         if changed is not None:
             raise ValueError(
