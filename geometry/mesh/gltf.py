@@ -49,22 +49,32 @@ def read_gltf(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 
 
 def embed_buffers(data: bytes, folder: Path) -> bytes:
-    """A .gltf file whose buffers in other files are inside it. Raises ValueError if one can't be read."""
+    """A .gltf file whose buffers in other files are inside it.
+
+    folder: of the file. Buffers are read from it and from the folders in it, also after links are followed.
+
+    Raises ValueError if a buffer can't be read or lies elsewhere, and for more than `check_unpacked` allows.
+    """
     header = _json(data)
-    changed = False
     buffers = header.get("buffers", [])
+    total = 0
     for buffer in buffers if isinstance(buffers, list) else []:
         uri = buffer.get("uri") if isinstance(buffer, dict) else None
         if not isinstance(uri, str) or uri.startswith("data:"):
             continue
-        path = folder / unquote(uri)
-        if urlsplit(uri).scheme or Path(unquote(uri)).is_absolute():
-            raise ValueError(f"its buffer {uri[:60]!r} should be a file beside it. Save the mesh as .glb")
+        name = unquote(uri)
+        path = folder / name
+        if urlsplit(uri).scheme or not path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(
+                f"its buffer {uri[:60]!r} should be a file beside it, or in a folder beside it. Save the mesh as .glb"
+            )
         if not path.is_file():
             raise ValueError(f"its buffer {path} is missing. Put it there, or save the mesh as .glb")
-        buffer["uri"] = "data:application/octet-stream;base64," + base64.b64encode(path.read_bytes()).decode()
-        changed = True
-    return json.dumps(header).encode() if changed else data
+        content = path.read_bytes()
+        total += len(content)
+        check_unpacked(total)  # many buffers may name the same file
+        buffer["uri"] = "data:application/octet-stream;base64," + base64.b64encode(content).decode()
+    return json.dumps(header).encode() if total else data
 
 
 def _header_of_glb(data: bytes) -> Json:
