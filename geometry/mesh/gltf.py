@@ -9,6 +9,7 @@ import base64
 import io
 import json
 import struct
+from collections import Counter
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
@@ -16,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.geometry.mesh.content import check_unpacked
 from diffnet.geometry.mesh.objects import scene_arrays
 
 Json: TypeAlias = dict[str, Any]
@@ -36,7 +38,7 @@ def read_gltf(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     binary = data.startswith(b"glTF")
     header = _header_of_glb(data) if binary else _json(data)
     try:
-        _check(header)
+        _check(header, len(data))
     except (LookupError, TypeError, AttributeError) as e:
         raise ValueError(f"{_DAMAGED} ({type(e).__name__}: {e})") from e
     try:
@@ -100,8 +102,11 @@ def _json(data: bytes) -> Json:
     return header
 
 
-def _check(header: Json) -> None:
-    """Raise ValueError for content that trimesh would misread or skip."""
+def _check(header: Json, size: int) -> None:
+    """Raise ValueError for content that trimesh would misread or skip, and for more than `check_unpacked` allows.
+
+    size: of the file with its buffers, in bytes
+    """
     version = str(header["asset"].get("version", ""))
     if not version.startswith("2."):
         raise ValueError(f"glTF version {version or 'unknown'} is not supported, only version 2")
@@ -109,7 +114,9 @@ def _check(header: Json) -> None:
         if any(word in extension.lower() for word in _COMPRESSED):
             raise ValueError(f"its geometry is compressed ({extension}). Save it without compression")
     accessors = header.get("accessors", [])
-    for mesh in header.get("meshes", []):
+    shown = Counter(node.get("mesh") for node in header.get("nodes", []))
+    unpacked = 0  # nodes may show a mesh many times, and meshes may share their vertices
+    for number, mesh in enumerate(header.get("meshes", [])):
         for primitive in mesh["primitives"]:
             mode = primitive.get("mode", 4)
             if mode not in _MODES:
@@ -121,3 +128,6 @@ def _check(header: Json) -> None:
                     raise ValueError("sparse or compressed accessors are not supported. Save the mesh without them")
                 if accessor.get("normalized") and accessor is accessors[used[0]]:
                     raise ValueError("quantized positions are not supported. Save the mesh without quantization")
+            own = (item * min(accessors[index]["count"], size) for item, index in zip((24, 8), used, strict=False))
+            unpacked += sum(own) * max(shown[number], 1)
+    check_unpacked(unpacked)

@@ -52,6 +52,7 @@ _TYPES = {
     **{"int8": "i1", "uint8": "u1", "int16": "i2", "uint16": "u2", "int32": "i4", "uint32": "u4"},
     **{"float": "f4", "double": "f8", "float32": "f4", "float64": "f8"},
 }
+_NAMES = ", ".join(_TYPES)
 
 
 def read_ply(data: bytes) -> dict[str, Columns]:
@@ -116,7 +117,9 @@ def _property(words: list[str], order: str) -> _Property:
     is_list = words[1:2] == ["list"]
     types = words[2:-1] if is_list else words[1:-1]
     if len(types) != 1 + is_list or not set(types) <= _TYPES.keys():
-        raise ValueError(f"expected 'property TYPE NAME' or 'property list TYPE TYPE NAME' of types {', '.join(_TYPES)}")
+        raise ValueError(
+            f"expected 'property TYPE NAME' or 'property list TYPE TYPE NAME' of types {', '.join(_TYPES)}"
+        )
     length, dtype = (np.dtype(order + _TYPES[name]) for name in (types[0], types[-1]))
     if is_list and length.kind == "f":
         raise ValueError("the length of a list should be an integer")

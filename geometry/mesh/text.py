@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 Line: TypeAlias = "tuple[int, str]"
 
-LONGEST_LINE = 2**24  # characters; the words of a line need many times its memory
+LONGEST_LINE = 2**26  # characters; the words of a line need many times its memory
 
 
-def numbered_lines(data: bytes, start: int = 0, *, continued: bool = False) -> Iterator[Line]:
-    """Yield the lines from byte `start` on, with their numbers from 1. LF, CR and CRLF end a line.
+def numbered_lines(data: bytes, start: int = 0, *, continued: bool = False, errors: str = "replace") -> Iterator[Line]:
+    """Yield the lines of UTF-8 text from byte `start` on, with their numbers from 1. LF, CR and CRLF end a line.
 
     continued: join a line that ends in a backslash with the next one
+    errors: see `bytes.decode`
 
     Raises ValueError for a line of more than LONGEST_LINE characters.
     """
@@ -26,7 +27,7 @@ def numbered_lines(data: bytes, start: int = 0, *, continued: bool = False) -> I
     stream.seek(start)
     parts: list[str] = []
     length = 0
-    for number, line in enumerate(io.TextIOWrapper(stream, "utf-8" if start else "utf-8-sig", errors="replace"), 1):
+    for number, line in enumerate(io.TextIOWrapper(stream, "utf-8" if start else "utf-8-sig", errors), 1):
         length += len(line)
         if length > LONGEST_LINE:
             raise ValueError(f"line {number} has more than {LONGEST_LINE} characters")
@@ -46,7 +47,10 @@ def without_comments(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def real(word: str) -> float:
-    """The number that a word stands for. Raises ValueError, also for digits of other scripts and grouped ones (`1_0`)."""
+    """The number that a word stands for. Raises ValueError, also for digits grouped as in `1_0` or of other scripts.
+
+    Python reads these as numbers, but no format of meshes or labels has them.
+    """
     try:
         if word.isascii() and "_" not in word:
             return float(word)

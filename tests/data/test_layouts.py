@@ -201,6 +201,7 @@ def test_meshcnn_soft_labels_of_a_set_without_its_training_part(tmp_path):
         ("1 0\n" * 6, r"shrec__1\.seseg: 2 numbers in a line, for the labels from 1 on, but the label 8 occurs"),
         ("1 0\n1\n", r"shrec__1\.seseg, line 2: 1 numbers, but the first line has 2"),
         ("1 x\n", r"shrec__1\.seseg, line 1: expected numbers, got '1 x'"),
+        ("1 1_0\n", r"shrec__1\.seseg, line 1: expected numbers, got '1 1_0'"),
         ("1 0\n0 nan\n", r"shrec__1\.seseg, line 2: shares should be at least 0, got '0 nan'"),
         ("1 -1\n", r"shrec__1\.seseg, line 1: shares should be at least 0, got '1 -1'"),
         ("\n", r"shrec__1\.seseg: there are no labels in the file"),
@@ -618,7 +619,9 @@ TOO_LARGE = [str(2**63), "1e19", "9" * 400, "9" * 5000]
 
 
 @pytest.mark.parametrize(
-    "token", ["head", "1.5", "nan", "inf", "-inf", "1_0", "0x1", "1,", *TOO_LARGE], ids=lambda token: token[:8]
+    "token",
+    ["head", "1.5", "nan", "inf", "-inf", "1_0", "\u0661", "0x1", "1,", *TOO_LARGE],
+    ids=lambda token: token[:8],
 )
 def test_text_that_is_not_a_label(tmp_path, token):
     (tmp_path / "a.txt").write_text(f"1\n\n2 {token}\n3")
