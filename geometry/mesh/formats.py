@@ -249,10 +249,8 @@ def _rows(columns: Columns) -> int:
 
 def _stacked(columns: Columns, names: Sequence[str]) -> NDArray[np.float64] | None:
     """Columns of numbers as one array (N, len(names)). None if one is missing."""
-    found = [columns.get(name) for name in names]
-    if any(column is None or isinstance(column, Lists) for column in found):
-        return None
-    return np.stack(found, axis=1).astype(np.float64)
+    found = [column for name in names if isinstance(column := columns.get(name), np.ndarray)]
+    return np.stack(found, axis=1).astype(np.float64) if len(found) == len(names) else None
 
 
 _STL_TRIANGLE = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])

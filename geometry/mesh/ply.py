@@ -42,7 +42,7 @@ class _Property(NamedTuple):
 
 class _Element(NamedTuple):
     name: str
-    count: int
+    rows: int
     properties: dict[str, _Property]
 
 
@@ -52,7 +52,6 @@ _TYPES = {
     **{"int8": "i1", "uint8": "u1", "int16": "i2", "uint16": "u2", "int32": "i4", "uint32": "u4"},
     **{"float": "f4", "double": "f8", "float32": "f4", "float64": "f8"},
 }
-_NAMES = ", ".join(_TYPES)
 
 
 def read_ply(data: bytes) -> dict[str, Columns]:
@@ -67,9 +66,9 @@ def read_ply(data: bytes) -> dict[str, Columns]:
         raise ValueError("the header has no line 'end_header'; the header is damaged, or the file is cut off")
     order, elements = _read_header(data[first.end() : end].decode("utf-8", "replace").split(line_end.decode()))
     for element in elements.values():
-        if element.count * max(len(element.properties), 1) > len(data):  # a number takes a byte or more
+        if element.rows * max(len(element.properties), 1) > len(data):  # a number takes a byte or more
             raise ValueError(
-                f"its header declares {element.count} rows of element {element.name[:30]!r}, more than {len(data)} "
+                f"its header declares {element.rows} rows of element {element.name[:30]!r}, more than {len(data)} "
                 f"bytes can hold with {len(element.properties)} properties; the header is damaged, or the file is cut "
                 "off"
             )
@@ -129,8 +128,8 @@ def _property(words: list[str], order: str) -> _Property:
 def _read_binary(data: bytes, start: int, element: _Element) -> tuple[Columns, int]:
     """The columns of an element that begins at a byte, and its end."""
     properties = element.properties.values()
-    columns, end = _read_rows(data, start, element, min(element.count, 1))
-    if element.count <= 1 or not properties:
+    columns, end = _read_rows(data, start, element, min(element.rows, 1))
+    if element.rows <= 1 or not properties:
         return columns, end
     # If all rows have lists of the same lengths as the first, they are one array.
     lengths = {name: int(column.sizes[0]) for name, column in columns.items() if isinstance(column, Lists)}
@@ -139,18 +138,18 @@ def _read_binary(data: bytes, start: int, element: _Element) -> tuple[Columns, i
         fields += [] if own.length is None else [(f"{own.name}\nlength", own.length)]
         fields.append((own.name, own.dtype, () if own.length is None else (lengths[own.name],)))
     dtype = np.dtype(fields)
-    end = start + element.count * dtype.itemsize
+    end = start + element.rows * dtype.itemsize
     if end <= len(data):
-        rows = np.frombuffer(data, dtype, element.count, start)
+        rows = np.frombuffer(data, dtype, element.rows, start)
         if all((rows[f"{name}\nlength"] == length).all() for name, length in lengths.items()):
             for own in properties:
                 values = rows[own.name].astype(own.dtype.newbyteorder("="))
                 length = lengths.get(own.name)
                 columns[own.name] = (
-                    values if length is None else Lists(np.full(element.count, length), values.reshape(-1))
+                    values if length is None else Lists(np.full(element.rows, length), values.reshape(-1))
                 )
             return columns, end
-    return _read_rows(data, start, element, element.count)
+    return _read_rows(data, start, element, element.rows)
 
 
 def _read_rows(data: bytes, start: int, element: _Element, count: int) -> tuple[Columns, int]:
@@ -180,19 +179,19 @@ def _read_text(data: bytes, start: int, elements: dict[str, _Element]) -> dict[s
     columns = {}
     lines, before = numbered_lines(data, start), 0
     for name, element in elements.items():
-        found = _read_table(islice(lines, element.count), element)
+        found = _read_table(islice(lines, element.rows), element)
         if found is None:  # read line by line: lists have different lengths, or the message must name a row
             lines = islice(numbered_lines(data, start), before, None)
-            found = _read_lines(islice(lines, element.count), element)
+            found = _read_lines(islice(lines, element.rows), element)
         columns[name] = found
-        before += element.count
+        before += element.rows
     return columns
 
 
 def _read_table(lines: Iterator[Line], element: _Element) -> Columns | None:
     """The columns of an element with at most one list in a row, always of the same length. None for another one."""
     values = table(line for _, line in lines)
-    if values is None or len(values) != element.count:
+    if values is None or len(values) != element.rows:
         return None
     length = values.shape[1] - len(element.properties)
     if length and sum(own.length is not None for own in element.properties.values()) != 1:
@@ -214,17 +213,17 @@ def _read_table(lines: Iterator[Line], element: _Element) -> Columns | None:
                 return None
         with np.errstate(over="ignore"):  # numbers beyond float32 are infinite
             numbers = part.astype(own.dtype)
-        columns[own.name] = (
-            numbers if own.length is None else Lists(np.full(element.count, length), numbers.reshape(-1))
-        )
+        columns[own.name] = numbers if own.length is None else Lists(np.full(element.rows, length), numbers.reshape(-1))
     return columns
 
 
 def _read_lines(lines: Iterator[Line], element: _Element) -> Columns:
-    numbers = {name: array("d" if own.dtype.kind == "f" else "q") for name, own in element.properties.items()}
+    numbers: dict[str, Any] = {
+        name: array("d" if own.dtype.kind == "f" else "q") for name, own in element.properties.items()
+    }
     lengths = {name: array("q") for name in element.properties}
     parsers = {name: _parser(own.dtype) for name, own in element.properties.items()}
-    rows = 0
+    row = 0
     for _, line in lines:
         words = line.split()
         at = 0
@@ -243,14 +242,14 @@ def _read_lines(lines: Iterator[Line], element: _Element) -> Columns:
                 numbers[name].extend(map(parsers[name], words[at : at + size]))
                 at += size
         except IndexError:
-            raise _damaged(element, rows, own, "the line ends here") from None
+            raise _damaged(element, row, own, "the line ends here") from None
         except (ValueError, OverflowError) as e:
-            raise _damaged(element, rows, own, str(e)) from e
+            raise _damaged(element, row, own, str(e)) from e
         if at != len(words):
-            raise _damaged(element, rows, None, f"{len(words)} numbers in the line, expected {at}")
-        rows += 1
-    if rows < element.count:
-        raise _damaged(element, rows, None, "the file ends here")
+            raise _damaged(element, row, None, f"{len(words)} numbers in the line, expected {at}")
+        row += 1
+    if row < element.rows:
+        raise _damaged(element, row, None, "the file ends here")
     return _as_columns(element, numbers, lengths)
 
 
@@ -269,18 +268,17 @@ def _parser(dtype: np.dtype[Any]) -> Callable[[str], float]:
 
 
 def _as_columns(element: _Element, numbers: dict[str, Any], lengths: dict[str, Any]) -> Columns:
-    """The columns in buffers of bytes of the file, or in arrays of larger numbers."""
+    """The columns in buffers: bytes of the file, or arrays that hold the numbers of text in 8 bytes each."""
 
-    def converted(buffer: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-        own = dtype if isinstance(buffer, bytearray) else np.dtype(buffer.typecode)
-        with np.errstate(over="ignore"):  # numbers beyond float32 are infinite
-            return np.frombuffer(buffer, own).astype(dtype.newbyteorder("="))
+    def array_of(buffer: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+        return np.frombuffer(buffer, dtype if isinstance(buffer, bytearray) else buffer.typecode)
 
     columns: Columns = {}
     for name, own in element.properties.items():
-        values = converted(numbers[name], own.dtype)
+        with np.errstate(over="ignore"):  # numbers beyond float32 are infinite
+            values = array_of(numbers[name], own.dtype).astype(own.dtype.newbyteorder("="))
         if own.length is not None:
-            columns[name] = Lists(converted(lengths[name], own.length).astype(np.int64), values)
+            columns[name] = Lists(array_of(lengths[name], own.length).astype(np.int64), values)
         else:
             columns[name] = values
     return columns

@@ -261,6 +261,13 @@ def test_ply_with_several_lists_and_other_elements(tmp_path: Path) -> None:
     check(read(tmp_path / "b.ply", binary + struct.pack(">i3iBBH", 3, 0, 1, 3, 1, 1, 7)))
 
 
+@pytest.mark.parametrize("other", ["300 " + "0 1 2 " * 100, "3 0 1 2"], ids=["one-size", "two-sizes"])
+def test_ascii_lists_longer_than_their_type_says(tmp_path: Path, other: str) -> None:
+    text = ASCII_PLY.replace("list int", "list uchar").format(count=2) + "300 " + "0 1 2 " * 100
+    mesh = read(tmp_path / "a.ply", f"{text}\n{other}\n")
+    assert len(mesh.faces) == 298 + (298 if other.startswith("300") else 1)
+
+
 def test_stl_takes_no_version_of_trimesh_into_account(tmp_path: Path) -> None:
     with pytest.raises(MeshError, match=r"not an STL file, or a damaged one: a vertex with 4 coordinates"):
         read(tmp_path / "a.stl", STL.format("0 0 0 0"))
