@@ -43,7 +43,7 @@ def check_unpacked(size: int) -> None:
         raise ValueError(f"the environment variable {MOST_UNPACKED} should be a number above 0, got {setting[:40]!r}")
     if size > limit * 2**30:
         raise ValueError(
-            f"more than {limit:g} GiB when unpacked. To read it all the same, set the environment variable "
+            f"it has more than {limit:g} GiB when unpacked. To read it all the same, set the environment variable "
             f"{MOST_UNPACKED} to a larger number"
         )
 

@@ -68,7 +68,7 @@ def embed_buffers(data: bytes, folder: Path) -> bytes:
         path = folder / name
         if urlsplit(uri).scheme or not path.resolve().is_relative_to(folder.resolve()):
             raise ValueError(
-                f"its buffer {uri[:60]!r} should be a file beside it, or in a folder beside it. Save the mesh as .glb"
+                f"its buffer {uri[:60]!r} leads out of the folder {folder}. Put the file there, or save the mesh as .glb"
             )
         if not path.is_file():
             raise ValueError(f"its buffer {path} is missing. Put it there, or save the mesh as .glb")
