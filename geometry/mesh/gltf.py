@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import struct
 from collections import Counter
 from pathlib import Path
@@ -64,11 +65,11 @@ def embed_buffers(data: bytes, folder: Path) -> bytes:
         uri = buffer.get("uri") if isinstance(buffer, dict) else None
         if not isinstance(uri, str) or uri.startswith("data:"):
             continue
-        name = unquote(uri)
-        path = folder / name
-        if urlsplit(uri).scheme or not path.resolve().is_relative_to(folder.resolve()):
+        path = folder / unquote(uri)
+        if urlsplit(uri).scheme or not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
             raise ValueError(
-                f"its buffer {uri[:60]!r} leads out of the folder {folder}. Put the file there, or save the mesh as .glb"
+                f"its buffer {uri[:60]!r} leads out of the folder {folder}. Put the buffer there, or save the mesh as "
+                ".glb"
             )
         if not path.is_file():
             raise ValueError(f"its buffer {path} is missing. Put it there, or save the mesh as .glb")

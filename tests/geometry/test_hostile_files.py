@@ -94,7 +94,12 @@ def test_buffers_in_the_folder_are_read(folder: Path, uri: str) -> None:
 )
 def test_buffers_elsewhere_are_refused(folder: Path, uri: str) -> None:
     uri = uri.format(folder=folder, quoted=quote(str(folder)))
-    refused(folder / "a.gltf", gltf([uri]), r"its buffer .* leads out of the folder .*inside\. Put the file there")
+    refused(folder / "a.gltf", gltf([uri]), r"its buffer .* leads out of the folder .*inside\. Put the buffer there")
+
+
+def test_a_buffer_that_links_to_itself(folder: Path) -> None:
+    (folder / "loop.bin").symlink_to("loop.bin")
+    refused(folder / "a.gltf", gltf(["loop.bin"]), r"its buffer .*loop\.bin is missing")
 
 
 def test_glb_files_read_no_other_file(folder: Path) -> None:
