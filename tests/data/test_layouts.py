@@ -629,6 +629,14 @@ def test_text_that_is_not_a_label(tmp_path, token):
         read_labels(tmp_path / "a.txt")
 
 
+def test_the_limit_of_compressed_labels(tmp_path, monkeypatch):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"0\n" * 2000))
+    assert len(read_labels(tmp_path / "a.txt.gz")) == 2000
+    monkeypatch.setenv("DIFFNET_MAX_UNPACKED_GIB", "1e-6")
+    with pytest.raises(DataError, match=r"a\.txt\.gz: .* 1e-06 GiB.*DIFFNET_MAX_UNPACKED_GIB"):
+        read_labels(tmp_path / "a.txt.gz")
+
+
 def test_extreme_labels_survive(tmp_path):
     extremes = [-(2**63), 2**63 - 1, 2**53 + 1]
     write(tmp_path, {"a.txt": extremes, "b.npy": np.array(extremes)})
