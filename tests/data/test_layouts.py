@@ -624,7 +624,7 @@ TOO_LARGE = [str(2**63), "1e19", "9" * 400, "9" * 5000]
     ids=lambda token: token[:8],
 )
 def test_text_that_is_not_a_label(tmp_path, token):
-    (tmp_path / "a.txt").write_text(f"1\n\n2 {token}\n3")
+    (tmp_path / "a.txt").write_text(f"1\n\n2 {token}\n3", encoding="utf-8")
     with pytest.raises(DataError, match=rf"a\.txt, line 3: '{token[:40]}' is not a whole number"):
         read_labels(tmp_path / "a.txt")
 

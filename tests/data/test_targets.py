@@ -194,7 +194,7 @@ def test_bad_files_give_one_line_that_names_the_file(change, message, tmp_path):
 def test_bad_text_gives_one_line_that_names_the_line(name, text, message, tmp_path):
     three(tmp_path)
     (tmp_path / "m1.t.npy").unlink()
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=message):
         load_targets(tmp_path, "file:t")
 
