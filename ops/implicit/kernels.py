@@ -52,13 +52,15 @@ def iteration(system: System, u: Tensor, r: Tensor, p: Tensor, bound: Tensor) ->
     shape = (ptr, rows, meshes, span)
     matrix = (mass, diagonal, time)
     flags = {"ONE_MESH": meshes == 1, "BLOCK_V": block_v, "BLOCK_C": block_c}
+    # Triton 3.6 and 3.7 fail to compile gathers with 64-bit indices for fewer rows than threads.
+    warps = 4 if csr.indices.dtype == torch.int32 else min(4, cdiv(block_v, 32))
     grid = (spans, cdiv(channels, block_c))
 
     def step(before: Tensor) -> Tensor:
         after = remaining[before is remaining[0]]  # the buffer that isn't `before`
         implicit_solve_forward_multiply_kernel[grid](
             csr.indptr, csr.indices, csr.row_order, values, mass, time, p, q, sums, *shape, channels,
-            ORDERED=len(csr.row_order) > 0, UNROLL=UNROLL, **flags,
+            ORDERED=len(csr.row_order) > 0, UNROLL=UNROLL, **flags, num_warps=warps,
         )  # fmt: skip
         implicit_solve_forward_update_kernel[grid](
             p, q, u, r, *matrix, before, bound, sums, *shape, spans, channels, **flags
