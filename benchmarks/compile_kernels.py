@@ -31,9 +31,7 @@ from diffnet.benchmarks.shared_buffers import overwritten_buffers
 from diffnet.ops.common.launcher import LaunchedKernel
 from diffnet.ops.compilation.worker import AbsentGPU
 
-# Compute capabilities, and the bytes of shared memory that a program may use. Other GPUs take the tiles of 8.0, and the
-# smallest of them have 99 KB.
-SHARED_MEMORY = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+CAPABILITIES = (80, 90, 100)
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
@@ -56,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Processes start anew with these variables. An empty cache makes all of them compile.
         os.environ |= {"TRITON_CACHE_DIR": cache, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
         processes = multiprocessing.get_context("spawn")
-        with processes.Pool(len(SHARED_MEMORY), maxtasksperchild=1) as pool:  # `variants` changes its process
-            capabilities = [90] if options.quick else list(SHARED_MEMORY)
+        with processes.Pool(len(CAPABILITIES), maxtasksperchild=1) as pool:  # `variants` changes its process
+            capabilities = [90] if options.quick else CAPABILITIES
             found = [variant for some in pool.map(variants, capabilities, chunksize=1) for variant in some]
         if options.quick:
             found = list({(variant.launch.name, variant.types): variant for variant in found}.values())
@@ -91,7 +89,7 @@ def compiled(variant: Variant) -> Row:
 
 
 def _fault(variant: Variant, result: Any) -> str:
-    most, shared, code = SHARED_MEMORY[variant.capability], result.metadata.shared, result.asm["ttgir"]
+    most, shared, code = _shared_memory(variant), result.metadata.shared, result.asm["ttgir"]
     if shared > most:
         return f"takes {shared} bytes of shared memory, there are {most}"
     overwritten = overwritten_buffers(code)
@@ -102,6 +100,16 @@ def _fault(variant: Variant, result: Any) -> str:
     if variant.launch.name == "spmm_forward_rows_kernel" and "tt.reduce" in code.partition("scf.for")[0]:
         return "the longest row is found ahead of the loop"
     return "ok"
+
+
+def _shared_memory(variant: Variant) -> int:
+    """The bytes of shared memory that a program may use.
+
+    Other GPUs take the tiles of 8.0, and some have 99 KB. Tiles of blocks have the user's size; an A100 has 163 KB.
+    """
+    if variant.capability >= 90:
+        return 227 * 1024
+    return (163 if variant.launch.name.startswith("block_") else 99) * 1024
 
 
 def _usage(binary: bytes) -> Row:

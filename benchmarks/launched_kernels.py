@@ -59,7 +59,7 @@ class Variant(NamedTuple):
     """A launch whose compiled kernel is unlike those of all other variants.
 
     capability: the compute capability of the GPU, 90 for 9.0
-    types: the dtype of the numbers, that of indices, and the precision of products
+    types: the narrowest dtype of numbers, that of indices, and the precision of products
     tile: the sizes of a program's tiles, its warps and its stages
     flags: all other constants and dtypes, and whether sizes are 0, 1 or multiples of 16
     """
@@ -139,12 +139,14 @@ def _described(kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -
     """The types, the tile and the flags of a launch, see `Variant`."""
     values = {**dict(zip((p.name for p in kernel.params), arguments)), **options}  # noqa: B905 - constants follow
     unspecialized = {p.name for p in kernel.params if p.do_not_specialize and not p.is_constexpr}
-    types, tile, flags = [], [], []
+    types, tile, flags, numbers = [], [], [], []
     for name, value in values.items():
         first = value[0] if isinstance(value, tuple) else value
         if isinstance(first, Tensor):
             kind = str(first.dtype).removeprefix("torch.")
-            if name in ("indptr", "indices") or (first.is_floating_point() and not any("float" in t for t in types)):
+            if first.is_floating_point():
+                numbers.append(first.dtype)
+            if name in ("indptr", "indices"):
                 types.append(kind)
             flags.append(f"{name}:{kind}")
         elif name == "PRECISION":
@@ -155,6 +157,8 @@ def _described(kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -
             flags.append(f"{name}={value}")
         elif isinstance(value, int) and name not in unspecialized:
             flags.append(f"{name}={value if value in (0, 1) else '16·n' if value % 16 == 0 else 'n'}")
+    narrowest = min(numbers, key=lambda dtype: dtype.itemsize)
+    types.insert(0, str(narrowest).removeprefix("torch."))
     return " ".join(dict.fromkeys(types)), " ".join(tile), frozenset(flags)
 
 
@@ -177,7 +181,7 @@ def _launch_all() -> None:
             logits, labels = _empty(1000, c, dtype=dtype), _empty(1000, dtype=torch.int64)
             cross_entropy.cross_entropy(logits, labels, -1)
             cross_entropy.cross_entropy_backward(_empty(1000), logits, labels, -1)
-        for block, c, rows in product(BLOCKS, (*WIDTHS[0][:4], *WIDTHS[1][:4]), (1000, 1024)):
+        for block, c, rows in product(BLOCKS, (*WIDTHS[0][:4], *WIDTHS[1][:4]), (1000, 1024)):  # up to 128 channels
             _blocks(dtype, block, c, rows)
     for dtype, index, rows, entries in product((x for x, _ in ARITHMETICS), INDICES, (1, 100, 160), (1, 500, 800)):
         for c in (1, 2, 3, 5, *WIDTHS[0], *WIDTHS[1]):

@@ -12,6 +12,7 @@ import warnings
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.cpu import row_chunks
 from diffnet.ops.common.limits import LARGEST
 from diffnet.ops.sparse.csr import CsrArrays, csr_product, row_of_each, shifted
 
@@ -76,11 +77,29 @@ def in_row_order(csr: CsrArrays, stored: Tensor) -> Tensor:
 
 def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     """Multiply Aₛ Bₛᵀ at the entries: a (S, rows, C), b (S, columns, C), each (1, …) for all sets → (S, nnz)."""
-    wide, rows = _wide(a.dtype), row_of_each(csr.indptr, csr.indices)
+    dtype, entries = a.dtype, len(csr.indices)
+    a, b = a.to(_wide(dtype)), b.to(_wide(dtype))
+    out = a.new_zeros(max(len(a), len(b)), entries)
+    if a.is_cpu and torch.backends.mkl.is_available() and entries > 0:
+        _sample(csr, a, b, out)
+        return out.to(dtype)
+    rows = row_of_each(csr.indptr, csr.indices)
     if len(csr.row_order) > 0:
         rows = csr.row_order[rows]
-    products = a.to(wide)[:, rows] * b.to(wide)[:, csr.indices]
-    return products.sum(-1).to(a.dtype)
+    for some in row_chunks(entries) if a.is_cpu else [slice(entries)]:  # the cache keeps what a chunk gathers
+        out[:, some] = (a[:, rows[some]] * b[:, csr.indices[some]]).sum(-1)
+    return out.to(dtype)
+
+
+def _sample(csr: CsrArrays, a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Write what `sddmm` returns to zeros `out`, without gathering rows. On the CPU, PyTorch needs MKL for this."""
+    if len(csr.row_order) > 0:
+        a = a[:, csr.row_order]
+    with torch.autocast("cpu", enabled=False):
+        for s, values in enumerate(out):
+            matrix = csr_tensor(csr.indptr, csr.indices, values, (a.shape[1], b.shape[1]))
+            left, right = a[s if len(a) > 1 else 0], b[s if len(b) > 1 else 0]
+            torch.sparse.sampled_addmm(matrix, left, right.mT, beta=0, out=matrix)
 
 
 def integer_sddmm(rows: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:
