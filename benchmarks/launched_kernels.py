@@ -107,7 +107,7 @@ def variants(capability: int) -> list[Variant]:
         _launch_all()
     finally:
         JITFunction.run = run  # type: ignore[method-assign]
-    _require(set(package_kernels()) - {name for name, *_ in found}, capability)
+    check_coverage({name for name, *_ in found}, capability)
     return [
         Variant(capability, launches[flags], types, tile, " ".join(sorted(flags)))
         for (_, types, tile), launches in found.items()
@@ -124,10 +124,13 @@ def _cover(sets: list[frozenset[str]]) -> list[frozenset[str]]:
     return chosen
 
 
-def _require(missing: set[str], capability: int) -> None:
-    """Check that no kernel is missing but those that the launch code never takes for this GPU and version of Triton."""
-    gpu = _empty(1)
-    if capability < 90 or not on_hopper(gpu):
+def check_coverage(launched: set[str], capability: int) -> None:
+    """Check that all kernels were launched which the launch code takes for this GPU and this version of Triton.
+
+    Raises RuntimeError that names the kernels without a launch.
+    """
+    missing = set(package_kernels()) - launched
+    if capability < 90 or not on_hopper(_empty(1)):
         missing -= {"mlp_forward_hopper_kernel", "mlp_backward_hopper_kernel"}
     if capability < 90:
         missing -= {"mlp_forward_kernel", "mlp_backward_kernel"}

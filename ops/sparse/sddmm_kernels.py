@@ -12,7 +12,14 @@ from diffnet.ops.common.launch import cdiv, power_of_2
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import PIECE
-from diffnet.ops.sparse.row_kernels import MAX_CHANNELS, PIECE_ENTRIES, has_second, order_flags, row_extent, stored_order
+from diffnet.ops.sparse.row_kernels import (
+    MAX_CHANNELS,
+    PIECE_ENTRIES,
+    has_second,
+    order_flags,
+    row_extent,
+    stored_order,
+)
 
 MAX_ROWS = 256
 
