@@ -78,28 +78,33 @@ def in_row_order(csr: CsrArrays, stored: Tensor) -> Tensor:
 
 def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     """Multiply Aₛ Bₛᵀ at the entries: a (S, rows, C), b (S, columns, C), each (1, …) for all sets → (S, nnz)."""
-    dtype, wide, entries = a.dtype, _wide(a.dtype), len(csr.indices)
-    a, b = in_dtype(a, wide), in_dtype(b, wide)
+    entries = len(csr.indices)
     if a.is_cpu and torch.backends.mkl.is_available() and entries > 0:
-        return in_dtype(_sampled(csr, a, b), dtype)
-    rows = row_of_each(csr.indptr, csr.indices)
+        return _sampled(csr, a, b)
+    dtype, wide, rows = a.dtype, _wide(a.dtype), row_of_each(csr.indptr, csr.indices)
     if len(csr.row_order) > 0:
         rows = csr.row_order[rows]
     out = a.new_empty(max(len(a), len(b)), entries)
     for some in row_chunks(entries) if a.is_cpu else [slice(entries)]:  # the cache keeps what a chunk gathers
-        out[:, some] = (a[:, rows[some]] * b[:, csr.indices[some]]).sum(-1)
-    return in_dtype(out, dtype)
+        products = a[:, rows[some]].to(wide) * b[:, csr.indices[some]].to(wide)
+        out[:, some] = products.sum(-1).to(dtype)
+    return out
 
 
 def _sampled(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     """Return what `sddmm` does without gathering rows. On the CPU, PyTorch needs MKL for this."""
-    if len(csr.row_order) > 0:
-        a = a[:, csr.row_order]
-    sets, entries = max(len(a), len(b)), len(csr.indices)
-    shape, zeros = (sets, a.shape[1], b.shape[1]), a.new_zeros(sets, entries)
-    matrices = csr_tensor(csr.indptr.expand(sets, -1), csr.indices.expand(sets, -1), zeros, shape)
+    dtype, wide = a.dtype, _wide(a.dtype)
+    zeros = a.new_zeros(len(csr.indices), dtype=wide)
+    matrix = csr_tensor(csr.indptr, csr.indices, zeros, (a.shape[1], b.shape[1]))
+    found = []
     with without_autocast():
-        return torch.sparse.sampled_addmm(matrices, a.expand(sets, -1, -1), b.expand(sets, -1, -1).mT, beta=0).values()
+        for s in range(max(len(a), len(b))):
+            if s < len(a):  # otherwise all sets share one factor
+                left = in_dtype(a[s] if len(csr.row_order) == 0 else a[s, csr.row_order], wide)
+            if s < len(b):
+                right = in_dtype(b[s], wide).mT
+            found.append(in_dtype(torch.sparse.sampled_addmm(matrix, left, right, beta=0).values(), dtype))
+    return found[0][None] if len(found) == 1 else torch.stack(found)
 
 
 def integer_sddmm(rows: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -133,7 +138,7 @@ def softmax_backward(csr: CsrArrays, out: Tensor, grad: Tensor, scale: float) ->
     return (scale * p * (g - total[:, rows])).to(out.dtype)
 
 
-def csr_tensor(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+def csr_tensor(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """Make a torch.sparse_csr tensor without PyTorch's warning about its beta state. Checks nothing."""
     _use_up_warning()
     return torch.sparse_csr_tensor(indptr, indices, values.contiguous(), shape, check_invariants=False)
