@@ -98,10 +98,9 @@ def variants(capability: int) -> list[Variant]:
             given = without_tensors(arguments)
             launches[flags] = Launch(kernel.fn.__module__, kernel.__name__, "", given, options)
 
+    gpu = SimpleNamespace(multi_processor_count=132, major=capability // 10, minor=capability % 10)
     torch.Tensor.is_cuda = property(lambda tensor: tensor.is_meta)  # type: ignore[assignment]
-    torch.cuda.get_device_properties = lambda device: SimpleNamespace(
-        multi_processor_count=132, major=capability // 10, minor=capability % 10
-    )
+    torch.cuda.get_device_properties = lambda device: gpu  # type: ignore[assignment, misc]
     run, JITFunction.run = JITFunction.run, record  # type: ignore[method-assign, assignment]
     try:
         _launch_all()
@@ -117,7 +116,8 @@ def variants(capability: int) -> list[Variant]:
 
 def _cover(sets: list[frozenset[str]]) -> list[frozenset[str]]:
     """Some of the sets, which have all elements together: always the one with the most that are missing."""
-    missing, chosen = frozenset[str]().union(*sets), []
+    missing = frozenset[str]().union(*sets)
+    chosen: list[frozenset[str]] = []
     while missing or not chosen:
         chosen.append(max(sets, key=lambda flags: len(flags & missing)))
         missing -= chosen[-1]
@@ -297,17 +297,17 @@ def _implicit(index: torch.dtype, c: int, meshes: int, ordered: bool) -> None:
 
 def _blocks(dtype: torch.dtype, block: int, c: int, rows: int) -> None:
     heads, count = 2, 5
-    index = [_empty(n, dtype=torch.int64) for n in (heads * -(-rows // block) + 1, count)]
+    indptr, indices = (_empty(n, dtype=torch.int64) for n in (heads * -(-rows // block) + 1, count))
     values, x = _empty(1, count, block, block, dtype=dtype), _empty(1, heads, rows, c, dtype=dtype)
     keys, bias, sums = _empty(1, rows, dtype=torch.bool), _empty(count, block, block), _empty(1, heads, rows)
     mask = _empty(count, block, block, dtype=torch.bool)
-    block_sparse.sdd(*index, x, x, block)
-    for order in (None, index[1]):
-        block_sparse.dsd(*index, values, x, rows, order)
+    block_sparse.sdd(indptr, indices, x, x, block)
+    for order in (None, indices):
+        block_sparse.dsd(indptr, indices, values, x, rows, order)
     for own_bias, own_keys, own_mask in product((bias, None), (keys, None), (mask, None)):
-        block_sparse.softmax(*index, values, own_bias, own_keys, own_mask, 0.5, rows, rows)
-    block_sparse.softmax_backward(index[0], values, values, 0.5)
-    arrays = BlockArrays(*index, *index, index[1])
+        block_sparse.softmax(indptr, indices, values, own_bias, own_keys, own_mask, 0.5, rows, rows)
+    block_sparse.softmax_backward(indptr, values, values, 0.5)
+    arrays = BlockArrays(indptr, indices, indptr, indices, indices)
     for own_keys, own_mask in product((keys, None), (mask, None)):
         inputs = AttentionInputs(x, x, x, own_keys, own_mask, 0.5, block)
         attention_kernels.attention(arrays, inputs)

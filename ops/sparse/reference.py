@@ -79,7 +79,7 @@ def in_row_order(csr: CsrArrays, stored: Tensor) -> Tensor:
 def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     """Multiply Aₛ Bₛᵀ at the entries: a (S, rows, C), b (S, columns, C), each (1, …) for all sets → (S, nnz)."""
     entries = len(csr.indices)
-    if a.is_cpu and torch.backends.mkl.is_available() and entries > 0:
+    if a.is_cpu and torch.backends.mkl.is_available() and entries > 0:  # type: ignore[no-untyped-call]
         return _sampled(csr, a, b)
     dtype, wide, rows = a.dtype, _wide(a.dtype), row_of_each(csr.indptr, csr.indices)
     if len(csr.row_order) > 0:
