@@ -3,10 +3,12 @@
 #   make test PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 
 PYTHON ?= python3
+PYTHONS ?= python3.10 python3.13
 PYTEST_ARGS ?=
 DEMO_EPOCHS ?= 20
 
 VENV := .venv
+CONSTRAINTS := constraints.txt
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # One worker per core. Each takes a share of the files, and an idle worker takes tests from a busy one.
 PYTEST := $(VENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist worksteal
@@ -15,13 +17,14 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: help demo test test-all lint typecheck clean
+.PHONY: help demo test test-all test-versions fast lint typecheck clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo      train on generated figures, then label and draw a new figure (minutes on a CPU)'
 	@echo 'make test      lint, type-check the wheel, and run the fast tests; PYTEST_ARGS="-k name" selects tests'
 	@echo 'make test-all  the same with the slow tests'
+	@echo 'make test-versions  the fast tests with the lowest versions of pyproject.toml, and with PYTHONS=$(PYTHONS)'
 	@echo 'make clean     remove everything that make has created, including the environment'
 	@echo 'The first three create an environment in $(VENV) with PYTHON=$(PYTHON).'
 
@@ -47,11 +50,21 @@ endef
 export WRITE_UNSEEN
 
 # pytest uses the last -m that it is given, so PYTEST_ARGS="-m gpu" runs slow GPU tests too.
-test: lint typecheck
+test: lint typecheck fast
+
+fast: $(VENV)/installed-test
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
 test-all: lint typecheck
 	$(PYTEST) $(PYTEST_ARGS)
+
+# PyTorch and Triton stay those of constraints.txt, because each other release takes gigabytes.
+test-versions:
+	grep -oE '"[A-Za-z0-9_-]+>=[0-9.]+' pyproject.toml | tr -d '"' | sed 's/>=/==/' \
+	    | grep -vE '^(torch|triton)=' >.venv-lowest.txt
+	grep -E '^(torch|triton)=' constraints.txt >>.venv-lowest.txt
+	$(MAKE) fast VENV=.venv-lowest CONSTRAINTS=.venv-lowest.txt
+	for python in $(PYTHONS); do $(MAKE) fast VENV=.venv-$$(basename $$python) PYTHON=$$python || exit 1; done
 
 lint: $(VENV)/installed-test
 	$(VENV)/bin/python -m ruff check .
@@ -67,12 +80,12 @@ typecheck: $(VENV)/installed-test
 	    --cache-dir ../../.mypy_cache -p diffnet
 
 # Installed again only when one of these files has changed.
-$(VENV)/installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(PIP) install --quiet -e . -c constraints.txt
+$(VENV)/installed: $(VENV)/pyvenv.cfg pyproject.toml $(CONSTRAINTS)
+	$(PIP) install --quiet -e . -c $(CONSTRAINTS)
 	touch $@
 
-$(VENV)/installed-test: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(PIP) install --quiet -e '.[test]' -c constraints.txt
+$(VENV)/installed-test: $(VENV)/pyvenv.cfg pyproject.toml $(CONSTRAINTS)
+	$(PIP) install --quiet -e '.[test]' -c $(CONSTRAINTS)
 	touch $@ $(VENV)/installed
 
 # pyvenv.cfg has no prerequisites, so an existing environment is never rebuilt.
@@ -85,5 +98,5 @@ $(VENV)/pyvenv.cfg:
 	'$(PYTHON)' -m venv --clear $(VENV)
 
 clean:
-	rm -rf $(VENV) build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -239,6 +239,7 @@ class DiffusionNet(nn.Module):
         """
         from diffnet.checkpoints.files import difference
         from diffnet.checkpoints.safetensors_file import write_network
+        from diffnet.cuda_graphs.graphed_class import plain_class
 
         weights = self.state_dict()
         if any(isinstance(weight, Tensor) and weight.is_meta for weight in weights.values()):
@@ -246,9 +247,10 @@ class DiffusionNet(nn.Module):
         with torch.device("meta"):
             built = DiffusionNet(**self.architecture)
         changed = difference(weights, built.state_dict())
-        if changed is None and type(self) is DiffusionNet:  # a subclass may build other modules in the same way
+        if changed is None and plain_class(self) is DiffusionNet:  # a subclass may build other modules in the same way
             types = {name: type(module) for name, module in built.named_modules()}
-            others = [f"{n} is {type(m).__name__}" for n, m in self.named_modules() if type(m) is not types.get(n)]
+            modules = [(name, type(module)) for name, module in self.named_modules() if name]
+            others = [f"{name} is {cls.__name__}" for name, cls in modules if cls is not types.get(name)]
             changed = f"has other modules: {', '.join(others[:3])}" if others else None
         if changed is not None:
             raise ValueError(

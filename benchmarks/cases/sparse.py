@@ -61,7 +61,7 @@ def _spmm_case(pattern: Pattern, size: Size, parameters: dict[str, Parameter]) -
     return Case(
         parameters,
         {
-            "triton": on_kernels(size.device, partial(spmm, pattern, values, x, backend="triton")),
+            "diffnet": partial(spmm, pattern, values, x),
             "torch-csr": where_implemented(partial(torch.matmul, csr, x)),
             "torch-coo": where_implemented(partial(torch.matmul, coo, x)),
         },
@@ -119,7 +119,7 @@ def sddmm_cases(options: Options) -> Iterator[Case]:
         yield Case(
             size.parameters(),
             {
-                "triton": on_kernels(size.device, partial(sddmm, pattern, a, b, backend="triton")),
+                "diffnet": partial(sddmm, pattern, a, b),
                 "torch-sampled-addmm": where_implemented(sampled),
             },
             flops=2.0 * pattern.nnz * size.width,

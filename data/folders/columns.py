@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
-import io
+from array import array
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.counts import counted
-from diffnet.data.folders.numbers import read_array, text_of
+from diffnet.data.folders.numbers import lines_of, read_array
 from diffnet.data.labeled import DataError
 from diffnet.geometry.mesh.mesh import mesh_suffix
+from diffnet.geometry.mesh.text import real
 
 LARGEST = 1e30  # sums of squares of smaller numbers don't overflow float64
 
@@ -40,26 +43,36 @@ def read_columns(path: Path) -> Columns:
     suffix = mesh_suffix(path)
     if suffix == ".npy":
         return checked_columns(path, _read_npy(path))
-    if suffix == ".csv":
-        try:
-            lines = list(csv.reader(io.StringIO(text_of(path)), strict=True))
-        except csv.Error as e:
-            raise DataError(f"{path}: not a table of numbers ({e})") from e
-    else:
-        lines = [line.replace(",", " ").split() for line in text_of(path).splitlines()]
-    numbered = [(i, [cell.strip() for cell in line]) for i, line in enumerate(lines, 1) if line]
+    rows = _rows(path)
+    first = next(rows, None)
     names = None
-    if suffix == ".csv" and numbered and not all(_is_number(cell) for cell in numbered[0][1]):
-        names = numbered.pop(0)[1]
+    if suffix == ".csv" and first is not None and not all(_is_number(cell) for cell in first[1]):
+        names = first[1]
         check_names(path, names)
-    width = len(names) if names is not None else len(numbered[0][1]) if numbered else 0
-    rows = []
-    for number, cells in numbered:
+        first = next(rows, None)
+    width = len(names) if names is not None else len(first[1]) if first is not None else 0
+    values = array("d")
+    for number, cells in chain([] if first is None else [first], rows):
         if len(cells) != width:
             columns = counted(len(cells), "column", "columns")
             raise DataError(f"{path}, line {number}: {columns}, but the lines before have {width}")
-        rows.append([parse_number(f"{path}, line {number}", cell) for cell in cells])
-    return checked_columns(path, np.array(rows, np.float64).reshape(len(rows), width), names)
+        values.extend([parse_number(f"{path}, line {number}", cell) for cell in cells])
+    return checked_columns(path, np.array(values).reshape(-1, max(width, 1)), names)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The cells of the lines that are not blank, with the numbers of the lines."""
+    if mesh_suffix(path) != ".csv":
+        for number, line in lines_of(path):
+            if cells := line.replace(",", " ").split():
+                yield number, cells
+        return
+    try:
+        for number, cells in enumerate(csv.reader((line for _, line in lines_of(path)), strict=True), 1):
+            if cells:
+                yield number, [cell.strip() for cell in cells]
+    except csv.Error as e:
+        raise DataError(f"{path}: not a table of numbers ({e})") from e
 
 
 def checked_columns(path: Path, array: NDArray[np.float64], names: list[str] | None = None) -> Columns:
@@ -89,7 +102,7 @@ def parse_number(place: str, cell: str) -> float:
     """A number in text. Nothing is NaN, which means missing. Raises DataError, which begins with the place."""
     if not _is_number(cell):
         raise DataError(f"{place}: {cell[:40]!r} is not a number")
-    value = float(cell or "nan")
+    value = real(cell or "nan")
     if abs(value) >= LARGEST:
         raise DataError(f"{place}: {cell[:40]!r} is too large; targets should be below {LARGEST:g}, or nan")
     return value
@@ -97,10 +110,10 @@ def parse_number(place: str, cell: str) -> float:
 
 def _is_number(cell: str) -> bool:
     try:
-        float(cell or "nan")
+        real(cell or "nan")
     except ValueError:
         return False
-    return "_" not in cell  # Python groups digits by it
+    return True
 
 
 def _read_npy(path: Path) -> NDArray[np.float64]:

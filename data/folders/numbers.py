@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import os
+from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from diffnet.data.labeled import DataError
 from diffnet.geometry import Mesh
 from diffnet.geometry.mesh.content import decompress
 from diffnet.geometry.mesh.mesh import mesh_suffix
+from diffnet.geometry.mesh.text import Line, integer, numbered_lines, table, whole
 
 _INT64 = np.iinfo(np.int64)
 
@@ -59,20 +62,23 @@ def read_lines(path: Path) -> list[str]:
 
 def _read_text(path: Path) -> NDArray[np.int64]:
     is_table = mesh_suffix(path) == ".csv"
-    text = "\n".join(["", *_first_column(path)[1:]]) if is_table else text_of(path)  # the numbers of the lines stay
-    if "_" not in text:
-        try:
-            return np.array(list(map(int, text.split())), np.int64)
-        except (ValueError, OverflowError):
-            pass  # the slower loop below reads numbers written as floats, and finds the line of an error
-    values: list[int] = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    values = table(line for _, line in _label_lines(path, is_table))
+    if values is not None and whole(values):
+        return values.astype(np.int64).reshape(-1)
+    # The slower loop reads lines of different lengths and large numbers, and finds the line of an error.
+    labels = array("q")
+    for number, line in _label_lines(path, is_table):
         for token in line.split():
             try:
-                values.append(_whole_number(token))
-            except ValueError as e:
+                labels.append(integer(token))
+            except (ValueError, OverflowError) as e:
                 raise DataError(f"{path}, line {number}: {token[:40]!r} is not a whole number") from e
-    return np.array(values, np.int64)
+    return np.array(labels)
+
+
+def _label_lines(path: Path, is_table: bool) -> Iterator[Line]:
+    """The lines of a text file. Those of a table have its first column alone, without the name of the column."""
+    return enumerate(_first_column(path)[1:], 2) if is_table else lines_of(path)
 
 
 def is_label_table(path: Path) -> bool:
@@ -88,20 +94,6 @@ def _first_column(path: Path) -> list[str]:
         return [cells[0].strip() if cells else "" for cells in csv.reader(io.StringIO(text_of(path)))]
     except csv.Error as e:
         raise DataError(f"{path}: not a table of text ({e})") from e
-
-
-def _whole_number(token: str) -> int:
-    """The integer that a token stands for. Raises ValueError, also for Python's grouping of digits (`1_0`)."""
-    try:
-        value = int(token)
-    except ValueError:
-        number = float(token)
-        if not number.is_integer():
-            raise
-        value = int(number)
-    if "_" in token or not _INT64.min <= value <= _INT64.max:
-        raise ValueError(token)
-    return value
 
 
 def _read_npy(path: Path) -> NDArray[np.int64]:
@@ -145,6 +137,22 @@ def text_of(path: Path) -> str:
         return content_of(path).decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise DataError(f"{path}: the file is not text ({e})") from e
+
+
+def lines_of(path: Path) -> Iterator[Line]:
+    """The lines of a UTF-8 text file, which may be compressed, one at a time with their numbers from 1.
+
+    Raises DataError if it is missing or not text.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    data = content_of(path)
+    try:
+        yield from numbered_lines(data, errors="strict")
+    except UnicodeDecodeError as e:
+        raise DataError(f"{path}: the file is not text ({e})") from e
+    except ValueError as e:
+        raise DataError(f"{path}: {e}") from e
 
 
 def content_of(path: Path) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.folders.files import label_files, pair_labels
-from diffnet.data.folders.numbers import read_labels, text_of
+from diffnet.data.folders.numbers import lines_of, read_labels
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
+from diffnet.geometry.mesh.text import real
 
 
 def with_soft_labels(data: LabeledMeshes, meshes: list[Path], root: Path) -> LabeledMeshes:
@@ -49,19 +51,20 @@ def with_soft_labels(data: LabeledMeshes, meshes: list[Path], root: Path) -> Lab
 
 def read_shares(path: Path) -> NDArray[np.float64]:
     """The numbers (E, C) of a text file with a line for each edge. Raises DataError, naming the line that is wrong."""
-    rows: list[list[float]] = []
-    for number, line in enumerate(text_of(path).splitlines(), 1):
+    shares, width = array("d"), 0
+    for number, line in lines_of(path):
         if not line.strip():
             continue
         try:
-            row = [float(word) for word in line.split()]
+            row = list(map(real, line.split()))
         except ValueError as e:
             raise DataError(f"{path}, line {number}: expected numbers, got {line.strip()[:40]!r}") from e
         if not all(0 <= share < math.inf for share in row):
             raise DataError(f"{path}, line {number}: shares should be at least 0, got {line.strip()[:40]!r}")
-        if rows and len(row) != len(rows[0]):
-            raise DataError(f"{path}, line {number}: {len(row)} numbers, but the first line has {len(rows[0])}")
-        rows.append(row)
-    if not rows:
+        width = width or len(row)
+        if len(row) != width:
+            raise DataError(f"{path}, line {number}: {len(row)} numbers, but the first line has {width}")
+        shares.extend(row)
+    if not shares:
         raise DataError(f"{path}: there are no labels in the file")
-    return np.array(rows)
+    return np.array(shares).reshape(-1, width)

@@ -14,6 +14,7 @@ from diffnet.data.folders.numbers import read_labels, text_of
 from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.geometry import FORMATS, Attributes, load_attributes
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
+from diffnet.geometry.mesh.text import integer, real
 
 PART_LIST = "_labels"  # NAME_labels.txt holds lists of faces
 PROPERTIES = ("label", "labels", "class", "class_id", "category", "segment", "segmentation", "part")
@@ -75,7 +76,7 @@ def holds_labels(path: Path) -> bool:
 def _begins_with_a_name(path: Path) -> bool:
     words = text_of(path).split(None, 1)
     try:
-        float(words[0] if words else "0")
+        real(words[0] if words else "0")
     except ValueError:
         return True
     return False
@@ -93,7 +94,7 @@ def _of_part_list(path: Path) -> FileLabels:
         if name not in names:
             names.append(name)
         try:
-            own = np.array([int(word) for word in line.replace(",", " ").split()], np.int64)
+            own = np.array([integer(word) for word in line.replace(",", " ").split()], np.int64)
         except (ValueError, OverflowError) as e:
             raise DataError(
                 f"{path}, line {number}: expected the numbers of the faces of {name[:40]!r}, got {line[:40]!r}"

@@ -106,7 +106,8 @@ class Settings(NamedTuple):
 
 def use_graphs(network: M, settings: Settings) -> M:
     """`graphed` with checked arguments."""
-    network.__class__ = graphed_class(plain_class(network))
+    plain: Any = plain_class(network)
+    network.__class__ = graphed_class(plain)
     vars(network)[GRAPHS] = GraphedForward(network, settings)
     return network
 

@@ -25,10 +25,11 @@ def plain_class(network: nn.Module) -> type[nn.Module]:
 
 
 @functools.cache
-def graphed_class(plain: type[nn.Module]) -> type[nn.Module]:
-    """A class whose `forward` calls the object in the attribute `GRAPHS`. Copies and pickles have this class, too.
+def graphed_class(plain: Any) -> Any:
+    """A subclass of a class of modules. Its method `forward` calls the object in the attribute `GRAPHS`.
 
-    An attribute `forward` of the network would be bound to it, and its copies would call it.
+    Copies and pickles have this class, too. An attribute `forward` would be bound to the network, and copies of the
+    network would call it.
     """
 
     @functools.wraps(plain.forward)
@@ -49,7 +50,7 @@ def graphed_class(plain: type[nn.Module]) -> type[nn.Module]:
     def reduce(self: nn.Module, protocol: Any) -> Any:
         make, arguments, *state = plain.__reduce_ex__(self, protocol)
         # No file can name the class.
-        return _made, (make, tuple(plain if a is type(self) else a for a in arguments)), *state
+        return (_made, (make, tuple(plain if a is type(self) else a for a in arguments)), *state)
 
     members = {"forward": forward, "__delattr__": delete, "__reduce_ex__": reduce, "plain": plain}
     names = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -59,5 +60,6 @@ def graphed_class(plain: type[nn.Module]) -> type[nn.Module]:
 def _made(make: Callable[..., nn.Module], arguments: tuple[Any, ...]) -> nn.Module:
     """Make a network with graphs from a pickle."""
     network = make(*arguments)
-    network.__class__ = graphed_class(type(network))
+    plain: Any = type(network)
+    network.__class__ = graphed_class(plain)
     return network

@@ -67,7 +67,7 @@ class ModuleState:
         self._hooks: list[dict[int, Any]] = []
         self._is_complete = True  # a lazy parameter has no memory before its first use
         self._names: list[str] = []  # of the entries of the key
-        self._entries: list[Hashable] = []
+        self._entries: list[Any] = []
         self._visit("", module, {})
         self._hooks = self._hooks[4:]  # hooks of the module itself are called around the graph
         cuda = any(x.is_cuda for x in self._tensors)
@@ -77,7 +77,8 @@ class ModuleState:
         self._seen = self._current()
         self._objects = [*self._members()]  # no other objects get their ids meanwhile
         self._memory = [x.detach() for x in self._tensors]  # nothing else gets these addresses meanwhile
-        self.tensors = before.tensors if before is not None and self._has_parameters_of(before) else object()
+        same = before is not None and self._has_parameters_of(before)
+        self.tensors: object = before.tensors if before is not None and same else object()
 
     def _visit(self, name: str, value: Any, visited: dict[int, int]) -> None:
         """Add an attribute, and all that it holds, to the key and to what `is_current` compares."""
@@ -112,7 +113,8 @@ class ModuleState:
         else:
             self._add(name, _Same(value))
 
-    def _add(self, name: str, entry: Hashable) -> None:
+    def _add(self, name: str, entry: Any) -> None:
+        """Add an entry (hashable) to the key."""
         self._names.append(name)
         self._entries.append(entry)
 
@@ -131,7 +133,7 @@ class ModuleState:
             module._backward_hooks,
             module._backward_pre_hooks,
         )
-        self._add(name, (*names, *map(tuple, stores)))
+        self._add(name, (*names, *(tuple(store) for store in stores)))
         for member, value in chain(((n, state[n]) for n in names), *(store.items() for store in stores)):
             self._visit(f"{name}.{member}" if name else member, value, visited)
 

@@ -18,7 +18,7 @@ from diffnet.ops.common.cuda_graph import NotCapturable
 _aten = torch.ops.aten
 
 
-class SameRandomNumbers(TorchDispatchMode):
+class SameRandomNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Random operations of PyTorch give the same numbers in every such block.
 
     Those with one number for each element compute it from its place in the tensor and from the count of operations
@@ -27,7 +27,7 @@ class SameRandomNumbers(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._count = 0
 
     def __torch_dispatch__(

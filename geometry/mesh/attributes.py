@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.mesh.errors import MeshError
-from diffnet.geometry.mesh.formats import OFF_HEADER, mesh_lines, read_ply_elements
+from diffnet.geometry.mesh.formats import read_off_header
 from diffnet.geometry.mesh.mesh import read_content
+from diffnet.geometry.mesh.ply import Lists, read_ply
+from diffnet.geometry.mesh.text import numbered_lines, real, without_comments
 
 COLOR_FORMATS = (".ply", ".obj", ".off")
 _PLY_COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"), ("r", "g", "b"))
@@ -58,15 +63,13 @@ def load_attributes(path: str | os.PathLike[str]) -> Attributes:
 
 
 def _of_ply(data: bytes) -> Attributes:
-    columns: dict[str, dict[str, NDArray[Any]]] = {"vertex": {}, "face": {}}
-    elements = read_ply_elements(data)
-    for element, found in columns.items():
-        rows = elements.get(element, np.zeros(0, []))
-        for name in rows.dtype.names or ():
-            if rows.dtype[name].kind != "O":  # lists have different lengths
-                found[name] = np.ascontiguousarray(rows[name])
-    vertices = {name: values for name, values in columns["vertex"].items() if name not in ("x", "y", "z")}
-    return Attributes(_ply_colors(vertices), _ply_colors(columns["face"]), vertices, columns["face"])
+    elements = read_ply(data)
+    vertices, faces = (
+        {name: column for name, column in elements.get(element, {}).items() if not isinstance(column, Lists)}
+        for element in ("vertex", "face")
+    )
+    colors = _ply_colors(vertices), _ply_colors(faces)
+    return Attributes(*colors, {name: x for name, x in vertices.items() if name not in ("x", "y", "z")}, faces)
 
 
 def _ply_colors(properties: dict[str, NDArray[Any]]) -> NDArray[np.float64] | None:
@@ -75,35 +78,28 @@ def _ply_colors(properties: dict[str, NDArray[Any]]) -> NDArray[np.float64] | No
 
 
 def _obj_colors(data: bytes) -> NDArray[np.float64] | None:
-    return _columns([line for _, line in mesh_lines(data) if line.split(None, 1)[0] == "v"], range(4, 7))
+    lines = without_comments(numbered_lines(data, continued=True))
+    return _columns((line for _, line in lines if line.split(None, 1)[0] == "v"), range(4, 7))
 
 
 def _off_colors(data: bytes) -> NDArray[np.float64] | None:
-    lines = [line for _, line in mesh_lines(data)]
-    words = lines.pop(0).split("#", 1)[0].split() if lines else []
-    header = OFF_HEADER.fullmatch(words[0]) if words else None
-    if header is None:
-        return None
-    if header[2]:
-        words[:1] = header[1], header[2]
-    if len(words) == 1 and lines:
-        words += lines.pop(0).split()
-    count = int(words[1]) if len(words) > 1 and words[1].isdecimal() else 0
-    first = 6 if "N" in header[1][:-3] else 3  # normals stand before colors
-    return _columns(lines[:count], range(first, first + 3))
+    kind, vertices, _, header_lines = read_off_header(data)
+    first = 6 if "N" in kind[:-3] else 3  # normals stand before colors
+    lines = islice(without_comments(numbered_lines(data)), header_lines, header_lines + vertices)
+    return _columns((line for _, line in lines), range(first, first + 3))
 
 
-def _columns(lines: list[str], columns: range) -> NDArray[np.float64] | None:
+def _columns(lines: Iterable[str], columns: range) -> NDArray[np.float64] | None:
     """These columns of lines of words. None if the first line doesn't have them."""
-    if not lines or len(lines[0].split("#", 1)[0].split()) < columns.stop:
-        return None
-    rows = []
+    values = array("d")
     for number, line in enumerate(lines):
-        words = line.split("#", 1)[0].split()
+        words = line.split()
         if len(words) < columns.stop:
+            if number == 0:
+                return None
             raise ValueError(f"vertex 0 has a color, but vertex {number} has none")
-        rows.append([float(words[i]) for i in columns])
-    return np.array(rows, np.float64)
+        values.extend([real(words[i]) for i in columns])
+    return np.array(values).reshape(-1, len(columns)) if values else None
 
 
 def _unit_range(colors: NDArray[Any]) -> NDArray[np.float64]:

@@ -1,13 +1,16 @@
-"""The content of a mesh file before it is parsed: decompression, content that is no mesh, and line ends."""
+"""The content of a file before it is parsed: decompression, content that is no mesh, and line ends."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import math
+import os
 import re
 import zlib
 
-MOST_UNCOMPRESSED = 2**31  # bytes; a small .gz file can expand to more than the memory holds
+# A small .gz file can expand to more than the memory holds, and parsing takes several times as much.
+MOST_UNPACKED = "DIFFNET_MAX_UNPACKED_GIB"  # the environment variable that sets the limit
 
 _SIGNATURES = (
     (b"\x1f\x8b", "is compressed by gzip. Add .gz to the file's name, or decompress it"),
@@ -29,16 +32,33 @@ _ASCII_VTK = re.compile(rb"# vtk[^\r\n]*(\r\n|\r|\n)[^\r\n]*(\r\n|\r|\n)\s*ASCII
 _LONE_CR = re.compile(rb"\r(?!\n)")
 
 
+def check_unpacked(size: int) -> None:
+    """Raise ValueError for more bytes than MOST_UNPACKED allows, by default 2 GiB."""
+    setting = os.environ.get(MOST_UNPACKED, "2")
+    try:
+        limit = float(setting)
+    except ValueError:
+        limit = math.nan
+    if not limit > 0:
+        raise ValueError(f"the environment variable {MOST_UNPACKED} should be a number above 0, got {setting[:40]!r}")
+    if size > limit * 2**30:
+        raise ValueError(
+            f"it has more than {limit:g} GiB when unpacked. To read it all the same, set the environment variable "
+            f"{MOST_UNPACKED} to a larger number"
+        )
+
+
 def decompress(data: bytes) -> bytes:
-    """The content of a gzip file. Raises ValueError if it is damaged or too large."""
+    """The content of a gzip file. Raises ValueError if it is damaged or too large; see `check_unpacked`."""
+    content = io.BytesIO()
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            content = file.read(MOST_UNCOMPRESSED + 1)
+            while part := file.read(2**20):
+                check_unpacked(content.tell() + len(part))
+                content.write(part)
     except (OSError, EOFError, zlib.error) as e:
         raise ValueError(f"not a gzip file, or a damaged one ({e})") from e
-    if len(content) > MOST_UNCOMPRESSED:
-        raise ValueError(f"more than {MOST_UNCOMPRESSED} bytes when decompressed. Decompress the file with gunzip")
-    return content
+    return content.getvalue()
 
 
 def check_content(data: bytes, suffix: str) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import struct
+from collections import Counter
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
@@ -16,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.geometry.mesh.content import check_unpacked
 from diffnet.geometry.mesh.objects import scene_arrays
 
 Json: TypeAlias = dict[str, Any]
@@ -36,7 +39,7 @@ def read_gltf(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     binary = data.startswith(b"glTF")
     header = _header_of_glb(data) if binary else _json(data)
     try:
-        _check(header)
+        _check(header, len(data))
     except (LookupError, TypeError, AttributeError) as e:
         raise ValueError(f"{_DAMAGED} ({type(e).__name__}: {e})") from e
     try:
@@ -49,22 +52,32 @@ def read_gltf(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 
 
 def embed_buffers(data: bytes, folder: Path) -> bytes:
-    """A .gltf file whose buffers in other files are inside it. Raises ValueError if one can't be read."""
+    """A .gltf file whose buffers in other files are inside it.
+
+    folder: of the file. Buffers are read from it and from the folders in it, also after links are followed.
+
+    Raises ValueError if a buffer can't be read or lies elsewhere, and for more than `check_unpacked` allows.
+    """
     header = _json(data)
-    changed = False
     buffers = header.get("buffers", [])
+    total = 0
     for buffer in buffers if isinstance(buffers, list) else []:
         uri = buffer.get("uri") if isinstance(buffer, dict) else None
         if not isinstance(uri, str) or uri.startswith("data:"):
             continue
         path = folder / unquote(uri)
-        if urlsplit(uri).scheme or Path(unquote(uri)).is_absolute():
-            raise ValueError(f"its buffer {uri[:60]!r} should be a file beside it. Save the mesh as .glb")
+        if urlsplit(uri).scheme or not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+            raise ValueError(
+                f"its buffer {uri[:60]!r} leads out of the folder {folder}. Put the buffer there, or save the mesh as "
+                ".glb"
+            )
         if not path.is_file():
             raise ValueError(f"its buffer {path} is missing. Put it there, or save the mesh as .glb")
-        buffer["uri"] = "data:application/octet-stream;base64," + base64.b64encode(path.read_bytes()).decode()
-        changed = True
-    return json.dumps(header).encode() if changed else data
+        content = path.read_bytes()
+        total += len(content)
+        check_unpacked(total)  # many buffers may name the same file
+        buffer["uri"] = "data:application/octet-stream;base64," + base64.b64encode(content).decode()
+    return json.dumps(header).encode() if total else data
 
 
 def _header_of_glb(data: bytes) -> Json:
@@ -90,8 +103,11 @@ def _json(data: bytes) -> Json:
     return header
 
 
-def _check(header: Json) -> None:
-    """Raise ValueError for content that trimesh would misread or skip."""
+def _check(header: Json, size: int) -> None:
+    """Raise ValueError for content that trimesh would misread or skip, and for more than `check_unpacked` allows.
+
+    size: of the file with its buffers, in bytes
+    """
     version = str(header["asset"].get("version", ""))
     if not version.startswith("2."):
         raise ValueError(f"glTF version {version or 'unknown'} is not supported, only version 2")
@@ -99,7 +115,9 @@ def _check(header: Json) -> None:
         if any(word in extension.lower() for word in _COMPRESSED):
             raise ValueError(f"its geometry is compressed ({extension}). Save it without compression")
     accessors = header.get("accessors", [])
-    for mesh in header.get("meshes", []):
+    shown = Counter(node.get("mesh") for node in header.get("nodes", []))
+    unpacked = 0  # nodes may show a mesh many times, and meshes may share their vertices
+    for number, mesh in enumerate(header.get("meshes", [])):
         for primitive in mesh["primitives"]:
             mode = primitive.get("mode", 4)
             if mode not in _MODES:
@@ -111,3 +129,6 @@ def _check(header: Json) -> None:
                     raise ValueError("sparse or compressed accessors are not supported. Save the mesh without them")
                 if accessor.get("normalized") and accessor is accessors[used[0]]:
                     raise ValueError("quantized positions are not supported. Save the mesh without quantization")
+            own = (item * min(accessors[index]["count"], size) for item, index in zip((24, 8), used, strict=False))
+            unpacked += sum(own) * max(shown[number], 1)
+    check_unpacked(unpacked)

@@ -126,7 +126,9 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
     and OBJ files (vn) are read. If a vertex of an OBJ file has several, it gets their mean.
 
     Raises MeshError for a file that is missing or doesn't parse, an empty mesh, NaN or infinite coordinates,
-    coordinates beyond single precision, and an index out of range.
+    coordinates beyond single precision, and an index out of range. A .gz file of more than 2 GiB when unpacked is
+    refused, too; the environment variable DIFFNET_MAX_UNPACKED_GIB raises this limit. Reading a text file takes up to
+    about 20 times its size in memory.
 
     >>> mesh = load_mesh(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
     >>> mesh.verts.shape, mesh.faces.tolist(), mesh.is_point_cloud
@@ -309,9 +311,11 @@ def read_content(path: Path) -> tuple[str, bytes]:
 def _parse(data: bytes, suffix: str, name: str) -> Mesh:
     try:
         verts, sizes, corners, normals = parse(data, suffix)
+        faces, polygons = _triangulate(sizes, corners)
     except ValueError as e:
         raise MeshError(f"{name}: the file can't be read: {e}") from e
-    faces, polygons = _triangulate(sizes, corners)
+    except MemoryError as e:
+        raise MeshError(f"{name}: its {len(data)} bytes need more memory than there is") from e
     if len(sizes) and not len(faces):
         raise MeshError(f"{name}: none of the {len(sizes)} polygons has three corners")
     if suffix == ".stl":
@@ -357,11 +361,19 @@ def _check_stored(arrays: Arrays) -> None:
 
 def _triangulate(sizes: NDArray[np.int64], corners: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Fans of triangles (F, 3), in the order of the polygons, and the polygon (F,) of each triangle."""
+    if (sizes == 3).all():
+        return corners.reshape(-1, 3), np.arange(len(sizes))
     triangles = np.maximum(sizes - 2, 0)
     source = np.repeat(np.arange(len(sizes)), triangles)
     start = np.repeat(np.cumsum(sizes) - sizes, triangles)
     step = np.arange(len(source)) - np.repeat(np.cumsum(triangles) - triangles, triangles)
-    return np.stack([corners[start], corners[start + step + 1], corners[start + step + 2]], axis=1), source
+    faces = np.empty((len(source), 3), np.int64)
+    faces[:, 0] = corners[start]
+    step += start
+    for column in (1, 2):
+        step += 1
+        faces[:, column] = corners[step]
+    return faces, source
 
 
 def _merge_corners(

@@ -7,6 +7,7 @@ through the blocks there, BLOCK_K keys or queries at a time, in a single loop.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -15,13 +16,14 @@ from torch import Tensor
 
 from diffnet.ops.block_sparse.pattern import BlockArrays
 from diffnet.ops.block_sparse.reference import AttentionInputs
-from diffnet.ops.common.launch import cdiv, power_of_2
+from diffnet.ops.common.launch import cdiv, interpreted, power_of_2, roomy
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.precision import tf32_precision
 
 # The keys of a step, and the queries of a step for the gradients of keys and values. Registers hold no more.
 STEP = 64
 KEY_BACKWARD_STEP = 32
+LARGE_BACKWARD_STEP = 32  # the keys of a step in the backward, see `_is_large`
 
 
 def attention(arrays: BlockArrays, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
@@ -56,12 +58,14 @@ def attention_backward(
     scales = inputs.scale, inputs.scale * math.log2(math.e)
     if grad_q.numel() > 0:
         programs, shape, flags = _launch(arrays.indptr, inputs)
+        if _is_large(inputs):
+            flags["BLOCK_K"] = min(flags["BLOCK_K"], LARGE_BACKWARD_STEP)
         block_attention_backward_query_kernel[programs](
             arrays.indptr, arrays.indices, *given, out, grad_q, *shape, *scales, **flags
         )
     if grad_k.numel() > 0:
         programs, shape, flags = _launch(arrays.t_indptr, inputs)
-        flags["BLOCK_K"] = min(inputs.block, KEY_BACKWARD_STEP)
+        flags["BLOCK_K"] = min(flags["BLOCK_K"], KEY_BACKWARD_STEP)
         if inputs.block == 128 and key.element_size() == 2:
             flags["maxnreg"] = 128  # two programs then fit on one multiprocessor
         block_attention_backward_key_kernel[programs](
@@ -83,22 +87,28 @@ def _tensors(inputs: AttentionInputs) -> tuple[Tensor, ...]:
     return query, key, value, query if key_mask is None else key_mask, query if mask is None else mask
 
 
-def _launch(indptr: Tensor, inputs: AttentionInputs) -> tuple[tuple[int], tuple[int, ...], dict[str, object]]:
+def _is_large(inputs: AttentionInputs) -> bool:
+    """Return whether a tile of queries has 64 KB or more, so that shared memory has room for small steps only."""
+    return inputs.block == 128 and inputs.query.element_size() == 4 and inputs.query.shape[3] > 64
+
+
+def _launch(indptr: Tensor, inputs: AttentionInputs) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
     """Return the grid, the sizes and the flags of a kernel with one program for each row of `indptr` and each batch."""
     block = inputs.block
     (batches, heads, rows, channels), columns = inputs.query.shape, inputs.key.shape[2]
     block_rows, block_columns = max(cdiv(rows, block), 1), max(cdiv(columns, block), 1)
     shape = (len(indptr) - 1, rows, columns, channels, block_rows, block_columns, heads)
-    flags: dict[str, object] = {
+    cramped = _is_large(inputs) and not (interpreted(inputs.query) or roomy(inputs.query))
+    flags: dict[str, Any] = {
         "WHOLE": rows % block == 0 and columns % block == 0,
         "HAS_KEY_MASK": inputs.key_mask is not None,
         "HAS_MASK": inputs.mask is not None,
         "BLOCK": block,
-        "BLOCK_K": min(block, STEP),
+        "BLOCK_K": 16 if cramped else min(block, STEP),
         "BLOCK_C": max(power_of_2(channels), 16),
         "PRECISION": tf32_precision(inputs.query),
         "num_warps": 8 if block == 128 else 4,
-        "num_stages": 2,
+        "num_stages": 1 if cramped else 2,
     }
     return (batches * (len(indptr) - 1),), shape, flags
 

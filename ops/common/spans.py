@@ -35,8 +35,11 @@ def choose_span(rows: int, block: int, programs: int) -> int:
 
 
 @triton.jit
-def span_rows(span_index, ptr, meshes, span, ONE_MESH: tl.constexpr):
-    """Return the mesh of a span and its rows first:last. An empty span has first ≥ last."""
+def span_rows(span_index, ptr, rows_size, meshes, span, ONE_MESH: tl.constexpr):
+    """Return the mesh of a span and its rows first:last. An empty span has first ≥ last.
+
+    Nothing checks the values of `ptr` on a GPU. Wrong values give wrong results, but no row outside of 0:rows_size.
+    """
     if ONE_MESH:
         mesh = span_index * 0
     else:
@@ -50,7 +53,7 @@ def span_rows(span_index, ptr, meshes, span, ONE_MESH: tl.constexpr):
     start = tl.load(ptr + mesh).to(tl.int32)
     end = tl.load(ptr + mesh + 1).to(tl.int32)
     first = start + (span_index - (start // span + mesh)) * span
-    return mesh, first, tl.minimum(first + span, end)
+    return mesh, tl.maximum(first, 0), tl.minimum(tl.minimum(first + span, end), rows_size)
 
 
 @triton.jit
@@ -65,8 +68,8 @@ def sum_of_spans(
     else:
         start = tl.load(ptr + mesh).to(tl.int32)
         end = tl.load(ptr + mesh + 1).to(tl.int32)
-        first = start // span + mesh
-        count = (end - start + span - 1) // span
+        first = tl.maximum(start // span + mesh, 0)  # wrong values of `ptr` stay inside, see `span_rows`
+        count = tl.minimum((end - start + span - 1) // span, spans - first)
     total = tl.zeros((BLOCK,), tl.float32)
     for offset in range(0, count, BLOCK_SPANS):
         step = offset + tl.arange(0, BLOCK_SPANS)

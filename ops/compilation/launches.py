@@ -60,14 +60,14 @@ def collected_launches() -> Iterator[dict[Hashable, Launch]]:
         launched: LaunchedKernel, key: tuple[Any, ...], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
         if (launched, key) not in found:
-            variant, given = f"{launched.source_hash()} {key[1:]}", _without_tensors(arguments)
+            variant, given = f"{launched.source_hash()} {key[1:]}", without_tensors(arguments)
             found[launched, key] = Launch(launched.kernel.fn.__module__, launched.__name__, variant, given, options)
 
     with launches_given_to(take):
         yield found
 
 
-def _without_tensors(value: Any) -> Any:
+def without_tensors(value: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(map(_without_tensors, value))
+        return tuple(map(without_tensors, value))
     return Pointer(value.dtype, value.data_ptr() % 16) if isinstance(value, Tensor) else value

@@ -34,12 +34,12 @@ class AbsentGPU:
     """The part of a driver of Triton that compilation needs."""
 
     def __init__(self, capability: int) -> None:
-        self._capability = capability
+        self.capability = capability
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
 
-        return GPUTarget("cuda", self._capability, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
         return 0

@@ -181,7 +181,7 @@ def _products(
 @triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_forward_kernel(
     coefficients, evecs, gradient_evecs, ptr, diffused, features,
-    meshes, span, plane_rows,
+    rows_size, meshes, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, evecs_stride: tl.constexpr, gradient_stride: tl.constexpr,
     DIFFUSED: tl.constexpr, ROTATION: tl.constexpr, SWAPPED: tl.constexpr, ONE_MESH: tl.constexpr,
     ONE_STEP: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
@@ -196,7 +196,7 @@ def spectral_gradient_features_forward_kernel(
     index = tl.program_id(0) // columns
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = tl.arange(0, BLOCK_K)
-    mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    mesh, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
     d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION, ONE_MESH)
     in_c = (c < c_size)[None, :]
     if ONE_STEP:
@@ -259,7 +259,7 @@ def spectral_gradient_features_forward_kernel(
 @triton.jit(do_not_specialize=SIZES)
 def spectral_gradient_features_backward_kernel(
     grad, coefficients, gradient_evecs, ptr, partial,
-    meshes, spans, span, plane_rows,
+    rows_size, meshes, spans, span, plane_rows,
     k_size: tl.constexpr, c_size: tl.constexpr, grad_stride: tl.constexpr, gradient_stride: tl.constexpr,
     ROTATION: tl.constexpr, SWAPPED: tl.constexpr, PAIRED: tl.constexpr, ONE_MESH: tl.constexpr,
     ONE_STEP: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
@@ -283,7 +283,7 @@ def spectral_gradient_features_backward_kernel(
     c = (which % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     own = (which // columns) * BLOCK_K + tl.arange(0, BLOCK_K)  # the rows of dD, dP and dQ of this program
     k = tl.arange(0, BLOCK_K)
-    mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    mesh, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
     d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION, ONE_MESH)
     dtype = gradient_evecs.dtype.element_ty
     if ONE_STEP:
@@ -392,7 +392,7 @@ def spectral_gradient_features_backward_derivatives_kernel(
     index = tl.program_id(0) // columns
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = tl.arange(0, BLOCK_K)
-    mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    mesh, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
     d_at, p_at, q_at, apart = _tables(coefficients, mesh, meshes, k_size, c_size, ROTATION, ONE_MESH)
     plane = (mesh * 0 + rows_size).to(tl.int64) * c_size
     component = tl.cast(plane_rows, tl.int64) * gradient_stride
@@ -438,7 +438,7 @@ def spectral_gradient_features_backward_sums_kernel(
     index = tl.program_id(0)
     c = (tl.program_id(1) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = (tl.program_id(1) // columns) * BLOCK_K + tl.arange(0, BLOCK_K)
-    _, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    _, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
     plane = (index * 0 + rows_size).to(tl.int64) * c_size
     d_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
     p_sum = tl.zeros((BLOCK_C, BLOCK_K), tl.float32)
@@ -493,7 +493,7 @@ def spectral_gradient_features_backward_sum_kernel(
     tile_index = tl.program_id(1) % tiles
     c = (tile_index % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = (tile_index // columns) * BLOCK_K + tl.arange(0, BLOCK_K)
-    _, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    _, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
     plane = (index * 0 + rows_size).to(tl.int64) * c_size
     total = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     v = tl.arange(0, BLOCK_V)[:, None]
@@ -587,7 +587,7 @@ def forward(
         some_evecs = gradient_evecs[0] if evecs is None else evecs
         spectral_gradient_features_forward_kernel[(programs,)](
             table, some_evecs, gradient_evecs, ptr, diffused, features,
-            meshes, span, plane_rows,
+            rows, meshes, span, plane_rows,
             k, c, some_evecs.stride(0), gradient_evecs.stride(1),
             DIFFUSED=evecs is not None, ROTATION=planes == 3, SWAPPED=swapped, ONE_MESH=meshes == 1,
             ONE_STEP=k <= t.k and part_count(precision) == 1, NARROW=narrow(gradient_evecs), PRECISION=precision,
@@ -644,7 +644,7 @@ def backward(
     elif partial.numel():
         spectral_gradient_features_backward_kernel[(spans, tiles)](
             grad, table, gradient_evecs, ptr, partial,
-            meshes, spans, span, plane_rows, k, c, grad.stride(0), gradient_evecs.stride(1),
+            rows, meshes, spans, span, plane_rows, k, c, grad.stride(0), gradient_evecs.stride(1),
             ROTATION=planes == 3, SWAPPED=swapped, PAIRED=paired, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
             NARROW=narrow(gradient_evecs), PRECISION=precision, EARLY=starts_early(grad),
             BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,

@@ -49,16 +49,18 @@ def iteration(system: System, u: Tensor, r: Tensor, p: Tensor, bound: Tensor) ->
     q = torch.empty_like(u)
     sums = u.new_empty(2, spans, channels)
     remaining = [torch.empty_like(bound), torch.empty_like(bound)]
-    shape = (ptr, meshes, span)
+    shape = (ptr, rows, meshes, span)
     matrix = (mass, diagonal, time)
     flags = {"ONE_MESH": meshes == 1, "BLOCK_V": block_v, "BLOCK_C": block_c}
+    # Triton 3.6 and 3.7 fail to compile gathers with 64-bit indices for fewer rows than threads.
+    warps = 4 if csr.indices.dtype == torch.int32 else min(4, cdiv(block_v, 32))
     grid = (spans, cdiv(channels, block_c))
 
     def step(before: Tensor) -> Tensor:
         after = remaining[before is remaining[0]]  # the buffer that isn't `before`
         implicit_solve_forward_multiply_kernel[grid](
             csr.indptr, csr.indices, csr.row_order, values, mass, time, p, q, sums, *shape, channels,
-            ORDERED=len(csr.row_order) > 0, UNROLL=UNROLL, **flags,
+            ORDERED=len(csr.row_order) > 0, UNROLL=UNROLL, **flags, num_warps=warps,
         )  # fmt: skip
         implicit_solve_forward_update_kernel[grid](
             p, q, u, r, *matrix, before, bound, sums, *shape, spans, channels, **flags
@@ -95,14 +97,14 @@ def _remaining(before, bound, mesh, c, channels: tl.constexpr):
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def implicit_solve_forward_multiply_kernel(
-    indptr, indices, row_order, values, mass, time, p, q, sums, ptr, meshes, span, channels: tl.constexpr,
+    indptr, indices, row_order, values, mass, time, p, q, sums, ptr, rows_size, meshes, span, channels: tl.constexpr,
     ORDERED: tl.constexpr, UNROLL: tl.constexpr,
     ONE_MESH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """q = (M + t_c L) p in the rows of one span, and sums[0] = Σ p ∘ q over them."""
     index = tl.program_id(0)
     c, t = _times(time, channels, BLOCK_C)
-    _, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    _, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
     dot = tl.zeros((BLOCK_C,), tl.float32)
     for row in range(first, last, BLOCK_V):
         i = row + tl.arange(0, BLOCK_V)
@@ -141,13 +143,13 @@ def _preconditioned(r, mass, diagonal, t, i, last):
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def implicit_solve_forward_update_kernel(
-    p, q, u, r, mass, diagonal, time, before, bound, sums, ptr, meshes, span, spans, channels: tl.constexpr,
+    p, q, u, r, mass, diagonal, time, before, bound, sums, ptr, rows_size, meshes, span, spans, channels: tl.constexpr,
     ONE_MESH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """u += α p and r −= α q in the rows of one span with α = (r · z) / (p · q), and sums[1] = Σ r ∘ z over them."""
     index = tl.program_id(0)
     c, t = _times(time, channels, BLOCK_C)
-    mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    mesh, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
     curvature = sum_of_spans(sums, c, channels, index * 0, mesh, ptr, span, spans, False, BLOCK_C, 32)
     known, running = _remaining(before, bound, mesh, c, channels)
     alpha = tl.where(running, known / tl.where(running, curvature, 1.0), 0.0)[None, :]
@@ -166,13 +168,13 @@ def implicit_solve_forward_update_kernel(
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def implicit_solve_forward_direction_kernel(
-    p, r, mass, diagonal, time, before, after, bound, sums, ptr, meshes, span, spans, channels: tl.constexpr,
+    p, r, mass, diagonal, time, before, after, bound, sums, ptr, rows_size, meshes, span, spans, channels: tl.constexpr,
     ONE_MESH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """p = z + β p in the rows of one span, where β is the new r · z over the one before. The new one is stored."""
     index = tl.program_id(0)
     c, t = _times(time, channels, BLOCK_C)
-    mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    mesh, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
     new = sum_of_spans(sums, c, channels, index * 0 + 1, mesh, ptr, span, spans, False, BLOCK_C, 32)
     known, running = _remaining(before, bound, mesh, c, channels)
     new = tl.where(running, new, known)

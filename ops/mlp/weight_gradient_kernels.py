@@ -66,7 +66,7 @@ def mlp_backward_weights_kernel(
             mesh_spans = rows_size // span + meshes  # as `span_count`
             index = beyond % mesh_spans
             place = PAIRS * tiles + beyond // mesh_spans
-            _, first, last = span_rows(index, ptr, meshes, span, False)
+            _, first, last = span_rows(index, ptr, rows_size, meshes, span, False)
     pair = place // tiles
     which = place % tiles
     h = (which // columns) * BLOCK_K + tl.arange(0, BLOCK_K)

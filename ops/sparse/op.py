@@ -146,6 +146,8 @@ def diagonal(pattern: Pattern, values: Tensor) -> Tensor:
 
 def _flat_sets(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     """Return a dense factor (…, N, C) as (S, N, C) for the S sets of a batch, or as (1, N, C) if all sets share it."""
+    if x.ndim == 2:
+        return x[None]
     if math.prod(x.shape[:-2]) == 1:
         return x.reshape(1, *x.shape[-2:])
     return x.expand(*batch, *x.shape[-2:]).reshape(math.prod(batch), *x.shape[-2:])

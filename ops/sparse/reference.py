@@ -12,7 +12,9 @@ import warnings
 import torch
 from torch import Tensor
 
+from diffnet.ops.common.cpu import row_chunks, without_autocast
 from diffnet.ops.common.limits import LARGEST
+from diffnet.ops.common.precision import in_dtype
 from diffnet.ops.sparse.csr import CsrArrays, csr_product, row_of_each, shifted
 
 
@@ -76,11 +78,33 @@ def in_row_order(csr: CsrArrays, stored: Tensor) -> Tensor:
 
 def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     """Multiply Aₛ Bₛᵀ at the entries: a (S, rows, C), b (S, columns, C), each (1, …) for all sets → (S, nnz)."""
-    wide, rows = _wide(a.dtype), row_of_each(csr.indptr, csr.indices)
+    entries = len(csr.indices)
+    if a.is_cpu and torch.backends.mkl.is_available() and entries > 0:
+        return _sampled(csr, a, b)
+    dtype, wide, rows = a.dtype, _wide(a.dtype), row_of_each(csr.indptr, csr.indices)
     if len(csr.row_order) > 0:
         rows = csr.row_order[rows]
-    products = a.to(wide)[:, rows] * b.to(wide)[:, csr.indices]
-    return products.sum(-1).to(a.dtype)
+    out = a.new_empty(max(len(a), len(b)), entries)
+    for some in row_chunks(entries) if a.is_cpu else [slice(entries)]:  # the cache keeps what a chunk gathers
+        products = a[:, rows[some]].to(wide) * b[:, csr.indices[some]].to(wide)
+        out[:, some] = products.sum(-1).to(dtype)
+    return out
+
+
+def _sampled(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
+    """Return what `sddmm` does without gathering rows. On the CPU, PyTorch needs MKL for this."""
+    dtype, wide = a.dtype, _wide(a.dtype)
+    zeros = a.new_zeros(len(csr.indices), dtype=wide)
+    matrix = csr_tensor(csr.indptr, csr.indices, zeros, (a.shape[1], b.shape[1]))
+    found = []
+    with without_autocast():
+        for s in range(max(len(a), len(b))):
+            if s < len(a):  # otherwise all sets share one factor
+                left = in_dtype(a[s] if len(csr.row_order) == 0 else a[s, csr.row_order], wide)
+            if s < len(b):
+                right = in_dtype(b[s], wide).mT
+            found.append(in_dtype(torch.sparse.sampled_addmm(matrix, left, right, beta=0).values(), dtype))
+    return found[0][None] if len(found) == 1 else torch.stack(found)
 
 
 def integer_sddmm(rows: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -46,10 +46,16 @@ def row_extent(
     """
     r = tile * BLOCK_R + tl.arange(0, BLOCK_R)
     if BY_LENGTH:
-        r = tl.load(order + r, mask=r < rows, other=rows)
+        r = tl.load(order + r, mask=r < rows, other=rows).to(tl.int32)
     start = tl.load(indptr + r, mask=r < rows, other=0)
     length = tl.load(indptr + r + 1, mask=r < rows, other=0) - start
     if ORDERED:
-        r = tl.load(order + r, mask=r < rows, other=rows)
+        r = tl.load(order + r, mask=r < rows, other=rows).to(tl.int32)
     mine = (r < rows) & (length <= LONG)
     return r, start, tl.where(mine, length, 0), mine
+
+
+@triton.jit
+def has_second(first, sets):
+    """Return whether there is a set after the first one, (1,). The interpreter of Triton 3.9 reads scalars as int32."""
+    return tl.full((1,), 1, tl.int32) + first < sets

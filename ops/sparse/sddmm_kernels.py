@@ -12,7 +12,14 @@ from diffnet.ops.common.launch import cdiv, power_of_2
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import PIECE
-from diffnet.ops.sparse.row_kernels import MAX_CHANNELS, PIECE_ENTRIES, order_flags, row_extent, stored_order
+from diffnet.ops.sparse.row_kernels import (
+    MAX_CHANNELS,
+    PIECE_ENTRIES,
+    has_second,
+    order_flags,
+    row_extent,
+    stored_order,
+)
 
 MAX_ROWS = 256
 
@@ -82,7 +89,7 @@ def sddmm_forward_rows_kernel(
         indptr, row_order, tl.program_id(0) % blocks, rows, ORDERED, BY_LENGTH, LONG, BLOCK_R
     )
     a_rows = a + first * a_set_stride + (r.to(tl.int64) * a_row_stride)[:, None, None]
-    second = first + 1 < sets
+    second = has_second(first, sets)
     c = tl.arange(0, BLOCK_C)[None, None, :]
     tile = (r < rows)[:, None, None] & (c < channels)
     if ONE_TILE:

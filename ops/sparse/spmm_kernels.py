@@ -20,7 +20,14 @@ from diffnet.ops.common.launch import cdiv, power_of_2, processors
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import PIECE
-from diffnet.ops.sparse.row_kernels import MAX_CHANNELS, PIECE_ENTRIES, order_flags, row_extent, stored_order
+from diffnet.ops.sparse.row_kernels import (
+    MAX_CHANNELS,
+    PIECE_ENTRIES,
+    has_second,
+    order_flags,
+    row_extent,
+    stored_order,
+)
 
 # For more sets, the sum over the sets follows the product instead of being part of its unrolled loop.
 MAX_UNROLLED_SETS = 8
@@ -187,7 +194,7 @@ def spmm_forward_rows_kernel(
     x += first * x_set_stride
     out += first.to(tl.int64) * rows * channels
     above = tl.cast(rows, tl.int64) * channels
-    second = first + 1 < sets
+    second = has_second(first, sets)
     r, start, length, mine = row_extent(indptr, row_order, tile, rows, ORDERED, BY_LENGTH, LONG, BLOCK_R)
     column = tl.load(indices + start, mask=length > 0, other=0)
     r1, start1, length1, mine1 = row_extent(indptr, row_order, tile + stride, rows, ORDERED, BY_LENGTH, LONG, BLOCK_R)
@@ -243,7 +250,7 @@ def spmm_forward_pieces_kernel(
     x_set_stride = tl.cast(x_set_stride, tl.int64)
     values += first * value_stride
     x += first * x_set_stride
-    second = first + 1 < sets
+    second = has_second(first, sets)
     low0 = tl.zeros((BLOCK_E, BLOCK_C), tl.float32)
     high0, low1, high1 = low0, low0, low0
     for j in range(0, tl.cdiv(end - start, BLOCK_E)):

@@ -70,7 +70,7 @@ def _load_scale(scale, row, v, last):
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def project_forward_kernel(
-    x, evecs, scale, ptr, partial, meshes, span,
+    x, evecs, scale, ptr, partial, rows_size, meshes, span,
     k_size: tl.constexpr, c_size: tl.constexpr, x_stride: tl.constexpr, evecs_stride: tl.constexpr,
     SCALED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -83,7 +83,7 @@ def project_forward_kernel(
     index = tl.program_id(0)
     k = (which // columns) * BLOCK_K + tl.arange(0, BLOCK_K)
     c = (which % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
-    _, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    _, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
     total = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
     v = tl.arange(0, BLOCK_V)[:, None]
     if SCALED:
@@ -139,7 +139,7 @@ def project_spans(
     if partial.numel():
         project_forward_kernel[(spans, tiles)](
             x, evecs, x if scale is None else scale.contiguous(), ptr, partial,
-            meshes, span, k, c, x.stride(0), evecs.stride(0),
+            rows, meshes, span, k, c, x.stride(0), evecs.stride(0),
             SCALED=scale is not None, ONE_MESH=meshes == 1, PRECISION=precision, EARLY=starts_early(x),
             BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
@@ -158,7 +158,7 @@ def project(x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor, tiling:
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def evaluate_forward_kernel(
-    coefficients, evecs, scale, added, ptr, out, meshes, span,
+    coefficients, evecs, scale, added, ptr, out, rows_size, meshes, span,
     k_size: tl.constexpr, c_size: tl.constexpr, evecs_stride: tl.constexpr, added_stride: tl.constexpr,
     SCALED: tl.constexpr, ADDED: tl.constexpr, ONE_MESH: tl.constexpr, ONE_STEP: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -168,7 +168,7 @@ def evaluate_forward_kernel(
     index = tl.program_id(0) // columns
     c = (tl.program_id(0) % columns) * BLOCK_C + tl.arange(0, BLOCK_C)
     k = tl.arange(0, BLOCK_K)
-    mesh, first, last = span_rows(index, ptr, meshes, span, ONE_MESH)
+    mesh, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
     coefficients += mesh.to(tl.int64) * k_size * c_size
     in_c = (c < c_size)[None, :]
     if ONE_STEP:
@@ -241,7 +241,7 @@ def evaluate(
         other = out if added is None else row_major(added)
         evaluate_forward_kernel[(programs,)](
             coefficients, evecs, evecs if scale is None else scale.contiguous(), other, ptr, out,
-            meshes, span, k, c, evecs.stride(0), other.stride(0),
+            rows, meshes, span, k, c, evecs.stride(0), other.stride(0),
             SCALED=scale is not None, ADDED=added is not None, ONE_MESH=meshes == 1, ONE_STEP=k <= t.k,
             PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip

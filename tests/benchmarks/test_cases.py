@@ -68,6 +68,9 @@ def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.Monke
     assert run.run_benchmarks([name], options, tmp_path, Console(quiet=True)) == []
     table = read_csv(tmp_path / f"{name}.csv")
     assert any(row["median_ms"] for row in table)
+    if name in ("spmm", "sddmm"):
+        assert all(row["median_ms"] for row in table if row["peer"] == "diffnet")
+        assert "diffnet" in {row["peer"] for row in table}
     if name in KERNELS:
         assert {row["error"] for row in table} <= {"", "CUDA graphs need a GPU"}
         assert all(row["error"] == "" for row in table if row["peer"] in ("original", "plain", "diffnet", "table"))

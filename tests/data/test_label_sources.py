@@ -103,6 +103,7 @@ def test_a_file_with_this_name_may_hold_numbers(tmp_path):
     [
         ("head\n1 2\narm\n2 3\n", "1_labels.txt: face 2 is in two parts, 'head' and 'arm'"),
         ("head\n1 4\n", "1_labels.txt: there is no face 4, "),
+        ("head\n1 1_0\n", "1_labels.txt, line 2: expected the numbers of the faces of 'head', got '1 1_0'"),
         ("head\n0 1\n", "1_labels.txt, line 2: faces are numbered from 1, got 0"),
         ("head\n1 2\n\narm\n", "1_labels.txt, line 4: part 'arm' has no line of faces after its name"),
         ("head\narm\n", "1_labels.txt, line 2: expected the numbers of the faces of 'head', got 'arm'"),

@@ -206,6 +206,7 @@ def test_meshcnn_soft_labels_of_a_set_without_its_training_part(tmp_path):
         ("1 0\n" * 6, r"shrec__1\.seseg: 2 numbers in a line, for the labels from 1 on, but the label 8 occurs"),
         ("1 0\n1\n", r"shrec__1\.seseg, line 2: 1 numbers, but the first line has 2"),
         ("1 x\n", r"shrec__1\.seseg, line 1: expected numbers, got '1 x'"),
+        ("1 1_0\n", r"shrec__1\.seseg, line 1: expected numbers, got '1 1_0'"),
         ("1 0\n0 nan\n", r"shrec__1\.seseg, line 2: shares should be at least 0, got '0 nan'"),
         ("1 -1\n", r"shrec__1\.seseg, line 1: shares should be at least 0, got '1 -1'"),
         ("\n", r"shrec__1\.seseg: there are no labels in the file"),
@@ -623,12 +624,22 @@ TOO_LARGE = [str(2**63), "1e19", "9" * 400, "9" * 5000]
 
 
 @pytest.mark.parametrize(
-    "token", ["head", "1.5", "nan", "inf", "-inf", "1_0", "0x1", "1,", *TOO_LARGE], ids=lambda token: token[:8]
+    "token",
+    ["head", "1.5", "nan", "inf", "-inf", "1_0", "\u0661", "0x1", "1,", *TOO_LARGE],
+    ids=lambda token: token[:8],
 )
 def test_text_that_is_not_a_label(tmp_path, token):
-    (tmp_path / "a.txt").write_text(f"1\n\n2 {token}\n3")
+    (tmp_path / "a.txt").write_text(f"1\n\n2 {token}\n3", encoding="utf-8")
     with pytest.raises(DataError, match=rf"a\.txt, line 3: '{token[:40]}' is not a whole number"):
         read_labels(tmp_path / "a.txt")
+
+
+def test_the_limit_of_compressed_labels(tmp_path, monkeypatch):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"0\n" * 2000))
+    assert len(read_labels(tmp_path / "a.txt.gz")) == 2000
+    monkeypatch.setenv("DIFFNET_MAX_UNPACKED_GIB", "1e-6")
+    with pytest.raises(DataError, match=r"a\.txt\.gz: .* 1e-06 GiB.*DIFFNET_MAX_UNPACKED_GIB"):
+        read_labels(tmp_path / "a.txt.gz")
 
 
 def test_extreme_labels_survive(tmp_path):

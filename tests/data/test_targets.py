@@ -183,6 +183,7 @@ def test_bad_files_give_one_line_that_names_the_file(change, message, tmp_path):
         ("m1.t.txt", "1 2\n3 x\n", r"m1.t.txt, line 2: 'x' is not a number"),
         ("m1.t.txt", "1 2\n3\n", r"m1.t.txt, line 2: 1 column, but the lines before have 2"),
         ("m1.t.txt", "1 2\n1_0 2\n", r"m1.t.txt, line 2: '1_0' is not a number"),
+        ("m1.t.txt", "1 2\n\u0661 2\n", r"m1.t.txt, line 2: '\u0661' is not a number"),
         ("m1.t.txt", "1 inf\n", r"m1.t.txt, line 1: 'inf' is too large"),
         ("m1.t.txt", "\n\n", r"m1.t.txt: there are no numbers in the file"),
         ("m1.t.csv", "u,v\n1,\n2,w\n", r"m1.t.csv, line 3: 'w' is not a number"),
@@ -193,7 +194,7 @@ def test_bad_files_give_one_line_that_names_the_file(change, message, tmp_path):
 def test_bad_text_gives_one_line_that_names_the_line(name, text, message, tmp_path):
     three(tmp_path)
     (tmp_path / "m1.t.npy").unlink()
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=message):
         load_targets(tmp_path, "file:t")
 

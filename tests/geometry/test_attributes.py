@@ -93,7 +93,7 @@ def test_properties_of_ply_files(tmp_path, kind, colors):
         ("a.obj", obj(["1 0 0", "0 300 0", "0 0 1"]), "that of vertex 1 is [0.0, 300.0, 0.0]"),
         ("a.obj", obj(["1 0 0", "0 -1 0", "0 0 1"]), "that of vertex 1 is [0.0, -1.0, 0.0]"),
         ("a.off", off(["1 0 0", "nan 0 0", "0 0 1"]), "that of vertex 1 is [nan, 0.0, 0.0]"),
-        ("a.obj", obj(["1 0 0", "0 x 0", "0 0 1"]), "could not convert"),
+        ("a.obj", obj(["1 0 0", "0 x 0", "0 0 1"]), "'x' is not a number"),
         ("a.ply", "ply\nformat ascii 1.0\n", "a.ply: the file can't be read"),
         ("a.ply", "", "a.ply: the file can't be read"),
     ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import locale
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,11 @@ needs_vtk = pytest.mark.usefixtures("_vtk")
 
 
 @pytest.fixture
-def _vtk() -> None:
+def _vtk() -> Iterator[None]:
     pytest.importorskip("vtkmodules", reason="the package vtk is not installed: pip install 'diffnet[vtk]'")
+    before = locale.setlocale(locale.LC_ALL)
+    yield
+    locale.setlocale(locale.LC_ALL, before)  # older VTK that writes a file leaves C, so that text is ASCII
 
 
 @needs_vtk

@@ -5,26 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shared_buffers import overwritten_buffers
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-
-class NoGPU:
-    """The part of a driver that compilation needs."""
-
-    def __init__(self, capability: int) -> None:
-        self.target = GPUTarget("cuda", capability, 32)
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        return 0
+from diffnet.benchmarks.shared_buffers import overwritten_buffers
+from diffnet.ops.compilation.worker import AbsentGPU
 
 
 def compile_only(capability: int, report: Callable[[str, dict[str, Any], Any], None]) -> None:
@@ -43,5 +28,5 @@ def compile_only(capability: int, report: Callable[[str, dict[str, Any], Any], N
         report(self.__name__, options, compiled)
         return compiled
 
-    driver.set_active(NoGPU(capability))
+    driver.set_active(AbsentGPU(capability))
     JITFunction.run = compile_and_report

@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 import trimesh
-from no_gpu import NoGPU
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
@@ -36,6 +35,7 @@ from diffnet import DiffusionNet, collate, precompute
 from diffnet.ops import cross_entropy
 from diffnet.ops.common import launcher
 from diffnet.ops.common.launcher import compile_ahead
+from diffnet.ops.compilation.worker import AbsentGPU
 
 K, WIDTH, BLOCKS, CLASSES = 128, 128, 4, 8
 ALLOCATIONS = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
@@ -70,7 +70,7 @@ class Compiled:
 
 def pretend(launch: Any) -> None:
     """Make tensors on the CPU say that they are on a GPU of 132 multiprocessors, and replace the launch of kernels."""
-    driver.set_active(NoGPU(90))
+    driver.set_active(AbsentGPU(90))
     JITFunction.run = launch
     Tensor.is_cuda = True  # type: ignore[assignment]
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132, major=9)

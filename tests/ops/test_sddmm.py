@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from float64 import DEVICE, check, random
@@ -9,8 +11,9 @@ from sparse_cases import Shape, backends, cases, pattern_of, random_mask, random
 from sparse_cases import poisoned as poisoned  # a fixture
 from sparse_cases import small_pieces as small_pieces  # a fixture
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffnet.ops import Backend, sddmm
+from diffnet.ops import Backend, Pattern, sddmm
 from diffnet.ops.sparse.op import product_arrays
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces", "poisoned")
@@ -52,6 +55,36 @@ def test_sddmm_over_sets(shape: Shape, a: tuple[int, ...], b: tuple[int, ...], b
         [random(*a, mask.shape[0], channels), random(*b, mask.shape[1], channels, seed=1)],
         torch.float32,
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mkl", [True, False], ids=["mkl", "no mkl"])
+def test_on_the_cpu_without_gathering_all_rows(mkl: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch samples entries if it has MKL. Otherwise rows are gathered in chunks, so memory stays small, too."""
+    if mkl and not torch.backends.mkl.is_available():
+        pytest.skip("this PyTorch has no MKL")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    largest = 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            out = op(*args, **(kwargs or {}))
+            if isinstance(out, Tensor) and out.layout == torch.strided:
+                largest = max(largest, out.numel())
+            return out
+
+    rows, channels, entries = 300, 64, 300 * 50
+    indices = torch.arange(50, dtype=torch.int32).repeat(rows)
+    pattern = Pattern.from_row_lengths(torch.full((rows,), 50), indices, 60)
+    ordered, order = pattern.with_row_order(torch.randperm(rows))
+    a, b = random(2, rows, channels).to(dtype), random(60, channels, seed=1).to(dtype)
+    exact = (a.double() @ b.double().mT)[:, pattern.row_indices, pattern.column_indices]
+    with Sizes():
+        out = sddmm(pattern, a, b)
+    torch.testing.assert_close(out.double(), exact, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-4)
+    torch.testing.assert_close(sddmm(ordered, a, b), out[:, order])
+    assert largest < entries * channels
 
 
 def test_gradcheck() -> None:

@@ -1,0 +1,142 @@
+"""Compiles all Triton kernels for GPUs of compute capability 8.0, 9.0 and 10.0, without a GPU.
+
+`python -m diffnet.benchmarks.compile_kernels --out DIR` writes `kernels.csv` with one row for each compiled kernel, and
+prints a summary. It fails if a kernel does not compile, uses more shared memory than there is, or may overwrite what
+matrix units still read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.runtime import driver
+
+from diffnet.benchmarks.harness.results import Row, write_csv
+from diffnet.benchmarks.launched_kernels import Variant, variants
+from diffnet.benchmarks.shared_buffers import overwritten_buffers
+from diffnet.ops.common.launcher import LaunchedKernel
+from diffnet.ops.compilation.worker import AbsentGPU
+
+CAPABILITIES = (80, 90, 100)
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+class _GPU(AbsentGPU):
+    """Has its capability as its number, because Triton keeps what it has compiled apart by the number of a GPU."""
+
+    def get_current_device(self) -> int:
+        return self.capability
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of kernels.csv")
+    parser.add_argument("--quick", action="store_true", help="one tile of each kernel and dtype, for 9.0 only")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes, one per core")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as cache:
+        # Processes start anew with these variables. An empty cache makes all of them compile.
+        os.environ |= {"TRITON_CACHE_DIR": cache, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+        processes = multiprocessing.get_context("spawn")
+        with processes.Pool(len(CAPABILITIES), maxtasksperchild=1) as pool:  # `variants` changes its process
+            capabilities = [90] if options.quick else CAPABILITIES
+            found = [variant for some in pool.map(variants, capabilities, chunksize=1) for variant in some]
+        if options.quick:
+            found = list({(variant.launch.name, variant.types): variant for variant in found}.values())
+        with ProcessPoolExecutor(options.jobs, processes) as executor:
+            table = list(executor.map(compiled, found, chunksize=8))
+    write_csv(options.out / "kernels.csv", table)
+    print(summary(table))
+    print(f"Triton {triton.__version__}, {options.jobs} processes, {time.perf_counter() - start:.0f} seconds")
+    return int(any(row["result"] != "ok" for row in table))
+
+
+def compiled(variant: Variant) -> Row:
+    """Compile a kernel and return what is known of it. The column "result" is "ok", or says what is wrong."""
+    launch = variant.launch
+    row: Row = {"kernel": launch.name, "sm": variant.capability, "types": variant.types, "tile": variant.tile}
+    row |= {"flags": variant.flags, "registers": None, "stack": None, "shared": None}
+    driver.set_active(_GPU(variant.capability))
+    kernel = getattr(import_module(launch.module), launch.name)
+    kernel = kernel.kernel if isinstance(kernel, LaunchedKernel) else kernel
+    start = time.perf_counter()
+    try:
+        result = kernel.run(*launch.arguments, grid=(1,), warmup=True, **launch.options)
+    except Exception as error:  # the compiler raises errors of all kinds, and other kernels should follow
+        row["result"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    else:
+        row |= _usage(result.asm["cubin"])
+        row["shared"] = result.metadata.shared
+        row["result"] = _fault(variant, result)
+    row["seconds"] = round(time.perf_counter() - start, 2)
+    return row
+
+
+def _fault(variant: Variant, result: Any) -> str:
+    most, shared, code = _shared_memory(variant), result.metadata.shared, result.asm["ttgir"]
+    if shared > most:
+        return f"takes {shared} bytes of shared memory, there are {most}"
+    overwritten = overwritten_buffers(code)
+    if overwritten:
+        return f"{', '.join(overwritten)} may be overwritten while they are multiplied"
+    # Triton hoists the maximum of a loop-carried value out of the loop. The lengths of the first rows would then bound
+    # those of all others.
+    if variant.launch.name == "spmm_forward_rows_kernel" and "tt.reduce" in code.partition("scf.for")[0]:
+        return "the longest row is found ahead of the loop"
+    return "ok"
+
+
+def _shared_memory(variant: Variant) -> int:
+    """The bytes of shared memory that a program may use.
+
+    Other GPUs take the tiles of 8.0, and some have 99 KB. Tiles of blocks have the user's size; an A100 has 163 KB.
+    """
+    if variant.capability >= 90:
+        return 227 * 1024
+    return (163 if variant.launch.name.startswith("block_") else 99) * 1024
+
+
+def _usage(binary: bytes) -> Row:
+    """The registers of a thread, and the bytes of its stack, where spilled registers go."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        shown = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", shown)
+    assert found is not None, shown
+    return {"registers": int(found[1]), "stack": int(found[2])}
+
+
+def summary(table: Sequence[Row]) -> str:
+    """One line for each GPU: kernels, variants, those that spill registers, those that are wrong, and core-seconds."""
+    lines = []
+    for capability in dict.fromkeys(row["sm"] for row in table):
+        rows = [row for row in table if row["sm"] == capability]
+        results = Counter(row["result"] == "ok" for row in rows)
+        spilling = sum(1 for row in rows if row["stack"])
+        seconds = sum(float(row["seconds"] or 0) for row in rows)
+        lines.append(
+            f"sm_{capability}: {len({row['kernel'] for row in rows})} kernels, {len(rows)} variants, "
+            f"{spilling} spill registers, {results[False]} wrong, {seconds:.0f} seconds of compilation"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
