@@ -38,7 +38,7 @@ _MLP_NORMS: dict[MLPNorm, Callable[[int], nn.Module | None]] = {
 
 
 class Shared(NamedTuple):
-    """What a network has computed for one of its modules. The module computes the rest itself.
+    """What a network has computed for one of its modules. The module computes what is missing itself.
 
     converted: the weights of its layers
     seeds: of dropout in the hidden layers of the MLP (n − 1, 2)
@@ -195,8 +195,7 @@ class DiffusionNetBlock(nn.Module):
         """
         o, gradient = operators, operators.gradient
         diffusion, features = self.diffusion, self.gradient_features
-        learned = is_plain(diffusion, LearnedTimeDiffusion)
-        if learned and is_plain(features, SpatialGradientFeatures):
+        if is_plain(diffusion, LearnedTimeDiffusion) and is_plain(features, SpatialGradientFeatures):
             check_eigenpairs(o)
             return sparse_diffusion_and_gradient_features(
                 x,
@@ -213,7 +212,10 @@ class DiffusionNetBlock(nn.Module):
                 self.backend,
                 swapped=features.swapped,
             )
-        diffused = diffusion.diffused(x, o, clamped=shared.clamped) if learned else diffusion(x, o)
+        if is_plain(diffusion, LearnedTimeDiffusion):
+            diffused = diffusion.diffused(x, o, clamped=shared.clamped)
+        else:
+            diffused = diffusion(x, o)
         if features is None:
             return x, diffused
         return x, diffused, features(spmm(gradient.pattern, gradient.values, diffused, backend=self.backend))
