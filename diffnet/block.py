@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,17 @@ from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
-from diffnet.mlp import MLP, shared_seeds, weights_and_biases
+from diffnet.mlp import MLP
 from diffnet.ops import Backend, diffusion_and_gradient_features, spmm
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.diffusion_features.block import BlockArguments, diffusion_block, is_one_node
 from diffnet.ops.diffusion_features.sparse import sparse_diffusion_and_gradient_features
+from diffnet.ops.mlp.op import mlp_with
 from diffnet.spatial_gradient_features import Rotation, SpatialGradientFeatures, check_rotation
+
+if TYPE_CHECKING:
+    from diffnet.ops.common.matmul import Converted  # imports Triton
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
@@ -31,6 +35,19 @@ _MLP_NORMS: dict[MLPNorm, Callable[[int], nn.Module | None]] = {
     "layer": nn.LayerNorm,
     "rms": nn.RMSNorm,
 }
+
+
+class Shared(NamedTuple):
+    """What a network has computed for one of its modules. The module computes what is missing itself.
+
+    converted: the weights of its layers
+    seeds: of dropout in the hidden layers of the MLP (n − 1, 2)
+    clamped: whether negative times have been set to 0
+    """
+
+    converted: Converted | None = None
+    seeds: Tensor | None = None
+    clamped: bool = False
 
 
 class DiffusionNetBlock(nn.Module):
@@ -121,25 +138,30 @@ class DiffusionNetBlock(nn.Module):
 
         Raises ValueError for another shape of x, TypeError for operators of another type.
         """
+        return self.run(x, operators, Shared())
+
+    def run(self, x: Tensor, operators: Operators, shared: Shared) -> Tensor:
+        """Compute `forward` with what a network has computed for the block. A block with hooks has to be called."""
         check_operators(operators)
         if x.shape != (operators.num_vertices, self.channels):
             expected = operators.num_vertices, self.channels
             raise ValueError(f"x should have shape {expected}, shape is {tuple(x.shape)}")
+        mlp = self.mlp
+        parameters = mlp.plain_parameters() if is_plain(mlp, MLP) else None
         if self.on_basis(operators):
             o = operators.prepared(compute_dtype(x, operators.evecs))
-            arguments, swapped = self._arguments(o), self._swapped()
-            layers = self.plain_layers()
-            if layers is not None:
-                mlp, (weights, biases) = self.mlp, weights_and_biases(layers)
+            arguments, swapped = self._arguments(o, shared), self._swapped()
+            between = self.attention is not None or self.mlp_norm is not None
+            if parameters is not None and not between and mlp.backend == self.backend:
+                (weights, biases), dropout = parameters, mlp.current_dropout()
                 if is_one_node(self.backend, x, arguments, weights):
-                    seeds = shared_seeds(mlp)
                     return diffusion_block(
-                        x, arguments, o.lengths, weights, biases, mlp.current_dropout(), seeds, swapped
+                        x, arguments, o.lengths, weights, biases, dropout, shared.seeds, swapped, shared.converted
                     )
             # The rest of the block uses the returned x; its gradients are then summed in one kernel.
             x, *parts = diffusion_and_gradient_features(x, *arguments, o.lengths, self.backend, swapped=swapped)
         else:
-            x, *parts = self._diffused_and_features(x, operators)
+            x, *parts = self._diffused_and_features(x, operators, shared)
         if self.attention is not None:
             parts.append(self.attention(x, operators.neighborhood or operators.gradient.pattern))
         inputs = [x, *parts]
@@ -147,31 +169,26 @@ class DiffusionNetBlock(nn.Module):
             joined = torch.cat(inputs, 1)
             scales = next(self.mlp_norm.parameters(), joined)
             inputs = [self.mlp_norm(joined.to(scales.dtype)).to(x.dtype)]  # under autocast, joined may be bfloat16
-        out: Tensor = self.mlp(inputs, residual=x)
+        if parameters is not None:
+            return mlp_with(inputs, *parameters, mlp.current_dropout(), x, mlp.backend, shared.converted, shared.seeds)
+        out: Tensor = mlp(inputs, residual=x)
         return out
 
-    def plain_layers(self) -> list[nn.Linear] | None:
-        """Return the layers of the MLP if they may run in one operation with the rest of the block, else None."""
-        if torch.compiler.is_compiling() or self.attention is not None or self.mlp_norm is not None:
-            return None
-        mlp = self.mlp
-        return mlp.plain_layers() if is_plain(mlp, MLP) and mlp.backend == self.backend else None
-
-    def _arguments(self, operators: Operators) -> BlockArguments:
+    def _arguments(self, operators: Operators, shared: Shared) -> BlockArguments:
         """Return the arguments of `diffusion_and_gradient_features` for operators with `gradient_evecs`."""
         check_eigenpairs(operators)
         diffusion, features, gradient_evecs = self.diffusion, self.gradient_features, operators.gradient_evecs
         assert isinstance(diffusion, LearnedTimeDiffusion)
         assert features is not None
         assert gradient_evecs is not None
-        o, time = operators, diffusion.learned_time()
+        o, time = operators, diffusion.learned_time(clamped=shared.clamped)
         return BlockArguments(o.mass, o.evals, o.evecs, gradient_evecs, time, features.a_re, features.a_im, o.ptr)
 
     def _swapped(self) -> bool:
         features = self.gradient_features  # reading a submodule takes 1 µs
         return features is not None and features.swapped
 
-    def _diffused_and_features(self, x: Tensor, operators: Operators) -> tuple[Tensor, ...]:
+    def _diffused_and_features(self, x: Tensor, operators: Operators, shared: Shared) -> tuple[Tensor, ...]:
         """Return x, the diffused x and, if the block has them, gradient features from sparse gradients, (V, C) each.
 
         The rest of the block uses the returned x; its gradients are then summed in one kernel.
@@ -187,7 +204,7 @@ class DiffusionNetBlock(nn.Module):
                 o.evecs,
                 gradient.pattern,
                 gradient.values,
-                diffusion.learned_time(),
+                diffusion.learned_time(clamped=shared.clamped),
                 features.a_re,
                 features.a_im,
                 o.ptr,
@@ -195,7 +212,10 @@ class DiffusionNetBlock(nn.Module):
                 self.backend,
                 swapped=features.swapped,
             )
-        diffused = diffusion(x, o)
+        if is_plain(diffusion, LearnedTimeDiffusion):
+            diffused = diffusion.diffused(x, o, clamped=shared.clamped)
+        else:
+            diffused = diffusion(x, o)
         if features is None:
             return x, diffused
         return x, diffused, features(spmm(gradient.pattern, gradient.values, diffused, backend=self.backend))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -43,27 +41,28 @@ class LearnedTimeDiffusion(nn.Module):
         self.backend: Backend = backend
         self.time = nn.Parameter(starting_times(channels, initial_times))
 
-    def learned_time(self) -> Tensor:
-        """Return the times (C,). In training, negative times are set to 0 first."""
-        time = self.time
-        if self.training and (torch.compiler.is_compiling() or id(time) not in _KEPT.times):
-            return trained_time(time)
-        return time
+    def learned_time(self, *, clamped: bool = False) -> Tensor:
+        """Return the times (C,). In training, negative times are set to 0 first, unless this is done (`clamped`)."""
+        return trained_time(self.time) if self.training and not clamped else self.time
 
-    def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
+    def coefficients(self, x: Tensor, operators: Operators, *, clamped: bool = False) -> Tensor:
         """Diffuse x (V, C) and return its coefficients in the eigenbasis, (B, K, C).
 
         Raises ValueError for operators with k = 0.
         """
         check_eigenpairs(operators)
-        o, time = operators, self.learned_time()
+        o, time = operators, self.learned_time(clamped=clamped)
         spectrum = to_spectral(x, o.evecs, o.mass, o.ptr, o.lengths, self.backend)
         return diffuse(spectrum, o.evals, time.clamp(min=0), self.backend)
 
     @refuses_fields
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
-        coefficients = self.coefficients(x, operators)
+        return self.diffused(x, operators)
+
+    def diffused(self, x: Tensor, operators: Operators, *, clamped: bool = False) -> Tensor:
+        """Compute `forward`. clamped: whether no time is negative, see `learned_time`"""
+        coefficients = self.coefficients(x, operators, clamped=clamped)
         return from_spectral(coefficients, operators.evecs, operators.ptr, operators.lengths, self.backend)
 
 
@@ -88,30 +87,6 @@ def trained_time(time: Tensor) -> Tensor:
         return time - time.detach().clamp(max=0)
     keep_nonnegative([time])
     return time
-
-
-class _Kept(threading.local):
-    """The ids of the times that `kept_nonnegative` takes care of in this thread."""
-
-    times: frozenset[int] = frozenset()
-
-
-_KEPT = _Kept()
-
-
-@contextmanager
-def kept_nonnegative(times: Sequence[Tensor], *, done: bool = False) -> Iterator[None]:
-    """Set negative times to 0 in place, in one launch. In the block and in this thread, modules don't do it again.
-
-    done: whether another launch does it before the block
-    """
-    if not done:
-        keep_nonnegative(times)
-    before, _KEPT.times = _KEPT.times, frozenset(map(id, times))
-    try:
-        yield
-    finally:
-        _KEPT.times = before
 
 
 def keep_nonnegative(times: Sequence[Tensor]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -14,7 +12,6 @@ from diffnet.arguments import is_plain
 from diffnet.geometry.argument_names import refuses
 from diffnet.ops import Backend, mlp
 from diffnet.ops.common.checks import check_count, check_dropout
-from diffnet.ops.mlp.op import new_seeds
 
 
 class MLP(nn.Module):
@@ -59,62 +56,27 @@ class MLP(nn.Module):
 
         inputs: (V, C_i) each, with Σ C_i = widths[0]; residual: (V, widths[-1]) or None → (V, widths[-1])
         """
-        layers = self.plain_layers()
-        if layers is not None:
-            weights, biases = weights_and_biases(layers)
-            dropout = self.current_dropout()
+        parameters = self.plain_parameters()
+        if parameters is not None:
+            (weights, biases), dropout = parameters, self.current_dropout()
             return mlp(inputs, weights, biases, dropout=dropout, residual=residual, backend=self.backend)
         x = torch.cat(list(inputs), dim=-1)
         for i, layer in enumerate(self.layers):
             x = layer(self.dropout(x.relu()) if i > 0 else x)
         return x if residual is None else residual + x
 
-    def plain_layers(self) -> list[nn.Linear] | None:
-        """Return the layers if kernels may run all of them at once, or None if they have to be called."""
+    def plain_parameters(self) -> tuple[list[Tensor], list[Tensor]] | None:
+        """Return weights and biases if kernels may run all layers at once, or None if the layers have to be called."""
         layers = self.layers
         for layer in layers:
             # A layer without a bias has the entry None. Reading `layer.bias` takes as long as the rest.
             if not is_plain(layer, nn.Linear) or layer._parameters.get("bias", layer) is None:
                 return None
-        return layers if is_plain(self._modules["dropout"], nn.Dropout) else None
+        if not is_plain(self._modules["dropout"], nn.Dropout):
+            return None
+        return [layer.weight for layer in layers], [layer.bias for layer in layers]
 
     def current_dropout(self) -> float:
         """Return the probability of a zero, which is 0 outside of training."""
         dropout = self.dropout
         return dropout.p if dropout.training else 0.0
-
-
-def weights_and_biases(layers: Sequence[nn.Linear]) -> tuple[list[Tensor], list[Tensor]]:
-    return [layer.weight for layer in layers], [layer.bias for layer in layers]
-
-
-class _Drawn(threading.local):
-    """The seeds that `drawn_together` has drawn in this thread, by the id of the MLP that will use them."""
-
-    seeds: dict[int, Tensor] = {}  # noqa: RUF012 - never changed, only replaced
-
-
-_DRAWN = _Drawn()
-
-
-@contextmanager
-def drawn_together(mlps: Sequence[MLP], device: torch.device) -> Iterator[None]:
-    """Draw the seeds for the dropout of several MLPs in one launch, for one call of each in the block.
-
-    Without it, a block draws them when it runs. The seeds are the same then on the CPU.
-    """
-    mlps = [mlp for mlp in mlps if mlp.current_dropout() > 0]
-    before, _DRAWN.seeds = _DRAWN.seeds, {}
-    counts = [len(mlp.layers) - 1 for mlp in mlps]
-    if sum(counts):
-        seeds = new_seeds(sum(counts), device).split_with_sizes(counts)
-        _DRAWN.seeds = {id(mlp): seed for mlp, seed in zip(mlps, seeds, strict=True)}
-    try:
-        yield
-    finally:
-        _DRAWN.seeds = before
-
-
-def shared_seeds(mlp: MLP) -> Tensor | None:
-    """Return the seeds of `drawn_together`. A second call in its block returns None, because seeds are used once."""
-    return _DRAWN.seeds.pop(id(mlp), None)

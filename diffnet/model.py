@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -14,16 +13,17 @@ from torch.nn import functional as F
 
 from diffnet.activations import Activation, log_softmax
 from diffnet.arguments import check_features, check_operators, is_plain, refuses_fields
-from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode, MLPNorm
+from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode, MLPNorm, Shared
 from diffnet.diffusion import InitialTimes
 from diffnet.first_call import compile_before_first_call
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.preprocessing.device import existing_device
-from diffnet.ops import Backend, mlp, segment_mean
+from diffnet.ops import Backend, segment_mean
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
-from diffnet.shared_launches import shared_dropout_seeds, shared_launches, shares_launches
+from diffnet.ops.mlp.op import mlp_with
+from diffnet.shared_launches import shared_launches, shares_launches
 from diffnet.spatial_gradient_features import Rotation
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
@@ -180,28 +180,28 @@ class DiffusionNet(nn.Module):
                 f'outputs_at="{self.outputs_at}" needs faces, but the operators are of point clouds; '
                 'write outputs_at="vertices" or outputs_at="global_mean"'
             )
-        if not shares_launches(self.backend, features):
-            return self._computed(features, operators)
-        compile_before_first_call(self, features, operators)
-        with shared_launches(self.first, self.blocks, self.last, features):
-            return self._computed(features, operators)
-
-    def _computed(self, features: Tensor, operators: Operators) -> Tensor:
-        x = self._linear(self.first, features)
+        modules = [self.first, *self.blocks, self.last]
+        shared: Sequence[Shared | None] = [None] * len(modules)
+        if shares_launches(self.backend, features):
+            compile_before_first_call(self, features, operators)
+            shared = shared_launches(modules, features)
+        x = self._linear(self.first, features, shared[0])
         # All blocks share these. On a GPU they are computed in the first step only.
         dtype = compute_dtype(x)
         on_basis = any(isinstance(block, DiffusionNetBlock) and block.on_basis(operators) for block in self.blocks)
-        shared = operators.prepared(dtype) if on_basis else operators.with_basis_dtype(dtype)
-        shares = shares_launches(self.backend, x)
-        with shared_dropout_seeds(self.blocks, x.device) if shares else nullcontext():
-            for block in self.blocks:
-                x = block(x, shared)
-        return self._outputs(self._linear(self.last, x), operators)
+        prepared = operators.prepared(dtype) if on_basis else operators.with_basis_dtype(dtype)
+        for block, part in zip(self.blocks, shared[1:-1], strict=True):
+            if part is not None and is_plain(block, DiffusionNetBlock):
+                x = block.run(x, prepared, part)
+            else:
+                x = block(x, prepared)
+        return self._outputs(self._linear(self.last, x, shared[-1]), operators)
 
-    def _linear(self, layer: nn.Module, x: Tensor) -> Tensor:
+    def _linear(self, layer: nn.Module, x: Tensor, shared: Shared | None) -> Tensor:
         if is_plain(layer, nn.Linear):
-            bias = layer.bias
-            return mlp([x], [layer.weight], None if bias is None else [bias], backend=self.backend)
+            biases = None if layer.bias is None else [layer.bias]
+            converted = None if shared is None else shared.converted
+            return mlp_with([x], [layer.weight], biases, backend=self.backend, converted=converted)
         out: Tensor = layer(x)
         return out
 

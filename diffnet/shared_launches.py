@@ -1,65 +1,62 @@
-"""Launches that all blocks of a network share in a forward pass."""
+"""Launches that the modules of a network share in a forward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from diffnet.arguments import is_plain
-from diffnet.block import DiffusionNetBlock
-from diffnet.diffusion import LearnedTimeDiffusion, kept_nonnegative
-from diffnet.mlp import MLP, drawn_together
+from diffnet.block import DiffusionNetBlock, Shared
+from diffnet.diffusion import LearnedTimeDiffusion, keep_nonnegative
+from diffnet.mlp import MLP
 from diffnet.ops import Backend
 from diffnet.ops.common.backend import use_kernels
 from diffnet.ops.common.compiler import under_transforms
 from diffnet.ops.common.precision import compute_dtype, dot_precision
+from diffnet.ops.mlp.op import new_seeds
 
 
-@contextmanager
-def shared_launches(first: nn.Module, blocks: Iterable[nn.Module], last: nn.Module, x: Tensor) -> Iterator[None]:
-    """Prepare the parameters of a network in one launch: convert all weights, and set negative times to 0.
+def shared_launches(modules: Sequence[nn.Module], x: Tensor) -> list[Shared]:
+    """Convert the weights of linear layers and blocks, set negative times to 0, and draw the seeds of dropout.
 
-    Blocks that run in this context use the results. Blocks that run elsewhere do both themselves, for example if a
-    backward pass runs them again (`torch.utils.checkpoint`). Modules that have to be called read their parameters
-    themselves, because hooks may change these.
+    Seeds take one launch, the rest another. A module that has to be called does all of this itself, because hooks may
+    change its parameters. So does a checkpointed block (`torch.utils.checkpoint`): it runs again with the state that
+    the random generator had before the block, and has to draw the same seeds.
     """
     from diffnet.ops.common.matmul import MOST_MATRICES, converted_together  # imports Triton
 
-    layers, times = [layer for layer in (first, last) if is_plain(layer, nn.Linear)], []
-    for block in blocks:
-        if not is_plain(block, DiffusionNetBlock):
-            continue
-        mlp, diffusion = block.mlp, block.diffusion
-        if is_plain(mlp, MLP):
-            layers += mlp.plain_layers() or []
-        if diffusion.training and is_plain(diffusion, LearnedTimeDiffusion):
-            times.append(diffusion.time)
-    device, weights = x.device, [layer.weight for layer in layers]
-    weights = [w for w in weights if w.dtype == torch.float32 and _is_tracked(w, device)]
-    times = [time for time in times if _is_tracked(time, device)]
-    dtype = compute_dtype(x, *weights[:1])
-    precision = dot_precision(weights[0]) if weights and dtype == torch.float32 else "ieee"
+    weights: list[list[Tensor]] = []
+    times: list[Tensor | None] = []
+    hidden: list[int] = []  # layers with dropout
+    for module in modules:
+        own: list[Tensor] = []
+        time, dropout = None, 0.0
+        if is_plain(module, nn.Linear):
+            own = [module.weight]
+        elif is_plain(module, DiffusionNetBlock):
+            mlp, diffusion = module.mlp, module.diffusion
+            parameters = mlp.plain_parameters() if is_plain(mlp, MLP) else None
+            if parameters is not None:
+                own, dropout = parameters[0], mlp.current_dropout()
+            if diffusion.training and is_plain(diffusion, LearnedTimeDiffusion):
+                time = diffusion.time
+        weights.append(own if all(w.dtype == torch.float32 and _is_tracked(w, x.device) for w in own) else [])
+        times.append(time if time is not None and _is_tracked(time, x.device) else None)
+        hidden.append(len(own) - 1 if dropout > 0 else 0)
+    matrices = [matrix for group in weights for matrix in group]
+    dtype = compute_dtype(x, *matrices[:1])
+    precision = dot_precision(matrices[0]) if matrices and dtype == torch.float32 else "ieee"
     if dtype == torch.float32 and precision == "ieee":
-        weights = []
-    together = bool(weights) and len(times) <= MOST_MATRICES and all(map(_is_float32_vector, times))
-    converted = converted_together(weights, dtype, precision, clamped=times if together else ())
-    with converted, kept_nonnegative(times, done=together):
-        yield
-
-
-@contextmanager
-def shared_dropout_seeds(blocks: Iterable[nn.Module], device: torch.device) -> Iterator[None]:
-    """Draw the seeds for the dropout of all blocks in one launch.
-
-    A checkpoint (`torch.utils.checkpoint`) runs a block again with the state that the random generator had before the
-    block. Such a block has to draw its own seeds, so it must not run in this context.
-    """
-    plain = [block for block in blocks if is_plain(block, DiffusionNetBlock)]
-    with drawn_together([block.mlp for block in plain if block.plain_layers() is not None], device):
-        yield
+        weights = [[] for _ in modules]
+    clamped = [time for time in times if time is not None]
+    together = any(weights) and len(clamped) <= MOST_MATRICES and all(map(_is_float32_vector, clamped))
+    if not together:
+        keep_nonnegative(clamped)
+    converted = converted_together(weights, dtype, precision, clamped if together else ())
+    seeds = new_seeds(sum(hidden), x.device).split_with_sizes(hidden) if any(hidden) else [None] * len(modules)
+    return [Shared(c, s, t is not None) for c, s, t in zip(converted, seeds, times, strict=True)]
 
 
 def shares_launches(backend: Backend, x: Tensor) -> bool:

@@ -59,7 +59,7 @@ class ModuleState:
     def __init__(self, module: nn.Module, before: ModuleState | None = None) -> None:
         self.module = module
         self.parameters = list(module.parameters())
-        self._modules: list[nn.Module] = []
+        self._submodules: list[nn.Module] = []
         self._dicts: list[dict[str, Any]] = []
         self._readers: list[Callable[[dict[str, Any]], tuple[Any, ...]]] = []
         self._views: list[Iterable[Any]] = []  # they follow every change
@@ -122,7 +122,7 @@ class ModuleState:
         state = vars(module)
         unread = {GRAPHS, "metadata"} if type(module).__module__ == "diffnet.model" else {GRAPHS}
         names = [n for n in state if n not in MACHINERY and n not in unread]
-        self._modules.append(module)
+        self._submodules.append(module)
         self._dicts.append(state)
         self._readers.append(itemgetter(*names, *names[:1]) if names else lambda _: ())
         stores = module._parameters, module._buffers, module._modules
@@ -153,7 +153,7 @@ class ModuleState:
     def _current(self) -> tuple[list[Any], ...]:
         return (
             [*map(Tensor.data_ptr, self._tensors)],
-            [*map(type, self._modules)],
+            [*map(type, self._submodules)],
             [*map(len, self._dicts)],
             [*map(id, self._members())],
             [*map(_requires_grad, self._tensors)],

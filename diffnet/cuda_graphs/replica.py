@@ -32,23 +32,23 @@ class Replica:
         self.parameters = [self._convert(p.detach()).requires_grad_(p.requires_grad) for p in originals]
         self._tensors = {id(p): stand_in for p, stand_in in zip(originals, self.parameters, strict=True)}
         self._copies_buffers = copies_buffers
-        self._modules: dict[int, nn.Module] = {}
+        self._copies: dict[int, nn.Module] = {}
         self.network = self._copied(network)
         self._before = self._state()
 
     def _copied(self, module: nn.Module) -> nn.Module:
-        if id(module) not in self._modules:
+        if id(module) not in self._copies:
             if isinstance(module, torch.jit.ScriptModule):
                 raise NotCapturable("a submodule is TorchScript")
             cls = plain_class(module)
-            made = self._modules[id(module)] = cls.__new__(cls)
+            made = self._copies[id(module)] = cls.__new__(cls)
             state = {n: copy.copy(v) if isinstance(v, CONTAINERS) else v for n, v in vars(module).items()}
             state["_parameters"] = {n: self._tensors.get(id(p), p) for n, p in module._parameters.items()}
             state["_buffers"] = {n: self._buffer(b) for n, b in module._buffers.items()}
             state["_modules"] = {n: m if m is None else self._copied(m) for n, m in module._modules.items()}
             state.pop(GRAPHS, None)
             made.__dict__.update(state)
-        return self._modules[id(module)]
+        return self._copies[id(module)]
 
     def _buffer(self, buffer: Tensor | None) -> Tensor | None:
         if buffer is None or not self._copies_buffers:

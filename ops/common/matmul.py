@@ -8,9 +8,8 @@ the launch.
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -202,49 +201,41 @@ def _convert(matrices, outs, sizes, which, at, PRECISION: tl.constexpr):
     store(chosen(outs, which) + at, size, x, at < size, PRECISION)
 
 
-class _Converted(threading.local):
-    """What `converted_together` has converted in this thread: the dtype and precision, and by the id of each matrix
-    its version and the result."""
+class Converted(NamedTuple):
+    """What `operands` has returned for matrices, and their versions then."""
 
-    kind: tuple[torch.dtype, str] | None = None
-    results: dict[int, tuple[int, Tensor]] = {}  # noqa: RUF012 - never changed, only replaced
+    kind: tuple[torch.dtype, str]
+    matrices: Sequence[Tensor]
+    versions: Sequence[int]
+    outs: list[Tensor]
+
+    def outs_of(self, matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> list[Tensor]:
+        """Return what `operands` would return, or nothing if it is not known, for example if a matrix has changed."""
+        if self.kind != (dtype, precision) or len(matrices) != len(self.matrices):
+            return []
+        for matrix, before, version in zip(matrices, self.matrices, self.versions, strict=True):
+            if matrix is not before or matrix._version != version:
+                return []
+        return self.outs
 
 
-_CONVERTED = _Converted()
-
-
-@contextmanager
 def converted_together(
-    matrices: Sequence[Tensor], dtype: torch.dtype, precision: str, clamped: Sequence[Tensor] = ()
-) -> Iterator[None]:
-    """Convert matrices as `operands` does. In the block and in this thread, `operands` returns these conversions.
+    groups: Sequence[Sequence[Tensor]], dtype: torch.dtype, precision: str, clamped: Sequence[Tensor] = ()
+) -> list[Converted]:
+    """Convert groups of matrices as `operands` does, MOST_MATRICES in a launch.
 
     clamped: at most MOST_MATRICES contiguous tensors of one dtype, whose negative numbers the first launch sets to 0
     """
-    before = _CONVERTED.kind, _CONVERTED.results
+    matrices = [matrix for group in groups for matrix in group]
     outs: list[Tensor] = []
     for first in range(0, len(matrices), MOST_MATRICES):
         some = matrices[first : first + MOST_MATRICES]
         outs += operands(some, dtype, precision, clamped if first == 0 else ())
-    _CONVERTED.results = {id(x): (x._version, out) for x, out in zip(matrices, outs, strict=True)}
-    _CONVERTED.kind = dtype, precision
-    try:
-        yield
-    finally:
-        _CONVERTED.kind, _CONVERTED.results = before
-
-
-def _known(matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> list[Tensor] | None:
-    """The conversions of `converted_together`, or None if some are missing or of matrices that have changed since."""
-    if _CONVERTED.kind != (dtype, precision):
-        return None
-    outs = []
-    for matrix in matrices:
-        version, out = _CONVERTED.results.get(id(matrix), (-1, matrix))
-        if version == -1 or version != matrix._version:
-            return None
-        outs.append(out.detach())  # a new object, because autograd writes to the outputs of an operator
-    return outs
+    rest = iter(outs)
+    return [
+        Converted((dtype, precision), group, [m._version for m in group], [next(rest) for _ in group])
+        for group in groups
+    ]
 
 
 def operands(
@@ -254,9 +245,6 @@ def operands(
 
     clamped: see `converted_together`. Nothing happens to them if there is nothing to convert.
     """
-    known = _known(matrices, dtype, precision)
-    if known is not None:
-        return known
     matrices = [matrix.contiguous() for matrix in matrices]
     if any(matrix.dtype != matrices[0].dtype for matrix in matrices):
         matrices = [matrix.to(dtype) for matrix in matrices]

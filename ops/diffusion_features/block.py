@@ -7,7 +7,7 @@ Python.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,10 @@ from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import applied, is_traced, without_base
 from diffnet.ops.common.precision import allows_tf32, compute_dtype, in_dtype
 from diffnet.ops.diffusion_features.op import check_arguments, diffusion_features_forward, gradients_of_sums
-from diffnet.ops.mlp.op import check_mlp, mlp_forward, new_seeds
+from diffnet.ops.mlp.op import check_mlp, drawn_seeds, known_matrices, mlp_forward
+
+if TYPE_CHECKING:
+    from diffnet.ops.common.matmul import Converted  # imports Triton
 
 
 class BlockArguments(NamedTuple):
@@ -42,6 +45,7 @@ def diffusion_block(
     dropout: float,
     seeds: Tensor | None = None,
     swapped: bool = False,
+    converted: Converted | None = None,
 ) -> Tensor:
     """Compute x + MLP([x, x_d, f]) for the diffused x and its gradient features. It can be differentiated once.
 
@@ -49,18 +53,16 @@ def diffusion_block(
 
     seeds: of the hidden layers' dropout (n − 1, 2) int64, or None to draw them
     swapped: see `gradient_features`
+    converted: of the weights, or None to convert them
 
     Raises TypeError and ValueError as these operations do.
     """
     arguments = arguments._replace(ptr=check_arguments(x, *arguments, lengths, swapped))
     check_mlp([x] * 3, weights, biases, dropout, x)
-    if dropout > 0 and len(weights) > 1:
-        seeds = new_seeds(len(weights) - 1, x.device) if seeds is None else seeds
-    else:
-        seeds = None
+    seeds = drawn_seeds(seeds, len(weights) - 1, dropout, x.device)
     tensors = x, *arguments, *weights, *biases
     keep = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    out: Tensor = _block(keep, dropout, seeds, swapped, *tensors)
+    out: Tensor = _block(keep, dropout, seeds, swapped, known_matrices(converted, weights, x), *tensors)
     return out
 
 
@@ -90,17 +92,24 @@ def _recomputes(x: Tensor) -> bool:
 class _Block(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, keep: bool, dropout: float, seeds: Tensor | None, swapped: bool, x: Tensor, *tensors: Any
+        ctx: Any,
+        keep: bool,
+        dropout: float,
+        seeds: Tensor | None,
+        swapped: bool,
+        known: list[Tensor],
+        x: Tensor,
+        *tensors: Any,
     ) -> Tensor:
         arguments = BlockArguments(*tensors[:8])
         parameters = tensors[8:]
         weights, biases = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
         diffused, features, *coefficients = diffusion_features_forward(x, *arguments, swapped)
-        out, *kept = mlp_forward([x, diffused, features], weights, biases, None, True, dropout, seeds, keep)
+        out, *kept = mlp_forward([x, diffused, features], weights, known, biases, None, True, dropout, seeds, keep)
         ctx.layers, ctx.dropout, ctx.swapped = len(weights), dropout, swapped
         ctx.dtypes = [parameter.dtype for parameter in parameters]
         if keep:
-            hidden, matrices = kept[: len(weights) - 1], kept[len(weights) - 1 :] or weights
+            hidden, matrices = kept[: len(weights) - 1], kept[len(weights) - 1 :] or known or weights
             matrices = [matrix.contiguous() for matrix in matrices]
             bias = biases[-2] if hidden else None
             computed: list[Tensor | None] = [diffused, *hidden]  # None if the backward computes it again
@@ -160,7 +169,7 @@ class _Block(torch.autograd.Function):
         sums = [*weight_grads, *bias_grads]
         parameter_grads = [in_dtype(g, dtype) for g, dtype in zip(sums, ctx.dtypes, strict=True)]
         of_features = in_dtype(time_grad, time.dtype), in_dtype(re_grad, a_re.dtype), im_grad
-        return None, None, None, None, x_grad, None, None, None, None, *of_features, None, *parameter_grads
+        return None, None, None, None, None, x_grad, None, None, None, None, *of_features, None, *parameter_grads
 
 
 _block = applied(_Block)

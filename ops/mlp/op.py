@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.limits import check_matrix as check_matrix_size
 from diffnet.ops.common.precision import compute_dtype, dot_precision, empty_operand, in_dtype, part_count
 from diffnet.ops.mlp import cpu, reference
+
+if TYPE_CHECKING:
+    from diffnet.ops.common.matmul import Converted  # imports Triton
 
 MOST_INPUTS = 3  # that the kernel of the first layer reads without concatenation
 
@@ -57,6 +60,20 @@ def mlp(
     >>> mlp([x], [torch.eye(2), torch.ones(1, 2)], [torch.zeros(2), torch.ones(1)])
     tensor([[2.]])
     """
+    return mlp_with(inputs, weights, biases, dropout, residual, backend)
+
+
+def mlp_with(
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor] | None,
+    dropout: float = 0.0,
+    residual: Tensor | None = None,
+    backend: Backend = "auto",
+    converted: Converted | None = None,
+    seeds: Tensor | None = None,
+) -> Tensor:
+    """Compute `mlp`. Kernels take the converted weights and the seeds of dropout (n − 1, 2), if they are given."""
     check_mlp(inputs, weights, biases, dropout, residual)
     if not use_kernels(backend, *inputs, *weights, matrix=True):
         rest = [] if residual is None else [residual]
@@ -67,18 +84,31 @@ def mlp(
     alike = len(inputs) <= MOST_INPUTS and len({x.shape[-1] for x in inputs}) == 1
     parts = [in_dtype(x, dtype) for x in (inputs if alike else [torch.cat(list(inputs), dim=-1)])]
     hidden = len(weights) - 1
-    seeds = new_seeds(hidden, parts[0].device) if dropout > 0 and hidden else None
+    seeds = drawn_seeds(seeds, hidden, dropout, parts[0].device)
+    matrices = known_matrices(converted, weights, parts[0])
     skip = residual is inputs[0] and alike
     added = None if skip or residual is None else in_dtype(residual, dtype)
     tensors = [*parts, *weights, *(biases or []), *([] if added is None else [added])]
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    out: Tensor = _mlp(parts, list(weights), list(biases or []), added, skip, dropout, seeds, keep)[0]
+    out: Tensor = _mlp(parts, list(weights), matrices, list(biases or []), added, skip, dropout, seeds, keep)[0]
     return out
 
 
 def new_seeds(layers: int, device: torch.device) -> Tensor:
     """Draw the seeds of dropout in hidden layers, (layers, 2)."""
     return torch.randint(2**31, (layers, 2), device=device)
+
+
+def drawn_seeds(seeds: Tensor | None, layers: int, dropout: float, device: torch.device) -> Tensor | None:
+    """Return the seeds of dropout in hidden layers, which are drawn if they are not given. None for no dropout."""
+    if dropout == 0 or layers == 0:
+        return None
+    return new_seeds(layers, device) if seeds is None or len(seeds) != layers else seeds
+
+
+def known_matrices(converted: Converted | None, weights: Sequence[Tensor], x: Tensor) -> list[Tensor]:
+    """Return the converted weights for inputs like x, or nothing if they have to be converted."""
+    return [] if converted is None else converted.outs_of(weights, x.dtype, dot_precision(x))
 
 
 def check_mlp(
@@ -116,6 +146,7 @@ class _Call(NamedTuple):
 
     inputs: Sequence[Tensor]
     weights: Sequence[Tensor]
+    matrices: Sequence[Tensor]
     biases: Sequence[Tensor]
     residual: Tensor | None
     skip: bool
@@ -127,6 +158,7 @@ class _Call(NamedTuple):
 def mlp_forward(
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
+    matrices: Sequence[Tensor],
     biases: Sequence[Tensor],
     residual: Tensor | None,
     skip: bool,
@@ -136,6 +168,7 @@ def mlp_forward(
 ) -> list[Tensor]:
     """The output and, if `keep`, the hidden layers, in the inputs' dtype, and the converted weights, see `_converts`.
 
+    matrices: the converted weights, or empty to convert them. If they are given, they are not returned.
     skip: the first input is the residual
     seeds: (n − 1, 2) with dropout, else None
     """
@@ -145,10 +178,10 @@ def mlp_forward(
     x = inputs[0]
     for weight in weights:  # before they are copied
         check_matrix_size("mlp", *weight.shape)
-    matrices = operands(weights, x.dtype, dot_precision(x))
-    outs = forward(inputs, matrices, biases, x if skip else residual, dropout, seeds, keep)
-    if keep and _converts(x, weights):  # an operator returns none of its arguments
-        outs += [matrix.clone() if matrix is given else matrix for matrix, given in zip(matrices, weights, strict=True)]
+    used = matrices or operands(weights, x.dtype, dot_precision(x))
+    outs = forward(inputs, used, biases, x if skip else residual, dropout, seeds, keep)
+    if keep and not matrices and _converts(x, weights):  # an operator returns none of its arguments
+        outs += [matrix.clone() if matrix is given else matrix for matrix, given in zip(used, weights, strict=True)]
     return outs
 
 
@@ -164,7 +197,7 @@ def _mlp_fake(*arguments: Any) -> list[Tensor]:
     if not call.keep:
         return outs[-1:]
     matrices = [empty_operand(x, w.shape, x.dtype, dot_precision(x)) for w in call.weights]
-    return [outs[-1], *outs[:-1], *(matrices if _converts(x, call.weights) else [])]
+    return [outs[-1], *outs[:-1], *(matrices if not call.matrices and _converts(x, call.weights) else [])]
 
 
 def mlp_backward(
@@ -204,9 +237,9 @@ _mlp_gradients = opaque("diffnet::mlp_backward", mlp_backward, _mlp_backward_fak
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
     call = _Call(*inputs)
     parts, layers = len(call.inputs), len(call.weights)
-    hidden, matrices = output[1:layers], output[layers:] or [weight.contiguous() for weight in call.weights]
+    hidden, matrices = output[1:layers], output[layers:] or call.matrices or [w.contiguous() for w in call.weights]
     ctx.save_for_backward(*call.inputs, *matrices, *hidden)
-    ctx.counts = parts, layers
+    ctx.counts = parts, layers, len(call.matrices)
     ctx.weight_dtypes = [weight.dtype for weight in call.weights]
     ctx.need_inputs = any(x.requires_grad for x in call.inputs)
     ctx.bias_dtypes = [bias.dtype for bias in call.biases]
@@ -216,7 +249,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
 
 def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     grad = grads[0]
-    parts, layers = ctx.counts
+    parts, layers, given = ctx.counts
     saved = ctx.saved_tensors  # each access unpacks all of them, and a checkpoint allows one
     inputs, weights, hidden = saved[:parts], saved[parts : parts + layers], saved[parts + layers :]
     assert grad is not None  # callers get the first output only
@@ -226,7 +259,8 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     weight_grads = [in_dtype(g, dtype) for g, dtype in zip(sums[:layers], ctx.weight_dtypes, strict=True)]
     bias_grads = [in_dtype(g, dtype) for g, dtype in zip(sums[layers:], ctx.bias_dtypes, strict=False)]
     by_input = list(input_grads.unbind()) if ctx.need_inputs else [None] * parts
-    return by_input, weight_grads, bias_grads, grad if ctx.residual else None, None, None, None, None
+    residual_grad = grad if ctx.residual else None
+    return by_input, weight_grads, [None] * given, bias_grads, residual_grad, None, None, None, None
 
 
 _mlp = differentiable("diffnet::mlp", mlp_forward, _mlp_fake, _setup, _backward, tensor_lists=True)

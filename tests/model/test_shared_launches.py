@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 import trimesh
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffnet import DiffusionNet, precompute
+from diffnet import DiffusionNet, model, precompute
 from diffnet.geometry import Operators
 
 pytest.importorskip("triton")
@@ -42,12 +43,12 @@ def results(network: DiffusionNet, x: Tensor, operators: Operators) -> list[Tens
     return [out.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)]
 
 
-def one_by_one(network: DiffusionNet, x: Tensor, operators: Operators) -> list[Tensor]:
-    """The same without shared launches."""
-    network.zero_grad()
-    out = network._computed(x, operators)
-    out.square().sum().backward()
-    return [out.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)]
+@contextmanager
+def one_by_one() -> Iterator[None]:
+    """A context without shared launches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "shares_launches", lambda *_: False)
+        yield
 
 
 @pytest.fixture
@@ -79,10 +80,29 @@ def test_one_conversion_and_the_same_results(
     assert conversions == [8]
     assert all(torch.equal(b.diffusion.time, t.clamp(min=0)) for b, t in zip(network.blocks, times, strict=True))
     assert any((t < 0).any() for t in times)
-    expected = one_by_one(network, x, operators)
+    with one_by_one():
+        expected = results(network, x, operators)
     assert conversions == [8, 1, 3, 3, 1]
     assert len(found) == 1 + len(list(network.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("gradient", ["spectral", "sparse"])
+def test_seeds_of_dropout_are_drawn_once(gradient: Any, operators: Operators, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where several operations compute a block, and for a block that has two places."""
+    options: Any = {"mlp_hidden": [16], "dropout": 0.5, "gradient": gradient, "backend": "triton"}
+    network = DiffusionNet(3, 4, width=16, blocks=3, **options)
+    network.blocks[2] = network.blocks[0]
+    x = torch.randn(operators.num_vertices, 3)
+    torch.manual_seed(0)
+    with one_by_one():
+        expected = network(x, operators)
+    draws: list[Any] = []
+    randint = torch.randint
+    monkeypatch.setattr(torch, "randint", lambda *a, **o: draws.append(a[1]) or randint(*a, **o))
+    torch.manual_seed(0)
+    assert torch.equal(network(x, operators), expected)
+    assert draws == [(3, 2)]
 
 
 def test_changed_weights_are_seen(network: DiffusionNet, operators: Operators, conversions: list[int]) -> None:
@@ -94,7 +114,8 @@ def test_changed_weights_are_seen(network: DiffusionNet, operators: Operators, c
             weight.mul_(2.0)
         second = network(x, operators)
         assert not torch.equal(first, second)
-        assert torch.equal(second, network._computed(x, operators))
+        with one_by_one():
+            assert torch.equal(second, network(x, operators))
         conversions.clear()
 
         def halve(module: Any, arguments: Any) -> None:
@@ -110,8 +131,20 @@ def test_changed_weights_are_seen(network: DiffusionNet, operators: Operators, c
             for weight in network.blocks[1].mlp.parameters():
                 weight.mul_(2.0)
 
-        network.blocks[0].register_forward_hook(double_next)
+        handle = network.blocks[0].register_forward_hook(double_next)
         assert torch.equal(network(x, operators), second)
+        handle.remove()
+
+        def replace_next(module: Any, arguments: Any, output: Any) -> None:
+            for layer in network.blocks[1].mlp.layers:
+                layer.weight = nn.Parameter(2.0 * layer.weight)
+
+        handle = network.blocks[0].register_forward_hook(replace_next)
+        for _ in range(2):  # the second time, no weight has been changed in place
+            replaced = network(x, operators)
+        handle.remove()
+        assert not torch.equal(replaced, second)
+        assert torch.equal(replaced, network(x, operators))
 
 
 def test_blocks_on_their_own_do_both(network: DiffusionNet, operators: Operators, conversions: list[int]) -> None:
@@ -125,17 +158,17 @@ def test_blocks_on_their_own_do_both(network: DiffusionNet, operators: Operators
 def test_checkpointed_blocks(network: DiffusionNet, operators: Operators) -> None:
     """The backward pass runs the blocks again, outside of the network's forward pass."""
 
-    class Checkpointed(DiffusionNet):
-        def _computed(self, features: Tensor, operators: Operators) -> Tensor:
-            # Networks with checkpoints replace this method, because `forward` shares launches around it.
-            x = self._linear(self.first, features)
-            for block in self.blocks:
-                x = checkpoint(block, x, operators, use_reentrant=False)
-            return self._linear(self.last, x)
+    class Checkpointed(nn.Module):
+        def __init__(self, block: nn.Module) -> None:
+            super().__init__()
+            self.block = block
+
+        def forward(self, x: Tensor, operators: Operators) -> Any:
+            return checkpoint(self.block, x, operators, use_reentrant=False)
 
     x = torch.randn(operators.num_vertices, 3)
     expected = results(network, x, operators)
-    network.__class__ = Checkpointed
+    network.blocks = nn.ModuleList(Checkpointed(block) for block in network.blocks)
     assert all(torch.equal(a, b) for a, b in zip(results(network, x, operators), expected, strict=True))
 
 

@@ -71,9 +71,10 @@ def operator_calls(place: Place) -> dict[str, list[tuple[Any, ...]]]:
         "cross_entropy": [(x, labels, -1)],
         "cross_entropy_backward": [(fixed_mass, fixed_x, labels, -1)],
         "mlp": [
-            (inputs, weights, biases, leaf(7, 6), False, 0.5, seeds, True),
-            ([x], [leaf(5, 5)], [], None, True, 0.0, None, True),
-            ([fixed_x], [leaf(4, 5)], [], None, False, 0.0, None, False),
+            (inputs, weights, [], biases, leaf(7, 6), False, 0.5, seeds, True),
+            (inputs, weights, matrices, biases, None, False, 0.0, None, True),
+            ([x], [leaf(5, 5)], [], [], None, True, 0.0, None, True),
+            ([fixed_x], [leaf(4, 5)], [], [], None, False, 0.0, None, False),
         ],
         "mlp_backward": [
             (leaf(7, 6).detach(), constants, matrices, hidden, False, 0.5, need_inputs) for need_inputs in (True, False)

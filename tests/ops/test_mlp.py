@@ -52,7 +52,7 @@ def active_units(
     """The hidden units that the kernels find active."""
     x, w, b = ([place.put(t) for t in group] for group in (inputs, weights, biases))
     x = x if len(x) <= MOST_INPUTS else [torch.cat(x, dim=-1)]  # as `mlp` does, so sums have the same order
-    return [h > 0 for h in mlp_forward(x, w, b, None, False, 0.0, None, True)[1:]]
+    return [h > 0 for h in mlp_forward(x, w, [], b, None, False, 0.0, None, True)[1:]]
 
 
 @pytest.mark.parametrize(
@@ -197,13 +197,13 @@ def test_hidden_layers_are_kept_for_gradients_only(any_place: Place) -> None:
     for hidden in ((18, 18), (21, 5)):
         widths = [18, *hidden, 18]
         x, *weights = (any_place.put(normal(*shape)) for shape in [(40, 18), *map(reversed, pairwise(widths))])
-        out, *kept = mlp_forward([x], weights, [], None, True, 0.0, None, True)
+        out, *kept = mlp_forward([x], weights, [], [], None, True, 0.0, None, True)
         layers, matrices = kept[: len(hidden)], kept[len(hidden) :]
         assert [h.shape for h in layers] == [(40, width) for width in hidden]
         # float32 weights are kept in three parts, too; others as they are.
         parts = 3 if x.dtype == torch.float32 else 0
         assert [m.shape for m in matrices] == ([(parts, *weight.shape) for weight in weights] if parts else [])
-        (only,) = mlp_forward([x], weights, [], None, True, 0.0, None, False)
+        (only,) = mlp_forward([x], weights, [], [], None, True, 0.0, None, False)
         assert torch.equal(only, out)
         leaves = [weight.requires_grad_() for weight in weights]
         assert torch.equal(mlp([x], leaves, residual=x, backend="triton"), out)
