@@ -85,14 +85,17 @@ class BatchBuffers:
             fill([_rows(self._filled[name], self.example)])
         return self._filled[name].tensor
 
-    def planes(self, name: str, read: Read, shape: Shape, *, needs: str = "") -> Tensor:
-        """Like `rows`, for values (2, n, …). The shape is that of one plane."""
+    def planes(
+        self, name: str, read: Read, shape: Shape, *, needs: str = "", rest: Rest | None = lambda _: 0
+    ) -> Tensor:
+        """Like `rows`, for values (planes, n, …). The shape is that of one plane."""
         self._check_counted(needs)
-        tensor = self.arena.take(name, self.size, lambda size: (2, *shape(size)), read(self.example).dtype)
+        like = read(self.example)
+        tensor = self.arena.take(name, self.size, lambda size: (len(like), *shape(size)), like.dtype)
         if f"{name}[0]" not in self._filled:
-            for i in range(2):
-                self._filled[f"{name}[{i}]"] = _Buffer(tensor[i], lambda o, i=i: read(o)[i], lambda _: 0)  # type: ignore[misc]
-            fill([_rows(self._filled[f"{name}[{i}]"], self.example) for i in range(2)])
+            for i in range(len(like)):
+                self._filled[f"{name}[{i}]"] = _Buffer(tensor[i], lambda o, i=i: read(o)[i], rest)  # type: ignore[misc]
+            fill([_rows(self._filled[f"{name}[{i}]"], self.example) for i in range(len(like))])
         return tensor
 
     def _check_counted(self, needs: str) -> None:
