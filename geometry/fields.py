@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from diffnet.ops import Pattern, SparseMatrix
 
-# Meshes, vertices, faces, edges and eigenpairs of a batch.
-Size: TypeAlias = Literal["B", "V", "F", "E", "K"]
+# The numbers of meshes, vertices, faces and eigenpairs of a batch.
+Size: TypeAlias = Literal["B", "V", "F", "K"]
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,9 @@ class FieldKind:
     """What a field is, and how it is packed, stored and put into the buffers of CUDA graphs.
 
     kind: "values", a floating-point tensor; "vertices", a tensor of vertex indices whose rows come first; "extents",
-        (B+1,), the first row of each mesh; "matrix", a `SparseMatrix` (V, V); "pattern", a `Pattern` (V, V)
-    shape: of a tensor. A batch packs the dimension B, V, F or E. Of a matrix, the sets of values. Of extents, the size
-        that they divide.
-    optional: whether it may be None. It is, if None is the default.
+        (B+1,), where each mesh begins; "matrix", a `SparseMatrix` (V, V); "pattern", a `Pattern` (V, V)
+    shape: of a tensor; a batch packs the dimension B, V or F. Of a matrix, the sets of values. Of extents, what begins.
+    optional: whether None is the default
     missing: computes it for a mesh without it, if others of its batch have it. If this is None, such batches lack it.
     packed_later: whether a batch packs it when it is first read, which suits large fields
     is_basis: whether `Operators.prepared` chooses the dtype
@@ -50,11 +49,10 @@ class FieldKind:
 
     @cached_property
     def packed_dim(self) -> int:
-        """The dimension that a batch packs."""
-        return next(i for i, size in enumerate(self.shape) if size in ("B", "V", "F", "E"))
+        return next(i for i, size in enumerate(self.shape) if size in ("B", "V", "F"))
 
 
-def _is(*args: Any, **options: Any) -> dict[str, FieldKind]:
+def declared(*args: Any, **options: Any) -> dict[str, FieldKind]:
     """The metadata of a field. The arguments are those of `FieldKind`."""
     return {"kind": FieldKind(*args, **options)}
 
@@ -69,31 +67,35 @@ def _own_numbers(operators: Any) -> Tensor:
 class Fields:
     """The fields of `Operators`, see there."""
 
-    ptr: Tensor = field(metadata=_is("extents", ("V",)))
-    mass: Tensor = field(metadata=_is("values", ("V",), stored=True))
-    evals: Tensor = field(metadata=_is("values", ("B", "K"), stored=True))
-    evecs: Tensor = field(metadata=_is("values", ("V", "K"), packed_later=True, is_basis=True, stored=True))
+    ptr: Tensor = field(metadata=declared("extents", ("V",)))
+    mass: Tensor = field(metadata=declared("values", ("V",), stored=True))
+    evals: Tensor = field(metadata=declared("values", ("B", "K"), stored=True))
+    evecs: Tensor = field(metadata=declared("values", ("V", "K"), packed_later=True, is_basis=True, stored=True))
     laplacian: SparseMatrix = field(
-        metadata=_is(
+        metadata=declared(
             "matrix",
             packed_later=True,
             stored=True,
             refused="implicit diffusion reads from the GPU how far its solver has come",
         )
     )
-    gradient: SparseMatrix = field(metadata=_is("matrix", (2,), packed_later=True, stored=True, count="entries"))
-    frames: Tensor = field(metadata=_is("values", ("V", 3, 3), packed_later=True, stored=True))
-    faces: Tensor = field(metadata=_is("vertices", ("F", 3), packed_later=True, padding="last"))
+    gradient: SparseMatrix = field(metadata=declared("matrix", (2,), packed_later=True, stored=True, count="entries"))
+    frames: Tensor = field(metadata=declared("values", ("V", 3, 3), packed_later=True, stored=True))
+    faces: Tensor = field(metadata=declared("vertices", ("F", 3), packed_later=True, padding="last"))
     face_ptr: Tensor = field(
-        metadata=_is("extents", ("F",), refused="the number of faces of each mesh differs between batches")
+        metadata=declared("extents", ("F",), refused="the number of faces of each mesh differs between batches")
     )
-    gradient_evecs: Tensor | None = field(default=None, metadata=_is("values", (2, "V", "K"), is_basis=True))
+    gradient_evecs: Tensor | None = field(default=None, metadata=declared("values", (2, "V", "K"), is_basis=True))
     neighborhood: Pattern | None = field(
-        default=None, metadata=_is("pattern", missing=lambda o: o.gradient.pattern, count="neighbors")
+        default=None, metadata=declared("pattern", missing=lambda o: o.gradient.pattern, count="neighbors")
     )
     joined: Tensor | None = field(
-        default=None, metadata=_is("vertices", ("V",), missing=_own_numbers, stored=True, padding="own")
+        default=None, metadata=declared("vertices", ("V",), missing=_own_numbers, stored=True, padding="own")
     )
 
 
-FIELDS: dict[str, FieldKind] = {f.name: replace(f.metadata["kind"], optional=f.default is None) for f in fields(Fields)}
+def kinds_of(operators: type[Fields]) -> dict[str, FieldKind]:
+    return {f.name: replace(f.metadata["kind"], optional=f.default is None) for f in fields(operators)}
+
+
+FIELDS = kinds_of(Fields)

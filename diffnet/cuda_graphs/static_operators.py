@@ -109,13 +109,12 @@ def _tensor(
 
     def shape(size: BatchSize) -> tuple[int, ...]:
         known: dict[Any, int] = {"K": buffers.example.k, **size._asdict()}
-        return tuple(known.get(each, each) for each in names[dim:])
+        return tuple(known.get(each, each) for each in names)
 
     number = buffers.size.vertices - 1 if padding == "last" else padding  # the last vertex is an added one
     rest: Rest | None = None if isinstance(number, str) else lambda source: number
     needs = "" if count in ("meshes", "vertices") else count
-    fill = buffers.rows if dim == 0 else buffers.planes
-    return fill(name, read, shape, needs=needs, rest=rest)
+    return buffers.rows(name, read, shape, needs=needs, rest=rest, planes=dim == 1)
 
 
 def _lengths(static: StaticOperators) -> tuple[int, ...] | None:

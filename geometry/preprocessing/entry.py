@@ -50,34 +50,29 @@ def _check(arrays: Arrays, vertices: int, options: Options) -> None:
         "evecs_scale": ("float32", (options.k,)),
         "row_order": ("int32", (vertices if count("row_order") else 0,)),
     }
-    indexed, matrices = ["row_order"], []
-    for name, kind in FIELDS.items():
-        if not kind.stored:
-            continue
-        dtype = BASIS_DTYPES[options.basis] if kind.is_basis else STORED_AS[kind.kind]
-        sizes = {"V": 0 if kind.optional and not count(name) else vertices, "K": options.k}
+    stored = {name: kind for name, kind in FIELDS.items() if kind.stored}
+    for name, kind in stored.items():
+        sizes: dict[Any, int] = {"V": 0 if kind.optional and not count(name) else vertices, "K": options.k}
         shape = tuple(sizes.get(size, size) for size in kind.shape if size != "B")  # an entry has one mesh
         if kind.kind == "matrix":
-            matrices.append(name)
             entries = count(f"{name}_indices")
             shape = (*shape, entries)
             expected[f"{name}_indptr"] = "int32", (vertices + 1,)
             expected[f"{name}_indices"] = "int32", (entries,)
-        elif kind.kind == "vertices":
-            indexed.append(name)
-        expected[name] = dtype, shape
+        expected[name] = BASIS_DTYPES[options.basis] if kind.is_basis else STORED_AS[kind.kind], shape
     if {name: (array.dtype.name, array.shape) for name, array in arrays.items()} != expected:
         raise ValueError("it holds other arrays than it should")
-    for name in matrices:
-        indptr, indices = arrays[f"{name}_indptr"], arrays[f"{name}_indices"]
-        if indptr[0] != 0 or indptr[-1] != len(indices) or (indptr[1:] < indptr[:-1]).any():
-            raise ValueError(f"{name}_indptr doesn't ascend from 0 to {len(indices)}")
-        if not _in_range(indices, vertices):
-            raise ValueError(f"{name}_indices are not all from 0 to {vertices - 1}")
-    for name in indexed:
-        if not _in_range(arrays[name], vertices):
+    for name, kind in stored.items():
+        if kind.kind == "matrix":
+            indptr, indices = arrays[f"{name}_indptr"], arrays[f"{name}_indices"]
+            if indptr[0] != 0 or indptr[-1] != len(indices) or (indptr[1:] < indptr[:-1]).any():
+                raise ValueError(f"{name}_indptr doesn't ascend from 0 to {len(indices)}")
+            if not _in_range(indices, vertices):
+                raise ValueError(f"{name}_indices are not all from 0 to {vertices - 1}")
+        elif kind.kind == "vertices" and not _in_range(arrays[name], vertices):
             raise ValueError(f"{name} has indices that are not from 0 to {vertices - 1}")
-    if np.bincount(arrays["row_order"]).max(initial=0) > 1:
+    order = arrays["row_order"]
+    if not _in_range(order, vertices) or np.bincount(order).max(initial=0) > 1:
         raise ValueError(f"row_order is not a permutation of 0 to {vertices - 1}")
 
 
