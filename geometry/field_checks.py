@@ -44,14 +44,14 @@ def check_fields(operators: Operators) -> None:
     check_index("faces", faces, tuple(faces.shape) if isinstance(faces, Tensor) else None, device)
     if faces.ndim != 2 or faces.shape[1] != 3:
         raise ValueError(f"faces should have shape (F, 3), shape is {tuple(faces.shape)}")
-    sizes: dict[Any, int] = {"B": meshes, "V": vertices, "F": faces.shape[0], "K": k}
+    sizes: dict[Any, Any] = {"B": meshes, "V": vertices, "F": faces.shape[0], "K": k}
     for name, kind in FIELDS.items():
         if name in _CHECKED_FIRST:
             continue
         value = getattr(operators, name)
         if value is None and kind.optional:
             continue
-        shape = tuple(map(sizes.get, kind.shape, kind.shape))  # numbers stay
+        shape: tuple[Any, ...] = tuple(map(sizes.get, kind.shape, kind.shape))  # numbers stay
         if kind.kind == "values":
             check_tensor(name, value, shape, device)
         elif kind.kind == "matrix":

@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from diffnet.ops import Pattern, SparseMatrix
-
-# The numbers of meshes, vertices, faces and eigenpairs of a batch.
-Size: TypeAlias = Literal["B", "V", "F", "K"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,8 @@ class FieldKind:
 
     kind: "values", a floating-point tensor; "vertices", a tensor of vertex indices whose rows come first; "extents",
         (B+1,), where each mesh begins; "matrix", a `SparseMatrix` (V, V); "pattern", a `Pattern` (V, V)
-    shape: of a tensor; a batch packs the dimension B, V or F. Of a matrix, the sets of values. Of extents, what begins.
+    shape: of a tensor: numbers, "B" meshes, "V" vertices, "F" faces and "K" eigenpairs. A batch packs B, V or F. Of a
+        matrix, the sets of values. Of extents, the rows that they divide.
     optional: whether None is the default
     missing: computes it for a mesh without it, if others of its batch have it. If this is None, such batches lack it.
     packed_later: whether a batch packs it when it is first read, which suits large fields
@@ -37,7 +35,7 @@ class FieldKind:
     """
 
     kind: Literal["values", "vertices", "extents", "matrix", "pattern"]
-    shape: tuple[Size | int, ...] = ()
+    shape: tuple[Any, ...] = ()
     optional: bool = False
     missing: Callable[[Any], Any] | None = None
     packed_later: bool = False

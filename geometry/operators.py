@@ -510,14 +510,14 @@ def pack(batch: Sequence[Operators]) -> Operators:
     for name, kind in FIELDS.items():
         if kind.kind == "extents":
             continue
-        values = [getattr(o, name) for o in batch]
+        parts = [getattr(o, name) for o in batch]
         if not kind.packed_later:
-            fields[name] = _pack_field(kind, _completed(kind, values, batch), offsets)
+            fields[name] = _pack_field(kind, _completed(kind, parts, batch), offsets)
             continue
         if kind.kind == "matrix":
-            check_matrix_blocks(values)
-        pieces += [x.values for x in values] if kind.kind == "matrix" else values
-        later[name] = partial(_pack_field, kind, values, offsets)
+            check_matrix_blocks(parts)
+        pieces += [x.values for x in parts] if kind.kind == "matrix" else parts
+        later[name] = partial(_pack_field, kind, parts, offsets)
     edges = pack_edges([o._edges for o in batch], offsets)
     known = {"_lengths": lengths, "_face_lengths": face_lengths, "_edges": edges}
     if not (can_remember() and _plain(pieces)):
@@ -547,12 +547,12 @@ def changed(operators: Operators, changes: Mapping[str, Callable[[Any], Any]]) -
 
 def blank(vertices: int, k: int, device: torch.device, meshes: int = 1, **given: Any) -> Operators:
     """Operators whose required fields are 0, except the given ones. The first mesh has all vertices and faces."""
-    sizes: dict[Any, int] = {"B": meshes, "V": vertices, "F": len(given.get("faces", ())), "K": k}
+    sizes: dict[Any, Any] = {"B": meshes, "V": vertices, "F": len(given.get("faces", ())), "K": k}
     numbers = torch.zeros(vertices + 1, dtype=torch.int64, device=device)
     pattern = Pattern(numbers, numbers[:0], vertices, check=False)
 
-    def field(kind: FieldKind) -> Tensor | SparseMatrix:
-        shape = [sizes.get(size, size) for size in kind.shape]
+    def field(kind: FieldKind) -> Any:
+        shape: list[Any] = [sizes.get(size, size) for size in kind.shape]
         if kind.kind == "extents":
             return torch.tensor([0, *shape * meshes], device=device)
         if kind.kind == "matrix":
@@ -614,7 +614,7 @@ def _pack_field(kind: FieldKind, values: list[Any] | None, offsets: Sequence[int
     return cat_shifted(values, offsets) if kind.kind == "vertices" else torch.cat(values, kind.packed_dim)
 
 
-def _split_field(kind: FieldKind, value: Any, sizes: Mapping[str, Sequence[int]]) -> Sequence[Any]:
+def _split_field(kind: FieldKind, value: Any, sizes: Mapping[Any, Any]) -> Sequence[Any]:
     """The inverse of `_pack_field`, for groups of meshes with these sizes."""
     if value is None:
         return [None] * len(sizes["B"])
@@ -623,9 +623,9 @@ def _split_field(kind: FieldKind, value: Any, sizes: Mapping[str, Sequence[int]]
     if kind.kind == "pattern":
         return [pattern for pattern, _ in split_diagonal_pattern(value, sizes["V"])]
     if kind.kind == "extents":
-        bounds, offsets = [0, *accumulate(sizes["B"])], row_offsets(sizes[str(kind.shape[0])])
+        bounds, offsets = [0, *accumulate(sizes["B"])], row_offsets(sizes[kind.shape[0]])
         return [value[a : b + 1] - offset for (a, b), offset in zip(pairwise(bounds), offsets, strict=True)]
-    parts = torch.split(value, sizes[str(kind.shape[kind.packed_dim])], kind.packed_dim)
+    parts = torch.split(value, sizes[kind.shape[kind.packed_dim]], kind.packed_dim)
     if kind.kind == "values":
         return parts
     return [part - offset for part, offset in zip(parts, row_offsets(sizes["V"]), strict=True)]

@@ -104,7 +104,7 @@ def _tensor(
     sizes: its shape. It has added rows in the first dimension that is neither a number nor "K".
     padding: see `FieldKind`
     """
-    names = [_COUNTS.get(size, size) for size in sizes]
+    names: list[Any] = [_COUNTS.get(size, size) for size in sizes]
     dim, count = next((i, each) for i, each in enumerate(names) if isinstance(each, str) and each != "K")
 
     def shape(size: BatchSize) -> tuple[int, ...]:
@@ -163,7 +163,7 @@ def _pattern(buffers: BatchBuffers, name: str, needs: str, read: Callable[[Opera
 
 
 # The counts of `BatchSize` for the sizes of a field.
-_COUNTS: dict[str | int, str] = {"B": "meshes", "V": "vertices", "F": "faces", "E": "edges"}
+_COUNTS: dict[Any, str] = {"B": "meshes", "V": "vertices", "F": "faces", "E": "edges"}
 # Fields of a batch that follow from others.
 _OTHERS: dict[str, Callable[[StaticOperators], Any]] = {
     "edges": lambda static: _tensor(static.buffers, "edges", lambda source: source.edges, ("E", 2), "last"),

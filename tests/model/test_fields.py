@@ -158,3 +158,6 @@ def test_all_fields_are_known_under_graphs() -> None:
             assert (rows[count:].movedim(0, -1) == added).all(), name
     assert torch.equal(static.ptr[: len(batch)], batch.ptr[:-1])
     assert static.ptr[-1] == size.vertices
+    assert static.joined is not None
+    assert static.joined[-1] == size.vertices - 1  # added vertices are joined with no other
+    assert (static.faces[-1] == size.vertices - 1).all()
