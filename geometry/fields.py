@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -45,9 +44,9 @@ class FieldKind:
     count: str = ""
     refused: str = ""
 
-    @cached_property
+    @property
     def packed_dim(self) -> int:
-        return next(i for i, size in enumerate(self.shape) if size in ("B", "V", "F"))
+        return [size in ("B", "V", "F") for size in self.shape].index(True)
 
 
 def declared(*args: Any, **options: Any) -> dict[str, FieldKind]:

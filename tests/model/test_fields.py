@@ -133,7 +133,7 @@ def test_all_fields_are_known_under_graphs() -> None:
     batch = collate([with_k_ring(precompute(mesh, k=4).with_gradient_evecs(), 1) for mesh in (sphere, soup)])
     counted = frozenset({"faces", "edges", "entries", "neighbors"})
     size = size_of(batch, counted).rounded()
-    assert {kind.count for kind in FIELDS.values()} <= {"", *BatchSize._fields}
+    assert {kind.count for kind in FIELDS.values()} <= {"", *BatchSize.__annotations__}
     static = StaticOperators(BatchBuffers(Arena(batch.device, size), size, counted, batch))
     for name, kind in FIELDS.items():
         given = getattr(batch, name)
