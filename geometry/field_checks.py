@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from diffnet.geometry.fields import FIELDS
 from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.common.checks import check_index, check_rank, check_tensor
 from diffnet.ops.common.compiler import is_stand_in
 
 if TYPE_CHECKING:
     from diffnet.geometry.operators import Operators
+
+
+# They have the sizes with which the others should agree.
+_CHECKED_FIRST = ("mass", "ptr", "evals", "faces")
 
 
 def check_fields(operators: Operators) -> None:
@@ -34,24 +40,29 @@ def check_fields(operators: Operators) -> None:
     check_rank("evals", operators.evals, "(B, K)", 2)
     k = operators.evals.shape[1]
     check_tensor("evals", operators.evals, (meshes, k), device)
-    check_tensor("evecs", operators.evecs, (vertices, k), device)
-    _check_matrix("laplacian", operators.laplacian, vertices, (), device)
-    _check_matrix("gradient", operators.gradient, vertices, (2,), device)
-    check_tensor("frames", operators.frames, (vertices, 3, 3), device)
     faces = operators.faces
     check_index("faces", faces, tuple(faces.shape) if isinstance(faces, Tensor) else None, device)
     if faces.ndim != 2 or faces.shape[1] != 3:
         raise ValueError(f"faces should have shape (F, 3), shape is {tuple(faces.shape)}")
-    check_index("face_ptr", operators.face_ptr, (meshes + 1,), device)
-    if operators.gradient_evecs is not None:
-        check_tensor("gradient_evecs", operators.gradient_evecs, (2, vertices, k), device)
-    if operators.neighborhood is not None:
-        _check_pattern("neighborhood", operators.neighborhood, vertices, device)
-    if operators.joined is not None:
-        check_index("joined", operators.joined, (vertices,), device)
+    sizes: dict[Any, Any] = {"B": meshes, "V": vertices, "F": faces.shape[0], "K": k}
+    for name, kind in FIELDS.items():
+        if name in _CHECKED_FIRST:
+            continue
+        value = getattr(operators, name)
+        if value is None and kind.optional:
+            continue
+        shape: tuple[Any, ...] = tuple(map(sizes.get, kind.shape, kind.shape))  # numbers stay
+        if kind.kind == "values":
+            check_tensor(name, value, shape, device)
+        elif kind.kind == "matrix":
+            _check_matrix(name, value, vertices, shape, device)
+        elif kind.kind == "pattern":
+            _check_pattern(name, value, vertices, device)
+        else:
+            check_index(name, value, shape if kind.kind == "vertices" else (meshes + 1,), device)
 
 
-def _check_matrix(name: str, matrix: Any, vertices: int, sets: tuple[int, ...], device: torch.device) -> None:
+def _check_matrix(name: str, matrix: Any, vertices: int, sets: Sequence[int], device: torch.device) -> None:
     if not isinstance(matrix, SparseMatrix):
         found = f"Tensor of {matrix.layout}" if isinstance(matrix, Tensor) else type(matrix).__name__
         raise TypeError(f"{name} should be a SparseMatrix, got {found}; Operators.from_parts takes other matrices")

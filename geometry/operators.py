@@ -15,6 +15,7 @@ from torch import Tensor
 from diffnet.geometry.batches.edges import Edges, edge_index, find_edges, pack_edges
 from diffnet.geometry.batches.unpack import UnpackAt, unpack
 from diffnet.geometry.field_checks import check_fields
+from diffnet.geometry.fields import FIELDS, FieldKind, Fields
 from diffnet.geometry.mesh.boundary import boundary_vertices
 from diffnet.geometry.preprocessing.device import existing_device
 from diffnet.geometry.transfer import copies_of, own_memory, pinned, to_gpu
@@ -41,7 +42,7 @@ _NOTHING_FOUND = dict.fromkeys(("_lengths", "_face_lengths", "_edges", "_prepara
 
 
 @dataclass(frozen=True, eq=False)
-class Operators:
+class Operators(Fields):
     """Discrete operators of a batch of B meshes packed as one larger, disconnected mesh of V vertices.
 
     It is a container of meshes: `len(operators)` is B, `operators[i]` is one mesh, `operators[i:j]` is a packed batch,
@@ -71,18 +72,6 @@ class Operators:
     Operators(meshes=2, vertices=6, faces=2, k=2, dtype=torch.float32, device=cpu)
     """
 
-    ptr: Tensor
-    mass: Tensor
-    evals: Tensor
-    evecs: Tensor
-    laplacian: SparseMatrix
-    gradient: SparseMatrix
-    frames: Tensor
-    faces: Tensor
-    face_ptr: Tensor
-    gradient_evecs: Tensor | None = None
-    neighborhood: Pattern | None = None
-    joined: Tensor | None = None
     # Found at first use, see `memoized`.
     _lengths: ClassVar[tuple[int, ...] | None] = None
     _face_lengths: ClassVar[tuple[int, ...] | None] = None
@@ -402,9 +391,8 @@ class Operators:
         def move(x: Tensor) -> Tensor:
             return x.to(device=target, dtype=dtype if x.is_floating_point() else None, non_blocking=non_blocking)
 
-        real = (self.mass, self.evals, self.evecs, self.frames, self.laplacian.values, self.gradient.values)
         if target is None or target.type != "cuda" or self.device.type != "cpu":
-            return self if all(move(x) is x for x in real) else self.map_tensors(move)
+            return self if all(move(x) is x for x in _real_tensors(self)) else self.map_tensors(move)
         if self._pinned is not None and dtype is None and can_remember():
             return self._copy_of_buffer(self._pinned, target, non_blocking)
         tensors = self._tensors()
@@ -446,28 +434,18 @@ class Operators:
         """
         patterns: dict[int, Pattern] = {}  # matrices may share a pattern
 
-        def mapped(pattern: Pattern) -> Pattern:
-            if id(pattern) not in patterns:
-                patterns[id(pattern)] = pattern.map_tensors(function)
-            return patterns[id(pattern)]
+        def mapped(value: Any) -> Any:
+            if value is None:
+                return None
+            if isinstance(value, SparseMatrix):
+                return SparseMatrix(mapped(value.pattern), function(value.values))
+            if not isinstance(value, Pattern):
+                return function(value)
+            if id(value) not in patterns:
+                patterns[id(value)] = value.map_tensors(function)
+            return patterns[id(value)]
 
-        def matrix(old: SparseMatrix) -> SparseMatrix:
-            return SparseMatrix(mapped(old.pattern), function(old.values))
-
-        operators = Operators(
-            ptr=function(self.ptr),
-            mass=function(self.mass),
-            evals=function(self.evals),
-            evecs=function(self.evecs),
-            laplacian=matrix(self.laplacian),
-            gradient=matrix(self.gradient),
-            frames=function(self.frames),
-            faces=function(self.faces),
-            face_ptr=function(self.face_ptr),
-            gradient_evecs=None if self.gradient_evecs is None else function(self.gradient_evecs),
-            neighborhood=None if self.neighborhood is None else mapped(self.neighborhood),
-            joined=None if self.joined is None else function(self.joined),
-        )
+        operators = Operators(**{name: mapped(getattr(self, name)) for name in FIELDS})
         return remember(
             operators,
             _lengths=self.lengths,
@@ -496,38 +474,14 @@ class Operators:
             raise ValueError("operators on the meta device hold no extents; split them before .to('meta')")
         bounds = list(accumulate(counts, initial=0))
         lengths = [self.lengths[a:b] for a, b in pairwise(bounds)]
-        sizes = [sum(each) for each in lengths]
-        offsets = row_offsets(sizes)
         face_lengths = [self.face_lengths[a:b] for a, b in pairwise(bounds)]
-        face_sizes = [sum(each) for each in face_lengths]
-        face_offsets = row_offsets(face_sizes)
-        laplacians = split_diagonal(self.laplacian, sizes)
-        gradients = split_diagonal(self.gradient, sizes)
-        mass, evecs, frames = (torch.split(x, sizes) for x in (self.mass, self.evecs, self.frames))
-        faces = torch.split(self.faces, face_sizes)
-        gradient_evecs = None if self.gradient_evecs is None else torch.split(self.gradient_evecs, sizes, dim=1)
-        neighborhoods = None if self.neighborhood is None else split_diagonal_pattern(self.neighborhood, sizes)
-        joined = None if self.joined is None else torch.split(self.joined, sizes)
+        sizes = {"B": counts, "V": [sum(each) for each in lengths], "F": [sum(each) for each in face_lengths]}
+        parts = [_split_field(kind, getattr(self, name), sizes) for name, kind in FIELDS.items()]
         return [
             remember(
-                Operators(
-                    ptr=self.ptr[bounds[b] : bounds[b + 1] + 1] - offsets[b],
-                    mass=mass[b],
-                    evals=self.evals[bounds[b] : bounds[b + 1]],
-                    evecs=evecs[b],
-                    laplacian=laplacians[b],
-                    gradient=gradients[b],
-                    frames=frames[b],
-                    faces=faces[b] - offsets[b],
-                    face_ptr=self.face_ptr[bounds[b] : bounds[b + 1] + 1] - face_offsets[b],
-                    gradient_evecs=None if gradient_evecs is None else gradient_evecs[b],
-                    neighborhood=None if neighborhoods is None else neighborhoods[b][0],
-                    joined=None if joined is None else joined[b] - offsets[b],
-                ),
-                _lengths=lengths[b],
-                _face_lengths=face_lengths[b],
+                Operators(**dict(zip(FIELDS, values, strict=True))), _lengths=lengths[b], _face_lengths=face_lengths[b]
             )
-            for b in range(len(counts))
+            for b, values in enumerate(zip(*parts, strict=True))
         ]
 
 
@@ -549,28 +503,22 @@ def pack(batch: Sequence[Operators]) -> Operators:
     face_lengths: tuple[int, ...] = sum((o.face_lengths for o in batch), ())
     extents = [list(accumulate(lengths, initial=0)), list(accumulate(face_lengths, initial=0))]
     ptr, face_ptr = torch.tensor(extents, dtype=batch[0].ptr.dtype).to(batch[0].device, non_blocking=True)
-    gradient_evecs = [o.gradient_evecs for o in batch if o.gradient_evecs is not None]
-    fields = {
-        "ptr": ptr,
-        "mass": torch.cat([o.mass for o in batch]),
-        "evals": torch.cat([o.evals for o in batch]),
-        "face_ptr": face_ptr,
-        "gradient_evecs": torch.cat(gradient_evecs, dim=1) if len(gradient_evecs) == len(batch) else None,
-        "neighborhood": _pack_neighborhoods(batch),
-        "joined": _pack_joined(batch),
-    }
-    pieces = [x for o in batch for x in (o.evecs, o.laplacian.values, o.gradient.values, o.frames, o.faces)]
-    laplacians, gradients = [o.laplacian for o in batch], [o.gradient for o in batch]
-    check_matrix_blocks(laplacians)
-    check_matrix_blocks(gradients)
-    later: dict[str, Callable[[], Any]] = {
-        "evecs": partial(torch.cat, [o.evecs for o in batch]),
-        "laplacian": partial(block_diagonal, laplacians),
-        "gradient": partial(block_diagonal, gradients),
-        "frames": partial(torch.cat, [o.frames for o in batch]),
-        "faces": partial(cat_shifted, [o.faces for o in batch], row_offsets([o.num_vertices for o in batch])),
-    }
-    edges = pack_edges([o._edges for o in batch], row_offsets([o.num_vertices for o in batch]))
+    fields: dict[str, Any] = {"ptr": ptr, "face_ptr": face_ptr}
+    later: dict[str, Callable[[], Any]] = {}
+    pieces: list[Tensor] = []
+    offsets = row_offsets([o.num_vertices for o in batch])
+    for name, kind in FIELDS.items():
+        if kind.kind == "extents":
+            continue
+        parts = [getattr(o, name) for o in batch]
+        if not kind.packed_later:
+            fields[name] = _pack_field(kind, _completed(kind, parts, batch), offsets)
+            continue
+        if kind.kind == "matrix":
+            check_matrix_blocks(parts)
+        pieces += [x.values for x in parts] if kind.kind == "matrix" else parts
+        later[name] = partial(_pack_field, kind, parts, offsets)
+    edges = pack_edges([o._edges for o in batch], offsets)
     known = {"_lengths": lengths, "_face_lengths": face_lengths, "_edges": edges}
     if not (can_remember() and _plain(pieces)):
         return remember(Operators(**fields, **{name: pack() for name, pack in later.items()}), **known)
@@ -583,19 +531,36 @@ def changed(operators: Operators, changes: Mapping[str, Callable[[Any], Any]]) -
 
     Large fields are changed when they are first read, so unread fields cost nothing.
     """
-    names = ("ptr", "mass", "evals", "face_ptr", "gradient_evecs", "neighborhood", "joined")
-    fields = {name: getattr(operators, name) for name in names}
+    fields = {name: getattr(operators, name) for name, kind in FIELDS.items() if not kind.packed_later}
     fields |= {name: change(fields[name]) for name, change in changes.items() if fields.get(name) is not None}
 
     def field(name: str) -> Any:
         value = getattr(operators, name)
         return changes[name](value) if name in changes else value
 
-    large = ("evecs", "laplacian", "gradient", "frames", "faces")
+    large = [name for name, kind in FIELDS.items() if kind.packed_later]
     known = {"_lengths": operators._lengths, "_face_lengths": operators._face_lengths, "_edges": operators._edges}
     if not can_remember():
         return remember(Operators(**fields, **{name: field(name) for name in large}), **known)
     return _packed_later(fields, {name: Later(partial(field, name)) for name in large}, known)
+
+
+def blank(vertices: int, k: int, device: torch.device, meshes: int = 1, **given: Any) -> Operators:
+    """Operators whose required fields are 0, except the given ones. The first mesh has all vertices and faces."""
+    sizes: dict[Any, Any] = {"B": meshes, "V": vertices, "F": len(given.get("faces", ())), "K": k}
+    numbers = torch.zeros(vertices + 1, dtype=torch.int64, device=device)
+    pattern = Pattern(numbers, numbers[:0], vertices, check=False)
+
+    def field(kind: FieldKind) -> Any:
+        shape: list[Any] = [sizes.get(size, size) for size in kind.shape]
+        if kind.kind == "extents":
+            return torch.tensor([0, *shape * meshes], device=device)
+        if kind.kind == "matrix":
+            return SparseMatrix(pattern, torch.zeros(*shape, 0, device=device))
+        return torch.zeros(shape, dtype=torch.int64 if kind.kind == "vertices" else None, device=device)
+
+    required = {name: field(kind) for name, kind in FIELDS.items() if not (kind.optional or name in given)}
+    return Operators(**required, **given)
 
 
 def has_room(size: int, device: torch.device) -> bool:
@@ -628,17 +593,49 @@ def _pack_preparations(batch: Sequence[Operators], packed: Operators) -> dict[to
     return packed_ones
 
 
-def _pack_neighborhoods(batch: Sequence[Operators]) -> Pattern | None:
-    if all(o.neighborhood is None for o in batch):
+def _completed(kind: FieldKind, values: list[Any], batch: Sequence[Operators]) -> list[Any] | None:
+    """The values of an optional field for all meshes of a batch. None if the batch doesn't have it."""
+    has = [value is not None for value in values]
+    if all(has):
+        return values
+    if kind.missing is None or not any(has):
         return None
-    return block_diagonal_pattern([o.gradient.pattern if o.neighborhood is None else o.neighborhood for o in batch])
+    return [kind.missing(o) if value is None else value for value, o in zip(values, batch, strict=True)]
 
 
-def _pack_joined(batch: Sequence[Operators]) -> Tensor | None:
-    if all(o.joined is None for o in batch):
+def _pack_field(kind: FieldKind, values: list[Any] | None, offsets: Sequence[int]) -> Any:
+    """The field of a batch from those of its meshes, which begin at these vertices."""
+    if values is None:
         return None
-    joined = [torch.arange(o.num_vertices, device=o.device) if o.joined is None else o.joined for o in batch]
-    return cat_shifted(joined, row_offsets([o.num_vertices for o in batch]))
+    if kind.kind == "matrix":
+        return block_diagonal(values)
+    if kind.kind == "pattern":
+        return block_diagonal_pattern(values)
+    return cat_shifted(values, offsets) if kind.kind == "vertices" else torch.cat(values, kind.packed_dim)
+
+
+def _split_field(kind: FieldKind, value: Any, sizes: Mapping[Any, Any]) -> Sequence[Any]:
+    """The inverse of `_pack_field`, for groups of meshes with these sizes."""
+    if value is None:
+        return [None] * len(sizes["B"])
+    if kind.kind == "matrix":
+        return split_diagonal(value, sizes["V"])
+    if kind.kind == "pattern":
+        return [pattern for pattern, _ in split_diagonal_pattern(value, sizes["V"])]
+    if kind.kind == "extents":
+        bounds, offsets = [0, *accumulate(sizes["B"])], row_offsets(sizes[kind.shape[0]])
+        return [value[a : b + 1] - offset for (a, b), offset in zip(pairwise(bounds), offsets, strict=True)]
+    parts = torch.split(value, sizes[kind.shape[kind.packed_dim]], kind.packed_dim)
+    if kind.kind == "values":
+        return parts
+    return [part - offset for part, offset in zip(parts, row_offsets(sizes["V"]), strict=True)]
+
+
+def _real_tensors(operators: Operators) -> Iterator[Tensor]:
+    for name, kind in FIELDS.items():
+        value = getattr(operators, name)
+        if value is not None and kind.kind in ("values", "matrix"):
+            yield value.values if kind.kind == "matrix" else value
 
 
 def _plain(tensors: Sequence[Tensor]) -> bool:

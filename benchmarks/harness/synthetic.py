@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from diffnet import Operators
+from diffnet.geometry.operators import blank
 from diffnet.ops import Pattern, SparseMatrix
 
 
@@ -19,16 +20,16 @@ def synthetic_operators(v: int, k: int, device: torch.device) -> Operators:
     columns = torch.sort((torch.arange(v, device=device)[:, None] + steps) % v, dim=1).values
     pattern = Pattern(torch.arange(0, 7 * v + 1, 7, device=device), columns.flatten(), v)
     values = torch.randn(2, 7 * v, device=device)
-    operators = Operators(
-        ptr=torch.tensor([0, v], device=device),
+    operators = blank(
+        v,
+        k,
+        device,
         mass=torch.rand(v, device=device) / v,
         evals=torch.linspace(0, 100, k, device=device)[None],
         evecs=torch.randn(v, k, device=device),
         laplacian=SparseMatrix(pattern, values[0]),
         gradient=SparseMatrix(pattern, values),
         frames=torch.eye(3, device=device).expand(v, 3, 3),
-        faces=torch.empty(0, 3, dtype=torch.int64, device=device),
-        face_ptr=torch.zeros(2, dtype=torch.int64, device=device),
     )
     assert operators.lengths == (v,)  # looked up once here, so that compiled and captured steps need not wait for it
     return operators.with_gradient_evecs()

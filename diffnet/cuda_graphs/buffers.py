@@ -51,7 +51,7 @@ class BatchBuffers:
     def __init__(self, arena: Arena, size: BatchSize, counted: frozenset[str], example: Operators) -> None:
         self.arena, self.size, self.counted = arena, size, counted
         self._example: Operators | None = example
-        self._filled: dict[str, _Buffer] = {}
+        self._filled: dict[str, tuple[Tensor, list[_Buffer]]] = {}
         self._parts: Parts = {}
         # It is small, so it has memory of its own. For one mesh, its values then never change.
         with torch.inference_mode(False):
@@ -68,36 +68,35 @@ class BatchBuffers:
         """Keep no batch alive from now on. No buffer can be made afterwards."""
         self._example = None
 
-    def rows(self, name: str, read: Read, shape: Shape, *, needs: str = "", rest: Rest | None = lambda _: 0) -> Tensor:
+    def rows(
+        self,
+        name: str,
+        read: Read,
+        shape: Shape,
+        *,
+        needs: str = "",
+        rest: Rest | None = lambda _: 0,
+        planes: bool = False,
+    ) -> Tensor:
         """The buffer of this name. It is made and filled when it is asked for the first time.
 
-        read: reads the values (n, …) from the operators of a batch
-        shape: the shape of the buffer, at least as many rows
+        read: reads the values (n, …), or (planes, n, …), from the operators of a batch
+        shape: the shape of the buffer, with at least as many rows
         needs: the count of `BatchSize` that gives the number of rows, if it is neither vertices nor meshes
         rest: the number to which the other rows are set; None numbers them by their places
 
         Raises NotCounted if `needs` names a count that is not known.
         """
-        self._check_counted(needs)
-        if name not in self._filled:
-            tensor = self.arena.take(name, self.size, shape, read(self.example).dtype)
-            self._filled[name] = _Buffer(tensor, read, rest)
-            fill([_rows(self._filled[name], self.example)])
-        return self._filled[name].tensor
-
-    def planes(self, name: str, read: Read, shape: Shape, *, needs: str = "") -> Tensor:
-        """Like `rows`, for values (2, n, …). The shape is that of one plane."""
-        self._check_counted(needs)
-        tensor = self.arena.take(name, self.size, lambda size: (2, *shape(size)), read(self.example).dtype)
-        if f"{name}[0]" not in self._filled:
-            for i in range(2):
-                self._filled[f"{name}[{i}]"] = _Buffer(tensor[i], lambda o, i=i: read(o)[i], lambda _: 0)  # type: ignore[misc]
-            fill([_rows(self._filled[f"{name}[{i}]"], self.example) for i in range(2)])
-        return tensor
-
-    def _check_counted(self, needs: str) -> None:
         if needs and needs not in self.counted:
             raise NotCounted(needs)
+        if name not in self._filled:
+            tensor = self.arena.take(name, self.size, shape, read(self.example).dtype)
+            buffers = [_Buffer(tensor, read, rest)]
+            if planes:
+                buffers = [_Buffer(plane, lambda o, i=i: read(o)[i], rest) for i, plane in enumerate(tensor)]  # type: ignore[misc]
+            self._filled[name] = tensor, buffers
+            fill([_rows(buffer, self.example) for buffer in buffers])
+        return self._filled[name][0]
 
     def load(self, source: Operators, *others: Rows) -> None:
         """Copy the operators of a batch into all buffers that have been asked for, and other rows into theirs."""
@@ -105,7 +104,8 @@ class BatchBuffers:
             self._example = source
         if self.size.meshes > 1:
             self._load_extents(source)
-        self.fill([*(_rows(buffer, source) for buffer in self._filled.values()), *others])
+        buffers = [buffer for _, each in self._filled.values() for buffer in each]
+        self.fill([*(_rows(buffer, source) for buffer in buffers), *others])
 
     def fill(self, all_rows: Iterable[Rows]) -> None:
         """Copy rows into buffers that exist as long as these. Slicing takes time, so their parts are remembered."""

@@ -26,6 +26,7 @@ from diffnet.cuda_graphs.sizes import BatchSize, most_vertices, size_of
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
 from diffnet.first_call import compile_before_first_call
 from diffnet.geometry import Operators
+from diffnet.geometry.fields import FIELDS
 from diffnet.ops.common.compiler import under_transforms
 from diffnet.ops.common.cuda_graph import NotCapturable, is_recorded
 from diffnet.ops.common.dispatch import applied
@@ -428,9 +429,7 @@ def _kind(operators: Operators) -> Hashable:
         operators.k,
         operators.mass.dtype,
         operators.evecs.dtype,
-        operators.gradient_evecs is None,
-        operators.neighborhood is None,
-        operators.joined is None,
+        *(getattr(operators, name) is None for name, kind in FIELDS.items() if kind.optional),
         operators.device,
     )
 

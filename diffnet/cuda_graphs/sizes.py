@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 
 from diffnet.geometry import Operators
+from diffnet.geometry.fields import FIELDS
+from diffnet.ops import Pattern, SparseMatrix
 
 # Sizes between two powers of two. With 8, a batch is padded by 6 % on average and by 12 % at most.
 STEPS = 8
@@ -72,15 +74,11 @@ def most_vertices(k: int, dtype: torch.dtype) -> int:
 
 
 def _count(operators: Operators, name: str) -> int:
-    if name == "faces":
-        return len(operators.faces)
-    if name == "edges":
-        return len(operators.edges)
-    if name == "entries":
-        return operators.gradient.pattern.nnz
-    assert name == "neighbors"
-    assert operators.neighborhood is not None
-    return operators.neighborhood.nnz
+    if name in ("faces", "edges"):
+        return len(getattr(operators, name))
+    value = getattr(operators, next(field for field, kind in FIELDS.items() if kind.count == name))
+    pattern: Pattern = value.pattern if isinstance(value, SparseMatrix) else value
+    return pattern.nnz
 
 
 def largest_batch(sizes: Sequence[BatchSize], meshes: int | None, vertices: int | None) -> BatchSize:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from diffnet.cuda_graphs.buffers import BatchBuffers, Rest
+from diffnet.cuda_graphs.buffers import BatchBuffers, Read, Rest
+from diffnet.cuda_graphs.sizes import BatchSize
 from diffnet.geometry import Operators
+from diffnet.geometry.fields import FIELDS, FieldKind
 from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.common.cuda_graph import NotCapturable
 
@@ -34,11 +36,11 @@ class StaticOperators(Operators):
 
     def __getattribute__(self, name: str) -> Any:
         """Read a field of `Operators` from its buffer."""
-        if name not in _FIELDS:
+        if name not in FIELDS and name not in _OTHERS:
             return object.__getattribute__(self, name)
         made = self.made
         if name not in made:
-            made[name] = _FIELDS[name](self)
+            made[name] = _field(self, name, FIELDS[name]) if name in FIELDS else _OTHERS[name](self)
         return made[name]
 
     def __reduce__(self) -> NoReturn:
@@ -72,65 +74,53 @@ class StaticOperators(Operators):
         return self if self.evecs.dtype == dtype else self.prepared(dtype)
 
 
-def _basis(name: str) -> Callable[[StaticOperators], Tensor]:
-    def make(static: StaticOperators) -> Tensor:
-        buffers, dtype = static.buffers, static.basis
-        key, k = f"{name} {dtype}", buffers.example.k
+def _field(static: StaticOperators, name: str, kind: FieldKind) -> Any:
+    """A field in its buffer. None if the batch doesn't have it."""
+    if kind.refused:
+        raise NotCapturable(kind.refused)
+    buffers, basis = static.buffers, static.basis if kind.is_basis else None
+    if kind.kind == "extents":
+        return buffers.ptr
+    if kind.optional and basis is None and getattr(buffers.example, name) is None:
+        return None
 
-        def read(source: Operators) -> Tensor:
-            tensor: Tensor = getattr(source if dtype is None else source.prepared(dtype), name)
-            return tensor
+    def read(source: Operators) -> Any:
+        return getattr(source if basis is None else source.prepared(basis), name)
 
-        fill = buffers.rows if name == "evecs" else buffers.planes
-        return fill(key, read, lambda size: (size.vertices, k))
+    if kind.kind == "pattern":
+        return _pattern(buffers, name, kind.count, read)
+    if kind.kind == "matrix":
+        pattern = _pattern(buffers, name, kind.count, lambda source: read(source).pattern)
+        values = _tensor(buffers, f"{name}.values", lambda source: read(source).values, (*kind.shape, kind.count))
+        return SparseMatrix(pattern, values)
+    return _tensor(buffers, f"{name} {basis}" if kind.is_basis else name, read, kind.shape, kind.padding)
 
-    return make
 
+def _tensor(
+    buffers: BatchBuffers, name: str, read: Read, sizes: Sequence[str | int], padding: float | str = 0
+) -> Tensor:
+    """A tensor in its buffer.
 
-def _gradient_evecs(static: StaticOperators) -> Tensor | None:
-    given = static.basis is not None or static.buffers.example.gradient_evecs is not None
-    return _basis("gradient_evecs")(static) if given else None
+    sizes: its shape. It has added rows in the first dimension that is neither a number nor "K".
+    padding: see `FieldKind`
+    """
+    names: list[Any] = [_COUNTS.get(size, size) for size in sizes]
+    dim, count = next((i, each) for i, each in enumerate(names) if isinstance(each, str) and each != "K")
+
+    def shape(size: BatchSize) -> tuple[int, ...]:
+        known: dict[Any, int] = {"K": buffers.example.k, **size._asdict()}
+        return tuple(known.get(each, each) for each in names)
+
+    number = buffers.size.vertices - 1 if padding == "last" else padding  # the last vertex is an added one
+    rest: Rest | None = None if isinstance(number, str) else lambda source: number
+    needs = "" if count in ("meshes", "vertices") else count
+    return buffers.rows(name, read, shape, needs=needs, rest=rest, planes=dim == 1)
 
 
 def _lengths(static: StaticOperators) -> tuple[int, ...] | None:
     """None for several meshes, whose sizes differ between batches."""
     size = static.buffers.size
     return (size.vertices,) if size.meshes == 1 else None
-
-
-def _corners(name: str) -> Callable[[StaticOperators], Tensor]:
-    """Faces or edges. Those that are added join the last vertex, which is an added one, to itself."""
-
-    def make(static: StaticOperators) -> Tensor:
-        buffers, last = static.buffers, static.buffers.size.vertices - 1
-        corners = getattr(buffers.example, name).shape[1]
-        return buffers.rows(
-            name,
-            lambda source: getattr(source, name),
-            lambda size: (getattr(size, name), corners),
-            needs=name,
-            rest=lambda source: last,
-        )
-
-    return make
-
-
-def _gradient(static: StaticOperators) -> SparseMatrix:
-    buffers = static.buffers
-    pattern = _pattern(buffers, "gradient", "entries", lambda source: source.gradient.pattern)
-    values = buffers.planes(
-        "gradient.values", lambda source: source.gradient.values, lambda size: (size.entries,), needs="entries"
-    )
-    return SparseMatrix(pattern, values)
-
-
-def _neighborhood(static: StaticOperators) -> Pattern | None:
-    def read(source: Operators) -> Pattern:
-        assert source.neighborhood is not None
-        return source.neighborhood
-
-    given = static.buffers.example.neighborhood is not None
-    return _pattern(static.buffers, "neighborhood", "neighbors", read) if given else None
 
 
 def _pattern(buffers: BatchBuffers, name: str, needs: str, read: Callable[[Operators], Pattern]) -> Pattern:
@@ -172,40 +162,10 @@ def _pattern(buffers: BatchBuffers, name: str, needs: str, read: Callable[[Opera
     return stored(name, read, (transpose, places))
 
 
-def _joined(static: StaticOperators) -> Tensor | None:
-    """The added vertices are joined with no other."""
-    given = static.buffers.example.joined is not None
-    return _rows("joined", rest=None)(static) if given else None
-
-
-def _refused(reason: str) -> Callable[[StaticOperators], NoReturn]:
-    def refuse(static: StaticOperators) -> NoReturn:
-        raise NotCapturable(reason)
-
-    return refuse
-
-
-def _rows(name: str, *dims: int, rest: Rest | None = lambda _: 0) -> Callable[[StaticOperators], Tensor]:
-    return lambda static: static.buffers.rows(
-        name, lambda source: getattr(source, name), lambda size: (size.vertices, *dims), rest=rest
-    )
-
-
-_FIELDS: dict[str, Callable[[StaticOperators], Any]] = {
-    "ptr": lambda static: static.buffers.ptr,
-    "mass": _rows("mass"),
-    "evals": lambda static: static.buffers.rows(
-        "evals", lambda source: source.evals, lambda size: (size.meshes, static.buffers.example.k)
-    ),
-    "evecs": _basis("evecs"),
-    "gradient_evecs": _gradient_evecs,
-    "laplacian": _refused("implicit diffusion reads from the GPU how far its solver has come"),
-    "gradient": _gradient,
-    "frames": _rows("frames", 3, 3),
-    "faces": _corners("faces"),
-    "face_ptr": _refused("the number of faces of each mesh differs between batches"),
-    "edges": _corners("edges"),
-    "neighborhood": _neighborhood,
-    "joined": _joined,
+# The counts of `BatchSize` for the sizes of a field.
+_COUNTS: dict[Any, str] = {"B": "meshes", "V": "vertices", "F": "faces", "E": "edges"}
+# Fields of a batch that follow from others.
+_OTHERS: dict[str, Callable[[StaticOperators], Any]] = {
+    "edges": lambda static: _tensor(static.buffers, "edges", lambda source: source.edges, ("E", 2), "last"),
     "lengths": _lengths,
 }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import scipy.sparse
 import torch
 from numpy.typing import NDArray
 
 from diffnet.geometry.cache import Arrays
+from diffnet.geometry.fields import FIELDS, FieldKind
 from diffnet.geometry.operators import Operators
 from diffnet.ops import Pattern, SparseMatrix
 
@@ -32,21 +35,22 @@ def assembled(arrays: Arrays, faces: NDArray[np.int64]) -> Operators:
     def extent(count: int) -> torch.Tensor:
         return torch.tensor([0, count], dtype=torch.int64)
 
-    evecs = tensors["evecs"]
-    if evecs.dtype == torch.uint16:
-        evecs = evecs.view(torch.bfloat16)
-    return Operators(
-        ptr=extent(vertices),
-        mass=tensors["mass"],
-        evals=tensors["evals"][None],
-        evecs=evecs if evecs.dtype == torch.float32 else evecs.float() * tensors["evecs_scale"],
-        laplacian=sparse("laplacian"),
-        gradient=sparse("gradient"),
-        frames=tensors["frames"],
-        faces=torch.from_numpy(faces),
-        face_ptr=extent(len(faces)),
-        joined=tensors["joined"].long() if len(tensors["joined"]) > 0 else None,
-    )
+    def stored(name: str, kind: FieldKind) -> Any:
+        tensor = tensors[name]
+        if kind.optional and len(tensor) == 0:
+            return None
+        if kind.kind == "matrix":
+            return sparse(name)
+        if kind.kind == "vertices":
+            return tensor.long()
+        if tensor.dtype == torch.uint16:
+            tensor = tensor.view(torch.bfloat16)
+        if tensor.dtype != torch.float32:
+            tensor = tensor.float() * tensors[f"{name}_scale"]
+        return tensor[None] if kind.shape[0] == "B" else tensor
+
+    fields = {name: stored(name, kind) for name, kind in FIELDS.items() if kind.stored}
+    return Operators(ptr=extent(vertices), faces=torch.from_numpy(faces), face_ptr=extent(len(faces)), **fields)
 
 
 def _transposed(

@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry
+from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.preprocessing.options import Options
 
 # NumPy has no bfloat16, so entries hold its bits.
+STORED_AS = {"values": "float32", "matrix": "float32", "vertices": "int32"}
 BASIS_DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": "uint16"}
 
 
@@ -43,33 +46,31 @@ def _check(arrays: Arrays, vertices: int, options: Options) -> None:
     def count(name: str) -> int:
         return arrays[name].size if name in arrays else 0
 
-    entries = [count(f"{name}_indices") for name in ("laplacian", "gradient")]
-    k = options.k
-    expected = {
-        "mass": ("float32", (vertices,)),
-        "evals": ("float32", (k,)),
-        "evecs": (BASIS_DTYPES[options.basis], (vertices, k)),
-        "evecs_scale": ("float32", (k,)),
-        "frames": ("float32", (vertices, 3, 3)),
-        "laplacian": ("float32", (entries[0],)),
-        "laplacian_indptr": ("int32", (vertices + 1,)),
-        "laplacian_indices": ("int32", (entries[0],)),
-        "gradient": ("float32", (2, entries[1])),
-        "gradient_indptr": ("int32", (vertices + 1,)),
-        "gradient_indices": ("int32", (entries[1],)),
+    expected: dict[str, tuple[str, tuple[Any, ...]]] = {
+        "evecs_scale": ("float32", (options.k,)),
         "row_order": ("int32", (vertices if count("row_order") else 0,)),
-        "joined": ("int32", (vertices if count("joined") else 0,)),
     }
+    stored = {name: kind for name, kind in FIELDS.items() if kind.stored}
+    for name, kind in stored.items():
+        sizes: dict[Any, int] = {"V": 0 if kind.optional and not count(name) else vertices, "K": options.k}
+        shape = tuple(sizes.get(size, size) for size in kind.shape if size != "B")  # an entry has one mesh
+        if kind.kind == "matrix":
+            entries = count(f"{name}_indices")
+            shape = (*shape, entries)
+            expected[f"{name}_indptr"] = "int32", (vertices + 1,)
+            expected[f"{name}_indices"] = "int32", (entries,)
+        expected[name] = BASIS_DTYPES[options.basis] if kind.is_basis else STORED_AS[kind.kind], shape
     if {name: (array.dtype.name, array.shape) for name, array in arrays.items()} != expected:
         raise ValueError("it holds other arrays than it should")
-    for name in ("laplacian", "gradient"):
-        indptr, indices = arrays[f"{name}_indptr"], arrays[f"{name}_indices"]
-        if indptr[0] != 0 or indptr[-1] != len(indices) or (indptr[1:] < indptr[:-1]).any():
-            raise ValueError(f"{name}_indptr doesn't ascend from 0 to {len(indices)}")
-        if not _in_range(indices, vertices):
-            raise ValueError(f"{name}_indices are not all from 0 to {vertices - 1}")
-    if not _in_range(arrays["joined"], vertices):
-        raise ValueError(f"joined has indices that are not from 0 to {vertices - 1}")
+    for name, kind in stored.items():
+        if kind.kind == "matrix":
+            indptr, indices = arrays[f"{name}_indptr"], arrays[f"{name}_indices"]
+            if indptr[0] != 0 or indptr[-1] != len(indices) or (indptr[1:] < indptr[:-1]).any():
+                raise ValueError(f"{name}_indptr doesn't ascend from 0 to {len(indices)}")
+            if not _in_range(indices, vertices):
+                raise ValueError(f"{name}_indices are not all from 0 to {vertices - 1}")
+        elif kind.kind == "vertices" and not _in_range(arrays[name], vertices):
+            raise ValueError(f"{name} has indices that are not from 0 to {vertices - 1}")
     order = arrays["row_order"]
     if not _in_range(order, vertices) or np.bincount(order).max(initial=0) > 1:
         raise ValueError(f"row_order is not a permutation of 0 to {vertices - 1}")

@@ -23,8 +23,10 @@ from diffnet.geometry.discretize.vertex_order import order_unless_near
 from diffnet.geometry.eigen.problem import Array, Pairs
 from diffnet.geometry.eigen.shifted import shifted_pairs
 from diffnet.geometry.eigen.solve import eigenbasis
+from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
+from diffnet.geometry.preprocessing.entry import STORED_AS
 from diffnet.geometry.preprocessing.options import BasisPrecision, Options, chosen_laplacian
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ def discretize(mesh: Mesh, options: Options) -> Discretization:
         laplacian = lift_laplacian(laplacian, firsts, place)
         gradient, edges = lift_gradient(gradient, edges, firsts, place)
 
-    arrays = packed_arrays(mesh.name, laplacian, mass, frames, gradient, edges, first if joined else None)
+    arrays = packed_arrays(mesh.name, laplacian, mass, frames, gradient, edges, joined=first if joined else None)
     return Discretization(mesh.name, arrays, *problem, place if joined else None, lone_mass if original else None)
 
 
@@ -111,20 +113,24 @@ def packed_arrays(
     frames: Array,
     gradient: Array,
     edges: scipy.sparse.csr_matrix,
-    joined: NDArray[np.int64] | None = None,
+    **optional: NDArray[Any] | None,
 ) -> Arrays:
     """The arrays of a cache entry except the eigenpairs. Rows are stored along the surface, see `order_unless_near`.
 
     name: the mesh, for messages
     gradient: values (2, nnz) on the pattern `edges`
-    joined: see `joined_vertices`; None if no vertices are joined
+    optional: optional fields of `Operators`. Those that are None or not given are stored as empty arrays.
 
     Raises MeshError for values that single precision can't hold.
     """
     arrays = _in_single_precision(
         name, {"mass": mass, "laplacian": laplacian.data, "gradient": gradient, "frames": frames}
     )
-    arrays["joined"] = np.zeros(0, np.int32) if joined is None else joined.astype(np.int32)
+    for which, kind in FIELDS.items():
+        if kind.stored and kind.optional:
+            value = optional.get(which)
+            empty = np.zeros((0, *kind.shape[1:]))
+            arrays[which] = (empty if value is None else value).astype(STORED_AS[kind.kind])
     order = order_unless_near(edges)
     arrays["row_order"] = np.zeros(0, np.int32) if order is None else order.astype(np.int32)
     for which, matrix in (("laplacian", laplacian), ("gradient", edges)):

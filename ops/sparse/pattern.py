@@ -150,12 +150,12 @@ class Pattern:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return len(self.stored_indptr) - 1, self.columns
+        return self.stored_indptr.shape[0] - 1, self.columns
 
     @property
     def nnz(self) -> int:
         """The number of entries."""
-        return len(self.stored_indices)
+        return self.stored_indices.shape[0]
 
     @property
     def row_lengths(self) -> Tensor:

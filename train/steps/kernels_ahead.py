@@ -10,8 +10,7 @@ import torch
 
 from diffnet.cuda_graphs.sizes import BatchSize, largest_batch
 from diffnet.data import LabeledMeshes, Sample, Statistics
-from diffnet.geometry import Operators
-from diffnet.ops import Pattern, SparseMatrix
+from diffnet.geometry.operators import blank
 from diffnet.ops.common.launcher import without_running
 from diffnet.ops.compilation.launches import Launch, collected_launches
 from diffnet.ops.compilation.process import compiled_meanwhile
@@ -78,24 +77,10 @@ def _stand_in(
 ) -> Sample:
     """A batch of a size on the device. All values are 0, and the first mesh has all vertices."""
     meshes, vertices = min(size.meshes, 2), min(size.rounded().vertices, MOST_VERTICES)
-    ends = torch.full((meshes + 1,), vertices, device=device)
-    ends[0] = 0
     faces = torch.arange(6 * vertices, device=device).reshape(-1, 3) % vertices
-    pattern = Pattern(ends.new_zeros(vertices + 1), ends.new_zeros(0), vertices, check=False)
     features = torch.zeros(vertices, channels, device=device)
     basis = features.new_zeros(3, vertices, options.k, dtype=matmul_dtype(options.precision, device))
-    operators = Operators(
-        ptr=ends,
-        mass=features.new_zeros(vertices),
-        evals=features.new_zeros(meshes, options.k),
-        evecs=basis[0],
-        laplacian=SparseMatrix(pattern, features.new_zeros(0)),
-        gradient=SparseMatrix(pattern, features.new_zeros(2, 0)),
-        frames=features.new_zeros(vertices, 3, 3),
-        faces=faces,
-        face_ptr=ends * 2,
-        gradient_evecs=basis[1:],
-    )
+    operators = blank(vertices, options.k, device, meshes, faces=faces, evecs=basis[0], gradient_evecs=basis[1:])
     counts = {"meshes": meshes, "vertices": vertices, "faces": len(faces)}
     labeled = len(operators.edges) if data.labels_at == "edges" else counts[data.labels_at]
     example = torch.as_tensor(data.train[0].labels)
