@@ -30,14 +30,10 @@ def evaluate(
     task, channels = task_named(options.task), model.last.out_features
     tally = task.new_tally(channels, device)
     for sample in packed(samples, [[i] for i in range(len(samples))], device):
-        if task.pairs is not None:
-            with autocast(options.precision, device):
-                features = task.pairs.inputs(model, sample.features, sample.operators, options)
-            sample = replace(sample, features=features)
-        outputs = network_outputs(model, sample, options, device)
-        if task.pairs is not None:
-            outputs = task.pairs.maps(outputs, sample.operators, options)
-        predicted = task.predict(outputs)
+        with autocast(options.precision, device):
+            features = task.inputs(model, sample.features, sample.operators, options)
+        outputs = network_outputs(model, replace(sample, features=features), options, device)
+        predicted = task.predict(task.from_network(outputs, sample.operators, options))
         tally += task.tally(predicted, sample.labels, channels)
         if predictions is not None:
             predictions.append(predicted.cpu())

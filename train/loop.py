@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from diffnet import DiffusionNet
@@ -101,17 +102,15 @@ def train(
     scored = model if average is None else average.network
     step = TrainingStep(model, optimizer, options, device, average)
     if capture and device.type == "cuda" and options.backend == "auto":
-        if task.pairs is None:
+        if task.captured:
             step.capture(data.labels_at, [sample.operators for group in fitted for sample in group])
-        elif scored is not model:
+        elif scored is not model:  # the network alone
             graphed(model, first_visits=0)
-        # The functional maps of a pair depend on the lengths of its meshes on the host, so steps on pairs aren't
-        # captured. The graphs of the network serve them.
         graphed(scored, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
     history: list[Row] = []
     last_predictions: list[Tensor] = []
     best = -math.inf
-    fingerprint, train_meshes = _fingerprint(data), [mesh_hash(item.mesh) for item in data.train]
+    fingerprint, train_meshes = _fingerprint(data, task.truths(data)), [mesh_hash(item.mesh) for item in data.train]
 
     def checkpoint() -> Checkpoint:
         return {
@@ -289,13 +288,13 @@ def _check_same_data(stored: Checkpoint, fresh: Checkpoint, out: Path) -> None:
             raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with {difference}")
 
 
-def _fingerprint(data: LabeledMeshes) -> str:
-    """A hash of the meshes of a data set, their labels and their order."""
+def _fingerprint(data: LabeledMeshes, truths: Sequence[Sequence[NDArray[Any]]]) -> str:
+    """A hash of the meshes of a data set, their labels or pairs, and their order."""
     digest = hashlib.sha256()
-    for part in (data.train, data.test):
+    for part, known in zip((data.train, data.test), truths, strict=True):
         digest.update(f"{len(part)} meshes".encode())
-        for item in part:
+        for item, truth in zip(part, known, strict=True):
             digest.update(item.name.encode(errors="surrogatepass"))  # a file name need not be text
-            for array in (item.mesh.verts, item.mesh.faces, item.labels):
+            for array in (item.mesh.verts, item.mesh.faces, truth):
                 digest.update(f"{array.shape}".encode() + array.tobytes())
     return digest.hexdigest()

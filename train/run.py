@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -33,7 +34,6 @@ from diffnet.data import (
     LabeledMesh,
     LabeledMeshes,
     MeshPairs,
-    PairSample,
     Preprocessing,
     Sample,
     Statistics,
@@ -54,12 +54,12 @@ from diffnet.data import (
 )
 from diffnet.data.counts import counted
 from diffnet.data.decimation import Weights
+from diffnet.data.pairs.meshes import paired_meshes
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import check_folder_path, make_folder, remove_leftovers, write_atomically
 from diffnet.train.batches import keep_on_device
 from diffnet.train.checkpoint import load_checkpoint, restore_model
-from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import check_same_options, train
 from diffnet.train.metrics import percent, score_text
@@ -69,7 +69,6 @@ from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
 from diffnet.train.steps.kernels_ahead import kernels_compiled_meanwhile
 from diffnet.train.tasks.registry import report_files, task_named
-from diffnet.train.tasks.task import Scored
 
 T = TypeVar("T")
 
@@ -91,21 +90,25 @@ def run_training(
 
     Returns the content of results.json. Numbers in it are null if no test element is labeled.
 
-    pairs: of a correspondence. `data` are then its meshes, see `as_labeled`.
+    data: labeled meshes, or those of a correspondence, see `paired_meshes`
+    pairs: deprecated, because `paired_meshes` holds them
 
     The folder is locked until the run ends. See `locked` for what holds on network file systems.
 
     Raises OptionError, see `check_folder`, and for data that don't fit the task; DataError for a mesh that can't be
     used; and the errors of `train`.
     """
+    if pairs is not None:
+        warnings.warn(
+            "pairs is deprecated: diffnet.data.pairs.meshes.paired_meshes(pairs, channels) gives the data",
+            FutureWarning,
+            stacklevel=2,
+        )
+        data = paired_meshes(pairs, len(data.label_names))
     check_folder(out, resume)
     task = task_named(options.task)
     if data.labels_at not in task.targets_at:
         raise OptionError(f"{task.name} needs labels at {' or '.join(task.targets_at)}, got {data.labels_at}")
-    if (pairs is None) != (task.pairs is None):
-        raise OptionError(f"{task.name} {'needs' if pairs is None else 'does not take'} pairs of meshes")
-    if pairs is not None and task.pairs is not None:
-        task.pairs.check(pairs, options)
     data, options = task.prepared(data, options)
     if not resume:
         task.check(data, options)
@@ -132,18 +135,13 @@ def run_training(
         with kernels_compiled_meanwhile(replace(data, train=train_items), options, statistics, device):
             samples = preprocess(items, options, cache_dir, jobs, console, statistics)
             samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
-            # Functional maps need the basis in full precision.
-            basis_dtype = torch.float32 if pairs is not None else matmul_dtype(options.precision, device)
-            samples = keep_on_device(samples, device, basis_dtype)
+            samples = keep_on_device(samples, device, task.basis_dtype(options, device))
         rest = iter(samples)
         train_meshes, test_meshes, *variant_samples = (
             list(islice(rest, len(part))) for part in (data.train, data.test, *variants)
         )
-        train_samples: Sequence[Sample | PairSample] = train_meshes
-        test_samples: Sequence[Sample | PairSample] = test_meshes
-        if pairs is not None and task.pairs is not None:
-            train_samples = task.pairs.samples(pairs, "train", train_meshes, options)
-            test_samples = task.pairs.samples(pairs, "test", test_meshes, options)
+        train_samples = task.samples(data, "train", train_meshes, options)
+        test_samples = task.samples(data, "test", test_meshes, options)
         preprocessing_seconds = time.perf_counter() - started
 
         with progress_bar(console) as bar:
@@ -177,12 +175,8 @@ def run_training(
             evaluate(restore_model(judged)[0].to(device), test_samples, options, device, predictions)
         if targets is not None:
             predictions = [original_targets(each, targets) for each in predictions]
-        scored_pairs = None
-        if pairs is not None and task.pairs is not None:
-            scored_pairs = task.pairs.score(
-                pairs, predictions, test_samples, options, device, cache_dir=cache_dir, jobs=jobs, console=console
-            )
-        scored = Scored(data.test, predictions, data.label_names, data.labels_at, scored_pairs)
+        where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}
+        scored = task.scored(data, predictions, test_samples, options=options, **where)
         results = {
             "task": task.name,
             **task.results(scored),

@@ -33,6 +33,7 @@ from diffnet.data import (
     load_pairs,
     make_sample,
 )
+from diffnet.data.pairs.meshes import paired_meshes
 from diffnet.data.pairs.partial import boundary_length
 from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
@@ -41,7 +42,6 @@ from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoi
 from diffnet.train.correspondence import turns
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
 from diffnet.train.correspondence.matching import match_meshes
-from diffnet.train.correspondence.scoring import as_labeled
 from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.correspondence.turns import facing_alike, upright_axis, warn_if_tilted
 from diffnet.train.inference.network_input import MetadataError
@@ -385,10 +385,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
             out = tmp_path / str(len(parts))
             out.mkdir(exist_ok=True)
             options = TrainOptions(**plain, epochs=epochs)
-            train(as_labeled(data, 16), pairs, pairs, options, out, device=CPU, resume=epochs != parts[0])
+            train(paired_meshes(data, 16), pairs, pairs, options, out, device=CPU, resume=epochs != parts[0])
     whole, resumed = (load_checkpoint(tmp_path / name / "last.pt")["model"] for name in ("1", "2"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    other = as_labeled(two_bodies(0.2), 16)
+    other = paired_meshes(two_bodies(0.2), 16)
     with pytest.raises(CheckpointError, match="this run was started on a data set with other meshes"):
         train(other, pairs, pairs, TrainOptions(**plain, epochs=3), tmp_path / "1", device=CPU, resume=True)
 
@@ -617,6 +617,6 @@ def test_runs_with_graphs_equal_plain_ones_on_a_gpu(method, tmp_path):
     for capture in (False, True):
         out = tmp_path / str(capture)
         out.mkdir()
-        run = train(as_labeled(data, 16), pairs, pairs, options, out, device=gpu, capture=capture)
+        run = train(paired_meshes(data, 16), pairs, pairs, options, out, device=gpu, capture=capture)
         found.append([(row["train_loss"], row["test_r2"]) for row in run["history"]])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-2, atol=1e-2)

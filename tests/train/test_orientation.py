@@ -24,7 +24,7 @@ from diffnet.geometry.positions.alignment import share_an_axis
 from diffnet.train import cli
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import mesh_axes, say_what_is_rotated
-from diffnet.train.tasks.regression import check_vectors
+from diffnet.train.tasks.regression import TASK as REGRESSION
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
@@ -111,26 +111,26 @@ def test_vectors_that_would_not_turn_with_the_mesh(given: dict[str, Any], messag
     if message is None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            check_vectors(data, options)
+            REGRESSION.check(data, options)
     else:
         with pytest.raises(OptionError, match=f"^the columns wind_0, wind_1, wind_2 look like a vector, .*{message}"):
-            check_vectors(data, options)
+            REGRESSION.check(data, options)
 
 
 def test_features_that_show_no_directions_get_a_warning(tmp_path: Path) -> None:
     write_bodies(tmp_path, 3)
     options = TrainOptions(task="regression", rotate=False)
     with pytest.warns(UserWarning, match=r"log-hks don't depend on its orientation. Add --features xyz\+normals"):
-        check_vectors(load_targets(tmp_path, "file:wind"), options)
+        REGRESSION.check(load_targets(tmp_path, "file:wind"), options)
 
 
 def test_columns_with_sides() -> None:
     item = LabeledMesh("", ellipsoid(0), np.zeros((1, 2)))
     data = LabeledMeshes([item], [item], ["left area", "right area"], "meshes")
     with pytest.raises(OptionError, match="the columns left area and right area look like two sides, but --mirror"):
-        check_vectors(data, TrainOptions(task="regression", mirror=True))
-    check_vectors(data, TrainOptions(task="regression", mirror=True, scalar_targets=True))
-    check_vectors(data, TrainOptions(task="regression"))
+        REGRESSION.check(data, TrainOptions(task="regression", mirror=True))
+    REGRESSION.check(data, TrainOptions(task="regression", mirror=True, scalar_targets=True))
+    REGRESSION.check(data, TrainOptions(task="regression"))
 
 
 @pytest.mark.parametrize(("more", "status"), [([], 1), (["--no-rotate"], 0), (["--scalar-targets"], 0)])

@@ -37,7 +37,6 @@ from diffnet.train.metrics import column_scores
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import TrainingStep, make_optimizer
 from diffnet.train.tasks.regression import TASK as REGRESSION
-from diffnet.train.tasks.regression import target_loss
 from diffnet.train.tasks.task import Scored
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
@@ -248,12 +247,12 @@ def test_missing_targets_count_neither_in_losses_nor_in_scores(loss):
     known = ~targets.isnan()
     function = {"mse": "mse_loss", "l1": "l1_loss", "huber": "huber_loss"}[loss]
     expected = getattr(torch.nn.functional, function)(outputs[known].float(), targets[known])
-    found = target_loss(outputs, targets, options)
+    found = REGRESSION.loss(outputs, targets, options)
     torch.testing.assert_close(found, expected, check_dtype=False)
     (gradient,) = torch.autograd.grad(found, outputs)
     assert (gradient[~known] == 0).all()
     assert (gradient[known] != 0).all()
-    assert target_loss(outputs, torch.full_like(targets, torch.nan), options) == 0
+    assert REGRESSION.loss(outputs, torch.full_like(targets, torch.nan), options) == 0
     tally = REGRESSION.tally(outputs.detach(), targets, 2)
     for i, row in enumerate(column_scores(tally)):
         p, y = outputs.detach()[known[:, i], i], targets[known[:, i], i]

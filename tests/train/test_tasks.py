@@ -11,7 +11,8 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
@@ -23,10 +24,11 @@ from rich.console import Console
 from rooms import ROOMS, ROOT
 
 from diffnet import DiffusionNet
-from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, PairShape
-from diffnet.geometry import Mesh, make_mesh
+from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, MeshPairs, PairShape
+from diffnet.data.pairs.meshes import PairedMeshes, paired_meshes
+from diffnet.geometry import Mesh, SurfacePoints, make_mesh
+from diffnet.geometry.errors import OptionError
 from diffnet.train import TrainOptions, predict_values, run_evaluation, run_training
-from diffnet.train.correspondence.scoring import as_labeled
 from diffnet.train.tasks.registry import TASK_OPTIONS, TaskName, task_named
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
@@ -40,7 +42,8 @@ def other(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Registers a copy of a task under the name "other", and returns the name."""
 
     def register(name: TaskName) -> str:
-        copy = replace(task_named(name), name="other")  # type: ignore[arg-type]
+        copy = type(task_named(name))()
+        copy.name = "other"  # type: ignore[assignment]
         monkeypatch.setitem(sys.modules, "diffnet.train.tasks.other", SimpleNamespace(TASK=copy))
         monkeypatch.setitem(TASK_OPTIONS, "other", TASK_OPTIONS[name])
         monkeypatch.setattr("diffnet.train.options.TaskName", Literal[(*get_args(TaskName), "other")])
@@ -54,33 +57,73 @@ def body(seed: int) -> Mesh:
     return make_mesh(ball.vertices * np.random.default_rng(seed).uniform(0.5, 1.5, 3), ball.faces)
 
 
-def regression() -> tuple[LabeledMeshes, None]:
+def regression() -> LabeledMeshes:
     items = [LabeledMesh(f"m{i}", body(i), 100 + body(i).verts[:, :1]) for i in range(4)]
-    return LabeledMeshes(items[:3], items[3:], ["x"], "vertices"), None
+    return LabeledMeshes(items[:3], items[3:], ["x"], "vertices")
 
 
-def correspondence() -> tuple[LabeledMeshes, MeshPairs]:
+def correspondence() -> PairedMeshes:
     shapes = [PairShape(f"m{i}", body(i), np.arange(42)) for i in range(4)]
-    pairs = MeshPairs(shapes[:2], shapes[2:], [(0, 1)], [(0, 1)])
-    return as_labeled(pairs, 10), pairs
+    return paired_meshes(MeshPairs(shapes[:2], shapes[2:], [(0, 1)], [(0, 1)]), 10)
 
 
 @pytest.mark.parametrize(("original", "data_set"), [("regression", regression), ("correspondence", correspondence)])
 def test_a_copy_of_a_task_behaves_as_the_task(other, tmp_path, original, data_set):
-    data, pairs = data_set()
+    data = data_set()
+    pairs = isinstance(data, PairedMeshes)
     own = {"map_k": 6} if pairs else {"targets": "file:x", "loss": "l1"}
     found = []
     for name in (original, other(original)):
         out = tmp_path / name
         where = {"device": CPU, "cache_dir": tmp_path / "cache", "jobs": 1, "console": QUIET}
-        trained = run_training(data, TrainOptions(task=name, **SMALL, **own), out, pairs=pairs, **where)
+        trained = run_training(data, TrainOptions(task=name, **SMALL, **own), out, **where)
         network = DiffusionNet.load(out / "last.pt")
-        scored = run_evaluation(pairs or data, network, out / "scores", **where)
+        scored = run_evaluation(data, network, out / "scores", **where)
         assert (trained["task"], scored["task"]) == (name, name)
         values = None if pairs else predict_values([data.test[0].mesh], network, CPU)[0][1].tolist()
         files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if "tensorboard" not in path.parts)
         found.append((compared(trained), compared(scored), values, files))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("task", "data_set"), [("segmentation", correspondence), ("correspondence", regression)])
+def test_a_task_refuses_data_of_the_other_kind(
+    task: TaskName, data_set: Callable[[], LabeledMeshes], tmp_path: Path
+) -> None:
+    message = "correspondence needs pairs of meshes|segmentation does not take pairs of meshes"
+    where: dict[str, Any] = {"device": CPU, "cache_dir": tmp_path / "cache", "console": QUIET}
+    with pytest.raises(OptionError, match=f"^({message})$"):
+        run_training(data_set(), TrainOptions(task=task), tmp_path / "run", **where)
+    at = "the network is for segmentation; pairs need one|computes features for correspondence; `diffnet match` uses"
+    network = DiffusionNet(16, 3, width=8, blocks=1)
+    network.metadata = {"task": task, "features": "hks", "k": 30, "normalize": True}
+    with pytest.raises(ValueError, match=at):
+        run_evaluation(data_set(), network, tmp_path / "scores", **where)
+
+
+def test_meshes_in_pairs_have_no_labels() -> None:
+    """A run is resumed by the template points and the partners of each mesh, as in checkpoints of older versions."""
+    whole, points = np.arange(42), SurfacePoints(np.array([3, 5]), np.full((2, 3), 1 / 3))
+    shapes = [PairShape("a", body(0), whole), PairShape("b", body(1), points), PairShape("c", body(2))]
+    data = paired_meshes(MeshPairs(shapes, shapes[2:], [(0, 1), (0, 2), (1, 0)], []), 4)
+    assert data.label_names == ["0", "1", "2", "3"]
+    for item in data.train + data.test:
+        assert item.labels.shape == (42,)
+        assert (item.labels == UNLABELED).all()
+    train, test = task_named("correspondence").truths(data)
+    assert [known.tolist() for known in train] == [[*range(42), 1, 2], [3, 5, 0], []]
+    assert [known.tolist() for known in test] == [[]]
+    assert {known.dtype for known in train + test} == {np.dtype(np.int64)}
+
+
+def test_pairs_beside_their_meshes_still_train(tmp_path: Path) -> None:
+    data = correspondence()
+    labeled = LabeledMeshes(data.train, data.test, data.label_names, "vertices")
+    options = TrainOptions(task="correspondence", map_k=6, **{**SMALL, "epochs": 1})
+    where: dict[str, Any] = {"device": CPU, "cache_dir": tmp_path / "cache", "jobs": 1, "console": QUIET}
+    with pytest.warns(FutureWarning, match="pairs is deprecated"):
+        results = run_training(labeled, options, tmp_path / "run", pairs=data.pairs, **where)
+    assert results["train_pairs"] == 1
 
 
 def compared(results: dict[str, Any]) -> dict[str, Any]:
@@ -140,38 +183,35 @@ def train(
     run_command("heights", load, out, {"tolerance": tolerance, "remarks": tuple(remark or ()), **shared})
 """
 TASK = """
-from dataclasses import replace
-
 import torch
 
 from diffnet.data import load_targets
-from diffnet.train.tasks.regression import TASK as REGRESSION
+from diffnet.train.tasks.regression import Regression
 
 
-def loss(outputs, targets, options):
-    return ((outputs - targets).abs() - options.tolerance).clamp(min=0).mean()
+class Heights(Regression):
+    name = "heights"
+    score_name = "near"
+
+    def loss(self, outputs, targets, options):
+        return ((outputs - targets).abs() - options.tolerance).clamp(min=0).mean()
+
+    def load_test(self, path, known, cache):
+        print("trained with tolerance", known.network.options.tolerance)
+        return load_targets(path, "file:height", cache_dir=cache, needs_train=False)
+
+    def new_tally(self, columns, device):
+        return torch.zeros(2, dtype=torch.int64, device=device)
+
+    def tally(self, predictions, targets, columns):
+        near = (predictions - targets).abs() < 0.5
+        return torch.stack([near.sum(), torch.tensor(near.numel())])
+
+    def score(self, counts):
+        return float(counts[0] / counts[1])
 
 
-def load_test(path, known, cache):
-    print("trained with tolerance", known.options.tolerance)
-    return load_targets(path, "file:height", cache_dir=cache, needs_train=False)
-
-
-def tally(predictions, targets, columns):
-    near = (predictions - targets).abs() < 0.5
-    return torch.stack([near.sum(), torch.tensor(near.numel())])
-
-
-TASK = replace(
-    REGRESSION,
-    name="heights",
-    loss=loss,
-    new_tally=lambda columns, device: torch.zeros(2, dtype=torch.int64, device=device),
-    tally=tally,
-    score=lambda counts: float(counts[0] / counts[1]),
-    score_name="near",
-    load_test=load_test,
-)
+TASK = Heights()
 """
 RUN = """
 import json, sys

@@ -290,7 +290,7 @@ def test_progress_is_reported_after_each_step(tmp_path):
 
 
 def score_with(monkeypatch, score):
-    monkeypatch.setattr(loop, "task_named", lambda name: replace(SEGMENTATION, score=score))
+    monkeypatch.setattr(SEGMENTATION, "score", score)
 
 
 def test_with_a_validation_set_the_best_is_judged(tmp_path, monkeypatch):

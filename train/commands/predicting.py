@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffnet.data.counts import counted
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
@@ -118,7 +117,6 @@ def predict(
         from diffnet.train.inference.predict import predictor
         from diffnet.train.run import progress_bar
         from diffnet.train.tasks.registry import task_named
-        from diffnet.train.tasks.task import Outputs
 
     if not smooth <= MOST_WEIGHT:
         raise OptionError(f"--smooth should be at most {MOST_WEIGHT:g}, got {smooth}")
@@ -128,10 +126,9 @@ def predict(
     except MetadataError as e:
         raise MetadataError(f"{checkpoint}: {e}") from e
     print_kind(checkpoint, network)
-    task = task_named(expected.options.task)
-    outputs = Outputs(expected.label_names, expected.label_numbers, expected.labels_at)
+    task = task_named(expected.options.task).on_meshes()
     sources = find_meshes(meshes, without=out)
-    files = output_files(meshes, sources, out, task.formats(outputs.at), form, outputs.at)
+    files = output_files(meshes, sources, out, task.formats(expected.labels_at), form, expected.labels_at)
     report = report_file(out) if is_batch(meshes) else None
     for name, is_given in (("--probabilities", probabilities is not None), ("--smooth", smooth > 0)):
         if is_given and task.standardized:
@@ -147,7 +144,7 @@ def predict(
     for folder in {path.parent for path in all_files}:
         check_folder_path(folder)
     remove_leftovers(all_files)
-    one_table = not task.formats(outputs.at)
+    one_table = not task.formats(expected.labels_at)
     predicted_of = predictor(network, pick_device(device), cache, probabilities is not None, smooth)
     predictions: list[Predicted] = []
     written: list[Path] = []
@@ -160,7 +157,7 @@ def predict(
                     predicted = predicted_of(source)
                     if not one_table:
                         make_folder(files[i].parent)
-                        task.write_file(files[i], [predicted], outputs)
+                        task.write_file(files[i], [predicted], expected)
                         written.append(files[i])
                     if one_table or views:
                         predictions.append(predicted)
@@ -174,8 +171,8 @@ def predict(
                 make_folder(path.parent)
                 written.append(path)
             if one_table:
-                task.write_file(files[0], predictions, outputs)
-            task.write_views(predictions, outputs, html, png)
+                task.write_file(files[0], predictions, expected)
+            task.write_views(predictions, expected, html, png)
             if probabilities is not None:
                 _write_probabilities(probabilities, predictions, expected.label_names)
     finally:
@@ -297,7 +294,6 @@ def evaluate(
     training. --pairs, --base and --zoomout are for correspondence.
     """
     with ExitAtCtrlC():
-        from diffnet.data import MeshPairs
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_scored_network
         from diffnet.train.inference.network_input import MetadataError, network_input
@@ -314,11 +310,12 @@ def evaluate(
         raise MetadataError(f"{checkpoint}: {e}") from e
     print_kind(checkpoint, network)
     task = task_named(expected.options.task)
-    if (pairs is not None or base != "auto" or zoomout) and task.pairs is None:
+    own_names = TASK_OPTIONS[task.name].own_names
+    if (pairs is not None or base != "auto" or zoomout) and "zoomout" not in own_names:
         raise OptionError(
             f"--pairs, --base and --zoomout are for correspondence, and the network is one of {task.name}"
         )
-    if targets is not None and not task.standardized:
+    if targets is not None and "targets" not in own_names:
         raise OptionError(f"--targets is for regression, and the network is one of {task.name}")
     make_folder(cache)
     check_data(data, task.name)
@@ -328,13 +325,8 @@ def evaluate(
         if str(data) == TASK_OPTIONS[task.name].generated:
             unknown = f"{checkpoint} does not record the seed of its training"
             console.print(f"{unknown}; {data} are those of seed 0", soft_wrap=True)
-    known = DataOptions(expected.options, layout, targets, pairs, base, seed)
-    dataset = task.load_test(data, known, cache)
-    if isinstance(dataset, MeshPairs):
-        count = counted(len(dataset.test_pairs), "pair", "pairs")
-    else:
-        count = counted(len(dataset.test), "mesh", "meshes")
-    console.print(f"{count} to score")
+    dataset = task.load_test(data, DataOptions(expected, layout, targets, pairs, base, seed), cache)
+    console.print(f"{task.size(dataset)} to score")
     results = run_evaluation(
         dataset, network, out, zoomout=zoomout, device=chosen, cache_dir=cache, jobs=jobs, console=console
     )

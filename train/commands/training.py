@@ -19,7 +19,7 @@ from diffnet.train.recipes import recipe as options_of_recipe
 from diffnet.train.tasks.registry import TASK_OPTIONS, TaskName
 
 if TYPE_CHECKING:
-    from diffnet.data import LabeledMeshes, MeshPairs
+    from diffnet.data import LabeledMeshes
     from diffnet.train.checkpoint import Checkpoint
     from diffnet.train.tasks.task import Task
 
@@ -32,7 +32,6 @@ class Loaded(NamedTuple):
 
     data: LabeledMeshes
     options: TrainOptions
-    pairs: MeshPairs | None = None
 
 
 def training_command(
@@ -84,7 +83,7 @@ def run_command(
         keep_memory()
     check_folder(out, resume)
     make_folder(cache)
-    dataset, options, pairs = load(options, before)
+    dataset, options = load(options, before)
     meshes, outputs = counted(len(dataset.train), "mesh", "meshes"), counted(len(dataset.label_names), *task.outputs)
     at = "" if dataset.labels_at == "meshes" else f" at the {dataset.labels_at}"
     console.print(f"{meshes} to train on, {len(dataset.test)} to test on, {outputs}{at}")
@@ -99,7 +98,6 @@ def run_command(
             resume=resume,
             capture=given["capture"],
             console=console,
-            pairs=pairs,
         )
     except (KeyboardInterrupt, Terminated) as end:
         saved = (out / "last.pt").exists()
@@ -141,7 +139,7 @@ def _complete(task: TaskName, given: dict[str, Any], before: Mapping[str, Any] |
     given.update({name: value for name, value in followed.items() if name in defaults})
 
 
-def print_results(task: Task, results: dict[str, Any], out: Path) -> None:
+def print_results(task: Task[Any, Any], results: dict[str, Any], out: Path) -> None:
     """Print the scores of a task, from the content of results.json."""
     table, line = task.summary(results)
     if table.rows:  # there are none if the truth isn't known

@@ -18,7 +18,7 @@ from diffnet.checkpoints.files import CheckpointError
 from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.data.pairs.partial import check_whole
 from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
-from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss
+from diffnet.train.correspondence.maps import pair_maps, point_map_of, structure_loss, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.correspondence.turns import facing_alike, warn_if_tilted
 from diffnet.train.device import autocast
@@ -28,7 +28,6 @@ from diffnet.train.inference.predict import input_sample
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import descend, make_optimizer
 from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
-from diffnet.train.tasks.correspondence import map_loss
 
 FINE_TUNING_RATE = 1e-4
 
@@ -146,7 +145,7 @@ def _fine_tune(
         optimizer.zero_grad()
         maps = _maps(network, pair, options)
         if options.method == "unsupervised":
-            loss = map_loss(maps, pair.labels, options)
+            loss = unsupervised_loss(maps)
         else:
             loss = structure_loss(maps[:, 0], _maps(network, swapped, options)[:, 0])
         descend(loss, network, optimizer, options.clip)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
 
-from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, PairSample, PairShape, pair_errors
-from diffnet.geometry import SurfacePoints
+from diffnet.data import MeshPairs, PairSample, pair_errors
 from diffnet.train.correspondence.maps import point_map_of
 from diffnet.train.correspondence.turns import warn_if_tilted
 from diffnet.train.options import TrainOptions
@@ -47,29 +45,3 @@ def score_pairs(
     with console.status("geodesic distances"):
         errors = pair_errors(data, shapes, found, cache_dir=cache_dir, jobs=jobs)
     return ScoredPairs(data, found, errors)
-
-
-def as_labeled(data: MeshPairs, channels: int) -> LabeledMeshes:
-    """The meshes of a set of pairs for a network with this many features.
-
-    The labels of a mesh are not those of its vertices. They hold its template points and its partners, by which a
-    resumed run recognizes the set.
-    """
-
-    def labeled(shapes: Sequence[PairShape], pairs: Sequence[tuple[int, int]]) -> list[LabeledMesh]:
-        partners: list[list[int]] = [[] for _ in shapes]
-        for i, j in pairs:
-            partners[i].append(j)
-        return [
-            LabeledMesh(shape.name, shape.mesh, np.concatenate([_template(shape), np.array(own, np.int64)]))
-            for shape, own in zip(shapes, partners, strict=True)
-        ]
-
-    names = [str(i) for i in range(channels)]
-    train, test = labeled(data.train, data.train_pairs), labeled(data.test, data.test_pairs)
-    return LabeledMeshes(train, test, names, "vertices")
-
-
-def _template(shape: PairShape) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    template = shape.template.faces if isinstance(shape.template, SurfacePoints) else shape.template
-    return np.zeros(0, np.int64) if template is None else np.asarray(template, np.int64)

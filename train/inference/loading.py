@@ -33,10 +33,11 @@ def load_network(
             raise OptionError(f"{path}: the file records what its network labels; leave out --labels-at")
         network = DiffusionNet.load(path)
     task = network.metadata.get("task")
-    if isinstance(task, str) and task in TASK_OPTIONS and task_named(task).pairs is not None:
-        raise CheckpointError(
-            f"{path}: the network is for {task}, so it computes features and no labels; `diffnet match` uses them"
-        )
+    if isinstance(task, str) and task in TASK_OPTIONS:
+        try:
+            task_named(task).on_meshes()
+        except OptionError as e:
+            raise CheckpointError(f"{path}: {e}") from e
     if label_names is not None:
         if "label_names" in network.metadata:
             raise OptionError(f"{path}: the file has names of its classes; leave out --class-names")

@@ -95,11 +95,9 @@ def predict_values(
 
 
 def _check_classes(network: DiffusionNet) -> None:
-    expected = network_input(network)
-    if expected.target_statistics is not None:
-        raise MetadataError("the network predicts numbers and not classes; call predict_values")
-    if task_named(expected.options.task).pairs is not None:
-        raise MetadataError("the network computes features for correspondence and no classes; call match_meshes")
+    reason = task_named(network_input(network).options.task).no_classes
+    if reason is not None:
+        raise MetadataError(reason)
 
 
 def predictor(

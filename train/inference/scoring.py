@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,28 +12,22 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.data import (
-    DataError,
     LabeledMesh,
     LabeledMeshes,
     MeshPairs,
-    PairSample,
-    Sample,
     decimated_to_score,
     original_targets,
     own_arrays,
     standardized_targets,
-    with_labels_at,
-    without_classes,
 )
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import check_folder_path, make_folder
 from diffnet.train.evaluate import evaluate
-from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
+from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.mesh_hash import mesh_hash
 from diffnet.train.run import few_faces, preprocess, scored_on, surroundings, write_results
 from diffnet.train.tasks.registry import task_named
-from diffnet.train.tasks.task import Scored
 
 
 def run_evaluation(
@@ -67,12 +60,8 @@ def run_evaluation(
     check_empty(out)
     task, targets = task_named(expected.options.task), expected.target_statistics
     options = replace(expected.options, zoomout=zoomout)
-    if not isinstance(data, MeshPairs):
-        items = _matched(data, expected)
-    elif task.pairs is not None:
-        items = task.pairs.as_labeled(data, network.out_channels).test
-    else:
-        raise MetadataError(f"the network is for {task.name}; pairs need one for correspondence")
+    tested = task.test_set(data, expected)
+    items: list[LabeledMesh] = tested.test
     standardized = items if targets is None else standardized_targets(items, targets)
     for item in items:
         own_arrays(item.mesh, options.features, expected.statistics, item.arrays)  # names what is missing
@@ -86,25 +75,19 @@ def run_evaluation(
             replace(input_sample(item.mesh, expected, cache_dir, item.arrays), labels=torch.as_tensor(item.labels))
             for item in standardized
         ]
-    samples: Sequence[Sample | PairSample] = meshes
-    if isinstance(data, MeshPairs) and task.pairs is not None:
-        samples = task.pairs.samples(data, "test", meshes, options)
+    samples = task.samples(tested, "test", meshes, options)
     predictions: list[Tensor] = []
     evaluate(network.to(device), samples, options, device, predictions)
     if targets is not None:
         predictions = [original_targets(each, targets) for each in predictions]
-    scored_pairs = None
-    if isinstance(data, MeshPairs) and task.pairs is not None:
-        scored_pairs = task.pairs.score(
-            data, predictions, samples, options, device, cache_dir=cache_dir, jobs=jobs, console=console
-        )
+    where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}
+    scored = task.scored(tested, predictions, samples, options=options, **where)
     known = expected.train_meshes
     seen = None if known is None else sum(mesh_hash(item.mesh) in known for item in items)
-    scored = Scored(items, predictions, expected.label_names, expected.labels_at, scored_pairs)
     results = {
         "task": task.name,
         **task.results(scored),
-        **({"labels_at": expected.labels_at} if scored_pairs is None else {}),
+        **task.place(expected.labels_at),
         "test_meshes": len(items),
         "scored_training_meshes": seen,
         **surroundings(device),
@@ -119,18 +102,6 @@ def run_evaluation(
     summary = {"Meshes": str(len(items)), "In the training part": count, "Date": results["date"][:10]}
     task.write_report(out, scored, results, summary, None)
     return results
-
-
-def _matched(data: LabeledMeshes, expected: NetworkInput) -> list[LabeledMesh]:
-    """The test meshes with labels at the elements of a network and with its classes or columns."""
-    data, at = replace(data, train=[]), expected.labels_at
-    if at == "meshes" or data.labels_at == "meshes" or expected.target_statistics is not None:
-        if data.labels_at != at:
-            raise DataError(f"the labels are at {data.labels_at}, and the network predicts those at {at}")
-    else:
-        data = with_labels_at(data, at)
-    kept = without_classes(data, expected.options.ignore)
-    return task_named(expected.options.task).matched(kept, expected.label_names).test
 
 
 def check_empty(out: Path) -> None:

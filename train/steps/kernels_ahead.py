@@ -38,7 +38,7 @@ def kernels_compiled_meanwhile(
     statistics: of the own arrays among the features
     """
     is_dense = options.diffusion == "spectral" and options.attention_heads == 0
-    if device.type != "cuda" or task_named(options.task).pairs is not None or not is_dense:
+    if device.type != "cuda" or not task_named(options.task).captured or not is_dense:
         yield
         return
     launches: list[Launch] = []

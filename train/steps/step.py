@@ -90,12 +90,10 @@ class TrainingStep:
         features = batch.features
         if batch.rotations is not None:
             features = rotate_vectors(features, self._vectors, batch.rotations, batch.operators.ptr)
-        pairs = self._task.pairs
         with autocast(self._options.precision, self._device):
-            if pairs is not None:
-                features = pairs.inputs(self._model, features, batch.operators, self._options)
+            features = self._task.inputs(self._model, features, batch.operators, self._options)
             outputs: Tensor = self._model(features, batch.operators)
-        return outputs if pairs is None else pairs.maps(outputs, batch.operators, self._options)
+        return self._task.from_network(outputs, batch.operators, self._options)
 
     def _loss(self, batch: Batch) -> Tensor:
         return self._task.loss(self._outputs(batch), batch.labels, self._options)

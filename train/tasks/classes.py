@@ -69,7 +69,7 @@ def _mirrored(text: str | None, names: Sequence[str]) -> str | None:
             warnings.warn(
                 f"--mirror-labels {FDI}: there is no class for the mirror image of {', '.join(alone)}, so these are "
                 "unlabeled in mirrored meshes",
-                stacklevel=3,
+                stacklevel=4,
             )
     elif are_numbers(text):
         numbers = [int(number) for number in text.split(",")]
@@ -98,7 +98,7 @@ def _weights(text: str, data: LabeledMeshes, all_names: Sequence[str]) -> list[f
                 f"--class-weights {text}: the weight of {names[most]!r} is {weights[most]:.3g}, "
                 f"{weights[most] / weights[least]:.0f} times that of {names[least]!r}, {weights[least]:.3g}. With such "
                 f"weights, networks usually predict rare classes in wrong places. Try no class weights{hint}",
-                stacklevel=3,
+                stacklevel=4,
             )
         return weights
     given = class_weight_entries(text)

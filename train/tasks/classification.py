@@ -12,81 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, load_classes, shapes, with_label_names
+from diffnet.data import LabeledMeshes, TargetsAt, load_classes, shapes
 from diffnet.geometry.files import write_atomically
-from diffnet.train.metrics import accuracy, confusion_matrix
+from diffnet.train.inference.network_input import NetworkInput
+from diffnet.train.metrics import confusion_matrix
 from diffnet.train.report.spread import spread_over
-from diffnet.train.tasks.classes import check_sides, with_class_options
 from diffnet.train.tasks.labels import (
+    LabelTask,
     accuracies,
     accuracy_summary,
     class_results,
-    class_summary,
-    label_loss,
     matrix_of,
-    new_matrix,
 )
 from diffnet.train.tasks.options.classification import OPTIONS
-from diffnet.train.tasks.task import DataOptions, Outputs, Predicted, Scored, Task, scores_a_test, titles_of
+from diffnet.train.tasks.task import DataOptions, Predicted, Scored, scores_a_test, titles_of
 
 SHOWN_MESHES = 60  # on the page of predictions
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
 
 
-def _predict(outputs: Tensor) -> Tensor:
-    """The probabilities (B, C) float32."""
-    return outputs.float().softmax(-1)
-
-
-def _tally(probabilities: Tensor, labels: Tensor, classes: int) -> Tensor:
-    return confusion_matrix(probabilities.argmax(-1), labels, classes)
-
-
-def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
-    if str(path) == OPTIONS.generated:
-        return shapes(train=1, seed=known.seed)  # the training part is not read
-    return load_classes(path, cache_dir=cache_dir, needs_train=False)
-
-
 def _matrix(scored: Scored) -> NDArray[np.int64]:
     return matrix_of(scored, [probabilities.argmax(-1) for probabilities in scored.predictions])
-
-
-def _results(scored: Scored) -> dict[str, Any]:
-    matrix = _matrix(scored)
-    return {**accuracies(matrix), "classes": class_results(matrix, scored.label_names)}
-
-
-def _write_report(
-    out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
-) -> None:
-    # Matplotlib takes half a second to import, and training starts without it.
-    from diffnet.train.report.charts import confusion_png
-    from diffnet.train.report.report import write_report
-    from diffnet.train.report.shapes import ClassifiedMesh
-
-    matrix = _matrix(scored)
-    confusion = confusion_png(matrix, scored.label_names)
-    write_atomically(out / "confusion.png", confusion)
-
-    def row(i: int) -> ClassifiedMesh:
-        item, probabilities = scored.meshes[i], scored.predictions[i].flatten()
-        predicted, truth = int(probabilities.argmax()), int(item.labels.flat[0])
-        probability = float(probabilities[predicted])
-        return ClassifiedMesh(item.name, item.mesh.verts, item.mesh.faces, predicted, truth, probability)
-
-    write_report(
-        out / "predictions.html",
-        (),
-        {**accuracy_summary(results), **summary},
-        matrix=matrix,
-        label_names=scored.label_names,
-        confusion=confusion,
-        curves=curves,
-        title=f"Classification of the {'test' if scores_a_test(results) else 'scored'} meshes",
-        shapes=(row(i) for i in _shown(scored)),
-        elements="Meshes",
-    )
 
 
 def _shown(scored: Scored) -> list[int]:
@@ -100,59 +46,97 @@ def _shown(scored: Scored) -> list[int]:
     return wrong + spread_over(others, SHOWN_MESHES - len(wrong))
 
 
-def _write_table(table: Path, predictions: Sequence[Predicted], outputs: Outputs) -> None:
-    """A table with the columns file, label, and the probability of each class."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "label", *outputs.names])
-    for predicted in predictions:
-        shares = (f"{share:.6g}" for share in predicted.values.flatten().tolist())
-        writer.writerow([predicted.mesh.name, outputs.names[int(predicted.values.argmax())], *shares])
-    write_atomically(table, text.getvalue())
+class Classification(LabelTask):
+    """A class for each mesh."""
+
+    name = "classification"
+    targets_at = ("meshes",)
+
+    def load_test(self, path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
+        if str(path) == OPTIONS.generated:
+            return shapes(train=1, seed=known.seed)  # the training part is not read
+        return load_classes(path, cache_dir=cache_dir, needs_train=False)
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """The probabilities (B, C) float32."""
+        return outputs.float().softmax(-1)
+
+    def tally(self, probabilities: Tensor, labels: Tensor, classes: int) -> Tensor:
+        return confusion_matrix(probabilities.argmax(-1), labels, classes)
+
+    def results(self, scored: Scored) -> dict[str, Any]:
+        matrix = _matrix(scored)
+        return {**accuracies(matrix), "classes": class_results(matrix, scored.label_names)}
+
+    def write_report(
+        self, out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
+    ) -> None:
+        # Matplotlib takes half a second to import, and training starts without it.
+        from diffnet.train.report.charts import confusion_png
+        from diffnet.train.report.report import write_report
+        from diffnet.train.report.shapes import ClassifiedMesh
+
+        matrix = _matrix(scored)
+        confusion = confusion_png(matrix, scored.label_names)
+        write_atomically(out / "confusion.png", confusion)
+
+        def row(i: int) -> ClassifiedMesh:
+            item, probabilities = scored.meshes[i], scored.predictions[i].flatten()
+            predicted, truth = int(probabilities.argmax()), int(item.labels.flat[0])
+            probability = float(probabilities[predicted])
+            return ClassifiedMesh(item.name, item.mesh.verts, item.mesh.faces, predicted, truth, probability)
+
+        write_report(
+            out / "predictions.html",
+            (),
+            {**accuracy_summary(results), **summary},
+            matrix=matrix,
+            label_names=scored.label_names,
+            confusion=confusion,
+            curves=curves,
+            title=f"Classification of the {'test' if scores_a_test(results) else 'scored'} meshes",
+            shapes=(row(i) for i in _shown(scored)),
+            elements="Meshes",
+        )
+
+    def write_file(self, table: Path, predictions: Sequence[Predicted], network: NetworkInput) -> None:
+        """A table with the columns file, label, and the probability of each class."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["file", "label", *network.label_names])
+        for predicted in predictions:
+            shares = (f"{share:.6g}" for share in predicted.values.flatten().tolist())
+            writer.writerow([predicted.mesh.name, network.label_names[int(predicted.values.argmax())], *shares])
+        write_atomically(table, text.getvalue())
+
+    def write_views(
+        self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None
+    ) -> None:
+        from diffnet.viz import page, picture
+        from diffnet.viz.render import png_bytes
+
+        meshes, label_names = [predicted.mesh for predicted in predictions], network.label_names
+        chosen = [int(predicted.values.argmax()) for predicted in predictions]
+        shown = [np.full(len(mesh.verts), label) for mesh, label in zip(meshes, chosen, strict=True)]
+        titles = [f"{title}: {label_names[label]}" for title, label in zip(titles_of(meshes), chosen, strict=True)]
+        if html is not None:
+            fields = [{"prediction": labels} for labels in shown]
+            page(
+                meshes,
+                labels=fields,
+                at="vertices",
+                label_names=label_names,
+                titles=titles,
+                heading="Predicted classes",
+            ).save(html)
+        if png is not None:
+            drawn = picture(
+                meshes, labels=shown, at="vertices", label_names=label_names, titles=titles, size=PICTURE_SIZE
+            )
+            write_atomically(png, png_bytes(drawn.pixels))
+
+    def formats(self, at: TargetsAt) -> tuple[str, ...]:
+        return ()  # one table
 
 
-def _write_views(predictions: Sequence[Predicted], outputs: Outputs, html: Path | None, png: Path | None) -> None:
-    from diffnet.viz import page, picture
-    from diffnet.viz.render import png_bytes
-
-    meshes, label_names = [predicted.mesh for predicted in predictions], outputs.names
-    chosen = [int(predicted.values.argmax()) for predicted in predictions]
-    shown = [np.full(len(mesh.verts), label) for mesh, label in zip(meshes, chosen, strict=True)]
-    titles = [f"{title}: {label_names[label]}" for title, label in zip(titles_of(meshes), chosen, strict=True)]
-    if html is not None:
-        fields = [{"prediction": labels} for labels in shown]
-        page(
-            meshes,
-            labels=fields,
-            at="vertices",
-            label_names=label_names,
-            titles=titles,
-            heading="Predicted classes",
-        ).save(html)
-    if png is not None:
-        drawn = picture(meshes, labels=shown, at="vertices", label_names=label_names, titles=titles, size=PICTURE_SIZE)
-        write_atomically(png, png_bytes(drawn.pixels))
-
-
-TASK = Task(
-    name="classification",
-    targets_at=("meshes",),
-    outputs=("class", "classes"),
-    loss=label_loss,
-    predict=_predict,
-    new_tally=new_matrix,
-    tally=_tally,
-    score=accuracy,
-    score_name="accuracy",
-    prepared=with_class_options,
-    check=check_sides,
-    load_test=_load_test,
-    matched=with_label_names,
-    results=_results,
-    summary=class_summary,
-    write_report=_write_report,
-    report_files=("confusion.png",),
-    formats=lambda at: (),  # one table
-    write_file=_write_table,
-    write_views=_write_views,
-)
+TASK = Classification()

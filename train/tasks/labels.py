@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from rich.table import Table
 from torch import Tensor
 
-from diffnet.data import UNLABELED
+from diffnet.data import UNLABELED, LabeledMeshes, with_label_names
 from diffnet.ops import Backend, cross_entropy, label_smoothing_loss
 from diffnet.ops.cross_entropy.op import total_weight
 from diffnet.train.metrics import accuracy, balanced_accuracy, class_scores, confusion_matrix, percent
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.classes import weights_on
-from diffnet.train.tasks.task import Scored, scores_a_test
+from diffnet.train.tasks.classes import check_sides, weights_on, with_class_options
+from diffnet.train.tasks.task import MeshTask, Scored, scores_a_test
 
 
 def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
@@ -43,11 +43,6 @@ def mean_cross_entropy(
     # PyTorch's own loss computes this mean on a single multiprocessor of the GPU. A separate sum uses all of them.
     losses = cross_entropy(logits, labels, UNLABELED, backend, weights=weights)
     return losses.sum() / total_weight(labels, UNLABELED, weights)
-
-
-def new_matrix(classes: int, device: torch.device) -> Tensor:
-    """A confusion matrix (C, C) int64 of nothing."""
-    return torch.zeros(classes, classes, dtype=torch.int64, device=device)
 
 
 def matrix_of(scored: Scored, predicted: Sequence[Tensor]) -> NDArray[np.int64]:
@@ -77,30 +72,56 @@ def class_results(matrix: NDArray[np.int64], names: Sequence[str]) -> list[dict[
     ]
 
 
-def class_summary(results: dict[str, Any]) -> tuple[Table, str]:
-    """The scores of each class as a table, and those of all classes as a line."""
-    shown = results["classes"]
-    segments = "mean_iou" in results
-    table = Table("class", "elements" if segments else "meshes", "accuracy", "IoU")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in shown[:30]:
-        table.add_row(row["name"], str(row["count"]), percent(row["accuracy"]), percent(row["iou"]))
-    if len(shown) > 30:
-        table.add_row(f"… {len(shown) - 30} more in results.json", "", "", "")
-    iou = f", mean IoU {percent(results['mean_iou'], 2)}" if segments else ""
-    if "soft_accuracy" in results:
-        iou += f", accuracy by soft labels {percent(results['soft_accuracy'], 2)}"
-    name = "test accuracy" if scores_a_test(results) else "accuracy"
-    return table, (
-        f"{name} {percent(results['test_accuracy'], 2)}, balanced accuracy "
-        f"{percent(results['balanced_accuracy'], 2)}{iou}"
-    )
-
-
 def accuracy_summary(results: dict[str, Any]) -> dict[str, str]:
     """The entries of a report's summary that all of these tasks have."""
     return {
         "Test accuracy" if scores_a_test(results) else "Accuracy": percent(results["test_accuracy"]),
         "Balanced accuracy": percent(results["balanced_accuracy"]),
     }
+
+
+class LabelTask(MeshTask):
+    """The parts that tasks with labels share."""
+
+    outputs = ("class", "classes")
+    score_name = "accuracy"
+    report_files = ("confusion.png",)
+
+    def matched(self, data: LabeledMeshes, names: list[str]) -> LabeledMeshes:
+        return with_label_names(data, names)
+
+    def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
+        return with_class_options(*super().prepared(data, options))
+
+    def check(self, data: LabeledMeshes, options: TrainOptions) -> None:
+        check_sides(data, options)
+
+    def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
+        return label_loss(outputs, targets, options)
+
+    def new_tally(self, channels: int, device: torch.device) -> Tensor:
+        """A confusion matrix (C, C) int64."""
+        return torch.zeros(channels, channels, dtype=torch.int64, device=device)
+
+    def score(self, tally: Tensor) -> float:
+        return accuracy(tally)
+
+    def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
+        """The scores of each class as a table, and those of all classes as a line."""
+        shown = results["classes"]
+        segments = "mean_iou" in results
+        table = Table("class", "elements" if segments else "meshes", "accuracy", "IoU")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for row in shown[:30]:
+            table.add_row(row["name"], str(row["count"]), percent(row["accuracy"]), percent(row["iou"]))
+        if len(shown) > 30:
+            table.add_row(f"… {len(shown) - 30} more in results.json", "", "", "")
+        iou = f", mean IoU {percent(results['mean_iou'], 2)}" if segments else ""
+        if "soft_accuracy" in results:
+            iou += f", accuracy by soft labels {percent(results['soft_accuracy'], 2)}"
+        name = "test accuracy" if scores_a_test(results) else "accuracy"
+        return table, (
+            f"{name} {percent(results['test_accuracy'], 2)}, balanced accuracy "
+            f"{percent(results['balanced_accuracy'], 2)}{iou}"
+        )

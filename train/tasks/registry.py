@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from diffnet.geometry.errors import OptionError
 from diffnet.train.tasks.options.correspondence import CorrespondenceOptions
@@ -48,9 +48,9 @@ def check_task_options(task: TaskName, changed: Iterable[str]) -> None:
             raise OptionError(f"{name} is not available for {task}")
 
 
-def task_named(name: TaskName) -> Task:
+def task_named(name: TaskName) -> Task[Any, Any]:
     """The task of this name."""
-    task: Task = import_module(f"diffnet.train.tasks.{name}").TASK
+    task: Task[Any, Any] = import_module(f"diffnet.train.tasks.{name}").TASK
     return task
 
 

@@ -26,12 +26,13 @@ from diffnet.data.target_names import vector_columns
 from diffnet.geometry import Mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
+from diffnet.train.inference.network_input import NetworkInput
 from diffnet.train.metrics import column_scores, mean_r2
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.options.regression import Loss
 from diffnet.train.tasks.sides import found_sides
-from diffnet.train.tasks.task import DataOptions, Outputs, Predicted, Scored, Task, scores_a_test, titles_of
+from diffnet.train.tasks.task import DataOptions, MeshTask, Predicted, Scored, scores_a_test, titles_of
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60
@@ -41,23 +42,7 @@ _ERRORS: dict[Loss, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss
 _IN_PLY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
-def target_loss(outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
-    """The mean error () over the targets (N, C) that are not NaN, as the option `loss` says. 0 if there are none."""
-    known = ~targets.isnan()
-    errors = _ERRORS[options.loss](outputs.float(), targets.float().nan_to_num(), reduction="none")
-    return torch.where(known, errors, 0).sum() / known.sum().clamp(min=1)
-
-
-def _predict(outputs: Tensor) -> Tensor:
-    """Standardized predictions (N, C) float32."""
-    return outputs.float()
-
-
-def _new_tally(columns: int, device: torch.device) -> Tensor:
-    return torch.zeros(columns, 5, dtype=torch.float64, device=device)
-
-
-def _tally(predictions: Tensor, targets: Tensor, columns: int) -> Tensor:
+def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
     """For each column: the number of targets, their sum, their sum of squares, and sums of the errors."""
     known = ~targets.isnan()
     truth = targets.double().nan_to_num()
@@ -66,137 +51,8 @@ def _tally(predictions: Tensor, targets: Tensor, columns: int) -> Tensor:
     return torch.stack([part.sum(0) for part in parts], 1)
 
 
-def check_vectors(data: LabeledMeshes, options: TrainOptions) -> None:
-    """Raises OptionError for targets that should turn with the mesh, or change sides with it, and don't.
-
-    Warns if they are a vector and the features don't depend on the orientation.
-    """
-    if options.scalar_targets:
-        return
-    vectors, sides = vector_columns(data.label_names), found_sides(data.label_names)
-    parts = feature_parts(options.features)
-    knows = any(part.is_vector or part.array is not None for part in parts)
-    features = f"the features {options.features} don't depend on its orientation"
-    scalars = "If they are numbers that stay as they are when a mesh is turned or mirrored, add --scalar-targets"
-    if vectors:
-        columns = f"the columns {', '.join(vectors[0])} look like a vector, which turns with the mesh"
-        if options.mirror:
-            raise OptionError(f"{columns}, but --mirror leaves their values as they are; leave it out. {scalars}")
-        if options.rotate is not False:
-            why = "random rotations in training leave their values as they are" if options.rotates else features
-            more = "" if knows else "--features xyz+normals+log-hks "
-            raise OptionError(f"{columns}, but {why}. If all meshes stand alike, add {more}--no-rotate. {scalars}")
-        if not knows:
-            warnings.warn(f"{columns}, but {features}. Add --features xyz+normals+log-hks", stacklevel=3)
-    if options.mirror and sides:
-        raise OptionError(
-            f"the columns {sides[0][0]} and {sides[0][1]} look like two sides, but --mirror leaves their values as "
-            f"they are; leave it out. {scalars}"
-        )
-
-
-def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
-    return load_targets(path, known.targets or known.options.targets, cache_dir=cache_dir, needs_train=False)
-
-
-def _results(scored: Scored) -> dict[str, Any]:
-    columns = len(scored.label_names)
-    truth = [torch.as_tensor(item.labels, dtype=torch.float64) for item in scored.meshes]
-    # Sums of numbers far from 0 lose their differences, so the smallest target of each column is the origin.
-    origin = torch.stack([values.nan_to_num(nan=math.inf).amin(0) for values in truth]).amin(0)
-    tally = torch.zeros(columns, 5, dtype=torch.float64)
-    for values, prediction in zip(truth, scored.predictions, strict=True):
-        tally += _tally(prediction - origin, values - origin, columns)
-    scores = column_scores(tally)
-    rows = [
-        {"name": name, **{key: None if np.isnan(value) else value for key, value in own.items()}}
-        for name, own in zip(scored.label_names, scores, strict=True)
-    ]
-    mean = mean_r2(tally)
-    return {"test_r2": None if np.isnan(mean) else mean, "labels_at": scored.labels_at, "columns": rows}
-
-
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
-
-
-def _summary(results: dict[str, Any]) -> tuple[Table, str]:
-    table = Table("column", "targets", "MAE", "RMSE", "R²")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in results["columns"][:30]:
-        table.add_row(row["name"], str(row["count"]), *(_number(row[key]) for key in ("mae", "rmse", "r2")))
-    if len(results["columns"]) > 30:
-        table.add_row(f"… {len(results['columns']) - 30} more in results.json", "", "", "", "")
-    return table, f"{'test ' if scores_a_test(results) else ''}R² {_number(results['test_r2'])}"
-
-
-def _write_report(
-    out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
-) -> None:
-    # Matplotlib takes half a second to import, and training starts without it.
-    from diffnet.train.report.regression import Values, write_values_report
-    from diffnet.train.report.scatter import scatter_png
-
-    predictions = [prediction.numpy() for prediction in scored.predictions]
-    truth = [np.asarray(item.labels, np.float64) for item in scored.meshes]
-    scatter = scatter_png(np.concatenate(predictions), np.concatenate(truth), scored.label_names)
-    write_atomically(out / "scatter.png", scatter)
-    shown = spread_over(range(len(scored.meshes)), SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
-
-    def row(i: int) -> Values:
-        mesh = scored.meshes[i].mesh
-        return Values(scored.meshes[i].name, mesh.verts, mesh.faces, predictions[i], truth[i])
-
-    write_values_report(
-        out / "predictions.html",
-        (row(i) for i in shown),
-        {"R²" if len(results["columns"]) == 1 else "Mean R²": _number(results["test_r2"]), **summary},
-        columns=results["columns"],
-        at=scored.labels_at,
-        scatter=scatter,
-        curves=curves,
-        title=f"Regression on the {'test' if scores_a_test(results) else 'scored'} meshes",
-    )
-
-
-def _formats(at: TargetsAt) -> tuple[str, ...]:
-    if at == "meshes":
-        return ()  # one table
-    return (".csv", ".npy") if at == "edges" else (".ply", ".npy", ".csv")  # a PLY file has no edges
-
-
-def _write_file(file: Path, predictions: Sequence[Predicted], outputs: Outputs) -> None:
-    """The columns with their names."""
-    values = [predicted.values.numpy() for predicted in predictions]
-    if outputs.at == "meshes":
-        names = [predicted.mesh.name for predicted in predictions]
-        write_atomically(file, _table(["file", *outputs.names], np.concatenate(values), names))
-    else:
-        _write_values(file, predictions[0].mesh, values[0], outputs.names, outputs.at)
-
-
-def _write_views(predictions: Sequence[Predicted], outputs: Outputs, html: Path | None, png: Path | None) -> None:
-    """A page, and a picture of the first column."""
-    from diffnet.viz import page, picture
-    from diffnet.viz.render import png_bytes
-
-    meshes, label_names = [predicted.mesh for predicted in predictions], outputs.names
-    shown = [predicted.values.numpy() for predicted in predictions]
-    at: LabelsAt = "vertices"
-    if outputs.at != "meshes":
-        at = outputs.at
-    else:  # a page shows values at vertices
-        shown = [np.repeat(own, len(mesh.verts), axis=0) for own, mesh in zip(shown, meshes, strict=True)]
-    titles = titles_of(meshes)
-    if html is not None:
-        fields = [dict(zip(label_names, own.T, strict=True)) for own in shown]
-        page(meshes, scalars=fields, at=at, titles=titles, heading="Predicted values").save(html)
-    if png is not None:
-        first = [{label_names[0]: own[:, 0]} for own in shown]
-        several = titles if len(titles) > 1 else None
-        drawn = picture(meshes, scalars=first, at=at, titles=several, size=PICTURE_SIZE)
-        write_atomically(png, png_bytes(drawn.pixels))
 
 
 def _write_values(file: Path, mesh: Mesh, values: NDArray[Any], names: list[str], at: LabelsAt) -> None:
@@ -239,25 +95,163 @@ def _ply_names(names: Sequence[str]) -> list[str]:
     return found
 
 
-TASK = Task(
-    name="regression",
-    targets_at=("vertices", "faces", "edges", "meshes"),
-    outputs=("column of targets", "columns of targets"),
-    loss=target_loss,
-    predict=_predict,
-    new_tally=_new_tally,
-    tally=_tally,
-    score=mean_r2,
-    check=check_vectors,
-    score_name="r2",
-    load_test=_load_test,
-    matched=with_columns,
-    results=_results,
-    summary=_summary,
-    write_report=_write_report,
-    report_files=("scatter.png",),
-    formats=_formats,
-    write_file=_write_file,
-    write_views=_write_views,
-    standardized=True,
-)
+class Regression(MeshTask):
+    """Numbers for each element of a mesh, or for each mesh."""
+
+    name = "regression"
+    targets_at = ("vertices", "faces", "edges", "meshes")
+    outputs = ("column of targets", "columns of targets")
+    score_name = "r2"
+    report_files = ("scatter.png",)
+    standardized = True
+    no_classes = "the network predicts numbers and not classes; call predict_values"
+
+    def matched(self, data: LabeledMeshes, names: list[str]) -> LabeledMeshes:
+        return with_columns(data, names)
+
+    def check(self, data: LabeledMeshes, options: TrainOptions) -> None:
+        """Raises OptionError for targets that should turn with the mesh, or change sides with it, and don't.
+
+        Warns if they are a vector and the features don't depend on the orientation.
+        """
+        if options.scalar_targets:
+            return
+        vectors, sides = vector_columns(data.label_names), found_sides(data.label_names)
+        parts = feature_parts(options.features)
+        knows = any(part.is_vector or part.array is not None for part in parts)
+        features = f"the features {options.features} don't depend on its orientation"
+        scalars = "If they are numbers that stay as they are when a mesh is turned or mirrored, add --scalar-targets"
+        if vectors:
+            columns = f"the columns {', '.join(vectors[0])} look like a vector, which turns with the mesh"
+            if options.mirror:
+                raise OptionError(f"{columns}, but --mirror leaves their values as they are; leave it out. {scalars}")
+            if options.rotate is not False:
+                why = "random rotations in training leave their values as they are" if options.rotates else features
+                more = "" if knows else "--features xyz+normals+log-hks "
+                raise OptionError(f"{columns}, but {why}. If all meshes stand alike, add {more}--no-rotate. {scalars}")
+            if not knows:
+                warnings.warn(f"{columns}, but {features}. Add --features xyz+normals+log-hks", stacklevel=3)
+        if options.mirror and sides:
+            raise OptionError(
+                f"the columns {sides[0][0]} and {sides[0][1]} look like two sides, but --mirror leaves their values as "
+                f"they are; leave it out. {scalars}"
+            )
+
+    def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
+        """The mean error () over the targets that are not NaN, as the option `loss` says. 0 if there are none."""
+        known = ~targets.isnan()
+        errors = _ERRORS[options.loss](outputs.float(), targets.float().nan_to_num(), reduction="none")
+        return torch.where(known, errors, 0).sum() / known.sum().clamp(min=1)
+
+    def score(self, tally: Tensor) -> float:
+        return mean_r2(tally)
+
+    def load_test(self, path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
+        return load_targets(
+            path, known.targets or known.network.options.targets, cache_dir=cache_dir, needs_train=False
+        )
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Standardized predictions (N, C) float32."""
+        return outputs.float()
+
+    def new_tally(self, channels: int, device: torch.device) -> Tensor:
+        return torch.zeros(channels, 5, dtype=torch.float64, device=device)
+
+    def tally(self, predictions: Tensor, targets: Tensor, channels: int) -> Tensor:
+        return _tally(predictions, targets)
+
+    def results(self, scored: Scored) -> dict[str, Any]:
+        columns = len(scored.label_names)
+        truth = [torch.as_tensor(item.labels, dtype=torch.float64) for item in scored.meshes]
+        # Sums of numbers far from 0 lose their differences, so the smallest target of each column is the origin.
+        origin = torch.stack([values.nan_to_num(nan=math.inf).amin(0) for values in truth]).amin(0)
+        tally = torch.zeros(columns, 5, dtype=torch.float64)
+        for values, prediction in zip(truth, scored.predictions, strict=True):
+            tally += _tally(prediction - origin, values - origin)
+        scores = column_scores(tally)
+        rows = [
+            {"name": name, **{key: None if np.isnan(value) else value for key, value in own.items()}}
+            for name, own in zip(scored.label_names, scores, strict=True)
+        ]
+        mean = mean_r2(tally)
+        return {"test_r2": None if np.isnan(mean) else mean, "labels_at": scored.labels_at, "columns": rows}
+
+    def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
+        table = Table("column", "targets", "MAE", "RMSE", "R²")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for row in results["columns"][:30]:
+            table.add_row(row["name"], str(row["count"]), *(_number(row[key]) for key in ("mae", "rmse", "r2")))
+        if len(results["columns"]) > 30:
+            table.add_row(f"… {len(results['columns']) - 30} more in results.json", "", "", "", "")
+        return table, f"{'test ' if scores_a_test(results) else ''}R² {_number(results['test_r2'])}"
+
+    def write_report(
+        self, out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
+    ) -> None:
+        # Matplotlib takes half a second to import, and training starts without it.
+        from diffnet.train.report.regression import Values, write_values_report
+        from diffnet.train.report.scatter import scatter_png
+
+        predictions = [prediction.numpy() for prediction in scored.predictions]
+        truth = [np.asarray(item.labels, np.float64) for item in scored.meshes]
+        scatter = scatter_png(np.concatenate(predictions), np.concatenate(truth), scored.label_names)
+        write_atomically(out / "scatter.png", scatter)
+        shown = spread_over(range(len(scored.meshes)), SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
+
+        def row(i: int) -> Values:
+            mesh = scored.meshes[i].mesh
+            return Values(scored.meshes[i].name, mesh.verts, mesh.faces, predictions[i], truth[i])
+
+        write_values_report(
+            out / "predictions.html",
+            (row(i) for i in shown),
+            {"R²" if len(results["columns"]) == 1 else "Mean R²": _number(results["test_r2"]), **summary},
+            columns=results["columns"],
+            at=scored.labels_at,
+            scatter=scatter,
+            curves=curves,
+            title=f"Regression on the {'test' if scores_a_test(results) else 'scored'} meshes",
+        )
+
+    def formats(self, at: TargetsAt) -> tuple[str, ...]:
+        if at == "meshes":
+            return ()  # one table
+        return (".csv", ".npy") if at == "edges" else (".ply", ".npy", ".csv")  # a PLY file has no edges
+
+    def write_file(self, file: Path, predictions: Sequence[Predicted], network: NetworkInput) -> None:
+        """The columns with their names."""
+        values = [predicted.values.numpy() for predicted in predictions]
+        if network.labels_at == "meshes":
+            names = [predicted.mesh.name for predicted in predictions]
+            write_atomically(file, _table(["file", *network.label_names], np.concatenate(values), names))
+        else:
+            _write_values(file, predictions[0].mesh, values[0], network.label_names, network.labels_at)
+
+    def write_views(
+        self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None
+    ) -> None:
+        """A page, and a picture of the first column."""
+        from diffnet.viz import page, picture
+        from diffnet.viz.render import png_bytes
+
+        meshes, label_names = [predicted.mesh for predicted in predictions], network.label_names
+        shown = [predicted.values.numpy() for predicted in predictions]
+        at: LabelsAt = "vertices"
+        if network.labels_at != "meshes":
+            at = network.labels_at
+        else:  # a page shows values at vertices
+            shown = [np.repeat(own, len(mesh.verts), axis=0) for own, mesh in zip(shown, meshes, strict=True)]
+        titles = titles_of(meshes)
+        if html is not None:
+            fields = [dict(zip(label_names, own.T, strict=True)) for own in shown]
+            page(meshes, scalars=fields, at=at, titles=titles, heading="Predicted values").save(html)
+        if png is not None:
+            first = [{label_names[0]: own[:, 0]} for own in shown]
+            several = titles if len(titles) > 1 else None
+            drawn = picture(meshes, scalars=first, at=at, titles=several, size=PICTURE_SIZE)
+            write_atomically(png, png_bytes(drawn.pixels))
+
+
+TASK = Regression()

@@ -13,23 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, figures, load_dataset, with_label_names
+from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, figures, load_dataset
 from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.files import write_atomically
-from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, percent, soft_accuracy
+from diffnet.train.inference.network_input import NetworkInput
+from diffnet.train.metrics import class_scores, confusion_matrix, percent, soft_accuracy
 from diffnet.train.report.spread import spread_over
-from diffnet.train.tasks.classes import check_sides, with_class_options
 from diffnet.train.tasks.labels import (
+    LabelTask,
     accuracies,
     accuracy_summary,
     class_results,
-    class_summary,
-    label_loss,
     matrix_of,
-    new_matrix,
 )
 from diffnet.train.tasks.options.segmentation import OPTIONS
-from diffnet.train.tasks.task import DataOptions, Outputs, Predicted, Scored, Task, scores_a_test, titles_of
+from diffnet.train.tasks.task import DataOptions, Predicted, Scored, scores_a_test, titles_of
 
 SHOWN_MESHES = 8  # on the page of predictions
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
@@ -81,26 +79,6 @@ def _write_views(
         write_atomically(png, png_bytes(drawn.pixels))
 
 
-def _predict(outputs: Tensor) -> Tensor:
-    return outputs.argmax(-1)
-
-
-def _load_test(path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
-    if str(path) == OPTIONS.generated:
-        return figures(train=1, seed=known.seed)  # the training part is not read
-    return load_dataset(path, known.layout, cache_dir=cache_dir, needs_train=False)
-
-
-def _results(scored: Scored) -> dict[str, Any]:
-    matrix = matrix_of(scored, scored.predictions)
-    return {
-        **accuracies(matrix),
-        "mean_iou": float(np.nanmean(class_scores(matrix).iou)) if matrix.any() else None,
-        **_soft_results(scored),
-        "classes": class_results(matrix, scored.label_names),
-    }
-
-
 def _soft_results(scored: Scored) -> dict[str, float]:
     """The score by soft labels, if the meshes have them. Unlabeled elements don't count."""
     shares = []
@@ -113,94 +91,100 @@ def _soft_results(scored: Scored) -> dict[str, float]:
     return {"soft_accuracy": float(np.mean(found))} if found else {}
 
 
-def _write_report(
-    out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
-) -> None:
-    # Matplotlib takes half a second to import, and training starts without it.
-    from diffnet.train.report.charts import confusion_png
-    from diffnet.train.report.report import Prediction, write_report
-
-    matrix = matrix_of(scored, scored.predictions)
-    confusion = confusion_png(matrix, scored.label_names)
-    write_atomically(out / "confusion.png", confusion)
-    shown = spread_over(range(len(scored.meshes)), SHOWN_MESHES)
-    at = _elements(scored.labels_at)
-    soft = {"Accuracy by soft labels": percent(results["soft_accuracy"])} if "soft_accuracy" in results else {}
-
-    def row(i: int) -> Prediction:
-        item = scored.meshes[i]
-        return Prediction(item.name, item.mesh.verts, item.mesh.faces, scored.predictions[i].numpy(), item.labels, at)
-
-    write_report(
-        out / "predictions.html",
-        (row(i) for i in shown),
-        {**accuracy_summary(results), "Mean IoU": percent(results["mean_iou"]), **soft, **summary},
-        matrix=matrix,
-        label_names=scored.label_names,
-        confusion=confusion,
-        curves=curves,
-        title=f"Segmentation of the {'test' if scores_a_test(results) else 'scored'} meshes",
-    )
-
-
 def _elements(labels_at: TargetsAt) -> LabelsAt:
     assert labels_at != "meshes"
     return labels_at
 
 
-def _formats(at: TargetsAt) -> tuple[str, ...]:
-    """A colored mesh, and the forms in which `load_dataset` reads labels at these elements."""
-    own = {"vertices": ".json", "faces": ".seg", "edges": ".eseg"}
-    return ".ply", ".txt", ".npy", ".csv", own[at]
+class Segmentation(LabelTask):
+    """A class for each element of a mesh."""
+
+    name = "segmentation"
+    targets_at = ("vertices", "faces", "edges")
+
+    def load_test(self, path: Path, known: DataOptions, cache_dir: Path) -> LabeledMeshes:
+        if str(path) == OPTIONS.generated:
+            return figures(train=1, seed=known.seed)  # the training part is not read
+        return load_dataset(path, known.layout, cache_dir=cache_dir, needs_train=False)
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        return outputs.argmax(-1)
+
+    def results(self, scored: Scored) -> dict[str, Any]:
+        matrix = matrix_of(scored, scored.predictions)
+        return {
+            **accuracies(matrix),
+            "mean_iou": float(np.nanmean(class_scores(matrix).iou)) if matrix.any() else None,
+            **_soft_results(scored),
+            "classes": class_results(matrix, scored.label_names),
+        }
+
+    def write_report(
+        self, out: Path, scored: Scored, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
+    ) -> None:
+        # Matplotlib takes half a second to import, and training starts without it.
+        from diffnet.train.report.charts import confusion_png
+        from diffnet.train.report.report import Prediction, write_report
+
+        matrix = matrix_of(scored, scored.predictions)
+        confusion = confusion_png(matrix, scored.label_names)
+        write_atomically(out / "confusion.png", confusion)
+        shown = spread_over(range(len(scored.meshes)), SHOWN_MESHES)
+        at = _elements(scored.labels_at)
+        soft = {"Accuracy by soft labels": percent(results["soft_accuracy"])} if "soft_accuracy" in results else {}
+
+        def row(i: int) -> Prediction:
+            item = scored.meshes[i]
+            return Prediction(
+                item.name, item.mesh.verts, item.mesh.faces, scored.predictions[i].numpy(), item.labels, at
+            )
+
+        write_report(
+            out / "predictions.html",
+            (row(i) for i in shown),
+            {**accuracy_summary(results), "Mean IoU": percent(results["mean_iou"]), **soft, **summary},
+            matrix=matrix,
+            label_names=scored.label_names,
+            confusion=confusion,
+            curves=curves,
+            title=f"Segmentation of the {'test' if scores_a_test(results) else 'scored'} meshes",
+        )
+
+    def formats(self, at: TargetsAt) -> tuple[str, ...]:
+        """A colored mesh, and the forms in which `load_dataset` reads labels at these elements."""
+        own = {"vertices": ".json", "faces": ".seg", "edges": ".eseg"}
+        return ".ply", ".txt", ".npy", ".csv", own[at]
+
+    def write_file(self, file: Path, predictions: Sequence[Predicted], network: NetworkInput) -> None:
+        """The labels as the numbers of the training files."""
+        from diffnet.viz import write_ply
+
+        mesh, classes = predictions[0].mesh, predictions[0].values.numpy()
+        names, numbers, at = network.label_names, network.label_numbers, _elements(network.labels_at)
+        if file.suffix.lower() == ".ply":
+            write_ply(file, mesh, labels=classes, label_names=names, label_numbers=numbers, at=at)
+            return
+        labels = np.array(numbers, np.int64)[classes]
+        array, text = io.BytesIO(), io.StringIO()
+        if file.suffix.lower() == ".npy":
+            np.save(array, labels)
+        elif file.suffix.lower() == ".json":
+            json.dump({"labels": labels.tolist()}, text)
+        elif file.suffix.lower() == ".csv":
+            rows = [(number, names[i]) for number, i in zip(labels.tolist(), classes.tolist(), strict=True)]
+            csv.writer(text, lineterminator="\n").writerows([("label", "name"), *rows])
+        else:
+            text.writelines(f"{label}\n" for label in labels.tolist())
+        write_atomically(file, array.getvalue() or text.getvalue())
+
+    def write_views(
+        self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None
+    ) -> None:
+        pairs = [(predicted.mesh, predicted.values.numpy()) for predicted in predictions]
+        _write_views(pairs, network.label_names, _elements(network.labels_at), html, png)
+
+    def tally(self, predictions: Tensor, targets: Tensor, channels: int) -> Tensor:
+        return confusion_matrix(predictions, targets, channels)
 
 
-def _write_file(file: Path, predictions: Sequence[Predicted], outputs: Outputs) -> None:
-    """The labels as the numbers of the training files."""
-    from diffnet.viz import write_ply
-
-    mesh, classes = predictions[0].mesh, predictions[0].values.numpy()
-    names, numbers, at = outputs.names, outputs.numbers, _elements(outputs.at)
-    if file.suffix.lower() == ".ply":
-        write_ply(file, mesh, labels=classes, label_names=names, label_numbers=numbers, at=at)
-        return
-    labels = np.array(numbers, np.int64)[classes]
-    array, text = io.BytesIO(), io.StringIO()
-    if file.suffix.lower() == ".npy":
-        np.save(array, labels)
-    elif file.suffix.lower() == ".json":
-        json.dump({"labels": labels.tolist()}, text)
-    elif file.suffix.lower() == ".csv":
-        rows = [(number, names[i]) for number, i in zip(labels.tolist(), classes.tolist(), strict=True)]
-        csv.writer(text, lineterminator="\n").writerows([("label", "name"), *rows])
-    else:
-        text.writelines(f"{label}\n" for label in labels.tolist())
-    write_atomically(file, array.getvalue() or text.getvalue())
-
-
-def _write_pages(predictions: Sequence[Predicted], outputs: Outputs, html: Path | None, png: Path | None) -> None:
-    pairs = [(predicted.mesh, predicted.values.numpy()) for predicted in predictions]
-    _write_views(pairs, outputs.names, _elements(outputs.at), html, png)
-
-
-TASK = Task(
-    name="segmentation",
-    targets_at=("vertices", "faces", "edges"),
-    outputs=("class", "classes"),
-    loss=label_loss,
-    predict=_predict,
-    new_tally=new_matrix,
-    tally=confusion_matrix,
-    score=accuracy,
-    score_name="accuracy",
-    prepared=with_class_options,
-    check=check_sides,
-    load_test=_load_test,
-    matched=with_label_names,
-    results=_results,
-    summary=class_summary,
-    write_report=_write_report,
-    report_files=("confusion.png",),
-    formats=_formats,
-    write_file=_write_file,
-    write_views=_write_pages,
-)
+TASK = Segmentation()

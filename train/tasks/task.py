@@ -1,11 +1,12 @@
-"""`Task`: the functions in which tasks differ. Everything else of a run is shared."""
+"""`Task`: the methods in which tasks differ. Everything else of a run is shared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -13,10 +14,29 @@ from numpy.typing import NDArray
 from rich.table import Table
 from torch import Tensor, nn
 
-from diffnet.data import LabeledMesh, LabeledMeshes, Layout, MeshPairs, PairErrors, PairSample, Sample, TargetsAt
+from diffnet.data import (
+    DataError,
+    LabeledMesh,
+    LabeledMeshes,
+    Layout,
+    MeshPairs,
+    PairErrors,
+    PairSample,
+    PairShape,
+    Sample,
+    TargetsAt,
+    with_labels_at,
+    without_classes,
+)
+from diffnet.data.counts import counted
 from diffnet.data.pairs.indices import Base
-from diffnet.geometry import Mesh, Operators
+from diffnet.data.pairs.meshes import PairedMeshes, paired_meshes
+from diffnet.data.pairs.shapes import Pair
+from diffnet.geometry import Mesh, Operators, SurfacePoints
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_stem
+from diffnet.train.device import matmul_dtype
+from diffnet.train.inference.network_input import MetadataError, NetworkInput
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.registry import TaskName
 
@@ -24,14 +44,13 @@ from diffnet.train.tasks.registry import TaskName
 class DataOptions(NamedTuple):
     """The options of `diffnet evaluate` for a data set. Each task reads the options of its sets.
 
-    options: those in the metadata of the network, see `NetworkInput`
     layout: see `load_dataset`
     targets: see `load_targets`
     pairs, base: see `load_pairs`
     seed: of the generated set
     """
 
-    options: TrainOptions
+    network: NetworkInput
     layout: Layout = "auto"
     targets: str | None = None
     pairs: str | None = None
@@ -49,19 +68,6 @@ class Predicted(NamedTuple):
     mesh: Mesh
     values: Tensor
     probabilities: Tensor | None = None
-
-
-class Outputs(NamedTuple):
-    """What a network predicts.
-
-    names: of the classes, or of the columns of a regression
-    numbers: of the classes in label files, see `NetworkInput`
-    at: the elements that it predicts for
-    """
-
-    names: list[str]
-    numbers: tuple[int, ...]
-    at: TargetsAt
 
 
 @dataclass(frozen=True)
@@ -83,35 +89,12 @@ class Scored:
 
     predictions: for each mesh, the result of `Task.predict`, on the CPU. Those of a regression are in the units of the
         targets, (N, C) float64.
-    pairs: of a task on pairs, for which `predictions` are functional maps (1, K, K)
     """
 
     meshes: Sequence[LabeledMesh]
     predictions: Sequence[Tensor]
     label_names: list[str]
     labels_at: TargetsAt
-    pairs: ScoredPairs | None = None
-
-
-@dataclass(frozen=True)
-class PairFunctions:
-    """The functions that only a task on pairs of meshes has.
-
-    check: (pairs, options) raises OptionError for a set that can't be trained on with these options
-    as_labeled: (pairs, C) to their meshes as a data set for a network with C outputs
-    samples: (pairs, "train" or "test", the preprocessed meshes of this part, options) to one sample for each pair
-    inputs: (network, features (V, C), operators of `collate_pairs`, options) to the features that the network gets
-    maps: (features (V, C) of the network, operators of `collate_pairs`, options) to the outputs that the functions of
-        `Task` take, one row for each pair of the batch
-    score: (pairs, predictions, samples of the test pairs, options, device, cache_dir=, jobs=, console=) to the scores
-    """
-
-    check: Callable[[MeshPairs, TrainOptions], None]
-    as_labeled: Callable[[MeshPairs, int], LabeledMeshes]
-    samples: Callable[[MeshPairs, str, Sequence[Sample], TrainOptions], list[PairSample]]
-    inputs: Callable[[nn.Module, Tensor, Operators, TrainOptions], Tensor]
-    maps: Callable[[Tensor, Operators, TrainOptions], Tensor]
-    score: Callable[..., ScoredPairs]
 
 
 def titles_of(meshes: Sequence[Mesh]) -> list[str]:
@@ -130,63 +113,230 @@ def scores_a_test(results: Mapping[str, Any]) -> bool:
     return seen == 0
 
 
-def _unchanged(data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
-    return data, options
+Part: TypeAlias = Literal["train", "test"]
+AnySample: TypeAlias = Sample | PairSample
+D = TypeVar("D", bound=LabeledMeshes)
+S = TypeVar("S")
 
 
-@dataclass(frozen=True)
-class Task:
-    """One task. N is the number of vertices, faces, edges or meshes of a batch, and C the number of outputs.
+class Task(ABC, Generic[D, S]):
+    """One task, on data sets D and with scored predictions S. `MeshTask` and `PairTask` are its two kinds.
 
-    Functions of tensors run inside CUDA graphs, so they never wait for the GPU.
+    N is the number of vertices, faces, edges, meshes or pairs of a batch, and C the number of outputs of the network.
+    Methods of tensors run inside CUDA graphs if `captured`, so they never wait for the GPU then.
 
     targets_at: the elements that may have targets
     outputs: the name of one output of the network, and that of several, for messages
-    loss: (outputs (N, C), targets, options) to the loss ()
-    predict: outputs (N, C) to the predictions that scores and reports take, a tensor of N rows
-    new_tally: (C, device) to a tally of nothing
-    tally: (predictions, targets, C) to a tensor whose sum over batches gives the score
-    score: a tally to the score in metrics.csv. The higher, the better.
     score_name: the name of the score in metrics.csv
-    prepared: (data set, options) to both as a run takes them, for options that depend on the data. Raises OptionError.
-    check: (data set, options) raises OptionError for data that can't be trained on with these options. A resumed run
-        isn't checked.
-    load_test: (folder, table or name of the generated set, its `DataOptions`, folder of the cache) to a data set. Its
-        training part is not used.
-    matched: (data set, label names of a network) to the data set with these classes or columns, matched by name
-    results: the entries of results.json about the test meshes; numbers are null if no element is labeled
-    summary: results.json to a table and a line for the console
-    write_report: (folder, scored meshes, their results, entries of the summary, curves.png or None) writes
-        predictions.html and `report_files`
-    report_files: other files of a report, some of which may be missing
-    formats: elements to the extensions of the files that `diffnet predict` writes, one for each mesh, and the default
-        first. Empty if it writes one table (.csv) of all meshes. Raises OptionError if it can't predict.
-    write_file: (file, predictions, outputs) writes the prediction of one mesh in the format of the file's extension, or
-        the table of all meshes
-    write_views: (predictions, outputs, page or None, picture or None)
+    report_files: files of a report besides predictions.html, some of which may be missing
     standardized: whether the targets are numbers. The network then learns standardized ones, see `target_statistics`.
-    pairs: the functions of a task on pairs of meshes. None in other tasks.
+    captured: whether CUDA graphs can record a training step, so that its kernels are known before the first one
+    no_classes: why `predict_labels` refuses a network of this task, or None if it predicts classes
     """
 
     name: TaskName
     targets_at: tuple[TargetsAt, ...]
     outputs: tuple[str, str]
-    loss: Callable[[Tensor, Tensor, TrainOptions], Tensor]
-    predict: Callable[[Tensor], Tensor]
-    new_tally: Callable[[int, torch.device], Tensor]
-    tally: Callable[[Tensor, Tensor, int], Tensor]
-    score: Callable[[Tensor], float]
     score_name: str
-    load_test: Callable[[Path, DataOptions, Path], LabeledMeshes | MeshPairs]
-    matched: Callable[[LabeledMeshes, list[str]], LabeledMeshes]
-    results: Callable[[Scored], dict[str, Any]]
-    summary: Callable[[dict[str, Any]], tuple[Table, str]]
-    write_report: Callable[[Path, Scored, dict[str, Any], Mapping[str, str], bytes | None], None]
     report_files: tuple[str, ...]
-    formats: Callable[[TargetsAt], tuple[str, ...]]
-    write_file: Callable[[Path, Sequence[Predicted], Outputs], None]
-    write_views: Callable[[Sequence[Predicted], Outputs, Path | None, Path | None], None]
-    prepared: Callable[[LabeledMeshes, TrainOptions], tuple[LabeledMeshes, TrainOptions]] = _unchanged
-    check: Callable[[LabeledMeshes, TrainOptions], None] = lambda data, options: None
     standardized: bool = False
-    pairs: PairFunctions | None = None
+    captured: bool = True
+    no_classes: str | None = None
+
+    @abstractmethod
+    def load_test(self, path: Path, known: DataOptions, cache_dir: Path) -> D:
+        """The data set in a folder, in a table or with the name of the generated one. Its training part is not used."""
+
+    @abstractmethod
+    def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> D:
+        """The test part of a data set as a network takes it."""
+
+    def size(self, data: D) -> str:
+        """The number of meshes or pairs to test, for messages."""
+        return counted(len(data.test), "mesh", "meshes")
+
+    @abstractmethod
+    def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[D, TrainOptions]:
+        """A data set and options as a run takes them, for options that depend on the data. Raises OptionError."""
+
+    def check(self, data: D, options: TrainOptions) -> None:
+        """Raises OptionError for data that can't be trained on with these options. A resumed run isn't checked."""
+
+    def truths(self, data: D) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+        """For each training and each test mesh, the array by which a resumed run recognizes its labels or pairs."""
+        return [item.labels for item in data.train], [item.labels for item in data.test]
+
+    def samples(self, data: D, part: Part, meshes: list[Sample], options: TrainOptions) -> Sequence[AnySample]:
+        """The samples of a part, from its preprocessed meshes."""
+        return meshes
+
+    def basis_dtype(self, options: TrainOptions, device: torch.device) -> torch.dtype:
+        """The dtype of the basis on a GPU."""
+        return matmul_dtype(options.precision, device)
+
+    def inputs(self, network: nn.Module, features: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
+        """The features (V, C) that the network gets."""
+        return features
+
+    def from_network(self, outputs: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
+        """The outputs (N, …) that the other methods take, from those of the network."""
+        return outputs
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
+        """The loss ()."""
+
+    @abstractmethod
+    def predict(self, outputs: Tensor) -> Tensor:
+        """The predictions (N, …) that scores and reports take."""
+
+    @abstractmethod
+    def new_tally(self, channels: int, device: torch.device) -> Tensor:
+        """A tally of nothing, for C channels."""
+
+    @abstractmethod
+    def tally(self, predictions: Tensor, targets: Tensor, channels: int) -> Tensor:
+        """A tensor whose sum over batches gives the score."""
+
+    @abstractmethod
+    def score(self, tally: Tensor) -> float:
+        """The score in metrics.csv. The higher, the better."""
+
+    @abstractmethod
+    def scored(self, data: D, predictions: list[Tensor], samples: Sequence[Any], **where: Any) -> S:
+        """The test part of a data set with its predictions.
+
+        predictions: for each sample, the result of `predict`, on the CPU, in the units of the targets
+        where: more arguments of `score_pairs`
+        """
+
+    @abstractmethod
+    def results(self, scored: S) -> dict[str, Any]:
+        """The entries of results.json about the test meshes. Numbers are null if no element is labeled."""
+
+    def place(self, at: TargetsAt) -> dict[str, TargetsAt]:
+        """The entries of results.json about the elements that `diffnet evaluate` scored."""
+        return {"labels_at": at}
+
+    @abstractmethod
+    def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
+        """The content of results.json as a table and a line for the console."""
+
+    @abstractmethod
+    def write_report(
+        self, out: Path, scored: S, results: dict[str, Any], summary: Mapping[str, str], curves: bytes | None
+    ) -> None:
+        """Write predictions.html and `report_files`.
+
+        summary: more entries for the summary
+        curves: the content of curves.png, or None
+        """
+
+    @abstractmethod
+    def on_meshes(self) -> MeshTask:
+        """The task, if it predicts for single meshes. Raises OptionError otherwise."""
+
+
+class MeshTask(Task[LabeledMeshes, Scored]):
+    """A task with a target for each element of a mesh, or for each mesh."""
+
+    def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> LabeledMeshes:
+        if isinstance(data, (MeshPairs, PairedMeshes)):
+            raise MetadataError(f"the network is for {self.name}; pairs need one for correspondence")
+        data = replace(data, train=[])
+        if network.labels_at == "meshes" or data.labels_at == "meshes" or self.standardized:
+            if data.labels_at != network.labels_at:
+                at = network.labels_at
+                raise DataError(f"the labels are at {data.labels_at}, and the network predicts those at {at}")
+        else:
+            data = with_labels_at(data, network.labels_at)
+        return self.matched(without_classes(data, network.options.ignore), network.label_names)
+
+    @abstractmethod
+    def matched(self, data: LabeledMeshes, names: list[str]) -> LabeledMeshes:
+        """The data set with the classes or columns of a network, matched by name."""
+
+    def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
+        if isinstance(data, PairedMeshes):
+            raise OptionError(f"{self.name} does not take pairs of meshes")
+        return data, options
+
+    def scored(self, data: LabeledMeshes, predictions: list[Tensor], samples: Sequence[Any], **where: Any) -> Scored:
+        return Scored(data.test, predictions, data.label_names, data.labels_at)
+
+    def on_meshes(self) -> MeshTask:
+        return self
+
+    @abstractmethod
+    def formats(self, at: TargetsAt) -> tuple[str, ...]:
+        """The extensions of the files that `diffnet predict` writes, one for each mesh, and the default first.
+
+        Empty if it writes one table (.csv) of all meshes.
+        """
+
+    @abstractmethod
+    def write_file(self, file: Path, predictions: Sequence[Predicted], network: NetworkInput) -> None:
+        """Write the prediction of one mesh in the format of the file's extension, or the table of all meshes."""
+
+    @abstractmethod
+    def write_views(
+        self, predictions: Sequence[Predicted], network: NetworkInput, html: Path | None, png: Path | None
+    ) -> None:
+        """Write a page and a picture."""
+
+
+class PairTask(Task[PairedMeshes, ScoredPairs]):
+    """A task on pairs of meshes. The network computes features at their vertices.
+
+    `inputs` and `from_network` get the operators of `collate_pairs`. The outputs of `from_network` have a row for each
+    pair, and predictions are functional maps (1, K, K).
+    """
+
+    targets_at = ("vertices",)
+    outputs = ("feature", "features")
+    captured = False  # functional maps depend on the lengths of both meshes on the host
+    no_classes = "the network computes features for correspondence and no classes; call match_meshes"
+
+    def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> PairedMeshes:
+        if isinstance(data, MeshPairs):
+            return paired_meshes(data, len(network.label_names))
+        if not isinstance(data, PairedMeshes):
+            raise OptionError("the network computes features for correspondence; `diffnet match` uses them")
+        return data
+
+    def size(self, data: PairedMeshes) -> str:
+        return counted(len(data.pairs.test_pairs), "pair", "pairs")
+
+    def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[PairedMeshes, TrainOptions]:
+        if not isinstance(data, PairedMeshes):
+            raise OptionError(f"{self.name} needs pairs of meshes")
+        return data, options
+
+    def truths(self, data: PairedMeshes) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+        """Template points and partners."""
+        pairs = data.pairs
+        return _known(pairs.train, pairs.train_pairs), _known(pairs.test, pairs.test_pairs)
+
+    def basis_dtype(self, options: TrainOptions, device: torch.device) -> torch.dtype:
+        """Functional maps need full precision."""
+        return torch.float32
+
+    def place(self, at: TargetsAt) -> dict[str, TargetsAt]:
+        return {}
+
+    def on_meshes(self) -> MeshTask:
+        raise OptionError(
+            f"the network is for {self.name}, so it computes features and no labels; `diffnet match` uses them"
+        )
+
+
+def _known(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[Any]]:
+    """The template points of each mesh, or their faces, and then the second meshes of its pairs."""
+    partners: list[list[int]] = [[] for _ in shapes]
+    for i, j in pairs:
+        partners[i].append(j)
+    known = []
+    for shape, own in zip(shapes, partners, strict=True):
+        template = shape.template.faces if isinstance(shape.template, SurfacePoints) else shape.template
+        known.append(np.concatenate([*(() if template is None else (template,)), np.array(own, np.int64)]))
+    return known

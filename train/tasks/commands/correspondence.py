@@ -84,7 +84,7 @@ def train(
 
     def load(options: TrainOptions, before: Mapping[str, Any] | None) -> Loaded:
         from diffnet.data import figure_pairs, load_pairs
-        from diffnet.train.correspondence.scoring import as_labeled
+        from diffnet.data.pairs.meshes import paired_meshes
         from diffnet.train.correspondence.turns import upright_axis
 
         seed, cache = options.seed, shared["cache"]
@@ -109,7 +109,7 @@ def train(
                 options, align=False, rotate=bool(options.rotate), upright=() if options.rotate else upright
             )
         usual = CHANNELS[options.method] if before is None else len(before["label_names"])
-        return Loaded(as_labeled(found, channels or usual), options, found)
+        return Loaded(paired_meshes(found, channels or usual), options)
 
     own = {"method": method, "features": features, "map_k": map_k, "k": k, "feature_scale": feature_scale}
     own |= {"align": align, "zoomout": zoomout, "channels": channels, "epochs": epochs, "batch_meshes": batch_meshes}

@@ -17,7 +17,7 @@ class RegressionOptions(OptionGroup):
     """The options of regression alone.
 
     targets: see `load_targets`
-    loss: see `target_loss`
+    loss: see `Regression.loss`
     scalar_targets: all targets are numbers that stay as they are when a mesh is rotated or mirrored, whatever the names
         of their columns look like
     """
