@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diffnet.ops.block_sparse.pattern import BlockArrays
 from diffnet.ops.block_sparse.reference import AttentionInputs
-from diffnet.ops.common.launch import cdiv, interpreted, power_of_2, roomy
+from diffnet.ops.common.launch import cdiv, interpreted, on_blackwell, power_of_2, roomy
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.precision import tf32_precision
 
@@ -58,14 +58,15 @@ def attention_backward(
     scales = inputs.scale, inputs.scale * math.log2(math.e)
     if grad_q.numel() > 0:
         programs, shape, flags = _launch(arrays.indptr, inputs)
-        if _is_large(inputs):
+        if _is_large(inputs, 64 if on_blackwell(query) else 128):
             flags["BLOCK_K"] = min(flags["BLOCK_K"], LARGE_BACKWARD_STEP)
         block_attention_backward_query_kernel[programs](
             arrays.indptr, arrays.indices, *given, out, grad_q, *shape, *scales, **flags
         )
     if grad_k.numel() > 0:
         programs, shape, flags = _launch(arrays.t_indptr, inputs)
-        flags["BLOCK_K"] = min(flags["BLOCK_K"], KEY_BACKWARD_STEP)
+        step = 16 if _is_large(inputs) and on_blackwell(query) else KEY_BACKWARD_STEP
+        flags["BLOCK_K"] = min(flags["BLOCK_K"], step)
         if inputs.block == 128 and key.element_size() == 2:
             flags["maxnreg"] = 128  # two programs then fit on one multiprocessor
         block_attention_backward_key_kernel[programs](
@@ -87,9 +88,12 @@ def _tensors(inputs: AttentionInputs) -> tuple[Tensor, ...]:
     return query, key, value, query if key_mask is None else key_mask, query if mask is None else mask
 
 
-def _is_large(inputs: AttentionInputs) -> bool:
-    """Return whether a tile of queries has 64 KB or more, so that shared memory has room for small steps only."""
-    return inputs.block == 128 and inputs.query.element_size() == 4 and inputs.query.shape[3] > 64
+def _is_large(inputs: AttentionInputs, block: int = 128) -> bool:
+    """Return whether tiles of blocks from this size on are so large that shared memory has room for small steps only.
+
+    The compiler takes more shared memory for the same tiles on Blackwell than on Hopper.
+    """
+    return inputs.block >= block and inputs.query.element_size() == 4 and inputs.query.shape[3] > 64
 
 
 def _launch(indptr: Tensor, inputs: AttentionInputs) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:

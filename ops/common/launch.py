@@ -104,6 +104,11 @@ def roomy(tensor: Tensor) -> bool:
     return _major(tensor.device.index) in (9, 10)
 
 
+def on_blackwell(tensor: Tensor) -> bool:
+    """Return whether the tensor is on a data-center GPU of Blackwell."""
+    return tensor.is_cuda and _major(tensor.device.index) == 10
+
+
 def multiplies_bfloat16(tensor: Tensor) -> bool:
     """Return whether the tensor's device has matrix units for bfloat16: GPUs from compute capability 8 on.
 
