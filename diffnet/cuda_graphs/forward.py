@@ -81,8 +81,9 @@ def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1)
     number that changes in every step should be a tensor that is changed in place, because recording takes time. A graph
     doesn't notice a change of a global variable, of a variable of an enclosing function, of a NumPy array in place, or
     of an attribute of another object than a module, a dataclass or a namespace. Nor does it repeat what a forward pass
-    does besides computing, such as printing. The comparison on buffers doesn't find a branch on the number of vertices
-    that the batch and the buffers decide alike, or added rows that count only for some values of the features.
+    does besides computing, such as printing. The comparison on buffers misses two faults: a branch on the number of
+    vertices that takes the same path for the batch and for the buffers, and an effect of added rows that occurs for
+    some features only.
 
     Raises TypeError for anything but a module, and ValueError for an unknown `outputs_at`.
 
@@ -136,7 +137,7 @@ class GraphedForward:
     """Stands in for the method `forward` of a network, see `graphed`."""
 
     def __init__(self, network: nn.Module, settings: Settings) -> None:
-        self._network, self._settings, self._recorder = network, settings, settings.recorder
+        self._network, self._settings = network, settings
         self._plain = plain_class(network)
         self._parameter_names = list(inspect.signature(self._plain.forward).parameters)[1:3]
         self._configs: dict[Hashable, int] = {}  # numbers, because a long key takes long to look up
@@ -189,7 +190,7 @@ class GraphedForward:
         if state.has_inner_hooks():
             return self._explained("a submodule has hooks, which a graph would not call", features, operators)
         kind = at, features.shape[1], features.dtype, features.requires_grad, _kind(operators)
-        # The buffers of one mesh hold no empty meshes.
+        # Buffers for several meshes also hold empty meshes, so they are checked on their own.
         config = self._config((number, settings(), *kind, takes_added_rows or len(operators) == 1))
         if config in self._refused:
             return self._explained(self._refused[config], features, operators)
@@ -223,7 +224,6 @@ class GraphedForward:
         return (
             isinstance(features, Tensor)
             and self._has_graphs(features)
-            and not torch.compiler.is_compiling()
             and not under_transforms()
             and isinstance(operators, Operators)
             and not isinstance(operators, StaticOperators)
@@ -236,7 +236,7 @@ class GraphedForward:
         )
 
     def _has_graphs(self, x: Tensor) -> bool:
-        return x.is_cuda or self._recorder is not record_graph
+        return x.is_cuda or self._settings.recorder is not record_graph
 
     def _most_vertices(self, features: Tensor, operators: Operators) -> int:
         """The vertices of the largest batch that should have a graph, see `most_vertices`.
@@ -319,7 +319,7 @@ class GraphedForward:
         if lane is None:
             if not records or len(self._lanes) == MOST_LANES:
                 return None
-            lane = Lane(features.device, self._recorder)
+            lane = Lane(features.device, self._settings.recorder)
             self._lanes.append(lane)
         lane.follow()
         while True:
