@@ -95,7 +95,8 @@ FeaturesOption = Annotated[
         callback=checked_features,
         metavar="PART+PART…",
         help=f"Input features at the vertices: {', '.join(FEATURE_CHANNELS)} and file:NAME, one or several joined by +."
-        " file:NAME is NAME/MESH.npy, MESH.NAME.npy, or the mesh file's own colors or property NAME.",
+        " file:NAME is NAME/MESH.npy, MESH.NAME.npy or the property NAME of a PLY file; file:colors is the colors of "
+        "the vertices of a PLY, OBJ or OFF file.",
     ),
 ]
 TargetsOption = Annotated[
@@ -103,8 +104,8 @@ TargetsOption = Annotated[
     typer.Option(
         callback=checked_targets,
         metavar="file:NAME",
-        help="Targets at vertices, faces or edges: MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the mesh file's "
-        "own property NAME. Several are joined by +. By default, a table targets.csv has the targets of whole meshes.",
+        help="Targets at vertices, faces or edges: MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the property "
+        "NAME of a PLY file. Several are joined by +. By default, a table targets.csv has the targets of whole meshes.",
     ),
 ]
 EpochsOption = Annotated[int, typer.Option(min=1, help="Passes over the training meshes.")]
