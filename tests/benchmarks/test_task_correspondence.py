@@ -20,7 +20,7 @@ from diffnet.geometry import closest_points, make_mesh
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_peers_of_a_step_have_the_same_loss():
+def test_peers_of_a_step_have_the_same_loss() -> None:
     (case,) = pair_step(Options(torch.device("cpu"), vertices=(60,), widths=(8,), k=6, dtypes=("fp32",)))
     losses = []
     for name in ("diffnet", "diffnet-eager", "published"):
@@ -41,7 +41,7 @@ def small_set() -> MeshPairs:
     return MeshPairs(shapes[:2], shapes[2:], [(0, 1)], [(0, 1)], template_faces=shapes[0].mesh.faces)
 
 
-def test_figures_are_written_upright_and_rotated(tmp_path, monkeypatch):
+def test_figures_are_written_upright_and_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = small_set()
     monkeypatch.setattr(correspondence, "figure_pairs", lambda *arguments, **options: data)
     upright, turned = (load_pairs(folder) for folder in correspondence.write_figures(tmp_path, 2, 2))
@@ -59,7 +59,7 @@ def test_figures_are_written_upright_and_rotated(tmp_path, monkeypatch):
     np.testing.assert_allclose(np.linalg.norm(places[0], axis=1), np.linalg.norm(places[1], axis=1), atol=1e-3)
 
 
-def test_the_table_has_a_line_for_each_row_and_seed(tmp_path: Path, monkeypatch):
+def test_the_table_has_a_line_for_each_row_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(correspondence, "figure_pairs", lambda *arguments, **options: small_set())
     asked = []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import trimesh
@@ -11,13 +13,13 @@ from diffnet.data import load_targets
 from diffnet.geometry import load_mesh, make_mesh, normalize_positions
 
 
-def test_volumes_are_those_of_normalized_meshes():
+def test_volumes_are_those_of_normalized_meshes() -> None:
     ball = trimesh.creation.icosphere(3)
     mesh = make_mesh(7 + 2.5 * ball.vertices, ball.faces)
     assert volume_of(mesh) == pytest.approx(ball.volume, rel=1e-6)
 
 
-def test_a_figure_and_its_targets_are_read_back(tmp_path):
+def test_a_figure_and_its_targets_are_read_back(tmp_path: Path) -> None:
     name, volume, targets = write_figure(tmp_path, 4, (300, 400))
     np.save(tmp_path / f"{name}.curvature.npy", targets)
     data = load_targets(tmp_path, "file:curvature", needs_train=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import trimesh
 
-from diffnet.data import DataError, load_classes, shapes
+from diffnet.data import DataError, LabeledMesh, load_classes, shapes
 from diffnet.data.generated.classes import LIMBS
 
 
@@ -22,11 +23,11 @@ def write(path: Path, suffix: str = ".obj") -> Path:
     return path
 
 
-def names(items) -> list[str]:
+def names(items: Sequence[LabeledMesh]) -> list[str]:
     return [item.name for item in items]
 
 
-def labels(items) -> list[int]:
+def labels(items: Sequence[LabeledMesh]) -> list[int]:
     assert all(item.labels.shape == () and item.labels.dtype == np.int64 for item in items)
     return [int(item.labels) for item in items]
 

@@ -1,6 +1,7 @@
 """Labels at vertices, edges and faces from each other, and classes by name."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,12 @@ from diffnet.data import (
     with_labels_at,
     without_classes,
 )
-from diffnet.geometry import make_mesh, mesh_edges
+from diffnet.geometry import Mesh, make_mesh, mesh_edges
 
 PLACES = ("vertices", "edges", "faces")
 
 
-def touching(faces, count):
+def touching(faces: np.ndarray, count: int) -> dict[tuple[str, str], list[list[int]]]:
     """For each pair of places, the elements of the first that touch each element of the second."""
     edges = mesh_edges(faces)
     own = {
@@ -37,7 +38,7 @@ def touching(faces, count):
 
 @pytest.mark.parametrize("source", PLACES)
 @pytest.mark.parametrize("target", PLACES)
-def test_each_element_gets_the_most_frequent_label(source, target):
+def test_each_element_gets_the_most_frequent_label(source: str, target: str) -> None:
     ball = trimesh.creation.icosphere(1)
     faces, count = np.asarray(ball.faces[:50]), len(ball.vertices) + 2  # with a boundary and unused vertices
     rng = np.random.default_rng(0)
@@ -53,7 +54,7 @@ def test_each_element_gets_the_most_frequent_label(source, target):
     assert (found == UNLABELED).any()
 
 
-def test_a_mesh_without_faces_and_without_labels():
+def test_a_mesh_without_faces_and_without_labels() -> None:
     assert labels_at([3, -5], [], source="vertices", target="vertices").tolist() == [3, UNLABELED]
     assert labels_at([3, 4], [], source="vertices", target="faces").tolist() == []
     assert labels_at([], [], source="faces", target="vertices", num_vertices=2).tolist() == [UNLABELED] * 2
@@ -70,7 +71,7 @@ def test_a_mesh_without_faces_and_without_labels():
         ({"source": "corners"}, "source should be one of vertices, faces, edges, got 'corners'"),
     ],
 )
-def test_bad_arguments(arguments, message):
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     good = {"labels": [1], "faces": [[0, 1, 2]], "source": "faces", "target": "vertices"}
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the whole message is compared
         labels_at(**{**good, **arguments})
@@ -80,12 +81,12 @@ def test_bad_arguments(arguments, message):
 SQUARE = make_mesh([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], [[0, 1, 2], [0, 2, 3]], name="square")
 
 
-def data_set(mesh=SQUARE):
+def data_set(mesh: Mesh = SQUARE) -> LabeledMeshes:
     item = LabeledMesh("square", mesh, np.array([0, 1, 1, UNLABELED]))
     return LabeledMeshes([item], [item], ["arm", "leg"], "vertices", [11, 12])
 
 
-def test_a_set_at_other_elements():
+def test_a_set_at_other_elements() -> None:
     data = with_labels_at(data_set(), "faces")
     assert (data.labels_at, data.label_numbers) == ("faces", [11, 12])
     assert [item.labels.tolist() for item in (*data.train, *data.test)] == [[1, 0], [1, 0]]
@@ -94,7 +95,7 @@ def test_a_set_at_other_elements():
         with_labels_at(data_set(make_mesh(SQUARE.verts, None, name="points")), "faces")
 
 
-def test_classes_are_matched_by_name():
+def test_classes_are_matched_by_name() -> None:
     data = with_label_names(data_set(), ["head", "leg", "arm"])
     assert data.label_names == ["head", "leg", "arm"]
     assert data.test[0].labels.tolist() == [2, 1, 1, UNLABELED]
@@ -102,7 +103,7 @@ def test_classes_are_matched_by_name():
         with_label_names(data_set(), ["head", "arm"])
 
 
-def test_a_set_without_some_classes():
+def test_a_set_without_some_classes() -> None:
     item = LabeledMesh("m", SQUARE, np.array([2, 1, 0, UNLABELED]), accepted=np.eye(4, 3, dtype=bool))
     data = LabeledMeshes([item], [item], ["arm", "leg", "head"], "vertices", [11, 12, 13])
     found = without_classes(data, ["leg", "tail"])
@@ -118,7 +119,7 @@ def test_a_set_without_some_classes():
     assert with_labels_at(found, "faces").test[0].accepted is None
 
 
-def test_meshes_of_an_ignored_class_are_left_out():
+def test_meshes_of_an_ignored_class_are_left_out() -> None:
     items = [LabeledMesh(str(label), SQUARE, np.array(label)) for label in range(3)]
     data = LabeledMeshes(items, items, ["a", "b", "c"], "meshes")
     found = without_classes(data, ["b"])
@@ -128,7 +129,7 @@ def test_meshes_of_an_ignored_class_are_left_out():
         without_classes(LabeledMeshes(items, items[:1], data.label_names, "meshes"), ["a"])
 
 
-def test_classes_by_name_or_number():
+def test_classes_by_name_or_number() -> None:
     assert chosen_classes(["1", "-1"], ["-1", "0", "1"]) == ("1", "-1")
     with pytest.raises(DataError, match=r"no class '3'. Give a name \(arm, leg\) or a number from 0 to 1"):
         chosen_classes(["3"], ["arm", "leg"])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from diffnet.data import (
     vector_channels,
 )
 from diffnet.data.feature_names import KINDS
-from diffnet.geometry import curvature, load_mesh, make_mesh, precompute, random_rotations
+from diffnet.geometry import Mesh, Operators, curvature, load_mesh, make_mesh, precompute, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
 
@@ -38,13 +39,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ALL = "+".join(FEATURE_CHANNELS)
 
 
-def ball(seed=0, subdivisions=2):
+def ball(seed: int = 0, subdivisions: int = 2) -> Mesh:
     sphere = trimesh.creation.icosphere(subdivisions)
     stretch = np.random.default_rng(seed).uniform(0.5, 1.5, 3)
     return make_mesh(sphere.vertices * stretch, sphere.faces, name=f"ball {seed}")
 
 
-def obj(path, mesh, colors=None):
+def obj(path: Path, mesh: Mesh, colors: np.ndarray | None = None) -> Mesh:
     rows = mesh.verts if colors is None else np.concatenate([mesh.verts, colors], 1)
     lines = ["v " + " ".join(map(str, row)) for row in rows]
     lines += ["f " + " ".join(str(i + 1) for i in face) for face in mesh.faces]
@@ -53,7 +54,7 @@ def obj(path, mesh, colors=None):
     return load_mesh(path)
 
 
-def ply(path, mesh, **properties):
+def ply(path: Path, mesh: Mesh, **properties: np.ndarray) -> Mesh:
     own = [(name, values.dtype.str) for name, values in properties.items()]
     rows = np.zeros(len(mesh.verts), [("x", "f8"), ("y", "f8"), ("z", "f8"), *own])
     for name, values in zip("xyz", mesh.verts.T, strict=True):
@@ -68,7 +69,7 @@ def ply(path, mesh, **properties):
 # ---- the text ----
 
 
-def test_parts_have_one_order():
+def test_parts_have_one_order() -> None:
     assert canonical_features("file:b+wks + normals+file:a+xyz") == "xyz+normals+wks+file:a+file:b"
     assert Preprocessing(features="hks+xyz").features == "xyz+hks" == TrainOptions(features="hks+xyz").features
     assert [part.channels for part in feature_parts("file:a+curvature")] == [2, None]
@@ -89,14 +90,14 @@ def test_parts_have_one_order():
         (["xyz"], "features should be text such as 'xyz+normals', got list"),
     ],
 )
-def test_bad_text(text, message):
+def test_bad_text(text: Any, message: str) -> None:
     for check in (canonical_features, lambda features: Preprocessing(features=features)):
         with pytest.raises(OptionError) as caught:
             check(text)
         assert message in str(caught.value)
 
 
-def test_only_descriptors_need_eigenpairs():
+def test_only_descriptors_need_eigenpairs() -> None:
     assert Preprocessing(k=0, features="xyz+normals+curvature+file:a").k == 0
     with pytest.raises(OptionError, match="k should be at least 1"):
         Preprocessing(k=0, features="xyz+wks")
@@ -106,12 +107,12 @@ def test_only_descriptors_need_eigenpairs():
 
 
 @pytest.fixture(scope="module")
-def prepared():
+def prepared() -> tuple[Mesh, Operators]:
     return prepare(figures(1, 1).train[0].mesh, Preprocessing(k=32))
 
 
 @pytest.mark.parametrize("kind", list(FEATURE_CHANNELS))
-def test_parts_of_a_combination(prepared, kind):
+def test_parts_of_a_combination(prepared: tuple[Mesh, Operators], kind: str) -> None:
     """They are those of the single kind, shifted and scaled by constants to values of about size 1."""
     alone = input_features(*prepared, kind).double()
     other = "xyz" if kind != "xyz" else "normals"
@@ -125,12 +126,12 @@ def test_parts_of_a_combination(prepared, kind):
     assert 0.3 < both.square().mean().sqrt() < 2.5
 
 
-def test_normals_are_those_of_the_frames(prepared):
+def test_normals_are_those_of_the_frames(prepared: tuple[Mesh, Operators]) -> None:
     torch.testing.assert_close(input_features(*prepared, "normals"), prepared[1].normals, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("cloud", [False, True], ids=["mesh", "cloud"])
-def test_curvature_of_a_torus(cloud):
+def test_curvature_of_a_torus(cloud: bool) -> None:
     rng = np.random.default_rng(0)
     n, m, big, small = 60, 24, 1.0, 0.4
     i, j = np.meshgrid(np.arange(n), np.arange(m), indexing="ij")
@@ -139,7 +140,7 @@ def test_curvature_of_a_torus(cloud):
         [(big + small * np.cos(v)) * np.cos(u), (big + small * np.cos(v)) * np.sin(u), small * np.sin(v)], 1
     )
 
-    def number(i, j):
+    def number(i: np.ndarray, j: np.ndarray) -> np.ndarray:
         return (i % n) * m + j % m
 
     triangles = [
@@ -155,7 +156,7 @@ def test_curvature_of_a_torus(cloud):
         assert abs(np.median(column - expected)) < 0.1 * np.abs(expected).max()
 
 
-def test_curvature_ignores_size_position_and_orientation():
+def test_curvature_ignores_size_position_and_orientation() -> None:
     mesh = ball(1)
     first = input_features(*prepare(mesh, Preprocessing(k=1)), "curvature")
     assert (first > 0).all()
@@ -172,7 +173,7 @@ def test_curvature_ignores_size_position_and_orientation():
 
 
 @pytest.mark.filterwarnings("ignore:mesh. every eigenvalue is 0")
-def test_curvature_of_bad_meshes_is_finite():
+def test_curvature_of_bad_meshes_is_finite() -> None:
     rng = np.random.default_rng(0)
     soup = make_mesh(rng.normal(size=(60, 3)), np.arange(60).reshape(20, 3))
     loose = make_mesh(np.concatenate([ball().verts, [[9, 9, 9]]]), ball().faces)
@@ -183,7 +184,7 @@ def test_curvature_of_bad_meshes_is_finite():
     assert (features[-1] == 0).all()
 
 
-def test_only_vectors_turn():
+def test_only_vectors_turn() -> None:
     """Features of a rotated mesh are those of the mesh, with vectors rotated."""
     features = "xyz+normals+curvature+hks"
     assert vector_channels(features) == [slice(0, 3), slice(3, 6)]
@@ -201,7 +202,7 @@ def test_only_vectors_turn():
     assert not torch.equal(expected[:, :6], plain.features[:, :6])
 
 
-def test_rotation_is_the_default_if_a_part_is_a_vector():
+def test_rotation_is_the_default_if_a_part_is_a_vector() -> None:
     assert TrainOptions(features="hks+normals").rotates
     assert not TrainOptions(features="hks+normals", rotate=False).rotates
     assert not TrainOptions(features="hks+curvature").rotates
@@ -212,7 +213,7 @@ def test_rotation_is_the_default_if_a_part_is_a_vector():
 # ---- own arrays ----
 
 
-def test_own_arrays_are_found_beside_the_mesh(tmp_path):
+def test_own_arrays_are_found_beside_the_mesh(tmp_path: Path) -> None:
     mesh = obj(tmp_path / "off/a.b.obj", ball())
     one, two, three = (
         np.random.default_rng(i).normal(size=shape) for i, shape in enumerate(((162,), (162, 2), (162, 1)))
@@ -233,7 +234,7 @@ def test_own_arrays_are_found_beside_the_mesh(tmp_path):
         assert list(own_arrays(load_mesh(tmp_path / "off/a.b.obj", tmp_path / "cache"), "file:one")) == ["one"]
 
 
-def test_colors_and_properties_are_features(tmp_path):
+def test_colors_and_properties_are_features(tmp_path: Path) -> None:
     mesh = ball()
     colors = np.random.default_rng(0).uniform(size=(162, 3))
     read = obj(tmp_path / "a.obj", mesh, colors)
@@ -249,11 +250,11 @@ def test_colors_and_properties_are_features(tmp_path):
     np.testing.assert_array_equal(own_arrays(read, "file:quality")["quality"], -quality[:, None])
 
 
-def test_what_is_missing_or_wrong_is_named(tmp_path):
+def test_what_is_missing_or_wrong_is_named(tmp_path: Path) -> None:
     mesh = obj(tmp_path / "a.obj", ball())
     place = tmp_path / "a.quality.npy"
 
-    def message(features="file:quality", mesh=mesh, **given):
+    def message(features: str = "file:quality", mesh: Mesh = mesh, **given: Any) -> str:
         with pytest.raises(DataError) as caught:
             own_arrays(mesh, features, **given)
         text = str(caught.value)
@@ -292,7 +293,7 @@ def test_what_is_missing_or_wrong_is_named(tmp_path):
     assert "more than one array for file:quality" in message()
 
 
-def test_own_arrays_are_standardized_over_the_training_set(tmp_path):
+def test_own_arrays_are_standardized_over_the_training_set(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays = [1e6 + rng.normal(3, 7, (len(ball(i, i + 1).verts), 2)) * [1, 100] for i in range(2)]
     items = [
@@ -325,12 +326,12 @@ def test_own_arrays_are_standardized_over_the_training_set(tmp_path):
      {"a": {"mean": [0.0], "std": [0.0]}}, {"a": {"mean": ["0"], "std": [1.0]}},
      {"a": {"mean": [0.0], "std": [np.nan]}}, {"a": [[0.0], [1.0]]}],
 )  # fmt: skip
-def test_damaged_statistics(statistics):
+def test_damaged_statistics(statistics: Any) -> None:
     with pytest.raises(OptionError, match="statistics"):
         check_statistics("xyz+file:a", statistics)
 
 
-def test_features_of_a_data_set_on_disk(tmp_path):
+def test_features_of_a_data_set_on_disk(tmp_path: Path) -> None:
     """Own arrays beside the meshes are no labels, and a network trains on them and predicts with them."""
     from rich.console import Console
 
@@ -381,7 +382,7 @@ def test_features_of_a_data_set_on_disk(tmp_path):
     assert Path(data.train[0].mesh.path).is_file()
 
 
-def test_classes_of_meshes_with_own_arrays(tmp_path):
+def test_classes_of_meshes_with_own_arrays(tmp_path: Path) -> None:
     """Only an own array tells the classes apart, and its values are large."""
     from rich.console import Console
 

@@ -2,13 +2,15 @@
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from plyfile import PlyData, PlyElement
 
-from diffnet.data import UNLABELED, DataError, load_dataset
+from diffnet.data import UNLABELED, DataError, LabeledMeshes, load_dataset
 from diffnet.data.folders.sources import read_source
 
 VERTS = [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (-1, 0, 0)]
@@ -19,7 +21,7 @@ QUADS = "OFF\n6 2 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n2 0 0\n2 1 0\n4 0 1 2 3\n4 1 4 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
 
-def write(root, files):
+def write(root: Path, files: dict[str, str]) -> Path:
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,7 +29,12 @@ def write(root, files):
     return root
 
 
-def ply(path, vertex=(), face=(), text=False):
+def ply(
+    path: Path,
+    vertex: Sequence[tuple[str, np.ndarray]] = (),
+    face: Sequence[tuple[str, np.ndarray]] = (),
+    text: bool = False,
+) -> None:
     """A fan with properties at its vertices and faces: pairs of a name and an array."""
     rows = np.zeros(5, [("x", "f4"), ("y", "f4"), ("z", "f4"), *((name, values.dtype.str) for name, values in vertex)])
     for i, name in enumerate("xyz"):
@@ -41,15 +48,15 @@ def ply(path, vertex=(), face=(), text=False):
     PlyData([PlyElement.describe(rows, "vertex"), PlyElement.describe(faces, "face")], text=text).write(path)
 
 
-def rgb(colors):
+def rgb(colors: Sequence[Sequence[int]]) -> list[tuple[str, np.ndarray]]:
     return [(name, np.array(colors, np.uint8)[:, i]) for i, name in enumerate(("red", "green", "blue"))]
 
 
-def by_name(data):
+def by_name(data: LabeledMeshes) -> dict[str, list[int]]:
     return {item.name: item.labels.tolist() for item in data.train + data.test}
 
 
-def refusal(root, **options):
+def refusal(root: Path, **options: Any) -> str:
     with pytest.raises(DataError) as caught:
         load_dataset(root, **options)
     assert "\n" not in str(caught.value)
@@ -68,7 +75,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("folder", ["", "labels/"])
-def test_lists_of_parts(tmp_path, folder):
+def test_lists_of_parts(tmp_path: Path, folder: str) -> None:
     files = {folder + name if "_labels" in name else name: text for name, text in PARTS.items()}
     data = load_dataset(write(tmp_path, files))
     assert data.labels_at == "faces"
@@ -83,14 +90,14 @@ def test_lists_of_parts(tmp_path, folder):
     assert "label_names.txt: two classes are called 'Head'" in refusal(tmp_path)
 
 
-def test_lists_of_parts_number_polygons(tmp_path):
+def test_lists_of_parts_number_polygons(tmp_path: Path) -> None:
     data = load_dataset(
         write(tmp_path, {"a.off": QUADS, "a_labels.txt": "x\n2\n", "b.off": OFF, "b_labels.txt": "x\n1 2\ny\n3"})
     )
     assert by_name(data) == {"a": [UNLABELED, UNLABELED, 0, 0], "b": [0, 0, 1]}
 
 
-def test_a_file_with_this_name_may_hold_numbers(tmp_path):
+def test_a_file_with_this_name_may_hold_numbers(tmp_path: Path) -> None:
     files = {f"{name}.off": OFF for name in "ab"} | {f"{name}_labels.txt": "1 1 2" for name in "ab"}
     assert by_name(load_dataset(write(tmp_path, files))) == {"a": [0, 0, 1], "b": [0, 0, 1]}
     # The mesh may have this name itself.
@@ -110,11 +117,11 @@ def test_a_file_with_this_name_may_hold_numbers(tmp_path):
         ("", "1_labels.txt: there are no labels in the file"),
     ],
 )
-def test_bad_lists_of_parts(tmp_path, content, message):
+def test_bad_lists_of_parts(tmp_path: Path, content: str, message: str) -> None:
     assert message in refusal(write(tmp_path, {**PARTS, "1_labels.txt": content}))
 
 
-def test_names_and_numbers_do_not_mix(tmp_path):
+def test_names_and_numbers_do_not_mix(tmp_path: Path) -> None:
     write(tmp_path, {**PARTS, "2_labels.txt": "1 2 2"})
     text = refusal(tmp_path)
     assert "1_labels.txt has labels by names" in text
@@ -132,7 +139,7 @@ TEETH = {
 }
 
 
-def obj(text):
+def obj(text: str) -> str:
     numbers = text.split("\n")[2:]
     verts = ["v " + line for line in numbers[:5]]
     return "\n".join(verts + ["f " + " ".join(str(int(x) + 1) for x in line.split()[1:]) for line in numbers[5:8]])
@@ -142,7 +149,7 @@ TEETH = {name: obj(text) if name.endswith(".obj") else text for name, text in TE
 
 
 @pytest.mark.parametrize("layout", ["auto", "teeth"])
-def test_teeth_in_subfolders(tmp_path, layout):
+def test_teeth_in_subfolders(tmp_path: Path, layout: str) -> None:
     data = load_dataset(write(tmp_path, TEETH), layout)
     assert data.labels_at == "vertices"
     assert data.label_names == ["0", "11", "21", "31"]
@@ -154,7 +161,7 @@ def test_teeth_in_subfolders(tmp_path, layout):
     assert f"{tmp_path / 'upper/p1'}: no labels (.json) for p1_upper.obj" in refusal(tmp_path, layout=layout)
 
 
-def test_json_beside_meshes(tmp_path):
+def test_json_beside_meshes(tmp_path: Path) -> None:
     files = {name.rsplit("/", 1)[1]: text for name, text in TEETH.items()}
     data = load_dataset(write(tmp_path, {**files, "about.json": "{}"}))  # a file of its own is no label file
     assert by_name(data)["p1_upper"] == [0, 1, 1, 2, 0]
@@ -198,7 +205,7 @@ def test_tables_of_labels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [False, True], ids=["binary", "text"])
 @pytest.mark.parametrize("name", ["label", "Class", "segment"])
-def test_properties_of_vertices(tmp_path, name, text):
+def test_properties_of_vertices(tmp_path: Path, name: str, text: bool) -> None:
     for stem, values in (("a", [7, 7, -1, 2, 2]), ("b", [2, 2, 2, 40, 2])):
         ply(tmp_path / f"{stem}.ply", [("quality", np.zeros(5, "f4")), (name, np.array(values, "i4"))], text=text)
     data = load_dataset(tmp_path)
@@ -207,7 +214,7 @@ def test_properties_of_vertices(tmp_path, name, text):
     assert by_name(data) == {"a": [1, 1, UNLABELED, 0, 0], "b": [0, 0, 0, 2, 0]}
 
 
-def test_properties_of_faces(tmp_path):
+def test_properties_of_faces(tmp_path: Path) -> None:
     for stem, values in (("train/a", [1, 2, 2]), ("test/b", [3, 3, 1])):
         ply(tmp_path / f"{stem}.ply", rgb([RED] * 5), [("labels", np.array(values, "f8"))])
     packed = tmp_path / "test/b.ply"
@@ -219,7 +226,7 @@ def test_properties_of_faces(tmp_path):
     assert load_dataset(tmp_path, labels_at="vertices").train[0].labels.tolist() == [1, 0, 0, 1, 1]
 
 
-def test_bad_properties(tmp_path):
+def test_bad_properties(tmp_path: Path) -> None:
     good = np.zeros(5, "i4")
     ply(tmp_path / "b.ply", [("label", good)])
     path = tmp_path / "a.ply"
@@ -240,7 +247,7 @@ def test_bad_properties(tmp_path):
     )
 
 
-def test_colors_are_labels(tmp_path):
+def test_colors_are_labels(tmp_path: Path) -> None:
     ply(tmp_path / "a.ply", rgb([RED, RED, GREEN, BLUE, BLUE]))
     rows = [" ".join(map(str, (*v, *c, 255))) for v, c in zip(VERTS, [BLUE, RED, RED, RED, RED], strict=True)]
     (tmp_path / "b.off").write_text("COFF\n5 3 0\n" + "\n".join(rows) + "\n3 0 1 2\n3 0 2 3\n3 0 3 4\n")
@@ -263,7 +270,7 @@ def test_colors_are_labels(tmp_path):
     assert "label_names.txt: two classes are called 'arm'" in refusal(tmp_path)
 
 
-def test_colors_of_faces_are_labels(tmp_path):
+def test_colors_of_faces_are_labels(tmp_path: Path) -> None:
     for stem in "ab":
         ply(tmp_path / f"{stem}.ply", face=rgb([RED, GREEN, RED]))
     data = load_dataset(tmp_path)
@@ -271,8 +278,8 @@ def test_colors_of_faces_are_labels(tmp_path):
     assert by_name(data) == {"a": [1, 0, 1], "b": [1, 0, 1]}
 
 
-def test_too_many_colors(tmp_path):
-    def points(name, first):
+def test_too_many_colors(tmp_path: Path) -> None:
+    def points(name: str, first: int) -> None:
         rows = [f"v {i} 0 0 {(first + i) / 255} 0 0" for i in range(60)]
         (tmp_path / name).write_text("\n".join(rows) + "\n")
 
@@ -286,7 +293,7 @@ def test_too_many_colors(tmp_path):
     assert refusal(tmp_path).startswith(f"{tmp_path / 'b.obj'}: 65 distinct colors of vertices")
 
 
-def test_label_files_come_before_the_meshes_own(tmp_path):
+def test_label_files_come_before_the_meshes_own(tmp_path: Path) -> None:
     for stem in "ab":
         ply(tmp_path / f"{stem}.ply", [("label", np.arange(5, dtype="i4"))])
         (tmp_path / f"{stem}.txt").write_text("1 1 1 1 3")
@@ -314,7 +321,7 @@ def test_label_files_come_before_the_meshes_own(tmp_path):
     ],
     ids=["list", "folder", "undivided", "princeton", "meshcnn", "rna", "teeth"],
 )
-def test_a_set_without_a_training_part(tmp_path, files, expected):
+def test_a_set_without_a_training_part(tmp_path: Path, files: dict[str, str], expected: list[str]) -> None:
     data = load_dataset(write(tmp_path, files), needs_train=False)
     assert data.train == []
     assert sorted(item.name for item in data.test) == expected
@@ -334,14 +341,14 @@ def test_a_set_without_a_training_part(tmp_path, files, expected):
     ],
     ids=["folders", "labels", "lists", "coseg"],
 )
-def test_a_training_part_is_not_read_for_an_evaluation(tmp_path, files):
+def test_a_training_part_is_not_read_for_an_evaluation(tmp_path: Path, files: dict[str, str]) -> None:
     data = load_dataset(write(tmp_path, files), needs_train=False)
     assert data.train == []
     assert data.label_names == ["6"]
     assert by_name(data) == {"2": [0, 0, 0]}
 
 
-def test_names_count_the_labels_of_the_training_part(tmp_path):
+def test_names_count_the_labels_of_the_training_part(tmp_path: Path) -> None:
     files = {"train/1.off": OFF, "train/1.txt": "5 5 6", "test/2.off": OFF, "test/2.txt": "6 6 6"}
     data = load_dataset(write(tmp_path, {**files, "label_names.txt": "arm\nleg\n"}), needs_train=False)
     assert data.label_names == ["arm", "leg"]
@@ -350,12 +357,12 @@ def test_names_count_the_labels_of_the_training_part(tmp_path):
     assert by_name(load_dataset(tmp_path, needs_train=False)) == {"2": [1, 1, 1]}
 
 
-def test_a_test_part_is_needed(tmp_path):
+def test_a_test_part_is_needed(tmp_path: Path) -> None:
     assert "there is train but no test" in refusal(write(tmp_path / "x", {"train/1.off": OFF}), needs_train=False)
     assert "no meshes in test" in refusal(write(tmp_path / "y", {"test/1.txt": "1", "1.off": OFF}), needs_train=False)
 
 
-def test_names_for_more_values_than_occur(tmp_path):
+def test_names_for_more_values_than_occur(tmp_path: Path) -> None:
     write(tmp_path, {"test/1.off": OFF, "test/1.txt": "0 2 2", "label_names.txt": "arm\nleg\nhead\n"})
     data = load_dataset(tmp_path, needs_train=False)
     assert data.label_names == ["arm", "leg", "head"]

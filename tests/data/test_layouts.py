@@ -3,15 +3,20 @@
 import gzip
 import os
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from diffnet.data import LabeledMesh, LabeledMeshes
 from diffnet.data.folders.layouts import LAYOUTS, load_dataset
 from diffnet.data.folders.numbers import read_labels
 from diffnet.data.labeled import UNLABELED, DataError
 from diffnet.geometry import MeshError, mesh_edges
+
+Shape = tuple[Sequence[tuple[float, ...]], Sequence[tuple[int, ...]]]  # vertices and polygons
 
 RNA = Path(__file__).resolve().parents[3] / "shared" / "data" / "rna"
 
@@ -25,27 +30,27 @@ MIXED = (
 )
 
 
-def off(mesh):
+def off(mesh: Shape) -> str:
     verts, faces = mesh
     rows = [f"OFF\n{len(verts)} {len(faces)} 0"]
     rows += [" ".join(map(str, v)) for v in verts] + [" ".join(map(str, (len(f), *f))) for f in faces]
     return "\n".join(rows) + "\n"
 
 
-def obj(mesh):
+def obj(mesh: Shape) -> str:
     verts, faces = mesh
     rows = ["v " + " ".join(map(str, v)) for v in verts] + ["f " + " ".join(str(i + 1) for i in f) for f in faces]
     return "\n".join(rows) + "\n"
 
 
-def stl(mesh):
+def stl(mesh: Shape) -> str:
     verts, faces = mesh
     corners = [[f"vertex {' '.join(map(str, verts[i]))}" for i in f] for f in faces]
     facets = ["facet normal 0 0 1\nouter loop\n" + "\n".join(c) + "\nendloop\nendfacet" for c in corners]
     return "solid s\n" + "\n".join(facets) + "\nendsolid s\n"
 
 
-def write(root, files):
+def write(root: Path, files: Mapping[str, Any]) -> Path:
     """Write files, by path below `root`: text, a mesh (OFF, or by its extension), a list of labels, or an array."""
     for name, content in files.items():
         file = root / name
@@ -61,7 +66,7 @@ def write(root, files):
     return root
 
 
-def names(items):
+def names(items: Sequence[LabeledMesh]) -> list[str]:
     return [item.name for item in items]
 
 
@@ -81,7 +86,7 @@ RNA_SET = {
 
 
 @pytest.mark.parametrize("layout", ["rna", "auto"])
-def test_rna_makes_minus_one_the_first_of_260_classes(tmp_path, layout):
+def test_rna_makes_minus_one_the_first_of_260_classes(tmp_path: Path, layout: str) -> None:
     data = load_dataset(write(tmp_path, RNA_SET), layout)
     assert names(data.train) == ["2J28_9", "1K73_B"]  # the list's order
     assert names(data.test) == ["1N8R_B"]
@@ -92,7 +97,7 @@ def test_rna_makes_minus_one_the_first_of_260_classes(tmp_path, layout):
     assert data.train[1].labels.dtype == np.int64
 
 
-def test_auto_reads_rna_folders_without_pdb_names_as_folder(tmp_path):
+def test_auto_reads_rna_folders_without_pdb_names_as_folder(tmp_path: Path) -> None:
     files = {
         "off/a.off": FAN,
         "off/b.off": FAN,
@@ -108,33 +113,33 @@ def test_auto_reads_rna_folders_without_pdb_names_as_folder(tmp_path):
 
 
 @pytest.mark.parametrize("value", [-2, 259])
-def test_rna_label_out_of_range(tmp_path, value):
+def test_rna_label_out_of_range(tmp_path: Path, value: int) -> None:
     write(tmp_path, {**RNA_SET, "labels/1N8R_B.txt": [5, 5, value, 7]})
     with pytest.raises(DataError, match=rf"1N8R_B\.txt: label {value} of vertex 2 "):
         load_dataset(tmp_path)
 
 
-def test_rna_wrong_number_of_labels(tmp_path):
+def test_rna_wrong_number_of_labels(tmp_path: Path) -> None:
     write(tmp_path, {**RNA_SET, "labels/1N8R_B.txt": [5, 5, 5]})
     with pytest.raises(DataError, match=r"1N8R_B\.txt: 3 labels, but .*1N8R_B\.off has 4 vertices"):
         load_dataset(tmp_path)
 
 
-def test_rna_mesh_without_labels(tmp_path):
+def test_rna_mesh_without_labels(tmp_path: Path) -> None:
     write(tmp_path, RNA_SET)
     (tmp_path / "labels/2J28_9.txt").unlink()
     with pytest.raises(DataError, match=r"no labels .*2J28_9\.off"):
         load_dataset(tmp_path)
 
 
-def test_rna_without_a_list(tmp_path):
+def test_rna_without_a_list(tmp_path: Path) -> None:
     write(tmp_path, RNA_SET)
     (tmp_path / "test.txt").unlink()
     with pytest.raises(DataError, match=r"test\.txt: no such file"):
         load_dataset(tmp_path, "rna")
 
 
-def test_real_rna_surfaces(tmp_path):
+def test_real_rna_surfaces(tmp_path: Path) -> None:
     if not RNA.is_dir():
         pytest.skip(f"the RNA surfaces are not at {RNA}")
     train, test = (RNA / "train.txt").read_text().split()[:2], (RNA / "test.txt").read_text().split()[:1]
@@ -169,7 +174,7 @@ MESHCNN_SET = {
 
 
 @pytest.mark.parametrize("layout", ["meshcnn", "auto"])
-def test_meshcnn_labels_edges_in_the_published_numbering(tmp_path, layout):
+def test_meshcnn_labels_edges_in_the_published_numbering(tmp_path: Path, layout: str) -> None:
     data = load_dataset(write(tmp_path, MESHCNN_SET), layout)
     assert names(data.train) == ["shrec__2", "shrec__10"]  # natural order
     assert names(data.test) == ["shrec__1"]
@@ -183,7 +188,7 @@ def test_meshcnn_labels_edges_in_the_published_numbering(tmp_path, layout):
     assert data.train[0].accepted is None
 
 
-def test_meshcnn_soft_labels_of_a_set_without_its_training_part(tmp_path):
+def test_meshcnn_soft_labels_of_a_set_without_its_training_part(tmp_path: Path) -> None:
     """The smallest label of all files numbers the columns, as in MeshCNN."""
     write(tmp_path, {**MESHCNN_SET, "train/shrec__2.obj": "broken", "seg/shrec__1.eseg": [8, 8, 8, 2, 2, 2]})
     data = load_dataset(tmp_path, needs_train=False)
@@ -212,19 +217,19 @@ def test_meshcnn_soft_labels_of_a_set_without_its_training_part(tmp_path):
         ("\n", r"shrec__1\.seseg: there are no labels in the file"),
     ],
 )
-def test_meshcnn_bad_soft_labels(tmp_path, content, words):
+def test_meshcnn_bad_soft_labels(tmp_path: Path, content: str, words: str) -> None:
     write(tmp_path, {**MESHCNN_SET, "sseg/shrec__1.seseg": content})
     with pytest.raises(DataError, match=words):
         load_dataset(tmp_path)
 
 
-def test_meshcnn_wrong_number_of_edges(tmp_path):
+def test_meshcnn_wrong_number_of_edges(tmp_path: Path) -> None:
     write(tmp_path, {**MESHCNN_SET, "seg/shrec__1.eseg": [1, 1, 1, 1]})
     with pytest.raises(DataError, match=r"shrec__1\.eseg: 4 labels, but .*shrec__1\.OBJ has 6 edges"):
         load_dataset(tmp_path)
 
 
-def test_meshcnn_mesh_without_labels(tmp_path):
+def test_meshcnn_mesh_without_labels(tmp_path: Path) -> None:
     write(tmp_path, MESHCNN_SET)
     (tmp_path / "seg/shrec__10.eseg").unlink()
     with pytest.raises(DataError, match=r"no labels \(\.eseg\) for shrec__10\.obj"):
@@ -235,7 +240,7 @@ def test_meshcnn_mesh_without_labels(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["coseg", "auto"])
-def test_coseg(tmp_path, layout):
+def test_coseg(tmp_path: Path, layout: str) -> None:
     files = {f"shapes/{i}.off": FAN for i in range(1, 6)} | {f"gt/{i}.seg": "1\n2\n2\n" for i in range(1, 6)}
     data = load_dataset(write(tmp_path, files), layout)
     assert (len(data.train), len(data.test)) == (4, 1)
@@ -261,7 +266,7 @@ def test_coseg(tmp_path, layout):
     [("", ""), ("off/", "seg/"), ("", "seg/"), ("off/", "off/")],
     ids=["flat", "off-and-seg", "flat-and-seg", "off-only"],
 )
-def test_princeton_labels_faces(tmp_path, layout, meshes, segs):
+def test_princeton_labels_faces(tmp_path: Path, layout: str, meshes: str, segs: str) -> None:
     files = {f"{meshes}{i}.off": FAN for i in (1, 2, 10)} | {f"{segs}{i}.seg": [0, i, 3] for i in (1, 2, 10)}
     data = load_dataset(write(tmp_path, files), layout, test_fraction=0.01)
     assert (len(data.train), len(data.test)) == (2, 1)
@@ -271,12 +276,12 @@ def test_princeton_labels_faces(tmp_path, layout, meshes, segs):
     assert labels == {"1": [0, 1, 3], "2": [0, 2, 3], "10": [0, 4, 3]}
 
 
-def test_princeton_labels_faces_even_if_the_counts_are_equal(tmp_path):
+def test_princeton_labels_faces_even_if_the_counts_are_equal(tmp_path: Path) -> None:
     files = {"1.off": TETRAHEDRON, "2.off": TETRAHEDRON, "1.seg": [0, 1, 2, 3], "2.seg": [0, 1, 2, 3]}
     assert load_dataset(write(tmp_path, files)).labels_at == "faces"
 
 
-def test_princeton_is_divided_by_lists_and_subfolders(tmp_path):
+def test_princeton_is_divided_by_lists_and_subfolders(tmp_path: Path) -> None:
     labels = {f"{i}.seg": [i, i, i] for i in range(4)}
     listed = write(tmp_path / "listed", {f"{i}.off": FAN for i in range(4)} | labels)
     write(listed, {"train.txt": "3.off\n\n1.OFF\n", "test.txt": "0.off\r\n"})
@@ -289,7 +294,7 @@ def test_princeton_is_divided_by_lists_and_subfolders(tmp_path):
     assert data.test[0].labels.tolist() == [1, 1, 1]
 
 
-def test_princeton_wrong_number_of_faces(tmp_path):
+def test_princeton_wrong_number_of_faces(tmp_path: Path) -> None:
     write(tmp_path, {"1.off": FAN, "2.off": MIXED, "1.seg": [0, 0, 0], "2.seg": [0] * 7})
     with pytest.raises(DataError, match=r"2\.seg: 7 labels, but .*2\.off has 3 faces \(5 triangles\)"):
         load_dataset(tmp_path)
@@ -298,24 +303,24 @@ def test_princeton_wrong_number_of_faces(tmp_path):
 # ---------------------------------------------------------------- folder: where labels are
 
 
-def pair(first, second, **more):
+def pair(first: tuple[Shape, list[int]], second: tuple[Shape, list[int]], **more: object) -> dict[str, object]:
     """Two meshes a and b with the labels given for each."""
     (mesh_a, labels_a), (mesh_b, labels_b) = first, second
     return {"a.off": mesh_a, "a.txt": labels_a, "b.off": mesh_b, "b.txt": labels_b, **more}
 
 
-def by_name(data):
+def by_name(data: LabeledMeshes) -> dict[str, list[int]]:
     return {item.name: item.labels.tolist() for item in data.train + data.test}
 
 
-def test_folder_finds_vertices_from_the_count(tmp_path):
+def test_folder_finds_vertices_from_the_count(tmp_path: Path) -> None:
     data = load_dataset(write(tmp_path, pair((FAN, [7, 7, -3, 2, 2]), (FAN, [2, 2, 2, 2, 40]))))
     assert data.labels_at == "vertices"
     assert data.label_names == ["2", "7", "40"]
     assert by_name(data) == {"a": [1, 1, UNLABELED, 0, 0], "b": [0, 0, 0, 0, 2]}
 
 
-def test_folder_spreads_polygon_labels_over_their_triangles(tmp_path):
+def test_folder_spreads_polygon_labels_over_their_triangles(tmp_path: Path) -> None:
     data = load_dataset(write(tmp_path, pair((MIXED, [0, 1, 2]), (MIXED, [0, 0, 1, 2, 2]))))
     assert data.labels_at == "faces"
     assert by_name(data) == {"a": [0, 0, 1, 2, 2], "b": [0, 0, 1, 2, 2]}
@@ -324,30 +329,30 @@ def test_folder_spreads_polygon_labels_over_their_triangles(tmp_path):
 @pytest.mark.parametrize(
     ("others", "at"), [([0, 1, 1, 1, 1], "vertices"), ([0, 1, 1], "faces")], ids=["vertices", "faces"]
 )
-def test_folder_decides_an_ambiguous_count_by_the_other_files(tmp_path, others, at):
+def test_folder_decides_an_ambiguous_count_by_the_other_files(tmp_path: Path, others: list[int], at: str) -> None:
     files = pair((TETRAHEDRON, [0, 1, 1, 0]), (FAN, others))
     assert load_dataset(write(tmp_path, files)).labels_at == at
 
 
-def test_folder_with_ambiguous_counts_only(tmp_path):
+def test_folder_with_ambiguous_counts_only(tmp_path: Path) -> None:
     write(tmp_path, pair((TETRAHEDRON, [0, 1, 1, 0]), (TETRAHEDRON, [0, 1, 1, 0])))
     with pytest.raises(DataError, match=r"[ab]\.txt: 4 labels fit .* 4 vertices and 4 faces"):
         load_dataset(tmp_path)
 
 
-def test_folder_with_a_count_that_fits_neither(tmp_path):
+def test_folder_with_a_count_that_fits_neither(tmp_path: Path) -> None:
     write(tmp_path, pair((FAN, [0, 0, 0, 0]), (FAN, [0, 0, 0])))
     with pytest.raises(DataError, match=r"a\.txt: 4 labels, but .*a\.off has 5 vertices and 3 faces"):
         load_dataset(tmp_path)
 
 
-def test_folder_that_mixes_vertices_and_faces(tmp_path):
+def test_folder_that_mixes_vertices_and_faces(tmp_path: Path) -> None:
     write(tmp_path, pair((FAN, [0, 0, 0]), (FAN, [0, 0, 0, 0, 0])))
     with pytest.raises(DataError, match=r"b\.txt labels vertices, but .*a\.txt labels faces"):
         load_dataset(tmp_path)
 
 
-def test_folder_without_labeled_elements(tmp_path):
+def test_folder_without_labeled_elements(tmp_path: Path) -> None:
     write(tmp_path, pair((FAN, [-1, -1, -1]), (FAN, [-1, -1, -1])))
     with pytest.raises(DataError, match=r"every label is negative"):
         load_dataset(tmp_path)
@@ -356,7 +361,7 @@ def test_folder_without_labeled_elements(tmp_path):
 # ---------------------------------------------------------------- folder: which files
 
 
-def test_folder_reads_every_format_in_any_case_and_skips_other_files(tmp_path):
+def test_folder_reads_every_format_in_any_case_and_skips_other_files(tmp_path: Path) -> None:
     files = {
         "a.OFF": FAN,
         "b.STL": FAN,
@@ -375,21 +380,21 @@ def test_folder_reads_every_format_in_any_case_and_skips_other_files(tmp_path):
 @pytest.mark.parametrize(
     "labels", ["train/{}.txt", "train/labels/{}.txt", "labels/{}.txt"], ids=["beside", "below", "root"]
 )
-def test_folder_with_train_and_test_subfolders(tmp_path, labels):
+def test_folder_with_train_and_test_subfolders(tmp_path: Path, labels: str) -> None:
     files = {"train/a2.off": FAN, "train/a10.off": FAN, "test/b.off": FAN, "labels/b.txt": [0, 0, 0]}
     files |= {labels.format(name): [1, 1, 1] for name in ("a2", "a10")}
     data = load_dataset(write(tmp_path, files))
     assert (names(data.train), names(data.test)) == (["a2", "a10"], ["b"])
 
 
-def test_folder_with_lists_leaves_out_other_meshes(tmp_path):
+def test_folder_with_lists_leaves_out_other_meshes(tmp_path: Path) -> None:
     files = {f"meshes/{i}.off": FAN for i in range(5)} | {f"labels/{i}.txt": [i, i, i] for i in range(5)}
     data = load_dataset(write(tmp_path, {**files, "train.txt": "4.off\n2.off", "test.txt": "3.off\n"}))
     assert (names(data.train), names(data.test)) == (["4", "2"], ["3"])
     assert data.label_names == ["2", "3", "4"]
 
 
-def test_random_split_is_seeded_sized_and_complete(tmp_path):
+def test_random_split_is_seeded_sized_and_complete(tmp_path: Path) -> None:
     files = {f"{i}.off": FAN for i in range(12)} | {f"{i}.txt": [0, 0, 1] for i in range(12)}
     write(tmp_path, files)
     first, again, other = (load_dataset(tmp_path, test_fraction=0.25, seed=seed) for seed in (1, 1, 2))
@@ -401,21 +406,21 @@ def test_random_split_is_seeded_sized_and_complete(tmp_path):
     assert len(load_dataset(tmp_path, test_fraction=0.001).test) == 1
 
 
-def test_label_names_are_read_in_the_order_of_the_values(tmp_path):
+def test_label_names_are_read_in_the_order_of_the_values(tmp_path: Path) -> None:
     files = pair((FAN, [9, 4, 4]), (FAN, [-1, 4, 9]), **{"label_names.txt": "arm\nleg\n"})
     data = load_dataset(write(tmp_path, files))
     assert data.label_names == ["arm", "leg"]
     assert by_name(data) == {"a": [1, 0, 0], "b": [UNLABELED, 0, 1]}
 
 
-def test_a_single_class_is_refused(tmp_path):
+def test_a_single_class_is_refused(tmp_path: Path) -> None:
     write(tmp_path, pair((FAN, [-1, 1, 1]), (FAN, [1, -1, -1])))
     with pytest.raises(DataError, match=r"'1' is the only class; .* at least 2\. A negative label means unlabeled"):
         load_dataset(tmp_path)
     assert len(load_dataset(tmp_path, needs_train=False).test) == 2
 
 
-def test_label_names_of_the_wrong_number(tmp_path):
+def test_label_names_of_the_wrong_number(tmp_path: Path) -> None:
     write(tmp_path, pair((FAN, [9, 4, 4]), (FAN, [-1, 4, 9]), **{"label_names.txt": "arm\nleg\nhead\n"}))
     with pytest.raises(DataError, match=r"label_names\.txt: 3 names for 2 distinct labels \(4, 9\)"):
         load_dataset(tmp_path)
@@ -461,14 +466,14 @@ GOOD = pair((FAN, [0, 0, 1]), (FAN, [0, 1, 1]))
         "in-both-folders",
     ],
 )
-def test_files_that_do_not_match(tmp_path, files, message):
+def test_files_that_do_not_match(tmp_path: Path, files: dict[str, Any], message: str) -> None:
     assert len(load_dataset(write(tmp_path / "good", GOOD)).train) == 1
     write(tmp_path / "bad", {**GOOD, **files})
     with pytest.raises(DataError, match=message):
         load_dataset(tmp_path / "bad")
 
 
-def test_notes_beside_meshes_are_no_labels(tmp_path):
+def test_notes_beside_meshes_are_no_labels(tmp_path: Path) -> None:
     notes = "scanned in May\nby two people\n"
     expected = by_name(load_dataset(write(tmp_path / "good", GOOD)))
     write(tmp_path / "notes", {**GOOD, "notes.txt": notes, "labels/more.txt": ""})
@@ -486,13 +491,13 @@ def test_notes_beside_meshes_are_no_labels(tmp_path):
         load_dataset(tmp_path / "typo")
 
 
-def test_folder_with_one_mesh_cannot_be_divided(tmp_path):
+def test_folder_with_one_mesh_cannot_be_divided(tmp_path: Path) -> None:
     write(tmp_path, {"a.off": FAN, "a.txt": [0, 0, 0]})
     with pytest.raises(DataError, match=rf"{tmp_path.name}: 1 mesh .* at least 2"):
         load_dataset(tmp_path)
 
 
-def test_a_bad_mesh_is_named(tmp_path):
+def test_a_bad_mesh_is_named(tmp_path: Path) -> None:
     write(tmp_path, {**GOOD, "b.off": "OFF\n1 0 0\n0 0 nan\n"})
     with pytest.raises(MeshError, match=r"b\.off"):
         load_dataset(tmp_path)
@@ -501,7 +506,7 @@ def test_a_bad_mesh_is_named(tmp_path):
 # ---------------------------------------------------------------- compressed meshes
 
 
-def compress(root, pattern):
+def compress(root: Path, pattern: str) -> None:
     """Replace files by .gz files."""
     for file in sorted(root.glob(pattern)):
         file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
@@ -528,7 +533,7 @@ SEG_SET = {"off/a.off": FAN, "off/b.off": TETRAHEDRON, "seg/a.seg": [0, 0, 1], "
     [(RNA_SET, "off/*"), (MESHCNN_SET, "t*/*"), (SEG_SET, "off/*"), (FOLDER_SET, "t*/[ab]*.[oO]*")],
     ids=["rna", "meshcnn", "princeton", "folder"],
 )
-def test_compressed_meshes_are_found_like_others(tmp_path, files, pattern):
+def test_compressed_meshes_are_found_like_others(tmp_path: Path, files: dict[str, object], pattern: str) -> None:
     expected = load_dataset(write(tmp_path, files))
     compress(tmp_path, pattern)
     assert len(list(tmp_path.rglob("*.gz"))) == len(expected.train + expected.test)
@@ -553,7 +558,7 @@ def test_compressed_meshes_are_found_like_others(tmp_path, files, pattern):
     ],
     ids=["rna", "meshcnn", "princeton", "npy", "txt"],
 )
-def test_compressed_labels_are_found_like_others(tmp_path, files, pattern):
+def test_compressed_labels_are_found_like_others(tmp_path: Path, files: dict[str, object], pattern: str) -> None:
     expected = load_dataset(write(tmp_path, files))
     compress(tmp_path, pattern)
     assert list(tmp_path.rglob("*.gz"))
@@ -564,14 +569,14 @@ def test_compressed_labels_are_found_like_others(tmp_path, files, pattern):
         np.testing.assert_array_equal(item.labels, same.labels)
 
 
-def test_damaged_compressed_labels(tmp_path):
+def test_damaged_compressed_labels(tmp_path: Path) -> None:
     for name in ("a.txt.gz", "a.npy.gz"):
         (tmp_path / name).write_bytes(b"not compressed")
         with pytest.raises(DataError, match=f"{name}: not a gzip file, or a damaged one"):
             read_labels(tmp_path / name)
 
 
-def test_folder_reads_vtk_files(tmp_path):
+def test_folder_reads_vtk_files(tmp_path: Path) -> None:
     pytest.importorskip("vtkmodules", reason="the package vtk is not installed: pip install 'diffnet[vtk]'")
     rows = [" ".join(map(str, (len(f), *f))) for f in MIXED[1]]
     points = [" ".join(map(str, v)) for v in MIXED[0]]
@@ -585,7 +590,7 @@ def test_folder_reads_vtk_files(tmp_path):
         assert item.labels.tolist() == np.repeat(values, [2, 1, 2]).tolist()
 
 
-def test_lists_may_name_compressed_meshes(tmp_path):
+def test_lists_may_name_compressed_meshes(tmp_path: Path) -> None:
     lists = {"train.txt": "2J28_9.off.gz\n1K73_B.off", "test.txt": "1N8R_B.off.gz"}
     expected = load_dataset(write(tmp_path / "a", RNA_SET))
     compress(write(tmp_path / "b", {**RNA_SET, **lists}), "off/*")
@@ -595,7 +600,7 @@ def test_lists_may_name_compressed_meshes(tmp_path):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_mesh_with_and_without_gz(tmp_path, layout):
+def test_a_mesh_with_and_without_gz(tmp_path: Path, layout: str) -> None:
     files = {"rna": RNA_SET, "meshcnn": MESHCNN_SET, "princeton": SEG_SET, "teeth": TEETH_SET}.get(layout, FOLDER_SET)
     write(tmp_path, files)
     mesh = tmp_path / next(iter(files))
@@ -613,7 +618,7 @@ def test_a_mesh_with_and_without_gz(tmp_path, layout):
     [("1\n2\n\n-3", [1, 2, -3]), (" 1 2\t+3\r\n", [1, 2, 3]), ("1.000e+00 2. -0.0", [1, 2, 0]), ("\ufeff5", [5])],
     ids=["lines", "blanks", "floats", "byte-order-mark"],
 )
-def test_text_labels(tmp_path, content, expected):
+def test_text_labels(tmp_path: Path, content: str, expected: list[int]) -> None:
     (tmp_path / "a.txt").write_text(content, encoding="utf-8")
     labels = read_labels(tmp_path / "a.txt")
     assert labels.tolist() == expected
@@ -628,13 +633,13 @@ TOO_LARGE = [str(2**63), "1e19", "9" * 400, "9" * 5000]
     ["head", "1.5", "nan", "inf", "-inf", "1_0", "\u0661", "0x1", "1,", *TOO_LARGE],
     ids=lambda token: token[:8],
 )
-def test_text_that_is_not_a_label(tmp_path, token):
+def test_text_that_is_not_a_label(tmp_path: Path, token: str) -> None:
     (tmp_path / "a.txt").write_text(f"1\n\n2 {token}\n3", encoding="utf-8")
     with pytest.raises(DataError, match=rf"a\.txt, line 3: '{token[:40]}' is not a whole number"):
         read_labels(tmp_path / "a.txt")
 
 
-def test_the_limit_of_compressed_labels(tmp_path, monkeypatch):
+def test_the_limit_of_compressed_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"0\n" * 2000))
     assert len(read_labels(tmp_path / "a.txt.gz")) == 2000
     monkeypatch.setenv("DIFFNET_MAX_UNPACKED_GIB", "1e-6")
@@ -642,14 +647,14 @@ def test_the_limit_of_compressed_labels(tmp_path, monkeypatch):
         read_labels(tmp_path / "a.txt.gz")
 
 
-def test_extreme_labels_survive(tmp_path):
+def test_extreme_labels_survive(tmp_path: Path) -> None:
     extremes = [-(2**63), 2**63 - 1, 2**53 + 1]
     write(tmp_path, {"a.txt": extremes, "b.npy": np.array(extremes)})
     assert read_labels(tmp_path / "a.txt").tolist() == read_labels(tmp_path / "b.npy").tolist() == extremes
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64, np.float16, np.float64, ">i4"])
-def test_npy_labels(tmp_path, dtype):
+def test_npy_labels(tmp_path: Path, dtype: str | type) -> None:
     write(tmp_path, {"a.npy": np.array([0, 3, 100], dtype)})
     labels = read_labels(str(tmp_path / "a.npy"))
     assert labels.tolist() == [0, 3, 100]
@@ -685,13 +690,13 @@ def test_npy_labels(tmp_path, dtype):
         "empty",
     ],
 )
-def test_arrays_that_are_not_labels(tmp_path, array, message):
+def test_arrays_that_are_not_labels(tmp_path: Path, array: np.ndarray, message: str) -> None:
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
     with pytest.raises(DataError, match=rf"a\.npy: .*{message}"):
         read_labels(tmp_path / "a.npy")
 
 
-def test_files_that_are_not_label_files(tmp_path):
+def test_files_that_are_not_label_files(tmp_path: Path) -> None:
     (tmp_path / "words.npy").write_text("1\n2\n")
     (tmp_path / "cut.npy").write_bytes(b"")
     (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04 cut off")
@@ -710,12 +715,12 @@ def test_files_that_are_not_label_files(tmp_path):
 # ---------------------------------------------------------------- arguments
 
 
-def test_missing_folder(tmp_path):
+def test_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere: no such folder"):
         load_dataset(tmp_path / "nowhere")
 
 
-def test_folder_without_a_data_set_names_every_layout(tmp_path):
+def test_folder_without_a_data_set_names_every_layout(tmp_path: Path) -> None:
     write(tmp_path, {"notes.md": "words"})
     with pytest.raises(DataError, match=rf"{tmp_path.name}: no data set found") as caught:
         load_dataset(tmp_path)
@@ -723,7 +728,7 @@ def test_folder_without_a_data_set_names_every_layout(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["b.off", "b.txt"])
-def test_link_to_a_missing_file(tmp_path, name):
+def test_link_to_a_missing_file(tmp_path: Path, name: str) -> None:
     write(tmp_path, pair((FAN, [0, 1, 0]), (FAN, [0, 1, 1])))
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).symlink_to(tmp_path / "nowhere")
@@ -731,7 +736,7 @@ def test_link_to_a_missing_file(tmp_path, name):
         load_dataset(tmp_path)
 
 
-def test_unknown_layout(tmp_path):
+def test_unknown_layout(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"layout should be one of auto, rna, meshcnn, princeton, coseg, folder, teeth, got 'shapenet'"
     ):
@@ -739,6 +744,6 @@ def test_unknown_layout(tmp_path):
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, float("nan")])
-def test_test_fraction_out_of_range(tmp_path, fraction):
+def test_test_fraction_out_of_range(tmp_path: Path, fraction: float) -> None:
     with pytest.raises(DataError, match="test_fraction"):
         load_dataset(tmp_path, test_fraction=fraction)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,31 +26,31 @@ from diffnet.data import (
     precompute_all,
     prepare,
 )
-from diffnet.geometry import make_mesh, mesh_edges, transfer
+from diffnet.geometry import Mesh, make_mesh, mesh_edges, transfer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 OPTIONS = Preprocessing(k=8)
 
 
-def ellipsoid(seed, subdivisions=1):
+def ellipsoid(seed: int, subdivisions: int = 1) -> Mesh:
     ball = trimesh.creation.icosphere(subdivisions)
     verts = ball.vertices * np.random.default_rng(seed).uniform(0.5, 1.5, 3)
     return make_mesh(verts, ball.faces, name=f"ellipsoid {seed}")
 
 
-def elements(mesh, at):
+def elements(mesh: Mesh, at: str) -> np.ndarray:
     return {"vertices": np.arange(len(mesh.verts))[:, None], "faces": mesh.faces, "edges": mesh_edges(mesh.faces)}[at]
 
 
-def test_a_sample_needs_a_labeled_mesh():
+def test_a_sample_needs_a_labeled_mesh() -> None:
     with pytest.raises(
         TypeError, match=r"item should be a LabeledMesh, got Mesh; write LabeledMesh\(name, mesh, labels"
     ):
         make_sample(ellipsoid(0), OPTIONS)
 
 
-def test_representations_are_one_line():
+def test_representations_are_one_line() -> None:
     item = LabeledMesh("a", ellipsoid(0), np.zeros(42, np.int64))
     mesh = "Mesh(name='ellipsoid 0', vertices=42, faces=80)"
     assert repr(item) == f"LabeledMesh(name='a', mesh={mesh}, labels=(42,) int64)"
@@ -67,7 +68,7 @@ def test_representations_are_one_line():
     [{"meshes": 3}, {"max_vertices": 50}, {"meshes": 3, "max_vertices": 50}],
     ids=lambda limits: "-and-".join(limits),
 )
-def test_batches_keep_to_their_limits(limits, shuffle):
+def test_batches_keep_to_their_limits(limits: dict[str, int], shuffle: bool) -> None:
     lengths = np.random.default_rng(0).integers(1, 30, 100).tolist()
     lengths[17] = 80
     batches = MeshBatches(lengths, shuffle=shuffle, seed=3, **limits)
@@ -88,8 +89,8 @@ def test_batches_keep_to_their_limits(limits, shuffle):
         )
 
 
-def test_batches_of_an_epoch_depend_on_seed_and_epoch_only():
-    def order(seed, epoch, noise=0):
+def test_batches_of_an_epoch_depend_on_seed_and_epoch_only() -> None:
+    def order(seed: int, epoch: int, noise: int = 0) -> list[list[int]]:
         torch.manual_seed(noise)
         batches = MeshBatches([1] * 20, meshes=4, shuffle=True, seed=seed)
         for earlier in range(noise):
@@ -104,7 +105,7 @@ def test_batches_of_an_epoch_depend_on_seed_and_epoch_only():
     assert len({epoch_seed(seed, epoch) for seed in range(50) for epoch in range(50)}) == 2500
 
 
-def test_each_iteration_is_an_epoch():
+def test_each_iteration_is_an_epoch() -> None:
     """Without `set_epoch`, the next iteration has the order of the next epoch."""
     lengths = np.random.default_rng(0).integers(1, 30, 100).tolist()
     batches = MeshBatches(lengths, max_vertices=50, shuffle=True, seed=1)
@@ -123,8 +124,8 @@ def test_each_iteration_is_an_epoch():
     assert next(iter(loader)) != next(iter(loader))
 
 
-def test_a_generator_draws_the_seed():
-    def order(seed):
+def test_a_generator_draws_the_seed() -> None:
+    def order(seed: int) -> list[list[int]]:
         return list(MeshBatches([1] * 20, meshes=4, shuffle=True, generator=torch.Generator().manual_seed(seed)))
 
     state = torch.get_rng_state()
@@ -164,7 +165,7 @@ def test_limits_of_other_kinds() -> None:
 
 
 @pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
-def test_packed_samples_line_up(at):
+def test_packed_samples_line_up(at: str) -> None:
     """The network gives the same outputs for a batch as mesh by mesh, in the order of the labels."""
     meshes = [ellipsoid(0), ellipsoid(1, 2), make_mesh(*_plane_with_loose_vertex(), name="plane"), ellipsoid(2)]
     items = [LabeledMesh(m.name, m, np.arange(len(elements(m, at))) + 1000 * i) for i, m in enumerate(meshes)]
@@ -201,19 +202,19 @@ def test_packed_samples_line_up(at):
         first += len(own)
 
 
-def _plane_with_loose_vertex():
+def _plane_with_loose_vertex() -> tuple[list[list[float]], list[list[int]]]:
     verts = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [5, 5, 5], [2, 0.5, 0.5]]
     return verts, [[0, 1, 2], [0, 2, 3], [1, 5, 2]]
 
 
-def test_a_sample_moves_whole():
+def test_a_sample_moves_whole() -> None:
     sample = make_sample(LabeledMesh("a", ellipsoid(0), np.zeros(42, np.int64)), OPTIONS)
     moved = sample.to("meta")
     assert {moved.features.device.type, moved.labels.device.type, moved.operators.device.type} == {"meta"}
     assert moved.names == ("a",)
 
 
-def test_a_label_for_each_mesh():
+def test_a_label_for_each_mesh() -> None:
     """Classification: one label per mesh goes with the outputs of a network at global_mean."""
     labels = [np.array(2), np.array([0]), np.int64(1)]
     samples = [make_sample(LabeledMesh(f"{i}", ellipsoid(i), x), OPTIONS) for i, x in enumerate(labels)]
@@ -227,7 +228,7 @@ def test_a_label_for_each_mesh():
         torch.nn.functional.cross_entropy(model(batch.features, batch.operators), batch.labels).backward()
 
 
-def test_a_sample_converts_and_is_pinned(monkeypatch):
+def test_a_sample_converts_and_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = make_sample(LabeledMesh("a", ellipsoid(0), np.zeros(42, np.int64)), OPTIONS)
     for wide in (sample.to(torch.float64), sample.to("cpu", torch.float64, non_blocking=True)):
         assert wide.features.dtype == wide.operators.evecs.dtype == torch.float64
@@ -247,7 +248,7 @@ def test_a_sample_converts_and_is_pinned(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_pinned_samples_on_a_gpu():
+def test_pinned_samples_on_a_gpu() -> None:
     sample = make_sample(LabeledMesh("a", ellipsoid(0), np.zeros(42, np.int64)), OPTIONS)
     (pinned,) = DataLoader([sample], collate_fn=collate_samples, pin_memory=True)
     assert pinned.features.is_pinned()
@@ -258,7 +259,7 @@ def test_pinned_samples_on_a_gpu():
     assert moved.operators.device.type == "cuda"
 
 
-def test_a_mesh_is_prepared_at_unit_size():
+def test_a_mesh_is_prepared_at_unit_size() -> None:
     mesh, operators = prepare(replace(ellipsoid(0), verts=100 + 7 * ellipsoid(0).verts), OPTIONS)
     assert np.linalg.norm(mesh.verts, axis=1).max() == pytest.approx(1)
     assert operators.k == 8
@@ -271,7 +272,7 @@ def test_a_mesh_is_prepared_at_unit_size():
 
 @pytest.mark.parametrize("kind", list(FEATURE_CHANNELS))
 @pytest.mark.parametrize("source", ["ball", "loose", "cloud", "tiny"])
-def test_features_are_finite(kind, source):
+def test_features_are_finite(kind: str, source: str) -> None:
     ball = ellipsoid(0)
     mesh = {
         "ball": ball,
@@ -291,7 +292,7 @@ def test_features_are_finite(kind, source):
         torch.testing.assert_close((3 * features).exp(), plain.clamp(min=1e-6), rtol=1e-4, atol=0)
 
 
-def test_preprocessing_names_bad_options():
+def test_preprocessing_names_bad_options() -> None:
     for options, message in (
         ({"k": 0}, "k .*0"),
         ({"k": "128"}, "k should be an integer, got '128' of type str"),
@@ -305,7 +306,7 @@ def test_preprocessing_names_bad_options():
             Preprocessing(**options)
 
 
-def test_features_of_wrong_arguments():
+def test_features_of_wrong_arguments() -> None:
     mesh = ellipsoid(0)
     operators = geometry.precompute(mesh, k=0)
     with pytest.raises(ValueError, match=r"file:NAME, joined by \+, got 'HKS'"):
@@ -323,7 +324,7 @@ def test_features_of_wrong_arguments():
 # ---- the cache ----
 
 
-def test_training_reads_what_fill_cache_stored(tmp_path):
+def test_training_reads_what_fill_cache_stored(tmp_path: Path) -> None:
     """Both compute operators at normalized positions, so a sample finds the entry of its mesh."""
     meshes = [replace(ellipsoid(i), verts=100 + 7 * ellipsoid(i).verts) for i in range(3)]
     seen, ready = [], []
@@ -339,5 +340,5 @@ def test_training_reads_what_fill_cache_stored(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == written
 
 
-def test_precompute_all_is_exported_here_for_one_release():
+def test_precompute_all_is_exported_here_for_one_release() -> None:
     assert precompute_all is geometry.precompute_all

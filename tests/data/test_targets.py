@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ def three(root: Path, at: str = "vertices", name: str = "t") -> list[np.ndarray]
 
 
 @pytest.mark.parametrize("at", list(SIZES))
-def test_the_number_of_rows_decides_where_targets_are(at, tmp_path):
+def test_the_number_of_rows_decides_where_targets_are(at: str, tmp_path: Path) -> None:
     arrays = three(tmp_path, at)
     data = load_targets(tmp_path, "file:t", seed=1)
     assert (data.labels_at, data.label_names) == (at, ["t_0", "t_1"])
@@ -58,7 +59,7 @@ def test_the_number_of_rows_decides_where_targets_are(at, tmp_path):
     assert len(mesh_edges(data.test[0].mesh.faces)) == SIZES["edges"]
 
 
-def test_forms_and_places_of_files(tmp_path):
+def test_forms_and_places_of_files(tmp_path: Path) -> None:
     """Text with blanks or commas, a table with names, an array in a folder, and gzip. All have the same numbers."""
     values = np.random.default_rng(0).normal(size=(42, 2)).round(3)
     values[5, 1] = np.nan
@@ -84,7 +85,7 @@ def test_forms_and_places_of_files(tmp_path):
 
 
 @pytest.mark.parametrize("at", ["vertices", "faces"])
-def test_properties_of_ply_files(at, tmp_path):
+def test_properties_of_ply_files(at: str, tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(2, SIZES[at]))
     for part in ("train", "test"):
         (tmp_path / part).mkdir()
@@ -96,7 +97,7 @@ def test_properties_of_ply_files(at, tmp_path):
     assert [item.name for item in data.test] == ["test"]
 
 
-def test_lists_divide_the_set_and_an_evaluation_needs_test_meshes_alone(tmp_path):
+def test_lists_divide_the_set_and_an_evaluation_needs_test_meshes_alone(tmp_path: Path) -> None:
     three(tmp_path)
     (tmp_path / "test.txt").write_text("m1")
     data = load_targets(tmp_path, "file:t", needs_train=False)
@@ -106,7 +107,7 @@ def test_lists_divide_the_set_and_an_evaluation_needs_test_meshes_alone(tmp_path
     assert [item.name for item in data.train] == ["m2"]
 
 
-def test_tables_of_whole_meshes(tmp_path):
+def test_tables_of_whole_meshes(tmp_path: Path) -> None:
     for i in range(5):
         put(tmp_path / "meshes" / f"m{i}.off")
     table = tmp_path / "targets.csv"
@@ -124,7 +125,7 @@ def test_tables_of_whole_meshes(tmp_path):
     assert [item.name for item in data.test] == ["meshes/m1.off"]
 
 
-def write(name: str, content: object):
+def write(name: str, content: object) -> Callable[[Path], None]:
     """A change of the set of `three`: a file with other content."""
 
     def change(root: Path) -> None:
@@ -169,7 +170,9 @@ def with_infinity() -> np.ndarray:
         ),
     ],
 )
-def test_bad_files_give_one_line_that_names_the_file(change, message, tmp_path):
+def test_bad_files_give_one_line_that_names_the_file(
+    change: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
     three(tmp_path)
     change(tmp_path)
     with pytest.raises(DataError, match=message) as raised:
@@ -191,7 +194,7 @@ def test_bad_files_give_one_line_that_names_the_file(change, message, tmp_path):
         ("m1.t.csv", "u,v\n" + "1,2\n" * 42, r"m1.t.csv: the columns are \['u', 'v'\], but those of .*m0.t.npy are"),
     ],
 )
-def test_bad_text_gives_one_line_that_names_the_line(name, text, message, tmp_path):
+def test_bad_text_gives_one_line_that_names_the_line(name: str, text: str, message: str, tmp_path: Path) -> None:
     three(tmp_path)
     (tmp_path / "m1.t.npy").unlink()
     (tmp_path / name).write_text(text, encoding="utf-8")
@@ -218,14 +221,14 @@ def test_bad_text_gives_one_line_that_names_the_line(name, text, message, tmp_pa
         ("file,a,b\nm0.ply,1,\nm1.ply,1,nan", r"the column 'b' is missing \(NaN\) in all training meshes"),
     ],
 )
-def test_bad_tables_give_one_line_that_names_the_line(text, message, tmp_path):
+def test_bad_tables_give_one_line_that_names_the_line(text: str, message: str, tmp_path: Path) -> None:
     three(tmp_path)
     (tmp_path / "targets.csv").write_text(text)
     with pytest.raises(DataError, match=message):
         load_targets(tmp_path)
 
 
-def test_missing_targets_and_wrong_names(tmp_path):
+def test_missing_targets_and_wrong_names(tmp_path: Path) -> None:
     three(tmp_path)
     with pytest.raises(DataError, match=r"no targets. Expected a table targets.csv .* or --targets file:NAME"):
         load_targets(tmp_path)
@@ -238,7 +241,7 @@ def test_missing_targets_and_wrong_names(tmp_path):
             load_targets(tmp_path, wrong)
 
 
-def test_statistics_leave_missing_targets_out(tmp_path):
+def test_statistics_leave_missing_targets_out(tmp_path: Path) -> None:
     columns = np.array([[1.0, 5, np.nan], [3, 5, 2], [np.nan, 5, 4]])
     mesh = make_mesh(np.eye(3), [[0, 1, 2]])
     item = LabeledMesh("a", mesh, columns)
@@ -264,14 +267,14 @@ def test_statistics_leave_missing_targets_out(tmp_path):
         with_columns(LabeledMeshes([], [item], ["u", "v", "w"], "vertices"), ["x"])
 
 
-def test_curvature_of_a_ball_and_a_cylinder():
+def test_curvature_of_a_ball_and_a_cylinder() -> None:
     along = np.array([[0.0, 0, 0.5], [0, 0, -0.5]])
     shape = Shape(along[1:], along[:1], np.full((1, 2), 0.1), np.zeros(1), np.zeros(1, np.int64))
     points = np.array([[0.1, 0, 0.2], [0, -0.1, 0], [0, 0.06, 0.58]])  # two at the side, one at the round end
     np.testing.assert_allclose(skin_curvature(shape, points), [5, 5, 10], rtol=1e-12)
 
 
-def test_curvature_agrees_with_differences_of_normals():
+def test_curvature_agrees_with_differences_of_normals() -> None:
     rng = np.random.default_rng(0)
     shape = sample_shape(rng)
     item = curved_figure(3, upright=True)

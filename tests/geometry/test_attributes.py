@@ -1,5 +1,8 @@
 """Colors and properties of mesh files."""
 
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,15 +12,15 @@ POINTS = ["0 0 0", "1 0 0", "0 1 0"]
 COLORS = [[1, 0, 0], [0, 1, 0.2], [0, 0, 1]]
 
 
-def text(rows):
+def text(rows: Iterable[str]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def obj(colors):
+def obj(colors: list[str]) -> str:
     return text([*(f"v {p} {c}" for p, c in zip(POINTS, colors, strict=True)), "f 1 2 3"])
 
 
-def off(colors, header="COFF", between=""):
+def off(colors: list[str], header: str = "COFF", between: str = "") -> str:
     return text([header, "3 1 0", *(f"{p} {between} {c}" for p, c in zip(POINTS, colors, strict=True)), "3 0 1 2"])
 
 
@@ -37,14 +40,16 @@ UNIT = ["1.0 0 0", "0 1.0 0.2", "0 0 1"]
     ],
     ids=["obj", "coff", "cnoff", "off", "obj-with-comments"],
 )
-def test_colors_of_text_files(tmp_path, name, content, colors):
+def test_colors_of_text_files(
+    tmp_path: Path, name: str, content: Callable[[list[str]], str], colors: list[str]
+) -> None:
     path = tmp_path / name
     path.write_text(content(colors))
     np.testing.assert_allclose(load_attributes(path).colors, COLORS)
     assert len(load_mesh(path).verts) == 3
 
 
-def test_files_without_colors(tmp_path):
+def test_files_without_colors(tmp_path: Path) -> None:
     for name, content in (("a.obj", obj([""] * 3)), ("a.off", off([""] * 3, "OFF")), ("b.obj", obj(["0.5"] * 3))):
         (tmp_path / name).write_text(content)
         found = load_attributes(tmp_path / name)
@@ -74,7 +79,7 @@ end_header
 
 
 @pytest.mark.parametrize(("kind", "colors"), [("uchar", WHOLE), ("float", UNIT), ("int", WHOLE)])
-def test_properties_of_ply_files(tmp_path, kind, colors):
+def test_properties_of_ply_files(tmp_path: Path, kind: str, colors: list[str]) -> None:
     path = tmp_path / "a.ply"
     path.write_text(PLY.format(kind=kind, **dict(zip("abc", colors, strict=True))))
     found = load_attributes(path)
@@ -98,7 +103,7 @@ def test_properties_of_ply_files(tmp_path, kind, colors):
         ("a.ply", "", "a.ply: the file can't be read"),
     ],
 )
-def test_damaged_files(tmp_path, name, content, message):
+def test_damaged_files(tmp_path: Path, name: str, content: str, message: str) -> None:
     path = tmp_path / name
     path.write_text(content)
     with pytest.raises(MeshError) as caught:
@@ -109,7 +114,7 @@ def test_damaged_files(tmp_path, name, content, message):
         load_attributes(tmp_path / "missing.ply")
 
 
-def test_other_formats_have_none(tmp_path):
+def test_other_formats_have_none(tmp_path: Path) -> None:
     (tmp_path / "a.stl").write_text(
         "solid s\nfacet normal 0 0 1\nouter loop\nvertex 0 0 0\nvertex 1 0 0\nvertex 0 1 0\nendloop\nendfacet\n"
         "endsolid\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import trimesh
@@ -40,7 +42,7 @@ def test_a_triangle_soup_stays_connected() -> None:
     assert trimesh.Trimesh(small.verts, small.faces, process=False).is_watertight
 
 
-def test_the_cache_knows_the_number_of_faces(tmp_path) -> None:
+def test_the_cache_knows_the_number_of_faces(tmp_path: Path) -> None:
     first = decimate(BALL, 200, tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fast_simplification.simplify", None)  # a call would fail

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import trimesh
@@ -22,7 +24,7 @@ BALL = load_mesh(trimesh.creation.icosphere(3))
 
 
 @pytest.mark.parametrize("at", PLACES)
-def test_areas_and_points(at) -> None:
+def test_areas_and_points(at: str) -> None:
     areas = element_areas(BALL, at)
     assert areas.sum() == pytest.approx(trimesh.creation.icosphere(3).area)
     assert element_points(BALL, at).shape == (len(areas), 3)
@@ -47,7 +49,7 @@ def test_borders_of_a_square() -> None:
 
 
 @pytest.mark.parametrize("at", PLACES)
-def test_noisy_labels_become_smooth(at) -> None:
+def test_noisy_labels_become_smooth(at: str) -> None:
     rng = np.random.default_rng(0)
     height = element_points(BALL, at)[:, 2]
     truth = (height > 0.1).astype(np.int64) + (height > 0.6)
@@ -57,7 +59,7 @@ def test_noisy_labels_become_smooth(at) -> None:
     np.testing.assert_array_equal(likely, shares.argmax(axis=1))
     assert (likely == truth).mean() < 0.8
 
-    def boundary(labels):
+    def boundary(labels: np.ndarray) -> float:
         borders = border_lengths(BALL, at).tocoo()
         return borders.data[labels[borders.row] != labels[borders.col]].sum()
 
@@ -91,6 +93,6 @@ def test_sure_labels_and_lone_vertices_stay() -> None:
         ({"mesh": load_mesh(BALL.verts)}, MeshError, "a point cloud has no boundaries"),
     ],
 )
-def test_bad_arguments(change, error, words) -> None:
+def test_bad_arguments(change: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         smooth_boundaries(**{"mesh": BALL, "probabilities": np.ones((642, 2)), **change})

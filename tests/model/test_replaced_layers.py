@@ -274,7 +274,7 @@ class OwnProduct(Tensor):
     matrix: Tensor
 
     @staticmethod
-    def __new__(cls, matrix: Tensor) -> OwnProduct:
+    def __new__(cls: type[OwnProduct], matrix: Tensor) -> OwnProduct:
         return Tensor._make_wrapper_subclass(cls, matrix.shape, dtype=matrix.dtype)  # type: ignore[attr-defined, no-any-return]
 
     def __init__(self, matrix: Tensor) -> None:

@@ -9,7 +9,10 @@ import math
 import re
 import tracemalloc
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +37,7 @@ OPTIONS = TrainOptions(features="xyz", k=8, width=8, blocks=2, attention_heads=2
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory):
+def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The content of a checkpoint after one step, as a dictionary."""
     model = build_model(OPTIONS, ["a", "b"], "vertices")
     optimizer = make_optimizer(model, OPTIONS, torch.device("cpu"))
@@ -56,7 +59,7 @@ def stored(tmp_path_factory):
     return load_checkpoint(path)
 
 
-def message(read, path):
+def message(read: Callable[[Path], object], path: Path) -> str:
     """The line of the error of `read(path)`."""
     with pytest.raises(CheckpointError) as caught:
         read(path)
@@ -69,17 +72,17 @@ def message(read, path):
 
 
 @pytest.fixture
-def refused(stored, tmp_path):
+def refused(stored: dict[str, Any], tmp_path: Path) -> Callable[..., str]:
     """The message about a checkpoint with changed content."""
 
-    def refuse(**changes):
+    def refuse(**changes: object) -> str:
         torch.save({**stored, **changes}, tmp_path / "a.pt")
         return message(load_checkpoint, tmp_path / "a.pt")
 
     return refuse
 
 
-def test_a_checkpoint_is_read_back(stored, tmp_path):
+def test_a_checkpoint_is_read_back(stored: dict[str, Any], tmp_path: Path) -> None:
     model, options = restore_model(stored)
     assert options == OPTIONS
     optimizer = make_optimizer(model, options, torch.device("cpu"))
@@ -95,7 +98,7 @@ def test_a_checkpoint_is_read_back(stored, tmp_path):
     assert stored["options"]["join"] == "auto"
 
 
-def test_a_newer_version_says_so(stored, refused):
+def test_a_newer_version_says_so(stored: dict[str, Any], refused: Callable[..., str]) -> None:
     assert stored["version"]
     line = refused(format=stored["format"] + 1, version="9.8", model=None)
     assert "newer version (diffnet 9.8, checkpoint format 2)" in line
@@ -128,7 +131,9 @@ def test_a_newer_version_says_so(stored, refused):
         ({7: 7}, "unknown option 7"),
     ],
 )
-def test_options_are_checked(stored, refused, changes, named):
+def test_options_are_checked(
+    stored: dict[str, Any], refused: Callable[..., str], changes: dict[Any, Any], named: str
+) -> None:
     tracemalloc.start()
     assert named in refused(options={**stored["options"], **changes})
     assert tracemalloc.get_traced_memory()[1] < 2**24
@@ -162,7 +167,7 @@ def test_options_are_checked(stored, refused, changes, named):
         ({"optimizer": {"state": {"0": {}}}}, "optimizer"),
     ],
 )
-def test_values_are_checked(refused, changes, named):
+def test_values_are_checked(refused: Callable[..., str], changes: dict[Any, Any], named: str) -> None:
     assert named in refused(**changes)
 
 
@@ -182,7 +187,9 @@ def test_values_are_checked(refused, changes, named):
     ],
     ids=["shape", "expanded", "integer", "complex", "sparse", "meta", "inf", "nan", "double", "scalar"],
 )
-def test_weights_are_checked(stored, refused, tensor, named):
+def test_weights_are_checked(
+    stored: dict[str, Any], refused: Callable[..., str], tensor: torch.Tensor, named: str
+) -> None:
     assert named in refused(model={**stored["model"], "first.weight": tensor})
     optimizer = copy.deepcopy(stored["optimizer"])
     optimizer["state"][0]["exp_avg"] = tensor
@@ -190,7 +197,7 @@ def test_weights_are_checked(stored, refused, tensor, named):
         assert named in refused(optimizer=optimizer)
 
 
-def as_original(seed=0):
+def as_original(seed: int = 0) -> dict[str, torch.Tensor]:
     """A state dict with the original's names: width 8, two blocks, 3 → 5 channels."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {"first_lin.weight": (8, 3), "first_lin.bias": (8,), "last_lin.weight": (5, 8), "last_lin.bias": (5,)}
@@ -204,12 +211,12 @@ def as_original(seed=0):
     return {name: torch.rand(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def test_networks_that_are_not_the_originals(tmp_path):
+def test_networks_that_are_not_the_originals(tmp_path: Path) -> None:
     path, state = tmp_path / "a.pth", as_original()
     torch.save(state, path)
     assert len(DiffusionNet.from_reference(path).blocks) == 2
 
-    def line(content):
+    def line(content: object) -> str:
         torch.save(content, path)
         return message(DiffusionNet.from_reference, path)
 
@@ -226,7 +233,7 @@ def test_networks_that_are_not_the_originals(tmp_path):
     assert "unknown weights" in line({**state, f"block_{'9' * 5000}.x": torch.zeros(1)})
 
 
-def test_kinds_of_other_programs(tmp_path):
+def test_kinds_of_other_programs(tmp_path: Path) -> None:
     """Names decide the kind. The kind decides the form of gradient features and the last activation."""
     path, state = tmp_path / "a.pth", as_original()
     correspondence = {f"feature_extractor.{name}": w for name, w in state.items()}
@@ -273,7 +280,7 @@ def test_kinds_of_other_programs(tmp_path):
         assert "not a checkpoint of the original implementation" in message(DiffusionNet.from_reference, path)
 
 
-def test_labels_of_networks_of_the_original(tmp_path):
+def test_labels_of_networks_of_the_original(tmp_path: Path) -> None:
     path, own = tmp_path / "a.pth", tmp_path / "a.safetensors"
     torch.save(as_original(), path)
     network = load_network(path, ["a", "b", "c", "d", "e"], "faces")
@@ -291,10 +298,10 @@ def test_labels_of_networks_of_the_original(tmp_path):
         load_network(own, ["v", "w"])
 
 
-def test_operators_and_scale_of_a_run(stored, tmp_path):
+def test_operators_and_scale_of_a_run(stored: dict[str, Any], tmp_path: Path) -> None:
     """A checkpoint stores them, and an older one lacks them."""
 
-    def read(options):
+    def read(options: object) -> Preprocessing:
         torch.save({**stored, "options": options}, tmp_path / "a.pt")
         load_checkpoint(tmp_path / "a.pt")
         return network_input(DiffusionNet.load(tmp_path / "a.pt")).options.preprocessing
@@ -310,7 +317,7 @@ def test_operators_and_scale_of_a_run(stored, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")  # a flipped bit
 @pytest.mark.parametrize("kind", ["own", "original", "old file format"])
-def test_damaged_files(stored, tmp_path, kind):
+def test_damaged_files(stored: dict[str, Any], tmp_path: Path, kind: str) -> None:
     """Files that were cut or have flipped bits are read or give one line. Nothing else happens."""
     path = tmp_path / "a.pt"
     read = load_checkpoint if kind == "own" else DiffusionNet.from_reference
@@ -344,7 +351,7 @@ def test_damaged_files(stored, tmp_path, kind):
     assert message(read, path).endswith("this is a folder, expected a checkpoint; it holds last.pt")
 
 
-def test_a_file_that_expands_is_refused(stored, tmp_path):
+def test_a_file_that_expands_is_refused(stored: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "bomb.pt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"\0" * 10**6)
@@ -352,7 +359,7 @@ def test_a_file_that_expands_is_refused(stored, tmp_path):
         assert "more than its size" in message(read, path)
 
 
-def test_damaged_averages_of_weights(stored, refused, tmp_path):
+def test_damaged_averages_of_weights(stored: dict[str, Any], refused: Callable[..., str], tmp_path: Path) -> None:
     averaged = {**stored["options"], "average_weights": 0.9}
     model = build_model(TrainOptions(**averaged), ["a", "b"], "vertices")
     average = WeightAverage(model, 0.9)
@@ -372,7 +379,7 @@ def test_damaged_averages_of_weights(stored, refused, tmp_path):
 # ---- DiffusionNet.load ----
 
 
-def test_a_checkpoint_is_a_network(stored, tmp_path):
+def test_a_checkpoint_is_a_network(stored: dict[str, Any], tmp_path: Path) -> None:
     """`DiffusionNet.load` reads the files of a run. Saved anew, the network keeps what `predict` needs."""
     save_checkpoint(tmp_path / "a.pt", stored)
     network = DiffusionNet.load(tmp_path / "a.pt")
@@ -405,12 +412,14 @@ def test_a_checkpoint_is_a_network(stored, tmp_path):
         ({"model": {}}, "should be matrices"),
     ],
 )
-def test_checkpoints_that_are_no_network(stored, tmp_path, changes, named):
+def test_checkpoints_that_are_no_network(
+    stored: dict[str, Any], tmp_path: Path, changes: dict[Any, Any], named: str
+) -> None:
     torch.save({**stored, **changes}, tmp_path / "a.pt")
     assert named in message(DiffusionNet.load, tmp_path / "a.pt")
 
 
-def test_a_checkpoint_without_names(stored, tmp_path):
+def test_a_checkpoint_without_names(stored: dict[str, Any], tmp_path: Path) -> None:
     torch.save({name: value for name, value in stored.items() if name != "label_names"}, tmp_path / "a.pt")
     assert "lacks label_names" in message(DiffusionNet.load, tmp_path / "a.pt")
 
@@ -445,14 +454,14 @@ NEEDED = {"features": "xyz", "k": 8, "normalize": True}
         ({"label_names": "ab"}, "got 'ab'"),
     ],
 )
-def test_metadata_of_a_network(changes, named):
+def test_metadata_of_a_network(changes: dict[Any, Any], named: str) -> None:
     network = DiffusionNet(3, 2, width=8, blocks=1)
     network.metadata = {name: value for name, value in {**NEEDED, **changes}.items() if value is not ...}
     with pytest.raises(MetadataError, match=re.escape(named)):
         network_input(network)
 
 
-def test_wrong_arguments_of_predictions(tmp_path):
+def test_wrong_arguments_of_predictions(tmp_path: Path) -> None:
     network = DiffusionNet(3, 2, width=8, blocks=1)
     network.metadata = dict(NEEDED)
     with pytest.raises(MeshError, match=r"expected a list of meshes, got one, 'a\.obj'"):
@@ -463,7 +472,7 @@ def test_wrong_arguments_of_predictions(tmp_path):
         predict_labels(["a.obj"], network, "gpu")
 
 
-def test_defaults_of_metadata():
+def test_defaults_of_metadata() -> None:
     network = DiffusionNet(3, 2, width=8, blocks=1)
     network.metadata = {**NEEDED, "own": [1, 2]}
     found = network_input(network)

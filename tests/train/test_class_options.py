@@ -33,7 +33,7 @@ SMALL = ["--k", 8, "--width", 8, "--blocks", 1, "--dropout", 0, "--jobs", 1, "--
 BALL = trimesh.creation.icosphere(1)
 
 
-def diffnet(capsys, *arguments) -> tuple[int, str, str]:
+def diffnet(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
         try:
             cli.main()
@@ -153,7 +153,7 @@ def test_captured_steps_use_the_weights(device: str) -> None:
     assert abs(float(unweighted(batch)) - float(step(batch))) > 1e-3
 
 
-def test_ignored_classes_count_nowhere(tmp_path: Path, capsys) -> None:
+def test_ignored_classes_count_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for i, item in enumerate([*three_classes().train, *three_classes().test]):
         part = tmp_path / "data" / ("test" if i == 2 else "train")
         part.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ def test_ignored_classes_count_nowhere(tmp_path: Path, capsys) -> None:
     assert (status, len(err.splitlines())) == (1, 1)
 
 
-def test_the_score_by_soft_labels(tmp_path: Path, capsys) -> None:
+def test_the_score_by_soft_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verts, faces = ball(0), BALL.faces
     mesh = make_mesh(verts, faces)
     edges = mesh_edges(mesh.faces)
@@ -212,5 +212,5 @@ def test_the_score_by_soft_labels(tmp_path: Path, capsys) -> None:
     assert soft_accuracy(np.ones(len(edges), int), accepted, areas) == pytest.approx(areas[::3].sum() / mesh_area(mesh))
 
 
-def mesh_area(mesh) -> float:
+def mesh_area(mesh: trimesh.Trimesh) -> float:
     return trimesh.Trimesh(mesh.verts, mesh.faces, process=False).area

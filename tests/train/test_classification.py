@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -34,7 +35,7 @@ SMALL = ["--k", 12, "--width", 16, "--blocks", 1, "--dropout", 0, "--jobs", 1, "
 SMALL += ["--features", "hks", "--schedule", "step"]
 
 
-def diffnet(capsys, *arguments) -> tuple[int, str, str]:
+def diffnet(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
         try:
             cli.main()
@@ -58,7 +59,7 @@ def two_classes(count: int) -> list[LabeledMesh]:
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory) -> Path:
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set of two classes, and a run on it."""
     root = tmp_path_factory.mktemp("room")
     for label, name in enumerate(("ball", "rod")):
@@ -78,7 +79,7 @@ def room(tmp_path_factory) -> Path:
     return root
 
 
-def test_a_run_learns_and_reports(room, capsys):
+def test_a_run_learns_and_reports(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = json.loads((room / "run" / "results.json").read_text())
     assert results["task"] == "classification"
     assert results["test_accuracy"] == results["balanced_accuracy"] == 1
@@ -95,7 +96,7 @@ def test_a_run_learns_and_reports(room, capsys):
     assert "--label-smoothing is 0.1, and the run in" in err
 
 
-def test_a_run_can_be_resumed(room, tmp_path, capsys):
+def test_a_run_can_be_resumed(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", room / "cache"]
     assert diffnet(capsys, "train", "classification", *where, *SMALL, "--epochs", 6)[0] == 0
     assert diffnet(capsys, "train", "classification", *where, *SMALL, "--epochs", 12, "--resume")[0] == 0
@@ -106,7 +107,7 @@ def test_a_run_can_be_resumed(room, tmp_path, capsys):
     assert len(err.splitlines()) == 1
 
 
-def test_predict_writes_a_table(room, tmp_path, capsys):
+def test_predict_writes_a_table(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     meshes = [next((room / "data" / name / "test").iterdir()) for name in ("ball", "rod")]
     arguments = ["predict", *meshes, "--checkpoint", room / "run" / "last.pt", "--device", "cpu"]
     table, page, picture = tmp_path / "table.csv", tmp_path / "page.html", tmp_path / "picture.png"
@@ -127,7 +128,7 @@ def test_predict_writes_a_table(room, tmp_path, capsys):
     assert "--out should be a .csv file" in err
 
 
-def test_evaluate_scores_a_labeled_folder(room, tmp_path, capsys):
+def test_evaluate_scores_a_labeled_folder(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "labels.csv"
     files = sorted((room / "data" / "rod" / "test").iterdir())
     table.write_text("".join(f"{file},rod\n" for file in files))
@@ -155,7 +156,7 @@ def test_evaluate_scores_a_labeled_folder(room, tmp_path, capsys):
     assert "the label 'cone' is none of the 2 known classes (ball, rod). Labels are matched by name" in err
 
 
-def test_evaluate_scores_a_segmentation(tmp_path, capsys):
+def test_evaluate_scores_a_segmentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Labels of a test set without a training part are matched by name. Its results are those of the run."""
     for i in range(3):
         mesh = surface(1, i)
@@ -222,7 +223,7 @@ def test_evaluate_scores_a_segmentation(tmp_path, capsys):
     np.testing.assert_allclose([[float(share) for share in row[2:]] for row in rows], shares, rtol=1e-5)
 
 
-def test_a_checkpoint_names_its_task(room, tmp_path):
+def test_a_checkpoint_names_its_task(room: Path, tmp_path: Path) -> None:
     stored = load_checkpoint(room / "run" / "last.pt")
     assert DiffusionNet.load(room / "run" / "last.pt").metadata["task"] == "classification"
     stored["options"]["task"] = "segmentation"
@@ -232,7 +233,7 @@ def test_a_checkpoint_names_its_task(room, tmp_path):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_captured_steps_equal_plain_ones(smoothing):
+def test_captured_steps_equal_plain_ones(smoothing: float) -> None:
     """Meshes that are added to a batch on buffers have no label and change nothing."""
     options = TrainOptions(
         task="classification", label_smoothing=smoothing, k=6, width=8, blocks=1, dropout=0, batch_meshes=3
@@ -257,7 +258,7 @@ def test_captured_steps_equal_plain_ones(smoothing):
 @pytest.mark.gpu
 @pytest.mark.parametrize("given", [{}, {"batch_meshes": 3}, {"batch_vertices": 100}], ids=str)
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_captured_runs_equal_plain_ones_on_a_gpu(given, smoothing, tmp_path):
+def test_captured_runs_equal_plain_ones_on_a_gpu(given: dict[str, Any], smoothing: float, tmp_path: Path) -> None:
     options = TrainOptions(
         task="classification", label_smoothing=smoothing, k=12, width=32, blocks=2, dropout=0, epochs=4, **given
     )
@@ -275,7 +276,7 @@ def test_captured_runs_equal_plain_ones_on_a_gpu(given, smoothing, tmp_path):
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
-def test_options_and_scores():
+def test_options_and_scores() -> None:
     with pytest.raises(ValueError, match="label_smoothing should be at least 0 and below 1, got 1"):
         TrainOptions(label_smoothing=1.0)
     with pytest.raises(ValueError, match=r"task should be one of segmentation, .*, correspondence, got 'other'"):

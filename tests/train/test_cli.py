@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -24,7 +26,7 @@ from PIL import Image
 
 from diffnet import DiffnetError, DiffusionNet, MeshError, __version__, geometry, normalize_positions
 from diffnet.data import DataError, Preprocessing, load_dataset, prepare
-from diffnet.geometry import load_mesh, mesh_edges
+from diffnet.geometry import Mesh, load_mesh, mesh_edges
 from diffnet.geometry.errors import ConvergenceError, OptionError, WorkerError
 from diffnet.train import cli
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint
@@ -51,7 +53,7 @@ SMALL += [
 ]  # the balls are easy with these
 
 
-def diffnet(*arguments):
+def diffnet(*arguments: object) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command, in this process."""
     out, err = io.StringIO(), io.StringIO()
     argv = ["diffnet", *map(str, arguments)]
@@ -64,7 +66,7 @@ def diffnet(*arguments):
     return code, out.getvalue(), err.getvalue()
 
 
-def start(*arguments, **given):
+def start(*arguments: object, **given: Any) -> subprocess.Popen[str]:
     """Start a command in a process and a process group of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -78,7 +80,7 @@ def start(*arguments, **given):
     )
 
 
-def complaint(*arguments):
+def complaint(*arguments: object) -> str:
     """The line on stderr of a command that fails because of its input. Checks that it is the only one."""
     code, _, err = diffnet(*arguments)
     assert code == 1, err
@@ -88,7 +90,7 @@ def complaint(*arguments):
     return err
 
 
-def write_balls(folder, count=5, at="vertices"):
+def write_balls(folder: Path, count: int = 5, at: str = "vertices") -> Path:
     """Write a data set in the layout "folder", or "meshcnn" for edges. Labels are the lower and the upper half."""
     for i in range(count):
         ball = trimesh.creation.icosphere(1)
@@ -106,14 +108,14 @@ def write_balls(folder, count=5, at="vertices"):
     return folder
 
 
-def train_small(data, out, cache):
+def train_small(data: Path, out: Path, cache: Path) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a training run that learns the balls."""
     where = ["--data", data, "--out", out, "--cache", cache]
     return diffnet("train", "segmentation", *where, "--epochs", 12, *SMALL)
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory):
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a data set (data/), a trained network (run/) and a cache (cache/)."""
     room = tmp_path_factory.mktemp("room")
     data = write_balls(room / "data")
@@ -127,7 +129,7 @@ def room(tmp_path_factory):
     return room
 
 
-def test_a_run_without_an_eigenbasis(room, tmp_path):
+def test_a_run_without_an_eigenbasis(room: Path, tmp_path: Path) -> None:
     """The cache entries hold no eigenpairs."""
     where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", tmp_path / "cache"]
     options = [*SMALL, "--diffusion", "implicit", "--k", 0, "--attention-heads", 2, "--epochs", 2]
@@ -139,7 +141,7 @@ def test_a_run_without_an_eigenbasis(room, tmp_path):
     assert out.is_file()
 
 
-def test_a_run_with_the_originals_operators(room, tmp_path):
+def test_a_run_with_the_originals_operators(room: Path, tmp_path: Path) -> None:
     """Prediction reads operators and scale from the checkpoint, and `precompute` fills the same cache entries."""
     cache, mesh, checkpoint = tmp_path / "cache", room / "data" / "m0.obj", tmp_path / "run" / "last.pt"
     chosen = ["--operators", "original", "--normalize", "area"]
@@ -160,7 +162,7 @@ def test_a_run_with_the_originals_operators(room, tmp_path):
     assert "the original's operators have the cotangent Laplacian" in line
 
 
-def test_prediction_with_a_checkpoint_of_the_original(room, tmp_path):
+def test_prediction_with_a_checkpoint_of_the_original(room: Path, tmp_path: Path) -> None:
     small = np.load(ROOT / "tests" / "golden" / "small.npz")
     weights = {key.removeprefix("weight_"): torch.tensor(small[key]) for key in small if key.startswith("weight_")}
     checkpoint, mesh = tmp_path / "small.pth", tmp_path / "small.obj"
@@ -204,7 +206,7 @@ def test_prediction_with_a_checkpoint_of_the_original(room, tmp_path):
     ],
     ids=["diffnet", "train", "segmentation", "predict", "precompute", "info"],
 )
-def test_help(command, mentioned, monkeypatch):
+def test_help(command: list[str], mentioned: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERMINAL_WIDTH", "200")
     code, out, err = diffnet(*command, "--help")
@@ -215,7 +217,7 @@ def test_help(command, mentioned, monkeypatch):
         assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", plain), word
 
 
-def test_help_of_training_has_panels(monkeypatch):
+def test_help_of_training_has_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERMINAL_WIDTH", "120")
     plain = re.sub(r"\x1b\[[0-9;]*m", "", diffnet("train", "segmentation", "--help")[1])
     panels = dict(re.findall(r"╭─ ([^─]+) ─+╮\n(.*?)╰", plain, re.DOTALL))
@@ -241,14 +243,14 @@ def test_help_of_training_has_panels(monkeypatch):
     ],
     ids=lambda wrong: "".join(wrong).strip("-"),
 )
-def test_usage_errors(tmp_path, wrong):
+def test_usage_errors(tmp_path: Path, wrong: list[str]) -> None:
     code, _, err = diffnet("train", "segmentation", "--data", tmp_path, "--out", tmp_path / "o", *wrong)
     assert code == 2
     assert wrong[0] in err
     assert "Traceback" not in err
 
 
-def test_default_cache_folder(monkeypatch):
+def test_default_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, expected in (("/x", "/x/diffnet"), ("", "/home/me/.cache/diffnet"), (None, "/home/me/.cache/diffnet")):
         monkeypatch.setenv("HOME", "/home/me")
         if value is None:
@@ -260,7 +262,7 @@ def test_default_cache_folder(monkeypatch):
     assert options.default_cache().is_absolute()
 
 
-def test_version():
+def test_version() -> None:
     assert diffnet("--version") == (0, f"diffnet {__version__}\n", "")
 
 
@@ -269,7 +271,7 @@ def test_version():
     [["--help"], ["train", "--help"], ["train", "segmentation", "--help"], ["predict", "--help"], ["bench", "--help"]],
     ids=" ".join,
 )
-def test_help_loads_no_heavy_library(arguments):
+def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
     heavy = ["torch", "triton", "scipy", "trimesh", "matplotlib", "tensorboard", "skimage", "PIL"]
     code = (
         "import atexit, sys\n"
@@ -284,7 +286,7 @@ def test_help_loads_no_heavy_library(arguments):
     assert ran.returncode == 0
 
 
-def test_training_starts_without_libraries_that_load_slowly(room, tmp_path):
+def test_training_starts_without_libraries_that_load_slowly(room: Path, tmp_path: Path) -> None:
     """PyTorch's compiler and SymPy take seconds to import. Matplotlib is for the report at the end."""
     slow = ["torch._dynamo", "sympy", "matplotlib", "skimage"]
     code = (
@@ -304,7 +306,7 @@ def test_training_starts_without_libraries_that_load_slowly(room, tmp_path):
     assert re.search(r"^\[\]$", ran.stdout, re.MULTILINE), ran.stdout + ran.stderr
 
 
-def test_info_loads_no_pytorch(tmp_path):
+def test_info_loads_no_pytorch(tmp_path: Path) -> None:
     trimesh.creation.icosphere(1).export(tmp_path / "ball.off")
     code = "import sys; from diffnet.train.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -317,8 +319,8 @@ def test_info_loads_no_pytorch(tmp_path):
 # ---- bad input ----
 
 
-def test_bad_input_to_training(room, tmp_path, monkeypatch):
-    def train(data, out, *more):
+def test_bad_input_to_training(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(data: Path, out: Path, *more: object) -> str:
         return complaint(
             "train",
             "segmentation",
@@ -369,7 +371,7 @@ def test_bad_input_to_training(room, tmp_path, monkeypatch):
     assert {p: p.stat().st_mtime_ns for p in (room / "run").rglob("*")} == before
 
 
-def test_a_second_run_and_a_wrong_device_stop_before_training(room, tmp_path):
+def test_a_second_run_and_a_wrong_device_stop_before_training(room: Path, tmp_path: Path) -> None:
     train = ["train", "segmentation", "--data", room / "data", "--cache", tmp_path / "cache"]
     assert "'cpu:7' is not available" in complaint(*train, "--out", tmp_path / "run", "--device", "cpu:7")
     assert list(tmp_path.iterdir()) == []
@@ -379,8 +381,8 @@ def test_a_second_run_and_a_wrong_device_stop_before_training(room, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_names_the_file(room, tmp_path, monkeypatch):
-    def full(self, content):
+def test_a_full_disk_names_the_file(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
@@ -390,7 +392,7 @@ def test_a_full_disk_names_the_file(room, tmp_path, monkeypatch):
     assert list(out.iterdir()) == []
 
 
-def test_a_resumed_run_keeps_its_options(room, tmp_path):
+def test_a_resumed_run_keeps_its_options(room: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     train = ["train", "segmentation", "--data", room / "data", "--out", out, "--cache", room / "cache"]
     train += ["--jobs", 1, "--device", "cpu"]
@@ -413,7 +415,7 @@ def test_a_resumed_run_keeps_its_options(room, tmp_path):
     assert load_checkpoint(out / "last.pt")["options"]["epochs"] == 2
 
 
-def test_a_damaged_run_is_not_resumed(room, tmp_path):
+def test_a_damaged_run_is_not_resumed(room: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()
     whole = (room / "run" / "last.pt").read_bytes()
@@ -423,7 +425,7 @@ def test_a_damaged_run_is_not_resumed(room, tmp_path):
     assert [p.name for p in out.iterdir()] == ["last.pt"]
 
 
-def test_a_bad_mesh_of_a_data_set_is_named(tmp_path):
+def test_a_bad_mesh_of_a_data_set_is_named(tmp_path: Path) -> None:
     data = write_balls(tmp_path / "data", 3)
     (data / "m1.obj").write_text("v 0 0 0\nv 0 0 0\nv 0 0 0\nf 1 2 3\n")
     (data / "m1.txt").write_text("0\n0\n1\n")
@@ -436,7 +438,7 @@ def test_a_bad_mesh_of_a_data_set_is_named(tmp_path):
     assert "m1.txt, line 3" in complaint(*train)
 
 
-def test_a_triangle_soup(room, tmp_path):
+def test_a_triangle_soup(room: Path, tmp_path: Path) -> None:
     """Every face has its own vertices. Predictions at them are those of the connected mesh."""
     ball = load_mesh(room / "data" / "m0.obj")
     corners = ball.faces.reshape(-1)
@@ -475,10 +477,10 @@ def test_a_triangle_soup(room, tmp_path):
         assert len(set((tmp_path / "cache").rglob("*.operators.*"))) == 1 + more
 
 
-def test_bad_input_to_prediction(room, tmp_path):
+def test_bad_input_to_prediction(room: Path, tmp_path: Path) -> None:
     mesh, best, ply = room / "data" / "m0.obj", room / "run" / "best.pt", tmp_path / "a.ply"
 
-    def predict(*arguments):
+    def predict(*arguments: object) -> str:
         before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
         line = complaint("predict", *arguments)
         assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
@@ -523,7 +525,7 @@ def test_bad_input_to_prediction(room, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--out", "--html", "--png", "folder", "link", "checkpoint"])
-def test_inputs_are_not_overwritten(room, tmp_path, option):
+def test_inputs_are_not_overwritten(room: Path, tmp_path: Path, option: str) -> None:
     mesh = tmp_path / "mine.ply"
     load = trimesh.load(room / "data" / "m0.obj", process=False)
     load.export(mesh)
@@ -541,10 +543,10 @@ def test_inputs_are_not_overwritten(room, tmp_path, option):
     assert (mesh.read_bytes(), checkpoint.read_bytes()) == before
 
 
-def info_that_raises(monkeypatch, error):
+def info_that_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> tuple[int, str, str]:
     """`diffnet info`, whose diagnosis raises an error."""
 
-    def fail(mesh):
+    def fail(mesh: object) -> None:
         raise error
 
     monkeypatch.setattr(geometry, "load_mesh", lambda path: None)
@@ -557,7 +559,7 @@ def info_that_raises(monkeypatch, error):
     [TypeError("oh"), KeyError("oh"), IndexError("oh"), ValueError("oh"), RuntimeError("oh"), ArithmeticError("oh")],
     ids=lambda bug: type(bug).__name__,
 )
-def test_bugs_are_raised(monkeypatch, bug):
+def test_bugs_are_raised(monkeypatch: pytest.MonkeyPatch, bug: Exception) -> None:
     with pytest.raises(type(bug), match="oh"):
         info_that_raises(monkeypatch, bug)
 
@@ -578,11 +580,11 @@ def test_bugs_are_raised(monkeypatch, bug):
     ],
     ids=["base", "option", "mesh", "data", "checkpoint", "training", "convergence", "worker", "file", "disk"],
 )
-def test_errors_that_a_user_can_fix_are_one_line(monkeypatch, error, line):
+def test_errors_that_a_user_can_fix_are_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, line: str) -> None:
     assert info_that_raises(monkeypatch, error) == (1, "", f"diffnet: {line}\n")
 
 
-def test_errors_keep_their_builtin_bases():
+def test_errors_keep_their_builtin_bases() -> None:
     """Code that catches ValueError or RuntimeError still works."""
     for error in (OptionError, MeshError, DataError, CheckpointError):
         assert issubclass(error, DiffnetError)
@@ -601,7 +603,7 @@ def test_errors_keep_their_builtin_bases():
     ],
     ids=["gpu", "python", "pytorch-on-cpu"],
 )
-def test_out_of_memory_names_options_that_help(monkeypatch, error):
+def test_out_of_memory_names_options_that_help(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     status, _, err = info_that_raises(monkeypatch, error)
     assert status == 1
     assert err.startswith("diffnet: out of memory")
@@ -609,7 +611,7 @@ def test_out_of_memory_names_options_that_help(monkeypatch, error):
     assert err.count("\n") == 1
 
 
-def test_a_bug_shows_its_traceback():
+def test_a_bug_shows_its_traceback() -> None:
     """This test runs in its own process, as for a user."""
     break_it = "import diffnet.geometry as g; g.load_mesh = lambda path: path.nothing; "
     script = [sys.executable, "-c", break_it + COMMAND[-1], "info", "a.off"]
@@ -623,7 +625,7 @@ def test_a_bug_shows_its_traceback():
 # ---- prediction ----
 
 
-def read_ply(path):
+def read_ply(path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
     """The vertices, faces, colors and labels of a file that `predict` wrote."""
     loaded = trimesh.load(path, process=False)
     raw = loaded.metadata["_ply_raw"]
@@ -633,12 +635,12 @@ def read_ply(path):
     return np.asarray(loaded.vertices), getattr(loaded, "faces", None), colors, np.asarray(table["label"]).reshape(-1)
 
 
-def expected(room, mesh, run="run"):
+def expected(room: Path, mesh: Path, run: str = "run") -> tuple[Mesh, np.ndarray]:
     network = DiffusionNet.load(room / run / "best.pt")
     return predict_labels([mesh], network, torch.device("cpu"))[0]
 
 
-def test_a_mesh_is_predicted(room, tmp_path):
+def test_a_mesh_is_predicted(room: Path, tmp_path: Path) -> None:
     mesh = tmp_path / "in" / "far away.off"
     mesh.parent.mkdir()
     ball = trimesh.creation.icosphere(2)
@@ -671,7 +673,7 @@ def test_a_mesh_is_predicted(room, tmp_path):
 NAMES = ["spruce", "larch", "yew", "juniper"]
 
 
-def test_a_network_of_an_own_loop_predicts(room, tmp_path):
+def test_a_network_of_an_own_loop_predicts(room: Path, tmp_path: Path) -> None:
     """It is saved with what its input is. Labels are those of the same steps in Python."""
     mesh, path = load_mesh(room / "data" / "m0.obj"), tmp_path / "own.safetensors"
     arguments = ["predict", room / "data" / "m0.obj", "--checkpoint", path, "--out", tmp_path / "m0.ply"]
@@ -697,12 +699,12 @@ def test_a_network_of_an_own_loop_predicts(room, tmp_path):
     np.testing.assert_array_equal(read_ply(tmp_path / "m0.ply")[3], expected_labels(room, "m0.obj"))
 
 
-def expected_labels(room, name):
+def expected_labels(room: Path, name: str) -> np.ndarray:
     network = DiffusionNet.load(room / "run" / "last.pt")
     return predict_labels([room / "data" / name], network, torch.device("cpu"))[0][1]
 
 
-def test_several_meshes_are_predicted(room, tmp_path):
+def test_several_meshes_are_predicted(room: Path, tmp_path: Path) -> None:
     meshes = [room / "data" / f"m{i}.obj" for i in range(3)]
     out = tmp_path / "v1.0"  # the name of an existing folder may have a suffix
     out.mkdir()
@@ -716,7 +718,7 @@ def test_several_meshes_are_predicted(room, tmp_path):
         np.testing.assert_array_equal(read_ply(out / f"{mesh.stem}.ply")[3], expected(room, mesh)[1])
 
 
-def test_a_mesh_that_cannot_be_used_does_not_stop_the_others(room, tmp_path):
+def test_a_mesh_that_cannot_be_used_does_not_stop_the_others(room: Path, tmp_path: Path) -> None:
     broken, out = tmp_path / "broken.off", tmp_path / "out"
     broken.write_text("OFF\n5 2 0\n0 0 0\n")
     good = [Path(shutil.copy(room / "data" / name, tmp_path)) for name in ("m0.obj", "m1.obj")]
@@ -738,7 +740,7 @@ def test_a_mesh_that_cannot_be_used_does_not_stop_the_others(room, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_point_cloud_is_predicted(room, tmp_path):
+def test_a_point_cloud_is_predicted(room: Path, tmp_path: Path) -> None:
     cloud = tmp_path / "cloud.ply"
     trimesh.PointCloud(trimesh.creation.icosphere(2).vertices).export(cloud)
     out = tmp_path / "out.ply"
@@ -761,7 +763,7 @@ def test_a_point_cloud_is_predicted(room, tmp_path):
 
 
 @pytest.mark.parametrize("at", ["faces", "edges"])
-def test_labels_at_faces_and_edges(room, tmp_path, at):
+def test_labels_at_faces_and_edges(room: Path, tmp_path: Path, at: str) -> None:
     data = write_balls(tmp_path / "data", 4, at)
     code, out, err = train_small(data, tmp_path / "run", tmp_path / "c")
     assert code == 0, err
@@ -784,7 +786,7 @@ def test_labels_at_faces_and_edges(room, tmp_path, at):
 # ---- precompute and info ----
 
 
-def test_precompute(tmp_path):
+def test_precompute(tmp_path: Path) -> None:
     data = write_balls(tmp_path / "data" / "deep", 3)
     (data / "bad.off").write_text("OFF\n1 1 0\n0 0 0\n3 0 1 2\n")
     (data / ".hidden.off").write_text("not for us")
@@ -831,7 +833,7 @@ def test_precompute(tmp_path):
     assert (tmp_path / "a.ply").exists()
 
 
-def test_precompute_finds_every_format(tmp_path):
+def test_precompute_finds_every_format(tmp_path: Path) -> None:
     ball = trimesh.creation.icosphere(1)
     for name in ("a.off", "b.obj", "c.PLY", "d.stl", "e.glb"):
         data = (
@@ -849,7 +851,7 @@ def test_precompute_finds_every_format(tmp_path):
     assert re.search(r"vertices +42", out)
 
 
-def test_precompute_with_nothing_to_do(tmp_path):
+def test_precompute_with_nothing_to_do(tmp_path: Path) -> None:
     assert str(tmp_path) in complaint("precompute", tmp_path, "--cache", tmp_path / "cache")
     file = tmp_path / "file"
     file.write_text("")
@@ -861,7 +863,7 @@ def test_precompute_with_nothing_to_do(tmp_path):
     assert "1 of 1" in out
 
 
-def test_info(tmp_path):
+def test_info(tmp_path: Path) -> None:
     ball = trimesh.creation.icosphere(2)
     ball.export(tmp_path / "ball.ply")
     code, out, err = diffnet("info", tmp_path / "ball.ply")
@@ -900,7 +902,7 @@ def test_info(tmp_path):
 # ---- the generated set ----
 
 
-def test_the_generated_set(tmp_path, monkeypatch):
+def test_the_generated_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from diffnet.data import figures
 
     asked = []
@@ -944,7 +946,7 @@ def test_the_generated_set(tmp_path, monkeypatch):
     assert asked == [3, 3, 0]
 
 
-def test_the_seed_decides_the_split(tmp_path):
+def test_the_seed_decides_the_split(tmp_path: Path) -> None:
     data = write_balls(tmp_path / "data")
     tested = {seed: load_dataset(data, seed=seed).test[0].name for seed in range(9)}
     seed = next(seed for seed in tested if tested[seed] != tested[0])
@@ -960,7 +962,7 @@ def test_the_seed_decides_the_split(tmp_path):
 posix = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 
 
-def wait_for(condition, process, seconds=60):
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str] | None, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process is None or process.poll() is None, process.communicate()
@@ -974,7 +976,7 @@ ENDINGS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
 @posix
 @pytest.mark.parametrize(("ending", "code"), ENDINGS)
-def test_signals_stop_a_run_that_can_be_resumed(room, tmp_path, ending, code):
+def test_signals_stop_a_run_that_can_be_resumed(room: Path, tmp_path: Path, ending: signal.Signals, code: int) -> None:
     out = tmp_path / "run"
     train = ["train", "segmentation", "--data", room / "data", "--out", out, "--cache", room / "cache", *SMALL]
     process = start(*train, "--epochs", 1_000_000)
@@ -1004,7 +1006,7 @@ def test_signals_stop_a_run_that_can_be_resumed(room, tmp_path, ending, code):
     assert json.loads((out / "results.json").read_text())["judged_epoch"] == done + 2
 
 
-def workers(group):
+def workers(group: int) -> list[int]:
     """The worker processes of a process group and the process that forks them, from /proc."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -1019,7 +1021,7 @@ def workers(group):
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
 @pytest.mark.parametrize("moment", ["starting", "working"])
 @pytest.mark.parametrize(("ending", "code"), ENDINGS)
-def test_signals_while_preprocessing(tmp_path, moment, ending, code):
+def test_signals_while_preprocessing(tmp_path: Path, moment: str, ending: signal.Signals, code: int) -> None:
     """A signal during the imports, and during the computation, leaves no traceback and no process."""
     for i in range(3):
         ball = trimesh.creation.icosphere(6)  # large enough to be unfinished at the interrupt
@@ -1054,7 +1056,7 @@ def test_signals_while_preprocessing(tmp_path, moment, ending, code):
 @pytest.mark.slow
 @posix
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
-def test_killed_while_preprocessing(tmp_path):
+def test_killed_while_preprocessing(tmp_path: Path) -> None:
     """A run killed at random moments leaves no wrong entry, and the next run completes the cache."""
     rng = np.random.default_rng(0)
     cache, files = tmp_path / "cache", []
@@ -1064,7 +1066,7 @@ def test_killed_while_preprocessing(tmp_path):
         files.append(tmp_path / f"{i}.off")
         ball.export(files[-1])
 
-    def entries():
+    def entries() -> list[Path]:
         return list(cache.rglob("*.operators.*"))
 
     found = []
@@ -1095,7 +1097,7 @@ def test_killed_while_preprocessing(tmp_path):
             torch.testing.assert_close(operators.gradient.values, fresh.gradient.values, rtol=0, atol=0)
 
 
-def group_lives(group):
+def group_lives(group: int) -> bool:
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -1103,7 +1105,7 @@ def group_lives(group):
     return True
 
 
-def test_one_cache_entry_per_mesh(room):
+def test_one_cache_entry_per_mesh(room: Path) -> None:
     """The training run of this module computed each mesh once, with the options in its checkpoint."""
     assert len(list((room / "cache").rglob("*.operators.*"))) == 5
     stored = load_checkpoint(room / "run" / "last.pt")["options"]

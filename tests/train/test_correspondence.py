@@ -57,7 +57,7 @@ CPU = torch.device("cpu")
 SMALL = ["--k", 20, "--map-k", 8, "--width", 16, "--blocks", 1, "--channels", 16, "--jobs", 1, "--device", "cpu"]
 
 
-def diffnet(*arguments) -> int:
+def diffnet(*arguments: object) -> int:
     from diffnet.train import cli
 
     with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
@@ -97,7 +97,7 @@ def write_set(folder: Path, supervised: bool = True) -> Path:
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory, small_pictures) -> Path:
+def room(tmp_path_factory: pytest.TempPathFactory, small_pictures: None) -> Path:
     """A folder with a set of pairs, a cache and a supervised run."""
     folder = tmp_path_factory.mktemp("pairs")
     data = write_set(folder / "data")
@@ -122,7 +122,7 @@ def two_bodies(stretch: float = 0.0) -> MeshPairs:
     return MeshPairs(shapes, shapes, [(0, 1)], [(0, 1)])
 
 
-def test_targets_are_the_functional_maps_of_the_correspondences():
+def test_targets_are_the_functional_maps_of_the_correspondences() -> None:
     data = two_bodies()
     samples = samples_of(data, "train")
     (pair,) = pair_samples(data, "train", samples, 8)
@@ -139,7 +139,7 @@ def test_targets_are_the_functional_maps_of_the_correspondences():
     np.testing.assert_array_equal(point_map_of(target[:, :5, :5], second, first, refine=True).numpy(), truth)
 
 
-def test_targets_of_points_in_faces_and_of_maps_equal_those_of_vertices():
+def test_targets_of_points_in_faces_and_of_maps_equal_those_of_vertices() -> None:
     data = two_bodies(0.1)
     samples = samples_of(data, "train")
     (expected,) = (pair.target() for pair in pair_samples(data, "train", samples, 8))
@@ -162,7 +162,7 @@ def test_targets_of_points_in_faces_and_of_maps_equal_those_of_vertices():
     assert unknown.isnan().all()
 
 
-def test_a_mesh_with_fewer_vertices_than_eigenpairs_is_refused():
+def test_a_mesh_with_fewer_vertices_than_eigenpairs_is_refused() -> None:
     data = two_bodies()
     with pytest.raises(DataError, match="b0: 162 vertices are too few for maps of 163 eigenpairs; lower --map-k"):
         pair_samples(data, "train", samples_of(data, "train"), 163)
@@ -183,7 +183,7 @@ def packed_pairs(k: int = 10) -> tuple[torch.Tensor, Operators, list[Operators]]
 
 
 @pytest.mark.parametrize("method", ["supervised", "unsupervised"])
-def test_maps_of_a_batch_are_those_of_its_pairs(method):
+def test_maps_of_a_batch_are_those_of_its_pairs(method: str) -> None:
     torch.manual_seed(0)
     features, operators, each = packed_pairs()
     maps = pair_maps(features, operators, method, 6)
@@ -201,7 +201,7 @@ def test_maps_of_a_batch_are_those_of_its_pairs(method):
             torch.testing.assert_close(maps[p, 3], expected, atol=1e-5, rtol=1e-4)
 
 
-def test_losses_are_those_of_the_papers():
+def test_losses_are_those_of_the_papers() -> None:
     torch.manual_seed(0)
     maps, truth = torch.randn(2, 4, 5, 5, dtype=torch.float64), torch.randn(2, 5, 5, dtype=torch.float64)
     expected = 0.0
@@ -221,7 +221,7 @@ def test_losses_are_those_of_the_papers():
     assert np.isnan(CORRESPONDENCE.score(CORRESPONDENCE.tally(maps[:, 0], truth * torch.nan, 3)))
 
 
-def test_scaled_features():
+def test_scaled_features() -> None:
     """With a scale, maps don't depend on the size of the features. With 0 they do, because of the regularizer."""
     torch.manual_seed(0)
     features, operators, each = packed_pairs()
@@ -243,7 +243,7 @@ def test_scaled_features():
     torch.testing.assert_close(pair_maps(features, operators, "supervised", 6, 1.0), expected, atol=1e-4, rtol=1e-3)
 
 
-def test_figures_are_turned_to_face_alike():
+def test_figures_are_turned_to_face_alike() -> None:
     """Only the second mesh of a pair that looks the other way is turned."""
     data = two_bodies()
     samples = [replace(s, features=s.features + 0.1) for s in samples_of(data, "train", "xyz", align=True)]
@@ -262,7 +262,7 @@ def test_figures_are_turned_to_face_alike():
     torch.testing.assert_close(facing_alike(model, found, batch.operators, options), found)
 
 
-def test_tilted_meshes_are_named():
+def test_tilted_meshes_are_named() -> None:
     """The network gets positions as they are, so it expects the orientation of the training meshes."""
     meshes = [load_mesh(body(seed, 0.05)) for seed in range(40)]
     upright = upright_axis(meshes)
@@ -278,7 +278,7 @@ def test_tilted_meshes_are_named():
     assert upright_axis([standing, lying] * 20) == ()
 
 
-def test_aligned_meshes_are_matched_alike_however_they_are_rotated():
+def test_aligned_meshes_are_matched_alike_however_they_are_rotated() -> None:
     meshes = [body(seed, 0.05) for seed in (4, 5)]
     rotations = random_rotations(2, torch.Generator().manual_seed(0), torch.float64).numpy()
     turned = [
@@ -300,7 +300,7 @@ def test_aligned_meshes_are_matched_alike_however_they_are_rotated():
         TrainOptions(task="correspondence", method="unsupervised", features="xyz", align=True, rotate_about="z")
 
 
-def test_clipped_gradients():
+def test_clipped_gradients() -> None:
     """Adam's first moment after a step is a tenth of the gradient."""
     data = two_bodies(0.1)
     batch = collate_pairs(pair_samples(data, "train", samples_of(data, "train"), 8))
@@ -321,7 +321,7 @@ def test_clipped_gradients():
 
 
 @pytest.mark.parametrize(("method", "align"), [("supervised", False), ("unsupervised", False), ("unsupervised", True)])
-def test_steps_with_graphs_of_the_network_equal_plain_ones(method, align):
+def test_steps_with_graphs_of_the_network_equal_plain_ones(method: str, align: bool) -> None:
     options = TrainOptions(
         task="correspondence", method=method, features="xyz", k=20, map_k=8, width=16, blocks=1, dropout=0, align=align
     )
@@ -341,7 +341,7 @@ def test_steps_with_graphs_of_the_network_equal_plain_ones(method, align):
     assert found[0][-1] < found[0][0]
 
 
-def test_a_supervised_run(room):
+def test_a_supervised_run(room: Path) -> None:
     run = room / "run"
     results = json.loads((run / "results.json").read_text())
     assert results["task"] == "correspondence"
@@ -368,7 +368,7 @@ def test_a_supervised_run(room):
     assert (run / "errors.png").is_file()
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     data = two_bodies(0.1)
     pairs = pair_samples(data, "train", samples_of(data, "train"), 8)
     plain = {
@@ -393,7 +393,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
         train(other, pairs, pairs, TrainOptions(**plain, epochs=3), tmp_path / "1", device=CPU, resume=True)
 
 
-def test_a_run_without_correspondences(room, tmp_path, capsys, monkeypatch):
+def test_a_run_without_correspondences(
+    room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = write_set(tmp_path / "bare", supervised=False)
     arguments = ["--data", data, "--cache", room / "cache", *SMALL, "--epochs", 3]
     assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "a") == 1
@@ -423,7 +425,7 @@ def test_a_run_without_correspondences(room, tmp_path, capsys, monkeypatch):
         TrainOptions(task="correspondence", k=20, map_k=21)
 
 
-def test_a_resumed_run_keeps_its_options(room, tmp_path, capsys):
+def test_a_resumed_run_keeps_its_options(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(room / "run", tmp_path / "run")
     where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", room / "cache", "--jobs", 1]
     assert diffnet("train", "correspondence", *where, "--resume", "--device", "cpu") == 0
@@ -433,7 +435,7 @@ def test_a_resumed_run_keeps_its_options(room, tmp_path, capsys):
     assert after["label_names"] == before["label_names"]
 
 
-def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room, tmp_path):
+def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room: Path, tmp_path: Path) -> None:
     checkpoint = room / "run" / "last.pt"
     body(4, 0.0).export(tmp_path / "a.ply")
     body(5, 0.0).export(tmp_path / "b.off")
@@ -459,7 +461,7 @@ def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room, tmp_path):
     np.testing.assert_array_equal(known.points, found)
 
 
-def test_match_of_different_sizes_with_fine_tuning(room):
+def test_match_of_different_sizes_with_fine_tuning(room: Path) -> None:
     network = DiffusionNet.load(room / "run" / "last.pt")
     before = {name: weight.clone() for name, weight in network.state_dict().items()}
     coarse = body(4, 0.0).subdivide()  # two meshes of one surface, finer than those of the training
@@ -479,7 +481,7 @@ def test_match_of_different_sizes_with_fine_tuning(room):
 
 
 @pytest.mark.parametrize("method", ["supervised", "unsupervised"])
-def test_fine_tuning_limits_gradients_as_the_training_did(room, method):
+def test_fine_tuning_limits_gradients_as_the_training_did(room: Path, method: str) -> None:
     """Adam hardly moves weights whose gradients are much smaller than its epsilon, 1e-8."""
     network = DiffusionNet.load(room / "run" / "last.pt")
     network.metadata["method"] = method
@@ -492,7 +494,7 @@ def test_fine_tuning_limits_gradients_as_the_training_did(room, method):
     assert moved[1e-14] < 1e-5
 
 
-def test_maps_have_at_most_as_many_eigenpairs_as_vertices(room):
+def test_maps_have_at_most_as_many_eigenpairs_as_vertices(room: Path) -> None:
     network = DiffusionNet.load(room / "run" / "last.pt")
     network.metadata["map_k"] = 20
     small = trimesh.creation.icosahedron()
@@ -502,7 +504,9 @@ def test_maps_have_at_most_as_many_eigenpairs_as_vertices(room):
     assert repr(found) == f"Matched(a={found.a}, b={found.b}, {matches}"
 
 
-def test_partial_shapes_and_point_clouds_are_refused(room, tmp_path, capsys):
+def test_partial_shapes_and_point_clouds_are_refused(
+    room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     network = DiffusionNet.load(room / "run" / "last.pt")
     whole = body(4)
     keep = whole.triangles_center[:, 0] < 0.3
@@ -522,7 +526,7 @@ def test_partial_shapes_and_point_clouds_are_refused(room, tmp_path, capsys):
         load_pairs(tmp_path / "set")
 
 
-def test_point_clouds_are_trained_on_at_radius_1(tmp_path, capsys):
+def test_point_clouds_are_trained_on_at_radius_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in range(4):
         trimesh.PointCloud(body(seed).vertices).export(tmp_path / f"b{seed}.ply")
         np.savetxt(tmp_path / f"b{seed}.vts", order_of(seed), fmt="%d")
@@ -533,7 +537,7 @@ def test_point_clouds_are_trained_on_at_radius_1(tmp_path, capsys):
     assert json.loads((tmp_path / "b" / "results.json").read_text())["mean_error"] is not None
 
 
-def test_length_of_boundaries():
+def test_length_of_boundaries() -> None:
     square = make_mesh([[0, 0, 0], [2, 0, 0], [2, 2, 0], [0, 2, 0]], [[0, 1, 2], [0, 2, 3]])
     assert boundary_length(square) == pytest.approx(4)
     soup = trimesh.creation.icosphere(1)
@@ -541,7 +545,9 @@ def test_length_of_boundaries():
     assert boundary_length(load_mesh(soup)) == 0
 
 
-def test_other_checkpoints_and_commands_are_refused(room, tmp_path, capsys):
+def test_other_checkpoints_and_commands_are_refused(
+    room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     body(4).export(tmp_path / "a.ply")
     pair = [tmp_path / "a.ply", tmp_path / "a.ply", "--device", "cpu"]
     DiffusionNet(16, 3, width=8, blocks=1).save(
@@ -566,7 +572,7 @@ def test_other_checkpoints_and_commands_are_refused(room, tmp_path, capsys):
             TrainOptions(task="correspondence", **{name: value})
 
 
-def test_evaluate_scores_the_test_pairs(room, tmp_path, capsys):
+def test_evaluate_scores_the_test_pairs(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known = json.loads((room / "run" / "results.json").read_text())
     arguments = ["--checkpoint", room / "run" / "last.pt", "--cache", room / "cache", "--jobs", 1, "--device", "cpu"]
     assert diffnet("evaluate", *arguments, "--data", room / "data", "--out", tmp_path / "a") == 0
@@ -595,7 +601,7 @@ def test_evaluate_scores_the_test_pairs(room, tmp_path, capsys):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["supervised", "unsupervised"])
-def test_runs_with_graphs_equal_plain_ones_on_a_gpu(method, tmp_path):
+def test_runs_with_graphs_equal_plain_ones_on_a_gpu(method: str, tmp_path: Path) -> None:
     options = TrainOptions(
         task="correspondence",
         method=method,

@@ -42,7 +42,7 @@ MESH = load_mesh(EGG)
 SMALL = decimate(MESH, 300)
 
 
-def diffnet(capsys, *arguments) -> tuple[int, str, str]:
+def diffnet(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
         try:
             cli.main()
@@ -53,7 +53,7 @@ def diffnet(capsys, *arguments) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("at", PLACES)
-def test_labels_go_to_the_decimated_mesh_and_back(at) -> None:
+def test_labels_go_to_the_decimated_mesh_and_back(at: str) -> None:
     halves = (element_points(MESH, at)[:, 2] > 0).astype(np.int64)
     item = decimated(LabeledMesh("egg", MESH, halves), at, 300, "xyz")
     height = element_points(item.mesh, at)[:, 2]
@@ -127,7 +127,7 @@ def test_processes_decimate(tmp_path: Path) -> None:
     np.testing.assert_array_equal(back[0], weights[0])
 
 
-def test_a_run_on_decimated_meshes(tmp_path: Path, capsys) -> None:
+def test_a_run_on_decimated_meshes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     for i in range(3):
         verts = EGG.vertices + rng.normal(scale=0.01, size=EGG.vertices.shape)
@@ -167,7 +167,7 @@ def test_a_run_on_decimated_meshes(tmp_path: Path, capsys) -> None:
     assert len(smooth) == len(EGG.faces)
     pairs = EGG.face_adjacency
 
-    def cuts(values):
+    def cuts(values: np.ndarray) -> int:
         return (values[pairs[:, 0]] != values[pairs[:, 1]]).sum()
 
     assert 0 < cuts(smooth) <= cuts(labels)

@@ -45,7 +45,7 @@ CPU = torch.device("cpu")
 SMALL = ["--k", 12, "--width", 16, "--blocks", 1, "--jobs", 1, "--device", "cpu", "--lr", 0.02, "--no-rotate"]
 
 
-def diffnet(*arguments) -> int:
+def diffnet(*arguments: object) -> int:
     from diffnet.train import cli
 
     with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
@@ -70,7 +70,7 @@ def heights(verts: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory) -> Path:
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A set with targets at the vertices and for whole meshes, and a run on each of them."""
     root = tmp_path_factory.mktemp("room")
     (root / "data").mkdir()
@@ -92,7 +92,7 @@ def room(tmp_path_factory) -> Path:
     return root
 
 
-def test_a_run_learns_and_reports(room):
+def test_a_run_learns_and_reports(room: Path) -> None:
     results = json.loads((room / "run" / "results.json").read_text())
     assert (results["task"], results["labels_at"]) == ("regression", "vertices")
     first, second = results["columns"]
@@ -112,7 +112,7 @@ def test_a_run_learns_and_reports(room):
         assert (room / "run" / chart).read_bytes().startswith(b"\x89PNG")
 
 
-def test_targets_of_whole_meshes(room, tmp_path):
+def test_targets_of_whole_meshes(room: Path, tmp_path: Path) -> None:
     results = json.loads((room / "whole" / "results.json").read_text())
     assert [(row["name"], row["count"]) for row in results["columns"]] == [("volume", 2), ("size", 2)]
     assert results["labels_at"] == "meshes"
@@ -131,7 +131,7 @@ def test_targets_of_whole_meshes(room, tmp_path):
     assert "volume" in (tmp_path / "page.html").read_text()
 
 
-def test_a_run_can_be_resumed(room, tmp_path, capsys):
+def test_a_run_can_be_resumed(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shared = ["--data", room / "data", "--cache", room / "cache", *SMALL, "--features", "xyz", "--schedule", "step"]
     whole = ["--targets", "file:heights", *shared, "--out", tmp_path / "whole", "--epochs", 3]
     part = ["--targets", "file:heights", *shared, "--out", tmp_path / "part"]
@@ -145,7 +145,7 @@ def test_a_run_can_be_resumed(room, tmp_path, capsys):
     assert "--loss is l1, and the run in" in capsys.readouterr().err
 
 
-def test_predict_writes_columns(room, tmp_path):
+def test_predict_writes_columns(room: Path, tmp_path: Path) -> None:
     mesh, checkpoint = room / "data" / "m7.ply", room / "run" / "last.pt"
     ((_, values),) = predict_values([mesh], DiffusionNet.load(checkpoint), "cpu")
     assert values.shape == (42, 2)
@@ -164,7 +164,7 @@ def test_predict_writes_columns(room, tmp_path):
     assert {path.name for path in (tmp_path / "folder").iterdir()} == {"m7.ply", "m8.ply", "report.csv"}
 
 
-def test_evaluate_gives_the_results_of_the_run(room, tmp_path, capsys):
+def test_evaluate_gives_the_results_of_the_run(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shared = ["--cache", room / "cache", "--device", "cpu", "--jobs", 1]
     for name in ("run", "whole"):
         data = ["--data", room / "data", "--checkpoint", room / name / "last.pt"]
@@ -189,7 +189,14 @@ def test_evaluate_gives_the_results_of_the_run(room, tmp_path, capsys):
         (["--out", "a.ply", "--smooth", "1"], "--smooth is for networks that predict classes"),
     ],
 )
-def test_predict_refuses(arguments, message, room, capsys, tmp_path, monkeypatch):
+def test_predict_refuses(
+    arguments: list[str],
+    message: str,
+    room: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     mesh, checkpoint = room / "data" / "m7.ply", room / "run" / "last.pt"
     assert diffnet("predict", mesh, "--checkpoint", checkpoint, "--device", "cpu", *arguments) == 1
@@ -198,7 +205,7 @@ def test_predict_refuses(arguments, message, room, capsys, tmp_path, monkeypatch
     assert len(error.splitlines()) == 1
 
 
-def test_functions_for_classes_refuse_numbers(room):
+def test_functions_for_classes_refuse_numbers(room: Path) -> None:
     network = DiffusionNet.load(room / "run" / "last.pt")
     for function in (predict_labels, predict_probabilities):
         with pytest.raises(MetadataError, match="predicts numbers and not classes; call predict_values"):
@@ -209,7 +216,7 @@ def test_functions_for_classes_refuse_numbers(room):
         predict_values([room / "data" / "m7.ply"], network, "cpu")
 
 
-def test_a_network_of_ones_own_predicts_its_outputs(tmp_path):
+def test_a_network_of_ones_own_predicts_its_outputs(tmp_path: Path) -> None:
     """Without statistics, targets are taken as they are."""
     network = DiffusionNet(3, 2, width=8, blocks=1, outputs_at="global_mean")
     network.save(tmp_path / "own.safetensors", features="xyz", k=6, normalize=True, task="regression")
@@ -219,7 +226,7 @@ def test_a_network_of_ones_own_predicts_its_outputs(tmp_path):
     assert np.abs(values).max() < 10
 
 
-def test_a_checkpoint_with_other_statistics_is_refused(room, tmp_path):
+def test_a_checkpoint_with_other_statistics_is_refused(room: Path, tmp_path: Path) -> None:
     stored = load_checkpoint(room / "run" / "last.pt")
     for wrong in (None, {"mean": [0.0], "std": [1.0]}, {"mean": [0.0, 0.0], "std": [1.0, -1.0]}):
         save_checkpoint(tmp_path / "a.pt", {**stored, "target_statistics": wrong})
@@ -227,7 +234,7 @@ def test_a_checkpoint_with_other_statistics_is_refused(room, tmp_path):
             load_checkpoint(tmp_path / "a.pt")
 
 
-def test_options_of_other_tasks_are_refused():
+def test_options_of_other_tasks_are_refused() -> None:
     with pytest.raises(OptionError, match="loss is for regression, and the task is segmentation"):
         TrainOptions(loss="l1")
     with pytest.raises(OptionError, match="targets is for regression, and the task is classification"):
@@ -239,7 +246,7 @@ def test_options_of_other_tasks_are_refused():
 
 
 @pytest.mark.parametrize("loss", ["mse", "l1", "huber"])
-def test_missing_targets_count_neither_in_losses_nor_in_scores(loss):
+def test_missing_targets_count_neither_in_losses_nor_in_scores(loss: str) -> None:
     options = TrainOptions(task="regression", loss=loss)
     outputs = torch.randn(9, 2, dtype=torch.float64, requires_grad=True)
     targets = 3 * torch.randn(9, 2, dtype=torch.float64)
@@ -262,7 +269,7 @@ def test_missing_targets_count_neither_in_losses_nor_in_scores(loss):
         assert row["r2"] == pytest.approx(1 - float(((p - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()))
 
 
-def test_scores_that_are_not_defined_are_null():
+def test_scores_that_are_not_defined_are_null() -> None:
     nothing, constant = column_scores([[0, 0, 0, 0, 0], [3, 6, 12, 1, 1]])
     assert np.isnan([nothing["mae"], nothing["rmse"], nothing["r2"], constant["r2"]]).all()
     assert np.isnan(REGRESSION.score(torch.zeros(2, 5)))
@@ -305,7 +312,7 @@ def with_targets(at: TargetsAt, count: int) -> LabeledMeshes:
 
 @pytest.mark.parametrize("loss", ["mse", "huber"])
 @pytest.mark.parametrize("at", ["vertices", "faces", "edges", "meshes"])
-def test_captured_steps_equal_plain_ones(at, loss):
+def test_captured_steps_equal_plain_ones(at: str, loss: str) -> None:
     """Elements that are added to a batch on buffers have no targets and change nothing."""
     options = TrainOptions(
         task="regression", loss=loss, features="xyz", k=6, width=8, blocks=1, dropout=0, batch_meshes=3
@@ -330,7 +337,7 @@ def test_captured_steps_equal_plain_ones(at, loss):
 @pytest.mark.gpu
 @pytest.mark.parametrize("given", [{}, {"batch_meshes": 3}, {"batch_vertices": 300}], ids=str)
 @pytest.mark.parametrize("at", ["vertices", "faces", "edges", "meshes"])
-def test_captured_runs_equal_plain_ones_on_a_gpu(at, given, tmp_path):
+def test_captured_runs_equal_plain_ones_on_a_gpu(at: str, given: dict[str, int], tmp_path: Path) -> None:
     options = TrainOptions(
         task="regression",
         loss="huber",

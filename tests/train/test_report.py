@@ -4,6 +4,7 @@ import base64
 import html
 import io
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,19 +21,19 @@ MATRIX = np.array([[8, 2, 0, 0], [1, 3, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
 METRICS = "epoch,train_loss,train_accuracy,test_accuracy,learning_rate\n1,2.0,0.1,,0.001\n2,1.0,0.5,0.4,0.001\n"
 
 
-def png(content):
+def png(content: bytes) -> np.ndarray:
     """The picture (H, W, 3) in the content of a PNG file."""
     return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
 
 
-def pictures(page):
+def pictures(page: str) -> dict[str, np.ndarray]:
     """The pictures of a page, by alternative text."""
     found = re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="([^"]+)"', page)
     return {html.unescape(alt): png(base64.b64decode(data)) for data, alt in found}
 
 
 @pytest.fixture
-def ball():
+def ball() -> Prediction:
     mesh = trimesh.creation.icosphere(subdivisions=2)
     truth = (mesh.vertices[:, 0] > 0).astype(int)
     prediction = truth.copy()
@@ -41,7 +42,7 @@ def ball():
     return Prediction("ball", np.asarray(mesh.vertices), np.asarray(mesh.faces), prediction, truth)
 
 
-def test_scores_by_class():
+def test_scores_by_class() -> None:
     scores = class_scores(MATRIX)
     assert scores.elements.tolist() == [10, 4, 0, 0]
     np.testing.assert_allclose(scores.accuracy, [0.8, 0.75, np.nan, np.nan])
@@ -53,7 +54,7 @@ def test_scores_by_class():
         class_scores(np.zeros((2, 3), int))
 
 
-def test_confusion_matrix_of_few_classes():
+def test_confusion_matrix_of_few_classes() -> None:
     names = ["$a", "b_", "c^", "d"]
     few = png(confusion_png(MATRIX, names))
     assert few.shape[0] > 400
@@ -63,7 +64,7 @@ def test_confusion_matrix_of_few_classes():
     assert (few != png(confusion_png(MATRIX.T, names))).any()
 
 
-def test_confusion_matrix_of_many_classes():
+def test_confusion_matrix_of_many_classes() -> None:
     image = png(confusion_png(np.eye(260, dtype=int) * 5, [str(i) for i in range(260)]))
     assert 800 < image.shape[0] < 2000
     blue = (image[..., 2].astype(int) - image[..., 0] > 60) & (np.arange(image.shape[1]) < 0.8 * image.shape[1])
@@ -71,11 +72,11 @@ def test_confusion_matrix_of_many_classes():
     assert np.corrcoef(rows, columns)[0, 1] > 0.99
 
 
-def test_confusion_matrix_without_elements():
+def test_confusion_matrix_without_elements() -> None:
     assert png(confusion_png(np.zeros((3, 3), int), ["a", "b", "c"])).shape[0] > 400
 
 
-def test_curves(tmp_path):
+def test_curves(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text(METRICS, encoding="utf-8")
     image = png(curves_png(tmp_path / "metrics.csv", "accuracy"))
     assert min(image.shape[:2]) > 400
@@ -87,7 +88,7 @@ def test_curves(tmp_path):
         curves_png(tmp_path / "empty.csv", "accuracy")
 
 
-def test_curves_without_numbers_are_left_out(tmp_path):
+def test_curves_without_numbers_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text("epoch,train_loss\n1,3\n2,2\n", encoding="utf-8")
     expected = curves_png(path, "r2")
@@ -104,11 +105,11 @@ def test_curves_without_numbers_are_left_out(tmp_path):
         ([[0.5]], (0.45, 0.55)),
     ],
 )
-def test_limits_of_r2(curves, limits):
+def test_limits_of_r2(curves: list[list[float]], limits: tuple[float, float]) -> None:
     assert r2_limits(curves) == pytest.approx(limits)
 
 
-def test_page(tmp_path, ball):
+def test_page(tmp_path: Path, ball: Prediction) -> None:
     charts = [png_bytes(np.random.default_rng(i).integers(0, 256, (300, 300, 3), np.uint8)) for i in range(2)]
     write_report(
         tmp_path / "page.html",
@@ -148,14 +149,14 @@ def test_page(tmp_path, ball):
     assert (shown["ball: prediction"] != shown["ball: truth"]).any()
 
 
-def test_page_of_a_point_cloud_without_charts_and_names(tmp_path, ball):
+def test_page_of_a_point_cloud_without_charts_and_names(tmp_path: Path, ball: Prediction) -> None:
     write_report(tmp_path / "page.html", [ball._replace(faces=None)], {}, matrix=MATRIX, label_names=[])
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert len(pictures(page)) == 3
     assert "</i>1</th>" in page  # a class without a name
 
 
-def test_page_is_self_contained_and_escapes_text(tmp_path, ball):
+def test_page_is_self_contained_and_escapes_text(tmp_path: Path, ball: Prediction) -> None:
     nasty = '<script>alert("ü")</script>{{body}}\'" onload="x'
     write_report(
         tmp_path / "page.html",
@@ -173,7 +174,7 @@ def test_page_is_self_contained_and_escapes_text(tmp_path, ball):
     assert all(source.startswith("data:image/png;base64,") for source in re.findall(r'src="([^"]*)"', page))
 
 
-def test_shapes_that_do_not_fit_are_named(tmp_path, ball):
+def test_shapes_that_do_not_fit_are_named(tmp_path: Path, ball: Prediction) -> None:
     with pytest.raises(ValueError, match="ball: "):
         write_report(tmp_path / "page.html", [ball._replace(prediction=[1])], {}, matrix=MATRIX, label_names=["a", "b"])
     assert not list(tmp_path.iterdir())

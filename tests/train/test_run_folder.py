@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -32,11 +33,11 @@ with locked(Path(sys.argv[1])):
 
 
 @pytest.fixture
-def environment():
+def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
 
-def test_a_lock_names_its_process_and_ends_with_it(tmp_path, environment):
+def test_a_lock_names_its_process_and_ends_with_it(tmp_path: Path, environment: dict[str, str]) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
         try:
@@ -57,11 +58,11 @@ def test_a_lock_names_its_process_and_ends_with_it(tmp_path, environment):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_one_of_many_holds_the_lock(tmp_path):
+def test_only_one_of_many_holds_the_lock(tmp_path: Path) -> None:
     """Each attempt creates and deletes the file, which other attempts may have open."""
     holders, most, broken = [], [], []
 
-    def work():
+    def work() -> None:
         try:
             for _ in range(30):
                 try:
@@ -85,8 +86,8 @@ def test_only_one_of_many_holds_the_lock(tmp_path):
     assert set(most) == {1}
 
 
-def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch):
-    def refuse(file, operation):
+def test_a_file_system_without_locks_gives_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: object, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(lock.fcntl, "flock", refuse)
@@ -122,17 +123,19 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
 # ---- full disks ----
 
 
-def full(*arguments):
+def full(*arguments: object) -> NoReturn:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("name", ["last.pt", "metrics.csv", "predictions.html"])
-def test_a_full_disk_names_the_file_and_keeps_the_former(tmp_path, monkeypatch, name):
+def test_a_full_disk_names_the_file_and_keeps_the_former(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     path = tmp_path / name
     path.write_text("former")
     write = Path.write_bytes
 
-    def half(self, content):
+    def half(self: Path, content: bytes) -> None:
         write(self, content[: len(content) // 2])
         full()
 
@@ -146,7 +149,7 @@ def test_a_full_disk_names_the_file_and_keeps_the_former(tmp_path, monkeypatch, 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_event_files_name_themselves_on_a_full_disk(tmp_path, monkeypatch):
+def test_event_files_name_themselves_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with EventFile(tmp_path / "board", 1) as board:
         monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.write", full)
         with pytest.raises(OSError, match="No space left") as caught:
@@ -155,7 +158,7 @@ def test_event_files_name_themselves_on_a_full_disk(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_event_files_fail_once_only(tmp_path, monkeypatch):
+def test_event_files_fail_once_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full when the file is closed, too."""
     real = Path.open
     monkeypatch.setattr(Path, "open", lambda self, mode: real(Path("/dev/full"), "wb"))
@@ -169,7 +172,7 @@ def test_event_files_fail_once_only(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 @pytest.mark.parametrize("how", ["script", "module"])
-def test_ctrl_c_while_a_command_starts(tmp_path, environment, how):
+def test_ctrl_c_while_a_command_starts(tmp_path: Path, environment: dict[str, str], how: str) -> None:
     """From the first line of `diffnet` on, no traceback is printed and the exit code is 130."""
     script = tmp_path / "diffnet"
     script.write_text("from diffnet.__main__ import main\nif __name__ == '__main__':\n    main()\n")

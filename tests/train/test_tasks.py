@@ -68,7 +68,9 @@ def correspondence() -> PairedMeshes:
 
 
 @pytest.mark.parametrize(("original", "data_set"), [("regression", regression), ("correspondence", correspondence)])
-def test_a_copy_of_a_task_behaves_as_the_task(other, tmp_path, original, data_set):
+def test_a_copy_of_a_task_behaves_as_the_task(
+    other: str, tmp_path: Path, original: str, data_set: Callable[..., Any]
+) -> None:
     data = data_set()
     pairs = isinstance(data, PairedMeshes)
     own = {"map_k": 6} if pairs else {"targets": "file:x", "loss": "l1"}
@@ -230,7 +232,7 @@ except ValueError as error:
 """
 
 
-def test_a_new_task_is_files_in_the_folder_of_tasks(tmp_path):
+def test_a_new_task_is_files_in_the_folder_of_tasks(tmp_path: Path) -> None:
     """The files are added to a copy of the package, and the name of the task and its options to the list of tasks."""
     for room in ROOMS:
         shutil.copytree(ROOT / room, tmp_path / "copy" / room, ignore=shutil.ignore_patterns("results"))

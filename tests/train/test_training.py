@@ -4,8 +4,10 @@ import csv
 import io
 import json
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from PIL import Image
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from diffnet.data import DataError, LabeledMesh, LabeledMeshes, epoch_seed, make_sample
+from diffnet.data import DataError, LabeledMesh, LabeledMeshes, Sample, epoch_seed, make_sample
 from diffnet.geometry import make_mesh, mesh_edges, random_rotations, rotate
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
@@ -41,7 +43,7 @@ CPU = torch.device("cpu")
 NAMES = ["low", "high"]
 
 
-def ball(seed, at="vertices", subdivisions=1):
+def ball(seed: int, at: str = "vertices", subdivisions: int = 1) -> LabeledMesh:
     """An ellipsoid whose lower and upper halves have different labels. For "cloud", it has no faces."""
     sphere = trimesh.creation.icosphere(subdivisions)
     verts = sphere.vertices * np.random.default_rng(seed).uniform(0.6, 1.4, 3)
@@ -53,18 +55,25 @@ def ball(seed, at="vertices", subdivisions=1):
     return LabeledMesh(name, mesh, (height > 0).astype(np.int64))
 
 
-def balls(train=4, test=2, at="vertices"):
+def balls(train: int = 4, test: int = 2, at: str = "vertices") -> LabeledMeshes:
     items = [ball(i, at) for i in range(train + test)]
     return LabeledMeshes(items[:train], items[train:], NAMES, "vertices" if at == "cloud" else at)
 
 
-def options(**given):
+def options(**given: Any) -> TrainOptions:
     small = {"features": "xyz", "rotate": False, "k": 8, "width": 8, "blocks": 1, "epochs": 4, "eval_every": 1}
     small |= {"schedule": "step", "dropout": 0.5}
     return TrainOptions(**{**small, "learning_rate": 1e-2, **given})
 
 
-def fit(data, out, resume=False, after_epoch=lambda row: None, samples=None, **given):
+def fit(
+    data: LabeledMeshes,
+    out: Path,
+    resume: bool = False,
+    after_epoch: Callable[[dict[str, Any]], None] = lambda row: None,
+    samples: list[Sample] | None = None,
+    **given: Any,
+) -> dict[str, Any]:
     chosen = options(**given)
     out.mkdir(exist_ok=True)
     if samples is None:
@@ -73,12 +82,12 @@ def fit(data, out, resume=False, after_epoch=lambda row: None, samples=None, **g
     return train(data, samples, tests, chosen, out, device=CPU, resume=resume, after_epoch=after_epoch)
 
 
-def rows(out):
+def rows(out: Path) -> list[dict[str, str]]:
     with (out / "metrics.csv").open() as file:
         return list(csv.DictReader(file))
 
 
-def same_run(a, b):
+def same_run(a: Path, b: Path) -> None:
     for row_a, row_b in zip(rows(a), rows(b), strict=True):
         assert {**row_a, "seconds": ""} == {**row_b, "seconds": ""}
     for name in ("last.pt", "best.pt"):
@@ -92,12 +101,12 @@ def same_run(a, b):
 
 
 @pytest.fixture(scope="module")
-def data():
+def data() -> LabeledMeshes:
     return balls()
 
 
 @pytest.fixture(scope="module")
-def run(data, tmp_path_factory):
+def run(data: LabeledMeshes, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A finished run: its folder and the checkpoint that training returned."""
     out = tmp_path_factory.mktemp("run")
     return out, fit(data, out, epochs=4)
@@ -106,7 +115,7 @@ def run(data, tmp_path_factory):
 # ---- metrics, loss, augmentation ----
 
 
-def test_confusion_ignores_unlabeled_elements():
+def test_confusion_ignores_unlabeled_elements() -> None:
     truth = torch.tensor([0, 0, 1, 2, -1, 2, -1])
     prediction = torch.tensor([0, 1, 1, 0, 2, 2, 0])
     matrix = confusion_matrix(prediction, truth, 4)
@@ -118,7 +127,7 @@ def test_confusion_ignores_unlabeled_elements():
     assert confusion_matrix(prediction[:0], truth[:0], 2).tolist() == [[0, 0], [0, 0]]
 
 
-def test_loss_is_the_mean_over_labeled_elements():
+def test_loss_is_the_mean_over_labeled_elements() -> None:
     torch.manual_seed(0)
     logits = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([2, -1, 0, -1, 1])
@@ -131,7 +140,7 @@ def test_loss_is_the_mean_over_labeled_elements():
     assert logits.grad.tolist() == [[0.0] * 3] * 5
 
 
-def test_each_mesh_has_its_own_rotation():
+def test_each_mesh_has_its_own_rotation() -> None:
     torch.manual_seed(0)
     points = torch.randn(600, 3)
     lengths = (200, 0, 300, 100)
@@ -149,7 +158,7 @@ def test_each_mesh_has_its_own_rotation():
     assert random_rotations(1000).mean(0).abs().max() < 0.1
 
 
-def test_bad_options_are_named():
+def test_bad_options_are_named() -> None:
     for given, message in (
         ({"epochs": 0}, "epochs .*0"),
         ({"batch_meshes": 0}, "batch_meshes .*0"),
@@ -177,7 +186,7 @@ def test_bad_options_are_named():
     assert not TrainOptions(features="xyz", rotate=False).rotates
 
 
-def test_schedules():
+def test_schedules() -> None:
     step = TrainOptions(learning_rate=1.0, schedule="step", decay_every=2)
     assert [step.learning_rate_at(e) for e in range(5)] == [1, 1, 0.5, 0.5, 0.25]
     cosine = TrainOptions(learning_rate=1.0, schedule="cosine", epochs=4)
@@ -186,7 +195,7 @@ def test_schedules():
     assert step.learning_rate_at(1.5) == 1
 
 
-def test_devices_that_are_not_available():
+def test_devices_that_are_not_available() -> None:
     assert pick_device("cpu") == CPU
     for name in ("gpu", "meta", "mps", "cuda:99", "", "cuda:x", "cpu:7"):
         with pytest.raises(ValueError, match=f"{name!r}"):
@@ -208,7 +217,7 @@ def test_devices_that_are_not_available():
     ],
     ids=["vertices", "faces", "edges", "cloud", "implicit", "attention"],
 )
-def test_training_learns(at, given, tmp_path):
+def test_training_learns(at: str, given: dict[str, Any], tmp_path: Path) -> None:
     data = balls(6, 2, at)
     checkpoint = fit(data, tmp_path, epochs=12, learning_rate=2e-2, width=16, dropout=0.0, **given)
     history = checkpoint["history"]
@@ -220,7 +229,7 @@ def test_training_learns(at, given, tmp_path):
     assert accuracy(evaluate(model, samples, chosen, CPU)) == history[-1]["test_accuracy"]
 
 
-def test_a_run_leaves_its_files(run, data):
+def test_a_run_leaves_its_files(run: tuple[Path, dict[str, Any]], data: LabeledMeshes) -> None:
     out, checkpoint = run
     assert {p.name for p in out.iterdir()} == {"last.pt", "best.pt", "metrics.csv", "tensorboard"}
     table = rows(out)
@@ -242,13 +251,13 @@ def test_a_run_leaves_its_files(run, data):
     assert len(load_checkpoint(out / "best.pt")["history"]) == 1 + int(np.argmin(losses))
 
 
-def scalars(out):
+def scalars(out: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(out / "tensorboard"))
     events.Reload()
     return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
-def test_tensorboard_agrees_with_the_table(run):
+def test_tensorboard_agrees_with_the_table(run: tuple[Path, dict[str, Any]]) -> None:
     shown, table = scalars(run[0]), rows(run[0])
     assert set(shown) == {name for name in columns("accuracy")[1:] if table[0][name]}
     for name, points in shown.items():
@@ -256,15 +265,15 @@ def test_tensorboard_agrees_with_the_table(run):
         assert [value for _, value in points] == pytest.approx([float(row[name]) for row in table], rel=1e-6)
 
 
-def test_how_often_the_test_set_is_evaluated(data, tmp_path):
+def test_how_often_the_test_set_is_evaluated(data: LabeledMeshes, tmp_path: Path) -> None:
     fit(data, tmp_path, eval_every=3, epochs=4)
     assert [bool(row["test_accuracy"]) for row in rows(tmp_path)] == [False, False, True, True]
 
 
-def test_held_out_meshes_depend_on_the_seed_only(data):
+def test_held_out_meshes_depend_on_the_seed_only(data: LabeledMeshes) -> None:
     samples = [make_sample(item, options().preprocessing) for item in balls(10, 1).train]
 
-    def held_out(**given):
+    def held_out(**given: Any) -> set[tuple[str, ...]]:
         fitted, held = set_aside(samples, options(**given))
         names = [{s.names for s in part} for part in (fitted, held)]
         assert not names[0] & names[1]
@@ -282,18 +291,18 @@ def test_held_out_meshes_depend_on_the_seed_only(data):
         set_aside([], options())
 
 
-def test_progress_is_reported_after_each_step(tmp_path):
+def test_progress_is_reported_after_each_step(tmp_path: Path) -> None:
     data, chosen, seen = balls(3, 1), options(epochs=2, batch_meshes=2), []
     samples = [make_sample(item, chosen.preprocessing) for item in data.train]
     train(data, samples, samples[:1], chosen, tmp_path, device=CPU, after_step=seen.append)
     assert seen == pytest.approx([2 / 3, 1, 5 / 3, 2])
 
 
-def score_with(monkeypatch, score):
+def score_with(monkeypatch: pytest.MonkeyPatch, score: Callable[..., Any]) -> None:
     monkeypatch.setattr(SEGMENTATION, "score", score)
 
 
-def test_with_a_validation_set_the_best_is_judged(tmp_path, monkeypatch):
+def test_with_a_validation_set_the_best_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([0.5, 0.9, 0.9, 0.1])
     # Each epoch evaluates the validation set (42 elements), then the test set (84).
     score_with(monkeypatch, lambda matrix: next(scores) if matrix.sum() == 42 else 0.0)
@@ -303,7 +312,7 @@ def test_with_a_validation_set_the_best_is_judged(tmp_path, monkeypatch):
     assert checkpoint["best"] == 0.9
 
 
-def test_a_validation_set_without_labels_can_be_judged(tmp_path):
+def test_a_validation_set_without_labels_can_be_judged(tmp_path: Path) -> None:
     data = balls()
     blank = [replace(item, labels=np.full_like(item.labels, -1)) for item in data.train]
     checkpoint = fit(replace(data, train=blank), tmp_path, validation=0.25, epochs=2)
@@ -313,14 +322,14 @@ def test_a_validation_set_without_labels_can_be_judged(tmp_path):
     assert len(rows(tmp_path)) == 3
 
 
-def test_bf16_trains_on_the_cpu_too(data, tmp_path):
+def test_bf16_trains_on_the_cpu_too(data: LabeledMeshes, tmp_path: Path) -> None:
     checkpoint = fit(data, tmp_path, precision="bf16", epochs=2)
     assert all(value.dtype == torch.float32 for value in checkpoint["model"].values())
     with autocast("auto", CPU):
         assert not torch.is_autocast_enabled("cpu")
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(data, tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run(data: LabeledMeshes, tmp_path: Path) -> None:
     samples = [make_sample(item, options().preprocessing) for item in data.train]
     fit(data, tmp_path, samples=samples, epochs=2)
     before = {name: (tmp_path / name).read_bytes() for name in ("last.pt", "best.pt", "metrics.csv")}
@@ -332,7 +341,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(data, tmp_path):
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-def test_a_learning_rate_far_too_high_stops_the_run(data, tmp_path):
+def test_a_learning_rate_far_too_high_stops_the_run(data: LabeledMeshes, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"loss .* in epoch 1, on ball .*last.pt holds epoch 0.*--lr"):
         fit(data, tmp_path, learning_rate=1e30)
     stored = load_checkpoint(tmp_path / "last.pt")
@@ -340,7 +349,7 @@ def test_a_learning_rate_far_too_high_stops_the_run(data, tmp_path):
     assert all(value.isfinite().all() for value in stored["model"].values())
 
 
-def test_weights_that_are_not_finite_are_not_kept(tmp_path):
+def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path) -> None:
     """Without labels the loss is 0 even if the output is NaN, but the gradient is NaN."""
     data = balls(1)
     (sample,) = (make_sample(item, options().preprocessing) for item in data.train)
@@ -361,7 +370,7 @@ VARIANTS = [
 ]
 
 
-def test_the_average_of_weights():
+def test_the_average_of_weights() -> None:
     torch.manual_seed(0)
     model = build_model(options(), NAMES, "vertices")
     average = WeightAverage(model, 0.9)
@@ -379,7 +388,7 @@ def test_the_average_of_weights():
         torch.testing.assert_close(found.double(), mean, rtol=1e-5, atol=1e-6)
 
 
-def test_a_run_saves_the_averaged_network(data, tmp_path):
+def test_a_run_saves_the_averaged_network(data: LabeledMeshes, tmp_path: Path) -> None:
     """The training itself doesn't depend on the average."""
     plain = fit(data, tmp_path / "plain")
     averaged = fit(data, tmp_path / "averaged", average_weights=0.9)
@@ -394,8 +403,8 @@ def test_a_run_saves_the_averaged_network(data, tmp_path):
 
 
 @pytest.mark.parametrize("given", VARIANTS, ids=lambda given: "-".join(given))
-def test_a_resumed_run_equals_an_uninterrupted_one(data, tmp_path, given):
-    def interrupt(row):
+def test_a_resumed_run_equals_an_uninterrupted_one(data: LabeledMeshes, tmp_path: Path, given: dict[str, Any]) -> None:
+    def interrupt(row: dict[str, Any]) -> None:
         if row["epoch"] == 2:
             raise KeyboardInterrupt
 
@@ -412,7 +421,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(data, tmp_path, given):
     assert [step for step, _ in scalars(parted)["train_loss"]] == [1, 2, 3, 4]
 
 
-def test_a_run_can_be_made_longer(data, tmp_path):
+def test_a_run_can_be_made_longer(data: LabeledMeshes, tmp_path: Path) -> None:
     fit(data, tmp_path / "whole", epochs=4)
     fit(data, tmp_path / "parted", epochs=2)
     fit(data, tmp_path / "parted", epochs=4, resume=True)
@@ -423,12 +432,14 @@ def test_a_run_can_be_made_longer(data, tmp_path):
 
 
 @pytest.mark.parametrize("writes", range(1, 6))
-def test_a_run_that_ends_between_two_files_can_be_resumed(data, tmp_path, monkeypatch, writes):
+def test_a_run_that_ends_between_two_files_can_be_resumed(
+    data: LabeledMeshes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
     """The first write is last.pt of epoch 0. Then each epoch writes best.pt, last.pt and metrics.csv."""
     fit(data, tmp_path / "whole", epochs=2)
     parted, left = tmp_path / "parted", [writes]
 
-    def count(path, content):
+    def count(path: Path, content: bytes) -> None:
         if left[0] == 0:
             raise KeyboardInterrupt
         left[0] -= 1
@@ -443,13 +454,17 @@ def test_a_run_that_ends_between_two_files_can_be_resumed(data, tmp_path, monkey
     same_run(tmp_path / "whole", parted)
 
 
-def test_a_missing_table_is_written_again(data, run, tmp_path):
+def test_a_missing_table_is_written_again(
+    data: LabeledMeshes, run: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     (tmp_path / "last.pt").write_bytes((run[0] / "last.pt").read_bytes())
     fit(data, tmp_path, resume=True)
     assert (tmp_path / "metrics.csv").read_text() == (run[0] / "metrics.csv").read_text()
 
 
-def test_order_and_dropout_differ_between_epochs_and_seeds(data, tmp_path, monkeypatch):
+def test_order_and_dropout_differ_between_epochs_and_seeds(
+    data: LabeledMeshes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
     plain = batches.collate_samples
     monkeypatch.setattr(batches, "collate_samples", lambda batch: seen.append(batch[0].names[0]) or plain(batch))
@@ -473,7 +488,9 @@ def test_order_and_dropout_differ_between_epochs_and_seeds(data, tmp_path, monke
     ],
     ids=["width", "learning_rate", "k", "seed", "validation"],
 )
-def test_a_run_is_not_resumed_with_other_options(run, data, changed, message):
+def test_a_run_is_not_resumed_with_other_options(
+    run: tuple[Path, dict[str, Any]], data: LabeledMeshes, changed: dict[str, Any], message: str
+) -> None:
     before = (run[0] / "last.pt").read_bytes()
     with pytest.raises(OptionError, match=message) as caught:
         fit(data, run[0], resume=True, **changed)
@@ -481,7 +498,7 @@ def test_a_run_is_not_resumed_with_other_options(run, data, changed, message):
     assert (run[0] / "last.pt").read_bytes() == before
 
 
-def test_a_run_without_a_newer_option_is_resumed(data, tmp_path):
+def test_a_run_without_a_newer_option_is_resumed(data: LabeledMeshes, tmp_path: Path) -> None:
     fit(data, tmp_path, epochs=2)
     stored = load_checkpoint(tmp_path / "last.pt")
     del stored["options"]["diffusion"]
@@ -491,7 +508,7 @@ def test_a_run_without_a_newer_option_is_resumed(data, tmp_path):
         fit(data, tmp_path, epochs=4, resume=True, diffusion="implicit")
 
 
-def test_a_cosine_run_keeps_its_length(data, tmp_path):
+def test_a_cosine_run_keeps_its_length(data: LabeledMeshes, tmp_path: Path) -> None:
     fit(data, tmp_path, epochs=2, schedule="cosine")
     with pytest.raises(OptionError, match=r"epochs is 3, .* with 2; the cosine"):
         fit(data, tmp_path, epochs=3, schedule="cosine", resume=True)
@@ -507,12 +524,12 @@ def test_a_cosine_run_keeps_its_length(data, tmp_path):
 # ---- checkpoints ----
 
 
-def test_files_that_are_not_checkpoints(run, tmp_path):
+def test_files_that_are_not_checkpoints(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     whole = (run[0] / "last.pt").read_bytes()
     stored = load_checkpoint(run[0] / "last.pt")
     path = tmp_path / "a.pt"
 
-    def message(content):
+    def message(content: object) -> str:
         if isinstance(content, bytes):
             path.write_bytes(content)
         else:
@@ -540,14 +557,16 @@ def test_files_that_are_not_checkpoints(run, tmp_path):
     assert "damaged" in message({"format": stored["format"], "path": Path("code")})  # weights_only
 
 
-def test_a_checkpoint_is_complete_at_any_time(run, tmp_path, monkeypatch):
+def test_a_checkpoint_is_complete_at_any_time(
+    run: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.pt"
     stored = load_checkpoint(run[0] / "last.pt")
     save_checkpoint(path, stored)
     before = path.read_bytes()
     write = Path.write_bytes
 
-    def half(self, content):
+    def half(self: Path, content: bytes) -> None:
         write(self, content[: len(content) // 2])
         raise KeyboardInterrupt
 
@@ -562,7 +581,7 @@ def test_a_checkpoint_is_complete_at_any_time(run, tmp_path, monkeypatch):
 # ---- a whole run ----
 
 
-def whole_run(data, out, tmp_path, resume=False, **given):
+def whole_run(data: LabeledMeshes, out: Path, tmp_path: Path, resume: bool = False, **given: Any) -> dict[str, Any]:
     return run_training(
         data,
         options(**given),
@@ -575,16 +594,16 @@ def whole_run(data, out, tmp_path, resume=False, **given):
     )
 
 
-def not_blank(path):
+def not_blank(path: Path) -> bool:
     return np.asarray(Image.open(path).convert("RGB")).std() > 5
 
 
-def test_the_last_evaluation_is_reported(data, tmp_path, monkeypatch):
+def test_the_last_evaluation_is_reported(data: LabeledMeshes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test set is evaluated once more only if training has not evaluated the weights that are judged."""
     evaluated = []
     original = evaluate_module.network_outputs
 
-    def network_outputs(model, sample, *rest):
+    def network_outputs(model: torch.nn.Module, sample: Sample, *rest: Any) -> torch.Tensor:
         evaluated.append(sample.names[0])
         return original(model, sample, *rest)
 
@@ -608,7 +627,7 @@ def test_the_last_evaluation_is_reported(data, tmp_path, monkeypatch):
     assert best["test_accuracy"] == accuracy(evaluate(model, samples, options(), CPU))
 
 
-def test_a_run_is_reported(tmp_path):
+def test_a_run_is_reported(tmp_path: Path) -> None:
     data = balls(4, 3)
     unlabeled = data.test[0].labels.copy()
     unlabeled[:10] = -1
@@ -616,7 +635,7 @@ def test_a_run_is_reported(tmp_path):
     out = tmp_path / "deep" / "run"
     results = whole_run(data, out, tmp_path)
 
-    def reject(constant):
+    def reject(constant: str) -> None:
         raise AssertionError(constant)
 
     assert json.loads((out / "results.json").read_text(), parse_constant=reject) == results
@@ -646,7 +665,7 @@ def test_a_run_is_reported(tmp_path):
     assert results["test_meshes"] == 3
 
 
-def test_a_test_set_without_labels_makes_valid_json(tmp_path):
+def test_a_test_set_without_labels_makes_valid_json(tmp_path: Path) -> None:
     data = balls(2, 1)
     blank = [replace(item, labels=np.full_like(item.labels, -1)) for item in data.test]
     out = tmp_path / "run"
@@ -658,7 +677,7 @@ def test_a_test_set_without_labels_makes_valid_json(tmp_path):
     assert (out / "predictions.html").exists()
 
 
-def test_runs_do_not_overwrite_each_other(data, tmp_path):
+def test_runs_do_not_overwrite_each_other(data: LabeledMeshes, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(ValueError, match="no run in this folder to resume"):
         whole_run(data, out, tmp_path, resume=True)
@@ -679,7 +698,7 @@ def test_runs_do_not_overwrite_each_other(data, tmp_path):
     assert whole_run(data, out, tmp_path, epochs=2, resume=True)["judged_epoch"] == 2
 
 
-def test_a_bad_mesh_is_named_before_training(data, tmp_path):
+def test_a_bad_mesh_is_named_before_training(data: LabeledMeshes, tmp_path: Path) -> None:
     bad = LabeledMesh("bad one", make_mesh(np.zeros((3, 3)), [[0, 1, 2]], name="bad.off"), np.zeros(3, np.int64))
     out = tmp_path / "run"
     with pytest.raises(DataError, match=r"1 of 7 meshes.*bad one: bad.off"):
@@ -690,7 +709,9 @@ def test_a_bad_mesh_is_named_before_training(data, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("rotate", [False, True], ids=["fixed", "rotated"])
-def test_a_captured_run_learns_like_a_plain_one(data, tmp_path, rotate, precision):
+def test_a_captured_run_learns_like_a_plain_one(
+    data: LabeledMeshes, tmp_path: Path, rotate: bool, precision: str
+) -> None:
     chosen = options(dropout=0.0, rotate=rotate, precision=precision, epochs=6)
     device = torch.device("cuda")
     samples = [make_sample(item, chosen.preprocessing) for item in (*data.train, *data.test)]
@@ -707,7 +728,7 @@ def test_a_captured_run_learns_like_a_plain_one(data, tmp_path, rotate, precisio
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("backend", "fused"), [("auto", True), ("torch", False)], ids=["auto", "torch"])
-def test_backend_decides_the_kernels(data, tmp_path, backend, fused):
+def test_backend_decides_the_kernels(data: LabeledMeshes, tmp_path: Path, backend: str, fused: bool) -> None:
     device = torch.device("cuda")
     chosen = options(backend=backend, precision="bf16", epochs=1)
     samples = keep_on_device([make_sample(item, chosen.preprocessing) for item in data.train], device)
@@ -719,7 +740,7 @@ def test_backend_decides_the_kernels(data, tmp_path, backend, fused):
     assert bool(triton) == fused, triton
 
 
-def test_backend_reaches_every_module(data, tmp_path):
+def test_backend_reaches_every_module(data: LabeledMeshes, tmp_path: Path) -> None:
     for backend in ("auto", "torch"):
         checkpoint = fit(data, tmp_path / backend, backend=backend, epochs=1)
         model, _ = restore_model(checkpoint)
@@ -727,7 +748,7 @@ def test_backend_reaches_every_module(data, tmp_path):
 
 
 @pytest.mark.gpu
-def test_a_captured_run_can_be_resumed(data, tmp_path):
+def test_a_captured_run_can_be_resumed(data: LabeledMeshes, tmp_path: Path) -> None:
     device = torch.device("cuda")
     samples = keep_on_device([make_sample(item, options().preprocessing) for item in data.train], device)
     for epochs, resume in ((2, False), (4, True)):
@@ -736,8 +757,8 @@ def test_a_captured_run_can_be_resumed(data, tmp_path):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_results_are_computed_ahead_in_order(ahead):
-    def items():
+def test_results_are_computed_ahead_in_order(ahead: bool) -> None:
+    def items() -> Iterator[int]:
         yield 0
         yield 1
         raise OSError("the cache is gone")
@@ -748,7 +769,7 @@ def test_results_are_computed_ahead_in_order(ahead):
         next(results)
 
 
-def test_at_most_one_result_is_computed_ahead():
+def test_at_most_one_result_is_computed_ahead() -> None:
     asked = []
     results = computed_ahead(asked.append, range(100), True)
     next(results)
@@ -757,7 +778,7 @@ def test_at_most_one_result_is_computed_ahead():
     assert asked == [0, 1, 2]
 
 
-def test_adam_is_adam_of_pytorch():
+def test_adam_is_adam_of_pytorch() -> None:
     """Also when it continues from a stored state. The closures and hooks of PyTorch's optimizers work, too."""
     torch.manual_seed(0)
     ours, theirs = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)

@@ -5,35 +5,37 @@ import html
 import json
 import re
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import trimesh
 
 from diffnet.geometry import mesh_edges
-from diffnet.viz import page
+from diffnet.viz import Page, page
 from diffnet.viz.palette import label_colors
 
 NASTY = "</script><script>alert('ü \"1\" & <!-- {{data}} \\ \u2028')</script>"
 
 
 @pytest.fixture(scope="module")
-def ball():
+def ball() -> tuple[np.ndarray, np.ndarray]:
     mesh = trimesh.creation.icosphere(subdivisions=1)
     return np.asarray(mesh.vertices) + np.array([100, 0, 0]), np.asarray(mesh.faces)
 
 
-def data_of(shown):
+def data_of(shown: Page) -> dict[str, Any]:
     """The data in a page."""
     content = re.search(r'<script type="application/json" id="data">(.*?)</script>', shown.html, re.S)[1]
     return json.loads(content, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
-def array(text, dtype):
+def array(text: str, dtype: Any) -> np.ndarray:
     return np.frombuffer(base64.b64decode(text), dtype)
 
 
-def test_the_page_holds_the_surfaces(ball):
+def test_the_page_holds_the_surfaces(ball: tuple[np.ndarray, np.ndarray]) -> None:
     verts, faces = ball
     prediction, truth = np.arange(len(verts)) % 5 - 1, np.arange(len(verts)) % 300
     data = data_of(
@@ -62,7 +64,7 @@ def test_the_page_holds_the_surfaces(ball):
     np.testing.assert_array_equal(colors, label_colors(truth.max() + 1))  # also for labels without a name
 
 
-def test_scalars_colors_and_arrows(ball):
+def test_scalars_colors_and_arrows(ball: tuple[np.ndarray, np.ndarray]) -> None:
     verts, faces = ball
     height = verts[:, 1].copy()
     height[0] = np.nan
@@ -94,7 +96,7 @@ def test_scalars_colors_and_arrows(ball):
     assert item["radius"] > 1.05
 
 
-def test_a_surface_without_values_has_one_color(ball):
+def test_a_surface_without_values_has_one_color(ball: tuple[np.ndarray, np.ndarray]) -> None:
     (item,) = data_of(page(ball))["items"]
     (only,) = item["sets"]
     assert (only["name"], only["kind"]) == ("", "colors")
@@ -102,7 +104,7 @@ def test_a_surface_without_values_has_one_color(ball):
     assert item["title"] == "Shape 1"
 
 
-def test_edges_come_with_the_sides_of_faces(ball):
+def test_edges_come_with_the_sides_of_faces(ball: tuple[np.ndarray, np.ndarray]) -> None:
     _, faces = ball
     edges = mesh_edges(faces)
     (item,) = data_of(page(ball, labels={"truth": np.arange(len(edges))}))["items"]
@@ -111,7 +113,7 @@ def test_edges_come_with_the_sides_of_faces(ball):
     assert item["sets"][0]["at"] == "edges"
 
 
-def test_page_is_self_contained(tmp_path, ball):
+def test_page_is_self_contained(tmp_path: Path, ball: tuple[np.ndarray, np.ndarray]) -> None:
     shown = page(ball, labels=np.zeros(42, int))
     outside = r"https?:|//[a-z]|@import|url\(|<link|<img|\bsrc=|\bhref=|import\(|fetch\(|XMLHttp"
     assert not re.findall(outside, shown.html)
@@ -122,14 +124,14 @@ def test_page_is_self_contained(tmp_path, ball):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_notebooks_show_the_page_in_a_frame(ball):
+def test_notebooks_show_the_page_in_a_frame(ball: tuple[np.ndarray, np.ndarray]) -> None:
     shown = page(ball, heading=NASTY)
     frame = shown._repr_html_()  # the method that notebooks call
     source = re.fullmatch(r'<iframe srcdoc="([^"]*)" [^<>]*></iframe>', frame)[1]
     assert html.unescape(source) == shown.html
 
 
-def test_text_is_escaped(ball):
+def test_text_is_escaped(ball: tuple[np.ndarray, np.ndarray]) -> None:
     verts, _ = ball
     labels = {NASTY: np.zeros(len(verts), int)}
     shown = page(ball, labels=labels, label_names=[NASTY], titles=NASTY, heading=NASTY)
@@ -143,13 +145,13 @@ def test_text_is_escaped(ball):
     assert "innerHTML" not in shown.html
 
 
-def test_the_page_names_missing_browser_features():
+def test_the_page_names_missing_browser_features() -> None:
     template = resources.files("diffnet.viz").joinpath("viewer.html").read_text(encoding="utf-8")
     assert "<noscript>" in template
     assert "needs WebGL 2" in template
 
 
-def test_faces_without_area_are_left_out():
+def test_faces_without_area_are_left_out() -> None:
     verts = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 0]])
     (item,) = data_of(page((verts, [[0, 1, 2], [2, 2, 2]]), labels=np.arange(2)))["items"]
     assert item["radius"] == pytest.approx(np.sqrt(0.5))
@@ -158,7 +160,7 @@ def test_faces_without_area_are_left_out():
     np.testing.assert_array_equal(normals[1], 0)
 
 
-def test_bad_input_is_named(tmp_path, ball):
+def test_bad_input_is_named(tmp_path: Path, ball: tuple[np.ndarray, np.ndarray]) -> None:
     with pytest.raises(ValueError, match="empty list"):
         page([])
     with pytest.raises(ValueError, match="truth: 2 values do not fit 42 vertices, 80 faces or 120 edges"):

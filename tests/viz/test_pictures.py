@@ -3,7 +3,9 @@
 import io
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,30 +25,30 @@ from diffnet.viz.surface import make_surface
 SQUARE = ([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], [[0, 1, 2], [0, 2, 3]])
 
 
-def ball(subdivisions=2):
+def ball(subdivisions: int = 2) -> tuple[np.ndarray, np.ndarray]:
     mesh = trimesh.creation.icosphere(subdivisions=subdivisions)
     return np.asarray(mesh.vertices), np.asarray(mesh.faces)
 
 
-def flat(mesh, size=(60, 60), **given):
+def flat(mesh: Any, size: tuple[int, int] = (60, 60), **given: Any) -> np.ndarray:
     """The pixels of a picture from the front without a legend. A flat surface has one brightness."""
     return picture(mesh, size=size, view=(0, 0), legend=False, **given).pixels.astype(int)
 
 
-def hue(rgb):
+def hue(rgb: Any) -> np.ndarray:
     """Colors (..., 3) without their brightness."""
     rgb = np.asarray(rgb, float)
     return rgb / np.linalg.norm(rgb, axis=-1, keepdims=True)
 
 
-def test_scalars_at_vertices_are_blended_before_they_are_colored():
+def test_scalars_at_vertices_are_blended_before_they_are_colored() -> None:
     image = flat(SQUARE, scalars=[0.0, 1.0, 1.0, 0.0], size=(100, 100))
     for column in (10, 30, 50, 75, 90):
         expected = color_table("viridis")[round(255 * ((column + 0.5 - 5) / 90))]
         assert np.abs(hue(image[40, column]) - hue(expected)).max() < 0.03, column
 
 
-def test_scalars_at_faces_and_edges_are_not_blended():
+def test_scalars_at_faces_and_edges_are_not_blended() -> None:
     image = flat(SQUARE, scalars=[0.0, 1.0])
     assert len(np.unique(image[10:50, 10:50].reshape(-1, 3), axis=0)) < 80  # two colors, and one border
     np.testing.assert_allclose(hue(image[45, 50]), hue([68, 1, 84]), atol=0.02)
@@ -57,7 +59,7 @@ def test_scalars_at_faces_and_edges_are_not_blended():
     np.testing.assert_allclose(hue(at_edges[30, 30]), hue([68, 1, 84]), atol=0.02)
 
 
-def test_nan_is_gray_and_leaves_its_neighbors_alone():
+def test_nan_is_gray_and_leaves_its_neighbors_alone() -> None:
     image = flat(SQUARE, scalars=[np.nan, 1.0, 1.0, 1.0], range=(0, 1))
     np.testing.assert_allclose(hue(image[54, 6]), hue(UNLABELED_COLOR), atol=0.02)
     np.testing.assert_allclose(hue(image[30, 45]), hue([253, 231, 37]), atol=0.02)
@@ -69,7 +71,7 @@ def test_nan_is_gray_and_leaves_its_neighbors_alone():
     np.testing.assert_allclose(hue(nothing[30, 30]), hue(UNLABELED_COLOR), atol=0.02)
 
 
-def test_colors():
+def test_colors() -> None:
     given = np.array([[255, 0, 0], [0, 0, 255], [0, 0, 255], [255, 0, 0]])
     image = flat(SQUARE, colors=given)
     np.testing.assert_array_equal(image, flat(SQUARE, colors=given / 255))
@@ -80,7 +82,7 @@ def test_colors():
     np.testing.assert_allclose(hue(gray[30, 30]), hue(UNLABELED_COLOR), atol=0.02)
 
 
-def test_labels_and_unlabeled():
+def test_labels_and_unlabeled() -> None:
     image = flat(SQUARE, labels=[-3, 2])
     np.testing.assert_allclose(hue(image[45, 50]), hue(UNLABELED_COLOR), atol=0.02)
     np.testing.assert_allclose(hue(image[15, 10]), hue(label_colors(3)[2]), atol=0.02)
@@ -89,13 +91,13 @@ def test_labels_and_unlabeled():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32])
-def test_tensors(dtype):
+def test_tensors(dtype: torch.dtype) -> None:
     given = torch.tensor([0, 1, 2, 4], dtype=dtype)
     scalars = given.requires_grad_() if dtype.is_floating_point else given
     np.testing.assert_array_equal(flat(SQUARE, scalars=scalars), flat(SQUARE, scalars=[0, 1, 2, 4]))
 
 
-def test_every_kind_of_mesh(tmp_path):
+def test_every_kind_of_mesh(tmp_path: Path) -> None:
     verts, faces = ball()
     height = verts[:, 1]
     expected = flat((verts, faces), scalars=height)
@@ -111,7 +113,7 @@ def test_every_kind_of_mesh(tmp_path):
     assert (cloud != flat((verts, None))).any()
 
 
-def test_tangent_vectors():
+def test_tangent_vectors() -> None:
     verts, faces = ball()
     operators = precompute((verts, faces), k=4)
     tangent = torch.tensor([[1.0, 2.0]]).expand(len(verts), 2)
@@ -125,7 +127,7 @@ def test_tangent_vectors():
         picture(operators)
 
 
-def test_arrows():
+def test_arrows() -> None:
     verts, faces = ball(4)
     surface = make_surface(verts, faces)
     arrows = vector_arrows(surface, np.cross(verts, [0, 0, 1.0]))
@@ -142,14 +144,14 @@ def test_arrows():
     assert (flat((verts, None), vectors=verts) != flat((verts, None))).any()
 
 
-def test_arrows_are_not_cut_off():
+def test_arrows_are_not_cut_off() -> None:
     verts, faces = ball(2)
     image = picture((verts, faces), vectors=verts, size=(150, 150)).pixels
     border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
     np.testing.assert_array_equal(border, np.broadcast_to(BACKGROUND, border.shape))
 
 
-def test_several_shapes_share_one_scale():
+def test_several_shapes_share_one_scale() -> None:
     verts, faces = ball()
     meshes = [(verts, faces)] * 5
     several = picture(meshes, scalars=[verts[:, 1] * i for i in range(5)], titles=list("abcde"), size=(50, 40)).pixels
@@ -164,7 +166,7 @@ def test_several_shapes_share_one_scale():
     assert mixed.pixels.shape[1] > 100
 
 
-def test_legends():
+def test_legends() -> None:
     verts, faces = ball(1)
     size = (200, 160)
     labels = np.arange(len(verts)) % 3 - 1
@@ -183,7 +185,7 @@ def test_legends():
     assert picture((verts, faces), scalars=verts[:, 1], size=size, legend=False).pixels.shape == (160, 200, 3)
 
 
-def test_a_picture_is_saved_and_shown(tmp_path):
+def test_a_picture_is_saved_and_shown(tmp_path: Path) -> None:
     shown = picture(SQUARE, size=(40, 30))
     assert repr(shown) == "Picture(40 × 30 pixels)"
     content = shown._repr_png_()  # the method that notebooks call
@@ -197,7 +199,7 @@ def test_a_picture_is_saved_and_shown(tmp_path):
             shown.save(tmp_path / name)
 
 
-def test_views():
+def test_views() -> None:
     verts, faces = ball()
     mesh = (verts * [1, 2, 3], faces)
     chosen = picture(mesh, size=(60, 60), view=(20, 30)).pixels
@@ -206,7 +208,7 @@ def test_views():
     assert (chosen != picture(mesh, size=(60, 60)).pixels).any()
 
 
-def test_color_maps_equal_those_of_matplotlib():
+def test_color_maps_equal_those_of_matplotlib() -> None:
     import matplotlib
 
     for name in COLOR_MAPS:
@@ -217,7 +219,7 @@ def test_color_maps_equal_those_of_matplotlib():
     assert np.abs(color_table("magma") - magma(np.linspace(0, 1, 256))[:, :3] * 255).max() <= 0.5
 
 
-def test_scales():
+def test_scales() -> None:
     assert make_scale(np.array([1.0, np.nan, 3, np.inf]))[:2] == (1, 3)
     assert make_scale(np.array([-1.0, 3]), "coolwarm")[:2] == (-3, 3)
     assert make_scale(np.array([2, 2 + 1e-9]))[:2] == pytest.approx((1, 3))  # a constant and rounding errors
@@ -226,7 +228,7 @@ def test_scales():
     np.testing.assert_array_equal(shares, [0, 0.5, 1, 1, np.nan])
 
 
-def test_ticks():
+def test_ticks() -> None:
     assert [text for _, text in ticks(0, 1)] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
     assert [text for _, text in ticks(-3e-7, 3e-7)][:2] == ["-3e-07", "-2e-07"]
     assert [text for _, text in ticks(1e6, 1.2e6)] == ["1.00e+06", "1.05e+06", "1.10e+06", "1.15e+06", "1.20e+06"]
@@ -271,12 +273,12 @@ def test_ticks():
         ({"size": (0, 5)}, "at least 1 × 1"),
     ],
 )
-def test_arguments_that_do_not_fit_are_named(given, message):
+def test_arguments_that_do_not_fit_are_named(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         picture(SQUARE, **given)
 
 
-def test_lists_that_do_not_fit_are_named():
+def test_lists_that_do_not_fit_are_named() -> None:
     with pytest.raises(ValueError, match="labels: a list of 1 does not fit 2 meshes"):
         picture([SQUARE, SQUARE], labels=[[0] * 4])
     with pytest.raises(ValueError, match="scalars: for a list of 2 meshes, expected a list, got ndarray"):
@@ -289,7 +291,7 @@ def test_lists_that_do_not_fit_are_named():
         picture(3)
 
 
-def test_pictures_need_neither_matplotlib_nor_pytorch():
+def test_pictures_need_neither_matplotlib_nor_pytorch() -> None:
     code = (
         "import sys\n"
         "from diffnet import viz\n"

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import plyfile
@@ -14,7 +15,7 @@ from diffnet.viz import write_ply
 from diffnet.viz.palette import colorize
 
 
-def ply_element(path, element):
+def ply_element(path: Path, element: str) -> np.ndarray | None:
     """The columns of one element of a PLY file, from a parser of its own."""
     head, body = Path(path).read_bytes().split(b"end_header\n", 1)
     types = {"double": "<f8", "float": "<f4", "int": "<i4", "uchar": "u1"}
@@ -37,7 +38,7 @@ def ply_element(path, element):
 
 
 @pytest.mark.parametrize("at", ["vertices", "faces", "edges", "points"])
-def test_ply_round_trip(tmp_path, at):
+def test_ply_round_trip(tmp_path: Path, at: str) -> None:
     ball = trimesh.creation.icosphere(subdivisions=1)
     verts, faces = np.asarray(ball.vertices), np.asarray(ball.faces)
     count = {"vertices": len(verts), "faces": len(faces), "edges": len(mesh_edges(faces)), "points": len(verts)}[at]
@@ -62,7 +63,7 @@ def test_ply_round_trip(tmp_path, at):
     np.testing.assert_array_equal(colors[:, :3], colorize(labels))
 
 
-def test_ply_of_edges_takes_the_most_frequent_label(tmp_path):
+def test_ply_of_edges_takes_the_most_frequent_label(tmp_path: Path) -> None:
     faces = np.array([[0, 1, 2], [0, 2, 3]])  # edges 01 12 02 23 03
     for labels, expected in (([5, 2, 5, 2, 7], [5, 2, 2, 2]), ([-1, -1, -1, 4, 9], [9, -1, 4, 4])):
         write_ply(tmp_path / "out.ply", (np.eye(5, 3), faces), labels=labels, at="edges")
@@ -91,7 +92,7 @@ def test_names_and_numbers_of_labels(tmp_path: Path) -> None:
             write_ply(path, (np.eye(4, 3), faces), labels=labels, **wrong)
 
 
-def test_scalars_and_colors_read_back(tmp_path):
+def test_scalars_and_colors_read_back(tmp_path: Path) -> None:
     ball = trimesh.creation.icosphere(subdivisions=1)
     path = tmp_path / "out.ply"
     rng = np.random.default_rng(0)
@@ -113,7 +114,7 @@ def test_scalars_and_colors_read_back(tmp_path):
     np.testing.assert_array_equal(load_mesh(path).verts, ball.vertices)
 
 
-def test_a_mesh_without_values_is_written(tmp_path):
+def test_a_mesh_without_values_is_written(tmp_path: Path) -> None:
     ball = trimesh.creation.icosphere(subdivisions=1)
     write_ply(tmp_path / "out.ply", ball)
     again = load_mesh(tmp_path / "out.ply")
@@ -133,19 +134,19 @@ def test_a_mesh_without_values_is_written(tmp_path):
         ({"labels": np.zeros(80, int), "at": "vertices"}, "80 values do not fit 42 vertices"),
     ],
 )
-def test_values_that_do_not_fit_are_named(tmp_path, given, message):
+def test_values_that_do_not_fit_are_named(tmp_path: Path, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         write_ply(tmp_path / "out.ply", trimesh.creation.icosphere(subdivisions=1), **given)
     assert not list(tmp_path.iterdir())
 
 
-def test_only_ply_files_are_written(tmp_path):
+def test_only_ply_files_are_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"out\.obj: the file is written in PLY format"):
         write_ply(tmp_path / "out.obj", (np.eye(3), None))
     assert not list(tmp_path.iterdir())
 
 
-def test_large_scalars_are_written_as_they_are(tmp_path):
+def test_large_scalars_are_written_as_they_are(tmp_path: Path) -> None:
     given = np.array([1e300, -np.inf, np.nan])
     write_ply(tmp_path / "out.ply", (np.eye(3), None), scalars={"large": given})
     np.testing.assert_array_equal(ply_element(tmp_path / "out.ply", "vertex")["large"], given)

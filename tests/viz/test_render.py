@@ -1,5 +1,7 @@
 """Drawing surfaces, and the colors of labels."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import trimesh
@@ -15,32 +17,43 @@ RED, BLUE = np.array([[220, 30, 30], [30, 60, 220]], np.uint8)
 COLORS = np.stack([RED, BLUE])
 
 
-def sphere(radius: float = 1.0, center: tuple[float, float, float] = (0, 0, 0), subdivisions: int = 3):
+def sphere(
+    radius: float = 1.0, center: tuple[float, float, float] = (0, 0, 0), subdivisions: int = 3
+) -> tuple[np.ndarray, np.ndarray]:
     mesh = trimesh.creation.icosphere(subdivisions=subdivisions, radius=radius)
     return np.asarray(mesh.vertices) + center, np.asarray(mesh.faces)
 
 
-def render(verts, faces, labels, *, at="vertices", size=(600, 600), view=None, colors=None):
+def render(
+    verts: Any,
+    faces: Any,
+    labels: Any,
+    *,
+    at: str = "vertices",
+    size: tuple[int, int] = (600, 600),
+    view: tuple[float, float] | None = None,
+    colors: np.ndarray | None = None,
+) -> np.ndarray:
     surface = make_surface(verts, faces)
     labels = make_field("labels", "labels", labels, surface, at).values
     return paint(draw(surface, at, size, view), colorize(labels, colors))
 
 
-def covered(image):
+def covered(image: np.ndarray) -> np.ndarray:
     return (image != BACKGROUND).any(axis=-1)
 
 
-def is_red(image):
+def is_red(image: np.ndarray) -> np.ndarray:
     rgb = image.astype(int)
     return (rgb[..., 0] > 2 * rgb[..., 2]) & covered(image)
 
 
-def is_blue(image):
+def is_blue(image: np.ndarray) -> np.ndarray:
     rgb = image.astype(int)
     return (rgb[..., 2] > 2 * rgb[..., 0]) & covered(image)
 
 
-def test_a_sphere_fills_its_disk_and_nothing_else():
+def test_a_sphere_fills_its_disk_and_nothing_else() -> None:
     verts, faces = sphere()
     image = render(verts, faces, np.zeros(len(verts), int), size=(200, 160))
     assert image.shape == (160, 200, 3)
@@ -51,7 +64,7 @@ def test_a_sphere_fills_its_disk_and_nothing_else():
     assert not covered(image)[away > 1.03].any()
 
 
-def test_surfaces_are_shaded():
+def test_surfaces_are_shaded() -> None:
     verts, faces = sphere()
     brightness = render(verts, faces, np.zeros(len(verts), int), size=(100, 100)).sum(axis=-1)
     assert brightness[30, 35] > 1.15 * brightness[75, 50]  # the light comes from the upper left
@@ -60,7 +73,7 @@ def test_surfaces_are_shaded():
 
 @pytest.mark.parametrize(("toward", "seen"), [(-1.5, False), (1.5, True)], ids=["behind", "in-front"])
 @pytest.mark.parametrize("red_first", [True, False], ids=["red-first", "blue-first"])
-def test_hidden_surfaces_are_hidden(toward, seen, red_first):
+def test_hidden_surfaces_are_hidden(toward: float, seen: bool, red_first: bool) -> None:
     big, small = sphere(1.0), sphere(0.3, (toward, 0, 0))
     first, second = (small, big) if red_first else (big, small)
     verts = np.concatenate([first[0], second[0]])
@@ -71,7 +84,7 @@ def test_hidden_surfaces_are_hidden(toward, seen, red_first):
     assert is_blue(image).any()
 
 
-def test_labels_are_never_blended():
+def test_labels_are_never_blended() -> None:
     # One large triangle with a different label at each corner.
     verts = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]], float)
     image = render(verts, [[0, 1, 2]], [0, 1, 2], size=(90, 90), view=(0, 0))
@@ -84,7 +97,7 @@ def test_labels_are_never_blended():
     assert np.abs(image[70, 15] / np.linalg.norm(image[70, 15]) - pure[0]).max() < 0.02  # near corner 0
 
 
-def test_labels_at_faces_and_edges():
+def test_labels_at_faces_and_edges() -> None:
     verts = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], float)
     faces = np.array([[0, 1, 2], [0, 2, 3]])
     image = render(verts, faces, [0, 1], at="faces", size=(60, 60), view=(0, 0), colors=COLORS)
@@ -101,7 +114,7 @@ def test_labels_at_faces_and_edges():
 
 
 @pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
-def test_pictures_of_several_labelings_share_a_drawing(at):
+def test_pictures_of_several_labelings_share_a_drawing(at: str) -> None:
     verts, faces = sphere(subdivisions=2)
     count = {"vertices": len(verts), "faces": len(faces), "edges": len(mesh_edges(faces))}[at]
     drawing = draw(make_surface(verts, faces), at, (50, 40))
@@ -112,7 +125,7 @@ def test_pictures_of_several_labelings_share_a_drawing(at):
     assert len(np.unique(paint(drawing, colorize(labels)).reshape(-1, 3), axis=0)) > 9
 
 
-def test_no_gaps_between_triangles():
+def test_no_gaps_between_triangles() -> None:
     """A square cut into long slivers is filled, also where their sides pass through the centers of samples."""
     ends = np.concatenate([np.linspace(0, 1, 241), np.random.default_rng(0).uniform(0, 1, 300)])
     x, n = np.sort(ends), len(ends)
@@ -123,7 +136,7 @@ def test_no_gaps_between_triangles():
     assert len(np.unique(image[5:75, 5:75].reshape(-1, 3), axis=0)) == 1
 
 
-def test_sides_of_faces_are_numbered_as_edges():
+def test_sides_of_faces_are_numbered_as_edges() -> None:
     _, faces = sphere(subdivisions=2)
     edges, sides = mesh_edges(faces), face_elements(faces, "edges")
     for k in range(3):
@@ -131,7 +144,7 @@ def test_sides_of_faces_are_numbered_as_edges():
         np.testing.assert_array_equal(edges[sides[:, k]], expected)
 
 
-def test_point_cloud():
+def test_point_cloud() -> None:
     verts, _ = sphere(subdivisions=2)
     for faces in (None, [], np.zeros((0, 3), int)):
         image = render(verts, faces, (verts[:, 0] > 0).astype(int), size=(120, 120), view=(0, 0), colors=COLORS)
@@ -142,7 +155,7 @@ def test_point_cloud():
     assert covered(render([[5, 5, 5]], None, [0], size=(40, 40))).sum() > 3
 
 
-def test_degenerate_triangles_are_left_out():
+def test_degenerate_triangles_are_left_out() -> None:
     verts = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [np.nan, 0, 0], [9, 9, 9], [np.inf, 0, 0]])
     alone = render(verts[:3], [[0, 1, 2]], np.zeros(3, int), size=(50, 40))
     faces = [[0, 1, 2], [0, 1, 3], [0, 0, 0], [0, 0, 1], [1, 2, 5]]
@@ -153,7 +166,7 @@ def test_degenerate_triangles_are_left_out():
     render(verts, None, np.zeros(6, int), size=(50, 40))
 
 
-def test_both_sides_are_lit_and_orientation_does_not_matter():
+def test_both_sides_are_lit_and_orientation_does_not_matter() -> None:
     verts, faces = sphere()
     flipped = faces[:, ::-1]
     labels = np.zeros(len(verts), int)
@@ -161,7 +174,7 @@ def test_both_sides_are_lit_and_orientation_does_not_matter():
     assert np.abs(image - render(verts, flipped, labels, size=(80, 80))).max() <= 1
 
 
-def test_the_widest_side_faces_the_viewer():
+def test_the_widest_side_faces_the_viewer() -> None:
     rng = np.random.default_rng(0)
     for extents, up in (((3, 2, 0.2), "y"), ((3, 0.2, 2), "z"), ((0.2, 3, 2), "y"), ((0.2, 2, 3), "z")):
         points = rng.uniform(-1, 1, (500, 3)) * extents
@@ -175,7 +188,7 @@ def test_the_widest_side_faces_the_viewer():
         assert np.ptp(rows) / np.ptp(columns) == pytest.approx(tall, rel=0.35)
 
 
-def test_view_rotates_the_picture():
+def test_view_rotates_the_picture() -> None:
     verts = np.array([[0, 0, 0], [1, 0, 0], [0, 2, 0], [0, 0, 1]], float)
     faces = [[0, 1, 2], [0, 2, 3]]
     front = render(verts, faces, [0, 1], at="faces", size=(80, 80), view=(0, 0), colors=COLORS)
@@ -186,7 +199,7 @@ def test_view_rotates_the_picture():
     assert not is_red(side).any()
 
 
-def test_smooth_and_sharp_normals():
+def test_smooth_and_sharp_normals() -> None:
     verts, faces = sphere()
     assert np.abs(corner_normals(verts, faces) - verts[faces]).max() < 0.02
     box = trimesh.creation.box()
@@ -204,12 +217,12 @@ def test_smooth_and_sharp_normals():
     ],
     ids=["vertices", "faces", "edges", "unknown-element"],
 )
-def test_labels_that_do_not_fit_are_named(labels, at, message):
+def test_labels_that_do_not_fit_are_named(labels: list[int], at: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         render(np.eye(4, 3), [[0, 1, 2], [0, 2, 3]], labels, at=at)
 
 
-def test_other_bad_input_is_named():
+def test_other_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match="integers"):
         render(np.eye(3), [[0, 1, 2]], [0.0, 1.0, 2.0])
     with pytest.raises(ValueError, match="index 3 vertices"):
@@ -218,7 +231,7 @@ def test_other_bad_input_is_named():
         render(np.eye(3), None, [], at="edges")
 
 
-def test_colors_are_distinct_and_stable():
+def test_colors_are_distinct_and_stable() -> None:
     many = label_colors(600)
     assert len(np.unique(many, axis=0)) == 600
     np.testing.assert_array_equal(many[:7], label_colors(7))
@@ -226,7 +239,7 @@ def test_colors_are_distinct_and_stable():
     assert label_colors(3000).shape == (3000, 3)
 
 
-def test_unlabeled_is_gray():
+def test_unlabeled_is_gray() -> None:
     np.testing.assert_array_equal(colorize([[-1, 2], [1, -5]])[[0, 1], [0, 1]], [UNLABELED_COLOR] * 2)
     np.testing.assert_array_equal(colorize([[-1, 2], [1, -5]])[0, 1], label_colors(3)[2])
     assert colorize([]).shape == (0, 3)
