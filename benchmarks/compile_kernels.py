@@ -1,13 +1,14 @@
 """Compiles all Triton kernels for GPUs of compute capability 8.0, 9.0 and 10.0, without a GPU.
 
 `python -m diffnet.benchmarks.compile_kernels --out DIR` writes `kernels.csv` with one row for each compiled kernel, and
-prints a summary. It fails if a kernel does not compile, uses more shared memory than there is, or may overwrite what
-matrix units still read.
+prints a summary. A stopped run leaves the rows of kernels that were compiled. The command fails if a kernel does not
+compile, uses more shared memory than there is, or may overwrite what matrix units still read.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import multiprocessing
 import os
 import re
@@ -25,13 +26,14 @@ from typing import Any
 import triton
 from triton.runtime import driver
 
-from diffnet.benchmarks.harness.results import Row, write_csv
+from diffnet.benchmarks.harness.results import Row
 from diffnet.benchmarks.launched_kernels import Variant, variants
 from diffnet.benchmarks.shared_buffers import overwritten_buffers
 from diffnet.ops.common.launcher import LaunchedKernel
 from diffnet.ops.compilation.worker import AbsentGPU
 
 CAPABILITIES = (80, 90, 100)
+COLUMNS = ("kernel", "sm", "types", "tile", "flags", "registers", "stack", "shared", "result", "seconds")
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
@@ -45,23 +47,32 @@ class _GPU(AbsentGPU):
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of kernels.csv")
-    parser.add_argument("--quick", action="store_true", help="one tile of each kernel and dtype, for 9.0 only")
+    parser.add_argument(
+        "--capability", type=int, action="append", choices=CAPABILITIES, help="repeatable; all three by default"
+    )
+    parser.add_argument("--quick", action="store_true", help="one tile of each kernel and dtype, for 9.0 by default")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes, one per core")
     options = parser.parse_args(arguments)
+    capabilities = options.capability or ([90] if options.quick else CAPABILITIES)
     options.out.mkdir(parents=True, exist_ok=True)
+    table: list[Row] = []
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as cache:
         # Processes start anew with these variables. An empty cache makes all of them compile.
         os.environ |= {"TRITON_CACHE_DIR": cache, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
         processes = multiprocessing.get_context("spawn")
-        with processes.Pool(len(CAPABILITIES), maxtasksperchild=1) as pool:  # `variants` changes its process
-            capabilities = [90] if options.quick else CAPABILITIES
+        with processes.Pool(len(capabilities), maxtasksperchild=1) as pool:  # `variants` changes its process
             found = [variant for some in pool.map(variants, capabilities, chunksize=1) for variant in some]
         if options.quick:
-            found = list({(variant.launch.name, variant.types): variant for variant in found}.values())
-        with ProcessPoolExecutor(options.jobs, processes) as executor:
-            table = list(executor.map(compiled, found, chunksize=8))
-    write_csv(options.out / "kernels.csv", table)
+            quick = {(variant.capability, variant.launch.name, variant.types): variant for variant in found}
+            found = list(quick.values())
+        with ProcessPoolExecutor(options.jobs, processes) as executor, (options.out / "kernels.csv").open("w") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            for row in executor.map(compiled, found, chunksize=8):
+                writer.writerow(row)
+                file.flush()
+                table.append(row)
     print(summary(table))
     print(f"Triton {triton.__version__}, {options.jobs} processes, {time.perf_counter() - start:.0f} seconds")
     return int(any(row["result"] != "ok" for row in table))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.compiler import constant
+from diffnet.ops.common.launcher import is_known_triton
 
 R = TypeVar("R")
 
@@ -140,15 +141,7 @@ def on_hopper(tensor: Tensor) -> bool:
 
 @functools.cache
 def _runs_gluon(device: int) -> bool:
-    if torch.version.hip is not None or _properties(device).major != 9:
-        return False
-    import triton
-
-    version: str = triton.__version__
-    return version.startswith(_GLUON_VERSIONS)
-
-
-_GLUON_VERSIONS = ("3.6.", "3.7.")
+    return torch.version.hip is None and _properties(device).major == 9 and is_known_triton()
 
 
 def processors(tensor: Tensor) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import logging
 import os
 import threading
@@ -10,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 PATIENCE = 3.0  # seconds of compilation after which a message says so
 _COMPILED = 0.25  # seconds that only a launch takes that compiles its kernel
 _LOG = logging.getLogger("diffnet")
-_KNOWN_VERSIONS = ("3.6", "3.7")  # of Triton
+_KNOWN_VERSIONS = ("3.6.", "3.7.")  # of Triton
 _WIDE = 2**31  # integers from here on are 64 bits wide in a kernel
 # `torch.cuda.current_device` also checks whether CUDA is initialized, which takes longer than the rest.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
@@ -67,7 +67,6 @@ class LaunchedKernel:
         # Triton doesn't specialize arguments listed in SIZES. The values of all other integers are part of the key.
         self._sizes = [p.do_not_specialize and not p.is_constexpr for p in kernel.params]
         self._names = [p.name for p in kernel.params]
-        self._readers: dict[tuple[type, ...], _Reader] = {}
         self.compiled: dict[tuple[Any, ...], _Known] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -79,6 +78,7 @@ class LaunchedKernel:
                 return
             take = _Compilation.take
             if take is not None and threading.get_ident() == _Compilation.owner:
+                self.source_hash()  # not in several threads at once
                 take(self, key, arguments, options)
                 return
             known = self.compiled.get(key)
@@ -118,11 +118,11 @@ class LaunchedKernel:
         self.kernel.run(*arguments, grid=(1,), warmup=True, **options)
 
     def _read(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        kinds = tuple(map(type, arguments))
-        reader = self._readers.get(kinds)
-        if reader is None:
-            reader = self._readers[kinds] = _reader(kinds, self._sizes)
-        return reader(arguments, options)
+        """Return the key of a launch, and its arguments as `_given` returns them."""
+        first = arguments[0][0] if type(arguments[0]) is tuple else arguments[0]
+        key = [first.get_device(), *options, *options.values()]
+        given = _given(arguments, self._sizes, key)
+        return tuple(key), given
 
 
 # A kernel, its key, and the arguments and options of a launch.
@@ -136,66 +136,37 @@ def _source_hash(function: Any) -> str:
     Triton's cache finds kernels by it. Triton forgets the constants of a called function that has not been hashed yet.
     The functions are hashed first, so that the hash doesn't depend on the order of launches.
     """
-    found = _hashes.get(id(function))
-    if found is None:
-        for instruction in dis.get_instructions(function.fn):
-            called = function.fn.__globals__.get(instruction.argval) if instruction.opname == "LOAD_GLOBAL" else None
-            if hasattr(type(called), "cache_key"):  # to ask the function itself would hash it
+    if id(function) not in _hashes:
+        _hashes[id(function)] = ""  # attributes are among the names, too, and may lead back to this function
+        for name in function.fn.__code__.co_names:
+            called = function.fn.__globals__.get(name)
+            if hasattr(type(called), "cache_key"):  # hasattr(called, …) would hash it
                 _source_hash(called)
-        found = _hashes[id(function)] = function.cache_key
-    return found
+        _hashes[id(function)] = function.cache_key
+    return _hashes[id(function)]
 
 
-_Reader = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], tuple[Any, ...]]]
+def _given(arguments: Sequence[Any], sizes: Iterable[bool], key: list[Any]) -> tuple[Any, ...]:
+    """Return arguments as a compiled kernel takes them, and add to the key of a launch what they contribute.
 
-
-def _reader(kinds: Sequence[type], sizes: Sequence[bool]) -> _Reader:
-    """Make the function that reads arguments of these types: it returns their key, and what the launch takes.
-
-    It runs in every launch, so its code has no loop over the arguments. The launch takes addresses in place of tensors.
-    Triton would read them from the tensors again, and ask CUDA about each.
+    Addresses stand in place of tensors. Triton would read them from the tensors again, and ask CUDA about each.
 
     sizes: for each argument, whether its value is no part of the key
     """
-    names = [f"x{i}" for i in range(len(kinds))]
-    reads, key, given = [f"{', '.join(names)}, = arguments"], [], []
-    for name, kind, is_size in zip(names, kinds, sizes):  # noqa: B905 - constants may follow the arguments
-        taken = name
+    given = []
+    for value, is_size in zip(arguments, sizes):  # noqa: B905 - constants may follow the arguments
+        taken = value
         if is_size:
-            key.append(f"{-_WIDE} <= {name} < {_WIDE}")
-        elif issubclass(kind, Tensor):
-            taken = f"at_{name}"
-            reads.append(f"{taken} = {name}.data_ptr()")
-            key += [f"{name}.dtype", f"{taken} & 15 == 0"]
-        elif kind is tuple:
-            taken = f"at_{name}"
-            reads.append(f"key_{name}, {taken} = read_tuple({name})")
-            key.append(f"*key_{name}")
+            key.append(-_WIDE <= value < _WIDE)
+        elif isinstance(value, Tensor):
+            taken = value.data_ptr()
+            key += value.dtype, taken & 15 == 0
+        elif type(value) is tuple:
+            taken = _given(value, repeat(False), key)
         else:
-            key.append("float" if kind is float else name)
+            key.append("float" if type(value) is float else value)
         given.append(taken)
-    first = "x0[0]" if kinds[0] is tuple else "x0"
-    result = f"({first}.get_device(), *options, *options.values(), {', '.join(key)}), ({', '.join(given)},)"
-    code = "\n    ".join(["def read(arguments, options):", *reads, f"return {result}"])
-    made: dict[str, Any] = {"read_tuple": _read_tuple}
-    exec(code, made)
-    reader: _Reader = made["read"]
-    return reader
-
-
-def _read_tuple(values: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
-    """The key of an argument that is a tuple, and what the launch takes."""
-    key: list[Any] = []
-    given: list[Any] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            address = value.data_ptr()
-            key += value.dtype, address & 15 == 0
-            given.append(address)
-        else:
-            key.append(value)
-            given.append(value)
-    return key, tuple(given)
+    return tuple(given)
 
 
 def _known(compiled: Any, constants: tuple[Any, ...]) -> _Known:
@@ -211,18 +182,25 @@ def _takes_launches(kernel: Any, compiled: Any) -> bool:
 
     They may not where something replaces or observes Triton's launches, or where this version of Triton is unknown.
     """
-    import triton
     from triton.compiler import CompiledKernel
     from triton.runtime.jit import JITFunction
 
     return (
         _ON_GPU
         and torch.version.hip is None
-        and ".".join(triton.__version__.split(".")[:2]) in _KNOWN_VERSIONS
+        and is_known_triton()
         and isinstance(compiled, CompiledKernel)
         and JITFunction.run.__module__ == "triton.runtime.jit"
         and not kernel.pre_run_hooks
     )
+
+
+def is_known_triton() -> bool:
+    """Return whether this version of Triton is one that was tried: for launches past its search, and for Gluon."""
+    import triton
+
+    version: str = triton.__version__
+    return version.startswith(_KNOWN_VERSIONS)
 
 
 def _device() -> int:
