@@ -33,9 +33,6 @@ from .features import (
 from .folders.classes import load_classes
 from .folders.layouts import LAYOUTS, Layout, load_dataset
 from .folders.targets import load_targets
-from .generated.classes import shapes
-from .generated.dataset import curved_figure, figure, figures
-from .generated.pairs import figure_pairs
 from .labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from .options import Preprocessing, Variants
 from .pairs.folders import load_pairs, save_pairs
@@ -44,6 +41,9 @@ from .pairs.scoring import PairErrors, pair_errors
 from .pairs.shapes import MeshPairs, PairShape, Truth
 from .parallel import computed_for_all
 from .samples import Interpolation, MeshBatches, Sample, collate_samples, epoch_seed, make_sample
+from .synthetic.classes import shapes
+from .synthetic.dataset import curved_figure, figure, figures
+from .synthetic.pairs import figure_pairs
 from .target_names import target_parts
 from .targets import original_targets, standardized_targets, target_statistics, with_columns
 from .variants import make_variants

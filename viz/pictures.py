@@ -25,7 +25,7 @@ from diffnet.viz.shapes import Meshes, Shape, make_shapes, scales_of
 from diffnet.viz.surface import ValuesAt
 from diffnet.viz.view import View
 
-_MOST_COLUMNS = 4
+_MAX_COLUMNS = 4
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -157,7 +157,7 @@ def _compose(
 ) -> NDArray[np.uint8]:
     """Put pictures in rows, with titles above and legends on the right."""
     (width, height), text = size, font_size(min(size))
-    columns = min(len(panels), _MOST_COLUMNS)
+    columns = min(len(panels), _MAX_COLUMNS)
     rows = -(-len(panels) // columns)
     strip = round(2.2 * text) if any(titles) else 0
     whole = rows * (strip + height)

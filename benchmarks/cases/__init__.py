@@ -10,7 +10,6 @@ from diffnet.benchmarks.cases import (
     preprocessing,
     sparse,
     spectral,
-    tuning,
 )
 
 __all__ = [
@@ -23,5 +22,4 @@ __all__ = [
     "preprocessing",
     "sparse",
     "spectral",
-    "tuning",
 ]

@@ -24,7 +24,7 @@ import numpy as np
 from diffnet.benchmarks.robustness.changes import LOST, cut, rotated
 from diffnet.benchmarks.tasks.programs import run_diffnet, write_rows
 from diffnet.data import LabeledMesh, LabeledMeshes, available_cores, figure, figures
-from diffnet.data.generated.shape import PARTS
+from diffnet.data.synthetic.shape import PARTS
 
 FIRST, COUNT = 1000, 64  # seeds of the unseen figures
 SHARE = 0.3  # of the vertices, that are cut off

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from diffnet.benchmarks.tasks.programs import run_diffnet, write_rows
 from diffnet.data import LabeledMesh, LabeledMeshes, available_cores, curved_figure
-from diffnet.data.generated.dataset import FINE
+from diffnet.data.synthetic.dataset import FINE
 from diffnet.geometry import Mesh, normalize_positions
 from diffnet.geometry.processes import WorkerPool
 from diffnet.viz import write_ply

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.folders.numbers import check_vertex_numbers, read_lines
-from diffnet.data.folders.sources import MOST_COLORS, FileLabels
+from diffnet.data.folders.sources import MAX_COLORS, FileLabels
 from diffnet.data.labeled import UNLABELED, DataError, LabelsAt
 from diffnet.geometry import Mesh, mesh_edges
 
@@ -69,10 +69,10 @@ def _number_colors(
 ) -> tuple[list[NDArray[np.int64]], list[str]]:
     """The classes of colors, sorted, or in the order of lines such as `#ff0000 arm`."""
     colors = sorted({color for file in labels for color in file.names or ()})
-    if len(colors) > MOST_COLORS:
+    if len(colors) > MAX_COLORS:
         raise DataError(
             f"{labels[0].path}: the set has {len(colors)} distinct colors. Colors can be labels if there are at most "
-            f"{MOST_COLORS}; put the labels into files beside the meshes"
+            f"{MAX_COLORS}; put the labels into files beside the meshes"
         )
     names = colors
     if given is not None:

@@ -18,7 +18,7 @@ from diffnet.geometry.mesh.text import integer, real
 
 PART_LIST = "_labels"  # NAME_labels.txt holds lists of faces
 PROPERTIES = ("label", "labels", "class", "class_id", "category", "segment", "segmentation", "part")
-MOST_COLORS = 64
+MAX_COLORS = 64
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,10 @@ def _whole_numbers(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.in
 def _of_colors(path: Path, colors: NDArray[np.float64], at: LabelsAt) -> FileLabels:
     levels = np.rint(colors * 255).astype(np.int64)
     distinct, values = np.unique(levels @ [65536, 256, 1], return_inverse=True)
-    if len(distinct) > MOST_COLORS:
+    if len(distinct) > MAX_COLORS:
         raise DataError(
             f"{path}: {len(distinct)} distinct colors of {at}. Colors can be labels if there are at most "
-            f"{MOST_COLORS}; put the labels into a file beside the mesh"
+            f"{MAX_COLORS}; put the labels into a file beside the mesh"
         )
     names = [f"#{color:06x}" for color in distinct.tolist()]
     return FileLabels(path, "colors", values.reshape(-1).astype(np.int64), names, at)

@@ -16,7 +16,7 @@ Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 Pair: TypeAlias = tuple[int, int]
 
-MOST_KEPT = 512  # truths of a set, each of 200 KB for 5,000 vertices
+MAX_KEPT = 512  # truths of a set, each of 200 KB for 5,000 vertices
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class MeshPairs:
         """The vertices of the first mesh at the places (T, 3) of the template points. The last ones are kept."""
         key = (first.name, second.name, kind)
         if key not in self._memo:
-            if len(self._memo) >= MOST_KEPT:
+            if len(self._memo) >= MAX_KEPT:
                 self._memo.clear()
             found = self._on_template(first).interpolate(self._faces(), places())
             self._memo[key] = Truth(np.arange(len(first.mesh.verts)), closest_points(second.mesh, found))

@@ -1,7 +1,6 @@
 """Tile sizes and launches of kernels.
 
 Tile sizes depend on the dtype, K and C, and hardly on V, so meshes of other sizes compile nothing new.
-`diffnet bench tune-…` measures other tile sizes.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def spmm(
 
 
 def _walk(x: Tensor, together: int, reduce: bool) -> Walk:
-    """Return the best found by `diffnet bench tune-spmm`.
+    """Return the best that measurements found, see `benchmarks/results/sparse-h200/tiles`.
 
     Registers hold the loads in flight. With fewer registers, more programs wait for memory at the same time.
     """

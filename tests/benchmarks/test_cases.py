@@ -28,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 TINY = Options(CPU, vertices=(40,), widths=(5,), k=6, dtypes=("fp32",), seconds=0, compile=False)
-TUNED = [name for name in BENCHMARKS if name.startswith("tune-")]
 KERNELS = [
     "to-spectral",
     "gradient-features",
@@ -37,7 +36,6 @@ KERNELS = [
     "train-step",
     "inference",
     "training-loop",
-    *TUNED,
 ]
 
 no_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
@@ -64,8 +62,7 @@ def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(workload, "BLOCKS", 1)
     # Plots take longer than these benchmarks. test_command.py looks at one.
     monkeypatch.setattr(run, "plot", lambda *arguments: None)
-    options = replace(TINY, peers="table") if name in TUNED else TINY
-    assert run.run_benchmarks([name], options, tmp_path, Console(quiet=True)) == []
+    assert run.run_benchmarks([name], TINY, tmp_path, Console(quiet=True)) == []
     table = read_csv(tmp_path / f"{name}.csv")
     assert any(row["median_ms"] for row in table)
     if name in ("spmm", "sddmm"):
@@ -73,7 +70,7 @@ def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.Monke
         assert "diffnet" in {row["peer"] for row in table}
     if name in KERNELS:
         assert {row["error"] for row in table} <= {"", "CUDA graphs need a GPU"}
-        assert all(row["error"] == "" for row in table if row["peer"] in ("original", "plain", "diffnet", "table"))
+        assert all(row["error"] == "" for row in table if row["peer"] in ("original", "plain", "diffnet"))
 
 
 @no_compiler

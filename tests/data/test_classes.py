@@ -14,7 +14,7 @@ import pytest
 import trimesh
 
 from diffnet.data import DataError, LabeledMesh, load_classes, shapes
-from diffnet.data.generated.classes import LIMBS
+from diffnet.data.synthetic.classes import LIMBS
 
 
 def write(path: Path, suffix: str = ".obj") -> Path:

@@ -9,7 +9,7 @@ import pytest
 import trimesh
 
 from diffnet.data import MeshPairs, PairShape, figure_pairs, load_pairs, save_pairs
-from diffnet.data.generated.pairs import pair_figure, template
+from diffnet.data.synthetic.pairs import pair_figure, template
 from diffnet.geometry import SurfacePoints, closest_points, geodesic_errors, make_mesh
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -110,7 +110,7 @@ def test_whole_sets(data: MeshPairs, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert again.test_pairs == longer.test_pairs
     for one, two in zip(again.train + again.test, longer.train + longer.test, strict=True):
         same(one, two)
-    monkeypatch.delattr("diffnet.data.generated.pairs.pair_figure")
+    monkeypatch.delattr("diffnet.data.synthetic.pairs.pair_figure")
     for one, two in zip(figure_pairs(3, 11, cache_dir=tmp_path / "cache").test, longer.test, strict=True):
         same(one, two)
 

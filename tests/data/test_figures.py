@@ -10,8 +10,8 @@ import trimesh
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from diffnet.data.generated.dataset import figure, figures
 from diffnet.data.labeled import LabeledMesh, LabeledMeshes
+from diffnet.data.synthetic.dataset import figure, figures
 
 NAMES = ["head", "torso", "upper arm", "forearm", "hand", "thigh", "shin", "foot"]
 

@@ -23,8 +23,8 @@ from diffnet.data import (
     target_statistics,
     with_columns,
 )
-from diffnet.data.generated.curvature import skin_curvature
-from diffnet.data.generated.shape import Shape, sample_shape, skin_gradient
+from diffnet.data.synthetic.curvature import skin_curvature
+from diffnet.data.synthetic.shape import Shape, sample_shape, skin_gradient
 from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.viz import write_ply

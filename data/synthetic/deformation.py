@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diffnet.data.generated.shape import BLEND, REACH, Body, Floats, Shape
-from diffnet.data.generated.surface import Ints
+from diffnet.data.synthetic.shape import BLEND, REACH, Body, Floats, Shape
+from diffnet.data.synthetic.surface import Ints
 
 STEPS = 24
 # The distance over which points go from following one bone to following the next, and that over which they notice it.

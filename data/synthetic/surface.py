@@ -11,7 +11,7 @@ from scipy.sparse.csgraph import connected_components, dijkstra
 from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
-from diffnet.data.generated.shape import (
+from diffnet.data.synthetic.shape import (
     BLEND,
     PARTS,
     REACH,

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from diffnet.data.generated.deformation import STEPS, deformed
-from diffnet.data.generated.shape import (
+from diffnet.data.pairs.shapes import MeshPairs, PairShape
+from diffnet.data.synthetic.deformation import STEPS, deformed
+from diffnet.data.synthetic.shape import (
     PARTS,
     Body,
     Floats,
@@ -21,8 +22,7 @@ from diffnet.data.generated.shape import (
     skin_gradient,
     touches_itself_on_the_way,
 )
-from diffnet.data.generated.surface import STYLES, Ints, Surface, polygonize, triangulate
-from diffnet.data.pairs.shapes import MeshPairs, PairShape
+from diffnet.data.synthetic.surface import STYLES, Ints, Surface, polygonize, triangulate
 from diffnet.geometry import Mesh, SurfacePoints, closest_points, make_mesh
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.processes import WorkerPool, available_cores
@@ -38,9 +38,9 @@ _ATTEMPTS = 100
 
 # A figure is drawn again if more of the template's triangles than this are folded, if a vertex is farther from the
 # template than this, in meters, or if more of its vertices than this change their part on the way from the template.
-_MOST_FOLDED = 1e-3
+_MAX_FOLDED = 1e-3
 _FARTHEST = 0.012
-_MOST_IN_OTHER_PARTS = 0.05
+_MAX_IN_OTHER_PARTS = 0.05
 
 
 def figure_pairs(
@@ -175,7 +175,7 @@ def _is_sound(body: Body, standard: Mesh, moved: Floats, mesh: Mesh) -> bool:
     """Whether the moved template is a one-to-one map onto the mesh that keeps the parts of the body."""
     shape = body.shape()
     on_template = make_mesh(moved, standard.faces)
-    if _folded(moved, standard.faces, skin_gradient(shape, moved)) > _MOST_FOLDED:
+    if _folded(moved, standard.faces, skin_gradient(shape, moved)) > _MAX_FOLDED:
         return False
     place = closest_points(on_template, mesh.verts)
     away = np.linalg.norm(place.interpolate(on_template.faces, moved) - mesh.verts, axis=1)
@@ -186,7 +186,7 @@ def _is_sound(body: Body, standard: Mesh, moved: Floats, mesh: Mesh) -> bool:
     before = start.parts[bone_distances(start, original).argmin(axis=1)]
     after = shape.parts[bone_distances(shape, mesh.verts).argmin(axis=1)]
     every = np.bincount(after, minlength=len(PARTS)).min() > 0
-    return bool(every and (before != after).mean() <= _MOST_IN_OTHER_PARTS)
+    return bool(every and (before != after).mean() <= _MAX_IN_OTHER_PARTS)
 
 
 def _folded(verts: Floats, faces: Ints, outward: Floats) -> float:

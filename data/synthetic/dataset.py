@@ -7,10 +7,10 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from diffnet.data.generated.curvature import skin_curvature
-from diffnet.data.generated.shape import PARTS, Floats, Shape, bone_distances, sample_shape
-from diffnet.data.generated.surface import STYLES, Surface, cut_holes, polygonize, sample_points, triangulate
 from diffnet.data.labeled import LabeledMesh, LabeledMeshes
+from diffnet.data.synthetic.curvature import skin_curvature
+from diffnet.data.synthetic.shape import PARTS, Floats, Shape, bone_distances, sample_shape
+from diffnet.data.synthetic.surface import STYLES, Surface, cut_holes, polygonize, sample_points, triangulate
 from diffnet.geometry import make_mesh
 
 Kind: TypeAlias = Literal["mesh", "holes", "cloud"]

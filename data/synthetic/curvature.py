@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from diffnet.data.generated.shape import BLEND, Floats, Shape, bone_distances
+from diffnet.data.synthetic.shape import BLEND, Floats, Shape, bone_distances
 
 
 def skin_curvature(shape: Shape, points: Floats) -> Floats:

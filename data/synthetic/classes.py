@@ -7,9 +7,9 @@ from itertools import combinations
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from diffnet.data.generated.shape import Floats, Shape
-from diffnet.data.generated.surface import Surface, polygonize
 from diffnet.data.labeled import LabeledMesh, LabeledMeshes
+from diffnet.data.synthetic.shape import Floats, Shape
+from diffnet.data.synthetic.surface import Surface, polygonize
 from diffnet.geometry import make_mesh
 
 # A club has a ball at its end, a bead has one in the middle, and a twin has both. A fork has two prongs. A cone gets
