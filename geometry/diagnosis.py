@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.discretize.coincident import first_at_position, joined_vertices
 from diffnet.geometry.discretize.laplacian import usable_faces
 from diffnet.geometry.mesh.mesh import Mesh
-from diffnet.geometry.preprocessing.recipe import round_positions
+from diffnet.geometry.mesh.normalize import round_positions
 
 
 @dataclass(frozen=True)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffnet.geometry.fields import FIELDS
+from diffnet.geometry.fields import FIELDS, Fields
 from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.common.checks import check_index, check_rank, check_tensor
 from diffnet.ops.common.compiler import is_stand_in
-
-if TYPE_CHECKING:
-    from diffnet.geometry.operators import Operators
-
 
 # They have the sizes with which the others should agree.
 _CHECKED_FIRST = ("mass", "ptr", "evals", "faces")
 
 
-def check_fields(operators: Operators) -> None:
+def check_fields(operators: Fields) -> None:
     """Check that all fields have the types and shapes that `Operators` documents, on one device.
 
     Does nothing while torch.compile traces, because values are then stand-ins.

@@ -45,6 +45,11 @@ class FieldKind:
     refused: str = ""
 
     @property
+    def stored_dtype(self) -> str:
+        """The NumPy dtype in cache entries. For a basis, `Options.basis` decides."""
+        return "int32" if self.kind == "vertices" else "float32"
+
+    @property
     def packed_dim(self) -> int:
         return [size in ("B", "V", "F") for size in self.shape].index(True)
 

@@ -30,6 +30,7 @@ from diffnet.ops import (
     spmm,
 )
 from diffnet.ops.common.checks import check_count, device_and_dtype
+from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.memo import Later, can_remember, memoized, remember
 from diffnet.ops.common.ragged import cat_shifted
 from diffnet.ops.sparse.matrix import check_matrix_blocks
@@ -129,9 +130,10 @@ class Operators(Fields):
         >>> Operators.from_parts(mass=[1, 1, 1], laplacian=path, verts=verts, k=2).evals.round(decimals=3)
         tensor([[0., 1.]])
         """
-        from diffnet.geometry.preprocessing.from_parts import operators_from_parts
+        # Imported here: it loads the libraries of preprocessing.
+        from diffnet.geometry.preprocessing.from_parts import fields_from_parts
 
-        return operators_from_parts(
+        fields = fields_from_parts(
             mass=mass,
             laplacian=laplacian,
             evals=evals,
@@ -143,6 +145,7 @@ class Operators(Fields):
             faces=faces,
             k=k,
         )
+        return cls(**fields)
 
     @classmethod
     def from_reference(cls, parts: Sequence[Any], faces: Any = None) -> Operators:
@@ -153,9 +156,9 @@ class Operators(Fields):
 
         Raises the errors of `from_parts`.
         """
-        from diffnet.geometry.preprocessing.from_parts import operators_from_reference
+        from diffnet.geometry.preprocessing.from_parts import parts_by_name
 
-        return operators_from_reference(parts, faces)
+        return cls.from_parts(**parts_by_name(parts), faces=faces)
 
     if not TYPE_CHECKING:  # type checkers should still find misspelt names
 
@@ -232,7 +235,7 @@ class Operators(Fields):
 
         Point clouds among meshes have none. Raises ValueError if there are point clouds only; see `edge_index`.
         """
-        return memoized(self, "_edges", find_edges).pairs
+        return memoized(self, "_edges", _find_edges).pairs
 
     @property
     def face_lengths(self) -> tuple[int, ...]:
@@ -242,7 +245,7 @@ class Operators(Fields):
     @property
     def edge_lengths(self) -> tuple[int, ...]:
         """The number of edges of each mesh, kept on the host like `lengths`. For errors see `edges`."""
-        return memoized(self, "_edges", find_edges).lengths
+        return memoized(self, "_edges", _find_edges).lengths
 
     @property
     def edge_ptr(self) -> Tensor:
@@ -277,7 +280,7 @@ class Operators(Fields):
         >>> triangle.edge_index().tolist()
         [[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]]
         """
-        return edge_index(self, self_loops)
+        return edge_index(self.gradient.pattern, self_loops)
 
     def unpack(self, y: Tensor, at: UnpackAt = "vertices", dim: int = 0) -> list[Tensor]:
         """Split packed values into a list of one tensor per mesh. The tensors are views.
@@ -294,7 +297,16 @@ class Operators(Fields):
         >>> [each.shape for each in batch.unpack(batch.faces, at="faces")]
         [torch.Size([1, 3]), torch.Size([1, 3])]
         """
-        return unpack(self, y, at, dim)
+        match at:
+            case "vertices":
+                lengths = self.lengths
+            case "faces":
+                lengths = self.face_lengths
+            case "edges":
+                lengths = self.edge_lengths
+            case _:
+                lengths = (1,) * len(self)
+        return unpack(y, lengths, at, dim)
 
     def with_gradient_evecs(self) -> Operators:
         """These operators with `gradient_evecs`, so that gradients can be computed in the eigenbasis."""
@@ -641,6 +653,13 @@ def _real_tensors(operators: Operators) -> Iterator[Tensor]:
 def _plain(tensors: Sequence[Tensor]) -> bool:
     """Whether no tensor has a gradient, and none stands for another one while something is traced."""
     return all(type(x) is Tensor and not x.requires_grad for x in tensors)
+
+
+@not_compiled
+def _find_edges(operators: Operators) -> Edges:
+    if operators.faces.is_meta:
+        raise ValueError("operators on the meta device hold no faces to find edges of; read .edges before .to('meta')")
+    return find_edges(operators.faces, operators.lengths)
 
 
 def _find_lengths(operators: Operators) -> tuple[int, ...]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from diffnet.geometry.mesh.mesh import mesh_edges
-from diffnet.ops.common.compiler import not_compiled
+from diffnet.ops import Pattern
 from diffnet.ops.common.ragged import cat_shifted
-
-if TYPE_CHECKING:
-    from diffnet.geometry.operators import Operators
 
 
 class Edges(NamedTuple):
@@ -28,20 +25,16 @@ class Edges(NamedTuple):
     lengths: tuple[int, ...]
 
 
-@not_compiled
-def find_edges(operators: Operators) -> Edges:
-    """Find the edges of the faces. Raises ValueError if no mesh has faces, and on the meta device."""
-    faces = operators.faces
-    if faces.is_meta:
-        raise ValueError("operators on the meta device hold no faces to find edges of; read .edges before .to('meta')")
-    if len(faces) == 0 and operators.num_vertices > 0:
+def find_edges(faces: Tensor, lengths: Sequence[int]) -> Edges:
+    """Find the edges of faces (F, 3), packed vertex indices of meshes with these numbers of vertices.
+
+    Raises ValueError if no mesh has faces.
+    """
+    if len(faces) == 0 and any(lengths):
         raise ValueError("point clouds have no faces and so no .edges; write .edge_index(), which also joins points")
     pairs = mesh_edges(faces.cpu().numpy())
-    if len(operators) == 1:
-        counts = [len(pairs)]
-    else:
-        mesh = np.searchsorted(np.cumsum(operators.lengths), pairs[:, 0], side="right")
-        counts = np.bincount(mesh, minlength=len(operators)).tolist()
+    mesh = np.searchsorted(np.cumsum(lengths), pairs[:, 0], side="right")
+    counts = np.bincount(mesh, minlength=len(lengths)).tolist()
     return Edges(torch.from_numpy(pairs).to(faces.device), tuple(counts))
 
 
@@ -54,9 +47,9 @@ def pack_edges(found: Sequence[Edges | None], vertex_offsets: Sequence[int]) -> 
     return Edges(pairs, sum((edges.lengths for edges in known), ()))
 
 
-def edge_index(operators: Operators, self_loops: bool = False) -> Tensor:
-    """See `Operators.edge_index`."""
-    pattern, size = operators.gradient.pattern, operators.num_vertices
+def edge_index(pattern: Pattern, self_loops: bool) -> Tensor:
+    """The edges (2, E) between the rows and the columns of a square pattern, see `Operators.edge_index`."""
+    size = pattern.columns
     rows, columns = pattern.row_indices.long(), pattern.column_indices.long()
     keys = torch.cat([rows * size + columns, columns * size + rows])
     if self_loops:

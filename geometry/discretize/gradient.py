@@ -28,6 +28,20 @@ def one_ring(faces: NDArray[np.int64], vertices: int) -> scipy.sparse.csr_matrix
     return pattern
 
 
+def pattern_with_diagonal(*matrices: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
+    """The pattern of all entries of square matrices, and the diagonal.
+
+    It is the gradient's pattern of a point cloud, which has no edges but its local triangulations', those of the
+    Laplacian.
+    """
+    pattern = scipy.sparse.eye(matrices[0].shape[0], format="csr")
+    for matrix in matrices:
+        ones = scipy.sparse.csr_matrix((np.ones(matrix.nnz), matrix.indices, matrix.indptr), matrix.shape)
+        pattern = pattern + ones
+    pattern.sort_indices()
+    return scipy.sparse.csr_matrix(pattern)
+
+
 def gradient_values(
     verts: NDArray[np.float64],
     frames: NDArray[np.float64],

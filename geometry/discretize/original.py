@@ -47,7 +47,7 @@ class Parts(NamedTuple):
 def original_parts(mesh: Mesh) -> Parts:
     """The original's operators of a mesh or point cloud: cotangent Laplacian, mass, frames and gradient.
 
-    mesh: its `normals` define the frames, where it has any; see `with_chosen_normals`
+    mesh: see `mesh_for_operators`
 
     A point cloud has the robust Laplacian, and its gradient is fitted to the 30 nearest neighbors of each point.
 

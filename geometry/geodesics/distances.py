@@ -15,7 +15,7 @@ from diffnet.geometry.discretize.laplacian import laplacian_and_mass
 from diffnet.geometry.geodesics.manifold import components, has_flat_faces, is_manifold
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, mesh_edges
-from diffnet.geometry.preprocessing.recipe import round_positions
+from diffnet.geometry.mesh.normalize import round_positions
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""Normalized positions."""
+"""The positions and normals that operators are computed from: normalized, chosen and rounded."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
+from diffnet.geometry.mesh.normals import check_normals_rule, own_normals
 from diffnet.geometry.preprocessing.options import SCALE_RULES, ScaleRule
 
 if TYPE_CHECKING:
@@ -74,6 +75,61 @@ def load_normalized(
     if rule == "area" and mesh.is_point_cloud:
         raise MeshError(f'{mesh.name}: a point cloud has no faces, so no area to normalize; use normalize="radius"')
     return replace(mesh, verts=normalize_positions(mesh.verts, mesh.faces, rule))
+
+
+def mesh_for_operators(
+    source: MeshLike,
+    cache_dir: str | os.PathLike[str] | None = None,
+    *,
+    normalize: bool | ScaleRule = False,
+    normals: Any = None,
+) -> Mesh:
+    """Load the mesh that operators are computed from. Its positions and normals are rounded to float32.
+
+    cache_dir: see `load_mesh`
+    normalize, normals: see `precompute`. `normals` of the result are those that define the tangent frames, or None if
+        the geometry defines them.
+
+    Raises MeshError for a mesh or normals that can't be used, OptionError for unknown words.
+    """
+    return round_positions(_with_chosen_normals(load_normalized(source, cache_dir, normalize), normals))
+
+
+def round_positions(mesh: Mesh) -> Mesh:
+    """Round positions and normals to float32 and return them as float64. A mesh far from the origin is moved there.
+
+    Raises MeshError for positions that float32 can't hold.
+    """
+    used = np.full(len(mesh.verts), mesh.is_point_cloud)
+    used[mesh.faces] = True
+    surface = mesh.verts[used]
+    low, high = surface.min(axis=0), surface.max(axis=0)
+    center = (low + high) / 2
+    verts = mesh.verts
+    if np.abs(center).max() > 64 * (high - low).max():  # float32 would lose 6 of its 24 bits to the offset
+        verts = verts - center
+    with np.errstate(over="ignore"):
+        verts = verts.astype(np.float32).astype(np.float64)
+    if not np.isfinite(verts).all():
+        raise MeshError(f"{mesh.name}: coordinates up to {np.abs(mesh.verts).max():.3g} are beyond single precision")
+    normals = None if mesh.normals is None else mesh.normals.astype(np.float32).astype(np.float64)
+    return replace(mesh, verts=verts, normals=normals)
+
+
+def _with_chosen_normals(mesh: Mesh, normals: Any) -> Mesh:
+    if normals is None:
+        return mesh if mesh.is_point_cloud or mesh.normals is None else replace(mesh, normals=None)
+    if not isinstance(normals, str):
+        return replace(mesh, normals=own_normals(normals, len(mesh.verts), mesh.name))
+    check_normals_rule(normals, "an array (V, 3), ")
+    if normals == "geometry":
+        return replace(mesh, normals=None)
+    if mesh.normals is None:
+        raise MeshError(
+            f"{mesh.name}: it has no normals; PLY files (nx, ny, nz) and OBJ files (vn) can have them. "
+            "Pass an array (V, 3), or leave `normals` out"
+        )
+    return mesh
 
 
 def _area(verts: Any, faces: Any) -> Any:

@@ -1,10 +1,9 @@
-"""Normals at the vertices that a file or the user gives, and which of them define the tangent frames."""
+"""Normals at the vertices that a file or the user gives."""
 
 from __future__ import annotations
 
 import reprlib
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +11,6 @@ from numpy.typing import NDArray
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.objects import real_array
-
-if TYPE_CHECKING:
-    from diffnet.geometry.mesh.mesh import Mesh
 
 NormalsRule: TypeAlias = Literal["file", "geometry"]
 NORMALS_RULES: tuple[NormalsRule, ...] = get_args(NormalsRule)
@@ -94,25 +90,3 @@ def check_normals_rule(rule: Any, others: str = "") -> None:
     if rule is not None and not (isinstance(rule, str) and rule in NORMALS_RULES):
         names = " or ".join(f'"{name}"' for name in NORMALS_RULES)
         raise OptionError(f"normals should be {others}None, {names}, got {reprlib.repr(rule)}")
-
-
-def with_chosen_normals(mesh: Mesh, normals: Any = None) -> Mesh:
-    """The mesh, whose `normals` are those that define the tangent frames, or None if the geometry defines them.
-
-    normals: see `precompute`
-
-    Raises MeshError for normals that can't be used or that the mesh doesn't have, OptionError for an unknown word.
-    """
-    if normals is None:
-        return mesh if mesh.is_point_cloud or mesh.normals is None else replace(mesh, normals=None)
-    if not isinstance(normals, str):
-        return replace(mesh, normals=own_normals(normals, len(mesh.verts), mesh.name))
-    check_normals_rule(normals, "an array (V, 3), ")
-    if normals == "geometry":
-        return replace(mesh, normals=None)
-    if mesh.normals is None:
-        raise MeshError(
-            f"{mesh.name}: it has no normals; PLY files (nx, ny, nz) and OBJ files (vn) can have them. "
-            "Pass an array (V, 3), or leave `normals` out"
-        )
-    return mesh

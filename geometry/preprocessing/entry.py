@@ -1,30 +1,50 @@
-"""Cache entries of operators: the path, which follows from mesh and options, and the check of the arrays that are read.
-
-`cache.write_entry` writes them.
-"""
+"""Cache entries of operators: the path, which follows from mesh and options, and reading, checking and writing."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry
+from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.preprocessing.options import Options
+from diffnet.geometry.preprocessing.recipe import computed_arrays
+
+if TYPE_CHECKING:
+    import torch
 
 # NumPy has no bfloat16, so entries hold its bits.
-STORED_AS = {"values": "float32", "matrix": "float32", "vertices": "int32"}
 BASIS_DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": "uint16"}
 
 
+def stored_arrays(
+    mesh: Mesh, options: Options, cache_dir: str | os.PathLike[str] | None, device: torch.device | str = "cpu"
+) -> Arrays:
+    """The arrays of an entry. If the cache doesn't have it, it is computed and written.
+
+    mesh: see `mesh_for_operators`
+    cache_dir: None computes the arrays without a cache
+
+    Raises the errors of `computed_arrays`.
+    """
+    if cache_dir is None:
+        return computed_arrays(mesh, options, device)
+    path = operators_path(mesh, options, cache_dir)
+    arrays = read_operators(path, mesh, options)
+    if arrays is None:
+        arrays = computed_arrays(mesh, options, device)
+        write_entry(path, arrays)
+    return arrays
+
+
 def operators_path(mesh: Mesh, options: Options, cache_dir: str | os.PathLike[str]) -> Path:
-    """The file of the entry of a mesh with rounded positions and the normals in use. The file need not exist."""
+    """The file of the entry of a mesh, see `mesh_for_operators`. The file need not exist."""
     content: Arrays = {"verts": mesh.verts.astype(np.float32), "faces": mesh.faces}
     if mesh.normals is not None:
         content["normals"] = mesh.normals.astype(np.float32)
@@ -59,7 +79,7 @@ def _check(arrays: Arrays, vertices: int, options: Options) -> None:
             shape = (*shape, entries)
             expected[f"{name}_indptr"] = "int32", (vertices + 1,)
             expected[f"{name}_indices"] = "int32", (entries,)
-        expected[name] = BASIS_DTYPES[options.basis] if kind.is_basis else STORED_AS[kind.kind], shape
+        expected[name] = BASIS_DTYPES[options.basis] if kind.is_basis else kind.stored_dtype, shape
     if {name: (array.dtype.name, array.shape) for name, array in arrays.items()} != expected:
         raise ValueError("it holds other arrays than it should")
     for name, kind in stored.items():

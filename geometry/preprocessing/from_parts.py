@@ -1,4 +1,4 @@
-"""`Operators` from matrices that other programs have computed."""
+"""The fields of `Operators` from matrices that other programs have computed."""
 
 from __future__ import annotations
 
@@ -15,24 +15,17 @@ from scipy.sparse.linalg import ArpackNoConvergence, SuperLU, eigsh
 from torch import Tensor
 
 from diffnet.geometry.discretize.frames import tangent_frames
-from diffnet.geometry.discretize.gradient import gradient_values, one_ring
+from diffnet.geometry.discretize.gradient import gradient_values, one_ring, pattern_with_diagonal
 from diffnet.geometry.discretize.laplacian import usable_faces
 from diffnet.geometry.discretize.original import SHIFT
 from diffnet.geometry.eigen.problem import MODERATE, Array, Component, Pairs, checked_problem, diagonal_of
 from diffnet.geometry.eigen.shift_invert import random_rows
 from diffnet.geometry.eigen.superlu import shuffled, superlu
 from diffnet.geometry.mesh.mesh import Mesh, make_mesh
+from diffnet.geometry.mesh.normalize import round_positions
 from diffnet.geometry.mesh.objects import on_host, real_array
-from diffnet.geometry.operators import Operators
-from diffnet.geometry.preprocessing.assembled import assembled
-from diffnet.geometry.preprocessing.recipe import (
-    Discretization,
-    complete,
-    packed_arrays,
-    pattern_with_diagonal,
-    round_positions,
-    solve,
-)
+from diffnet.geometry.preprocessing.assembly import assembled_fields
+from diffnet.geometry.preprocessing.recipe import Discretization, complete, packed_arrays, solve
 from diffnet.ops import SparseMatrix
 from diffnet.ops.common.checks import check_count
 
@@ -46,7 +39,7 @@ ROUNDING = 1e-6  # of the sum of the absolute values of a row; single precision 
 INACCURACY = 1e-2  # relative error of eigenpairs; rounding to half precision has 2e-4, that of slivers up to 1e-3
 
 
-def operators_from_parts(
+def fields_from_parts(
     *,
     mass: Any,
     laplacian: Any,
@@ -58,8 +51,8 @@ def operators_from_parts(
     verts: Any = None,
     faces: Any = None,
     k: int = 128,
-) -> Operators:
-    """See `Operators.from_parts`."""
+) -> dict[str, Any]:
+    """The fields of one mesh, see `Operators.from_parts`."""
     check_count("k", k, 0)
     _check_together(evals=evals, evecs=evecs)
     _check_together(grad_x=grad_x, grad_y=grad_y)
@@ -95,18 +88,18 @@ def operators_from_parts(
     else:
         pairs = _checked_pairs(evals, evecs, mass)
         _check_residual(exact, mass, *pairs)
-    return assembled(complete(discretization, pairs, "float32"), mesh.faces)
+    return assembled_fields(complete(discretization, pairs, "float32"), mesh.faces)
 
 
-def operators_from_reference(parts: Sequence[Any], faces: Any = None) -> Operators:
-    """See `Operators.from_reference`."""
+def parts_by_name(parts: Sequence[Any]) -> dict[str, Any]:
+    """The arguments of `Operators.from_parts` in the tuple of `Operators.from_reference`."""
     names = ("frames", "mass", "laplacian", "evals", "evecs", "grad_x", "grad_y")
     if not isinstance(parts, (tuple, list)) or len(parts) != len(names):
         found = f"{len(parts)} items" if isinstance(parts, (tuple, list)) else type(parts).__name__
         raise ValueError(
             f"the tuple of get_operators expected: frames, mass, L, evals, evecs, gradX and gradY, got {found}"
         )
-    return operators_from_parts(**dict(zip(names, parts, strict=True)), faces=faces)
+    return dict(zip(names, parts, strict=True))
 
 
 def _check_together(**parts: Any) -> None:

@@ -13,17 +13,16 @@ import torch
 from numpy.typing import NDArray
 
 from diffnet.geometry.argument_names import refuses
-from diffnet.geometry.cache import Arrays, write_entry
+from diffnet.geometry.cache import Arrays
 from diffnet.geometry.diagnosis import diagnose
 from diffnet.geometry.discretize.original import SHIFT
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, is_array
-from diffnet.geometry.mesh.normalize import load_normalized
-from diffnet.geometry.mesh.normals import with_chosen_normals
+from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.operators import Operators
-from diffnet.geometry.preprocessing.assembled import assembled
+from diffnet.geometry.preprocessing.assembly import assembled_fields
 from diffnet.geometry.preprocessing.device import usable_device
-from diffnet.geometry.preprocessing.entry import operators_path, read_operators
+from diffnet.geometry.preprocessing.entry import stored_arrays
 from diffnet.geometry.preprocessing.options import (
     BasisPrecision,
     JoinRule,
@@ -32,7 +31,6 @@ from diffnet.geometry.preprocessing.options import (
     Options,
     ScaleRule,
 )
-from diffnet.geometry.preprocessing.recipe import complete, discretize, round_positions, solve
 
 
 @refuses(
@@ -108,19 +106,10 @@ def precompute(
     """
     options = Options(k, laplacian, basis, join, operators)
     device = usable_device(device)
-    source = _source(mesh, faces)
-    loaded = load_normalized(source, normalize=normalize)
-    checked = round_positions(with_chosen_normals(loaded, normals))
-    path = None if cache_dir is None else operators_path(checked, options, cache_dir)
-    arrays = None if path is None else read_operators(path, checked, options)
-    if arrays is None:
-        discretization = discretize(checked, options)  # Laplacian, mass, frames, gradient
-        pairs = solve(discretization, options.k, device)
-        arrays = complete(discretization, pairs, options.basis)
-        if path is not None:
-            write_entry(path, arrays)
+    checked = mesh_for_operators(_source(mesh, faces), normalize=normalize, normals=normals)
+    arrays = stored_arrays(checked, options, cache_dir, device)
     _warn_of_components(checked, arrays, options)
-    return assembled(arrays, checked.faces)
+    return Operators(**assembled_fields(arrays, checked.faces))
 
 
 def _source(mesh: Any, faces: Any) -> MeshLike:

@@ -5,7 +5,7 @@ This module doesn't import PyTorch, so worker processes start quickly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.cache import Arrays
 from diffnet.geometry.discretize.coincident import joined_vertices
 from diffnet.geometry.discretize.frames import tangent_frames
-from diffnet.geometry.discretize.gradient import gradient_values, one_ring
+from diffnet.geometry.discretize.gradient import gradient_values, one_ring, pattern_with_diagonal
 from diffnet.geometry.discretize.laplacian import laplacian_and_mass, usable_faces
 from diffnet.geometry.discretize.lifting import join, lift_gradient, lift_laplacian, lift_mass
 from diffnet.geometry.discretize.original import SHIFT, Parts, original_parts
@@ -26,7 +26,6 @@ from diffnet.geometry.eigen.solve import eigenbasis
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
-from diffnet.geometry.preprocessing.entry import STORED_AS
 from diffnet.geometry.preprocessing.options import BasisPrecision, Options, chosen_laplacian
 
 if TYPE_CHECKING:
@@ -52,32 +51,20 @@ class Discretization:
     lone_mass: Array | None = None
 
 
-def round_positions(mesh: Mesh) -> Mesh:
-    """Round positions and normals to float32 and return them as float64.
+def computed_arrays(mesh: Mesh, options: Options, device: torch.device | str = "cpu") -> Arrays:
+    """All arrays of a cache entry.
 
-    A mesh far from the origin is moved there first.
-    Raises MeshError for positions that float32 can't hold.
+    mesh: see `mesh_for_operators`
+    device: the device that computes the eigenpairs
+
+    Raises the errors of `discretize`, `solve` and `complete`.
     """
-    used = np.full(len(mesh.verts), mesh.is_point_cloud)
-    used[mesh.faces] = True
-    surface = mesh.verts[used]
-    low, high = surface.min(axis=0), surface.max(axis=0)
-    center = (low + high) / 2
-    verts = mesh.verts
-    if np.abs(center).max() > 64 * (high - low).max():  # float32 would lose 6 of its 24 bits to the offset
-        verts = verts - center
-    with np.errstate(over="ignore"):
-        verts = verts.astype(np.float32).astype(np.float64)
-    if not np.isfinite(verts).all():
-        raise MeshError(f"{mesh.name}: coordinates up to {np.abs(mesh.verts).max():.3g} are beyond single precision")
-    normals = None if mesh.normals is None else mesh.normals.astype(np.float32).astype(np.float64)
-    return replace(mesh, verts=verts, normals=normals)
+    discretization = discretize(mesh, options)
+    return complete(discretization, solve(discretization, options.k, device), options.basis)
 
 
 def discretize(mesh: Mesh, options: Options) -> Discretization:
-    """Laplacian, mass, frames and gradient of a mesh with rounded positions.
-
-    mesh: its `normals` define the frames, if it has any; see `with_chosen_normals`
+    """Laplacian, mass, frames and gradient of a mesh, see `mesh_for_operators`.
 
     Raises MeshError for a mesh without a surface, and for values that single precision can't hold.
     """
@@ -130,7 +117,7 @@ def packed_arrays(
         if kind.stored and kind.optional:
             value = optional.get(which)
             empty = np.zeros((0, *kind.shape[1:]))
-            arrays[which] = (empty if value is None else value).astype(STORED_AS[kind.kind])
+            arrays[which] = (empty if value is None else value).astype(kind.stored_dtype)
     order = order_unless_near(edges)
     arrays["row_order"] = np.zeros(0, np.int32) if order is None else order.astype(np.int32)
     for which, matrix in (("laplacian", laplacian), ("gradient", edges)):
@@ -169,20 +156,6 @@ def complete(discretization: Discretization, pairs: Pairs, basis: BasisPrecision
         scale = np.where(largest > 0, largest, np.float32(1))
         arrays["evecs"] = _in_half_precision(arrays["evecs"] / scale, basis)
     return arrays | {"evecs_scale": scale}
-
-
-def pattern_with_diagonal(*matrices: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
-    """The pattern of all entries of square matrices, and the diagonal.
-
-    It is the gradient's pattern of a point cloud, which has no edges but its local triangulations', those of the
-    Laplacian.
-    """
-    pattern = scipy.sparse.eye(matrices[0].shape[0], format="csr")
-    for matrix in matrices:
-        ones = scipy.sparse.csr_matrix((np.ones(matrix.nnz), matrix.indices, matrix.indptr), matrix.shape)
-        pattern = pattern + ones
-    pattern.sort_indices()
-    return scipy.sparse.csr_matrix(pattern)
 
 
 def _in_single_precision(name: str, arrays: dict[str, Array]) -> Arrays:

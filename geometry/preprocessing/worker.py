@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from diffnet.geometry.cache import write_entry
 from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike
-from diffnet.geometry.mesh.normalize import load_normalized
-from diffnet.geometry.mesh.normals import NormalsRule, with_chosen_normals
-from diffnet.geometry.preprocessing.entry import operators_path, read_operators
+from diffnet.geometry.mesh.normalize import mesh_for_operators
+from diffnet.geometry.mesh.normals import NormalsRule
+from diffnet.geometry.preprocessing.entry import operators_path, read_operators, stored_arrays
 from diffnet.geometry.preprocessing.options import Options, ScaleRule
-from diffnet.geometry.preprocessing.recipe import Discretization, complete, discretize, round_positions, solve
+from diffnet.geometry.preprocessing.recipe import Discretization, discretize
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +25,7 @@ Unsolved: TypeAlias = "tuple[Path, Discretization]"  # the path of an entry, and
 
 @dataclass(frozen=True)
 class CacheJob:
-    """The files to write for each mesh.
+    """The options that decide the cache entry of each mesh, and the folder of the cache.
 
     normalize: whether and how positions are normalized before the operators are computed; see `precompute`
     normals: see `precompute_all`
@@ -39,8 +38,7 @@ class CacheJob:
 
     def read(self, source: MeshLike) -> Mesh:
         """The mesh at the positions that operators are computed from. Raises MeshError for an unusable source."""
-        mesh = load_normalized(source, self.cache_dir, self.normalize)
-        return round_positions(with_chosen_normals(mesh, self.normals))
+        return mesh_for_operators(source, self.cache_dir, normalize=self.normalize, normals=self.normals)
 
 
 def has_entry(source: MeshLike, job: CacheJob) -> bool:
@@ -55,11 +53,7 @@ def fill_entry(source: MeshLike, job: CacheJob, device: torch.device | str = "cp
     """Compute and store the operators of a mesh unless the cache has them. Returns an error message or None."""
 
     def fill() -> None:
-        missing = _discretize_missing(source, job)
-        if missing is not None:
-            path, discretization = missing
-            pairs = solve(discretization, job.options.k, device)
-            write_entry(path, complete(discretization, pairs, job.options.basis))
+        stored_arrays(job.read(source), job.options, job.cache_dir, device)
 
     return _error_or_result(fill, source)
 
@@ -69,7 +63,15 @@ def discretize_entry(source: MeshLike, job: CacheJob) -> Unsolved | str | None:
 
     None if the cache has them.
     """
-    return _error_or_result(lambda: _discretize_missing(source, job), source)
+
+    def discretize_missing() -> Unsolved | None:
+        mesh = job.read(source)
+        path = operators_path(mesh, job.options, job.cache_dir)
+        if read_operators(path, mesh, job.options) is not None:
+            return None
+        return path, discretize(mesh, job.options)
+
+    return _error_or_result(discretize_missing, source)
 
 
 def source_name(source: MeshLike) -> str:
@@ -77,14 +79,6 @@ def source_name(source: MeshLike) -> str:
     if isinstance(source, Mesh):
         return source.name
     return str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
-
-
-def _discretize_missing(source: MeshLike, job: CacheJob) -> Unsolved | None:
-    mesh = job.read(source)
-    path = operators_path(mesh, job.options, job.cache_dir)
-    if read_operators(path, mesh, job.options) is not None:
-        return None
-    return path, discretize(mesh, job.options)
 
 
 def _error_or_result(work: Callable[[], T], source: MeshLike) -> T | str:

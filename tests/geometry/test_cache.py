@@ -39,7 +39,7 @@ def mesh() -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture
 def compute(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows by one with each mesh that is computed, not read from the cache."""
-    module = sys.modules["diffnet.geometry.preprocessing.one"]
+    module = sys.modules["diffnet.geometry.preprocessing.recipe"]
     original, calls = module.discretize, []
 
     def counted(*args: Any) -> Any:

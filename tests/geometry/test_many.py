@@ -163,14 +163,14 @@ def test_bugs_are_not_blamed_on_the_mesh(tmp_path: Path, monkeypatch: pytest.Mon
     def broken(*arguments: Any) -> Any:
         raise TypeError("a bug")
 
-    monkeypatch.setattr("diffnet.geometry.preprocessing.worker.discretize", broken)
+    monkeypatch.setattr("diffnet.geometry.preprocessing.recipe.discretize", broken)
     with pytest.raises(TypeError, match="a bug"):
         fill_cache([ellipsoid(0)], OPTIONS, tmp_path, 1)
 
     def exhausted(*arguments: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr("diffnet.geometry.preprocessing.worker.discretize", exhausted)
+    monkeypatch.setattr("diffnet.geometry.preprocessing.recipe.discretize", exhausted)
     assert "ellipsoid 0: " in fill_cache([ellipsoid(0)], OPTIONS, tmp_path, 1)[0]
 
 

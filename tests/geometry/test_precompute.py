@@ -133,7 +133,7 @@ def test_unusable_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devic
     def load(*_: Any) -> None:
         pytest.fail("the mesh was read before the device was checked")
 
-    monkeypatch.setattr("diffnet.geometry.preprocessing.one.load_normalized", load)
+    monkeypatch.setattr("diffnet.geometry.mesh.normalize.load_mesh", load)
     with pytest.raises(OptionError, match=message):
         precompute("a.off", k=4, cache_dir=tmp_path, device=device)
     with pytest.raises(OptionError, match=message):

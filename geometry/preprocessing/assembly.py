@@ -1,4 +1,4 @@
-"""From the arrays of a cache entry to `Operators`."""
+"""From the arrays of a cache entry to the fields of `Operators`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.cache import Arrays
 from diffnet.geometry.fields import FIELDS, FieldKind
-from diffnet.geometry.operators import Operators
 from diffnet.ops import Pattern, SparseMatrix
 
 
-def assembled(arrays: Arrays, faces: NDArray[np.int64]) -> Operators:
-    """Operators that share the memory of the arrays of a cache entry.
+def assembled_fields(arrays: Arrays, faces: NDArray[np.int64]) -> dict[str, Any]:
+    """The fields of the operators in a cache entry. They share the memory of its arrays.
 
     faces: (F, 3)
     """
@@ -50,7 +49,7 @@ def assembled(arrays: Arrays, faces: NDArray[np.int64]) -> Operators:
         return tensor[None] if kind.shape[0] == "B" else tensor
 
     fields = {name: stored(name, kind) for name, kind in FIELDS.items() if kind.stored}
-    return Operators(ptr=extent(vertices), faces=torch.from_numpy(faces), face_ptr=extent(len(faces)), **fields)
+    return {"ptr": extent(vertices), "faces": torch.from_numpy(faces), "face_ptr": extent(len(faces)), **fields}
 
 
 def _transposed(
