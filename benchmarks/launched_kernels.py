@@ -23,10 +23,10 @@ from diffnet.ops.block_sparse import attention_kernels
 from diffnet.ops.block_sparse import kernels as block_sparse
 from diffnet.ops.block_sparse.pattern import BLOCKS, BlockArrays
 from diffnet.ops.block_sparse.reference import AttentionInputs
-from diffnet.ops.common.launch import on_hopper
 from diffnet.ops.common.matmul import operands
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import Unsummed
+from diffnet.ops.common.tiling import on_hopper
 from diffnet.ops.compilation.launches import Launch, without_tensors
 from diffnet.ops.cross_entropy import kernels as cross_entropy
 from diffnet.ops.diffusion_features.kernels import sum_and_diffuse

@@ -17,7 +17,7 @@ from diffnet.ops.common.compiler import under_transforms
 
 InitialTimes: TypeAlias = Literal["zero", "spread"]
 # The ends of the spread, for positions of unit size: the square of a short edge, and that of the whole surface.
-SHORTEST_TIME, LONGEST_TIME = 1e-4, 1.0
+MIN_TIME, MAX_TIME = 1e-4, 1.0
 
 
 class LearnedTimeDiffusion(nn.Module):
@@ -73,8 +73,8 @@ def starting_times(channels: int, initial_times: InitialTimes) -> Tensor:
     if initial_times == "zero":
         return torch.zeros(channels)
     # torch.logspace imports SymPy on the meta device, on which checkpoints are read.
-    ratio, last = LONGEST_TIME / SHORTEST_TIME, max(channels - 1, 1)
-    return torch.tensor([SHORTEST_TIME * ratio ** (i / last) for i in range(channels)])
+    ratio, last = MAX_TIME / MIN_TIME, max(channels - 1, 1)
+    return torch.tensor([MIN_TIME * ratio ** (i / last) for i in range(channels)])
 
 
 def trained_time(time: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def shared_launches(modules: Sequence[nn.Module], x: Tensor) -> list[Shared]:
     change its parameters. So does a checkpointed block (`torch.utils.checkpoint`): it runs again with the state that
     the random generator had before the block, and has to draw the same seeds.
     """
-    from diffnet.ops.common.matmul import MOST_MATRICES, converted_together  # imports Triton
+    from diffnet.ops.common.matmul import MAX_MATRICES, converted_together  # imports Triton
 
     weights: list[list[Tensor]] = []
     times: list[Tensor | None] = []
@@ -51,7 +51,7 @@ def shared_launches(modules: Sequence[nn.Module], x: Tensor) -> list[Shared]:
     if dtype == torch.float32 and precision == "ieee":
         weights = [[] for _ in modules]
     clamped = [time for time in times if time is not None]
-    together = any(weights) and len(clamped) <= MOST_MATRICES and all(map(_is_float32_vector, clamped))
+    together = any(weights) and len(clamped) <= MAX_MATRICES and all(map(_is_float32_vector, clamped))
     if not together:
         keep_nonnegative(clamped)
     converted = converted_together(weights, dtype, precision, clamped if together else ())

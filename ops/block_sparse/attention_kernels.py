@@ -16,9 +16,9 @@ from torch import Tensor
 
 from diffnet.ops.block_sparse.pattern import BlockArrays
 from diffnet.ops.block_sparse.reference import AttentionInputs
-from diffnet.ops.common.launch import cdiv, interpreted, on_blackwell, power_of_2, roomy
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.precision import tf32_precision
+from diffnet.ops.common.tiling import cdiv, has_large_shared_memory, interpreted, on_blackwell, power_of_2
 
 # The keys of a step, and the queries of a step for the gradients of keys and values. Registers hold no more.
 STEP = 64
@@ -102,7 +102,7 @@ def _launch(indptr: Tensor, inputs: AttentionInputs) -> tuple[tuple[int], tuple[
     (batches, heads, rows, channels), columns = inputs.query.shape, inputs.key.shape[2]
     block_rows, block_columns = max(cdiv(rows, block), 1), max(cdiv(columns, block), 1)
     shape = (len(indptr) - 1, rows, columns, channels, block_rows, block_columns, heads)
-    cramped = _is_large(inputs) and not (interpreted(inputs.query) or roomy(inputs.query))
+    cramped = _is_large(inputs) and not (interpreted(inputs.query) or has_large_shared_memory(inputs.query))
     flags: dict[str, Any] = {
         "WHOLE": rows % block == 0 and columns % block == 0,
         "HAS_KEY_MASK": inputs.key_mask is not None,

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import cdiv, power_of_2
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.precision import tf32_precision
+from diffnet.ops.common.tiling import cdiv, power_of_2
 from diffnet.ops.sparse.csr import row_of_each
 
 # The tile of a program is a block by at most MAX_CHANNELS channels, in steps of at most MAX_STEP.

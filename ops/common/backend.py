@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.launch import multiplies_bfloat16, roomy
 from diffnet.ops.common.precision import allows_tf32, compute_dtype
+from diffnet.ops.common.tiling import has_large_shared_memory, multiplies_bfloat16
 
 Backend: TypeAlias = Literal["auto", "torch", "triton"]
 
@@ -62,4 +62,4 @@ def use_kernels(backend: Backend, *tensors: Tensor, matrix: bool = False) -> boo
 
 def _multiplies_float32(tensor: Tensor) -> bool:
     """Return whether sums of bfloat16 numbers are the fast way to multiply float32 on the tensor's GPU."""
-    return multiplies_bfloat16(tensor) if allows_tf32() else roomy(tensor)
+    return multiplies_bfloat16(tensor) if allows_tf32() else has_large_shared_memory(tensor)

@@ -6,32 +6,32 @@ Numbers of rows and of programs, offsets in matrices of coefficients or weights,
 
 from __future__ import annotations
 
-LARGEST = 2**31 - 1
-MOST_ROWS = 2**31 - 2**20  # the last programs and loads made ahead count beyond the end of the rows
-MOST_ACROSS = 65_535  # programs along the second axis of a grid
-TALLEST_TILE = 128  # rows
+MAX_INT32 = 2**31 - 1
+MAX_ROWS = 2**31 - 2**20  # the last programs and loads made ahead count beyond the end of the rows
+MAX_ACROSS = 65_535  # programs along the second axis of a grid
+MAX_TILE_ROWS = 128  # rows
 
 
 def check_programs(operation: str, programs: int, across: int = 1) -> None:
     """Check that a GPU can launch a grid of this size. Raises ValueError that names the operation."""
-    if programs > LARGEST:
+    if programs > MAX_INT32:
         raise ValueError(
-            f"{operation} of these sizes takes {programs} programs on a GPU, at most {LARGEST} can be launched; "
+            f"{operation} of these sizes takes {programs} programs on a GPU, at most {MAX_INT32} can be launched; "
             "divide the batch"
         )
-    if across > MOST_ACROSS:
+    if across > MAX_ACROSS:
         raise ValueError(
-            f"{operation} of these sizes takes {across} programs side by side on a GPU, at most {MOST_ACROSS} can be "
-            "launched; divide the channels or pass backend='torch'"
+            f"{operation} of these sizes takes {across} programs side by side on a GPU, at most {MAX_ACROSS} can "
+            "be launched; divide the channels or pass backend='torch'"
         )
 
 
 def check_rows(operation: str, *sizes: int) -> None:
     """Check that 32-bit numbers count these rows or columns. Raises ValueError that names the operation."""
     for size in sizes:
-        if size > MOST_ROWS:
+        if size > MAX_ROWS:
             raise ValueError(
-                f"kernels of {operation} take at most {MOST_ROWS} rows and columns, got {size}; "
+                f"kernels of {operation} take at most {MAX_ROWS} rows and columns, got {size}; "
                 "divide the batch or pass backend='torch'"
             )
 
@@ -41,8 +41,8 @@ def check_matrix(operation: str, rows: int, columns: int) -> None:
 
     Raises ValueError that names the operation.
     """
-    if max(rows, TALLEST_TILE) * max(columns, TALLEST_TILE) > LARGEST:
+    if max(rows, MAX_TILE_ROWS) * max(columns, MAX_TILE_ROWS) > MAX_INT32:
         raise ValueError(
-            f"kernels of {operation} take matrices of coefficients and weights of at most {LARGEST} elements and "
-            f"{LARGEST // TALLEST_TILE} rows and columns, got {rows} × {columns}; pass backend='torch'"
+            f"kernels of {operation} take matrices of coefficients and weights of at most {MAX_INT32} elements and "
+            f"{MAX_INT32 // MAX_TILE_ROWS} rows and columns, got {rows} × {columns}; pass backend='torch'"
         )

@@ -17,11 +17,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.target_info import cuda_capability_geq
 
-from diffnet.ops.common.launch import SIZES, cdiv
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.precision import empty_operand, part_count
+from diffnet.ops.common.tiling import SIZES, cdiv
 
-MOST_MATRICES = 32  # that one launch converts, and tensors that it clamps
+MAX_MATRICES = 32  # that one launch converts, and tensors that it clamps
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
@@ -222,15 +222,15 @@ class Converted(NamedTuple):
 def converted_together(
     groups: Sequence[Sequence[Tensor]], dtype: torch.dtype, precision: str, clamped: Sequence[Tensor] = ()
 ) -> list[Converted]:
-    """Convert groups of matrices as `operands` does, MOST_MATRICES in a launch.
+    """Convert groups of matrices as `operands` does, MAX_MATRICES in a launch.
 
-    clamped: at most MOST_MATRICES contiguous tensors of one dtype, whose negative numbers the first launch sets to 0
+    clamped: at most MAX_MATRICES contiguous tensors of one dtype, whose negative numbers the first launch sets to 0
     """
     matrices = [matrix for group in groups for matrix in group]
     outs: list[Tensor] = []
-    for first in range(0, len(matrices), MOST_MATRICES):
-        some = matrices[first : first + MOST_MATRICES]
-        outs += operands(some, dtype, precision, clamped if first == 0 else ())
+    for first in range(0, len(matrices), MAX_MATRICES):
+        part = matrices[first : first + MAX_MATRICES]
+        outs += operands(part, dtype, precision, clamped if first == 0 else ())
     rest = iter(outs)
     return [
         Converted((dtype, precision), group, [m._version for m in group], [next(rest) for _ in group])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.compiler import constant
-from diffnet.ops.common.launch import multiplies_bfloat16
+from diffnet.ops.common.tiling import multiplies_bfloat16
 
 
 def promoted_dtype(*tensors: Tensor) -> torch.dtype:

@@ -16,12 +16,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from diffnet.ops.common.launch import SIZES, cdiv, starts_early
 from diffnet.ops.common.launcher import launched
-from diffnet.ops.common.limits import LARGEST
+from diffnet.ops.common.limits import MAX_INT32
+from diffnet.ops.common.tiling import SIZES, cdiv, starts_early
 
-_LARGEST = tl.constexpr(LARGEST)
-LONGEST_SPAN = 2**18  # rows; a multiple of every block. Kernels add up to two spans to 32-bit row numbers.
+_MAX_INT32 = tl.constexpr(MAX_INT32)
+MAX_SPAN = 2**18  # rows; a multiple of every block. Kernels add up to two spans to 32-bit row numbers.
 
 
 def span_count(rows: int, meshes: int, span: int) -> int:
@@ -31,7 +31,7 @@ def span_count(rows: int, meshes: int, span: int) -> int:
 
 def choose_span(rows: int, block: int, programs: int) -> int:
     """Return the rows of a span, a multiple of `block`, so that about `programs` spans cover all rows, or more."""
-    return min(block * max(1, -(-rows // (block * max(programs, 1)))), LONGEST_SPAN)
+    return min(block * max(1, -(-rows // (block * max(programs, 1)))), MAX_SPAN)
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def _sum_planes(
     plane = program // (blocks * meshes)  # not a second grid axis: that has at most 65535 programs
     mesh = program // blocks % meshes
     cell = program % blocks
-    if size > _LARGEST - BLOCK:
+    if size > _MAX_INT32 - BLOCK:
         cell = cell.to(tl.int64)
     cell = cell * BLOCK + tl.arange(0, BLOCK)
     is_other = plane >= PLANES
@@ -113,7 +113,7 @@ def sum_spans_forward_kernel(
     PLANES: tl.constexpr, WHOLE: tl.constexpr, FACTOR: tl.constexpr, EARLY: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
 ):  # fmt: skip
-    """out[p, b] = factor Σ partial[p, s] over the spans s of mesh b. EARLY: see `launch.starts_early`.
+    """out[p, b] = factor Σ partial[p, s] over the spans s of mesh b. EARLY: see `tiling.starts_early`.
 
     From plane PLANES on, the planes of `other` are summed instead, which has other spans. If whole_size isn't 0, the
     programs from number `programs` on compute whole_out = Σ whole[s] over all its spans.
@@ -124,7 +124,7 @@ def sum_spans_forward_kernel(
     if whole_size > 0:
         if program >= programs:
             cell = program - programs
-            if whole_size > _LARGEST - BLOCK:
+            if whole_size > _MAX_INT32 - BLOCK:
                 cell = cell.to(tl.int64)
             cell = cell * BLOCK + tl.arange(0, BLOCK)
             zero = program * 0

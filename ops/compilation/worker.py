@@ -17,7 +17,7 @@ from diffnet.ops.compilation.launches import Launch
 
 # The largest kernel takes a quarter of the time of all together, so more processes gain nothing. Threads would wait for
 # Python's global lock.
-MOST_PROCESSES = 8
+MAX_PROCESSES = 8
 
 
 class Job(NamedTuple):
@@ -56,7 +56,7 @@ def main(pickled: bytes) -> None:
     driver.set_active(AbsentGPU(job.capability))
     # Triton hashes its own files for the first kernel, for a second. Forked processes then know the result.
     job.launches[0].compile()
-    processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    processes = min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
         compiled = [pool.submit(launch.compile) for launch in job.launches[1:]]
         for future in compiled:

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, cdiv, interpreted, power_of_2
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs, check_rows
+from diffnet.ops.common.tiling import SIZES, cdiv, interpreted, power_of_2
 
 TILE = 2048  # logits that a program holds at once
 

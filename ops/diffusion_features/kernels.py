@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, cdiv
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.spans import sum_of_spans
+from diffnet.ops.common.tiling import SIZES, cdiv
 
 
 @launched

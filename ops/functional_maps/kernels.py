@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs
+from diffnet.ops.common.tiling import SIZES
 
 BLOCK = 32
 

@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, cdiv, interpreted, planned, tile
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
 from diffnet.ops.common.matmul import store
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import Unsummed, sum_spans
+from diffnet.ops.common.tiling import SIZES, cdiv, interpreted, planned, tile
 from diffnet.ops.gradient_features.table import empty_table
 
 ROWS = 16  # rows of a program: the fewest that matrix units take, because there are few rows for many multiprocessors

@@ -7,18 +7,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, Tiling, cdiv, interpreted, planes_apart, roomy, row_major, tile
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_rows
 from diffnet.ops.common.matmul import less_product, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
+from diffnet.ops.common.tiling import (
+    SIZES,
+    Tiling,
+    cdiv,
+    has_large_shared_memory,
+    interpreted,
+    planes_apart,
+    row_major,
+    tile,
+)
 from diffnet.ops.gradient_features.kernels import narrow, tanh
 
 
 def direct_tiling(a: Tensor, c: int, precision: str) -> Tiling:
     if interpreted(a):
         return Tiling(16, 16, 16, 4, 1, 1)
-    if not roomy(a):
+    if not has_large_shared_memory(a):
         return Tiling(32, tile(c, 32), tile(c, 32), 4, 2, 4)
     if a.dtype != torch.float32:
         return Tiling(64, tile(c, 64), tile(c, 64), 4, 3, 1)

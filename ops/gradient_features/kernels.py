@@ -18,19 +18,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from diffnet.ops.common.launch import (
-    SIZES,
-    Tiling,
-    cdiv,
-    interpreted,
-    planes_apart,
-    planned,
-    processors,
-    roomy,
-    row_major,
-    starts_early,
-    tile,
-)
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
 from diffnet.ops.common.matmul import (
@@ -45,13 +32,26 @@ from diffnet.ops.common.matmul import (
 )
 from diffnet.ops.common.precision import dot_precision, empty_operand, part_count
 from diffnet.ops.common.spans import Unsummed, choose_span, span_count, span_rows, sum_spans
+from diffnet.ops.common.tiling import (
+    SIZES,
+    Tiling,
+    cdiv,
+    has_large_shared_memory,
+    interpreted,
+    planes_apart,
+    planned,
+    processors,
+    row_major,
+    starts_early,
+    tile,
+)
 from diffnet.ops.spectral.kernels import load_coefficients, project_spans
 
 
 def forward_tiling(evecs: Tensor, k: int, c: int, precision: str, diffused: bool) -> Tiling:
     if interpreted(evecs):
         return Tiling(16, 16, 16, 4, 1, 1)
-    if not roomy(evecs):
+    if not has_large_shared_memory(evecs):
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if evecs.dtype != torch.float32:
         # Two programs fit on one multiprocessor, so one can multiply while the other waits for memory.
@@ -67,7 +67,7 @@ def backward_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
     # serializes the matrix instructions.
     if interpreted(evecs):
         return Tiling(16, 16, 16, 4, 1, 1)
-    if not roomy(evecs):
+    if not has_large_shared_memory(evecs):
         return Tiling(32, tile(k, 32 if evecs.dtype == torch.float32 else 128), tile(c, 32), 4, 1, 2)
     if evecs.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 32), 4, 2, 2)
@@ -267,7 +267,7 @@ def spectral_gradient_features_backward_kernel(
 ):  # fmt: skip
     """Sum dD, dP and dQ (K, C) over the rows of one span, into the planes of `partial`.
 
-    EARLY: see `launch.starts_early`; the kernel that adds up the spans may follow.
+    EARLY: see `tiling.starts_early`; the kernel that adds up the spans may follow.
 
     The kernel reads inputs only and computes the products of the forward again. It takes numbers of one part, see
     `backward`.

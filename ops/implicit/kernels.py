@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, cdiv, interpreted, power_of_2, processors
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs, check_rows
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_of_spans
+from diffnet.ops.common.tiling import SIZES, cdiv, interpreted, power_of_2, processors
 from diffnet.ops.implicit.reference import System
 from diffnet.ops.sparse.spmm_kernels import spmm
 

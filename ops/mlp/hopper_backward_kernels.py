@@ -12,8 +12,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from diffnet.ops.common.launch import SIZES, aligned, cdiv, empty_planes, processors
 from diffnet.ops.common.launcher import launched
+from diffnet.ops.common.tiling import SIZES, aligned, cdiv, empty_planes, processors
 from diffnet.ops.mlp.hopper_kernels import BARRIER, CHANNELS, OPERAND, PRODUCT, exchanged, keep_weight
 from diffnet.ops.mlp.linear_kernels import threshold_and_scale
 

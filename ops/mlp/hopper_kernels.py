@@ -21,8 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language import PropagateNan
 
-from diffnet.ops.common.launch import SIZES, aligned, cdiv, processors
 from diffnet.ops.common.launcher import launched
+from diffnet.ops.common.tiling import SIZES, aligned, cdiv, processors
 from diffnet.ops.mlp.linear_kernels import threshold_and_scale
 
 BARRIER = getattr(gl, "barrier", None) or gl.thread_barrier  # renamed in Triton 3.7

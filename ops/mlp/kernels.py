@@ -13,22 +13,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import (
-    SIZES,
-    Tiling,
-    cdiv,
-    empty_planes,
-    interpreted,
-    on_hopper,
-    processors,
-    roomy,
-    row_major,
-    tile,
-)
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_rows
 from diffnet.ops.common.matmul import load, product, split, transposed
 from diffnet.ops.common.precision import dot_precision, part_count
+from diffnet.ops.common.tiling import (
+    SIZES,
+    Tiling,
+    cdiv,
+    empty_planes,
+    has_large_shared_memory,
+    interpreted,
+    on_hopper,
+    processors,
+    row_major,
+    tile,
+)
 from diffnet.ops.mlp.linear_kernels import activated, inputs_backward, linear, linear_backward, threshold_and_scale
 
 
@@ -71,7 +71,7 @@ def _fits(inputs: Sequence[Tensor], weights: Sequence[Tensor], widest: tuple[int
         return False
     if not second.shape[-2:] == third.shape[-2:] == (c, c):
         return False
-    return interpreted(x) or (roomy(x) and (x.dtype != torch.float32 or parts > 1))
+    return interpreted(x) or (has_large_shared_memory(x) and (x.dtype != torch.float32 or parts > 1))
 
 
 def _fits_hopper(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:

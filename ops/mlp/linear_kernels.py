@@ -9,16 +9,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, Tiling, cdiv, empty_planes, interpreted, roomy, row_major, tile
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.matmul import load, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
+from diffnet.ops.common.tiling import (
+    SIZES,
+    Tiling,
+    cdiv,
+    empty_planes,
+    has_large_shared_memory,
+    interpreted,
+    row_major,
+    tile,
+)
 
 
 def linear_tiling(x: Tensor, k: int, c: int) -> Tiling:
     if interpreted(x):
         return Tiling(16, 16, 16, 4, 1, 1)
-    if not roomy(x):
+    if not has_large_shared_memory(x):
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if x.dtype != torch.float32:
         return Tiling(64, tile(k, 64), tile(c, 128), 4, 3, 1)

@@ -14,19 +14,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, Tiling, cdiv, interpreted, planned, processors, roomy, tile
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs
 from diffnet.ops.common.matmul import chosen, product, split, split_transpose
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import Unsummed, choose_span, span_count, span_rows, sum_spans
+from diffnet.ops.common.tiling import (
+    SIZES,
+    Tiling,
+    cdiv,
+    has_large_shared_memory,
+    interpreted,
+    planned,
+    processors,
+    tile,
+)
 
 
 def weight_tiling(grad: Tensor, h: int, c: int, precision: str) -> Tiling:
     """Return the tiling. Its k is a tile of the layers' outputs."""
     if interpreted(grad):
         return Tiling(16, 16, 16, 4, 1, 1)
-    if not roomy(grad):
+    if not has_large_shared_memory(grad):
         return Tiling(32, tile(h, 32), tile(c, 32), 4, 2, 4)
     if grad.dtype != torch.float32:
         return Tiling(64, tile(h, 128), tile(c, 128), 8, 4, 1)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.limits import LARGEST
+from diffnet.ops.common.limits import MAX_INT32
 
 
 class CsrArrays(NamedTuple):
@@ -35,7 +35,7 @@ def shifted(numbers: Tensor, sets: int, size: int) -> Tensor:
 
     The result is int64 if sets · size exceeds 2³¹, else it has the dtype of the numbers.
     """
-    dtype = torch.int64 if sets * size > LARGEST else numbers.dtype
+    dtype = torch.int64 if sets * size > MAX_INT32 else numbers.dtype
     shifts = torch.arange(sets, device=numbers.device, dtype=dtype)[:, None] * size
     return (numbers + shifts).reshape(-1)
 

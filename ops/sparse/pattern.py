@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diffnet.ops.common.checks import check_count, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in, not_compiled
-from diffnet.ops.common.limits import LARGEST
+from diffnet.ops.common.limits import MAX_INT32
 from diffnet.ops.common.memo import memoized, remember
 from diffnet.ops.common.ragged import cat_shifted, row_offsets
 from diffnet.ops.sparse.checks import check_csr, check_row_order
@@ -110,7 +110,7 @@ class Pattern:
             check_plain("indices", indices)
         if lengths.ndim != 1 or lengths.is_floating_point():
             raise ValueError(f"row lengths should be 1-D integers, got {lengths.dtype} of {tuple(lengths.shape)}")
-        indices = indices.long() if len(indices) > LARGEST else indices
+        indices = indices.long() if len(indices) > MAX_INT32 else indices
         zero = indices.new_zeros(1)
         return cls(torch.cat([zero, lengths.cumsum(0).to(indices.dtype)]), indices, columns, check=check)
 
@@ -338,7 +338,7 @@ def block_diagonal_pattern(patterns: Sequence[Pattern]) -> Pattern:
     check_blocks(patterns)
     if len(patterns) == 1:
         return patterns[0]
-    if max(sum(sizes) for sizes in zip(*((*p.shape, p.nnz) for p in patterns), strict=True)) > LARGEST:
+    if max(sum(sizes) for sizes in zip(*((*p.shape, p.nnz) for p in patterns), strict=True)) > MAX_INT32:
         patterns = [p.map_tensors(Tensor.long) for p in patterns]
     packed = _pack(patterns)
     transposes = [p._transpose for p in patterns if p._transpose is not None]

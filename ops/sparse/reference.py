@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.cpu import row_chunks, without_autocast
-from diffnet.ops.common.limits import LARGEST
+from diffnet.ops.common.limits import MAX_INT32
 from diffnet.ops.common.precision import in_dtype
 from diffnet.ops.sparse.csr import CsrArrays, csr_product, row_of_each, shifted
 
@@ -33,7 +33,7 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Ten
     # cuSPARSE ignores the stride of values. The gradient of a sum has stride 0.
     flat, dense = (values.T if side_by_side else values).to(wide).reshape(-1).contiguous(), x.to(wide).flatten(0, 1)
     if side_by_side:
-        shape, ends = (rows, sets * columns), sets * (indptr.long() if len(flat) > LARGEST else indptr)
+        shape, ends = (rows, sets * columns), sets * (indptr.long() if len(flat) > MAX_INT32 else indptr)
         all_indices = shifted(indices, sets, columns).view(sets, -1).T.reshape(-1)
     else:
         shape = sets * rows, columns * (sets if apart else 1)
@@ -41,7 +41,7 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False) -> Ten
         ends = torch.cat([starts, starts.new_tensor([total])]) if sets > 1 else indptr
         all_indices = shifted(indices, sets, columns if apart else 0)
     # cuSPARSE counts in the dtype of the indices, which have one dtype.
-    if ends.dtype != all_indices.dtype or max(*shape, len(flat)) * (x.shape[2] if x.is_cuda else 1) > LARGEST:
+    if ends.dtype != all_indices.dtype or max(*shape, len(flat)) * (x.shape[2] if x.is_cuda else 1) > MAX_INT32:
         ends, all_indices = ends.long(), all_indices.long()
     product = _csr_product(ends, all_indices, flat, dense, shape)
     out = in_row_order(csr, product.reshape(1 if side_by_side else sets, rows, x.shape[2]))

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import cdiv, power_of_2, processors
 from diffnet.ops.common.limits import check_programs, check_rows
+from diffnet.ops.common.tiling import cdiv, power_of_2, processors
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import PIECE
 from diffnet.ops.sparse.row_kernels import (

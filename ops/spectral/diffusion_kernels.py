@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffnet.ops.common.launch import SIZES, cdiv, interpreted
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_programs, check_rows
+from diffnet.ops.common.tiling import SIZES, cdiv, interpreted
 
 
 @triton.jit

@@ -8,23 +8,23 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from diffnet.ops.common.launch import (
-    SIZES,
-    Tiling,
-    cdiv,
-    interpreted,
-    planned,
-    processors,
-    roomy,
-    row_major,
-    starts_early,
-    tile,
-)
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.limits import check_matrix, check_programs, check_rows
 from diffnet.ops.common.matmul import product, split, split_transpose
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
+from diffnet.ops.common.tiling import (
+    SIZES,
+    Tiling,
+    cdiv,
+    has_large_shared_memory,
+    interpreted,
+    planned,
+    processors,
+    row_major,
+    starts_early,
+    tile,
+)
 
 
 def project_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
@@ -35,7 +35,7 @@ def project_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
     """
     if interpreted(evecs):
         return Tiling(16, 16, 16, 4, 1, 1)
-    if not roomy(evecs):
+    if not has_large_shared_memory(evecs):
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if evecs.dtype != torch.float32:
         if evecs.shape[0] < 128 * processors(evecs):
@@ -52,7 +52,7 @@ def project_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
 def evaluate_tiling(evecs: Tensor, k: int, c: int, precision: str) -> Tiling:
     if interpreted(evecs):
         return Tiling(16, 16, 16, 4, 1, 1)
-    if not roomy(evecs):
+    if not has_large_shared_memory(evecs):
         return Tiling(32, tile(k, 32), tile(c, 32), 4, 2, 4)
     if evecs.dtype != torch.float32:
         return Tiling(64, tile(k, 128), tile(c, 64), 4, 3, 8) if c <= 64 else Tiling(64, tile(k, 128), 128, 8, 3, 2)
@@ -75,7 +75,7 @@ def project_forward_kernel(
     SCALED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """partial[s] = Φᵀ(scale ∘ x) over the rows of span s, zeros for an empty span. EARLY: see `launch.starts_early`."""
+    """partial[s] = Φᵀ(scale ∘ x) over the rows of span s, zeros for an empty span. EARLY: see `tiling.starts_early`."""
     if EARLY:
         gdc_launch_dependents()
     columns = tl.cdiv(c_size, BLOCK_C)

@@ -14,9 +14,9 @@ from kernel_accuracy import relative
 from torch import Tensor
 
 from diffnet import ops
-from diffnet.ops.common.launch import FARTHEST_ROWS, row_major
-from diffnet.ops.common.limits import LARGEST, MOST_ROWS, check_matrix, check_programs
-from diffnet.ops.common.spans import LONGEST_SPAN, choose_span
+from diffnet.ops.common.limits import MAX_INT32, MAX_ROWS, check_matrix, check_programs
+from diffnet.ops.common.spans import MAX_SPAN, choose_span
+from diffnet.ops.common.tiling import MAX_ROW_STRIDE, row_major
 from diffnet.ops.implicit import kernels as implicit_kernels
 from diffnet.ops.implicit.reference import System
 from diffnet.ops.sparse.csr import shifted
@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
 def test_kernels_refuse_rows_that_they_do_not_count(call: str) -> None:
     operation, function = REFUSED[call]
     with pytest.raises(
-        ValueError, match=f"kernels of {operation} take at most {MOST_ROWS} rows and columns, got {ROWS}"
+        ValueError, match=f"kernels of {operation} take at most {MAX_ROWS} rows and columns, got {ROWS}"
     ):
         function()
 
@@ -119,7 +119,7 @@ def test_kernels_refuse_matrices_that_32_bit_offsets_do_not_reach(rows: int, col
 
 
 def test_kernels_refuse_grids_that_a_gpu_does_not_launch() -> None:
-    check_programs("spmm", LARGEST, 65_535)
+    check_programs("spmm", MAX_INT32, 65_535)
     with pytest.raises(ValueError, match=f"spmm of these sizes takes {2**31} programs"):
         check_programs("spmm", 2**31)
     with pytest.raises(ValueError, match="spmm of these sizes takes 65536 programs side by side"):
@@ -131,17 +131,17 @@ def test_kernels_refuse_grids_that_a_gpu_does_not_launch() -> None:
 
 def test_row_numbers_of_the_last_span_have_32_bits() -> None:
     for block in (16, 64, 128):
-        span = choose_span(MOST_ROWS, block, 1)
-        assert span == LONGEST_SPAN
+        span = choose_span(MAX_ROWS, block, 1)
+        assert span == MAX_SPAN
         assert span % block == 0
-        assert MOST_ROWS + 2 * span <= LARGEST
+        assert MAX_ROWS + 2 * span <= MAX_INT32
     assert choose_span(1_000_000, 64, 132) == 7616  # about as many spans as programs
 
 
 def test_rows_that_lie_far_apart_are_copied() -> None:
     """A tile of 128 such rows would exceed 32-bit offsets."""
-    near = torch.empty(1, device="meta").as_strided((3, 4), (FARTHEST_ROWS, 1))
-    far = torch.empty(1, device="meta").as_strided((3, 4), (2 * FARTHEST_ROWS, 1))
+    near = torch.empty(1, device="meta").as_strided((3, 4), (MAX_ROW_STRIDE, 1))
+    far = torch.empty(1, device="meta").as_strided((3, 4), (2 * MAX_ROW_STRIDE, 1))
     assert row_major(near) is near
     assert row_major(far).stride() == (4, 1)
 

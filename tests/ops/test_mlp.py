@@ -12,8 +12,8 @@ from kernel_accuracy import PLACES, Place, check, normal, relative, sizes
 from torch import Tensor
 
 from diffnet.ops import mlp
-from diffnet.ops.common.launch import Tiling, on_hopper
 from diffnet.ops.common.matmul import operands
+from diffnet.ops.common.tiling import Tiling, on_hopper
 from diffnet.ops.mlp import kernels
 from diffnet.ops.mlp.linear_kernels import threshold_and_scale
 

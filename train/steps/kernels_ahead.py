@@ -23,7 +23,7 @@ from diffnet.train.steps.step import TrainingStep, make_optimizer
 from diffnet.train.tasks.registry import task_named
 
 _LOG = logging.getLogger("diffnet")
-MOST_VERTICES = 2**16  # of a stand-in; larger batches take the same kernels
+MAX_VERTICES = 2**16  # of a stand-in; larger batches take the same kernels
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def _stand_in(
     size: BatchSize, data: LabeledMeshes, channels: int, options: TrainOptions, device: torch.device
 ) -> Sample:
     """A batch of a size on the device. All values are 0, and the first mesh has all vertices."""
-    meshes, vertices = min(size.meshes, 2), min(size.rounded().vertices, MOST_VERTICES)
+    meshes, vertices = min(size.meshes, 2), min(size.rounded().vertices, MAX_VERTICES)
     faces = torch.arange(6 * vertices, device=device).reshape(-1, 3) % vertices
     features = torch.zeros(vertices, channels, device=device)
     basis = features.new_zeros(3, vertices, options.k, dtype=matmul_dtype(options.precision, device))

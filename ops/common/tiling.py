@@ -55,7 +55,7 @@ class Tiling(NamedTuple):
     programs: int
 
 
-MOST_PLANS = 4096  # that one function remembers
+MAX_PLANS = 4096  # that one function remembers
 
 
 def planned(plan: Callable[..., R]) -> Callable[..., R]:
@@ -72,7 +72,7 @@ def planned(plan: Callable[..., R]) -> Callable[..., R]:
         key = like.dtype, like.get_device(), *arguments[1:]
         found = known.get(key)
         if found is None:
-            if len(known) >= MOST_PLANS:
+            if len(known) >= MAX_PLANS:
                 known.clear()
             found = known[key] = plan(*arguments)
         return found
@@ -96,7 +96,7 @@ def tile(size: int, largest: int) -> int:
     return max(16, min(largest, power_of_2(size)))
 
 
-def roomy(tensor: Tensor) -> bool:
+def has_large_shared_memory(tensor: Tensor) -> bool:
     """Return whether a program may use 227 KB of shared memory: on data-center GPUs of Hopper and Blackwell.
 
     Other GPUs have 99 KB or more.
@@ -165,14 +165,14 @@ def interpreted(tensor: Tensor) -> bool:
     return not tensor.is_cuda
 
 
-FARTHEST_ROWS = 2**23  # elements from one row to the next: offsets in a tile of 128 rows are 32-bit
+MAX_ROW_STRIDE = 2**23  # elements from one row to the next: offsets in a tile of 128 rows are 32-bit
 
 
 def row_major(x: Tensor) -> Tensor:
-    """Return x with neighboring elements in each row. Kernels accept any distance between rows up to FARTHEST_ROWS."""
+    """Return x with neighboring elements in each row. Kernels accept any distance between rows up to MAX_ROW_STRIDE."""
     if x.is_contiguous():
         return x
-    near = x.stride(-2) <= FARTHEST_ROWS
+    near = x.stride(-2) <= MAX_ROW_STRIDE
     return x if near and (x.stride(-1) == 1 or x.shape[-1] == 1) else x.contiguous()
 
 
