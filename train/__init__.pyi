@@ -1,9 +1,10 @@
-from .correspondence.matching import Matched, load_matching_network, match_meshes
-from .inference.network_input import MetadataError, NetworkInput, network_input
+from .inference.matching import Matched, load_matching_network, match_meshes
+from .inference.network_input import network_input
 from .inference.predict import predict_labels, predict_probabilities, predict_values
 from .inference.scoring import run_evaluation
 from .options import TrainOptions
 from .run import run_training
+from .tasks.network import MetadataError, NetworkInput
 from .tasks.segmentation import write_predictions
 
 __all__ = [

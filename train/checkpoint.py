@@ -19,6 +19,7 @@ from diffnet.data import Statistics, TargetsAt, feature_channels
 from diffnet.geometry.files import write_atomically
 from diffnet.train.checkpoint_checks import (
     Checkpoint,
+    check_history,
     check_optimizer,
     check_sizes,
     checked_averaging,
@@ -28,6 +29,7 @@ from diffnet.train.checkpoint_checks import (
     checked_values,
 )
 from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.registry import task_named
 
 __all__ = ["Checkpoint", "CheckpointError", "build_model", "load_checkpoint", "restore_model", "save_checkpoint"]
 
@@ -47,9 +49,11 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
     """
     checkpoint = checked_values(path, read_checkpoint_file(path, device))
     options = checked_options(path, checkpoint)
+    task = task_named(options.task)
+    check_history(path, checkpoint, task)
     checkpoint["options"] = options.as_dict()
     checkpoint["statistics"] = checked_statistics(path, checkpoint, options)
-    checkpoint["target_statistics"] = checked_target_statistics(path, checkpoint, options)
+    checkpoint["target_statistics"] = checked_target_statistics(path, checkpoint, task)
     weights = check_named_tensors(path, checkpoint["model"])
     check_sizes(path, options, weights)
     with torch.device("meta"):  # a network without memory

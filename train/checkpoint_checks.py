@@ -23,7 +23,7 @@ from diffnet.data import ArrayStatistics, Statistics, TargetsAt, check_statistic
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
 from diffnet.train.run_folder.history import columns
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.task import Task
 
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
 LARGEST = 2**31  # bound of whole numbers in the options, except the seed
@@ -49,10 +49,7 @@ def checked_values(path: Path, checkpoint: Any) -> Checkpoint:
 
 
 def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
-    """The options of the run, and a check of the history, whose columns depend on the task.
-
-    A checkpoint of an older version lacks newer options and gets what that version did.
-    """
+    """The options of the run. A checkpoint of an older version lacks newer options and gets what that version did."""
     options = checkpoint["options"]
     if not isinstance(options, dict):
         raise CheckpointError(f"{path}: options should be a dictionary, got {type(options).__name__}")
@@ -65,16 +62,18 @@ def checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
         if not fits(value, hints[name]) or (fits(value, int) and name != "seed" and abs(value) >= LARGEST):
             raise CheckpointError(f"{path}: option {name} has the value {shown(value)}, which is not allowed")
     try:
-        read = TrainOptions(**OLDER | options)
+        return TrainOptions(**OLDER | options)
     except OptionError as e:
         raise CheckpointError(f"{path}: {e}") from e
-    task = task_named(read.task)
+
+
+def check_history(path: Path, checkpoint: Checkpoint, task: Task[Any, Any]) -> None:
+    """Check the elements with targets, and the history, whose columns depend on the task."""
     if checkpoint["labels_at"] not in task.targets_at:
         raise CheckpointError(f"{path}: labels_at is {checkpoint['labels_at']}, which is not allowed in {task.name}")
     history, expected = checkpoint["history"], set(columns(task.score_name))
     if not isinstance(history, list) or not all(_is_row(row, i, expected) for i, row in enumerate(history, 1)):
         raise CheckpointError(f"{path}: history should be a list with one row of numbers per epoch")
-    return read
 
 
 def checked_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions) -> Statistics:
@@ -85,9 +84,9 @@ def checked_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions
         raise CheckpointError(f"{path}: {e}") from e
 
 
-def checked_target_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions) -> ArrayStatistics | None:
+def checked_target_statistics(path: Path, checkpoint: Checkpoint, task: Task[Any, Any]) -> ArrayStatistics | None:
     """Mean and standard deviation of the targets of a regression. None in other tasks."""
-    if not task_named(options.task).standardized:
+    if not task.standardized:
         return None
     try:
         return check_target_statistics(checkpoint.get("target_statistics"), len(checkpoint["label_names"]))

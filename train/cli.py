@@ -7,6 +7,8 @@ neither PyTorch nor SciPy, and each command imports what it runs.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, get_args
 
@@ -17,7 +19,7 @@ from diffnet.train.commands.console import complain, user_message
 from diffnet.train.commands.matching import match
 from diffnet.train.commands.meshes import info, precompute
 from diffnet.train.commands.predicting import evaluate, predict
-from diffnet.train.tasks.registry import TaskName, command_named
+from diffnet.train.tasks.options.shared import TaskName
 
 app = typer.Typer(
     help="Learning on surfaces with DiffusionNet: train on labeled meshes, predict on new ones.",
@@ -26,6 +28,14 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 train_app = typer.Typer(help="Train a network on meshes.", no_args_is_help=True)
+
+
+def command_named(name: TaskName) -> Callable[..., None]:
+    """The command `diffnet train NAME`."""
+    command: Callable[..., None] = import_module(f"diffnet.train.tasks.commands.{name}").train
+    return command
+
+
 for name in get_args(TaskName):
     train_app.command(name)(command_named(name))
 

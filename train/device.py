@@ -8,7 +8,7 @@ import sys
 import torch
 
 from diffnet.geometry.preprocessing.device import usable_device
-from diffnet.train.options import Precision
+from diffnet.train.tasks.options.shared import Precision
 
 # Options of glibc's mallopt, see <malloc.h>: the largest blocks of the heap, and how much is free at its end.
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1

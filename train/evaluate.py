@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,10 +14,11 @@ from diffnet.data import PairSample, Sample
 from diffnet.train.batches import packed
 from diffnet.train.device import autocast
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.task import Task
 
 
 def evaluate(
+    task: Task[Any, Any],
     model: DiffusionNet,
     samples: Sequence[Sample | PairSample],
     options: TrainOptions,
@@ -27,7 +29,7 @@ def evaluate(
 
     predictions: a list to which the predictions of each sample are appended, on the CPU, see `Task.predict`
     """
-    task, channels = task_named(options.task), model.last.out_features
+    channels = model.last.out_features
     tally = task.new_tally(channels, device)
     for sample in packed(samples, [[i] for i in range(len(samples))], device):
         with autocast(options.precision, device):

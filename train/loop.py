@@ -37,8 +37,8 @@ from diffnet.train.run_folder.event_file import EventFile
 from diffnet.train.run_folder.history import Row, as_csv, columns
 from diffnet.train.steps.augmentation import draw_changes, draw_variants
 from diffnet.train.steps.averaging import WeightAverage
-from diffnet.train.steps.step import TrainingStep, make_optimizer, restore_optimizer, set_learning_rate
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.steps.step import TrainingStep, restore_optimizer, set_learning_rate
+from diffnet.train.tasks.task import Task
 
 T = TypeVar("T")
 
@@ -48,6 +48,7 @@ class TrainingError(DiffnetError, RuntimeError):
 
 
 def train(
+    task: Task[Any, Any],
     data: LabeledMeshes,
     train_samples: Sequence[Sample | PairSample],
     test_samples: Sequence[Sample | PairSample],
@@ -88,7 +89,6 @@ def train(
     CheckpointError if a run can't be resumed, and OptionError if it was started with other options, and if validation
     leaves no mesh to train on.
     """
-    task = task_named(options.task)
     score_name = task.score_name
     groups: list[list[Sample | PairSample]] = [
         [sample, *others] for sample, others in zip(train_samples, variants or [()] * len(train_samples), strict=True)
@@ -97,10 +97,9 @@ def train(
     held_out = [group[0] for group in held_out_groups]
     torch.manual_seed(options.seed)
     model = build_model(options, data.label_names, data.labels_at, statistics).to(device)
-    optimizer = make_optimizer(model, options, device)
     average = WeightAverage(model, options.average_weights) if options.average_weights > 0 else None
     scored = model if average is None else average.network
-    step = TrainingStep(model, optimizer, options, device, average)
+    step = TrainingStep(task, model, options, device, average)
     if capture and device.type == "cuda" and options.backend == "auto":
         if task.captured:
             step.capture(data.labels_at, [sample.operators for group in fitted for sample in group])
@@ -116,7 +115,7 @@ def train(
         return {
             "model": scored.state_dict(),
             "averaging": None if average is None else average.state_dict(),
-            "optimizer": optimizer.state_dict(),
+            "optimizer": step.optimizer.state_dict(),
             "history": history,
             "best": best,
             "options": options.as_dict(),
@@ -136,7 +135,7 @@ def train(
         scored.load_state_dict(stored["model"])
         if average is not None:
             average.load_state_dict(stored["averaging"])
-        restore_optimizer(optimizer, stored["optimizer"])
+        restore_optimizer(step.optimizer, stored["optimizer"])
         history, best = stored["history"], stored["best"]
         # The run may have stopped after it wrote last.pt and before it wrote the table.
         write_atomically(out / "metrics.csv", as_csv(history, score_name))
@@ -148,24 +147,24 @@ def train(
         for epoch in range(len(history), options.epochs):
             started = time.perf_counter()
             torch.manual_seed(epoch_seed(options.seed, epoch))
-            loss, tally = _train_epoch(
-                model, optimizer, step, fitted, options, device, epoch, after_step, data.labels_at
-            )
+            loss, tally = _train_epoch(model, step, fitted, options, device, epoch, after_step, data.labels_at)
             if average is not None:
                 average.write()
             last = epoch + 1 == options.epochs
             due = (epoch + 1) % options.eval_every == 0 or last
-            tested = (
-                evaluate(scored, test_samples, options, device, last_predictions if last else None) if due else None
-            )
-            validated = task.score(evaluate(scored, held_out, options, device)) if held_out else None
+            tested = validated = None
+            if due:
+                kept = last_predictions if last else None
+                tested = task.score(evaluate(task, scored, test_samples, options, device, kept))
+            if held_out:
+                validated = task.score(evaluate(task, scored, held_out, options, device))
             row: Row = {
                 "epoch": epoch + 1,
                 "learning_rate": options.learning_rate_at(epoch),
                 "train_loss": loss,
                 f"train_{score_name}": task.score(tally),
                 f"validation_{score_name}": validated,
-                f"test_{score_name}": None if tested is None else task.score(tested),
+                f"test_{score_name}": tested,
                 "seconds": time.perf_counter() - started,
             }
             history.append(row)
@@ -207,7 +206,6 @@ def set_aside(samples: Sequence[T], options: TrainOptions) -> tuple[list[T], lis
 
 def _train_epoch(
     model: DiffusionNet,
-    optimizer: torch.optim.Optimizer,
     step: TrainingStep,
     groups: Sequence[Sequence[Sample | PairSample]],
     options: TrainOptions,
@@ -241,7 +239,7 @@ def _train_epoch(
         meshes = len(sample.operators)
         rate = options.learning_rate_at(epoch + first / every)
         if rate != rate_before:  # on a GPU, setting it launches a kernel
-            set_learning_rate(optimizer, rate)
+            set_learning_rate(step.optimizer, rate)
             rate_before = rate
         losses.append(step(changes.made(sample, first), changes.rotations_of(first, meshes)))
         names.append(sample.names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,6 +137,16 @@ def mean_r2(tally: Any) -> float:
     """The mean R² of the columns in which it is defined, see `column_scores`. NaN if there are none."""
     defined = [row["r2"] for row in column_scores(tally) if not math.isnan(row["r2"])]
     return sum(defined) / len(defined) if defined else math.nan
+
+
+def scores_a_test(results: Mapping[str, Any]) -> bool:
+    """Whether no scored mesh is a training mesh, from results.json. False if `diffnet evaluate` doesn't know it.
+
+    >>> scores_a_test({"scored_training_meshes": 2}), scores_a_test({})  # {} as in the results of a training run
+    (False, True)
+    """
+    seen: int | None = results.get("scored_training_meshes", 0)
+    return seen == 0
 
 
 def score_text(score: str, value: float) -> str:

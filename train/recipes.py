@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from diffnet.train.tasks.registry import TASK_OPTIONS, TaskName
-from diffnet.train.tasks.task_options import RecipeName
+from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
+from diffnet.train.tasks.options.shared import TaskName
+from diffnet.train.tasks.options.task_options import RecipeName
 
 # The options of the experiments of the original implementation: https://github.com/nmwsharp/diffusion-net/tree/master/experiments
 _ORIGINAL: dict[str, Any] = {

@@ -132,7 +132,7 @@ def run_training(
         variants = _variants(train_items, data.labels_at, options, jobs, console)
         items = [*train_items, *(item for item, _ in tests), *chain.from_iterable(variants)]
         backs = dict(enumerate((back for _, back in tests), len(train_items)))
-        with kernels_compiled_meanwhile(replace(data, train=train_items), options, statistics, device):
+        with kernels_compiled_meanwhile(task, replace(data, train=train_items), options, statistics, device):
             samples = preprocess(items, options, cache_dir, jobs, console, statistics)
             samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
             samples = keep_on_device(samples, device, task.basis_dtype(options, device))
@@ -154,6 +154,7 @@ def run_training(
 
             predictions: list[torch.Tensor] = []
             judged = train(
+                task,
                 data,
                 train_samples,
                 test_samples,
@@ -172,7 +173,7 @@ def run_training(
             bar.update(shown, completed=options.epochs)
 
         if not predictions:
-            evaluate(restore_model(judged)[0].to(device), test_samples, options, device, predictions)
+            evaluate(task, restore_model(judged)[0].to(device), test_samples, options, device, predictions)
         if targets is not None:
             predictions = [original_targets(each, targets) for each in predictions]
         where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}

@@ -22,7 +22,8 @@ from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.train.correspondence.maps import unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.options import TrainOptions
-from diffnet.train.steps.step import TrainingStep, make_optimizer
+from diffnet.train.steps.step import TrainingStep
+from diffnet.train.tasks.correspondence import TASK
 
 FEATURES = 256
 STEPS = 5  # per timed run
@@ -76,7 +77,7 @@ def _diffnet(pair: PairSample, size: Size, k: int, graphs: bool) -> Step:
     network = _network(size)
     if graphs:
         graphed(network, first_visits=0)
-    step = TrainingStep(network, make_optimizer(network, options, size.device), options, size.device)
+    step = TrainingStep(TASK, network, options, size.device)
     return lambda: step(collate_pairs([pair]))
 
 

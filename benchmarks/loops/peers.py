@@ -19,7 +19,8 @@ from diffnet.data import Sample, collate_samples
 from diffnet.geometry import rotate
 from diffnet.ops import Backend
 from diffnet.train.options import TrainOptions
-from diffnet.train.steps.step import TrainingStep, make_optimizer
+from diffnet.train.steps.step import TrainingStep
+from diffnet.train.tasks.segmentation import TASK
 
 Step = Callable[[], Tensor]
 
@@ -135,7 +136,7 @@ def command(work: Workload) -> Step:
         precision="bf16" if work.size.storage == torch.bfloat16 else "fp32",
     )
     network = work.network("auto").train()
-    training_step = TrainingStep(network, make_optimizer(network, options, work.device), options, work.device)
+    training_step = TrainingStep(TASK, network, options, work.device)
     samples, order, rotations = work.samples_of_a_peer(), work.order(), _rotations_of_passes(work)
     training_step.capture("vertices", [s.operators for s in samples])
 

@@ -102,13 +102,15 @@ def run_job(job: Job) -> dict[str, Any]:
         [data.train[i] for i in fitted], [data.train[i] for i in held_out], data.label_names, data.labels_at
     )
     targets = None
-    if task_named(options.task).standardized:
+    task = task_named(options.task)
+    if task.standardized:
         targets = target_statistics(parts.train, data.label_names)
         samples = with_standardized_targets(samples, data.train, targets)
     row: dict[str, Any] = {**job._asdict(), "held_out_score": "", "training_seconds": "", "error": ""}
     with tempfile.TemporaryDirectory() as out:
         try:
             run = train(
+                task,
                 parts,
                 [samples[i] for i in fitted],
                 [samples[i] for i in held_out],

@@ -26,9 +26,21 @@ from rooms import (
     target,
 )
 
-from diffnet.train.tasks.registry import TaskName
+from diffnet.train.tasks.options.shared import TaskName
 
 LARGEST_FOLDER = 14  # modules, without __init__.py
+# Modules that still import each other in functions.
+CIRCULAR = {
+    "diffnet.geometry.mesh.formats",
+    "diffnet.geometry.mesh.mesh",
+    "diffnet.geometry.mesh.normals",
+    "diffnet.geometry.batches.edges",
+    "diffnet.geometry.batches.unpack",
+    "diffnet.geometry.field_checks",
+    "diffnet.geometry.operators",
+    "diffnet.geometry.preprocessing.assembled",
+    "diffnet.geometry.preprocessing.from_parts",
+}
 
 
 def files() -> Iterator[tuple[str, Path]]:
@@ -85,11 +97,13 @@ def test_imports_are_absolute() -> None:
 
 
 def test_no_circles() -> None:
-    """Among imports that run when a module is loaded. Imports in functions and for type checkers run later or never."""
+    """Imports in functions and for type checkers count, too."""
     graph = {
-        module: {target(e) for e in imports_of(module, path) if e.at_import_time} & modules().keys() - {module}
+        module: {target(e) for e in imports_of(module, path)} & modules().keys() - {module}
         for module, path in modules().items()
     }
+    for module in CIRCULAR:
+        graph[module] -= CIRCULAR
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 

@@ -36,7 +36,8 @@ from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import evaluate
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.kernels_ahead import launches_of_run
-from diffnet.train.steps.step import TrainingStep, make_optimizer
+from diffnet.train.steps.step import TrainingStep
+from diffnet.train.tasks.registry import task_named
 
 CPU = torch.device("cpu")
 triton_run, is_cuda = JITFunction.run, Tensor.is_cuda
@@ -85,7 +86,7 @@ def stamps() -> int:
 def new_kernels(options: TrainOptions, at: TargetsAt) -> int:
     data, before = labeled_spheres(at), stamps()
     pretend(note)
-    launches = launches_of_run(data, options, None, CPU)
+    launches = launches_of_run(task_named(options.task), data, options, None, CPU)
     with mock.patch.object(process, "FEWEST", 1000), compiled_meanwhile(launches, 90):
         pass  # no process starts
     Tensor.is_cuda = is_cuda  # type: ignore[assignment]
@@ -97,7 +98,7 @@ def compare(compiles: bool, options: TrainOptions, at: TargetsAt) -> list[Any]:
     samples = [on_gpu(make_sample(item, options.preprocessing), options) for item in data.train]
 
     pretend(compile_only if compiles else note)
-    launches = launches_of_run(data, options, None, CPU)
+    launches = launches_of_run(task_named(options.task), data, options, None, CPU)
     if compiles:
         with compiled_meanwhile(launches, 90):
             pass
@@ -111,13 +112,13 @@ def compare(compiles: bool, options: TrainOptions, at: TargetsAt) -> list[Any]:
         ahead = set(variants)
 
     model = build_model(options, data.label_names, data.labels_at)
-    step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
+    step = TrainingStep(task_named(options.task), model, options, CPU)
     step.capture(data.labels_at, [sample.operators for sample in samples], Replay)
     batch = options.batch_meshes or len(samples)
     for first in range(0, len(samples), batch):
         step(collate_samples(samples[first : first + batch]))
     use_graphs(model, Settings(model.outputs_at, 0, Replay))
-    evaluate(model, samples[:1], options, CPU)
+    evaluate(task_named(options.task), model, samples[:1], options, CPU)
     Tensor.is_cuda = is_cuda  # type: ignore[assignment]
     return [ahead, in_cache()] if compiles else [len(ahead), sorted(variants - ahead)]
 

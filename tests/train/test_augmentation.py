@@ -23,6 +23,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.run import run_training
 from diffnet.train.steps.augmentation import draw_changes, draw_variants
 from diffnet.train.steps.step import TrainingStep, make_optimizer
+from diffnet.train.tasks.registry import task_named
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
@@ -161,7 +162,7 @@ def test_a_run_with_everything_resumes_and_says_what_it_makes(tmp_path: Path) ->
 def losses(samples: list[Sample], chosen: TrainOptions, capture: bool) -> Any:
     torch.manual_seed(0)
     model = build_model(chosen, ["low", "high"], "vertices")
-    step = TrainingStep(model, make_optimizer(model, chosen, CPU), chosen, CPU)
+    step = TrainingStep(task_named(chosen.task), model, chosen, CPU)
     if capture:
         step.capture("vertices", [s.operators for s in samples], EmulatedGraph)
     torch.manual_seed(1)

@@ -28,7 +28,9 @@ from diffnet.train.device import matmul_dtype
 from diffnet.train.loop import train
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.averaging import WeightAverage
-from diffnet.train.steps.step import TrainingStep, make_optimizer
+from diffnet.train.steps.step import TrainingStep
+from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.segmentation import TASK
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -68,7 +70,7 @@ def losses(data: LabeledMeshes, options: TrainOptions, batches: list[Sample], ca
     """The losses of steps on the CPU, and the confusion matrix of all of them."""
     torch.manual_seed(0)
     model = build_model(options, data.label_names, data.labels_at)
-    step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
+    step = TrainingStep(task_named(options.task), model, options, CPU)
     if capture:
         step.capture(data.labels_at, [s.operators for s in batches], EmulatedGraph)
     found = [step(batch, random_rotations(len(batch.operators)) if rotate else None) for batch in batches]
@@ -124,7 +126,7 @@ def test_first_steps_of_later_sizes_leave_nothing_in_the_memory_of_the_graphs(
     batches = prepared(data, options)
     torch.manual_seed(0)
     model = build_model(options, data.label_names, data.labels_at)
-    step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
+    step = TrainingStep(task_named(options.task), model, options, CPU)
     step.capture("vertices", [s.operators for s in batches], EmulatedGraph)
     makes, rows_in_pool, is_open = BatchBuffers.rows, [], False
 
@@ -166,7 +168,7 @@ def test_steps_that_cannot_be_recorded_still_train() -> None:
     batches = prepared(data, options) * 3
     torch.manual_seed(0)
     model = build_model(options, data.label_names, data.labels_at)
-    step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
+    step = TrainingStep(task_named(options.task), model, options, CPU)
     step.capture("vertices", [s.operators for s in batches], Refusing)
     with pytest.warns(RuntimeWarning, match="not permitted when stream is capturing"):
         found = torch.stack([step(batch) for batch in batches])
@@ -182,7 +184,7 @@ def test_captured_steps_average_weights() -> None:
         torch.manual_seed(0)
         model = build_model(options, data.label_names, data.labels_at)
         average = WeightAverage(model, options.average_weights)
-        step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU, average)
+        step = TrainingStep(task_named(options.task), model, options, CPU, average)
         if capture:
             step.capture(data.labels_at, [s.operators for s in samples], EmulatedGraph)
         for sample in samples * 2:
@@ -215,7 +217,7 @@ def test_captured_runs_equal_plain_ones(at: LabelsAt, given: dict[str, Any], pre
     for capture in (False, True):
         out = tmp_path / str(capture)
         out.mkdir()
-        run = train(data, samples, samples[:2], options, out, device=GPU, capture=capture)
+        run = train(TASK, data, samples, samples[:2], options, out, device=GPU, capture=capture)
         rows.append([(row["train_loss"], row["train_accuracy"]) for row in run["history"]])
     tolerance = 1e-4 if precision == "fp32" else 2e-2
     np.testing.assert_allclose(rows[1], rows[0], rtol=tolerance, atol=tolerance)
@@ -231,7 +233,7 @@ def test_a_resumed_run_equals_a_whole_one_whatever_sizes_it_meets_first(tmp_path
         out.mkdir()
         for i, epochs in enumerate(stops):
             options = chosen(k=6, width=32, dropout=0.5, epochs=epochs, eval_every=1, schedule="step")
-            run = train(data, samples, samples[:2], options, out, device=GPU, resume=i > 0)
+            run = train(TASK, data, samples, samples[:2], options, out, device=GPU, resume=i > 0)
         found.append(([{**row, "seconds": None} for row in run["history"]], run["model"]))
     assert found[0][0] == found[1][0]
     for name, weight in found[0][1].items():
@@ -245,7 +247,7 @@ def test_captured_steps_wait_for_nothing() -> None:
     samples = prepared(data, options, GPU)
     batches = [collate_samples([samples[i], samples[j]]) for i in range(3) for j in range(3)]
     model = build_model(options, data.label_names, data.labels_at).cuda()
-    step = TrainingStep(model, make_optimizer(model, options, GPU), options, GPU)
+    step = TrainingStep(task_named(options.task), model, options, GPU)
     step.capture("vertices", [s.operators for s in samples])
     for batch in batches:
         step(batch)

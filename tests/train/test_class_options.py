@@ -23,9 +23,10 @@ from diffnet.train import cli
 from diffnet.train.checkpoint import build_model, load_checkpoint
 from diffnet.train.metrics import soft_accuracy
 from diffnet.train.options import TrainOptions
-from diffnet.train.steps.step import TrainingStep, make_optimizer
+from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.labels import label_loss
+from diffnet.train.tasks.registry import task_named
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 
@@ -142,14 +143,14 @@ def test_captured_steps_use_the_weights(device: str) -> None:
     for capture in (False, True):
         torch.manual_seed(0)
         model = build_model(options, data.label_names, data.labels_at).to(place)
-        step = TrainingStep(model, make_optimizer(model, options, place), options, place)
+        step = TrainingStep(task_named(options.task), model, options, place)
         if capture:
             recorder = {"recorder": EmulatedGraph} if device == "cpu" else {}
             step.capture("vertices", [s.operators for s in samples], **recorder)
         losses.append([float(step(batch)) for _ in range(4)])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5 if device == "cpu" else 2e-2)
     plain = replace(options, class_weights=None)
-    unweighted = TrainingStep(model, make_optimizer(model, options, place), plain, place)
+    unweighted = TrainingStep(task_named(plain.task), model, plain, place)
     assert abs(float(unweighted(batch)) - float(step(batch))) > 1e-3
 
 

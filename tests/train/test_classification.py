@@ -26,7 +26,8 @@ from diffnet.train.inference.predict import predict_labels, predict_probabilitie
 from diffnet.train.loop import train
 from diffnet.train.metrics import balanced_accuracy
 from diffnet.train.options import TrainOptions
-from diffnet.train.steps.step import TrainingStep, make_optimizer
+from diffnet.train.steps.step import TrainingStep
+from diffnet.train.tasks.classification import TASK
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 
@@ -245,7 +246,7 @@ def test_captured_steps_equal_plain_ones(smoothing: float) -> None:
     for captured in (False, True):
         torch.manual_seed(0)
         model = build_model(options, data.label_names, data.labels_at)
-        step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
+        step = TrainingStep(TASK, model, options, CPU)
         if captured:
             step.capture(data.labels_at, [sample.operators for sample in samples], EmulatedGraph)
         losses = [step(collate_samples([samples[i] for i in batch])) for batch in ((0, 1, 2), (3, 4, 5), (1, 4, 0))]
@@ -271,7 +272,7 @@ def test_captured_runs_equal_plain_ones_on_a_gpu(given: dict[str, Any], smoothin
     found = []
     for capture in (False, True):
         (tmp_path / str(capture)).mkdir()
-        run = train(data, samples, tests, options, tmp_path / str(capture), device=gpu, capture=capture)
+        run = train(TASK, data, samples, tests, options, tmp_path / str(capture), device=gpu, capture=capture)
         found.append([(row["train_loss"], row["train_accuracy"], row["test_accuracy"] or 0) for row in run["history"]])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)
 

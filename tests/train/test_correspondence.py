@@ -41,15 +41,15 @@ from diffnet.ops import functional_map
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
 from diffnet.train.correspondence import turns
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
-from diffnet.train.correspondence.matching import match_meshes
 from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.correspondence.turns import facing_alike, upright_axis, warn_if_tilted
-from diffnet.train.inference.network_input import MetadataError
+from diffnet.train.inference.matching import match_meshes
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import train
 from diffnet.train.options import TrainOptions
-from diffnet.train.steps.step import TrainingStep, make_optimizer
-from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
+from diffnet.train.steps.step import TrainingStep
+from diffnet.train.tasks.correspondence import TASK
+from diffnet.train.tasks.network import MetadataError
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
@@ -211,14 +211,12 @@ def test_losses_are_those_of_the_papers() -> None:
         expected += sum(float(x.square().sum()) for x in (*terms, there - soft_there, back - soft_back)) / 2
     assert float(unsupervised_loss(maps)) == pytest.approx(expected)
     options = TrainOptions(task="correspondence")
-    assert float(CORRESPONDENCE.loss(maps[:, :1], truth, options)) == pytest.approx(
+    assert float(TASK.loss(maps[:, :1], truth, options)) == pytest.approx(
         float((maps[:, 0] - truth).square().sum() / 2)
     )
-    tally = CORRESPONDENCE.tally(maps[:, 0], truth, 3)
-    assert CORRESPONDENCE.score(tally) == pytest.approx(
-        1 - float((maps[:, 0] - truth).square().sum() / truth.square().sum())
-    )
-    assert np.isnan(CORRESPONDENCE.score(CORRESPONDENCE.tally(maps[:, 0], truth * torch.nan, 3)))
+    tally = TASK.tally(maps[:, 0], truth, 3)
+    assert TASK.score(tally) == pytest.approx(1 - float((maps[:, 0] - truth).square().sum() / truth.square().sum()))
+    assert np.isnan(TASK.score(TASK.tally(maps[:, 0], truth * torch.nan, 3)))
 
 
 def test_scaled_features() -> None:
@@ -309,9 +307,9 @@ def test_clipped_gradients() -> None:
         options = TrainOptions(task="correspondence", features="hks", k=20, map_k=8, width=16, blocks=1, clip=clip)
         torch.manual_seed(0)
         model = build_model(options, ["u"] * 16, "vertices")
-        optimizer = make_optimizer(model, options, CPU)
-        TrainingStep(model, optimizer, options, CPU)(batch)
-        moments = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
+        step = TrainingStep(TASK, model, options, CPU)
+        step(batch)
+        moments = [step.optimizer.state[p]["exp_avg"] for p in model.parameters()]
         norms[clip] = 10 * float(torch.stack([m.square().sum() for m in moments]).sum().sqrt())
     assert norms[1e-3] == pytest.approx(1e-3, rel=1e-3)
     assert norms[0.0] == pytest.approx(norms[1e6], rel=1e-3)
@@ -335,7 +333,7 @@ def test_steps_with_graphs_of_the_network_equal_plain_ones(method: str, align: b
         model = build_model(options, ["u"] * 16, "vertices")
         if recorded:
             use_graphs(model, Settings("vertices", 0, EmulatedGraph))
-        step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
+        step = TrainingStep(TASK, model, options, CPU)
         found.append(torch.stack([step(batch, rotations) for _ in range(4)]))
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
     assert found[0][-1] < found[0][0]
@@ -385,12 +383,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
             out = tmp_path / str(len(parts))
             out.mkdir(exist_ok=True)
             options = TrainOptions(**plain, epochs=epochs)
-            train(paired_meshes(data, 16), pairs, pairs, options, out, device=CPU, resume=epochs != parts[0])
+            train(TASK, paired_meshes(data, 16), pairs, pairs, options, out, device=CPU, resume=epochs != parts[0])
     whole, resumed = (load_checkpoint(tmp_path / name / "last.pt")["model"] for name in ("1", "2"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     other = paired_meshes(two_bodies(0.2), 16)
     with pytest.raises(CheckpointError, match="this run was started on a data set with other meshes"):
-        train(other, pairs, pairs, TrainOptions(**plain, epochs=3), tmp_path / "1", device=CPU, resume=True)
+        train(TASK, other, pairs, pairs, TrainOptions(**plain, epochs=3), tmp_path / "1", device=CPU, resume=True)
 
 
 def test_a_run_without_correspondences(
@@ -623,6 +621,6 @@ def test_runs_with_graphs_equal_plain_ones_on_a_gpu(method: str, tmp_path: Path)
     for capture in (False, True):
         out = tmp_path / str(capture)
         out.mkdir()
-        run = train(paired_meshes(data, 16), pairs, pairs, options, out, device=gpu, capture=capture)
+        run = train(TASK, paired_meshes(data, 16), pairs, pairs, options, out, device=gpu, capture=capture)
         found.append([(row["train_loss"], row["test_r2"]) for row in run["history"]])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-2, atol=1e-2)

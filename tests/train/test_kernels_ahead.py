@@ -27,6 +27,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.recipes import recipe
 from diffnet.train.run import run_training
 from diffnet.train.steps import kernels_ahead
+from diffnet.train.tasks.registry import task_named
 
 pytest.importorskip("triton")
 
@@ -143,7 +144,9 @@ def test_a_run_goes_on_if_its_launches_are_not_known(
         (TrainOptions(diffusion="implicit"), "cuda"),
         (TrainOptions(task="correspondence", map_k=8, k=8), "cuda"),
     ):
-        with kernels_ahead.kernels_compiled_meanwhile(data, options, None, torch.device(device)):
+        with kernels_ahead.kernels_compiled_meanwhile(
+            task_named(options.task), data, options, None, torch.device(device)
+        ):
             assert len(collected) == 1  # the first time
     assert caplog.text.count("no room") == 1
 

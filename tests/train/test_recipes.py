@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 from diffnet.checkpoints.training import OLDER
 from diffnet.data import LabeledMeshes, MeshPairs, PairShape
 from diffnet.geometry import make_mesh
-from diffnet.train.cli import train_app
+from diffnet.train.cli import command_named, train_app
 from diffnet.train.options import TrainOptions
 from diffnet.train.recipes import recipe
-from diffnet.train.tasks.registry import TaskName, command_named
-from diffnet.train.tasks.task_options import RecipeName
+from diffnet.train.tasks.options.shared import TaskName
+from diffnet.train.tasks.options.task_options import RecipeName
 
 TASKS = get_args(TaskName)
 

@@ -35,7 +35,8 @@ from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoi
 from diffnet.train.loop import train
 from diffnet.train.metrics import column_scores
 from diffnet.train.options import TrainOptions
-from diffnet.train.steps.step import TrainingStep, make_optimizer
+from diffnet.train.steps.step import TrainingStep
+from diffnet.train.tasks.regression import TASK
 from diffnet.train.tasks.regression import TASK as REGRESSION
 from diffnet.train.tasks.task import Scored
 
@@ -324,7 +325,7 @@ def test_captured_steps_equal_plain_ones(at: str, loss: str) -> None:
     for captured in (False, True):
         torch.manual_seed(0)
         model = build_model(options, data.label_names, data.labels_at)
-        step = TrainingStep(model, make_optimizer(model, options, CPU), options, CPU)
+        step = TrainingStep(TASK, model, options, CPU)
         if captured:
             step.capture(data.labels_at, [sample.operators for sample in samples], EmulatedGraph)
         losses = [step(collate_samples(batch)) for batch in batches]
@@ -358,6 +359,8 @@ def test_captured_runs_equal_plain_ones_on_a_gpu(at: str, given: dict[str, int],
     for capture in (False, True):
         out = tmp_path / str(capture)
         out.mkdir()
-        run = train(data, samples, samples[:2], options, out, device=gpu, capture=capture, target_statistics=statistics)
+        run = train(
+            TASK, data, samples, samples[:2], options, out, device=gpu, capture=capture, target_statistics=statistics
+        )
         found.append([(row["train_loss"], row["train_r2"], row["test_r2"] or 0) for row in run["history"]])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)

@@ -19,7 +19,7 @@ from diffnet.train.checkpoint import load_checkpoint, save_checkpoint
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.augmentation import draw_changes
 from diffnet.train.tasks.classes import check_sides, with_class_options
-from diffnet.train.tasks.sides import found_sides
+from diffnet.train.tasks.options.sides import found_sides
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 

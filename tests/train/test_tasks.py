@@ -29,7 +29,9 @@ from diffnet.data.pairs.meshes import PairedMeshes, paired_meshes
 from diffnet.geometry import Mesh, SurfacePoints, make_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.train import TrainOptions, predict_values, run_evaluation, run_training
-from diffnet.train.tasks.registry import TASK_OPTIONS, TaskName, task_named
+from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
+from diffnet.train.tasks.options.shared import TaskName
+from diffnet.train.tasks.registry import task_named
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
@@ -46,7 +48,7 @@ def other(monkeypatch: pytest.MonkeyPatch) -> Any:
         copy.name = "other"  # type: ignore[assignment]
         monkeypatch.setitem(sys.modules, "diffnet.train.tasks.other", SimpleNamespace(TASK=copy))
         monkeypatch.setitem(TASK_OPTIONS, "other", TASK_OPTIONS[name])
-        monkeypatch.setattr("diffnet.train.options.TaskName", Literal[(*get_args(TaskName), "other")])
+        monkeypatch.setattr("diffnet.train.tasks.options.shared.TaskName", Literal[(*get_args(TaskName), "other")])
         return "other"
 
     return register
@@ -140,11 +142,12 @@ OPTIONS = """
 from dataclasses import dataclass
 
 from diffnet.geometry.errors import OptionError
-from diffnet.train.tasks.task_options import OptionGroup, TaskOptions
+from diffnet.train.tasks.options.shared import SharedOptions
+from diffnet.train.tasks.options.task_options import TaskOptions
 
 
 @dataclass(frozen=True)
-class HeightOptions(OptionGroup):
+class HeightOptions(SharedOptions):
     tolerance: float = 0.0
     remarks: tuple[str, ...] = ()
 
@@ -239,15 +242,18 @@ def test_a_new_task_is_files_in_the_folder_of_tasks(tmp_path: Path) -> None:
     tasks = tmp_path / "copy" / "train" / "tasks"
     for name, text in {"options/heights.py": OPTIONS, "commands/heights.py": COMMAND, "heights.py": TASK}.items():
         (tasks / name).write_text(text)
-    listed = (tasks / "registry.py").read_text()
-    for old, new in {
-        "from diffnet.geometry": "from diffnet.train.tasks.options.heights import HeightOptions\nfrom diffnet.geometry",
-        "TaskName: TypeAlias = Literal[": 'TaskName: TypeAlias = Literal["heights", ',
-        "class OptionsOfTasks(": "class OptionsOfTasks(HeightOptions, ",
-    }.items():
+    for file, old, new in (
+        (
+            "all_tasks",
+            "\n\n@dataclass",
+            "\nfrom diffnet.train.tasks.options.heights import *\n\n@dataclass",
+        ),
+        ("shared", "TaskName: TypeAlias = Literal[", 'TaskName: TypeAlias = Literal["heights", '),
+        ("all_tasks", "class OptionsOfTasks(", "class OptionsOfTasks(HeightOptions, "),
+    ):
+        listed = (tasks / "options" / f"{file}.py").read_text()
         assert listed.count(old) == 1
-        listed = listed.replace(old, new)
-    (tasks / "registry.py").write_text(listed)
+        (tasks / "options" / f"{file}.py").write_text(listed.replace(old, new))
     data, run = tmp_path / "data", tmp_path / "run"
     data.mkdir()
     for i in range(4):

@@ -35,6 +35,7 @@ from diffnet.train.run_folder.history import columns
 from diffnet.train.steps.averaging import WeightAverage
 from diffnet.train.steps.step import Adam
 from diffnet.train.tasks.labels import mean_cross_entropy
+from diffnet.train.tasks.segmentation import TASK
 from diffnet.train.tasks.segmentation import TASK as SEGMENTATION
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
@@ -79,7 +80,7 @@ def fit(
     if samples is None:
         samples = [make_sample(item, chosen.preprocessing) for item in data.train]
     tests = [make_sample(item, chosen.preprocessing) for item in data.test]
-    return train(data, samples, tests, chosen, out, device=CPU, resume=resume, after_epoch=after_epoch)
+    return train(TASK, data, samples, tests, chosen, out, device=CPU, resume=resume, after_epoch=after_epoch)
 
 
 def rows(out: Path) -> list[dict[str, str]]:
@@ -226,7 +227,7 @@ def test_training_learns(at: str, given: dict[str, Any], tmp_path: Path) -> None
     assert checkpoint["labels_at"] == data.labels_at
     model, chosen = restore_model(checkpoint)
     samples = [make_sample(item, chosen.preprocessing) for item in data.test]
-    assert accuracy(evaluate(model, samples, chosen, CPU)) == history[-1]["test_accuracy"]
+    assert accuracy(evaluate(TASK, model, samples, chosen, CPU)) == history[-1]["test_accuracy"]
 
 
 def test_a_run_leaves_its_files(run: tuple[Path, dict[str, Any]], data: LabeledMeshes) -> None:
@@ -294,7 +295,7 @@ def test_held_out_meshes_depend_on_the_seed_only(data: LabeledMeshes) -> None:
 def test_progress_is_reported_after_each_step(tmp_path: Path) -> None:
     data, chosen, seen = balls(3, 1), options(epochs=2, batch_meshes=2), []
     samples = [make_sample(item, chosen.preprocessing) for item in data.train]
-    train(data, samples, samples[:1], chosen, tmp_path, device=CPU, after_step=seen.append)
+    train(TASK, data, samples, samples[:1], chosen, tmp_path, device=CPU, after_step=seen.append)
     assert seen == pytest.approx([2 / 3, 1, 5 / 3, 2])
 
 
@@ -398,7 +399,7 @@ def test_a_run_saves_the_averaged_network(data: LabeledMeshes, tmp_path: Path) -
         assert torch.equal(weight, averaged["averaging"]["trained"][name])
         assert not torch.equal(weight, averaged["model"][name])
     network, _ = restore_model(averaged)
-    matrix = evaluate(network, [make_sample(i, options().preprocessing) for i in data.test], options(), CPU)
+    matrix = evaluate(TASK, network, [make_sample(i, options().preprocessing) for i in data.test], options(), CPU)
     assert accuracy(matrix) == averaged["history"][-1]["test_accuracy"]
 
 
@@ -624,7 +625,7 @@ def test_the_last_evaluation_is_reported(data: LabeledMeshes, tmp_path: Path, mo
     assert best["judged_epoch"] == 1
     model = restore_model(load_checkpoint(tmp_path / "best" / "best.pt"))[0]
     samples = [make_sample(item, options().preprocessing) for item in data.test]
-    assert best["test_accuracy"] == accuracy(evaluate(model, samples, options(), CPU))
+    assert best["test_accuracy"] == accuracy(evaluate(TASK, model, samples, options(), CPU))
 
 
 def test_a_run_is_reported(tmp_path: Path) -> None:
@@ -647,7 +648,7 @@ def test_a_run_is_reported(tmp_path: Path) -> None:
 
     chosen = options()
     model = restore_model(load_checkpoint(out / "last.pt"))[0]
-    matrix = evaluate(model, [make_sample(item, chosen.preprocessing) for item in data.test], chosen, CPU)
+    matrix = evaluate(TASK, model, [make_sample(item, chosen.preprocessing) for item in data.test], chosen, CPU)
     assert matrix.sum() == 3 * 42 - 10
     scores = class_scores(matrix)
     assert results["test_accuracy"] == accuracy(matrix)
@@ -720,7 +721,7 @@ def test_a_captured_run_learns_like_a_plain_one(
     for name, capture in (("plain", False), ("captured", True)):
         (tmp_path / name).mkdir()
         trained, tests = kept[: len(data.train)], kept[len(data.train) :]
-        train(data, trained, tests, chosen, tmp_path / name, device=device, capture=capture)
+        train(TASK, data, trained, tests, chosen, tmp_path / name, device=device, capture=capture)
         losses.append([float(row["train_loss"]) for row in rows(tmp_path / name)])
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
     assert rotate or losses[1][-1] < losses[1][0]
@@ -733,7 +734,7 @@ def test_backend_decides_the_kernels(data: LabeledMeshes, tmp_path: Path, backen
     chosen = options(backend=backend, precision="bf16", epochs=1)
     samples = keep_on_device([make_sample(item, chosen.preprocessing) for item in data.train], device)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        train(data, samples, samples, chosen, tmp_path, device=device)
+        train(TASK, data, samples, samples, chosen, tmp_path, device=device)
     kernels = {event.key for event in profile.key_averages()}
     assert any(name.startswith("void at::native::") for name in kernels)
     triton = {name for name in kernels if re.fullmatch(r"\w*(forward|backward)\w*_kernel", name)}
@@ -752,7 +753,9 @@ def test_a_captured_run_can_be_resumed(data: LabeledMeshes, tmp_path: Path) -> N
     device = torch.device("cuda")
     samples = keep_on_device([make_sample(item, options().preprocessing) for item in data.train], device)
     for epochs, resume in ((2, False), (4, True)):
-        train(data, samples, samples, options(epochs=epochs), tmp_path, device=device, resume=resume, capture=True)
+        train(
+            TASK, data, samples, samples, options(epochs=epochs), tmp_path, device=device, resume=resume, capture=True
+        )
     assert len(rows(tmp_path)) == 4
 
 

@@ -43,11 +43,11 @@ def match(
         from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
         from diffnet.geometry.mesh.mesh import mesh_stem
         from diffnet.train.commands.predicting import check_outputs, check_suffix, print_kind
-        from diffnet.train.correspondence.matching import load_matching_network, match_meshes
         from diffnet.train.device import pick_device
-        from diffnet.train.inference.network_input import MetadataError
+        from diffnet.train.inference.matching import load_matching_network, match_meshes
         from diffnet.train.report.transfer import pair_page
         from diffnet.train.run import progress_bar
+        from diffnet.train.tasks.network import MetadataError
 
     if out.is_dir():
         raise OptionError(f"--out should be a text file, and {out} is a folder")

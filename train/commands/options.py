@@ -21,7 +21,7 @@ from diffnet.geometry.preprocessing.options import (
     OperatorsKind,
     ScaleRule,
 )
-from diffnet.train.options import (
+from diffnet.train.tasks.options.shared import (
     DiffusionMode,
     InitialTimes,
     MLPNorm,
@@ -30,7 +30,7 @@ from diffnet.train.options import (
     Schedule,
     TrainBackend,
 )
-from diffnet.train.tasks.task_options import RecipeName
+from diffnet.train.tasks.options.task_options import RecipeName
 
 
 def default_cache() -> Path:

@@ -113,9 +113,10 @@ def predict(
         from diffnet.geometry.elements.smoothing import MOST_WEIGHT
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_network
-        from diffnet.train.inference.network_input import MetadataError, network_input
+        from diffnet.train.inference.network_input import network_input
         from diffnet.train.inference.predict import predictor
         from diffnet.train.run import progress_bar
+        from diffnet.train.tasks.network import MetadataError
         from diffnet.train.tasks.registry import task_named
 
     if not smooth <= MOST_WEIGHT:
@@ -296,10 +297,11 @@ def evaluate(
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_scored_network
-        from diffnet.train.inference.network_input import MetadataError, network_input
+        from diffnet.train.inference.network_input import network_input
         from diffnet.train.inference.scoring import check_empty, run_evaluation
-        from diffnet.train.tasks.registry import TASK_OPTIONS, task_named
-        from diffnet.train.tasks.task import DataOptions
+        from diffnet.train.tasks.network import DataOptions, MetadataError
+        from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
+        from diffnet.train.tasks.registry import task_named
 
     chosen = pick_device(device)
     check_empty(out)

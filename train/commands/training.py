@@ -16,7 +16,8 @@ from diffnet.train.commands.console import console
 from diffnet.train.commands.shared_options import with_shared_options
 from diffnet.train.options import TrainOptions
 from diffnet.train.recipes import recipe as options_of_recipe
-from diffnet.train.tasks.registry import TASK_OPTIONS, TaskName
+from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
+from diffnet.train.tasks.options.shared import TaskName
 
 if TYPE_CHECKING:
     from diffnet.data import LabeledMeshes

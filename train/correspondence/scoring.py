@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
-from diffnet.data import MeshPairs, PairSample, pair_errors
+from diffnet.data import MeshPairs, PairErrors, PairSample, pair_errors
 from diffnet.train.correspondence.maps import point_map_of
 from diffnet.train.correspondence.turns import warn_if_tilted
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.task import ScoredPairs
+
+
+@dataclass(frozen=True)
+class ScoredPairs:
+    """The test pairs of a set with their predicted maps.
+
+    maps: for each test pair, a vertex of its second mesh for each vertex of its first mesh, (V,) int64
+    errors: of each test pair; empty if the true correspondences are not known
+    """
+
+    data: MeshPairs
+    maps: Sequence[NDArray[np.int64]]
+    errors: Sequence[PairErrors]
 
 
 def score_pairs(

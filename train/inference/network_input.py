@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from diffnet import DiffusionNet
 from diffnet.checkpoints.files import shown
 from diffnet.data import (
-    ArrayStatistics,
-    Statistics,
     TargetsAt,
     check_statistics,
     check_target_statistics,
     feature_channels,
 )
-from diffnet.geometry.errors import DiffnetError, OptionError
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.train.checkpoint_checks import fits
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.registry import TASK_OPTIONS, task_named
+from diffnet.train.tasks.network import MetadataError, NetworkInput
+from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
+from diffnet.train.tasks.registry import task_named
 
 NEEDED = ("features", "k", "normalize")  # they have no defaults, because a wrong value changes predictions silently
 OPTIONAL = (
@@ -37,35 +36,6 @@ OPTIONAL = (
     "align",
     *(name for options in TASK_OPTIONS.values() for name in options.prediction),
 )
-
-
-class MetadataError(DiffnetError, ValueError):
-    """The metadata of a network don't say what it takes as input. The message names what is missing or wrong."""
-
-
-@dataclass(frozen=True)
-class NetworkInput:
-    """The input of a network, and the names of its outputs.
-
-    options: holds `task`, and the options in NEEDED and OPTIONAL; its other values are not used
-    normalize: whether positions are normalized first, by the rule in `options`
-    label_names: the name of each class, or of each column of a regression
-    labels_at: what it predicts: classes or numbers of "vertices", "faces", "edges" or "meshes"
-    statistics: of the features from files, see `array_statistics`
-    target_statistics: of the targets of a regression, whose outputs are standardized. None in other tasks.
-    train_meshes: `mesh_hash` of each mesh of the training part, or None if they aren't known
-    label_numbers: the number of each class in label files. If these are not known, the names if all are whole numbers,
-        else 0, 1, …
-    """
-
-    options: TrainOptions
-    normalize: bool
-    label_names: list[str]
-    labels_at: TargetsAt
-    statistics: Statistics
-    target_statistics: ArrayStatistics | None = None
-    train_meshes: frozenset[str] | None = None
-    label_numbers: tuple[int, ...] = ()
 
 
 def network_input(network: DiffusionNet) -> NetworkInput:
@@ -123,15 +93,15 @@ def network_input(network: DiffusionNet) -> NetworkInput:
         if fault is not None:
             raise OptionError(fault)
         statistics = check_statistics(read.features, found.get("statistics", {}))
-        targets = None
-        if task_named(read.task).standardized:
+        task, targets = task_named(read.task), None
+        if task.standardized:
             count = network.out_channels
             plain = {"mean": [0.0] * count, "std": [1.0] * count}
             targets = check_target_statistics(found.get("target_statistics", plain), count)
     except (OptionError, TypeError) as e:
         reason = e if fault is None or isinstance(e, OptionError) else fault
         raise MetadataError(f"the metadata of the network can't be used: {reason}") from e
-    if labels_at not in task_named(read.task).targets_at:
+    if labels_at not in task.targets_at:
         raise MetadataError(f"the metadata name the task {read.task}, but the network has outputs at {labels_at}")
     channels = feature_channels(read.features, statistics)
     if network.in_channels != channels:

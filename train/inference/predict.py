@@ -27,7 +27,8 @@ from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh, precompute, s
 from diffnet.geometry.mesh.mesh import check_several
 from diffnet.geometry.preprocessing.device import usable_device
 from diffnet.train.evaluate import network_outputs
-from diffnet.train.inference.network_input import MetadataError, NetworkInput, network_input
+from diffnet.train.inference.network_input import network_input
+from diffnet.train.tasks.network import MetadataError, NetworkInput
 from diffnet.train.tasks.registry import task_named
 from diffnet.train.tasks.task import Predicted
 

@@ -77,7 +77,7 @@ def run_evaluation(
         ]
     samples = task.samples(tested, "test", meshes, options)
     predictions: list[Tensor] = []
-    evaluate(network.to(device), samples, options, device, predictions)
+    evaluate(task, network.to(device), samples, options, device, predictions)
     if targets is not None:
         predictions = [original_targets(each, targets) for each in predictions]
     where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}

@@ -17,11 +17,12 @@ from diffnet.data import MeshPairs
 from diffnet.geometry import Mesh, error_curve
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.geodesics.curve import THRESHOLDS
+from diffnet.train.correspondence.scoring import ScoredPairs
+from diffnet.train.metrics import scores_a_test
 from diffnet.train.report.charts import png_of
 from diffnet.train.report.report import figure_html, summary_html
 from diffnet.train.report.spread import spread_over
 from diffnet.train.report.transfer import pair_heading, pair_page, position_colors, texture_colors
-from diffnet.train.tasks.task import ScoredPairs, scores_a_test
 from diffnet.viz.pages import fill_template
 from diffnet.viz.render import draw, paint, png_bytes
 from diffnet.viz.surface import make_surface

@@ -16,7 +16,7 @@ from diffnet.geometry.descriptors import hks_times
 from diffnet.geometry.positions.rotation import small_rotations
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.classes import mirrored_on
-from diffnet.train.tasks.sides import NO_SIDES
+from diffnet.train.tasks.options.sides import NO_SIDES
 
 T = TypeVar("T")
 

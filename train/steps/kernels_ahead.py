@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -19,8 +20,8 @@ from diffnet.train.device import matmul_dtype
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.loop import set_aside
 from diffnet.train.options import TrainOptions
-from diffnet.train.steps.step import TrainingStep, make_optimizer
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.steps.step import TrainingStep
+from diffnet.train.tasks.task import Task
 
 _LOG = logging.getLogger("diffnet")
 MAX_VERTICES = 2**16  # of a stand-in; larger batches take the same kernels
@@ -28,7 +29,11 @@ MAX_VERTICES = 2**16  # of a stand-in; larger batches take the same kernels
 
 @contextmanager
 def kernels_compiled_meanwhile(
-    data: LabeledMeshes, options: TrainOptions, statistics: Statistics | None, device: torch.device
+    task: Task[Any, Any],
+    data: LabeledMeshes,
+    options: TrainOptions,
+    statistics: Statistics | None,
+    device: torch.device,
 ) -> Iterator[None]:
     """On a GPU, compile the kernels of a run in another process while the block runs, see `compiled_meanwhile`.
 
@@ -38,12 +43,12 @@ def kernels_compiled_meanwhile(
     statistics: of the own arrays among the features
     """
     is_dense = options.diffusion == "spectral" and options.attention_heads == 0
-    if device.type != "cuda" or not task_named(options.task).captured or not is_dense:
+    if device.type != "cuda" or not task.captured or not is_dense:
         yield
         return
     launches: list[Launch] = []
     try:
-        launches = launches_of_run(data, options, statistics, device)
+        launches = launches_of_run(task, data, options, statistics, device)
     except Exception as error:  # if it is not the fault of the stand-ins, the first step raises it again
         _LOG.warning("GPU kernels are compiled before the first step, because they are not known earlier: %s", error)
     torch.cuda.empty_cache()  # samples stay on the GPU if enough of its memory is free
@@ -53,7 +58,11 @@ def kernels_compiled_meanwhile(
 
 
 def launches_of_run(
-    data: LabeledMeshes, options: TrainOptions, statistics: Statistics | None, device: torch.device
+    task: Task[Any, Any],
+    data: LabeledMeshes,
+    options: TrainOptions,
+    statistics: Statistics | None,
+    device: torch.device,
 ) -> list[Launch]:
     """The launches of a training step and of an evaluation, one for each kernel, on batches whose values are 0."""
     fitted, _ = set_aside(data.train, options)
@@ -62,7 +71,7 @@ def launches_of_run(
     ends_with_one = largest.meshes > 1 and (options.batch_meshes is None or len(fitted) % options.batch_meshes == 1)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         model = build_model(options, data.label_names, data.labels_at, statistics).to(device)
-        step = TrainingStep(model, make_optimizer(model, options, device), options, device)
+        step = TrainingStep(task, model, options, device)
         batch, single = (_stand_in(size, data, model.in_channels, options, device) for size in (largest, sizes[0]))
         with collected_launches() as found:
             step.launch(batch)

@@ -22,7 +22,7 @@ from diffnet.train.device import autocast, matmul_dtype
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.averaging import WeightAverage
 from diffnet.train.steps.captured_steps import CapturedSteps
-from diffnet.train.tasks.registry import task_named
+from diffnet.train.tasks.task import Task
 
 
 class TrainingStep:
@@ -34,17 +34,17 @@ class TrainingStep:
 
     def __init__(
         self,
+        task: Task[Any, Any],
         model: DiffusionNet,
-        optimizer: torch.optim.Optimizer,
         options: TrainOptions,
         device: torch.device,
         average: WeightAverage | None = None,
     ) -> None:
-        self._model, self._optimizer, self._options, self._device = model, optimizer, options, device
+        self._task, self._model, self._options, self._device = task, model, options, device
+        self.optimizer = make_optimizer(model, options, device)
         self._average = average
         self._vectors = vector_channels(options.features)
-        self._task = task_named(options.task)
-        self.tally = self._task.new_tally(model.last.out_features, device)
+        self.tally = task.new_tally(model.last.out_features, device)
         self._captured: CapturedSteps | None = None
 
     def capture(self, labels_at: TargetsAt, meshes: Sequence[Operators], recorder: Recorder = record_graph) -> None:
@@ -99,10 +99,10 @@ class TrainingStep:
         return self._task.loss(self._outputs(batch), batch.labels, self._options)
 
     def _step(self, batch: Batch) -> Tensor:
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         outputs = self._outputs(batch)
         loss = self._task.loss(outputs, batch.labels, self._options)
-        descend(loss, self._model, self._optimizer, self._options.clip)
+        descend(loss, self._model, self.optimizer, self._options.clip)
         if self._average is not None:
             self._average.update()
         predictions = self._task.predict(outputs.detach())

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from diffnet.data import LabeledMeshes, TargetsAt, load_classes, shapes
 from diffnet.geometry.files import write_atomically
-from diffnet.train.inference.network_input import NetworkInput
-from diffnet.train.metrics import confusion_matrix
+from diffnet.train.metrics import confusion_matrix, scores_a_test
 from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.labels import (
     LabelTask,
@@ -24,8 +23,9 @@ from diffnet.train.tasks.labels import (
     class_results,
     matrix_of,
 )
+from diffnet.train.tasks.network import DataOptions, NetworkInput
 from diffnet.train.tasks.options.classification import OPTIONS
-from diffnet.train.tasks.task import DataOptions, Predicted, Scored, scores_a_test, titles_of
+from diffnet.train.tasks.task import Predicted, Scored, titles_of
 
 SHOWN_MESHES = 60  # on the page of predictions
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels

@@ -19,12 +19,14 @@ from diffnet.data.pairs.meshes import PairedMeshes, paired_meshes
 from diffnet.geometry import Operators, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
 from diffnet.train.correspondence.maps import pair_maps, unsupervised_loss
-from diffnet.train.correspondence.scoring import score_pairs
+from diffnet.train.correspondence.scoring import ScoredPairs, score_pairs
 from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.correspondence.turns import facing_alike
+from diffnet.train.metrics import scores_a_test
 from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.network import DataOptions
 from diffnet.train.tasks.options.correspondence import OPTIONS
-from diffnet.train.tasks.task import DataOptions, PairTask, Part, ScoredPairs, scores_a_test
+from diffnet.train.tasks.task import PairTask, Part
 
 
 class Correspondence(PairTask):

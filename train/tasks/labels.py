@@ -14,10 +14,10 @@ from torch import Tensor
 from diffnet.data import UNLABELED, LabeledMeshes, with_label_names
 from diffnet.ops import Backend, cross_entropy, label_smoothing_loss
 from diffnet.ops.cross_entropy.op import total_weight
-from diffnet.train.metrics import accuracy, balanced_accuracy, class_scores, confusion_matrix, percent
+from diffnet.train.metrics import accuracy, balanced_accuracy, class_scores, confusion_matrix, percent, scores_a_test
 from diffnet.train.options import TrainOptions
 from diffnet.train.tasks.classes import check_sides, weights_on, with_class_options
-from diffnet.train.tasks.task import MeshTask, Scored, scores_a_test
+from diffnet.train.tasks.task import MeshTask, Scored
 
 
 def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:

@@ -26,13 +26,13 @@ from diffnet.data.target_names import vector_columns
 from diffnet.geometry import Mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
-from diffnet.train.inference.network_input import NetworkInput
-from diffnet.train.metrics import column_scores, mean_r2
+from diffnet.train.metrics import column_scores, mean_r2, scores_a_test
 from diffnet.train.options import TrainOptions
 from diffnet.train.report.spread import spread_over
+from diffnet.train.tasks.network import DataOptions, NetworkInput
 from diffnet.train.tasks.options.regression import Loss
-from diffnet.train.tasks.sides import found_sides
-from diffnet.train.tasks.task import DataOptions, MeshTask, Predicted, Scored, scores_a_test, titles_of
+from diffnet.train.tasks.options.sides import found_sides
+from diffnet.train.tasks.task import MeshTask, Predicted, Scored, titles_of
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60

@@ -16,8 +16,7 @@ from torch import Tensor
 from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, figures, load_dataset
 from diffnet.geometry import Mesh, element_areas
 from diffnet.geometry.files import write_atomically
-from diffnet.train.inference.network_input import NetworkInput
-from diffnet.train.metrics import class_scores, confusion_matrix, percent, soft_accuracy
+from diffnet.train.metrics import class_scores, confusion_matrix, percent, scores_a_test, soft_accuracy
 from diffnet.train.report.spread import spread_over
 from diffnet.train.tasks.labels import (
     LabelTask,
@@ -26,8 +25,9 @@ from diffnet.train.tasks.labels import (
     class_results,
     matrix_of,
 )
+from diffnet.train.tasks.network import DataOptions, NetworkInput
 from diffnet.train.tasks.options.segmentation import OPTIONS
-from diffnet.train.tasks.task import DataOptions, Predicted, Scored, scores_a_test, titles_of
+from diffnet.train.tasks.task import Predicted, Scored, titles_of
 
 SHOWN_MESHES = 8  # on the page of predictions
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels

@@ -18,9 +18,7 @@ from diffnet.data import (
     DataError,
     LabeledMesh,
     LabeledMeshes,
-    Layout,
     MeshPairs,
-    PairErrors,
     PairSample,
     PairShape,
     Sample,
@@ -29,33 +27,16 @@ from diffnet.data import (
     without_classes,
 )
 from diffnet.data.counts import counted
-from diffnet.data.pairs.indices import Base
 from diffnet.data.pairs.meshes import PairedMeshes, paired_meshes
 from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Mesh, Operators, SurfacePoints
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_stem
+from diffnet.train.correspondence.scoring import ScoredPairs
 from diffnet.train.device import matmul_dtype
-from diffnet.train.inference.network_input import MetadataError, NetworkInput
 from diffnet.train.options import TrainOptions
-from diffnet.train.tasks.registry import TaskName
-
-
-class DataOptions(NamedTuple):
-    """The options of `diffnet evaluate` for a data set. Each task reads the options of its sets.
-
-    layout: see `load_dataset`
-    targets: see `load_targets`
-    pairs, base: see `load_pairs`
-    seed: of the generated set
-    """
-
-    network: NetworkInput
-    layout: Layout = "auto"
-    targets: str | None = None
-    pairs: str | None = None
-    base: Base = "auto"
-    seed: int = 0
+from diffnet.train.tasks.network import DataOptions, MetadataError, NetworkInput
+from diffnet.train.tasks.options.shared import TaskName
 
 
 class Predicted(NamedTuple):
@@ -68,19 +49,6 @@ class Predicted(NamedTuple):
     mesh: Mesh
     values: Tensor
     probabilities: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class ScoredPairs:
-    """The test pairs of a set with their predicted maps.
-
-    maps: for each test pair, a vertex of its second mesh for each vertex of its first mesh, (V,) int64
-    errors: of each test pair; empty if the true correspondences are not known
-    """
-
-    data: MeshPairs
-    maps: Sequence[NDArray[np.int64]]
-    errors: Sequence[PairErrors]
 
 
 @dataclass(frozen=True)
@@ -101,16 +69,6 @@ def titles_of(meshes: Sequence[Mesh]) -> list[str]:
     """The names of meshes without folders and extensions, or with them if these names are not different."""
     stems = [mesh_stem(mesh.name) for mesh in meshes]
     return stems if len(set(stems)) == len(stems) else [mesh.name for mesh in meshes]
-
-
-def scores_a_test(results: Mapping[str, Any]) -> bool:
-    """Whether no scored mesh is a training mesh, from results.json. False if `diffnet evaluate` doesn't know it.
-
-    >>> scores_a_test({"scored_training_meshes": 2}), scores_a_test({})  # {} as in the results of a training run
-    (False, True)
-    """
-    seen: int | None = results.get("scored_training_meshes", 0)
-    return seen == 0
 
 
 Part: TypeAlias = Literal["train", "test"]

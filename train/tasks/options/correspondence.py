@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from diffnet.geometry.errors import OptionError
-from diffnet.train.tasks.task_options import OptionGroup, RecipeName, TaskOptions
-
-if TYPE_CHECKING:
-    from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.options.shared import SharedOptions
+from diffnet.train.tasks.options.task_options import RecipeName, TaskOptions
 
 Method: TypeAlias = Literal["supervised", "unsupervised"]
 
@@ -23,7 +21,7 @@ _UNSUPERVISED: dict[RecipeName, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class CorrespondenceOptions(OptionGroup):
+class CorrespondenceOptions(SharedOptions):
     """The options of correspondence alone. A step takes `batch_meshes` pairs.
 
     method, map_k, feature_scale: see `pair_maps`
@@ -47,16 +45,15 @@ class CorrespondenceOptions(OptionGroup):
         if len(self.upright) not in (0, 3) or not all(map(math.isfinite, self.upright)):
             raise OptionError(f"upright should be empty or three finite numbers, got {self.upright}")
 
+    def check_together(self) -> None:
+        if not 1 <= self.map_k <= self.k:
+            raise OptionError(f"map_k should be from 1 to k, which is {self.k}, got {self.map_k}")
+
 
 def _adapted(name: RecipeName, options: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe of the method, with maps of at most k eigenpairs."""
     recipe = {**options, **(_UNSUPERVISED[name] if chosen.get("method") == "unsupervised" else {})}
     return {**recipe, "map_k": min(recipe["map_k"], chosen.get("k", recipe["k"]))}
-
-
-def _check(options: TrainOptions) -> None:
-    if not 1 <= options.map_k <= options.k:
-        raise OptionError(f"map_k should be from 1 to k, which is {options.k}, got {options.map_k}")
 
 
 OPTIONS = TaskOptions(
@@ -80,5 +77,4 @@ OPTIONS = TaskOptions(
     },
     original={"map_k": 30, "normalize": "area"},
     adapted=_adapted,
-    check=_check,
 )

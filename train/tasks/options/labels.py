@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from diffnet.geometry.errors import OptionError
-from diffnet.train.tasks.class_weights import BY_FREQUENCY, class_weight_entries
-from diffnet.train.tasks.sides import FDI, NO_SIDES, are_numbers, side_pairs
-from diffnet.train.tasks.task_options import OptionGroup, TaskOptions
-
-if TYPE_CHECKING:
-    from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.options.class_weights import BY_FREQUENCY, class_weight_entries
+from diffnet.train.tasks.options.shared import SharedOptions
+from diffnet.train.tasks.options.sides import FDI, NO_SIDES, are_numbers, side_pairs
+from diffnet.train.tasks.options.task_options import TaskOptions
 
 
 @dataclass(frozen=True)
-class LabelOptions(OptionGroup):
+class LabelOptions(SharedOptions):
     """The options of tasks with labels.
 
     label_smoothing: s of `label_smoothing_loss`, in training
@@ -43,10 +40,9 @@ class LabelOptions(OptionGroup):
         if self.mirror_labels not in (None, FDI, NO_SIDES) and not are_numbers(self.mirror_labels):
             side_pairs(self.mirror_labels)
 
-
-def _check(options: TrainOptions) -> None:
-    if options.mirror_labels is not None and not options.mirror:
-        raise OptionError(f"mirror_labels is {options.mirror_labels}, but no mesh is mirrored; add --mirror")
+    def check_together(self) -> None:
+        if self.mirror_labels is not None and not self.mirror:
+            raise OptionError(f"mirror_labels is {self.mirror_labels}, but no mesh is mirrored; add --mirror")
 
 
 LABELED = TaskOptions(
@@ -55,5 +51,4 @@ LABELED = TaskOptions(
     unavailable=("align",),
     prediction=("ignore",),
     original={"label_smoothing": 0.0},
-    check=_check,
 )

@@ -7,13 +7,14 @@ from typing import Literal, TypeAlias, get_args
 
 from diffnet.data.target_names import target_parts
 from diffnet.geometry.errors import OptionError
-from diffnet.train.tasks.task_options import OptionGroup, TaskOptions
+from diffnet.train.tasks.options.shared import SharedOptions
+from diffnet.train.tasks.options.task_options import TaskOptions
 
 Loss: TypeAlias = Literal["mse", "l1", "huber"]
 
 
 @dataclass(frozen=True)
-class RegressionOptions(OptionGroup):
+class RegressionOptions(SharedOptions):
     """The options of regression alone.
 
     targets: see `load_targets`

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from diffnet.train.options import TrainOptions
+from diffnet.train.tasks.options.shared import SharedOptions
 
 RecipeName: TypeAlias = Literal["default", "original"]
-
-
-@dataclass(frozen=True)
-class OptionGroup:
-    """Base class of the parts of `TrainOptions`.
-
-    `__post_init__` of a part calls that of its base class, and then checks the values of the part.
-    """
-
-    def __post_init__(self) -> None:
-        pass
 
 
 @dataclass(frozen=True)
 class TaskOptions:
     """The options of `TrainOptions` in which a task differs from others.
 
-    own: the class of the options that only this task has, and other tasks with the same class
+    own: the shared options, and those that only this task and other tasks with the same class have
     owners: how error messages name the tasks with this class; None for the names of the tasks
     unavailable: options that all tasks have but this one
     generated: the name of the generated data set of this task on the command line; None if there is none
@@ -35,10 +23,9 @@ class TaskOptions:
     recipe: changes to the defaults of `TrainOptions`, for the default recipe
     original: changes to the recipe of the original, see `recipe` in `train/recipes.py`
     adapted: (name of a recipe, its options, the user's options) to the recipe's options that fit the user's
-    check: raises OptionError for options of this task that don't go together
     """
 
-    own: type[OptionGroup] = OptionGroup
+    own: type[SharedOptions] = SharedOptions
     owners: str | None = None
     unavailable: tuple[str, ...] = ()
     generated: str | None = None
@@ -48,9 +35,8 @@ class TaskOptions:
     adapted: Callable[[RecipeName, Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = (
         lambda name, options, chosen: options
     )
-    check: Callable[[TrainOptions], None] = lambda options: None
 
     @property
     def own_names(self) -> tuple[str, ...]:
-        """The names of the options in `own`."""
-        return tuple(each.name for each in fields(self.own))
+        """The names of the options that `own` adds to the shared ones."""
+        return tuple(each.name for each in fields(self.own)[len(fields(SharedOptions)) :])

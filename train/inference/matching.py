@@ -23,11 +23,12 @@ from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.correspondence.turns import facing_alike, warn_if_tilted
 from diffnet.train.device import autocast
 from diffnet.train.inference.loading import is_original
-from diffnet.train.inference.network_input import MetadataError, network_input
+from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import descend, make_optimizer
 from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
+from diffnet.train.tasks.network import MetadataError
 
 FINE_TUNING_RATE = 1e-4
 

@@ -1,0 +1,178 @@
+"""The options that all tasks share. The command line reads them, so this loads fast."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from diffnet.data.feature_names import canonical_features, vector_channels
+from diffnet.data.options import Preprocessing, Variants
+from diffnet.geometry.errors import OptionError
+from diffnet.geometry.preprocessing.options import (
+    BasisPrecision,
+    JoinRule,
+    LaplacianKind,
+    OperatorsKind,
+    ScaleRule,
+)
+
+# A new task adds its name. The files of a task have this name: `tasks/NAME.py` holds its `TASK`, `options/NAME.py` its
+# `OPTIONS`, and `commands/NAME.py` its command `train`.
+TaskName: TypeAlias = Literal["segmentation", "classification", "regression", "correspondence"]
+# The same as those of `diffnet.block` and `diffnet.diffusion`, whose import loads PyTorch.
+DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
+InitialTimes: TypeAlias = Literal["zero", "spread"]
+MLPNorm: TypeAlias = Literal["none", "layer", "rms"]
+Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
+Schedule: TypeAlias = Literal["step", "cosine"]
+RotationAxis: TypeAlias = Literal["any", "x", "y", "z"]
+TrainBackend: TypeAlias = Literal["auto", "torch"]
+
+
+@dataclass(frozen=True)
+class SharedOptions:
+    """The options that all tasks of `diffnet train` share. Its `--help` explains each one.
+
+    `__post_init__` of the class of a task's own options calls that of this class, and then checks its own values.
+
+    task: the task that the network learns, which is the name of the command
+    laplacian: None becomes the one that belongs to the operators, see `precompute`
+    max_faces: decimate meshes that have more faces, see `decimated`; None leaves all as they are
+    clip: the norm to which longer gradients are scaled down; 0 for no limit
+    average_weights: decay of the moving average of the weights, see `WeightAverage`; 0 for no average
+    align: give xyz and normals, if the features have them, in the principal axes of each mesh, see `input_features`. In
+        training, they are then rotated by small random angles only.
+    rotate: rotate the features xyz and normals at random in training. None means yes if the features have one of them.
+        Other features do not change under rotation.
+    rotate_about: "any" for all rotations, or the axis of the rotations
+    scale_range: multiply positions by a random factor from 1/scale_range to scale_range, see `augmented`
+    jitter: standard deviation of noise on the positions among the features; the radius of a mesh is 1
+    mirror: mirror half of the meshes
+    cut, decimate: the largest shares of the surface and of the faces that variants of the training meshes lack
+    variants: the number of variants of each mesh, if `cut` or `decimate` is not 0; see `make_variants`
+    """
+
+    task: TaskName = "segmentation"
+    features: str = "curvature+log-hks"
+    k: int = 128
+    laplacian: LaplacianKind | None = None
+    basis: BasisPrecision = "float32"
+    join: JoinRule = "auto"
+    operators: OperatorsKind = "diffnet"
+    normalize: ScaleRule = "radius"
+    max_faces: int | None = None
+    epochs: int = 100
+    width: int = 256
+    blocks: int = 4
+    diffusion: DiffusionMode = "spectral"
+    initial_times: InitialTimes = "spread"
+    mlp_norm: MLPNorm = "none"
+    attention_heads: int = 0
+    dropout: float = 0.2
+    learning_rate: float = 2e-3
+    schedule: Schedule = "cosine"
+    decay_every: int = 50
+    clip: float = 0.0
+    batch_meshes: int | None = 1
+    batch_vertices: int | None = None
+    align: bool = False
+    rotate: bool | None = None
+    rotate_about: RotationAxis = "any"
+    scale_range: float = 1.0
+    jitter: float = 0.0
+    mirror: bool = False
+    cut: float = 0.0
+    decimate: float = 0.0
+    variants: int = 8
+    average_weights: float = 0.0
+    validation: float = 0.0
+    eval_every: int = 5
+    precision: Precision = "auto"
+    backend: TrainBackend = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", canonical_features(self.features))  # the only way in a frozen dataclass
+        for name in ("epochs", "width", "blocks", "decay_every", "eval_every", "variants"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} should be at least 1, got {getattr(self, name)}")
+        for name in ("batch_meshes", "batch_vertices"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"{name} should be at least 1, got {value}")
+        for name in ("dropout", "validation", "average_weights", "jitter", "cut", "decimate"):
+            if not 0 <= getattr(self, name) < 1:
+                raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
+        if self.max_faces is not None and self.max_faces < 4:
+            raise OptionError(f"max_faces should be at least 4, got {self.max_faces}")
+        if not 0 <= self.clip < math.inf:
+            raise OptionError(f"clip should be a finite number of at least 0, got {self.clip}")
+        if not 0 < self.learning_rate < 1e36:  # above 1e36, Adam's steps overflow float32
+            raise OptionError(f"learning_rate should be above 0 and below 1e36, got {self.learning_rate}")
+        if not 0 <= self.seed < 2**63:
+            raise OptionError(f"seed should be at least 0 and below 2^63, got {self.seed}")
+        for name, choices in (
+            ("task", get_args(TaskName)),
+            ("precision", get_args(Precision)),
+            ("backend", get_args(TrainBackend)),
+            ("schedule", get_args(Schedule)),
+            ("rotate_about", get_args(RotationAxis)),
+            ("diffusion", get_args(DiffusionMode)),
+            ("initial_times", get_args(InitialTimes)),
+            ("mlp_norm", get_args(MLPNorm)),
+        ):
+            if getattr(self, name) not in choices:
+                raise OptionError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        if self.attention_heads < 0 or (self.attention_heads > 0 and self.width % self.attention_heads != 0):
+            raise OptionError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
+        chosen = self.preprocessing  # checks its own options
+        if chosen.k < 1 and self.diffusion == "spectral":
+            raise OptionError(f"k should be at least 1 for spectral diffusion, got {self.k}")
+        if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
+            name = "rotate" if self.rotate else "rotate_about"
+            raise OptionError(f"{name} needs features with xyz or normals, got {self.features!r}")
+        if self.align and self.rotate_about != "any":
+            raise OptionError(
+                f"rotate_about is {self.rotate_about!r}, but features are aligned; leave it out or add --no-align"
+            )
+        if self.rotate is False and self.rotate_about != "any":
+            raise OptionError(f"rotate_about should be any where nothing is rotated, got {self.rotate_about!r}")
+        if self.jitter > 0 and "xyz" not in self.features.split("+"):
+            raise OptionError(f"jitter needs features with xyz, got {self.features!r}")
+        if not 1 <= self.scale_range <= 10:
+            raise OptionError(f"scale_range should be from 1, which is off, to 10, got {self.scale_range}")
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """The options that preprocessing depends on."""
+        return Preprocessing(
+            self.k, self.laplacian, self.features, self.basis, self.join, self.operators, self.normalize, self.align
+        )
+
+    @property
+    def aligns(self) -> bool:
+        """Whether there are features that are given in principal axes."""
+        return self.align and bool(vector_channels(self.features))
+
+    @property
+    def mesh_variants(self) -> Variants:
+        """The variants of the training meshes."""
+        return Variants(self.variants if self.cut or self.decimate else 0, self.cut, self.decimate)
+
+    @property
+    def rotates(self) -> bool:
+        """Whether features are rotated at random in training."""
+        return bool(vector_channels(self.features)) if self.rotate is None else self.rotate
+
+    def learning_rate_at(self, epoch: float) -> float:
+        """The learning rate after a number of epochs, which may have a fraction.
+
+        The step schedule halves it every `decay_every` epochs. The cosine schedule lowers it to 0 over the run.
+        """
+        if self.schedule == "step":
+            return self.learning_rate * 0.5 ** int(epoch // self.decay_every)
+        return self.learning_rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+
+    def check_together(self) -> None:
+        """Raises OptionError for options of a task that don't go together. The classes of own options define it."""
