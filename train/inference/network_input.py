@@ -78,9 +78,8 @@ def network_input(network: DiffusionNet) -> NetworkInput:
         rule = scale_rule(found["normalize"])
     except OptionError as e:
         raise MetadataError(f"{e}, in the metadata") from e
-    task = "classification" if labels_at == "meshes" else "segmentation"
     options = {
-        "task": task,
+        "task": "classification" if labels_at == "meshes" else "segmentation",
         "precision": "fp32",
         "normalize": rule or "radius",
         **{name: found[name] for name in ("features", "k", *OPTIONAL) if name in found},
