@@ -15,7 +15,7 @@ from diffnet.ops.common.dispatch import differentiable
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.checks import check_operand
 from diffnet.ops.sparse.csr import CsrArrays
-from diffnet.ops.sparse.pattern import Pattern, balanced_arrays
+from diffnet.ops.sparse.pattern import Pattern, product_arrays
 
 
 def spmm(pattern: Pattern, values: Tensor, x: Tensor, *, transpose: bool = False, backend: Backend = "auto") -> Tensor:
@@ -106,10 +106,10 @@ def sddmm(pattern: Pattern, a: Tensor, b: Tensor, *, backend: Backend = "auto") 
             return reference.integer_sddmm(pattern.row_indices, pattern.column_indices, a, b).to(dtype)
         a, b = a.to(dtype), b.to(dtype)
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    flat = [_flat_sets(t, batch) for t in (a, b)]
-    triton = use_kernels(backend, *flat)
-    out: Tensor = sddmm_operator(product_arrays(pattern, triton), *flat, triton)
-    return out.reshape(*batch, pattern.nnz)
+    a, b = _flat_sets(a, batch), _flat_sets(b, batch)
+    triton = use_kernels(backend, a, b)
+    out: Tensor = sddmm_operator(product_arrays(pattern, triton), a, b, triton)
+    return out.reshape(*batch, pattern.nnz) if batch else out[0]
 
 
 def row_sum(pattern: Pattern, values: Tensor, *, backend: Backend = "auto") -> Tensor:
@@ -153,16 +153,6 @@ def _flat_sets(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     return x.expand(*batch, *x.shape[-2:]).reshape(math.prod(batch), *x.shape[-2:])
 
 
-def product_arrays(pattern: Pattern, triton: bool) -> list[Tensor]:
-    """Return the arrays that the operators below take.
-
-    They are the arrays of the pattern, the arrays of its transpose, and the position in the pattern of each entry of
-    the transpose.
-    """
-    transposed, order = pattern.transpose
-    return [*balanced_arrays(pattern, triton), *balanced_arrays(transposed, triton), order]
-
-
 def _pattern_and_transpose(structure: Sequence[Tensor]) -> tuple[CsrArrays, CsrArrays, Tensor]:
     """Undo `product_arrays`."""
     return CsrArrays(*structure[:5]), CsrArrays(*structure[5:10]), structure[10]
@@ -193,8 +183,8 @@ def _spmm_fake(
 
 def _sddmm(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
     """Multiply Aₛ Bₛᵀ at the entries: a (S or 1, rows, C), b (S or 1, columns, C) → (S, nnz)."""
-    own = _pattern_and_transpose(structure)[0]
-    if len(a) == 0 or len(b) == 0:
+    own = CsrArrays(*structure[:5])
+    if a.shape[0] == 0 or b.shape[0] == 0:
         return a.new_empty(0, len(own.indices))
     if triton:
         from diffnet.ops.sparse import sddmm_kernels

@@ -70,6 +70,7 @@ class Pattern:
     _transpose: ClassVar[tuple[Pattern, Tensor] | None] = None
     _long_pieces: ClassVar[Tensor | None] = None
     _by_length: ClassVar[Tensor | None] = None
+    _product_arrays: ClassVar[dict[bool, list[Tensor]]]
 
     def __init__(
         self, indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor | None = None, *, check: bool = True
@@ -93,6 +94,7 @@ class Pattern:
             _transpose=None,
             _long_pieces=None,
             _by_length=None,
+            _product_arrays={},
         )
 
     @classmethod
@@ -207,8 +209,7 @@ class Pattern:
 
         Call it before a step that is compiled or captured in a CUDA graph.
         """
-        for pattern in (self, self.transpose[0]):
-            balanced_arrays(pattern, triton=True)
+        product_arrays(self, triton=True)
         return self
 
     def with_row_order(self, order: Tensor | None, *, check: bool = True) -> tuple[Pattern, Tensor]:
@@ -305,19 +306,35 @@ def check_plain(name: str, array: Any) -> None:
         raise not_a_tensor(name, array)
 
 
-def csr_arrays(pattern: Pattern, triton: bool) -> CsrArrays:
-    """Return the arrays of a pattern. Only Triton's kernels need the pieces of long rows."""
-    none = pattern.stored_indices.new_empty(0)
-    order = none if pattern.row_order is None else pattern.row_order
+def csr_arrays(pattern: Pattern, triton: bool, *, by_length: bool = False) -> CsrArrays:
+    """Return the arrays of a pattern. Only Triton's kernels need the pieces of long rows.
+
+    by_length: whether kernels may take rows by length, as those of products do
+    """
+    none, order = pattern.stored_indices.new_empty(0), pattern.row_order
     return CsrArrays(
-        pattern.stored_indptr, pattern.stored_indices, pattern.long_pieces if triton else none, order, none
+        pattern.stored_indptr,
+        pattern.stored_indices,
+        pattern.long_pieces if triton else none,
+        none if order is None else order,
+        pattern.rows_by_length if by_length and triton and order is None else none,
     )
 
 
-def balanced_arrays(pattern: Pattern, triton: bool) -> CsrArrays:
-    """Return the arrays of a pattern for products, which may take rows by length."""
-    arrays = csr_arrays(pattern, triton)
-    return arrays._replace(by_length=pattern.rows_by_length) if triton and pattern.row_order is None else arrays
+def product_arrays(pattern: Pattern, triton: bool) -> list[Tensor]:
+    """Return the arrays that `spmm_operator` and `sddmm_operator` take.
+
+    They are the arrays of the pattern, the arrays of its transpose, and the position in the pattern of each entry of
+    the transpose.
+    """
+    known = None if torch.compiler.is_compiling() else pattern._product_arrays.get(triton)
+    if known is not None:
+        return known
+    transposed, order = pattern.transpose
+    found = [*csr_arrays(pattern, triton, by_length=True), *csr_arrays(transposed, triton, by_length=True), order]
+    if all(type(array) is Tensor for array in found):  # not while something is traced
+        pattern._product_arrays[triton] = found
+    return found
 
 
 def rows_of(pattern: Pattern, rows: Tensor) -> tuple[Pattern, Tensor]:

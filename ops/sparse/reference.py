@@ -78,7 +78,7 @@ def in_row_order(csr: CsrArrays, stored: Tensor) -> Tensor:
 
 def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     """Multiply Aₛ Bₛᵀ at the entries: a (S, rows, C), b (S, columns, C), each (1, …) for all sets → (S, nnz)."""
-    entries = len(csr.indices)
+    entries = csr.indices.shape[0]
     if a.is_cpu and torch.backends.mkl.is_available() and entries > 0:  # type: ignore[no-untyped-call]
         return _sampled(csr, a, b)
     dtype, wide, rows = a.dtype, _wide(a.dtype), row_of_each(csr.indptr, csr.indices)
@@ -93,18 +93,18 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
 
 def _sampled(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     """Return what `sddmm` does without gathering rows. On the CPU, PyTorch needs MKL for this."""
-    dtype, wide = a.dtype, _wide(a.dtype)
-    zeros = a.new_zeros(len(csr.indices), dtype=wide)
-    matrix = csr_tensor(csr.indptr, csr.indices, zeros, (a.shape[1], b.shape[1]))
-    found = []
+    wide, sets_a, sets_b = _wide(a.dtype), a.shape[0], b.shape[0]
+    out = a.new_zeros(max(sets_a, sets_b), csr.indices.shape[0], dtype=wide)
+    ordered, shape = csr.row_order.shape[0] > 0, (a.shape[1], b.shape[1])
     with without_autocast():
-        for s in range(max(len(a), len(b))):
-            if s < len(a):  # otherwise all sets share one factor
-                left = in_dtype(a[s] if len(csr.row_order) == 0 else a[s, csr.row_order], wide)
-            if s < len(b):
+        for s, values in enumerate(out.unbind()):
+            if s < sets_a:  # otherwise all sets share one factor
+                left = in_dtype(a[s, csr.row_order] if ordered else a[s], wide)
+            if s < sets_b:
                 right = in_dtype(b[s], wide).mT
-            found.append(in_dtype(torch.sparse.sampled_addmm(matrix, left, right, beta=0).values(), dtype))
-    return found[0][None] if len(found) == 1 else torch.stack(found)
+            matrix = csr_tensor(csr.indptr, csr.indices, values, shape)  # shares the memory of `out`
+            torch.sparse.sampled_addmm(matrix, left, right, beta=0, out=matrix)
+    return in_dtype(out, a.dtype)
 
 
 def integer_sddmm(rows: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:

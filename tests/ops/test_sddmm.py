@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffnet.ops import Backend, Pattern, sddmm
-from diffnet.ops.sparse.op import product_arrays
+from diffnet.ops.sparse.pattern import product_arrays
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces", "poisoned")
 

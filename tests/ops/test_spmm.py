@@ -16,7 +16,7 @@ from torch import Tensor
 from diffnet.ops import Backend, Pattern, diagonal, row_sum, sddmm, sparse_softmax, spmm
 from diffnet.ops.sparse import pattern as pattern_module
 from diffnet.ops.sparse import sddmm_kernels, softmax_kernels, spmm_kernels
-from diffnet.ops.sparse.op import product_arrays
+from diffnet.ops.sparse.pattern import product_arrays
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pieces", "poisoned")
 
