@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import trimesh
 from shapes import TETRAHEDRON, arrays
 
 from diffnet.geometry import Operators, precompute
-from diffnet.ops import SparseMatrix
+from diffnet.ops import Pattern, SparseMatrix
 
 
 def matrix(sparse: SparseMatrix, component: int | None = None) -> scipy.sparse.csr_matrix:
@@ -20,6 +21,27 @@ def matrix(sparse: SparseMatrix, component: int | None = None) -> scipy.sparse.c
     values = sparse.values if component is None else sparse.values[component]
     entries = values.double().numpy(), sparse.pattern.indices.numpy(), sparse.pattern.indptr.numpy()
     return scipy.sparse.csr_matrix(entries, shape=sparse.pattern.shape)
+
+
+def assert_same(found: Operators, expected: Operators) -> None:
+    """All fields are equal, and so are the numbers of vertices and faces."""
+    for field in fields(Operators):
+        a, b = getattr(found, field.name), getattr(expected, field.name)
+        assert type(a) is type(b), field.name
+        if isinstance(a, SparseMatrix):
+            assert torch.equal(a.values, b.values), field.name
+            a, b = a.pattern, b.pattern
+        if isinstance(a, Pattern):
+            assert torch.equal(a.stored_indptr, b.stored_indptr), field.name
+            assert torch.equal(a.stored_indices, b.stored_indices), field.name
+            assert a.columns == b.columns, field.name
+            a, b = a.row_order, b.row_order
+            assert (a is None) == (b is None), field.name
+        if a is not None:
+            assert a.dtype == b.dtype, field.name
+            assert torch.equal(a, b), field.name
+    assert found.lengths == expected.lengths
+    assert found.face_lengths == expected.face_lengths
 
 
 def gradient(operators: Operators, f: np.ndarray) -> np.ndarray:

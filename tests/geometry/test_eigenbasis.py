@@ -26,10 +26,8 @@ from diffnet.geometry.eigen import checks as eigenpair_checks
 from diffnet.geometry.eigen import cpu
 from diffnet.geometry.eigen import problem as eigenproblem
 from diffnet.geometry.eigen.gpu import batches as eigenbases_on_gpu
-from diffnet.geometry.eigen.gpu.shift_invert import BatchedShiftInvert
 from diffnet.geometry.eigen.lanczos import KrylovSpace
 from diffnet.geometry.eigen.problem import Pairs, Problem
-from diffnet.geometry.eigen.shift_invert import ShiftInvert
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -68,20 +66,13 @@ def must_not_run(*args: Any) -> Any:
 
 
 @pytest.mark.parametrize("solver", ["dense_pairs", "lanczos_pairs"])
-@pytest.mark.parametrize("source", ["sphere", "plane", "several", "cloud"])
-def test_against_a_full_solve(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, source: str, solver: str
-) -> None:
+@pytest.mark.parametrize("source", ["sphere", "several", "cloud"])
+def test_against_a_full_solve(monkeypatch: pytest.MonkeyPatch, source: str, solver: str) -> None:
     monkeypatch.setattr(eigenproblem, "DENSE_LIMIT", 10**6 if solver == "dense_pairs" else 0)
     for other in {"dense_pairs", "lanczos_pairs", "scipy_pairs"} - {solver}:
         monkeypatch.setattr(cpu, other, must_not_run)
-    sphere = trimesh.creation.icosphere(2 if solver == "dense_pairs" else 3)
-    mesh = {
-        "sphere": lambda: sphere,
-        "cloud": lambda: (sphere.vertices, None),
-        "plane": lambda: request.getfixturevalue("plane"),
-        "several": several,
-    }[source]()
+    sphere = trimesh.creation.icosphere(2)
+    mesh = {"sphere": sphere, "cloud": (sphere.vertices, None), "several": several()}[source]
     laplacian, mass = laplacian_and_mass(load_mesh(mesh))
     full, vectors = scipy.linalg.eigh(laplacian.toarray(), np.diag(mass))
     # The span of the first k vectors is defined only if a gap follows.
@@ -97,9 +88,9 @@ def test_against_a_full_solve(
     np.testing.assert_array_equal(again[1], evecs)
 
 
-@pytest.mark.parametrize("k", [1, 2, 40, 128, pytest.param(300, marks=pytest.mark.slow)], ids=lambda k: f"k={k}")
+@pytest.mark.parametrize("k", [1, 2, 100], ids=lambda k: f"k={k}")
 def test_against_scipy(k: int) -> None:
-    laplacian, mass = problem(comb(40, 20))
+    laplacian, mass = problem(comb(30, 12))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         evals, evecs = eigenbasis(laplacian, mass, k)
@@ -111,7 +102,7 @@ def test_against_scipy(k: int) -> None:
 
 
 def test_lost_orthogonality_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    laplacian, mass = problem(trimesh.creation.icosphere(4))
+    laplacian, mass = problem(trimesh.creation.icosphere(3))
     converge = KrylovSpace.converge
 
     def skewed(*args: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -121,11 +112,11 @@ def test_lost_orthogonality_is_restored(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(KrylovSpace, "converge", skewed)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        evals, evecs = eigenbasis(laplacian, mass, 200)
+        evals, evecs = eigenbasis(laplacian, mass, 100)
     assert_pairs(laplacian, mass, evals, evecs)
 
 
-@pytest.mark.parametrize("k", [20, 31, 100, 200], ids=lambda k: f"k={k}")
+@pytest.mark.parametrize("k", [20, 31, 100], ids=lambda k: f"k={k}")
 def test_equal_components(k: int) -> None:
     """30 equal spheres: each eigenvalue appears at least 30 times, and each vector is supported on one component."""
     laplacian, mass = problem(trimesh.creation.icosphere(2))
@@ -140,11 +131,11 @@ def test_equal_components(k: int) -> None:
 
 def test_components_that_need_more_than_their_share() -> None:
     """Long strips have lower eigenvalues than Weyl's law predicts from their area, so more pairs are sought."""
-    sphere = trimesh.creation.icosphere(3)
-    strip = trimesh.creation.cylinder(0.02, 200, sections=4).subdivide_loop(3)
+    sphere = trimesh.creation.icosphere(2)
+    strip = trimesh.creation.cylinder(0.02, 200, sections=4).subdivide_loop(2)
     strip.apply_translation([5, 0, 0])
     laplacian, mass = problem(trimesh.util.concatenate([sphere, strip]))
-    k = 60
+    k = 40
     evals, evecs = eigenbasis(laplacian, mass, k)
     expected = scipy.linalg.eigh(laplacian.toarray(), np.diag(mass), eigvals_only=True, subset_by_index=(0, k - 1))
     np.testing.assert_allclose(evals, expected, atol=1e-8 * expected[-1])
@@ -169,19 +160,6 @@ def test_many_restarts(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch)
     assert_pairs(laplacian, mass, evals, evecs)
 
 
-def test_tensors_give_the_same_pairs(sphere: trimesh.Trimesh) -> None:
-    """The code for a GPU, with tensors on the CPU."""
-    laplacian, mass = problem(sphere)
-    sigma = 0.01
-    values, _ = KrylovSpace(ShiftInvert(laplacian, mass, sigma), 40, 16).converge(1e-8)
-    operator = BatchedShiftInvert([(laplacian, mass)] * 2, [sigma] * 2, torch.device("cpu"))
-    same, tensors = KrylovSpace(operator, 40, 16).converge(1e-8)
-    assert isinstance(tensors, torch.Tensor)
-    for one in range(2):
-        np.testing.assert_allclose(same[one], values, rtol=1e-12)
-        np.testing.assert_allclose(tensors[one] @ tensors[one].T, np.eye(40), atol=1e-12)
-
-
 @pytest.fixture
 def tensors_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the code for a GPU with tensors on the CPU, in batches of 3, for components of 300 vertices and more."""
@@ -198,7 +176,7 @@ def together(problems: list[Problem], k: int) -> list[Pairs]:
 def test_a_batch_of_several_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The meshes have different sizes, and one has several components."""
     torus = trimesh.creation.torus(1, 0.4, major_sections=32, minor_sections=16)
-    meshes = [several(), trimesh.creation.icosphere(3), torus, trimesh.creation.icosphere(4)]
+    meshes = [several(), trimesh.creation.icosphere(3), torus, trimesh.creation.icosphere(3)]
     problems = [problem(mesh) for mesh in meshes]
     solve, sizes = eigenbases_on_gpu.pairs_on_cpu, []
     monkeypatch.setattr(
@@ -377,8 +355,8 @@ def star(arms: int, length: int) -> scipy.sparse.csr_matrix:
 
 @pytest.mark.parametrize(
     ("arms", "length", "k"),
-    [(12, 60, 60), pytest.param(40, 50, 90, marks=pytest.mark.slow), (60, 30, 100)],
-    ids=["12-arms", "40-arms", "60-arms"],
+    [(12, 60, 60), (40, 20, 90)],
+    ids=["12-arms", "40-arms"],
 )
 @pytest.mark.filterwarnings("ignore:block Lanczos failed")
 def test_eigenvalues_of_high_multiplicity(arms: int, length: int, k: int) -> None:
@@ -391,9 +369,9 @@ def test_eigenvalues_of_high_multiplicity(arms: int, length: int, k: int) -> Non
 
 def test_very_different_scales() -> None:
     """A sheet squeezed to a ribbon. Its eigenvalues span many orders of magnitude, so orthogonality is lost quickly."""
-    x, y = np.divmod(np.arange(3600.0), 60)
-    corner = (np.arange(59)[:, None] * 60 + np.arange(59)).ravel()
-    faces = np.concatenate([corner[:, None] + [0, 60, 61], corner[:, None] + [0, 61, 1]])
+    x, y = np.divmod(np.arange(1600.0), 40)
+    corner = (np.arange(39)[:, None] * 40 + np.arange(39)).ravel()
+    faces = np.concatenate([corner[:, None] + [0, 40, 41], corner[:, None] + [0, 41, 1]])
     laplacian, mass = problem((np.stack([1e-4 * x, y, 0 * x], axis=1), faces))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -473,7 +451,7 @@ def exact(laplacian: scipy.sparse.csr_matrix, mass: np.ndarray) -> np.ndarray:
 
 def test_faces_of_zero_area_give_no_surplus_zeros() -> None:
     """35 components with 105 such faces. A dense solve of M^−½ L M^−½ finds up to 38 zeros too many."""
-    for side in (5, 12):
+    for side in (5, 11):
         laplacian, mass = problem(plates(35, side, 3))
         assert abs(laplacian).max() > 1e7
         with warnings.catch_warnings():
@@ -554,26 +532,19 @@ def both(laplacian: Any, mass: Any, message: str) -> None:
 @pytest.mark.usefixtures("tensors_on_the_cpu")
 def test_a_laplacian_of_the_other_sign_is_refused(sphere: trimesh.Trimesh) -> None:
     """The sign convention of libigl."""
-    for mesh in (sphere, several(), trimesh.creation.icosphere(1)):
-        laplacian, mass = problem(mesh)
-        both(-laplacian, mass, r"positive semi-definite.*pass -laplacian")
-        eigenbasis(laplacian, mass, 4)
+    laplacian, mass = problem(sphere)
+    both(-laplacian, mass, r"positive semi-definite.*pass -laplacian")
 
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [(np.nan, r"mass\[3\] = nan"), (-1.0, r"1 are not; .* mass\[3\] = -1"), (np.inf, r"mass\[3\] = inf")],
-    ids=["nan", "negative", "infinite"],
-)
-def test_wrong_masses_are_refused(sphere: trimesh.Trimesh, entry: float, message: str) -> None:
+def test_wrong_arguments_are_refused(sphere: trimesh.Trimesh) -> None:
     laplacian, mass = problem(sphere)
-    both(laplacian, np.where(np.arange(len(mass)) == 3, entry, mass), message)
-
-
-@pytest.mark.usefixtures("tensors_on_the_cpu")
-def test_wrong_shapes_are_refused(sphere: trimesh.Trimesh) -> None:
-    laplacian, mass = problem(sphere)
+    for entry, message in (
+        (np.nan, r"mass\[3\] = nan"),
+        (-1.0, r"1 are not; .* mass\[3\] = -1"),
+        (np.inf, r"mass\[3\] = inf"),
+    ):
+        both(laplacian, np.where(np.arange(len(mass)) == 3, entry, mass), message)
     both(laplacian, mass[:-1], r"should have shape \(641, 641\), shape is \(642, 642\)")
     both(laplacian[:-1], mass, r"should have shape \(642, 642\), shape is \(641, 642\)")
     both(laplacian, scipy.sparse.diags(mass) + laplacian, r"entries beside the diagonal\. Lump it")

@@ -24,34 +24,18 @@ from diffnet.geometry import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 KINDS = pytest.mark.parametrize("kind", LAPLACIANS)
-HARD = (  # the files of shared/data/hard_meshes
-    "bunny_dupfaces.ply",
-    "busted.STL",
-    "capsule.obj",
-    "chair_model.obj",
-    "cycloidal.ply",
-    "fan3.obj",
-    "featuretype.ply",
-    "hourglass_ico.obj",
-    "joined_tetrahedra.obj",
-    "moebius.obj",
-    "rna_6CFJ_2B.off",
-    "triple_vierbein.obj",
-)
 
 
-@pytest.mark.parametrize("name", HARD)
 @KINDS
-def test_hard_meshes(shared: Path, name: str, kind: Any) -> None:
-    mesh = load_mesh(shared / "data" / "hard_meshes" / name)
-    operators = precompute(mesh, k=16, laplacian=kind)
-    assert_sound(operators, 16)
-    used = np.unique(mesh.faces[[len(set(f)) == 3 for f in mesh.faces.tolist()]])
-    assert (operators.mass > 0).sum() == len(used)
-
-
-def test_every_hard_mesh_is_tested(shared: Path) -> None:
-    assert sorted(HARD) == sorted(p.name for p in (shared / "data" / "hard_meshes").iterdir())
+def test_hard_meshes(shared: Path, kind: Any) -> None:
+    paths = sorted((shared / "data" / "hard_meshes").iterdir())
+    assert len(paths) == 12
+    for path in paths:
+        mesh = load_mesh(path)
+        operators = precompute(mesh, k=16, laplacian=kind)
+        assert_sound(operators, 16)
+        used = np.unique(mesh.faces[[len(set(f)) == 3 for f in mesh.faces.tolist()]])
+        assert (operators.mass > 0).sum() == len(used), path
 
 
 def test_degenerate_faces_do_not_hide_the_spectrum(shared: Path) -> None:
@@ -118,81 +102,44 @@ def test_faulty_faces(plane: tuple[np.ndarray, np.ndarray], kind: Any) -> None:
 
 
 @KINDS
-def test_coincident_vertices(sphere: trimesh.Trimesh, kind: Any) -> None:
-    """A triangle soup, in which each corner is a separate vertex."""
-    verts, faces = arrays(sphere)
-    soup = verts[faces[:200]].reshape(-1, 3), np.arange(600).reshape(-1, 3)
-    with pytest.warns(UserWarning, match="200 components"):
-        apart = precompute(soup, k=12, laplacian=kind, join="never")
-    assert_sound(apart, 12)
-    assert (apart.evals == 0).all()
-    joined = precompute(soup, k=12, laplacian=kind)
-    assert_sound(joined, 12)
-    assert (joined.evals > 0).sum() == 11
-
-
-@KINDS
 @pytest.mark.parametrize(
-    ("k", "zeros"), [(128, 128), (310, 300), (1210, 300)], ids=["fewer-pairs", "more-pairs", "too-few-vertices"]
+    ("k", "zeros"), [(40, 40), (110, 100), (410, 100)], ids=["fewer-pairs", "more-pairs", "too-few-vertices"]
 )
-def test_hundreds_of_components(kind: Any, k: int, zeros: int) -> None:
+def test_a_hundred_components(kind: Any, k: int, zeros: int) -> None:
     verts, faces = TETRAHEDRON
     many = (
-        np.concatenate([verts + np.array([3 * i, 0, 0]) for i in range(300)]),
-        np.concatenate([faces + 4 * i for i in range(300)]),
+        np.concatenate([verts + np.array([3 * i, 0, 0]) for i in range(100)]),
+        np.concatenate([faces + 4 * i for i in range(100)]),
     )
     operators = precompute(many, k=k, laplacian=kind)
     assert_sound(operators, k)
     assert (operators.evals[0, :zeros] == 0).all()
     assert (operators.evals[0, zeros:] > 0.1).all()
-    if k > 1200:
-        assert (operators.evecs[:, 1200:] == 0).all()
-        assert (operators.evals[0, 1200:] == operators.evals[0, 1199]).all()
+    if k > 400:
+        assert (operators.evecs[:, 400:] == 0).all()
+        assert (operators.evals[0, 400:] == operators.evals[0, 399]).all()
+
+
+WITHOUT_SURFACE: dict[str, tuple[Any, str]] = {
+    "triangle in one point": ((np.ones((5, 3)), [[0, 1, 2]]), "one point"),
+    "cloud in one point": ((np.ones((5, 3)), None), "at least 4 different points, this has 1"),
+    "repeated corners": ((np.eye(3), [[0, 0, 1], [2, 2, 2]]), "none of the 2 faces"),
+    "strip along x": (strip_on_a_line((1, 0, 0)), "no area"),
+    "strip askew": (strip_on_a_line((1, 2, 3)), "no area"),
+    "cloud on a line": ((strip_on_a_line((1, 2, 3))[0], None), "no area"),
+    "triangle on a line": ((np.array([[0, 0, 0], [1, 0, 0], [2, 0, 0], [0, 1, 0.0]]), [[0, 1, 2]]), "no area"),
+    "three points": ((np.eye(3), None), "at least 4 different points, this has 3"),
+    "too large": ((1e39 * np.eye(4)[:, :3], [[0, 1, 2]]), "single precision"),
+    "too small": ((1e-30 * np.eye(4)[:, :3], [[0, 1, 2]]), "single precision"),
+}
 
 
 @KINDS
-def test_fewer_vertices_than_pairs(kind: Any) -> None:
-    operators = precompute(TETRAHEDRON, k=9, laplacian=kind)
-    assert_sound(operators, 9)
-    assert (operators.evecs[:, 4:] == 0).all()
-    assert (operators.evals[0, 3:] == operators.evals[0, 3]).all()
-    assert operators.evals[0, 3] > operators.evals[0, 0] == 0
-
-
-@KINDS
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ((np.ones((5, 3)), [[0, 1, 2]]), "one point"),
-        ((np.ones((5, 3)), None), "at least 4 different points, this has 1"),
-        ((np.eye(3), [[0, 0, 1], [2, 2, 2]]), "none of the 2 faces"),
-        (strip_on_a_line((1, 0, 0)), "no area"),
-        (strip_on_a_line((1, 2, 3)), "no area"),
-        ((strip_on_a_line((1, 2, 3))[0], None), "no area"),
-        ((np.array([[0, 0, 0], [1, 0, 0], [2, 0, 0], [0, 1, 0.0]]), [[0, 1, 2]]), "no area"),
-        ((np.eye(3), None), "at least 4 different points, this has 3"),
-        ((np.zeros((1, 3)), None), "at least 4 different points, this has 1"),
-        ((1e39 * np.eye(4)[:, :3], [[0, 1, 2]]), "single precision"),
-        ((1e-30 * np.eye(4)[:, :3], [[0, 1, 2]]), "single precision"),
-    ],
-    ids=[
-        "triangle-in-one-point",
-        "cloud-in-one-point",
-        "repeated-corners",
-        "strip-along-x",
-        "strip-askew",
-        "cloud-on-a-line",
-        "triangle-on-a-line",
-        "three-points",
-        "one-point",
-        "too-large",
-        "too-small",
-    ],
-)
-def test_meshes_without_surface_are_refused(source: Any, message: str, kind: Any) -> None:
-    with pytest.raises(MeshError, match=message) as e:
+@pytest.mark.parametrize("case", WITHOUT_SURFACE)
+def test_meshes_without_surface_are_refused(case: str, kind: Any) -> None:
+    source, message = WITHOUT_SURFACE[case]
+    with pytest.raises(MeshError, match=f"^arrays: .*{message}"):
         precompute(source, k=4, laplacian=kind)
-    assert str(e.value).startswith("arrays: ")
 
 
 def test_exceptions_of_libraries_name_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +168,7 @@ def random_mesh(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 @KINDS
 @given(source=random_mesh(), k=st.integers(0, 12))
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_meshes_are_sound_or_refused(kind: Any, source: tuple[np.ndarray, np.ndarray], k: int) -> None:
     operators, message = None, "arrays: "
     try:
@@ -235,7 +182,7 @@ def test_random_meshes_are_sound_or_refused(kind: Any, source: tuple[np.ndarray,
 
 @KINDS
 @pytest.mark.parametrize(
-    "seeds", [range(40), pytest.param(range(40, 200), marks=pytest.mark.slow)], ids=["40-seeds", "160-more-seeds"]
+    "seeds", [range(10), pytest.param(range(10, 60), marks=pytest.mark.slow)], ids=["10-seeds", "50-more-seeds"]
 )
 @pytest.mark.filterwarnings("ignore:block Lanczos failed")
 def test_degraded_meshes_are_sound_or_refused(kind: Any, seeds: range) -> None:

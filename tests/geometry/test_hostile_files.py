@@ -118,11 +118,11 @@ def test_gltf_that_is_larger_than_its_file(folder: Path, uris: list[str], monkey
 
 
 def test_the_limit_of_gzip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bomb = gzip.compress(OBJ.encode() * 10**5)
+    bomb = gzip.compress(OBJ.encode() * 10**4)
     read(tmp_path / "a.obj.gz", bomb)
-    monkeypatch.setenv(LIMIT, "0.001")
+    monkeypatch.setenv(LIMIT, "0.0001")
     refused(
-        tmp_path / "b.obj.gz", bomb, rf"more than 0\.001 GiB when unpacked\. .*environment variable {LIMIT} to a la"
+        tmp_path / "b.obj.gz", bomb, rf"more than 0\.0001 GiB when unpacked\. .*environment variable {LIMIT} to a la"
     )
     for wrong in ("0", "-1", "nan", "2 GiB", ""):
         monkeypatch.setenv(LIMIT, wrong)
@@ -130,7 +130,7 @@ def test_the_limit_of_gzip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(read(tmp_path / "c.obj", OBJ).verts) == 3  # files that aren't compressed have no limit
 
 
-TRIANGLES = 20_000
+TRIANGLES = 4_000
 LEAN = {
     "vertices.obj": OBJ * TRIANGLES,
     "faces.obj": OBJ + "f 1 2 3\n" * TRIANGLES,
@@ -196,10 +196,8 @@ def test_numbers_that_only_python_reads(tmp_path: Path, number: str) -> None:
 
 
 def test_names_may_be_in_any_script(tmp_path: Path) -> None:
-    assert (
-        len(read(tmp_path / "a.obj", f"mtllib m_1.mtl\no \u0661_0\n{OBJ}usemtl caf\u00e9_1\nf 1 2 3 # 1_0\n").faces)
-        == 1
-    )
+    named = f"mtllib m_1.mtl\no \u0661_0\n{OBJ}usemtl caf\u00e9_1\nf 1 2 3 # 1_0\n"
+    assert len(read(tmp_path / "a.obj", named).faces) == 1
 
 
 @pytest.mark.parametrize("suffix", [".off", ".ply"])

@@ -27,7 +27,7 @@ def test_small_and_flat_point_clouds() -> None:
     np.testing.assert_allclose(np.abs(normals @ random_rotation(2)[:, 2]), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("copies", [2, 3, 10, 40], ids=lambda copies: f"{copies}-copies")
+@pytest.mark.parametrize("copies", [3, 40], ids=lambda copies: f"{copies}-copies")
 def test_coincident_points(sphere: trimesh.Trimesh, copies: int) -> None:
     points = np.array(sphere.vertices)[:60]
     assert_sound(precompute((np.concatenate([points, np.repeat(points[:1], copies, 0)]), None), k=6), 6)
@@ -59,7 +59,7 @@ def test_point_cloud_operators_resemble_those_of_the_surface(sphere: trimesh.Tri
 
 def test_dense_point_clouds_keep_their_area() -> None:
     """Each point is much closer to its neighbors than to the origin."""
-    points = np.random.default_rng(0).normal(size=(30_000, 3))
+    points = np.random.default_rng(0).normal(size=(8_000, 3))
     points /= np.linalg.norm(points, axis=1, keepdims=True)
     laplacian, mass = laplacian_and_mass(make_mesh(points, None))
     assert mass.sum() == pytest.approx(4 * np.pi, rel=0.01)

@@ -37,11 +37,13 @@ def _vtk() -> Iterator[None]:
 
 
 @needs_vtk
-@pytest.mark.parametrize("text", [POLYDATA, GRID, POLYDATA + SCALARS], ids=["polydata", "grid", "scalars"])
-def test_legacy_text(tmp_path: Path, text: str, capfd: pytest.CaptureFixture[str]) -> None:
-    check(read(tmp_path / "a.vtk", text))
-    check(read(tmp_path / "b.VTK.gz", gzip.compress(text.replace("\n", "\r\n").encode())))
-    check(read(tmp_path / "c.vtk", text.replace("\n", "\r")))
+def test_legacy_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    check(read(tmp_path / "a.vtk", POLYDATA + SCALARS))
+    check(read(tmp_path / "b.VTK.gz", gzip.compress(GRID.replace("\n", "\r\n").encode())))
+    check(read(tmp_path / "c.vtk", POLYDATA.replace("\n", "\r")))
+    cloud = read(tmp_path / "d.vtk", HEAD + "DATASET POLYDATA\n" + POINTS + "VERTICES 2 4\n1 4\n1 0\n")
+    assert cloud.is_point_cloud
+    np.testing.assert_array_equal(cloud.verts, VERTS)
     assert capfd.readouterr() == ("", "")
 
 
@@ -87,21 +89,22 @@ def write_xml(path: Path, kind: str, mode: str) -> None:
     assert writer.Write()
 
 
-KINDS = {"vtkPolyData": ".vtp", "vtkUnstructuredGrid": ".vtu"}
-
-
 @needs_vtk
-@pytest.mark.parametrize("kind", KINDS)
-def test_files_of_vtk(tmp_path: Path, kind: str) -> None:
-    for version in (42, 51):
-        write_legacy(tmp_path / "a.vtk", kind, version)
-        check(load_mesh(tmp_path / "a.vtk"))
-    for mode in ("Ascii", "Binary", "Appended"):
-        path = tmp_path / f"{mode}{KINDS[kind]}"
+@pytest.mark.parametrize(
+    ("kind", "suffix", "version", "modes"),
+    [
+        ("vtkPolyData", ".vtp", 42, ("Ascii", "Appended")),
+        ("vtkUnstructuredGrid", ".vtu", 51, ("Binary", "Appended")),
+    ],
+    ids=[".vtp", ".vtu"],
+)
+def test_files_of_vtk(tmp_path: Path, kind: str, suffix: str, version: int, modes: tuple[str, str]) -> None:
+    write_legacy(tmp_path / "a.vtk", kind, version)
+    check(load_mesh(tmp_path / "a.vtk"))
+    for mode, declaration in zip(modes, (b"", b'<?xml version="1.0"?>\n'), strict=True):
+        path = tmp_path / f"{mode}{suffix}"
         write_xml(path, kind, mode)
-        check(load_mesh(path, tmp_path / "cache"))
-    declared = b'<?xml version="1.0"?>\n' + path.read_bytes()
-    check(read(tmp_path / f"b{KINDS[kind]}.gz", gzip.compress(declared)))
+        check(read(tmp_path / f"b{suffix}.gz", gzip.compress(declaration + path.read_bytes()), tmp_path / "cache"))
 
 
 @needs_vtk
@@ -116,14 +119,6 @@ def test_strips_and_pixels(tmp_path: Path) -> None:
     mixed = read(tmp_path / "b.vtk", grid + "CELLS 4 16\n4 0 1 2 4\n2 0 1\n4 0 1 2 4\n2 1 3\nCELL_TYPES 4\n8 3 6 3\n")
     np.testing.assert_array_equal(mixed.faces, [[0, 1, 4], [0, 4, 2], [0, 1, 2], [4, 2, 1]])
     np.testing.assert_array_equal(mixed.polygons, [0, 0, 1, 2])
-
-
-@needs_vtk
-def test_point_clouds(tmp_path: Path) -> None:
-    for rest in ("", "VERTICES 2 4\n1 4\n1 0\n"):
-        cloud = read(tmp_path / "a.vtk", HEAD + "DATASET POLYDATA\n" + POINTS + rest)
-        assert cloud.is_point_cloud
-        np.testing.assert_array_equal(cloud.verts, VERTS)
 
 
 TETRAHEDRON = GRID.replace("CELLS 3 13\n", "CELLS 4 18\n4 0 1 2 3\n").replace("TYPES 3\n", "TYPES 4\n10 ")
@@ -143,12 +138,9 @@ REFUSED = {
         POLYDATA.replace("3 0 1 3", "3 0 1 5"),
         r"face 3 is \[0, 1, 5\], but vertex indices run from 0 to 4",
     ),
-    "nan": (POLYDATA.replace("1 1 0\n", "1 1 nan\n"), "NaN|damaged"),
     "points are missing": (POLYDATA.replace("POINTS 5", "POINTS 6"), "not a VTK file, or a damaged one"),
     "huge number of points": (POLYDATA.replace("POINTS 5", "POINTS 4000000000000"), "VTK crashes|damaged"),
-    "huge number of corners": (POLYDATA.replace("POLYGONS 3 13", "POLYGONS 3 9999999999999"), "VTK crashes|damaged"),
     "no cell types": (GRID[: GRID.index("CELL_TYPES")], "it has CELLS without CELL_TYPES"),
-    "cell types are missing": (GRID[:-2], "not a VTK file, or a damaged one"),
     "cut off after a number": (POLYDATA[: POLYDATA.index("1 1 0\n") + 3], "not a VTK file, or a damaged one"),
 }
 
@@ -170,16 +162,14 @@ def test_damaged_binary_files(tmp_path: Path) -> None:
     corners = whole.index(b"\n", first) + 1
     refused(path, whole[: first - 20], "not a VTK file, or a damaged one .*Error reading binary data")
     refused(path, whole.replace(b"float", b"\xff\xfe"), "not a VTK file, or a damaged one$")
-    refused(path, whole[: corners + 9], "not a VTK file, or a damaged one")
     refused(path, whole[:corners] + b"\x70\0\0\0" + whole[corners + 4 :], r"VTK crashes on it \(SIG|damaged one")
     path = tmp_path / "a.vtu"
     write_xml(path, "vtkUnstructuredGrid", "Ascii")
     text = path.read_text()
-    for name in ("NumberOfPoints", "NumberOfCells"):
-        for count in ("999999999", "9223372036854775807"):
-            changed = text.replace(f'{name}="', f'{name}="{count}', 1)
-            assert changed != text
-            refused(path, changed, r"VTK crashes on it \(SIG|damaged one|memory|does not finish")
+    for name, count in (("NumberOfPoints", "999999999"), ("NumberOfCells", "9223372036854775807")):
+        changed = text.replace(f'{name}="', f'{name}="{count}', 1)
+        assert changed != text
+        refused(path, changed, r"VTK crashes on it \(SIG|damaged one|memory|does not finish")
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
