@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trimesh
+from shapes import soup
 
 from diffnet.geometry import (
     MeshError,
@@ -36,8 +37,7 @@ def test_the_surface_stays() -> None:
 
 
 def test_a_triangle_soup_stays_connected() -> None:
-    soup = make_mesh(BALL.verts[BALL.faces.reshape(-1)], np.arange(3 * len(BALL.faces)).reshape(-1, 3))
-    small = decimate(soup, 200)
+    small = decimate(make_mesh(*soup((BALL.verts, BALL.faces))), 200)
     assert len(small.faces) <= 200
     assert trimesh.Trimesh(small.verts, small.faces, process=False).is_watertight
 
@@ -64,20 +64,6 @@ def test_nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
         decimate(BALL, 100)
 
 
-def test_nearest_points_equal_those_of_all_faces() -> None:
-    small = decimate(BALL, 150)
-    points = np.random.default_rng(0).normal(size=(200, 3))
-    found = closest_points(small, points)
-    assert (found.weights >= 0).all()
-    np.testing.assert_allclose(found.weights.sum(axis=1), 1)
-    nearest = np.einsum("nc,ncx->nx", found.weights, small.verts[small.faces[found.faces]])
-    distances = np.linalg.norm(nearest - points, axis=1)
-    samples = np.random.default_rng(1).dirichlet((1, 1, 1), size=(len(small.faces), 200))
-    everywhere = np.einsum("fsc,fcx->fsx", samples, small.verts[small.faces]).reshape(-1, 3)
-    for point, distance in zip(points, distances, strict=True):
-        assert distance <= np.linalg.norm(everywhere - point, axis=1).min() + 1e-12
-
-
 def test_points_of_the_mesh_are_their_own_nearest() -> None:
     for at in ("vertices", "faces", "edges"):
         points = element_points(BALL, at)
@@ -102,10 +88,6 @@ def test_triangles_without_area_and_of_other_sizes() -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ValueError, match=r"points should be finite, of shape \(N, 3\), got shape \(3,\)"):
-        closest_points(BALL, [0, 0, 0])
-    with pytest.raises(ValueError, match="a point cloud has no faces"):
-        closest_points(load_mesh(BALL.verts), BALL.verts)
     unknown = closest_points(BALL, BALL.verts[:2])
     unknown.faces[1] = -1
     with pytest.raises(ValueError, match=r"1 of the 2 points are unknown \(face -1\)"):

@@ -17,7 +17,7 @@ import polygon_files
 import pytest
 import torch
 import trimesh
-from polygon_files import FAN, VERTS, check, read
+from polygon_files import FAN, VERTS, ascii_stl, binary_stl, check, read
 
 from diffnet.geometry import FORMATS, MeshError, load_mesh, normalize_positions, precompute
 
@@ -35,27 +35,7 @@ def refused(path: Path, data: str | bytes, message: str) -> None:
     assert "install" not in polygon_files.refused(path, data, message)
 
 
-def stl(triangles: Any, header: bytes = b"solid of a binary file") -> bytes:
-    body = b"".join(struct.pack("<12fH", 0, 0, 0, *np.ravel(t), 0) for t in triangles)
-    return header.ljust(80) + struct.pack("<I", len(triangles)) + body
-
-
-def ascii_stl(triangles: Any) -> str:
-    facets = (
-        "facet normal 0 0 1\nouter loop\n" + "".join(f"vertex {x} {y} {z}\n" for x, y, z in t) + "endloop\nendfacet\n"
-        for t in triangles
-    )
-    return f"solid name\n{''.join(facets)}endsolid name\n"
-
-
 CORNERS = np.array(VERTS)[np.array(FAN)]
-
-
-@pytest.mark.parametrize(
-    "header", ["OFF5 3 0\n", "off\n5 3 0\n", "off5 3 0\n", "off 5 3 0\n", "COFF5 3\n", "Off\n5 3\n"]
-)
-def test_off_headers(tmp_path: Path, header: str) -> None:
-    check(read(tmp_path / "a.off", OFF.replace("OFF\n5 3 0\n", header)))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +95,7 @@ def test_keys_of_entries_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "b.obj": (OBJ.replace("\n", "\r\n"), "a7ffc08f072dbfa3"),
         "a.off": (OFF, "bf2a8d9ba0bcf87c"),
         "a.ply": (PLY, "abd1e402c188bc79"),
-        "a.stl": (stl(CORNERS), "a269229221fa1ba4"),
+        "a.stl": (binary_stl(CORNERS), "a269229221fa1ba4"),
     }
     for name, (data, key) in names.items():
         read(tmp_path / name, data, tmp_path / name[::-1])
@@ -168,11 +148,11 @@ def test_text_without_a_mark_of_its_encoding(tmp_path: Path) -> None:
 
 def test_the_header_of_binary_stl_may_hold_anything(tmp_path: Path) -> None:
     for header in (b"\x1f\x8b", b"<html>", b"\xff\xfe", b"\r\r", b"solid facet\nendsolid"):
-        assert len(read(tmp_path / "a.stl", stl(CORNERS, header)).faces) == 4
+        assert len(read(tmp_path / "a.stl", binary_stl(CORNERS, header)).faces) == 4
 
 
 def test_damaged_stl(tmp_path: Path) -> None:
-    whole, text = stl(CORNERS), ascii_stl(CORNERS)
+    whole, text = binary_stl(CORNERS), ascii_stl(CORNERS)
     for cut in range(0, len(whole) - 1, 7):
         refused(tmp_path / "a.stl", whole[: cut + 1], "damaged one|is empty")
     refused(tmp_path / "a.stl", whole + b"\0", "declares 4 triangles in 284 bytes, but the file has 285 bytes")
@@ -401,6 +381,8 @@ def test_wrong_arguments_name_the_fix() -> None:
         ([VERTS, FAN], r"a list of 2 items\. Vertices and faces should be a tuple; precompute_all takes many meshes"),
         (["a.off", "b.off"], r"a list of 2 items\."),
         (None, "NoneType None"),
+        ((VERTS, FAN, 1), "tuple"),
+        (b"a.obj", "bytes"),
     ):
         with pytest.raises(MeshError, match=rf"expected a path, a trimesh object or \(verts, faces\), got {message}"):
             load_mesh(source)

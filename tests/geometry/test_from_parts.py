@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ import scipy.sparse
 import scipy.sparse.linalg
 import torch
 import trimesh
-from operator_checks import assert_sound, matrix, relative
+from operator_checks import assert_same, assert_sound, matrix, relative
 from shapes import arrays, degraded_sphere
 
-from diffnet import DiffusionNet, Operators, hks, precompute
+from diffnet import DiffusionNet, Operators, precompute
 from diffnet.geometry import eigenbasis, one_ring
 from diffnet.ops import SparseMatrix
 
@@ -86,17 +86,6 @@ def outputs(o: Operators, **options: Any) -> torch.Tensor:
     torch.manual_seed(0)
     network = DiffusionNet(3, 5, width=8, blocks=2, **options).eval()
     return network(torch.linspace(-1, 1, 3 * o.num_vertices).reshape(-1, 3), o)
-
-
-def assert_same(found: Operators, expected: Operators) -> None:
-    for field in fields(Operators):
-        a, b = getattr(found, field.name), getattr(expected, field.name)
-        if isinstance(b, SparseMatrix):
-            assert torch.equal(a.pattern.indptr, b.pattern.indptr), field.name
-            assert torch.equal(a.pattern.indices, b.pattern.indices), field.name
-            assert torch.equal(a.values, b.values), field.name
-        else:
-            assert a is b is None or torch.equal(a, b), field.name
 
 
 CONVERSIONS: dict[str, Callable[[SparseMatrix], Any]] = {
@@ -352,7 +341,3 @@ def test_pairs_of_the_shifted_laplacian() -> None:
     original = precompute((verts, ball.faces), k=44, operators="original")
     assert (original.evecs[42:] != 0).any()
     assert_same(Operators.from_parts(**parts_of(original)), original)
-
-
-def test_hks_of_parts(expected: Operators) -> None:
-    assert torch.equal(hks(Operators.from_parts(**parts_of(expected))), hks(expected))

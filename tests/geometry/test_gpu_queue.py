@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from shapes import ellipsoid
+from shapes import ellipsoid, soup
 
 from diffnet import geometry
 from diffnet.geometry import precompute
@@ -38,8 +37,8 @@ def test_workers_do_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(gpu_queue, "eigenbases", eigenbases)
     monkeypatch.setattr(gpu_queue, "eigenbasis", eigenbasis)
     whole = ellipsoid(2)
-    soup = whole.verts[whole.faces].reshape(-1, 3), np.arange(whole.faces.size).reshape(-1, 3)  # joined before solving
-    sources = [ellipsoid(0), tmp_path / "missing.off", ellipsoid(1), ellipsoid(3, 2), soup]
+    joined = soup((whole.verts, whole.faces))  # before solving
+    sources = [ellipsoid(0), tmp_path / "missing.off", ellipsoid(1), ellipsoid(3, 2), joined]
     seen: list[int] = []
     ready: list[int] = []
     failed = fill_cache(sources, OPTIONS, tmp_path, 2, lambda: seen.append(1), "meta", ready.append)

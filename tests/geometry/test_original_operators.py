@@ -9,7 +9,7 @@ import pytest
 import torch
 import trimesh
 from operator_checks import gradient, matrix, relative
-from shapes import Arrays, arrays, cloud_of, degraded_sphere, ellipsoid
+from shapes import arrays, cloud_of, degraded_sphere, ellipsoid, soup
 
 from diffnet.benchmarks.original.preprocessing import original_precompute
 from diffnet.geometry import (
@@ -120,10 +120,10 @@ def test_given_normals(sphere: trimesh.Trimesh) -> None:
 def test_joined_vertices() -> None:
     """None by default, as in the original. `join` decides otherwise."""
     verts, faces = arrays(trimesh.creation.icosphere(1))
-    soup: Arrays = verts[faces].reshape(-1, 3), np.arange(3 * len(faces)).reshape(-1, 3)
+    broken = soup((verts, faces))
     with pytest.warns(UserWarning, match="every eigenvalue is 0"):
-        assert precompute(soup, k=5, operators="original").joined is None
-    joined = precompute(soup, k=5, operators="original", join="always")
+        assert precompute(broken, k=5, operators="original").joined is None
+    joined = precompute(broken, k=5, operators="original", join="always")
     assert joined.joined is not None
     assert relative(joined.evals, precompute(verts, faces, k=5, operators="original").evals) < 1e-4
 

@@ -36,6 +36,10 @@ def test_coincident_points(sphere: trimesh.Trimesh, copies: int) -> None:
     assert_sound(operators, 6)
     distinct = precompute((points, None), k=6)
     assert torch.equal(operators.evals, distinct.evals)
+    assert torch.equal(operators.evecs, distinct.evecs.repeat_interleave(copies, 0))
+    assert torch.equal(operators.frames, distinct.frames.repeat_interleave(copies, 0))
+    f = np.sin(3 * points[:, 0])
+    np.testing.assert_allclose(gradient(operators, np.repeat(f, copies)), np.repeat(gradient(distinct, f), copies, 0))
     assert relative(operators.mass, distinct.mass.repeat_interleave(copies) / copies) < 1e-6
     if copies < 30:  # the number of neighbors that a local triangulation has
         assert_sound(precompute(everywhere, k=6, join="never"), 6)

@@ -12,8 +12,8 @@ import scipy.linalg
 import scipy.sparse
 import torch
 import trimesh
-from operator_checks import assert_sound, gradient, gram, matrix, relative
-from shapes import TETRAHEDRON, arrays, cloud_of
+from operator_checks import assert_same, assert_sound, gradient, gram, matrix, relative
+from shapes import TETRAHEDRON, arrays, cloud_of, soup
 
 from diffnet.geometry import (
     LAPLACIANS,
@@ -164,14 +164,11 @@ def test_no_gpu(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_same_at_every_call(sphere: trimesh.Trimesh, kind: Any, source: str) -> None:
     mesh = sphere if source == "mesh" else cloud_of(sphere)
     a, b = precompute(mesh, k=20, laplacian=kind), precompute(mesh, k=20, laplacian=kind)
-    for name in ("mass", "evals", "evecs", "frames"):
-        assert torch.equal(getattr(a, name), getattr(b, name)), name
-    assert torch.equal(a.laplacian.values, b.laplacian.values)
-    assert torch.equal(a.gradient.values, b.gradient.values)
+    assert_same(a, b)
 
 
 @SOURCES
-@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3, 1e6], ids=lambda scale: f"scale={scale:g}")
+@pytest.mark.parametrize("scale", [1e-6, 1e3], ids=lambda scale: f"scale={scale:g}")
 @KINDS
 def test_scaling_laws(sphere: trimesh.Trimesh, scale: float, kind: Any, source: str) -> None:
     verts, faces = arrays(sphere)
@@ -202,15 +199,6 @@ def test_far_from_the_origin(sphere: trimesh.Trimesh, kind: Any) -> None:
     assert relative(gradient(there, np.append(verts[:, 0], 0)), gradient(here, np.append(verts[:, 0], 0))) < 1e-4
 
 
-def test_positions_are_taken_at_single_precision(sphere: trimesh.Trimesh) -> None:
-    """Positions in double and in single precision give the same operators."""
-    verts, faces = arrays(sphere)
-    a, b = precompute((verts, faces), k=8), precompute((verts.astype(np.float32), faces), k=8)
-    for name in ("mass", "evals", "evecs", "frames"):
-        assert torch.equal(getattr(a, name), getattr(b, name)), name
-    assert torch.equal(a.gradient.values, b.gradient.values)
-
-
 def test_faces_stay_those_of_the_mesh() -> None:
     """Degenerate and duplicate faces stay, so outputs at faces keep their places."""
     verts, faces = TETRAHEDRON
@@ -222,7 +210,7 @@ def test_faces_stay_those_of_the_mesh() -> None:
 
 def test_rows_are_stored_along_the_surface() -> None:
     """This happens only if the vertices are numbered at random. The operators don't change otherwise."""
-    side = 200
+    side = 180
     x, y = np.meshgrid(np.arange(side), np.arange(side))
     verts = np.stack([x, y, np.sin(x / 9) * np.sin(y / 9)], axis=-1).reshape(-1, 3).astype(float)
     number = np.arange(side * side).reshape(side, side)
@@ -256,10 +244,7 @@ def test_rows_are_stored_along_the_surface() -> None:
     assert len(found.mask) < 1.5 * len(tidy_patches.mask)
 
 
-def soup(mesh: trimesh.Trimesh) -> tuple[np.ndarray, np.ndarray]:
-    """Each face has three vertices of its own."""
-    verts, faces = arrays(mesh)
-    return verts[faces].reshape(-1, 3), np.arange(faces.size).reshape(-1, 3)
+BROKEN = soup(arrays(trimesh.creation.icosphere(1)))
 
 
 def caught(call: Any) -> list[str]:
@@ -271,7 +256,7 @@ def caught(call: Any) -> list[str]:
 
 def test_components_that_leave_no_other_eigenpairs_are_reported(tmp_path: Path) -> None:
     """Once for each mesh, computed or read from the cache."""
-    mesh = soup(trimesh.creation.icosphere(1))
+    mesh = BROKEN
     for cache_dir in (None, tmp_path, tmp_path):
         (message,) = caught(lambda cache_dir=cache_dir: precompute(mesh, k=12, cache_dir=cache_dir, join="never"))
         assert message.startswith("arrays: every eigenvalue is 0")
@@ -279,14 +264,15 @@ def test_components_that_leave_no_other_eigenpairs_are_reported(tmp_path: Path) 
         assert "198 vertices at the position of another" in message
         assert 'With join="always", it would have 1' in message
     other = trimesh.util.concatenate([trimesh.creation.icosphere(1).apply_translation([4 * i, 0, 0]) for i in range(3)])
+    broken = soup(arrays(other))
     for jobs in (1, 2):
-        messages = caught(lambda jobs=jobs: precompute_all([mesh, other, soup(other)], 3, join="never", jobs=jobs))
+        messages = caught(lambda jobs=jobs: precompute_all([mesh, other, broken], 3, join="never", jobs=jobs))
         assert len(messages) == 3
         assert sum("every eigenvalue is 0" in message for message in messages) == 3
         (message,) = (message for message in messages if "has 3 components" in message)
         assert "join" not in message
     assert caught(lambda: precompute(mesh, k=12)) == []
-    (message,) = caught(lambda: precompute(soup(other), k=3))  # joining leaves three components
+    (message,) = caught(lambda: precompute(broken, k=3))  # joining leaves three components
     assert "The mesh has 3 components" in message
     assert "join" not in message
 
@@ -294,23 +280,23 @@ def test_components_that_leave_no_other_eigenpairs_are_reported(tmp_path: Path) 
 def test_the_warning_counts_components_of_reordered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffnet.geometry.discretize.vertex_order.NEAR", 0)
     operators = []
-    (message,) = caught(lambda: operators.append(precompute(soup(trimesh.creation.icosphere(1)), k=12, join="never")))
+    (message,) = caught(lambda: operators.append(precompute(BROKEN, k=12, join="never")))
     assert operators[0].gradient.pattern.row_order is not None
     assert "80 components" in message
-    extra = np.concatenate([soup(trimesh.creation.icosphere(0))[0], np.ones((5, 3))])
+    extra = np.concatenate([soup(arrays(trimesh.creation.icosphere(0)))[0], np.ones((5, 3))])
     unused = extra, np.arange(60).reshape(-1, 3)  # 5 vertices that no face uses
     (message,) = caught(lambda: precompute(unused, k=12, join="never"))
     assert "20 components" in message
 
 
 def test_enough_eigenpairs_give_no_warning(sphere: trimesh.Trimesh) -> None:
-    small = soup(trimesh.creation.icosphere(0))
-    for mesh, k in ((sphere, 1), (sphere, 0), (sphere, 2), (small, 21), (soup(sphere), 2)):
+    small = soup(arrays(trimesh.creation.icosphere(0)))
+    for mesh, k in ((sphere, 1), (sphere, 0), (sphere, 2), (small, 21), (soup(arrays(sphere)), 2)):
         assert caught(lambda mesh=mesh, k=k: precompute(mesh, k=k)) == []
     assert caught(lambda: precompute(cloud_of(sphere), k=2)) == []
 
 
 def test_warnings_name_the_line_of_the_caller() -> None:
     with pytest.warns(UserWarning, match="every eigenvalue is 0") as found:
-        precompute(soup(trimesh.creation.icosphere(1)), k=12, join="never")
+        precompute(BROKEN, k=12, join="never")
     assert [w.filename for w in found] == [__file__]

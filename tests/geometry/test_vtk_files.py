@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from polygon_files import VERTS, check, read, refused
+from polygon_files import POLYGONS, VERTS, check, read, refused
 
 from diffnet.geometry import load_mesh
 from diffnet.geometry.mesh import vtk_files
-
-POLYGONS = [[1, 4, 2], [0, 1, 4, 2], [0, 1, 3]]
 
 HEAD = "# vtk DataFile Version 3.0\na surface\nASCII\n"
 POINTS = "POINTS 5 float\n0 0 0  1 0 0  0 1 0\n0 0 1  1 1 0\n"
