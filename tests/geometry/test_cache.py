@@ -1,4 +1,4 @@
-"""The disk cache: keys, damaged entries, concurrent processes, and failed writes."""
+"""The disk cache: keys, damaged entries, concurrent processes, and failed writes, also of other files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import sys
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from shapes import ellipsoid
 
 from diffnet.geometry import MeshError, cache, load_mesh, precompute
 from diffnet.geometry.discretize import vertex_order
+from diffnet.geometry.files import write_atomically
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.worker import CacheJob, fill_entry
 from diffnet.geometry.processes import WorkerPool
@@ -215,22 +215,6 @@ def test_damaged_entries_are_computed_again_and_repaired(
     assert len(compute) == 1
 
 
-def test_entries_of_format_5_have_other_names(
-    mesh: Any, tmp_path: Path, compute: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are neither read nor changed."""
-    with monkeypatch.context() as patch:
-        patch.setattr(cache, "FORMAT", 5)
-        fresh = precompute(mesh, k=K, cache_dir=tmp_path)
-        old = entry(tmp_path)
-        as_format_5(old, dict(cache.read_entry(old)))
-    before = old.read_bytes()
-    assert_same(fresh, precompute(mesh, k=K, cache_dir=tmp_path))
-    assert len(compute) == 2
-    assert old.read_bytes() == before
-    assert len(entries(tmp_path)) == 2
-
-
 MESH_DAMAGES: dict[str, Any] = {
     "corner too large": {"faces": [[0, 1, 3]]},
     "corner negative": {"faces": [[0, 1, -1]]},
@@ -291,29 +275,6 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
         for mesh in meshes:
             assert_same(precompute(mesh, k=K, cache_dir=tmp_path), precompute(mesh, k=K))
     assert len(entries(tmp_path)) == 4
-
-
-def test_many_threads_at_once(tmp_path: Path) -> None:
-    """Readers see whole entries while other threads write."""
-    path = tmp_path / "ab" / "entry"
-    variants = [{"a": np.full(20000, float(i))} for i in range(4)]
-    seen: list[bool] = []
-
-    def work(i: int) -> None:
-        for _ in range(10):
-            cache.write_entry(path, variants[i])
-            found = cache.read_entry(path)
-            seen.append(found is not None and len(found["a"]) == 20000 and len(np.unique(found["a"])) == 1)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert seen == [True] * 40
-    assert entries(tmp_path) == [path]
 
 
 def test_folder_that_cannot_be_written(mesh: Any, tmp_path: Path) -> None:
@@ -405,12 +366,6 @@ def test_parsed_files(tmp_path: Path) -> None:
     assert len(entries(folder)) == 1
 
 
-def test_bad_meshes_leave_no_entry(tmp_path: Path) -> None:
-    with pytest.raises(MeshError):
-        precompute((np.zeros((4, 3)), np.array([[0, 1, 2]])), k=K, cache_dir=tmp_path)
-    assert entries(tmp_path) == []
-
-
 def test_entries_have_the_mode_of_the_umask(tmp_path: Path) -> None:
     path = tmp_path / "entry"
     before = os.umask(0o022)
@@ -419,3 +374,19 @@ def test_entries_have_the_mode_of_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt"
+    write_atomically(path, "old é")
+
+    def full(self: Path, content: bytes) -> None:
+        with open(self, "wb") as file:
+            file.write(content[:2])
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, "new")
+    assert path.read_text(encoding="utf-8") == "old é"
+    assert list(tmp_path.iterdir()) == [path]

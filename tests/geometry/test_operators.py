@@ -17,7 +17,6 @@ from diffnet.geometry import (
     transfer,
     with_k_ring,
 )
-from diffnet.ops import split_diagonal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -67,21 +66,6 @@ def test_operators_that_cannot_be_packed() -> None:
         collate([])
 
 
-def test_packed_matrices_act_as_the_separate_ones() -> None:
-    each = tiny_operators()
-    packed = collate(each)
-    x = torch.randn(packed.num_vertices, 3, generator=torch.Generator().manual_seed(0))
-    pieces = x.split(list(packed.lengths))
-    expected = torch.cat([o.laplacian @ p for o, p in zip(each, pieces, strict=True)])
-    torch.testing.assert_close(packed.laplacian @ x, expected)
-    expected = torch.cat([o.gradient @ p for o, p in zip(each, pieces, strict=True)], dim=1)
-    torch.testing.assert_close(packed.gradient @ x, expected)
-    backward = torch.cat([o.laplacian.to_torch().mT @ p for o, p in zip(each, pieces, strict=True)])
-    x.requires_grad_()
-    (packed.laplacian @ x).backward(x.detach())
-    torch.testing.assert_close(x.grad, backward)
-
-
 def test_gradient_on_the_basis() -> None:
     operators = collate(tiny_operators())
     with_gradient = operators.with_gradient_evecs()
@@ -127,12 +111,8 @@ def test_indices_and_slices() -> None:
 
 def test_neighborhoods_move_along() -> None:
     packed = collate([with_k_ring(o, 2) for o in tiny_operators()])
-    for i, expected in enumerate(tiny_operators()):
-        pattern, ring = packed[i].neighborhood, with_k_ring(expected, 2).neighborhood
-        assert pattern is not None
-        assert ring is not None
-        assert torch.equal(pattern.indptr, ring.indptr)
-        assert torch.equal(pattern.indices, ring.indices)
+    for part, expected in zip(packed, tiny_operators(), strict=True):
+        assert_same(part, with_k_ring(expected, 2))
 
 
 def test_wrong_indices_are_refused() -> None:
@@ -168,20 +148,6 @@ def test_cpu_cuda_and_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(pinned.edges, packed.edges)
     tensors = ("ptr", "mass", "evals", "evecs", "frames", "faces", "face_ptr", "edges")
     assert all(getattr(pinned, name).data_ptr() != getattr(packed, name).data_ptr() for name in tensors)
-    for name in ("laplacian", "gradient"):
-        new, old = getattr(pinned, name), getattr(packed, name)
-        assert new.values.data_ptr() != old.values.data_ptr()
-        assert new.pattern.indices.data_ptr() != old.pattern.indices.data_ptr()
-        assert torch.equal(new.pattern.transpose[1], old.pattern.transpose[1])
-
-
-@pytest.mark.gpu
-def test_pinned_operators_on_a_gpu() -> None:
-    packed = collate(tiny_operators())
-    pinned = packed.pin_memory()
-    assert pinned.mass.is_pinned()
-    assert pinned.gradient.pattern.indices.is_pinned()
-    assert_same(pinned.cuda().cpu(), packed)
 
 
 def test_meta_operators_say_what_they_cannot_do() -> None:
@@ -193,13 +159,3 @@ def test_meta_operators_say_what_they_cannot_do() -> None:
         meta.edges  # noqa: B018
     with pytest.raises(ValueError, match=r"read \.lengths before"):
         replace(meta).lengths  # noqa: B018, the copy doesn't know them
-
-
-def test_splits_cut_no_entry() -> None:
-    """The wrong extents of a batch are found where it is split."""
-    packed = collate(tiny_operators())
-    with pytest.raises(ValueError, match=r"cut no entry, got \[41, 5, 8, 30\], which cut entry \(\d+, 41\)"):
-        split_diagonal(packed.laplacian, [41, 5, 8, 30])
-    for lengths in ([42, 4, 8], [42, 4, 8, 31], [84, -1, 1]):
-        with pytest.raises(ValueError, match="add up to both the rows and the columns of the pattern, 84 and 84"):
-            split_diagonal(packed.laplacian, lengths)
