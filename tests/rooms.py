@@ -65,6 +65,12 @@ def parsed(path: Path) -> ast.Module:
 
 
 @functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file's syntax tree."""
+    return tuple(ast.walk(parsed(path)))
+
+
+@functools.cache
 def imports_of(module: str, path: Path) -> tuple[Import, ...]:
     """All imports of a file, with absolute module names."""
     is_package = path.stem == "__init__"

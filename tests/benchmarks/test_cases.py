@@ -27,7 +27,7 @@ from diffnet.benchmarks.original.network import original_meshes, original_networ
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
-TINY = Options(CPU, vertices=(40,), widths=(5,), k=6, dtypes=("fp32",), seconds=0, compile=False)
+TINY = Options(CPU, vertices=(20,), widths=(5,), k=6, dtypes=("fp32",), seconds=0, compile=False)
 KERNELS = [
     "to-spectral",
     "gradient-features",
@@ -57,6 +57,7 @@ def test_every_benchmark_runs_at_tiny_sizes(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(preprocessing, "SET", 16)
     monkeypatch.setattr(training_loop, "MESHES", 2)
     monkeypatch.setattr(training_loop, "BATCH", 2)
+    monkeypatch.setattr(training_loop, "PASSES", 2)
     monkeypatch.setattr(train_step, "STEPS", 1)
     monkeypatch.setattr(inference, "CALLS", 1)
     monkeypatch.setattr(workload, "BLOCKS", 1)

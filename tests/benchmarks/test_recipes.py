@@ -8,7 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,6 +26,8 @@ from diffnet.data import LabeledMesh, Preprocessing, make_sample, target_statist
 from diffnet.geometry import make_mesh
 from diffnet.train.options import TrainOptions
 from diffnet.train.recipes import recipe
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def command(folder: Path, *configurations: str) -> list[str]:
@@ -44,6 +49,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.usefixtures("threads")
 def test_an_ablation_continues_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = "epochs-1+k-64+width-64"
     main(command(tmp_path, first))
@@ -54,6 +60,14 @@ def test_an_ablation_continues_where_it_stopped(tmp_path: Path, capsys: pytest.C
     assert rows(tmp_path)[:1] == before
     assert len(rows(tmp_path)) == 2
     assert "1 runs, 1 are in" in capsys.readouterr().out
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs start in threads, because processes load PyTorch first. `test_ctrl_c_keeps_the_rows` starts processes."""
+    context = SimpleNamespace(Pool=ThreadPool)
+    monkeypatch.setattr(recipes, "multiprocessing", SimpleNamespace(get_context=lambda method: context))
+    monkeypatch.setattr(recipes, "signal", Mock())  # only the main thread may set handlers
 
 
 @pytest.mark.slow
@@ -116,7 +130,7 @@ def small_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "target_set", lambda target, meshes: target_set(target, 8, (300, 400)))
 
 
-@pytest.mark.usefixtures("small_figures")
+@pytest.mark.usefixtures("small_figures", "threads")
 def test_regression_is_scored_by_r2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = [word for target in TARGETS for word in ("--data", target)]
     options = ["--processes", "1", "--device", "cpu", "--seeds", "0", "--out", str(tmp_path / "out")]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from jaws import jaw, write_jaws
 
-from diffnet.data import LabelsAt, figures, labels_at, load_dataset, load_pairs, load_targets, own_arrays
+from diffnet.data import LabelsAt, figure, labels_at, load_dataset, load_pairs, load_targets, own_arrays
 from diffnet.data.folders.agreement import agreement
 from diffnet.data.labeled import DataError
-from diffnet.geometry import load_mesh, make_mesh
+from diffnet.geometry import Mesh, load_mesh, make_mesh
 
 
 def own_feature(root: Path) -> Any:
@@ -74,10 +74,15 @@ def test_shuffled_labels_are_named_once(at: LabelsAt, suffix: str, tmp_path: Pat
     assert Path(str(caught[0].filename)).name == Path(__file__).name
 
 
+@pytest.fixture(scope="module")
+def good() -> list[tuple[Mesh, np.ndarray]]:
+    """A figure and two jaws, with labels at vertices."""
+    jaws = [(make_mesh(one.verts, one.faces), one.labels) for one in (jaw(0), jaw(1, lower=True))]
+    return [(one.mesh, one.labels) for one in [figure(0)]] + jaws
+
+
 @pytest.mark.parametrize("at", ["vertices", "edges", "faces"])
-def test_agreement_of_good_and_of_shuffled_labels(at: LabelsAt) -> None:
-    good = [(item.mesh, item.labels) for item in figures(3, 1).train if not item.mesh.is_point_cloud]
-    good += [(make_mesh(one.verts, one.faces), one.labels) for one in (jaw(0), jaw(1, lower=True))]
+def test_agreement_of_good_and_of_shuffled_labels(at: LabelsAt, good: list[tuple[Mesh, np.ndarray]]) -> None:
     rng = np.random.default_rng(0)
     for mesh, labels in good:
         own = labels_at(labels, mesh.faces, source="vertices", target=at)

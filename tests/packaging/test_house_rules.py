@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections import Counter
@@ -20,7 +21,7 @@ from rooms import (
     imports_of,
     modules,
     needs_triton,
-    parsed,
+    nodes,
     room_of,
     stubs,
     target,
@@ -79,7 +80,7 @@ def test_ops_need_torch_and_triton_only() -> None:
 def test_imports_are_absolute() -> None:
     """A reader sees the room. Stub files are relative, because lazy_loader reads them."""
     for path in modules().values():
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom):
                 assert node.level == 0, place(path, node.lineno)
 
@@ -108,18 +109,19 @@ def test_no_private_name_is_imported() -> None:
     assert not found, report(found)
 
 
-def private_attributes(tree: ast.Module, imports: tuple[Import, ...]) -> Iterator[ast.Attribute]:
+def private_attributes(path: Path, imports: tuple[Import, ...]) -> Iterator[ast.Attribute]:
     """`module._name` for every imported module of diffnet."""
     names = {e.alias for e in imports if target(e).split(".")[0] == "diffnet"}
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Attribute) and is_private(node.attr) and ast.unparse(node.value) in names:
             yield node
 
 
-def private_definitions(tree: ast.Module) -> set[str]:
+@functools.cache
+def private_definitions(path: Path) -> set[str]:
     """The private functions, classes, fields, variables and attributes that a file defines."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -131,41 +133,41 @@ def private_definitions(tree: ast.Module) -> set[str]:
 
 def test_no_private_name_is_used_in_another_file() -> None:
     """Neither `module._name` nor a private attribute of an object whose class stands in another file."""
-    defined = {path: private_definitions(parsed(path)) for path in modules().values()}
+    defined = {path: private_definitions(path) for path in modules().values()}
     found = []
     for module, path in modules().items():
         elsewhere = set().union(*(names for other, names in defined.items() if other != path)) - defined[path]
-        nodes = [*private_attributes(parsed(path), imports_of(module, path))]
-        for node in ast.walk(parsed(path)):
+        uses = [*private_attributes(path, imports_of(module, path))]
+        for node in nodes(path):
             if isinstance(node, ast.Attribute) and node.attr in elsewhere:
-                nodes.append(node)
-        found += sorted({f"{place(path, n.lineno)} uses {ast.unparse(n)}" for n in nodes})
+                uses.append(node)
+        found += sorted({f"{place(path, n.lineno)} uses {ast.unparse(n)}" for n in uses})
     assert not found, report(found)
 
 
 def test_tests_say_why_they_use_private_names() -> None:
     """In each file, a comment on or above one use of each private name gives the reason."""
-    defined = set().union(*(private_definitions(parsed(path)) for path in modules().values()))
+    defined = set().union(*(private_definitions(path) for path in modules().values()))
     found = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
         lines = ["", *path.read_text().splitlines()]
         explained: dict[str, bool] = {}
-        for line, name in sorted(private_uses(parsed(path), defined)):
+        for line, name in sorted(private_uses(path, defined)):
             comment = "#" in lines[line] or lines[line - 1].lstrip().startswith("#")
             explained[name] = explained.get(name, False) or comment
         found += [f"{path.relative_to(ROOT)} uses {name}" for name, comment in explained.items() if not comment]
     assert not found, report(found)
 
 
-def private_uses(tree: ast.Module, defined: set[str]) -> Iterator[tuple[int, str]]:
+def private_uses(path: Path, defined: set[str]) -> Iterator[tuple[int, str]]:
     """Line and name of every use of a private name of the package in a test, `monkeypatch.setattr` included."""
-    foreign = defined - private_definitions(tree)
-    for node in ast.walk(tree):
+    foreign = defined - private_definitions(path)
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "diffnet":
             yield from ((alias.lineno, alias.name) for alias in node.names if is_private(alias.name))
         elif isinstance(node, ast.Attribute) and node.attr in foreign:
             yield node.lineno, node.attr
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr"):
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
             strings = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
             yield from ((node.lineno, s) for s in strings if s.rpartition(".")[2] in foreign)
 
@@ -187,9 +189,9 @@ def test_folders_are_small() -> None:
     assert max(sizes.values()) <= LARGEST_FOLDER, sizes.most_common(3)
 
 
-def compared_values(tree: ast.Module) -> Iterator[ast.expr]:
+def compared_values(path: Path) -> Iterator[ast.expr]:
     """The sides of comparisons, the patterns of `match`, and the keys of dictionaries."""
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Compare):
             yield from (node.left, *node.comparators)
         elif isinstance(node, ast.MatchValue):
@@ -209,21 +211,21 @@ def test_tasks_are_told_apart_in_their_folder_only() -> None:
     found = [
         f"{place(path, value.lineno)} compares with {leaf.value}"
         for path in others
-        for value in compared_values(parsed(path))
+        for value in compared_values(path)
         for leaf in ast.walk(value)
         if isinstance(leaf, ast.Constant) and leaf.value in names
     ]
     found += [
         f"{place(path, node.lineno)} names {node.id}"
         for path in others
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.Name) and node.id in kinds
     ]
     assert not found, report(found)
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef]:
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef):
             yield node
 
@@ -235,7 +237,7 @@ def is_compiled(function: ast.FunctionDef) -> bool:
 
 def launched(path: Path) -> set[str]:
     """The names in calls of the form `name[grid](…)`, which launch kernels."""
-    calls = [node.func for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+    calls = [node.func for node in nodes(path) if isinstance(node, ast.Call)]
     return {c.value.id for c in calls if isinstance(c, ast.Subscript) and isinstance(c.value, ast.Name)}
 
 
