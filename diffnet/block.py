@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from diffnet.arguments import check_eigenpairs, check_operators, is_plain, refuses_fields
-from diffnet.diffusion import InitialTimes, LearnedTimeDiffusion
+from diffnet.diffusion import LearnedTimeDiffusion
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP
 from diffnet.ops import Backend, diffusion_and_gradient_features, spmm
-from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.diffusion_features.block import BlockArguments, diffusion_block, is_one_node
 from diffnet.ops.diffusion_features.sparse import sparse_diffusion_and_gradient_features
 from diffnet.ops.mlp.op import mlp_with
+from diffnet.options import BlockArchitecture, Checked, MLPNorm, about, takes
 from diffnet.spatial_gradient_features import Rotation, SpatialGradientFeatures, check_rotation
 
 if TYPE_CHECKING:
     from diffnet.ops.common.matmul import Converted  # imports Triton
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
-DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
-MLPNorm: TypeAlias = Literal["none", "layer", "rms"]
 
 _MLP_NORMS: dict[MLPNorm, Callable[[int], nn.Module | None]] = {
     "none": lambda channels: None,
@@ -50,6 +49,44 @@ class Shared(NamedTuple):
     clamped: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class BlockDetails(Checked):
+    """The options of a block that only code can choose."""
+
+    mlp_hidden: Sequence[int] | None = field(
+        default=None, metadata=about("Widths of the hidden layers of the MLPs, (width, width) by default.")
+    )
+    gradient_features: bool = field(
+        default=True, metadata=about("Whether to compute gradient features. Without them the network only diffuses.")
+    )
+    gradient_rotation: Rotation = field(default=True, metadata=about("See `rotation` of `SpatialGradientFeatures`."))
+    gradient: GradientMode = field(
+        default="auto",
+        metadata=about(
+            "How gradients are computed, with the same result. spectral differentiates the basis; sparse applies the "
+            "gradient operators to the diffused features. auto is spectral on a GPU, and if the operators hold "
+            "`gradient_evecs`, else sparse."
+        ),
+    )
+    backend: Backend = field(
+        default="auto",
+        metadata=about("torch for plain PyTorch, triton for the kernels, auto for the kernels on a GPU."),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rotation("gradient_rotation", self.gradient_rotation)
+        if self.gradient_rotation != "swapped":
+            object.__setattr__(self, "gradient_rotation", bool(self.gradient_rotation))  # NumPy has another bool
+
+
+@dataclass(frozen=True)
+class BlockOptions(BlockDetails, BlockArchitecture):
+    """The arguments of `DiffusionNetBlock`."""
+
+    channels: int = field(metadata=about("C, the channels of the input and the output.", least=1))
+
+
 class DiffusionNetBlock(nn.Module):
     """Learned diffusion, spatial gradient features and an MLP, added to the input.
 
@@ -57,24 +94,13 @@ class DiffusionNetBlock(nn.Module):
 
     Source: Sharp et al. 2022, "DiffusionNet Architecture".
 
-    Args:
-        channels: C.
-        mlp_hidden: widths of the MLP's hidden layers, (C, C) by default.
-        dropout: probability of a zero before every layer of the MLP but the first.
-        gradient_features: whether to compute gradient features. Without them the network only diffuses.
-        gradient_rotation: see `SpatialGradientFeatures`.
-        gradient: how gradients are computed. "spectral" differentiates the basis, (GΦ) D. "sparse" applies the sparse
-            gradient operators to the diffused features. Both give the same result. "auto" is spectral on a GPU, and if
-            the operators hold `gradient_evecs`, else sparse. See `Operators.prepared`. If `diffusion` or
-            `gradient_features` is another module, has hooks or is changed in another way, it is called, with sparse
-            gradients.
-        diffusion: "spectral" diffuses in the eigenbasis (`LearnedTimeDiffusion`). "implicit" needs no eigenbasis
-            (`ImplicitDiffusion`); its gradients are sparse.
-        initial_times: "zero" or "spread", see `LearnedTimeDiffusion`.
-        mlp_norm: of the MLP's input at each vertex, over its channels: "none", "layer" (`nn.LayerNorm`) or "rms"
-            (`nn.RMSNorm`).
-        attention_heads: heads of a `MeshAttention` over the operators' neighborhood, 0 for no attention.
-        backend: "torch" for plain PyTorch, "triton" for the kernels, "auto" for the kernels on a GPU.
+    Its arguments are the fields of `BlockOptions`. "spectral" diffusion is a `LearnedTimeDiffusion`. "implicit"
+    diffusion is an `ImplicitDiffusion`, which needs no eigenbasis; its gradients are sparse. `mlp_norm` is over the
+    channels of each vertex, "layer" for `nn.LayerNorm` and "rms" for `nn.RMSNorm`. Attention is a `MeshAttention` over
+    the operators' neighborhood. Dropout is before every layer of the MLP but the first.
+
+    If `diffusion` or `gradient_features` is replaced by another module, has hooks or is changed in another way, it is
+    called, with sparse gradients.
 
     Raises ValueError for an unknown option, TypeError for the names that the original implementation gives arguments.
     """
@@ -86,51 +112,30 @@ class DiffusionNetBlock(nn.Module):
         with_gradient_rotations="gradient_rotation",
         diffusion_method='diffusion="spectral" or diffusion="implicit"',
     )
-    def __init__(
-        self,
-        channels: int,
-        *,
-        mlp_hidden: Sequence[int] | None = None,
-        dropout: float = 0.5,
-        gradient_features: bool = True,
-        gradient_rotation: Rotation = True,
-        gradient: GradientMode = "auto",
-        diffusion: DiffusionMode = "spectral",
-        initial_times: InitialTimes = "zero",
-        mlp_norm: MLPNorm = "none",
-        attention_heads: int = 0,
-        backend: Backend = "auto",
-    ) -> None:
+    @takes(BlockOptions)
+    def __init__(self, options: BlockOptions) -> None:
         super().__init__()
-        check_count("channels", channels, 1)
-        self.channels = channels
-        check_count("attention_heads", attention_heads, 0)
-        if gradient not in get_args(GradientMode):
-            raise ValueError(f"gradient should be one of {', '.join(get_args(GradientMode))}, got {gradient!r}")
-        if diffusion not in get_args(DiffusionMode):
-            raise ValueError(f"diffusion should be one of {', '.join(get_args(DiffusionMode))}, got {diffusion!r}")
-        if mlp_norm not in get_args(MLPNorm):
-            expected = ", ".join(get_args(MLPNorm))
-            raise ValueError(f"mlp_norm should be one of {expected}, got {mlp_norm!r}")
-        if diffusion == "implicit" and gradient == "spectral":
+        o, channels = options, options.channels
+        if o.diffusion == "implicit" and o.gradient == "spectral":
             raise ValueError("gradient can't be 'spectral' if diffusion is 'implicit': there are no coefficients")
-        check_rotation("gradient_rotation", gradient_rotation)
-        self.gradient = gradient
-        self.backend: Backend = backend
+        self.channels = channels
+        self.gradient = o.gradient
+        self.backend: Backend = o.backend
         self.diffusion: LearnedTimeDiffusion | ImplicitDiffusion
         self.diffusion = (
-            LearnedTimeDiffusion(channels, backend, initial_times)
-            if diffusion == "spectral"
-            else ImplicitDiffusion(channels, backend=backend, initial_times=initial_times)
+            LearnedTimeDiffusion(channels, o.backend, o.initial_times)
+            if o.diffusion == "spectral"
+            else ImplicitDiffusion(channels, backend=o.backend, initial_times=o.initial_times)
         )
         self.gradient_features = (
-            SpatialGradientFeatures(channels, gradient_rotation, backend) if gradient_features else None
+            SpatialGradientFeatures(channels, o.gradient_rotation, o.backend) if o.gradient_features else None
         )
-        self.attention = MeshAttention(channels, attention_heads, backend=backend) if attention_heads != 0 else None
-        inputs = (2 + gradient_features + (self.attention is not None)) * channels
-        hidden = (channels, channels) if mlp_hidden is None else mlp_hidden
-        self.mlp_norm = _MLP_NORMS[mlp_norm](inputs)
-        self.mlp = MLP([inputs, *hidden, channels], dropout, backend)
+        heads = o.attention_heads
+        self.attention = MeshAttention(channels, heads, backend=o.backend) if heads != 0 else None
+        inputs = (2 + o.gradient_features + (self.attention is not None)) * channels
+        hidden = (channels, channels) if o.mlp_hidden is None else o.mlp_hidden
+        self.mlp_norm = _MLP_NORMS[o.mlp_norm](inputs)
+        self.mlp = MLP([inputs, *hidden, channels], o.dropout, o.backend)
 
     @refuses_fields
     def forward(self, x: Tensor, operators: Operators) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ from diffnet.geometry.argument_names import refuses
 from diffnet.ops import Backend, diffuse, from_spectral, to_spectral
 from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.compiler import under_transforms
+from diffnet.options import InitialTimes
 
-InitialTimes: TypeAlias = Literal["zero", "spread"]
 # The ends of the spread, for positions of unit size: the square of a short edge, and that of the whole surface.
 MIN_TIME, MAX_TIME = 1e-4, 1.0
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from diffnet.diffusion import InitialTimes, starting_times, trained_time
+from diffnet.diffusion import starting_times, trained_time
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, implicit_diffusion
 from diffnet.ops.common.checks import check_count
+from diffnet.options import InitialTimes
 
 
 class ImplicitDiffusion(nn.Module):

@@ -5,45 +5,62 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffnet.activations import Activation, log_softmax
 from diffnet.arguments import check_features, check_operators, is_plain, refuses_fields
-from diffnet.block import DiffusionMode, DiffusionNetBlock, GradientMode, MLPNorm, Shared
-from diffnet.diffusion import InitialTimes
+from diffnet.block import BlockDetails, BlockOptions, DiffusionNetBlock, Shared
+from diffnet.checkpoints.activations import Activation, log_softmax
 from diffnet.first_call import compile_before_first_call
 from diffnet.geometry import Operators
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.preprocessing.device import existing_device
 from diffnet.ops import Backend, segment_mean
-from diffnet.ops.common.checks import check_count
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.mlp.op import mlp_with
+from diffnet.options import Architecture, about, takes
 from diffnet.shared_launches import shared_launches, shares_launches
-from diffnet.spatial_gradient_features import Rotation
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
+
+
+@dataclass(frozen=True)
+class NetworkOptions(BlockDetails, Architecture):
+    """The arguments of `DiffusionNet`."""
+
+    in_channels: int = field(metadata=about("C_in.", least=1))
+    out_channels: int = field(metadata=about("C_out.", least=1))
+    _: KW_ONLY
+    outputs_at: OutputsAt = field(
+        default="vertices",
+        metadata=about(
+            "vertices; faces or edges, the means over corners or ends; or global_mean, one output per mesh, weighted "
+            "by vertex areas."
+        ),
+    )
+    last_activation: Activation | None = field(
+        default=None, metadata=about("Applied to the outputs, for example `torch.sigmoid`.")
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.last_activation is not None and not callable(self.last_activation):
+            raise TypeError(
+                f"last_activation should be a function of a tensor, got {self.last_activation!r}; "
+                "write for example torch.sigmoid"
+            )
 
 
 class DiffusionNet(nn.Module):
     """DiffusionNet on packed ragged batches (Sharp et al. 2022, https://arxiv.org/abs/2012.00888).
 
-    Args:
-        in_channels, out_channels: C_in and C_out.
-        width: channels inside the network.
-        blocks: number of `DiffusionNetBlock`s.
-        outputs_at: "vertices"; "faces" or "edges", the means over corners or ends; or "global_mean", one output per
-            mesh, weighted by vertex areas.
-        last_activation: applied to the outputs, for example `log_softmax`. None by default.
-        mlp_hidden, dropout, gradient_features, gradient_rotation, gradient, diffusion, initial_times, mlp_norm,
-            attention_heads, backend: see `DiffusionNetBlock`.
-
-    The arguments are attributes of the network, except `blocks`, which is the list of the blocks. `metadata` is a
-    dictionary of values that belong to the network; `save` and `load` keep it.
+    Its arguments are the fields of `NetworkOptions`. `DiffusionNetBlock` says more about those of the blocks. They are
+    attributes of the network, except `blocks`, which is the list of the blocks. `metadata` is a dictionary of values
+    that belong to the network; `save` and `load` keep it.
 
     Raises ValueError for an unknown option, TypeError for the names that the original implementation gives arguments.
 
@@ -56,6 +73,13 @@ class DiffusionNet(nn.Module):
     torch.Size([80, 5])
     """
 
+    outputs_at: OutputsAt
+    last_activation: Activation | None
+    backend: Backend
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # the other options
+
     @refuses(
         C_in="in_channels",
         C_out="out_channels",
@@ -66,74 +90,21 @@ class DiffusionNet(nn.Module):
         with_gradient_rotations="gradient_rotation",
         diffusion_method='diffusion="spectral" or diffusion="implicit"',
     )
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        width: int = 128,
-        blocks: int = 4,
-        outputs_at: OutputsAt = "vertices",
-        last_activation: Activation | None = None,
-        mlp_hidden: Sequence[int] | None = None,
-        dropout: float = 0.5,
-        gradient_features: bool = True,
-        gradient_rotation: Rotation = True,
-        gradient: GradientMode = "auto",
-        diffusion: DiffusionMode = "spectral",
-        initial_times: InitialTimes = "zero",
-        mlp_norm: MLPNorm = "none",
-        attention_heads: int = 0,
-        backend: Backend = "auto",
-    ) -> None:
+    @takes(NetworkOptions)
+    def __init__(self, options: NetworkOptions) -> None:
         super().__init__()
-        if outputs_at not in get_args(OutputsAt):
-            raise ValueError(f"outputs_at should be one of {', '.join(get_args(OutputsAt))}, got {outputs_at!r}")
-        for name, value in (
-            ("in_channels", in_channels),
-            ("out_channels", out_channels),
-            ("width", width),
-            ("blocks", blocks),
-        ):
-            check_count(name, value, 1)
-        if last_activation is not None and not callable(last_activation):
-            raise TypeError(
-                f"last_activation should be a function of a tensor, got {last_activation!r}; "
-                "write for example torch.sigmoid"
-            )
-        self.outputs_at: OutputsAt = outputs_at
-        self.last_activation = last_activation
-        self.first = nn.Linear(in_channels, width)
-        self.blocks = nn.ModuleList(
-            DiffusionNetBlock(
-                width,
-                mlp_hidden=mlp_hidden,
-                dropout=dropout,
-                gradient_features=gradient_features,
-                gradient_rotation=gradient_rotation,
-                gradient=gradient,
-                diffusion=diffusion,
-                initial_times=initial_times,
-                mlp_norm=mlp_norm,
-                attention_heads=attention_heads,
-                backend=backend,
-            )
-            for _ in range(blocks)
-        )
-        self.last = nn.Linear(width, out_channels)
-        # The blocks have checked these.
-        self.mlp_hidden = [int(w) for w in ((width, width) if mlp_hidden is None else mlp_hidden)]
-        self.dropout = float(dropout)
-        self.gradient_features = bool(gradient_features)
-        self.gradient_rotation: Rotation = "swapped" if gradient_rotation == "swapped" else bool(gradient_rotation)
-        self.gradient: GradientMode = gradient
-        self.diffusion: DiffusionMode = diffusion
-        self.initial_times: InitialTimes = initial_times
-        self.mlp_norm: MLPNorm = mlp_norm
-        self.attention_heads = int(attention_heads)
-        self.backend: Backend = backend
+        o, width = options, options.width
+        given = {f.name: getattr(o, f.name) for f in fields(o)}
+        self.first = nn.Linear(o.in_channels, width)
+        of_block = {f.name: given[f.name] for f in fields(BlockOptions) if f.name != "channels"}
+        self.blocks = nn.ModuleList(DiffusionNetBlock(width, **of_block) for _ in range(o.blocks))
+        self.last = nn.Linear(width, o.out_channels)
+        self._built = {name: given.pop(name) for name in ("in_channels", "out_channels", "width")}
+        del given["blocks"]
+        given["mlp_hidden"] = [int(w) for w in ((width, width) if o.mlp_hidden is None else o.mlp_hidden)]
+        for name, value in given.items():
+            setattr(self, name, value)
         self.metadata: dict[str, Any] = {}
-        self._built = {"in_channels": int(in_channels), "out_channels": int(out_channels), "width": int(width)}
 
     @property
     def in_channels(self) -> int:
@@ -163,8 +134,8 @@ class DiffusionNet(nn.Module):
         >>> DiffusionNet(3, 8, width=64).architecture["width"]
         64
         """
-        arguments = inspect.signature(DiffusionNet).parameters
-        return {name: len(self.blocks) if name == "blocks" else getattr(self, name) for name in arguments}
+        names = inspect.signature(NetworkOptions).parameters
+        return {name: len(self.blocks) if name == "blocks" else getattr(self, name) for name in names}
 
     @refuses_fields
     def forward(self, features: Tensor, operators: Operators) -> Tensor:
@@ -276,7 +247,7 @@ class DiffusionNet(nn.Module):
         """
         from diffnet.checkpoints.network import read_network, restore
 
-        unknown = options.keys() - inspect.signature(DiffusionNet).parameters.keys()
+        unknown = options.keys() - inspect.signature(NetworkOptions).parameters.keys()
         if unknown:
             raise TypeError(f"DiffusionNet has no argument {', '.join(sorted(unknown))}")
         place = existing_device(device)
@@ -321,16 +292,6 @@ class DiffusionNet(nn.Module):
         model = restore(cls, path, weights, options)
         model.metadata = original_metadata(kind, model.in_channels)
         return model
-
-    @classmethod
-    def from_reference(
-        cls,
-        path: str | os.PathLike[str],
-        outputs_at: OutputsAt = "vertices",
-        last_activation: Activation | Literal["auto"] | None = "auto",
-    ) -> DiffusionNet:
-        """The older name of `from_original_checkpoint`."""
-        return cls.from_original_checkpoint(path, outputs_at, last_activation)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, strict: bool, *lists: list[str]

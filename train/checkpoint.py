@@ -74,13 +74,7 @@ def build_model(
     return DiffusionNet(
         feature_channels(options.features, statistics),
         len(label_names),
-        width=options.width,
-        blocks=options.blocks,
-        dropout=options.dropout,
-        diffusion=options.diffusion,
-        initial_times=options.initial_times,
-        mlp_norm=options.mlp_norm,
-        attention_heads=options.attention_heads,
+        **options.network,
         outputs_at=outputs_at_of(labels_at),
         backend=options.backend,
     )

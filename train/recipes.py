@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from diffnet.options import Architecture
 from diffnet.train.tasks.options.all_tasks import TASK_OPTIONS
 from diffnet.train.tasks.options.shared import TaskName
 from diffnet.train.tasks.options.task_options import RecipeName
@@ -16,13 +17,7 @@ _ORIGINAL: dict[str, Any] = {
     "operators": "original",
     "basis": "float32",
     "join": "never",
-    "width": 128,
-    "blocks": 4,
-    "diffusion": "spectral",
-    "initial_times": "zero",
-    "mlp_norm": "none",
-    "attention_heads": 0,
-    "dropout": 0.5,
+    **Architecture().network,
     "learning_rate": 1e-3,
     "schedule": "step",
     "decay_every": 50,

@@ -21,7 +21,7 @@ import safetensors.torch
 from torch import Tensor
 
 from diffnet import __version__
-from diffnet.activations import NAMED_ACTIVATIONS
+from diffnet.checkpoints.activations import NAMED_ACTIVATIONS
 from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors
 from diffnet.geometry.files import write_atomically
 

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from torch import Tensor
 
 from diffnet.checkpoints.files import CheckpointError, check_format, check_named_tensors
 from diffnet.checkpoints.kinds import kind_of
+from diffnet.options import Architecture
 
 FORMAT = 1  # increase when older versions would misread a checkpoint
-# Options that checkpoints of older versions lack, with what those versions did.
+# The options of a run that are arguments of `DiffusionNet`. The others are metadata of the network.
+ARCHITECTURE = (*(f.name for f in fields(Architecture)), "backend")
+# Options that checkpoints of older versions lack, with what those versions did. An option of the network is off there.
 OLDER: dict[str, Any] = {
+    **Architecture().network,
     "join": "never",
     "schedule": "step",
-    "initial_times": "zero",
-    "mlp_norm": "none",
     "label_smoothing": 0.0,
     "average_weights": 0.0,
 }
-# The options of a run that are arguments of `DiffusionNet`. The others are metadata of the network.
-ARCHITECTURE = (
-    *("width", "blocks", "dropout", "diffusion", "initial_times", "mlp_norm", "attention_heads", "backend"),
-)
 
 
 def network_in_checkpoint(

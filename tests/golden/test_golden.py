@@ -198,8 +198,8 @@ def original_checkpoint(golden: Golden, prefix: str, path: Path) -> Path:
 def network(name: str, tmp_path: Path, **options: str) -> DiffusionNet:
     """The network whose outputs are stored, loaded from a checkpoint under the original's names."""
     if name != "small":
-        return DiffusionNet.from_reference(RELEASED_WEIGHTS, **options)  # type: ignore[arg-type]
-    return DiffusionNet.from_reference(
+        return DiffusionNet.from_original_checkpoint(RELEASED_WEIGHTS, **options)  # type: ignore[arg-type]
+    return DiffusionNet.from_original_checkpoint(
         original_checkpoint(stored(name), "weight_", tmp_path / "weights.pth"), **options
     )  # type: ignore[arg-type]
 
@@ -241,7 +241,9 @@ def test_parameter_gradients(name: str, tmp_path: Path) -> None:
     """
     golden = stored(name)
     out, gradients = run_reference(name, tmp_path, "sparse", torch.float32)
-    expected = DiffusionNet.from_reference(original_checkpoint(golden, "grad_", tmp_path / "grad.pth")).state_dict()
+    expected = DiffusionNet.from_original_checkpoint(
+        original_checkpoint(golden, "grad_", tmp_path / "grad.pth")
+    ).state_dict()
     assert set(gradients) == set(expected)
     bound = 1e-4 if name == "small" or np.array_equal(out, golden["out_vertices"]) else 2e-3
     for key, grad in gradients.items():

@@ -168,10 +168,10 @@ def test_file_that_is_no_reference_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "garbage.pth"
     path.write_bytes(b"not a checkpoint")
     with pytest.raises(ValueError, match=r"garbage\.pth"):
-        DiffusionNet.from_reference(path)
+        DiffusionNet.from_original_checkpoint(path)
     torch.save({"weight": torch.zeros(3)}, path)
     with pytest.raises(ValueError, match=r"first_lin\.weight"):
-        DiffusionNet.from_reference(path)
+        DiffusionNet.from_original_checkpoint(path)
 
 
 def train_steps(model: torch.nn.Module, batches: list[Operators], device: str, steps: int = 8) -> list[float]:

@@ -19,7 +19,7 @@ import trimesh
 from torch import Tensor, nn
 
 from diffnet import CheckpointError, DiffnetError, DiffusionNet, graphed, precompute
-from diffnet.activations import log_softmax
+from diffnet.checkpoints.activations import log_softmax
 from diffnet.geometry.errors import OptionError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

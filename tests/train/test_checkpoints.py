@@ -215,11 +215,11 @@ def as_original(seed: int = 0) -> dict[str, torch.Tensor]:
 def test_networks_that_are_not_the_originals(tmp_path: Path) -> None:
     path, state = tmp_path / "a.pth", as_original()
     torch.save(state, path)
-    assert len(DiffusionNet.from_reference(path).blocks) == 2
+    assert len(DiffusionNet.from_original_checkpoint(path).blocks) == 2
 
     def line(content: object) -> str:
         torch.save(content, path)
-        return message(DiffusionNet.from_reference, path)
+        return message(DiffusionNet.from_original_checkpoint, path)
 
     for foreign in ([], "text", 3, None, torch.zeros(3), {}, torch.nn.Linear(2, 2).state_dict(), {1: 2}):
         assert "not a checkpoint of the original implementation" in line(foreign)
@@ -273,12 +273,12 @@ def test_kinds_of_other_programs(tmp_path: Path) -> None:
     assert "computes features and no labels" in message(load_network, saved)
 
     torch.save({**correspondence, "other": torch.zeros(3)}, path)
-    assert "start with feature_extractor., but not other" in message(DiffusionNet.from_reference, path)
+    assert "start with feature_extractor., but not other" in message(DiffusionNet.from_original_checkpoint, path)
     torch.save({"networks": {"feature_extractor": {"first_linear.weight": torch.zeros(8, 3)}}}, path)
-    assert "without last.weight" in message(DiffusionNet.from_reference, path)
+    assert "without last.weight" in message(DiffusionNet.from_original_checkpoint, path)
     for foreign in ({"networks": 3}, {"networks": {"feature_extractor": []}}, {"networks": {"other": {}}}):
         torch.save(foreign, path)
-        assert "not a checkpoint of the original implementation" in message(DiffusionNet.from_reference, path)
+        assert "not a checkpoint of the original implementation" in message(DiffusionNet.from_original_checkpoint, path)
 
 
 def test_labels_of_networks_of_the_original(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_operators_and_scale_of_a_run(stored: dict[str, Any], tmp_path: Path) ->
 def test_damaged_files(stored: dict[str, Any], tmp_path: Path, kind: str) -> None:
     """Files that were cut or have flipped bits are read or give one line. Nothing else happens."""
     path = tmp_path / "a.pt"
-    read = load_checkpoint if kind == "own" else DiffusionNet.from_reference
+    read = load_checkpoint if kind == "own" else DiffusionNet.from_original_checkpoint
     buffer = io.BytesIO()
     content = stored if kind == "own" else as_original()
     torch.save(content, buffer, _use_new_zipfile_serialization=kind != "old file format")
@@ -356,7 +356,7 @@ def test_a_file_that_expands_is_refused(stored: dict[str, Any], tmp_path: Path) 
     path = tmp_path / "bomb.pt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"\0" * 10**6)
-    for read in (load_checkpoint, DiffusionNet.from_reference):
+    for read in (load_checkpoint, DiffusionNet.from_original_checkpoint):
         assert "more than its size" in message(read, path)
 
 

@@ -21,15 +21,7 @@ from diffnet.geometry.preprocessing.options import (
     OperatorsKind,
     ScaleRule,
 )
-from diffnet.train.tasks.options.shared import (
-    DiffusionMode,
-    InitialTimes,
-    MLPNorm,
-    Precision,
-    RotationAxis,
-    Schedule,
-    TrainBackend,
-)
+from diffnet.train.tasks.options.shared import Precision, RotationAxis, Schedule, TrainBackend
 from diffnet.train.tasks.options.task_options import RecipeName
 
 
@@ -109,19 +101,6 @@ TargetsOption = Annotated[
     ),
 ]
 EpochsOption = Annotated[int, typer.Option(min=1, help="Passes over the training meshes.")]
-WidthOption = Annotated[int, typer.Option(min=1, help="Channels inside the network.")]
-BlocksOption = Annotated[int, typer.Option(min=1, help="DiffusionNet blocks.")]
-DiffusionOption = Annotated[
-    DiffusionMode, typer.Option(help="spectral uses the eigenbasis; implicit solves a linear system.")
-]
-InitialTimesOption = Annotated[
-    InitialTimes, typer.Option(help="Diffusion times before training: zero, or spread from 1e-4 to 1.")
-]
-MLPNormOption = Annotated[MLPNorm, typer.Option(help="Normalization of the input of the blocks' MLPs.")]
-AttentionHeadsOption = Annotated[
-    int, typer.Option(min=0, help="Heads of attention over one-rings in each block, or 0.")
-]
-DropoutOption = Annotated[float, typer.Option(min=0, max=0.99, help="Dropout inside the blocks' MLPs.")]
 LearningRateOption = Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")]
 ScheduleOption = Annotated[
     Schedule, typer.Option(help="step halves the learning rate every --decay-every epochs; cosine lowers it to 0.")

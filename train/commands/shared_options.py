@@ -9,9 +9,20 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from diffnet.options import Architecture, declared
 from diffnet.train.commands import options as o
 from diffnet.train.commands.flags import flags_in_errors
 from diffnet.train.options import TrainOptions
+
+
+def _network_options() -> dict[str, Any]:
+    """The options of a network, from their declaration. The command line takes decimal numbers of two digits."""
+    options = {}
+    for name, (kind, about) in declared(Architecture).items():
+        largest = None if about["below"] is None else about["below"] - 0.01
+        options[name] = Annotated[kind, typer.Option(min=about["least"], max=largest, help=about["help"])]
+    return options
+
 
 # Those of `TrainOptions`, by the panels of --help and in their order.
 OF_TRAINING: dict[str, dict[str, Any]] = {
@@ -25,15 +36,7 @@ OF_TRAINING: dict[str, dict[str, Any]] = {
         "normalize": o.NormalizeOption,
         "max_faces": o.MaxFacesOption,
     },
-    "Network": {
-        "width": o.WidthOption,
-        "blocks": o.BlocksOption,
-        "diffusion": o.DiffusionOption,
-        "initial_times": o.InitialTimesOption,
-        "mlp_norm": o.MLPNormOption,
-        "attention_heads": o.AttentionHeadsOption,
-        "dropout": o.DropoutOption,
-    },
+    "Network": _network_options(),
     "Training": {
         "epochs": o.EpochsOption,
         "learning_rate": o.LearningRateOption,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from diffnet.geometry.errors import OptionError
 from diffnet.train.tasks.options.shared import SharedOptions
@@ -37,8 +37,6 @@ class CorrespondenceOptions(SharedOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.method not in get_args(Method):
-            raise OptionError(f"method should be one of {', '.join(get_args(Method))}, got {self.method!r}")
         if not 0 <= self.feature_scale < math.inf:
             raise OptionError(f"feature_scale should be a finite number of at least 0, got {self.feature_scale}")
         object.__setattr__(self, "upright", tuple(self.upright))  # the only way in a frozen dataclass

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal, TypeAlias
 
 from diffnet.data.feature_names import canonical_features, vector_channels
 from diffnet.data.options import Preprocessing, Variants
@@ -16,14 +16,11 @@ from diffnet.geometry.preprocessing.options import (
     OperatorsKind,
     ScaleRule,
 )
+from diffnet.options import Architecture, InitialTimes
 
 # A new task adds its name. The files of a task have this name: `tasks/NAME.py` holds its `TASK`, `options/NAME.py` its
 # `OPTIONS`, and `commands/NAME.py` its command `train`.
 TaskName: TypeAlias = Literal["segmentation", "classification", "regression", "correspondence"]
-# The same as those of `diffnet.block` and `diffnet.diffusion`, whose import loads PyTorch.
-DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
-InitialTimes: TypeAlias = Literal["zero", "spread"]
-MLPNorm: TypeAlias = Literal["none", "layer", "rms"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Schedule: TypeAlias = Literal["step", "cosine"]
 RotationAxis: TypeAlias = Literal["any", "x", "y", "z"]
@@ -31,7 +28,7 @@ TrainBackend: TypeAlias = Literal["auto", "torch"]
 
 
 @dataclass(frozen=True)
-class SharedOptions:
+class SharedOptions(Architecture):
     """The options that all tasks of `diffnet train` share. Its `--help` explains each one.
 
     `__post_init__` of the class of a task's own options calls that of this class, and then checks its own values.
@@ -63,13 +60,6 @@ class SharedOptions:
     normalize: ScaleRule = "radius"
     max_faces: int | None = None
     epochs: int = 100
-    width: int = 256
-    blocks: int = 4
-    diffusion: DiffusionMode = "spectral"
-    initial_times: InitialTimes = "spread"
-    mlp_norm: MLPNorm = "none"
-    attention_heads: int = 0
-    dropout: float = 0.2
     learning_rate: float = 2e-3
     schedule: Schedule = "cosine"
     decay_every: int = 50
@@ -91,17 +81,22 @@ class SharedOptions:
     precision: Precision = "auto"
     backend: TrainBackend = "auto"
     seed: int = 0
+    _: KW_ONLY  # the defaults of training that differ from those of `DiffusionNet`
+    width: int = 256
+    initial_times: InitialTimes = "spread"
+    dropout: float = 0.2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "features", canonical_features(self.features))  # the only way in a frozen dataclass
-        for name in ("epochs", "width", "blocks", "decay_every", "eval_every", "variants"):
+        for name in ("epochs", "decay_every", "eval_every", "variants"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 1, got {getattr(self, name)}")
         for name in ("batch_meshes", "batch_vertices"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{name} should be at least 1, got {value}")
-        for name in ("dropout", "validation", "average_weights", "jitter", "cut", "decimate"):
+        for name in ("validation", "average_weights", "jitter", "cut", "decimate"):
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"{name} should be at least 0 and below 1, got {getattr(self, name)}")
         if self.max_faces is not None and self.max_faces < 4:
@@ -112,19 +107,7 @@ class SharedOptions:
             raise OptionError(f"learning_rate should be above 0 and below 1e36, got {self.learning_rate}")
         if not 0 <= self.seed < 2**63:
             raise OptionError(f"seed should be at least 0 and below 2^63, got {self.seed}")
-        for name, choices in (
-            ("task", get_args(TaskName)),
-            ("precision", get_args(Precision)),
-            ("backend", get_args(TrainBackend)),
-            ("schedule", get_args(Schedule)),
-            ("rotate_about", get_args(RotationAxis)),
-            ("diffusion", get_args(DiffusionMode)),
-            ("initial_times", get_args(InitialTimes)),
-            ("mlp_norm", get_args(MLPNorm)),
-        ):
-            if getattr(self, name) not in choices:
-                raise OptionError(f"{name} should be one of {', '.join(choices)}, got {getattr(self, name)!r}")
-        if self.attention_heads < 0 or (self.attention_heads > 0 and self.width % self.attention_heads != 0):
+        if self.attention_heads and self.width % self.attention_heads != 0:
             raise OptionError(f"attention_heads should divide the width, {self.width}, got {self.attention_heads}")
         chosen = self.preprocessing  # checks its own options
         if chosen.k < 1 and self.diffusion == "spectral":
