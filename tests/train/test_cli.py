@@ -409,7 +409,7 @@ def test_a_resumed_run_keeps_its_options(room: Path, tmp_path: Path) -> None:
     assert "--schedule is cosine" in complaint(*train, "--resume", "--schedule", "cosine", "--epochs", 3)
     assert "was started without it" in complaint(*train, "--resume", "--batch-vertices", 100)
     assert "other labels" in complaint(*train, "--resume", "--outputs-at", "vertices")
-    assert "--features is hks" in complaint(*train, "--resume", "--recipe", "original")
+    assert "--width is 128" in complaint(*train, "--resume", "--recipe", "original")
     line = complaint("train", "classification", *train[2:], "--resume")
     assert "this run is one of `diffnet train segmentation`, not of classification" in line
     assert load_checkpoint(out / "last.pt")["options"]["epochs"] == 2
