@@ -100,7 +100,7 @@ def block_attention(
     return out.reshape(*batch, heads, rows, channels)
 
 
-def _attention(
+def _forward(
     structure: Sequence[Tensor],
     query: Tensor,
     key: Tensor,
@@ -126,7 +126,7 @@ def _fake(structure: Sequence[Tensor], query: Tensor, *inputs: Any) -> tuple[Ten
     return query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=wide)
 
 
-def _attention_backward(
+def _gradients(
     structure: Sequence[Tensor],
     query: Tensor,
     key: Tensor,
@@ -149,7 +149,7 @@ def _attention_backward(
     return reference.attention_backward(arrays, inputs, out, sums, grad)
 
 
-def _backward_fake(
+def _gradients_fake(
     structure: Sequence[Tensor], query: Tensor, key: Tensor, value: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
@@ -164,9 +164,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
     *structure, query, key, value, key_mask, mask, out, sums = ctx.saved_tensors
     inputs = AttentionInputs(query, key, value, key_mask, mask, ctx.scale, ctx.block)
-    grads = _backward_operator(structure, *inputs, out, sums, grad.to(out.dtype), ctx.triton)
+    grads = _gradients_operator(structure, *inputs, out, sums, grad.to(out.dtype), ctx.triton)
     return [None] * len(structure), *grads, *[None] * 5
 
 
-_backward_operator = opaque("diffnet::block_attention_backward", _attention_backward, _backward_fake)
-_operator = differentiable("diffnet::block_attention", _attention, _fake, _save, _backward)
+_gradients_operator = opaque("diffnet::block_attention_backward", _gradients, _gradients_fake)
+_operator = differentiable("diffnet::block_attention", _forward, _fake, _save, _backward)

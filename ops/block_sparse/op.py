@@ -108,7 +108,7 @@ def _times_dense(pattern: BlockPattern, values: Tensor, x: Tensor, transpose: bo
     return out.reshape(*batch, heads, result, x.shape[-1])
 
 
-def _sdd(
+def _sdd_forward(
     structure: Sequence[Tensor], a: Tensor, b: Tensor, block: int, rows: int, columns: int, triton: bool
 ) -> Tensor:
     """Multiply A Bᵀ at the blocks: a (Z, H, rows, K), b (Z, H, columns, K) → (Z, number of blocks, block, block)."""
@@ -124,7 +124,7 @@ def _sdd_fake(structure: Sequence[Tensor], a: Tensor, b: Tensor, block: int, *_:
     return a.new_empty(len(a), len(structure[1]), block, block)
 
 
-def _dsd(
+def _dsd_forward(
     structure: Sequence[Tensor],
     values: Tensor,
     x: Tensor,
@@ -160,7 +160,7 @@ def _dsd_fake(
     return x.new_empty(*x.shape[:2], columns if transpose else rows, x.shape[3])
 
 
-def _save_sdd(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _sdd_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     structure, a, b, *ctx.sizes, ctx.triton = inputs
     ctx.save_for_backward(*structure, a, b)
 
@@ -174,7 +174,7 @@ def _sdd_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), grad_a, grad_b, *[None] * 4
 
 
-def _save_dsd(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _dsd_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     structure, values, x, *ctx.sizes, ctx.transpose, ctx.triton = inputs
     ctx.save_for_backward(*structure, values, x)
 
@@ -192,5 +192,5 @@ def _dsd_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), grad_values, grad_x, *[None] * 5
 
 
-sdd_operator = differentiable("diffnet::block_sdd", _sdd, _sdd_fake, _save_sdd, _sdd_backward)
-dsd_operator = differentiable("diffnet::block_dsd", _dsd, _dsd_fake, _save_dsd, _dsd_backward)
+sdd_operator = differentiable("diffnet::block_sdd", _sdd_forward, _sdd_fake, _sdd_save, _sdd_backward)
+dsd_operator = differentiable("diffnet::block_dsd", _dsd_forward, _dsd_fake, _dsd_save, _dsd_backward)

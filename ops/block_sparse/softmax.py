@@ -152,7 +152,7 @@ def mask_at_blocks(pattern: BlockPattern, mask: Tensor) -> Tensor:
     return pattern.sample(mask if mask.ndim == 3 else mask[None])
 
 
-def _softmax(
+def _forward(
     indptr: Tensor,
     indices: Tensor,
     scores: Tensor,
@@ -176,7 +176,7 @@ def _softmax(
     return reference.softmax(indptr, indices, scores, bias, inside, scale)
 
 
-def _softmax_backward(indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
+def _gradients(indptr: Tensor, indices: Tensor, out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
     if triton:
         from diffnet.ops.block_sparse import kernels
 
@@ -200,12 +200,12 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad = grad.to(out.dtype)
     need_bias = ctx.needs_input_grad[3]
     # Without the scale, the gradient of the scores is also the gradient of the bias.
-    grad_scores = _backward_operator(indptr, indices, out, grad, 1.0 if need_bias else ctx.scale, ctx.triton)
+    grad_scores = _gradients_operator(indptr, indices, out, grad, 1.0 if need_bias else ctx.scale, ctx.triton)
     if not need_bias:
         return None, None, grad_scores, *[None] * 7
     grad_bias = grad_scores.sum(0, dtype=ctx.bias_dtype)
     return None, None, grad_scores * ctx.scale, grad_bias, *[None] * 6
 
 
-_backward_operator = opaque("diffnet::block_softmax_backward", _softmax_backward, _fake)
-_operator = differentiable("diffnet::block_softmax", _softmax, _fake, _save, _backward)
+_gradients_operator = opaque("diffnet::block_softmax_backward", _gradients, _fake)
+_operator = differentiable("diffnet::block_softmax", _forward, _fake, _save, _backward)

@@ -17,9 +17,9 @@ _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 def differentiable(
     name: str,
-    implementation: Callable[..., Any],
+    forward: Callable[..., Any],
     fake: Callable[..., Any],
-    setup_context: Callable[..., None],
+    save: Callable[..., None],
     backward: Callable[..., Any],
     *,
     tensor_lists: bool = False,
@@ -29,31 +29,31 @@ def differentiable(
 
     Outside of tracing, the function bypasses PyTorch's dispatcher. Through the dispatcher, a custom operator with a
     gradient takes about 30 µs of CPU time, as an autograd function 8 µs (measured with PyTorch 2.13). Small kernels run
-    about as long. Where nothing requires a gradient, the implementation is called alone.
+    about as long. Where nothing requires a gradient, `forward` is called alone.
 
     Args:
         name: of the operator, "diffnet::…"
-        implementation: computes the outputs. Its signature is the operator's schema.
+        forward: computes the outputs. Its signature is the operator's schema.
         fake: returns empty outputs of the right shapes and dtypes
-        setup_context: as `torch.library.register_autograd` takes it
+        save: saves tensors for the backward, as the `setup_context` of `torch.library.register_autograd`
         backward: returns a tuple of gradients. For a list of tensors without gradients it returns a list of None.
         tensor_lists: whether the arguments include lists of tensors that have gradients. The output is then a list.
         returns_input: return the first argument before the outputs. A caller that uses the returned tensor instead of
             its own gets both gradients added inside `backward`, which receives the extra gradient first, or None.
             It is always None while something is traced, because a custom operator can't return its own input.
     """
-    operator = torch.library.custom_op(name, implementation, mutates_args=())
+    operator = torch.library.custom_op(name, forward, mutates_args=())
     operator.register_fake(fake)
     traced_backward = functools.partial(_without_input_gradient, backward) if returns_input else backward
-    operator.register_autograd(traced_backward, setup_context=setup_context)
+    operator.register_autograd(traced_backward, setup_context=save)
 
     def computed(*arguments: Any) -> Any:
-        output = implementation(*arguments)
+        output = forward(*arguments)
         return without_base(output) if isinstance(output, Tensor) else tuple(map(without_base, output))
 
-    def forward(ctx: Any, *arguments: Any) -> Any:
+    def forward_of_tensors(ctx: Any, *arguments: Any) -> Any:
         output = computed(*arguments)
-        setup_context(ctx, arguments, output)
+        save(ctx, arguments, output)
         return (arguments[0], *output) if returns_input else output
 
     def backward_of_tensors(ctx: Any, *grads: Any) -> Any:
@@ -62,14 +62,14 @@ def differentiable(
     def forward_of_lists(ctx: Any, lengths: tuple[int | None, ...], *flat: Any) -> Any:
         rest = iter(flat)
         arguments = [next(rest) if n is None else [next(rest) for _ in range(n)] for n in lengths]
-        return tuple(forward(ctx, *arguments))
+        return tuple(forward_of_tensors(ctx, *arguments))
 
     def backward_of_lists(ctx: Any, *grads: Any) -> Any:
         nested = backward(ctx, list(grads))
         return (None, *(grad for part in nested for grad in (part if isinstance(part, list) else [part])))
 
     # If the class defines `setup_context`, PyTorch inspects the signature of `forward` in every call.
-    methods = (forward_of_lists, backward_of_lists) if tensor_lists else (forward, backward_of_tensors)
+    methods = (forward_of_lists, backward_of_lists) if tensor_lists else (forward_of_tensors, backward_of_tensors)
     members = {"forward": staticmethod(methods[0]), "backward": staticmethod(methods[1])}
     eager = applied(type(name.replace("::", "_"), (torch.autograd.Function,), members))
 
@@ -122,7 +122,7 @@ def opaque(name: str, implementation: Callable[..., Any], fake: Callable[..., An
 
 
 def save_inputs(ctx: Any, inputs: tuple[Tensor | None, ...], output: Any) -> None:
-    """Save all inputs for the backward: a `setup_context` for `differentiable`."""
+    """Save all inputs for the backward: a `save` for `differentiable`."""
     ctx.save_for_backward(*inputs)
 
 

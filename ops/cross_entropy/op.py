@@ -55,7 +55,7 @@ def cross_entropy(
     if readable(labels):
         _check_labels(labels, logits.shape[1], ignored)
     if use_kernels(backend, logits):
-        losses: Tensor = _cross_entropy(logits, labels, ignored)
+        losses: Tensor = _operator(logits, labels, ignored)
     else:
         losses = reference.cross_entropy(logits, labels, ignored)
     return losses if weights is None else losses * row_weights(weights, labels).to(losses.dtype)
@@ -83,7 +83,7 @@ def _check_labels(labels: Tensor, classes: int, ignored: int) -> None:
         raise IndexError(f"labels should be from 0 to {classes - 1}, or {ignored}, got {labels[wrong][0].item()}")
 
 
-def _implementation(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
+def _forward(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
     from diffnet.ops.cross_entropy.kernels import cross_entropy
 
     return cross_entropy(logits, labels, ignored)
@@ -93,25 +93,25 @@ def _fake(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
     return logits.new_empty(len(logits), dtype=torch.float32)
 
 
-def _backward_implementation(grad: Tensor, logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
+def _gradients(grad: Tensor, logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
     from diffnet.ops.cross_entropy.kernels import cross_entropy_backward
 
     return cross_entropy_backward(grad, logits, labels, ignored)
 
 
-def _backward_fake(grad: Tensor, logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
+def _gradients_fake(grad: Tensor, logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
-def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
     logits, labels, ctx.ignored = inputs
     ctx.save_for_backward(logits, labels)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     logits, labels = ctx.saved_tensors
-    return _gradient(grad, logits, labels, ctx.ignored), None, None
+    return _gradients_operator(grad, logits, labels, ctx.ignored), None, None
 
 
-_gradient = opaque("diffnet::cross_entropy_backward", _backward_implementation, _backward_fake)
-_cross_entropy = differentiable("diffnet::cross_entropy", _implementation, _fake, _setup, _backward)
+_gradients_operator = opaque("diffnet::cross_entropy_backward", _gradients, _gradients_fake)
+_operator = differentiable("diffnet::cross_entropy", _forward, _fake, _save, _backward)

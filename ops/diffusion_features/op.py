@@ -69,7 +69,7 @@ def diffusion_and_gradient_features(
         coefficients = diffuse_operator(project_operator(x.to(dtype), evecs, mass, ptr), evals, time.clamp(min=0))
         diffused, features, _ = features_operator(coefficients, a_re, a_im, evecs, gradient_evecs, ptr, swapped)
         return x, diffused, features
-    passed, diffused, features, *_ = _diffusion_features(
+    passed, diffused, features, *_ = _operator(
         in_dtype(x, dtype), mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr, swapped
     )
     return passed if x.dtype == dtype else x, diffused, features
@@ -125,7 +125,7 @@ def diffusion_features_forward(
     return *forward(coefficients, evecs, gradient_evecs, ptr, swapped=swapped), spectrum, d, coefficients
 
 
-def _diffusion_features_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     x, _, _, evecs, _, _, _, a_im, ptr, _ = arguments
     shape = len(ptr) - 1, evecs.shape[1], x.shape[1]
     diffused = evecs.new_empty(x.shape)
@@ -134,7 +134,7 @@ def _diffusion_features_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, T
     return diffused, torch.empty_like(diffused), spectrum, torch.empty_like(spectrum), coefficients
 
 
-def _backward_implementation(
+def _gradients(
     diffused_grad: Tensor,
     features_grad: Tensor,
     mass: Tensor,
@@ -182,17 +182,17 @@ def gradients_of_sums(
     return evaluate(spectrum_grad, evecs, mass, ptr, added=passed_grad), time_grad, re_grad, im_grad
 
 
-def _backward_fake(diffused_grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _gradients_fake(diffused_grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *_, a_im, _, _, d, _, _, _ = arguments
     c, rotations = d.shape[2], 0 if a_im is None else d.shape[2]
     x_grad = torch.empty_like(diffused_grad, memory_format=torch.contiguous_format)
     return x_grad, d.new_empty(c), d.new_empty(c, c), d.new_empty(rotations, rotations)
 
 
-_gradients = opaque("diffnet::diffusion_features_backward", _backward_implementation, _backward_fake)
+_gradients_operator = opaque("diffnet::diffusion_features_backward", _gradients, _gradients_fake)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, *tensors, ctx.swapped = inputs
     ctx.save_for_backward(*tensors, *output[2:])
     ctx.set_materialize_grads(False)
@@ -207,7 +207,7 @@ def _backward(
     def given(grad: Tensor | None) -> Tensor:
         return evecs.new_zeros(len(evecs), len(time)) if grad is None else in_dtype(grad, evecs.dtype)
 
-    x_grad, time_grad, re_grad, im_grad = _gradients(
+    x_grad, time_grad, re_grad, im_grad = _gradients_operator(
         given(diffused_grad), given(features_grad), *saved, passed_grad, ctx.swapped
     )
     im_grad = None if a_im is None else in_dtype(im_grad, a_im.dtype)
@@ -215,11 +215,11 @@ def _backward(
     return x_grad, None, None, None, None, *of_parameters, None, None
 
 
-_diffusion_features = differentiable(
+_operator = differentiable(
     "diffnet::diffusion_features",
     diffusion_features_forward,
-    _diffusion_features_fake,
-    _setup,
+    _fake,
+    _save,
     _backward,
     returns_input=True,
 )

@@ -34,11 +34,11 @@ def solve_rows(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool = Fals
     Returns:
         (P, R, K). A row whose matrix is not positive definite is NaN.
     """
-    out: Tensor = _solve_operator(gram, penalty, right, triton)
+    out: Tensor = _operator(gram, penalty, right, triton)
     return out
 
 
-def _solve(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool) -> Tensor:
+def _forward(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool) -> Tensor:
     if triton:
         from diffnet.ops.functional_maps.kernels import inverse_factors
     else:
@@ -94,7 +94,7 @@ def _fake(gram: Tensor, penalty: Tensor, right: Tensor, triton: bool) -> Tensor:
     return torch.empty_like(right, memory_format=torch.contiguous_format)
 
 
-def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, bool], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, bool], output: Tensor) -> None:
     gram, penalty, _, ctx.triton = inputs
     ctx.save_for_backward(gram, penalty, output)
 
@@ -111,4 +111,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-_solve_operator = differentiable("diffnet::solve_rows", _solve, _fake, _setup, _backward)
+_operator = differentiable("diffnet::solve_rows", _forward, _fake, _save, _backward)

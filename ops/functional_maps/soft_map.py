@@ -109,15 +109,15 @@ def _gradients_fake(grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor,
     return queries.new_empty(queries.shape), keys.new_empty(keys.shape), values.new_empty(values.shape)
 
 
-def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*inputs, *output)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = _gradient_operator(grad, *ctx.saved_tensors)
+    found: tuple[Tensor, ...] = _gradients_operator(grad, *ctx.saved_tensors)
     return found
 
 
-_gradient_operator = opaque("diffnet::soft_map_backward", _gradients, _gradients_fake)
-_operator = differentiable("diffnet::soft_map", _forward, _fake, _setup, _backward)
+_gradients_operator = opaque("diffnet::soft_map_backward", _gradients, _gradients_fake)
+_operator = differentiable("diffnet::soft_map", _forward, _fake, _save, _backward)

@@ -57,7 +57,7 @@ def gradient_features(
     check_matrices(a_re, a_im, gradients.shape[2], gradients.device, swapped)
     if use_kernels(backend, gradients, *matrices(a_re, a_im), matrix=True):
         dtype = compute_dtype(gradients, *matrices(a_re, a_im))
-        out: Tensor = _direct(gradients, a_re.to(dtype), None if a_im is None else a_im.to(dtype), swapped)
+        out: Tensor = _direct_operator(gradients, a_re.to(dtype), None if a_im is None else a_im.to(dtype), swapped)
         return out
     if not swapped and eager_on_cpu(gradients, *matrices(a_re, a_im)):
         return cpu.gradient_features(gradients, a_re, a_im)
@@ -171,7 +171,7 @@ def _check_features(
 # ---- given gradients ----
 
 
-def _direct_implementation(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool) -> Tensor:
+def _direct_forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool) -> Tensor:
     """f in the dtype of A. The gradients may have another dtype and are rounded to A's for the products only."""
     from diffnet.ops.gradient_features.direct_kernels import forward
 
@@ -182,28 +182,28 @@ def _direct_fake(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: 
     return a_re.new_empty(gradients.shape[1:])
 
 
-def _direct_pointwise_implementation(
-    grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool
-) -> Tensor:
+def _pointwise_gradients(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool) -> Tensor:
     """df/dg_x and df/dg_y for constant b, and df/db_x and df/db_y: (4, V, C)"""
     from diffnet.ops.gradient_features.direct_kernels import pointwise_backward
 
     return pointwise_backward(grad, gradients, a_re, a_im, swapped)
 
 
-def _direct_pointwise_fake(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool) -> Tensor:
+def _pointwise_gradients_fake(
+    grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool
+) -> Tensor:
     return a_re.new_empty(4, *gradients.shape[1:])
 
 
-_direct_pointwise_backward = opaque(
-    "diffnet::gradient_features_pointwise_backward", _direct_pointwise_implementation, _direct_pointwise_fake
+_pointwise_gradients_operator = opaque(
+    "diffnet::gradient_features_pointwise_backward", _pointwise_gradients, _pointwise_gradients_fake
 )
 
 
 def _direct_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     gradients, a_re, a_im = ctx.saved_tensors
     need_gradients, need_re, need_im, _ = ctx.needs_input_grad
-    dgx, dgy, dbx, dby = _direct_pointwise_backward(grad.to(a_re.dtype), gradients, a_re, a_im, ctx.swapped)
+    dgx, dgy, dbx, dby = _pointwise_gradients_operator(grad.to(a_re.dtype), gradients, a_re, a_im, ctx.swapped)
     gradients_grad = re_grad = im_grad = None
     if ctx.swapped:  # b_x and b_y are A_re g_x ∓ A_im g_y
         of_re, of_im = dbx + dby, dby - dbx
@@ -225,13 +225,13 @@ def _direct_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return gradients_grad, re_grad, im_grad, None
 
 
-def _direct_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _direct_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     *tensors, ctx.swapped = inputs
     ctx.save_for_backward(*tensors)
 
 
-_direct = differentiable(
-    "diffnet::gradient_features", _direct_implementation, _direct_fake, _direct_setup, _direct_backward
+_direct_operator = differentiable(
+    "diffnet::gradient_features", _direct_forward, _direct_fake, _direct_save, _direct_backward
 )
 
 
@@ -240,7 +240,7 @@ _direct = differentiable(
 # A is applied to the coefficients, not to the gradients: (GΦ D) Aᵀ = GΦ (D Aᵀ), because D has K rows and not V.
 
 
-def _features_implementation(
+def _features_forward(
     d: Tensor,
     a_re: Tensor,
     a_im: Tensor | None,
@@ -265,7 +265,7 @@ def _features_fake(
     return values, values.new_empty(rows, c), empty_table(gradient_evecs, d, a_im is not None)
 
 
-def _features_backward_implementation(
+def _features_gradients(
     values_grad: Tensor | None,
     features_grad: Tensor,
     d: Tensor,
@@ -286,7 +286,7 @@ def _features_backward_implementation(
     return d_grad, re_grad, d_grad.new_empty(0, 0) if im_grad is None else im_grad
 
 
-def _features_backward_fake(
+def _features_gradients_fake(
     values_grad: Tensor | None, features_grad: Tensor, d: Tensor, a_re: Tensor, a_im: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     c, rotations = d.shape[2], 0 if a_im is None else d.shape[2]
@@ -294,12 +294,12 @@ def _features_backward_fake(
     return d_grad, d_grad.new_empty(c, c), d_grad.new_empty(rotations, rotations)
 
 
-_features_gradients = opaque(
-    "diffnet::spectral_gradient_features_backward", _features_backward_implementation, _features_backward_fake
+_features_gradients_operator = opaque(
+    "diffnet::spectral_gradient_features_backward", _features_gradients, _features_gradients_fake
 )
 
 
-def _features_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _features_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, ctx.swapped = inputs
     ctx.save_for_backward(*tensors, output[2])
     ctx.set_materialize_grads(False)
@@ -317,7 +317,7 @@ def _features_backward(
     features_grad = features_grad.to(gradient_evecs.dtype)
     values_grad = values_grad if values_grad is None else values_grad.to(gradient_evecs.dtype)
     if need_d or need_re or need_im:
-        d_grad, re_grad, im_grad = _features_gradients(values_grad, features_grad, *saved, ctx.swapped)
+        d_grad, re_grad, im_grad = _features_gradients_operator(values_grad, features_grad, *saved, ctx.swapped)
         re_grad = re_grad.to(a_re.dtype)
         im_grad = None if a_im is None else im_grad.to(a_im.dtype)
     if need_evecs and values_grad is not None:
@@ -361,8 +361,8 @@ def _gradient_evecs_gradient(
 
 features_operator = differentiable(
     "diffnet::spectral_gradient_features",
-    _features_implementation,
+    _features_forward,
     _features_fake,
-    _features_setup,
+    _features_save,
     _features_backward,
 )

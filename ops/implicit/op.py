@@ -97,7 +97,7 @@ def implicit_diffusion(
     live = ~(mass[:, None] <= 0)  # also where the mass is NaN, so that it shows in the result
     values = laplacian.values.to(dtype)
     triton = use_kernels(backend, values, wide)
-    solution: Tensor = _solve_operator(
+    solution: Tensor = _operator(
         list(csr_arrays(pattern, triton)),
         ptr,
         diagonal(pattern, values.detach()),
@@ -124,7 +124,7 @@ def _check_values(time: Tensor, mass: Tensor) -> None:
         raise ValueError(f"mass should be finite, got {mass[row].item():g} at row {row}")
 
 
-def _solve(
+def _forward(
     structure: Sequence[Tensor],
     ptr: Tensor,
     diagonal: Tensor,
@@ -169,7 +169,7 @@ def _solve(
     )
 
 
-def _solve_fake(
+def _fake(
     structure: Sequence[Tensor],
     ptr: Tensor,
     diagonal: Tensor,
@@ -194,7 +194,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, ptr, diagonal, values, mass, time, u = ctx.saved_tensors
     *_, triton = ctx.settings
     need_values, need_mass, need_time, need_b = ctx.needs_input_grad[3:7]
-    w = _solve_operator(structure, ptr, diagonal, values, mass, time, grad, *ctx.settings)
+    w = _operator(structure, ptr, diagonal, values, mass, time, grad, *ctx.settings)
     # Only derivatives of the operators below need the transpose. Nothing is differentiated here, so any arrays will do.
     arrays = [*structure, *structure, ptr.new_empty(0)]
     grad_values = grad_mass = grad_time = None
@@ -207,4 +207,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), None, None, grad_values, grad_mass, grad_time, w if need_b else None, *[None] * 5
 
 
-_solve_operator = differentiable("diffnet::implicit_solve", _solve, _solve_fake, _save, _backward)
+_operator = differentiable("diffnet::implicit_solve", _forward, _fake, _save, _backward)

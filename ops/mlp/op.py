@@ -19,7 +19,7 @@ from diffnet.ops.mlp import cpu, reference
 if TYPE_CHECKING:
     from diffnet.ops.common.matmul import Converted  # imports Triton
 
-MOST_INPUTS = 3  # that the kernel of the first layer reads without concatenation
+MAX_INPUTS = 3  # that the kernel of the first layer reads without concatenation
 
 
 def mlp(
@@ -81,7 +81,7 @@ def mlp_with(
         function = cpu.mlp if on_cpu else reference.mlp
         return function(inputs, weights, biases, dropout=dropout, residual=residual)
     dtype = compute_dtype(*inputs, *weights)
-    alike = len(inputs) <= MOST_INPUTS and len({x.shape[-1] for x in inputs}) == 1
+    alike = len(inputs) <= MAX_INPUTS and len({x.shape[-1] for x in inputs}) == 1
     parts = [in_dtype(x, dtype) for x in (inputs if alike else [torch.cat(list(inputs), dim=-1)])]
     hidden = len(weights) - 1
     seeds = drawn_seeds(seeds, hidden, dropout, parts[0].device)
@@ -90,7 +90,7 @@ def mlp_with(
     added = None if skip or residual is None else in_dtype(residual, dtype)
     tensors = [*parts, *weights, *(biases or []), *([] if added is None else [added])]
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    out: Tensor = _mlp(parts, list(weights), matrices, list(biases or []), added, skip, dropout, seeds, keep)[0]
+    out: Tensor = _operator(parts, list(weights), matrices, list(biases or []), added, skip, dropout, seeds, keep)[0]
     return out
 
 
@@ -190,7 +190,7 @@ def _converts(x: Tensor, weights: Sequence[Tensor]) -> bool:
     return part_count(dot_precision(x)) > 1 or any(weight.dtype != x.dtype for weight in weights)
 
 
-def _mlp_fake(*arguments: Any) -> list[Tensor]:
+def _fake(*arguments: Any) -> list[Tensor]:
     call = _Call(*arguments)
     x = call.inputs[0]
     outs = [x.new_empty(x.shape[0], weight.shape[0]) for weight in call.weights]
@@ -200,7 +200,7 @@ def _mlp_fake(*arguments: Any) -> list[Tensor]:
     return [outs[-1], *outs[:-1], *(matrices if not call.matrices and _converts(x, call.weights) else [])]
 
 
-def mlp_backward(
+def _gradients(
     grad: Tensor,
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
@@ -221,9 +221,7 @@ def mlp_backward(
     return [input_grads, *weight_grads, *bias_grads]
 
 
-def _mlp_backward_fake(
-    grad: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], *arguments: Any
-) -> list[Tensor]:
+def _gradients_fake(grad: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], *arguments: Any) -> list[Tensor]:
     *_, need_inputs = arguments
     rows, c = inputs[0].shape
     input_grads = grad.new_empty(len(inputs), rows if need_inputs else 0, c)
@@ -231,10 +229,10 @@ def _mlp_backward_fake(
     return [input_grads, *weight_grads, *(w.new_empty(w.shape[-2], dtype=torch.float32) for w in weights)]
 
 
-_mlp_gradients = opaque("diffnet::mlp_backward", mlp_backward, _mlp_backward_fake)
+_gradients_operator = opaque("diffnet::mlp_backward", _gradients, _gradients_fake)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
     call = _Call(*inputs)
     parts, layers = len(call.inputs), len(call.weights)
     hidden, matrices = output[1:layers], output[layers:] or call.matrices or [w.contiguous() for w in call.weights]
@@ -253,7 +251,7 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     saved = ctx.saved_tensors  # each access unpacks all of them, and a checkpoint allows one
     inputs, weights, hidden = saved[:parts], saved[parts : parts + layers], saved[parts + layers :]
     assert grad is not None  # callers get the first output only
-    input_grads, *sums = _mlp_gradients(
+    input_grads, *sums = _gradients_operator(
         in_dtype(grad, inputs[0].dtype), inputs, weights, hidden, ctx.skip, ctx.dropout, ctx.need_inputs
     )
     weight_grads = [in_dtype(g, dtype) for g, dtype in zip(sums[:layers], ctx.weight_dtypes, strict=True)]
@@ -263,4 +261,4 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     return by_input, weight_grads, [None] * given, bias_grads, residual_grad, None, None, None, None
 
 
-_mlp = differentiable("diffnet::mlp", mlp_forward, _mlp_fake, _setup, _backward, tensor_lists=True)
+_operator = differentiable("diffnet::mlp", mlp_forward, _fake, _save, _backward, tensor_lists=True)

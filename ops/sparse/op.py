@@ -158,7 +158,7 @@ def _pattern_and_transpose(structure: Sequence[Tensor]) -> tuple[CsrArrays, CsrA
     return CsrArrays(*structure[:5]), CsrArrays(*structure[5:10]), structure[10]
 
 
-def _spmm(
+def _spmm_forward(
     structure: Sequence[Tensor], values: Tensor, x: Tensor, transpose: bool, reduce: bool, triton: bool
 ) -> Tensor:
     """Multiply Aₛ xₛ or Aₛᵀ xₛ: values (S, nnz), x (S or 1, …, C) → (S, …, C), or summed over the sets (1, …, C)."""
@@ -181,7 +181,7 @@ def _spmm_fake(
     return x.new_empty(1 if reduce else len(values), rows, x.shape[2])
 
 
-def _sddmm(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
+def _sddmm_forward(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool) -> Tensor:
     """Multiply Aₛ Bₛᵀ at the entries: a (S or 1, rows, C), b (S or 1, columns, C) → (S, nnz)."""
     own = CsrArrays(*structure[:5])
     if a.shape[0] == 0 or b.shape[0] == 0:
@@ -197,7 +197,7 @@ def _sddmm_fake(structure: Sequence[Tensor], a: Tensor, b: Tensor, triton: bool)
     return a.new_empty(len(b) if len(a) == 1 else len(a), len(structure[1]))
 
 
-def _save_spmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _spmm_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     structure, values, x, ctx.transpose, ctx.reduce, ctx.triton = inputs
     ctx.save_for_backward(*structure, values, x)
 
@@ -216,7 +216,7 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return [None] * len(structure), grad_values, grad_x, None, None, None
 
 
-def _save_sddmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _sddmm_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     structure, a, b, ctx.triton = inputs
     ctx.save_for_backward(*structure, a, b)
 
@@ -231,5 +231,5 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 # As custom operators, they keep torch.compile from tracing into sparse tensors and kernels.
-spmm_operator = differentiable("diffnet::spmm", _spmm, _spmm_fake, _save_spmm, _spmm_backward)
-sddmm_operator = differentiable("diffnet::sddmm", _sddmm, _sddmm_fake, _save_sddmm, _sddmm_backward)
+spmm_operator = differentiable("diffnet::spmm", _spmm_forward, _spmm_fake, _spmm_save, _spmm_backward)
+sddmm_operator = differentiable("diffnet::sddmm", _sddmm_forward, _sddmm_fake, _sddmm_save, _sddmm_backward)

@@ -70,7 +70,7 @@ def sparse_softmax(
     else:
         scale = checked_number("scale", scale)
     flat = scores.reshape(math.prod(shape[:-1]), pattern.nnz)
-    out: Tensor = _softmax_operator(list(csr_arrays(pattern, triton)), flat, mask, scale, triton)
+    out: Tensor = _operator(list(csr_arrays(pattern, triton)), flat, mask, scale, triton)
     return out.to(dtype).reshape(shape)
 
 
@@ -107,7 +107,7 @@ def _flat_mask(mask: Tensor, scores: Tensor) -> Tensor:
     return mask.reshape(given).expand(shape).reshape(math.prod(shape[:-1]), scores.shape[-1])
 
 
-def _softmax(structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, scale: float, triton: bool) -> Tensor:
+def _forward(structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, scale: float, triton: bool) -> Tensor:
     csr = CsrArrays(*structure)
     if triton:
         from diffnet.ops.sparse import softmax_kernels
@@ -116,7 +116,7 @@ def _softmax(structure: Sequence[Tensor], scores: Tensor, mask: Tensor | None, s
     return reference.softmax(csr, scores, mask, scale)
 
 
-def _softmax_backward(structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
+def _gradients(structure: Sequence[Tensor], out: Tensor, grad: Tensor, scale: float, triton: bool) -> Tensor:
     csr = CsrArrays(*structure)
     if triton:
         from diffnet.ops.sparse import softmax_kernels
@@ -137,9 +137,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *structure, out = ctx.saved_tensors
-    grad_scores = _backward_operator(structure, out, grad.to(out.dtype), ctx.scale, ctx.triton)
+    grad_scores = _gradients_operator(structure, out, grad.to(out.dtype), ctx.scale, ctx.triton)
     return [None] * len(structure), grad_scores, None, None, None
 
 
-_backward_operator = opaque("diffnet::sparse_softmax_backward", _softmax_backward, _fake)
-_softmax_operator = differentiable("diffnet::sparse_softmax", _softmax, _fake, _save, _backward)
+_gradients_operator = opaque("diffnet::sparse_softmax_backward", _gradients, _fake)
+_operator = differentiable("diffnet::sparse_softmax", _forward, _fake, _save, _backward)

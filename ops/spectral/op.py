@@ -143,7 +143,7 @@ def diffuse(spectrum: Tensor, evals: Tensor, time: Tensor, backend: Backend = "a
 # times.
 
 
-def _project_implementation(x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
+def _project_forward(x: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
     """Φᵀ (scale ∘ x) → (B, K, C) float32"""
     from diffnet.ops.spectral.kernels import project
 
@@ -166,7 +166,7 @@ def _project_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-def _evaluate_implementation(coefficients: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
+def _evaluate_forward(coefficients: Tensor, evecs: Tensor, scale: Tensor | None, ptr: Tensor) -> Tensor:
     """scale ∘ (Φ D) → (V, C) in the dtype of the evecs; the coefficients are float32"""
     from diffnet.ops.spectral.kernels import evaluate
 
@@ -193,7 +193,7 @@ def _row_dot(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
     return (a.float() * b.float()).sum(1).to(like.dtype)
 
 
-def _diffuse_implementation(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
+def _diffuse_forward(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
     """exp(−λ tᵀ) ∘ S, float32"""
     from diffnet.ops.spectral.diffusion_kernels import diffuse
 
@@ -204,16 +204,14 @@ def _diffuse_fake(spectrum: Tensor, evals: Tensor, time: Tensor) -> Tensor:
     return torch.empty_like(spectrum, memory_format=torch.contiguous_format)
 
 
-def _diffuse_backward_implementation(
-    grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor
-) -> tuple[Tensor, Tensor]:
+def _diffuse_gradients(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
     """dS (B, K, C) and dt (C,), float32"""
     from diffnet.ops.spectral.diffusion_kernels import diffuse_backward
 
     return diffuse_backward(grad, spectrum, evals, time)
 
 
-def _diffuse_backward_fake(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+def _diffuse_gradients_fake(grad: Tensor, spectrum: Tensor, evals: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
     empty = torch.empty_like(spectrum, memory_format=torch.contiguous_format)
     return empty, empty.new_empty(len(time))
 
@@ -221,18 +219,14 @@ def _diffuse_backward_fake(grad: Tensor, spectrum: Tensor, evals: Tensor, time: 
 def _diffuse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     spectrum, evals, time = ctx.saved_tensors
     need_evals = ctx.needs_input_grad[1]
-    spectrum_grad, time_grad = _diffuse_gradients(grad, spectrum, evals, time)
+    spectrum_grad, time_grad = _diffuse_gradients_operator(grad, spectrum, evals, time)
     evals_grad = -(spectrum_grad * spectrum * time).sum(-1).to(evals.dtype) if need_evals else None
     return spectrum_grad, evals_grad, time_grad.to(time.dtype)
 
 
-_diffuse_gradients = opaque("diffnet::diffuse_backward", _diffuse_backward_implementation, _diffuse_backward_fake)
-diffuse_operator = differentiable(
-    "diffnet::diffuse", _diffuse_implementation, _diffuse_fake, save_inputs, _diffuse_backward
-)
-project_operator = differentiable(
-    "diffnet::project", _project_implementation, _project_fake, save_inputs, _project_backward
-)
+_diffuse_gradients_operator = opaque("diffnet::diffuse_backward", _diffuse_gradients, _diffuse_gradients_fake)
+diffuse_operator = differentiable("diffnet::diffuse", _diffuse_forward, _diffuse_fake, save_inputs, _diffuse_backward)
+project_operator = differentiable("diffnet::project", _project_forward, _project_fake, save_inputs, _project_backward)
 evaluate_operator = differentiable(
-    "diffnet::evaluate", _evaluate_implementation, _evaluate_fake, save_inputs, _evaluate_backward
+    "diffnet::evaluate", _evaluate_forward, _evaluate_fake, save_inputs, _evaluate_backward
 )

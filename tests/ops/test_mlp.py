@@ -18,7 +18,7 @@ from diffnet.ops.mlp import kernels
 from diffnet.ops.mlp.linear_kernels import threshold_and_scale
 
 # The implementation of the operator is private. It returns the hidden layers, which `mlp` hides.
-from diffnet.ops.mlp.op import MOST_INPUTS, mlp_forward
+from diffnet.ops.mlp.op import MAX_INPUTS, mlp_forward
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 
@@ -51,7 +51,7 @@ def active_units(
 ) -> list[Tensor]:
     """The hidden units that the kernels find active."""
     x, w, b = ([place.put(t) for t in group] for group in (inputs, weights, biases))
-    x = x if len(x) <= MOST_INPUTS else [torch.cat(x, dim=-1)]  # as `mlp` does, so sums have the same order
+    x = x if len(x) <= MAX_INPUTS else [torch.cat(x, dim=-1)]  # as `mlp` does, so sums have the same order
     return [h > 0 for h in mlp_forward(x, w, [], b, None, False, 0.0, None, True)[1:]]
 
 
