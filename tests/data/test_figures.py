@@ -121,7 +121,7 @@ def test_no_triangle_is_degenerate(data: LabeledMeshes) -> None:
 
 def test_holes_are_one_or_two_separate_rings(data: LabeledMeshes) -> None:
     rings = []
-    for item in of_kind(data, "holes"):
+    for item in [*of_kind(data, "holes"), figure(2, kind="holes")]:
         edges, uses = edge_uses(item)
         assert uses.max() == 2, item.name
         border, times = np.unique(edges[uses == 1], return_counts=True)

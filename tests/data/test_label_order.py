@@ -78,7 +78,8 @@ def test_shuffled_labels_are_named_once(at: LabelsAt, suffix: str, tmp_path: Pat
 def good() -> list[tuple[Mesh, np.ndarray]]:
     """A figure and two jaws, with labels at vertices."""
     jaws = [(make_mesh(one.verts, one.faces), one.labels) for one in (jaw(0), jaw(1, lower=True))]
-    return [(one.mesh, one.labels) for one in [figure(0)]] + jaws
+    whole = figure(0)
+    return [(whole.mesh, whole.labels), *jaws]
 
 
 @pytest.mark.parametrize("at", ["vertices", "edges", "faces"])
