@@ -114,7 +114,7 @@ def _nearest(mesh: Mesh, verts: NDArray[np.float64], faces: NDArray[np.int64] | 
     return make_mesh(verts, faces, name=mesh.name), cKDTree(verts).query(mesh.verts)[1]
 
 
-# The rows of the table.
+# The changes by their names in the first column of docs/robustness.md.
 CHANGES: dict[str, Callable[[Mesh, np.random.Generator], Changed]] = {
     "scaled by 0.01": lambda mesh, rng: scaled(mesh, 0.01),
     "scaled by 100": lambda mesh, rng: scaled(mesh, 100),
