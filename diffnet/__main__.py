@@ -23,7 +23,7 @@ __all__ = ["main"]
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME…", help="Benchmarks to run, or all. Without --data, all leaves out command."),
+        typer.Argument(metavar="NAME…", help="Benchmarks to run, or all. The benchmark command needs --data."),
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the benchmarks.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for NAME.csv, NAME.png and run.json.")] = None,

@@ -131,12 +131,12 @@ MirrorOption = Annotated[bool, typer.Option("--mirror", help="Mirror half of the
 CutOption = Annotated[
     float,
     typer.Option(
-        min=0, max=0.99, help="Also train on variants of the meshes that random planes cut, by up to this share."
+        min=0, max=0.99, help="Also train on cut variants of the meshes. Random planes cut off up to this share."
     ),
 ]
 DecimateOption = Annotated[
     float,
-    typer.Option(min=0, max=0.99, help="Also train on variants of the meshes that lack up to this share of the faces."),
+    typer.Option(min=0, max=0.99, help="Also train on variants with fewer faces, which lack up to this share."),
 ]
 VariantsOption = Annotated[int, typer.Option(min=1, help="Variants of each training mesh, with --cut or --decimate.")]
 ValidationOption = Annotated[
@@ -163,7 +163,7 @@ MaxFacesOption = Annotated[
     int | None,
     typer.Option(
         min=4,
-        help="Decimate meshes with more faces. Scores and predictions are at the full meshes. Default: none.",
+        help="Decimate meshes with more faces. Scores and predictions are those of the full meshes. Default: none.",
     ),
 ]
 

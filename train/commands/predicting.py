@@ -289,8 +289,8 @@ def evaluate(
 ) -> None:
     """Score a trained network on labeled meshes or on pairs of meshes, without training.
 
-    The meshes in test/ or of test.txt are scored, and no others are read. Without these, all meshes are. Of a generated
-    set, the test part with the seed of the training is scored. Labels, and columns of targets, are matched by name.
+    The meshes in test/ or of test.txt are scored, and no others are read. Without a split, all are scored. Of a
+    generated set, it is the test part with the seed of the training. Labels, and columns of targets, match by name.
     Labels at other elements than the network's are converted. --targets is for regression; the default is that of the
     training. --pairs, --base and --zoomout are for correspondence.
     """

@@ -24,7 +24,7 @@ ClassWeightsOption = Annotated[
     str | None,
     typer.Option(
         metavar="WEIGHTS",
-        help="Weights of the classes in the loss: balanced or sqrt, by their frequencies or the roots of these, or "
+        help="Weights of the classes in the loss: balanced, one over their frequencies; sqrt, one over the roots; or "
         "1,0.5,2 for all, or NAME=2,NAME=0.5.",
         rich_help_panel=LABELS_PANEL,
     ),
