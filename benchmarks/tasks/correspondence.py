@@ -2,7 +2,7 @@
 
     python -m diffnet.benchmarks.tasks.correspondence --out FOLDER [--seeds 0 1 2] [--only ROW…] [options]
 
-It writes the generated pairs as files, and trains on them with the command of the README. FOLDER gets
+It writes the generated pairs as files, and trains on them with `diffnet train`. FOLDER gets
 correspondence.csv, with one line for each row and seed, and all runs. The column zoomout_x100 has the errors after
 ZoomOut. Other options are those of `diffnet train correspondence`, for all rows. --figures FOLDER keeps the figures and
 the cache for several measurements.

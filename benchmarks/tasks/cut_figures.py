@@ -2,7 +2,7 @@
 
     python -m diffnet.benchmarks.tasks.cut_figures --out FOLDER [--seeds 0 1 2] [options of `diffnet train`]
 
-It trains with the commands of the README on the generated figures, and scores with `diffnet evaluate`. FOLDER gets
+It trains with `diffnet train` on the generated figures, and scores with `diffnet evaluate`. FOLDER gets
 cut_figures.csv, with one row for each seed and recipe, and all runs.
 """
 

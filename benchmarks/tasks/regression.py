@@ -2,7 +2,7 @@
 
     python -m diffnet.benchmarks.tasks.regression --out FOLDER [--seeds 0 1 2] [--epochs N] [--meshes N] [options]
 
-It writes generated closed figures as files, and trains on them with the command of the README. FOLDER gets
+It writes generated closed figures as files, and trains on them with `diffnet train`. FOLDER gets
 regression.csv, with one row for each target and seed, and all runs. Other options are those of
 `diffnet train regression`, for both targets. --figures FOLDER keeps the figures and the cache for several measurements.
 
