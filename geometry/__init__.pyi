@@ -1,4 +1,5 @@
 from .augmentation.cuts import MeshPart, cut_by_plane
+from .augmentation.decimate import decimate
 from .augmentation.transforms import mirrored, rotated, scaled
 from .batches.collate import collate
 from .batches.functional import diffuse, from_spectral, gradient, mesh_mean, to_spectral
@@ -10,7 +11,6 @@ from .batches.functional_maps import (
     zoomout,
 )
 from .batches.unpack import UnpackAt
-from .decimation.decimate import decimate
 from .descriptors import hks, wks
 from .diagnosis import Diagnosis, diagnose
 from .discretize.coincident import joined_vertices
@@ -21,12 +21,12 @@ from .eigen.solve import eigenbases, eigenbasis
 from .elements.elements import ElementsAt, border_lengths, edges_of_faces, element_areas, element_points
 from .elements.smoothing import smooth_boundaries
 from .elements.weights import element_weights
+from .errors import MeshError
 from .geodesics.curve import area_under_curve, error_curve, mean_error
 from .geodesics.errors import Prediction, geodesic_errors, geodesic_errors_of_all
 from .geodesics.label_errors import geodesic_label_errors
 from .mesh.attributes import Attributes, load_attributes
 from .mesh.boundary import boundary_vertices
-from .mesh.errors import MeshError
 from .mesh.mesh import FORMATS, Mesh, MeshLike, load_mesh, make_mesh, mesh_edges
 from .mesh.normalize import normalize_positions
 from .mesh.normals import NORMALS_RULES, NormalsRule

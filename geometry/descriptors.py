@@ -14,7 +14,7 @@ from diffnet.geometry.operators import Operators
 from diffnet.ops import from_spectral
 from diffnet.ops.common.checks import check_count, check_finite, check_rank, readable
 
-SHORTEST, LONGEST = 0.01, 1.0  # default times of `hks`
+MIN_TIME, MAX_TIME = 0.01, 1.0  # default times of `hks`
 _warned_of_size: list[str] = []  # names of given warnings; each is given once
 
 
@@ -51,7 +51,7 @@ def hks_times(count: int = 16, device: torch.device | str = "cpu") -> Tensor:
     >>> hks_times(3)
     tensor([0.0100, 0.1000, 1.0000])
     """
-    return torch.logspace(math.log10(SHORTEST), math.log10(LONGEST), count, dtype=torch.float32, device=device)
+    return torch.logspace(math.log10(MIN_TIME), math.log10(MAX_TIME), count, dtype=torch.float32, device=device)
 
 
 def wks(operators: Operators, count: int = 16) -> Tensor:
@@ -70,9 +70,9 @@ def wks(operators: Operators, count: int = 16) -> Tensor:
     present = torch.stack([(v != 0).any(0) for v in torch.split(operators.evecs, list(operators.lengths))])
     live = present & (evals > 1e-6 * evals[:, -1:])
     log_evals = torch.log(torch.where(live, evals, 1.0))
-    some = live.any(1)
-    low = torch.where(some, torch.where(live, log_evals, math.inf).amin(1), 0.0)[:, None]
-    high = torch.where(some, torch.where(live, log_evals, -math.inf).amax(1), 0.0)[:, None]
+    has_pairs = live.any(1)
+    low = torch.where(has_pairs, torch.where(live, log_evals, math.inf).amin(1), 0.0)[:, None]
+    high = torch.where(has_pairs, torch.where(live, log_evals, -math.inf).amax(1), 0.0)[:, None]
     sigma = ((high - low) * 7 / 128).clamp(min=1e-3)  # the range is 0 if there is one eigenvalue
     steps = torch.linspace(0, 1, count, dtype=evals.dtype, device=evals.device)
     energies = low + 2 * sigma + steps * (high - low - 4 * sigma)
@@ -99,7 +99,7 @@ def _warn_of_size(operators: Operators) -> None:
     """
     if _warned_of_size or not (readable(operators.evals) and readable(operators.mass)):
         return
-    middle = math.sqrt(SHORTEST * LONGEST)
+    middle = math.sqrt(MIN_TIME * MAX_TIME)
     masses = torch.split(operators.mass, list(operators.lengths))
     for number, (values, mass) in enumerate(zip(operators.evals.tolist(), masses, strict=True)):
         positive = [value for value in values if value > 1e-6 * values[-1]]
@@ -112,7 +112,7 @@ def _warn_of_size(operators: Operators) -> None:
         which = f"mesh {number} of the batch" if len(operators) > 1 else "the mesh"
         effect = "too long for {}, so all vertices have" if small else "too short for {}, so all times have"
         message = (
-            f"hks: most of the default times, {SHORTEST:g} to {LONGEST:g}, are {effect.format(which)} nearly the same "
+            f"hks: most of the default times, {MIN_TIME:g} to {MAX_TIME:g}, are {effect.format(which)} nearly the same "
             f"value. Its area is {area:.3g}, and its eigenvalues above 0 run from {smallest:.3g} to {largest:.3g}. "
             "Use precompute(…, normalize=True), or pass `scales` near 1/λ"
         )

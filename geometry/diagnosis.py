@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import potpourri3d
-import scipy.sparse
-from numpy.typing import NDArray
 
-from diffnet.geometry.discretize.coincident import first_at_position, joined_vertices
+from diffnet.geometry.discretize.coincident import components, first_at_position, joined_vertices
 from diffnet.geometry.discretize.laplacian import usable_faces
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normalize import round_positions
@@ -93,8 +91,8 @@ def diagnose(mesh: Mesh) -> Diagnosis:
         vertices=len(mesh.verts),
         faces=len(mesh.faces),
         edges=len(edges),
-        components=_components(edges, used, len(mesh.verts)),
-        joined_components=_components(place[edges], np.unique(place[used]), len(mesh.verts)),
+        components=len(np.unique(components(edges, len(mesh.verts))[used])),
+        joined_components=len(np.unique(components(place[edges], len(mesh.verts))[place[used]])),
         euler=len(used) - len(edges) + len(faces),
         area=float(area.sum()),
         boundary_edges=int((count == 1).sum()),
@@ -107,9 +105,3 @@ def diagnose(mesh: Mesh) -> Diagnosis:
         coincident_vertices=int((place != numbers).sum()),
         joined_by_default=int((joined_vertices(rounded) != numbers).sum()),
     )
-
-
-def _components(edges: NDArray[np.int64], used: NDArray[np.int64], vertices: int) -> int:
-    graph = scipy.sparse.csr_matrix((np.ones(len(edges)), (edges[:, 0], edges[:, 1])), shape=(vertices, vertices))
-    label = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
-    return len(np.unique(label[used]))

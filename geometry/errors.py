@@ -12,6 +12,10 @@ class DiffnetError(Exception):
     """
 
 
+class MeshError(DiffnetError, ValueError):
+    """A mesh or a mesh file can't be used. The message names it and says what is wrong."""
+
+
 class OptionError(DiffnetError, ValueError):
     """An option has a value that is not allowed. The message names the option and the value."""
 

@@ -36,7 +36,7 @@ from diffnet.ops.common.ragged import cat_shifted
 from diffnet.ops.sparse.matrix import check_matrix_blocks
 
 # `prepared` remembers its results on a GPU while this part of the GPU's memory stays free.
-STAYS_FREE = 0.5
+FREE_SHARE = 0.5
 
 # Values that `Operators` computes at first use.
 _NOTHING_FOUND = dict.fromkeys(("_lengths", "_face_lengths", "_edges", "_preparations", "_unpacked", "_pinned"))
@@ -576,15 +576,15 @@ def blank(vertices: int, k: int, device: torch.device, meshes: int = 1, **given:
 
 
 def has_room(size: int, device: torch.device) -> bool:
-    """Return whether STAYS_FREE of a GPU's memory is left if `size` bytes are taken. On other devices, return False."""
+    """Return whether FREE_SHARE of a GPU's memory is left if `size` bytes are taken. On other devices, return False."""
     if device.type != "cuda":
         return False
     free, total = torch.cuda.mem_get_info(device)
-    if free - size >= STAYS_FREE * total:
+    if free - size >= FREE_SHARE * total:
         return True
     # Memory that PyTorch holds but doesn't use counts as free. Asking for it takes longer.
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free - size >= STAYS_FREE * total
+    return free - size >= FREE_SHARE * total
 
 
 def _packed_later(fields: Mapping[str, Any], later: Mapping[str, Later[Any]], known: Mapping[str, Any]) -> Operators:

@@ -13,9 +13,9 @@ from torch import Tensor
 ALIGNMENT = 512
 
 # Bytes. Copying a piece to pinned memory overlaps with the transfer of the previous piece. Each piece has a fixed cost,
-# so pieces grow to LARGEST_PIECE.
-PIECE = 4 * 2**20
-LARGEST_PIECE = 16 * 2**20
+# so pieces grow to MAX_PIECE.
+MIN_PIECE = 4 * 2**20
+MAX_PIECE = 16 * 2**20
 
 
 def to_gpu(
@@ -36,7 +36,7 @@ def to_gpu(
     first = 0
     while first < size:
         # PyTorch reuses pinned memory only once all copies from it have ended.
-        piece = empty_pinned(min(max(PIECE, first), LARGEST_PIECE, size - first))
+        piece = empty_pinned(min(max(MIN_PIECE, first), MAX_PIECE, size - first))
         write(arrays, offsets, first, piece)
         flat[first : first + len(piece)].copy_(piece, non_blocking=True)
         first += len(piece)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import MeshLike, load_mesh, mesh_edges
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Random changes of meshes for training: transforms of operators, cuts and decimation."""
+"""Changes of meshes: transforms of operators, cuts and decimation."""

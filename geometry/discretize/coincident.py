@@ -77,6 +77,14 @@ def open_edges(faces: NDArray[np.int64], vertices: int) -> NDArray[np.int64]:
     return np.stack(np.divmod(keys[count == 1], vertices), axis=1)
 
 
+def components(faces: NDArray[np.int64], vertices: int) -> NDArray[np.int64]:
+    """The number (V,) of the connected component of each vertex. Rows of two corners, edges, are allowed, too."""
+    first, second = faces[:, :-1].reshape(-1), faces[:, 1:].reshape(-1)
+    graph = scipy.sparse.coo_matrix((np.ones(len(first)), (first, second)), (vertices, vertices))
+    label: NDArray[np.int64] = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
+    return label
+
+
 def _connects(faces: NDArray[np.int64], edges: NDArray[np.int64], first: NDArray[np.int64]) -> bool:
     """Whether most faces are in components that share an open edge with another one.
 
@@ -84,10 +92,7 @@ def _connects(faces: NDArray[np.int64], edges: NDArray[np.int64], first: NDArray
     first: see `first_at_position`
     """
     vertices = len(first)
-    graph = scipy.sparse.coo_matrix(
-        (np.ones(2 * len(faces)), (faces[:, [0, 1]].reshape(-1), faces[:, [1, 2]].reshape(-1))), (vertices, vertices)
-    )
-    _, component = scipy.sparse.csgraph.connected_components(graph, directed=False)
+    component = components(faces, vertices)
     places = np.sort(first[edges], axis=1)
     key = places[:, 0] * vertices + places[:, 1]
     order = np.argsort(key, kind="stable")

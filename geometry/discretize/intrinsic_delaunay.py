@@ -18,9 +18,9 @@ from diffnet.geometry.eigen.problem import Array
 
 Indices: TypeAlias = NDArray[np.int64]
 
-MOLLIFIED = 1e-5  # times the mean edge length: two edges of a triangle exceed the third by at least this
-DELAUNAY = -1e-6  # edges with a smaller cotangent weight are flipped
-MOST_ROUNDS = 1000  # of flips
+MIN_EXCESS = 1e-5  # times the mean edge length: two edges of a triangle exceed the third by at least this
+MIN_COTANGENT = -1e-6  # edges with a smaller cotangent weight are flipped
+MAX_ROUNDS = 1000  # of flips
 
 
 def delaunay_laplacian(verts: Array, faces: Indices) -> tuple[scipy.sparse.csr_matrix, Array] | None:
@@ -102,7 +102,7 @@ def _glued(verts: Array, faces: Indices) -> _Halfedges | None:
     lengths = np.linalg.norm(corners[:, [1, 2, 0]] - corners, axis=2)
     a, b, c = lengths.T
     excess = np.maximum(np.maximum(a - b - c, b - c - a), c - a - b).max()
-    lengths += max(excess + MOLLIFIED * lengths.mean(), 0.0)
+    lengths += max(excess + MIN_EXCESS * lengths.mean(), 0.0)
     return _Halfedges(tail.copy(), twin, lengths.reshape(-1), _cotangents(lengths).reshape(-1))
 
 
@@ -112,8 +112,8 @@ def _make_delaunay(halfedges: _Halfedges) -> bool:
     owner = np.empty(len(halfedges.twin) // 3, np.int64)
     place = np.arange(len(halfedges.twin))
     edges = halfedges.edges()
-    for _ in range(MOST_ROUNDS):
-        edges = edges[halfedges.weights(edges) < DELAUNAY]
+    for _ in range(MAX_ROUNDS):
+        edges = edges[halfedges.weights(edges) < MIN_COTANGENT]
         if len(edges) == 0:
             return True
         # An edge is flipped in this round if it is the last edge of both its triangles. The order is random; otherwise

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.discretize.intrinsic_delaunay import delaunay_laplacian
 from diffnet.geometry.discretize.local_triangulations import local_triangles
-from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.preprocessing.options import LaplacianKind
 

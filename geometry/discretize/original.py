@@ -17,7 +17,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.discretize.gradient import gradient_values, one_ring
-from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normals import unit_normals
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-# Vertices are near each other if their numbers differ by less than this. 8192 rows of 128 float32 are 4 MiB, a tenth of
-# the cache of a large GPU.
-NEAR = 8192
+# Rows keep their order if the numbers of neighbors differ by less than this on average. 8192 rows of 128 float32 are
+# 4 MiB, a tenth of the cache of a large GPU.
+MAX_GAP = 8192
 
 
 def order_along_surface(graph: Any) -> NDArray[np.int64]:
@@ -20,8 +20,8 @@ def order_along_surface(graph: Any) -> NDArray[np.int64]:
 
 
 def order_unless_near(graph: Any) -> NDArray[np.int64] | None:
-    """`order_along_surface`, or None if the numbers of neighbors are near each other already, on average."""
+    """`order_along_surface`, or None if the numbers of neighbors already differ by less than MAX_GAP on average."""
     rows = np.repeat(np.arange(graph.shape[0]), np.diff(graph.indptr))
-    if graph.nnz == 0 or np.abs(rows - graph.indices).mean() < NEAR:
+    if graph.nnz == 0 or np.abs(rows - graph.indices).mean() < MAX_GAP:
         return None
     return order_along_surface(graph)

@@ -15,9 +15,9 @@ from diffnet.geometry.eigen.resolution import unresolved
 def component_by_component(
     laplacian: scipy.sparse.csr_matrix, mass: Array, k: int
 ) -> Generator[Component, Pairs, Pairs]:
-    """`eigenbasis` as a generator: yields the components it needs pairs of, receives the pairs, and returns the result.
+    """`eigenbasis` as a generator: yields each component whose pairs it needs, receives them, and returns the result.
 
-    The caller chooses the solver. Warns if double precision doesn't resolve the eigenvalues. Raises ValueError for
+    So the caller chooses the solver. Warns if double precision doesn't resolve the eigenvalues. Raises ValueError for
     k < 0. `checked_problem` makes the arguments.
     """
     if k < 0:
@@ -49,9 +49,9 @@ def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> 
     if rest <= 0:
         return evals, evecs
 
-    # Each component is a separate problem. By Weyl's law its number of pairs is proportional to its area, so that
-    # number is requested first. A component whose largest value is below the last one needed is solved again for more
-    # pairs.
+    # Each component is a separate problem. By Weyl's law, its share of the pairs is its share of the area, so this
+    # number is requested first. If the largest value of a component is below the last one needed, more pairs of it are
+    # requested.
     pairs: dict[int, Pairs] = {}
     faults: dict[int, str | None] = {}
     wanted = {c: rest if 2 * area[c] > area.sum() else int(1.1 * rest * area[c] / area.sum()) + 4 for c in by_area}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.sparse
 
-from diffnet.geometry.eigen.problem import LARGE, Array, Component
+from diffnet.geometry.eigen.problem import LARGE_SHIFT, Array, Component
 from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, random_rows, turned
 from diffnet.geometry.eigen.superlu import shuffled, superlu
 
@@ -48,7 +48,7 @@ def signs(smallest: Array, largest: Array) -> Array:
 def _fault(
     component: Component, evals: Array, shift: float, deviation: float, error: float, block: int
 ) -> ArithmeticError | None:
-    if evals[-1] < shift < component.shift(LARGE):  # 1/(λ + σ) hardly differs between such λ
+    if evals[-1] < shift < component.shift(LARGE_SHIFT):  # 1/(λ + σ) hardly differs between such λ
         return ArithmeticError(f"the largest eigenvalue is {evals[-1]:.1e}, below the shift of {shift:.1e}")
     if not deviation < 1e-8:
         return ArithmeticError(f"eigenvectors are orthonormal only to {deviation:.1e}")
@@ -77,9 +77,9 @@ def _orthonormalized(rows: Rows, operator: ShiftInvert) -> tuple[Rows, Array]:
 def _inaccuracy(scale: Array, rows: Rows, operator: ShiftInvert) -> Array:
     """The relative error of vectors y, for which the operator's inverse times y should be `scale` times y.
 
-    A residual R means an error of (L + σM)⁻¹ R in the vectors, relative to the gaps of the inverse's spectrum. R itself
-    is no measure: at degenerate faces cotangents are huge and masses tiny, so R is mostly rounding. The error is
-    measured on a few random combinations of the vectors, which show an error in any vector.
+    A residual R means an error of (L + σM)⁻¹ R in the vectors, relative to the gaps of the inverse's spectrum. The size
+    of R doesn't measure the error: at degenerate faces, cotangents are huge and masses tiny, so R is mostly rounding.
+    The error is measured on a few random combinations of the vectors. An error in any vector shows in them.
     """
     mixture = random_rows(operator.block, rows.shape[-2])
     mixed = operator.from_host(mixture) @ rows
@@ -92,8 +92,8 @@ def _inaccuracy(scale: Array, rows: Rows, operator: ShiftInvert) -> Array:
 def _counts(laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array, block: int) -> tuple[int, int]:
     """The number of eigenvalues below some μ that were found, and the number that L has.
 
-    A block Krylov space holds at most `block` vectors of one eigenvalue. So vectors can be missing only if some
-    eigenvalue was found `block` times. Only then are eigenvalues counted, as negative pivots of L − μM (Sylvester's
+    A block Krylov space holds at most `block` vectors of one eigenvalue. So vectors can be missing only if an
+    eigenvalue was found `block` times. Eigenvalues are counted only then, as negative pivots of L − μM (Sylvester's
     law).
     """
     found = len(evals)

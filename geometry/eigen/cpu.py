@@ -15,7 +15,7 @@ import scipy.sparse.linalg
 
 from diffnet.geometry.eigen.checks import MissedError, checked_pairs, signs
 from diffnet.geometry.eigen.lanczos import KrylovSpace
-from diffnet.geometry.eigen.problem import LARGE, MODERATE, SMALL, TOLERANCE, Array, Component, Pairs
+from diffnet.geometry.eigen.problem import LARGE_SHIFT, SMALL_SHIFT, TOLERANCE, USUAL_SHIFT, Array, Component, Pairs
 from diffnet.geometry.eigen.resolution import unresolved
 from diffnet.geometry.eigen.shift_invert import ShiftInvert
 from diffnet.geometry.eigen.superlu import shuffled, superlu
@@ -51,7 +51,7 @@ def _pairs_of_dense_inverse(component: Component) -> Pairs:
     isn't positive definite.
     """
     laplacian, mass, k = component
-    sigma = component.shift(MODERATE)
+    sigma = component.shift(USUAL_SHIFT)
     root = np.sqrt(mass)
     constant = root / np.sqrt(mass.sum())
     lower = np.linalg.cholesky(laplacian.toarray() + sigma * np.diag(mass))
@@ -78,7 +78,7 @@ def _pairs_of_dense(component: Component) -> Pairs:
 def lanczos_pairs(component: Component) -> Pairs:
     """Block Lanczos with one shift after another. If every shift fails, warns and uses `scipy_pairs`."""
     reasons = []
-    for unit, tolerated_loss in ((MODERATE, 1e-8), (SMALL, 1e-8), (LARGE, 0.0)):
+    for unit, tolerated_loss in ((USUAL_SHIFT, 1e-8), (SMALL_SHIFT, 1e-8), (LARGE_SHIFT, 0.0)):
         try:
             return _block_lanczos(component, component.shift(unit), tolerated_loss)
         except (ArithmeticError, np.linalg.LinAlgError) as e:
@@ -114,7 +114,7 @@ def scipy_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pair
     mass_matrix = scipy.sparse.diags(mass).tocsc()
     mean = mass / mass.sum()
     start = np.random.default_rng(0).standard_normal(len(mass))
-    for shift, patience in ((SMALL, 1), (LARGE, 4)):
+    for shift, patience in ((SMALL_SHIFT, 1), (LARGE_SHIFT, 4)):
         sigma = Component(laplacian, mass, k).shift(shift)
         factor = superlu(laplacian + sigma * mass_matrix)
 

@@ -13,7 +13,7 @@ import numpy as np
 from diffnet.geometry.eigen.problem import Array, Pairs
 from diffnet.geometry.eigen.shift_invert import Rows, ShiftInvert, turned
 
-MOST_RESTARTS = 20
+MAX_RESTARTS = 20
 ROUNDING = 1e-15
 
 
@@ -39,7 +39,7 @@ class KrylovSpace:
         self.block = block
         self.wanted = wanted
         self.tolerated_loss = tolerated_loss
-        # This many vectors are usually enough. Room for a quarter more is rarely used up.
+        # This number of vectors is usually enough. There is room for a quarter more, which is rarely used up.
         self.enough = wanted * 5 // 2 + 12 * block
         self.capacity = max(min(self.enough * 5 // 4 + 4 * block, operator.rank - block), wanted + 2 * block)
         self.basis = operator.empty(self.capacity + block)
@@ -57,7 +57,7 @@ class KrylovSpace:
         """Extend the space until the residuals of the wanted pairs are below `tolerance` times their values.
 
         Returns values (wanted,), descending, and orthonormal vectors (wanted, V).
-        Raises ArithmeticError if they don't converge within MOST_RESTARTS restarts, and LinAlgError if the space can't
+        Raises ArithmeticError if they don't converge within MAX_RESTARTS restarts, and LinAlgError if the space can't
         be extended.
         """
         several = self.projected.shape[:-2]
@@ -86,7 +86,7 @@ class KrylovSpace:
                 values = np.stack([found[space][0] for space in spaces])
                 return values.reshape(*several, -1), self._vectors(together.reshape(*several, *together.shape[1:]))
             if self.size > self.capacity - self.block:
-                if restarts == MOST_RESTARTS or not np.isfinite(self.coupling).all():
+                if restarts == MAX_RESTARTS or not np.isfinite(self.coupling).all():
                     raise ArithmeticError(f"{missing} of {self.wanted} pairs haven't converged")
                 restarts += 1
                 found.clear()
@@ -115,7 +115,7 @@ class KrylovSpace:
         # block. Orthogonality to half of the digits is enough for projections with all digits correct (Simon 1984).
         self.loss *= float((_diagonal(self.projected).max(-1) / _diagonal(coupling).min(-1)).max())
         if self.loss > self.tolerated_loss:
-            # The recurrence starts afresh from two successive blocks that are orthogonal to all others.
+            # The recurrence starts again from two successive blocks that are orthogonal to all others.
             known, recent = self.basis[..., :lo, :], self.basis[..., lo : hi + self.block, :]
             recent[..., self.block :, :] = rows
             overlap = known @ turned(recent)

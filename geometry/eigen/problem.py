@@ -15,11 +15,11 @@ Pairs: TypeAlias = tuple[Array, Array]  # values (k,) ascending, vectors (V, k)
 DENSE_LIMIT = 256  # vertices; up to this size a dense solve is faster than a Lanczos iteration
 TOLERANCE = 1e-8  # largest residual, relative to the eigenvalue of the inverse
 # Shifts σ in units of 4π k/area, the k-th eigenvalue expected by Weyl's law. They are tried in this order.
-# MODERATE: with smaller shifts, the lowest pairs converge long before the others, and orthogonality to them is lost in
-#     every other step.
-# SMALL: for spectra far below Weyl's law.
-# LARGE: for Laplacians that rounding makes indefinite; no loss of orthogonality is tolerated then.
-MODERATE, SMALL, LARGE = 1 / 12, 1 / 1200, 1.0
+# USUAL_SHIFT: With smaller shifts, the lowest pairs converge long before the others. Orthogonality to them is then lost
+#     in every other step.
+# SMALL_SHIFT: For spectra far below Weyl's law.
+# LARGE_SHIFT: For Laplacians that rounding makes indefinite. No loss of orthogonality is tolerated then.
+USUAL_SHIFT, SMALL_SHIFT, LARGE_SHIFT = 1 / 12, 1 / 1200, 1.0
 
 
 class Component(NamedTuple):

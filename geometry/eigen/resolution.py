@@ -7,8 +7,8 @@ import scipy.sparse
 
 from diffnet.geometry.eigen.problem import Array
 
-CHECKED = 4  # smallest pairs; rounding spoils the smallest eigenvalues first
-RELATIVE = 1e-5  # largest deviation of a Rayleigh quotient from its eigenvalue. Clean meshes have less than 1e-7.
+PAIRS_CHECKED = 4  # smallest pairs; rounding spoils the smallest eigenvalues first
+MAX_DEVIATION = 1e-5  # largest deviation of a Rayleigh quotient from its eigenvalue. Clean meshes have less than 1e-7.
 ROUNDING = 1e-8  # further deviation, in units of the largest eigenvalue
 
 
@@ -19,19 +19,19 @@ def unresolved(laplacian: scipy.sparse.csr_matrix, evals: Array, evecs: Array) -
     evals: (k,), ascending and ≥ 0, without the zero of the constant vector
     evecs: (V, k), ΦᵀMΦ = I
 
-    Weights of 10⁹ and masses of 10⁻⁸, which faces of almost zero area have, shift the eigenvalues of a dense matrix
-    M^−½ L M^−½ by more than their size. Negative results become 0. So there must be no zero, and eigenvalues must agree
-    with the Rayleigh quotients φᵀLφ, which have a much smaller rounding error.
+    Faces of almost zero area have weights of 10⁹ and masses of 10⁻⁸. These shift the eigenvalues of a dense matrix
+    M^−½ L M^−½ by more than their size, and negative results become 0. So no eigenvalue may be 0, and eigenvalues must
+    agree with the Rayleigh quotients φᵀLφ, which have a much smaller rounding error.
     """
     if len(evals) == 0:
         return None
     zeros = int((evals == 0).sum())
     if zeros:
         return f"{zeros} nonconstant vectors have eigenvalue 0"
-    vectors, values = evecs[:, :CHECKED], evals[:CHECKED]
+    vectors, values = evecs[:, :PAIRS_CHECKED], evals[:PAIRS_CHECKED]
     quotients = np.einsum("vk,vk->k", vectors, laplacian @ vectors)
     # NaN compares false, and an infinite last value would allow any deviation.
-    right = (np.abs(quotients - values) <= RELATIVE * values + ROUNDING * evals[-1]) & np.isfinite(evals[-1])
+    right = (np.abs(quotients - values) <= MAX_DEVIATION * values + ROUNDING * evals[-1]) & np.isfinite(evals[-1])
     if right.all():
         return None
     i = int(right.argmin())

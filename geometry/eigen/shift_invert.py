@@ -71,7 +71,7 @@ class ShiftInvert:
 
     def without_constant(self, rows: Rows) -> Rows:
         """The part of each row that is orthogonal to the constant."""
-        for _ in range(2):  # twice: the constant may be 10⁹ times as long as the rest, and rounding leaves some of it
+        for _ in range(2):  # the constant may be 10⁹ times as long as the rest, so rounding leaves a part of it
             rows = rows - self.along_constant(rows)[..., None] * self.constant
         return rows
 

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.elements.elements import ElementsAt, border_lengths, element_areas
-from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 
-_STEPS = 100  # at most
-MOST_WEIGHT = 1e30  # beyond, products overflow single precision
-_CHANGE = 1e-3  # of probabilities, at which the steps end
+_MAX_STEPS = 100  # at most
+MAX_WEIGHT = 1e30  # beyond, products overflow single precision
+_MAX_CHANGE = 1e-3  # of probabilities, at which the steps end
 
 
 def smooth_boundaries(
@@ -45,8 +45,8 @@ def smooth_boundaries(
     p = np.asarray(probabilities, np.float64)
     if mesh.is_point_cloud:
         raise MeshError(f"{mesh.name}: a point cloud has no boundaries to smooth")
-    if not 0 <= weight <= MOST_WEIGHT:
-        raise ValueError(f"weight should be from 0 to {MOST_WEIGHT:g}, got {weight}")
+    if not 0 <= weight <= MAX_WEIGHT:
+        raise ValueError(f"weight should be from 0 to {MAX_WEIGHT:g}, got {weight}")
     areas = element_areas(mesh, at)
     if p.ndim != 2 or len(p) != len(areas) or p.shape[1] == 0:
         raise ValueError(
@@ -59,11 +59,11 @@ def smooth_boundaries(
     strength = weight * borders / max(float(borders.data.mean()) if borders.nnz else 0.0, 1e-300)
     strength = strength.astype(np.float32)  # twice as fast as float64
     shares = _softmax(-costs)
-    for _ in range(_STEPS):
+    for _ in range(_MAX_STEPS):
         # Neighbors attract with their shares. Half of each step keeps regions from swapping their labels in turn.
         new = (shares + _softmax(strength @ shares - costs)) / 2
         change, shares = float(np.abs(new - shares).max(initial=0.0)), new
-        if change < _CHANGE:
+        if change < _MAX_CHANGE:
             break
     # An element without area and neighbors has equal shares.
     lone = (areas == 0) & (np.diff(strength.indptr) == 0)

@@ -10,10 +10,10 @@ import scipy.sparse
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import dijkstra
 
-from diffnet.geometry.discretize.coincident import joined_vertices
+from diffnet.geometry.discretize.coincident import components, joined_vertices
 from diffnet.geometry.discretize.laplacian import laplacian_and_mass
-from diffnet.geometry.geodesics.manifold import components, has_flat_faces, is_manifold
-from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.errors import MeshError
+from diffnet.geometry.geodesics.manifold import has_flat_faces, is_manifold
 from diffnet.geometry.mesh.mesh import Mesh, mesh_edges
 from diffnet.geometry.mesh.normalize import round_positions
 
@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 # Up to this distance / √area, a search for each pair is faster than one search over the mesh for all pairs of a vertex.
-NEAR = 0.1
+MAX_SEARCH = 0.1
 
 
 def area(mesh: Mesh) -> float:
@@ -66,7 +66,7 @@ def pair_distances(mesh: Mesh, same: Ints, pairs: Ints) -> Floats:
     straight = np.linalg.norm(verts[ends[0]] - verts[ends[1]], axis=1)
     compact = number[faces]
     if not mesh.is_point_cloud and is_manifold(compact) and not has_flat_faces(verts, compact):
-        found = _by_edge_flips(verts, compact, ends, straight <= NEAR * np.sqrt(area(mesh)))
+        found = _by_edge_flips(verts, compact, ends, straight <= MAX_SEARCH * np.sqrt(area(mesh)))
     else:
         found = _by_heat(verts, None if mesh.is_point_cloud else compact, ends)
     distances[to_find] = np.maximum(found, straight)  # the heat method can fall below it

@@ -10,9 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.geometry.errors import MeshError
 from diffnet.geometry.geodesics.distances import area, joined, pair_distances
-from diffnet.geometry.geodesics.known import NONE, KnownDistances, distances_path, read_distances, write_distances
-from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.geodesics.known import (
+    NO_DISTANCES,
+    KnownDistances,
+    distances_path,
+    read_distances,
+    write_distances,
+)
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.positions.surface_points import SurfacePoints
 from diffnet.geometry.processes import WorkerPool, available_cores
@@ -20,8 +26,8 @@ from diffnet.geometry.processes import WorkerPool, available_cores
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-PAIRS_IN_A_CALL = 10_000  # pairs of vertices that a worker process gets at once
-FEWEST_FOR_PROCESSES = 2 * PAIRS_IN_A_CALL  # fewer take less time than starting processes
+PAIRS_OF_CALL = 10_000  # pairs of vertices that a worker process gets at once
+MIN_FOR_PROCESSES = 2 * PAIRS_OF_CALL  # fewer take less time than starting processes
 
 
 class Prediction(NamedTuple):
@@ -84,19 +90,19 @@ def geodesic_errors_of_all(
     """
     meshes: dict[int, Mesh] = {}
     surfaces: dict[int, _Surface] = {}
-    questions = []
+    requests = []
     for source, predicted, truth in predictions:
         if id(source) not in meshes:  # all sources are alive, so their numbers differ
             meshes[id(source)] = load_mesh(source)
         mesh = meshes[id(source)]
         if id(mesh) not in surfaces:
             surfaces[id(mesh)] = _surface(mesh, cache_dir)
-        questions.append((surfaces[id(mesh)], _question(surfaces[id(mesh)], predicted, truth)))
+        requests.append((surfaces[id(mesh)], _request(surfaces[id(mesh)], predicted, truth)))
     for surface in surfaces.values():
-        own = [question.keys.reshape(-1) for other, question in questions if other is surface]
+        own = [request.keys.reshape(-1) for other, request in requests if other is surface]
         surface.to_find = surface.known.missing(np.unique(np.concatenate(own)))
     _find(list(surfaces.values()), cache_dir, available_cores() if jobs is None else jobs, advance)
-    return [_errors(surface, question) for surface, question in questions]
+    return [_errors(surface, request) for surface, request in requests]
 
 
 @dataclass
@@ -117,15 +123,15 @@ class _Surface:
 
 def _surface(mesh: Mesh, cache_dir: str | os.PathLike[str] | None) -> _Surface:
     vertices = len(mesh.verts)
-    known = NONE if cache_dir is None else read_distances(distances_path(mesh, cache_dir), vertices)
-    return _Surface(mesh, joined(mesh), float(np.sqrt(area(mesh))), known, NONE.keys)
+    known = NO_DISTANCES if cache_dir is None else read_distances(distances_path(mesh, cache_dir), vertices)
+    return _Surface(mesh, joined(mesh), float(np.sqrt(area(mesh))), known, NO_DISTANCES.keys)
 
 
 @dataclass(frozen=True)
-class _Question:
-    """The work for one prediction of N vertices.
+class _Request:
+    """The distances that a prediction of N vertices needs.
 
-    keys: (N, C) the pairs of vertices, true · V + predicted. C is 1 for vertices and 3 for points in faces.
+    keys: (N, C) the pairs of vertices, true · V + predicted. C is 1 for true vertices, 3 for true points.
     weights: (N, 3) of points in faces, or None
     corners: (N, 3) of these faces
     is_known: (N,) whether the truth is known
@@ -137,7 +143,7 @@ class _Question:
     is_known: NDArray[np.bool_]
 
 
-def _question(surface: _Surface, predicted: Any, truth: Any) -> _Question:
+def _request(surface: _Surface, predicted: Any, truth: Any) -> _Request:
     mesh = surface.mesh
     vertices = len(mesh.verts)
     found = indices("predicted", predicted)
@@ -157,7 +163,7 @@ def _question(surface: _Surface, predicted: Any, truth: Any) -> _Question:
         if len(wrong):
             raise IndexError(f"vertices should be from 0 to {vertices - 1}, got {wrong.flat[0]}")
     keys = surface.same[np.where(is_known[:, None], corners, 0)] * vertices + surface.same[found][:, None]
-    return _Question(np.where(is_known[:, None], keys, 0), weights, corners, is_known)
+    return _Request(np.where(is_known[:, None], keys, 0), weights, corners, is_known)
 
 
 def indices(name: str, given: Any) -> Ints:
@@ -182,7 +188,7 @@ def _find(
                 write_distances(distances_path(surface.mesh, cache_dir), surface.known)
         advance()
 
-    if jobs <= 1 or sum(len(surface.to_find) for surface in surfaces) < FEWEST_FOR_PROCESSES:
+    if jobs <= 1 or sum(len(surface.to_find) for surface in surfaces) < MIN_FOR_PROCESSES:
         for surface in surfaces:
             done(surface, [keyed_distances(surface.mesh, surface.same, surface.to_find)])
         return
@@ -191,8 +197,8 @@ def _find(
             (
                 surface,
                 [
-                    pool.submit(keyed_distances, surface.mesh, surface.same, surface.to_find[i : i + PAIRS_IN_A_CALL])
-                    for i in range(0, len(surface.to_find), PAIRS_IN_A_CALL)
+                    pool.submit(keyed_distances, surface.mesh, surface.same, surface.to_find[i : i + PAIRS_OF_CALL])
+                    for i in range(0, len(surface.to_find), PAIRS_OF_CALL)
                 ],
             )
             for surface in surfaces
@@ -206,13 +212,13 @@ def keyed_distances(mesh: Mesh, same: Ints, keys: Ints) -> Floats:
     return pair_distances(mesh, same, np.stack(np.divmod(keys, len(mesh.verts))[::-1]))
 
 
-def _errors(surface: _Surface, question: _Question) -> Floats:
-    distances = surface.known.of(question.keys.reshape(-1)).astype(np.float64).reshape(question.keys.shape)
-    if question.weights is None:
+def _errors(surface: _Surface, request: _Request) -> Floats:
+    distances = surface.known.of(request.keys.reshape(-1)).astype(np.float64).reshape(request.keys.shape)
+    if request.weights is None:
         errors = distances[:, 0]
     else:
-        errors = to_points(distances, surface.mesh.verts[question.corners], question.weights)
-    return np.where(question.is_known, errors / surface.scale, np.nan)
+        errors = to_points(distances, surface.mesh.verts[request.corners], request.weights)
+    return np.where(request.is_known, errors / surface.scale, np.nan)
 
 
 def to_points(distances: Floats, corners: Floats, weights: Floats) -> Floats:

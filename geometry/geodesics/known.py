@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.mesh.mesh import Mesh
 
-MOST_PAIRS = 2**24  # of one entry, 270 MB
+MAX_PAIRS = 2**24  # of one entry, 270 MB
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class KnownDistances:
         return KnownDistances(together[order], np.concatenate([self.values, values])[order])
 
 
-NONE = KnownDistances(np.zeros(0, np.int64), np.zeros(0))
+NO_DISTANCES = KnownDistances(np.zeros(0, np.int64), np.zeros(0))
 
 
 def distances_path(mesh: Mesh, cache_dir: str | os.PathLike[str]) -> Path:
@@ -54,15 +54,15 @@ def distances_path(mesh: Mesh, cache_dir: str | os.PathLike[str]) -> Path:
 def read_distances(path: Path, vertices: int) -> KnownDistances:
     """The distances in an entry. None are known if there is no entry, or, with a warning, a damaged one."""
     arrays = read_entry(path, lambda arrays: _check(arrays, vertices))
-    return NONE if arrays is None else KnownDistances(arrays["keys"], arrays["values"])
+    return NO_DISTANCES if arrays is None else KnownDistances(arrays["keys"], arrays["values"])
 
 
 def write_distances(path: Path, distances: KnownDistances) -> None:
-    """Write an entry, unless it has more than MOST_PAIRS. See `write_entry`.
+    """Write an entry, unless it has more than MAX_PAIRS. See `write_entry`.
 
     Two processes that extend an entry at once lose the additions of one of them. They are computed again when needed.
     """
-    if len(distances.keys) <= MOST_PAIRS:
+    if len(distances.keys) <= MAX_PAIRS:
         write_entry(path, {"keys": distances.keys, "values": distances.values})
 
 

@@ -21,18 +21,8 @@ def geodesic_label_errors(mesh: MeshLike, predicted: Any, labels: Any) -> Tensor
         means that the true vertex is unknown.
 
     Returns (N,) float64 on the CPU: 0 where both are equal, infinity between components, NaN for negative labels, so
-    take `errors.nanmean()` if there are any. Errors don't depend on the scale of the mesh.
-
-    On manifold meshes, a distance is the length of a geodesic path, found by edge flips from the shortest path along
-    edges. It is exact unless there is a shorter path around another side of the surface. On other meshes and on point
-    clouds, distances come from the heat method, which is less accurate for close points. Vertices at the same position
-    are joined as in `precompute`. Each pair of vertices is computed once.
-
-    Raises MeshError for a mesh that can't be used or has no area, TypeError for indices that are not integers,
-    ValueError for other shapes, IndexError for indices out of range.
-
-    Sources: Sharp, Crane 2020, You Can Find Geodesic Paths in Triangle Meshes by Just Flipping Edges; Crane et al.
-    2013, Geodesics in Heat.
+    take `errors.nanmean()` if there are any. Errors don't depend on the scale of the mesh. For the kinds of distances
+    and the errors raised, see `geodesic_errors`.
 
     >>> square = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], [[0, 1, 2], [0, 2, 3]]  # area 1
     >>> geodesic_label_errors(square, [0, 1, 2, 3], [0, 2, 2, 1])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 # Faces with a smaller area, as a share of the squared extent of the mesh, have no usable angles.
-SMALLEST_FACE = 1e-14
+MIN_FACE_AREA = 1e-14
 
 
 def is_manifold(faces: Ints) -> bool:
@@ -38,12 +38,4 @@ def is_manifold(faces: Ints) -> bool:
 def has_flat_faces(verts: NDArray[np.float64], faces: Ints) -> bool:
     """Whether the area of a face is almost 0."""
     extent = np.ptp(verts, axis=0).max()
-    return bool((potpourri3d.face_areas(verts, faces) <= SMALLEST_FACE * extent**2).any())
-
-
-def components(faces: Ints, vertices: int) -> Ints:
-    """The number (V,) of the connected component of each vertex."""
-    links = np.ones(2 * len(faces)), (faces[:, [0, 1]].reshape(-1), faces[:, [1, 2]].reshape(-1))
-    graph = scipy.sparse.coo_array(links, (vertices, vertices))
-    label: Ints = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
-    return label
+    return bool((potpourri3d.face_areas(verts, faces) <= MIN_FACE_AREA * extent**2).any())

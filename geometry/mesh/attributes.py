@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.formats import read_off_header
 from diffnet.geometry.mesh.mesh import read_content
 from diffnet.geometry.mesh.ply import Lists, read_ply

@@ -10,7 +10,7 @@ import re
 import zlib
 
 # A small .gz file can expand to more than the memory holds, and parsing takes several times as much.
-MOST_UNPACKED = "DIFFNET_MAX_UNPACKED_GIB"  # the environment variable that sets the limit
+MAX_UNPACKED = "DIFFNET_MAX_UNPACKED_GIB"  # the environment variable that sets the limit
 
 _SIGNATURES = (
     (b"\x1f\x8b", "is compressed by gzip. Add .gz to the file's name, or decompress it"),
@@ -33,18 +33,18 @@ _LONE_CR = re.compile(rb"\r(?!\n)")
 
 
 def check_unpacked(size: int) -> None:
-    """Raise ValueError for more bytes than MOST_UNPACKED allows, by default 2 GiB."""
-    setting = os.environ.get(MOST_UNPACKED, "2")
+    """Raise ValueError for more bytes than MAX_UNPACKED allows, by default 2 GiB."""
+    setting = os.environ.get(MAX_UNPACKED, "2")
     try:
         limit = float(setting)
     except ValueError:
         limit = math.nan
     if not limit > 0:
-        raise ValueError(f"the environment variable {MOST_UNPACKED} should be a number above 0, got {setting[:40]!r}")
+        raise ValueError(f"the environment variable {MAX_UNPACKED} should be a number above 0, got {setting[:40]!r}")
     if size > limit * 2**30:
         raise ValueError(
             f"it has more than {limit:g} GiB when unpacked. To read it all the same, set the environment variable "
-            f"{MOST_UNPACKED} to a larger number"
+            f"{MAX_UNPACKED} to a larger number"
         )
 
 

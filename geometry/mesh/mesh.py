@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
-from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.formats import READERS, mentions_normals, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
 from diffnet.geometry.mesh.normals import own_normals, unit_normals
@@ -204,7 +204,7 @@ def make_mesh(
     if len(v) == 0:
         raise MeshError(f"{name}: the mesh is empty (0 vertices)")
     # Norms and areas of larger coordinates overflow, and operators are single precision.
-    if not (np.abs(v) <= _LARGEST).all():
+    if not (np.abs(v) <= _MAX_COORDINATE).all():
         bad = np.flatnonzero(~np.isfinite(v).all(axis=1))
         if len(bad):
             raise MeshError(
@@ -213,7 +213,7 @@ def make_mesh(
             )
         worst = int(np.abs(v).max(axis=1).argmax())
         raise MeshError(
-            f"{name}: coordinates up to {np.abs(v).max():.3g} are beyond single precision ({_LARGEST:.3g}), the "
+            f"{name}: coordinates up to {np.abs(v).max():.3g} are beyond single precision ({_MAX_COORDINATE:.3g}), the "
             f"largest is at vertex {worst}. Scale the mesh down, or correct this vertex"
         )
     unit = None if normals is None else own_normals(normals, len(v), name)
@@ -246,7 +246,7 @@ def make_mesh(
     return Mesh(v, f, p, polygon_count, name, unit)
 
 
-_LARGEST = float(np.finfo(np.float32).max)
+_MAX_COORDINATE = float(np.finfo(np.float32).max)
 
 
 def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:

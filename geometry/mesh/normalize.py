@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.errors import OptionError
-from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.errors import MeshError, OptionError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
 from diffnet.geometry.mesh.normals import check_normals_rule, own_normals
 from diffnet.geometry.preprocessing.options import SCALE_RULES, ScaleRule

@@ -8,8 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.errors import OptionError
-from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.errors import MeshError, OptionError
 from diffnet.geometry.mesh.objects import real_array
 
 NormalsRule: TypeAlias = Literal["file", "geometry"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Line: TypeAlias = "tuple[int, str]"
 
-LONGEST_LINE = 2**26  # characters; the words of a line need many times its memory
+MAX_LINE = 2**26  # characters; the words of a line need many times its memory
 
 
 def numbered_lines(data: bytes, start: int = 0, *, continued: bool = False, errors: str = "replace") -> Iterator[Line]:
@@ -21,7 +21,7 @@ def numbered_lines(data: bytes, start: int = 0, *, continued: bool = False, erro
     continued: join a line that ends in a backslash with the next one
     errors: see `bytes.decode`
 
-    Raises ValueError for a line of more than LONGEST_LINE characters.
+    Raises ValueError for a line of more than MAX_LINE characters.
     """
     stream = io.BytesIO(data)
     stream.seek(start)
@@ -29,8 +29,8 @@ def numbered_lines(data: bytes, start: int = 0, *, continued: bool = False, erro
     length = 0
     for number, line in enumerate(io.TextIOWrapper(stream, "utf-8" if start else "utf-8-sig", errors), 1):
         length += len(line)
-        if length > LONGEST_LINE:
-            raise ValueError(f"line {number} has more than {LONGEST_LINE} characters")
+        if length > MAX_LINE:
+            raise ValueError(f"line {number} has more than {MAX_LINE} characters")
         if continued and line.endswith("\\\n"):
             parts.append(line[:-2])
             continue

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.spatial import cKDTree
 
-from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.objects import real_array
 from diffnet.geometry.positions.face_tree import FaceTree, face_tree
@@ -17,7 +17,7 @@ from diffnet.geometry.positions.surface_points import SurfacePoints
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-MOST_PAIRS = 1 << 16  # pairs of a point and a box at once; more pairs wait, so memory is bounded
+MAX_PAIRS = 1 << 16  # pairs of a point and a box at once; more pairs wait, so memory is bounded
 
 
 def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
@@ -41,8 +41,8 @@ def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
     corners = mesh.verts[mesh.faces]
     tree, centers = face_tree(corners), cKDTree(corners.mean(axis=1))
     found = _Found(np.zeros(len(given), np.int64), np.zeros((len(given), 3)), np.full(len(given), np.inf))
-    for first in range(0, len(given), MOST_PAIRS):
-        rows = np.arange(first, min(first + MOST_PAIRS, len(given)))
+    for first in range(0, len(given), MAX_PAIRS):
+        rows = np.arange(first, min(first + MAX_PAIRS, len(given)))
         # The faces with the nearest centers are often the closest ones. Their distances rule out most boxes.
         _improve(found, corners, given, rows, centers.query(given[rows])[1])
         _search(found, tree, corners, given, rows)
@@ -69,9 +69,9 @@ def _search(found: _Found, tree: FaceTree, corners: Floats, points: Floats, rows
             continue
         parts = tree.parts(level, boxes)
         rows, boxes = np.repeat(rows, parts.shape[1]), parts.ravel()
-        for first in range(0, len(rows), MOST_PAIRS):
-            some = slice(first, first + MOST_PAIRS)
-            waiting.append((level + 1, rows[some], boxes[some]))
+        for first in range(0, len(rows), MAX_PAIRS):
+            group = slice(first, first + MAX_PAIRS)
+            waiting.append((level + 1, rows[group], boxes[group]))
 
 
 def _improve(found: _Found, corners: Floats, points: Floats, rows: Ints, faces: Ints) -> None:

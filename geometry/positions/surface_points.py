@@ -29,9 +29,9 @@ class SurfacePoints:
     def __len__(self) -> int:
         return len(self.faces)
 
-    def __getitem__(self, some: NDArray[np.int64]) -> SurfacePoints:
-        """Some of the points, by their numbers or by a mask."""
-        return SurfacePoints(self.faces[some], self.weights[some])
+    def __getitem__(self, selection: NDArray[np.int64]) -> SurfacePoints:
+        """The selected points. The selection holds their numbers, or is a mask."""
+        return SurfacePoints(self.faces[selection], self.weights[selection])
 
     def check(self, mesh: Mesh, name: str = "points") -> SurfacePoints:
         """The points themselves. Raises ValueError if they can't be points of this mesh. The message begins with name.

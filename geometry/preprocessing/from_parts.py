@@ -18,7 +18,7 @@ from diffnet.geometry.discretize.frames import tangent_frames
 from diffnet.geometry.discretize.gradient import gradient_values, one_ring, pattern_with_diagonal
 from diffnet.geometry.discretize.laplacian import usable_faces
 from diffnet.geometry.discretize.original import SHIFT
-from diffnet.geometry.eigen.problem import MODERATE, Array, Component, Pairs, checked_problem, diagonal_of
+from diffnet.geometry.eigen.problem import USUAL_SHIFT, Array, Component, Pairs, checked_problem, diagonal_of
 from diffnet.geometry.eigen.shift_invert import random_rows
 from diffnet.geometry.eigen.superlu import shuffled, superlu
 from diffnet.geometry.mesh.mesh import Mesh, make_mesh
@@ -31,12 +31,12 @@ from diffnet.ops.common.checks import check_count
 
 NAME = "from_parts"  # for messages
 _OR_POSITIONS = "or verts (V, 3), and faces (F, 3) if there are any, to compute it from"
-ASYMMETRY = 1e-5  # of the largest entry; single precision rounds to 1e-7
-ROW_SUM = 1e-4  # of the sum of the absolute values of a row
-ORTHONORMAL = 1e-3  # largest entry of ΦᵀMΦ − I, and of F Fᵀ − I for a frame F
-ASCENDING = 1e-4  # of the largest eigenvalue
+MAX_ASYMMETRY = 1e-5  # of the largest entry; single precision rounds to 1e-7
+MAX_ROW_SUM = 1e-4  # of the sum of the absolute values of a row
+MAX_DEVIATION = 1e-3  # largest entry of ΦᵀMΦ − I, and of F Fᵀ − I for a frame F
+MAX_DESCENT = 1e-4  # of the largest eigenvalue
 ROUNDING = 1e-6  # of the sum of the absolute values of a row; single precision rounds to 1e-7
-INACCURACY = 1e-2  # relative error of eigenpairs; rounding to half precision has 2e-4, that of slivers up to 1e-3
+MAX_INACCURACY = 1e-2  # relative error of eigenpairs; rounding to half precision has 2e-4, that of slivers up to 1e-3
 
 
 def fields_from_parts(
@@ -83,7 +83,7 @@ def fields_from_parts(
     discretization = Discretization(NAME, arrays, laplacian, mass)
     exact = _without_rounded_sums(laplacian, needed=evals is None and k > 0)
     if evals is None:
-        _positive_factor(exact, mass, k, ASCENDING)
+        _positive_factor(exact, mass, k, MAX_DESCENT)
         pairs = solve(replace(discretization, laplacian=exact), k)
     else:
         pairs = _checked_pairs(evals, evecs, mass)
@@ -168,7 +168,7 @@ def _mesh(verts: Any, faces: Any, vertices: int) -> Mesh:
 def _check_problem(laplacian: scipy.sparse.csr_matrix, mass: Array) -> None:
     largest = np.abs(laplacian.data).max(initial=0)
     asymmetry = abs(laplacian - laplacian.T).max() if laplacian.nnz else 0.0
-    if asymmetry > ASYMMETRY * largest:
+    if asymmetry > MAX_ASYMMETRY * largest:
         raise ValueError(
             f"laplacian should be symmetric, but entries differ from those of its transpose by up to {asymmetry:.3g}, "
             f"the largest entry is {largest:.3g}; if it is divided by the masses, multiply its rows by them"
@@ -189,7 +189,7 @@ def _checked_pairs(evals: Any, evecs: Any, mass: Array) -> Pairs:
         raise ValueError(f"evals should have shape (K,), shape is {values.shape}")
     values = _array("evals", values, values.shape)
     vectors = _array("evecs", evecs, (len(mass), len(values)))
-    slack = ASCENDING * np.abs(values).max(initial=0)
+    slack = MAX_DESCENT * np.abs(values).max(initial=0)
     if (np.diff(values) < -slack).any() or values.min(initial=0) < -slack:
         raise ValueError(
             f"evals should be at least 0 and ascend, got {values[:3].tolist()} … {values[-3:].tolist()}; sort them and "
@@ -198,10 +198,10 @@ def _checked_pairs(evals: Any, evecs: Any, mass: Array) -> Pairs:
     gram = vectors.T @ (mass[:, None] * vectors)
     present = vectors.any(axis=0)  # a mesh with fewer pairs has vectors of zeros in place of the others
     deviation = np.abs(gram - np.diag(present.astype(np.float64))).max(initial=0)
-    if not deviation <= ORTHONORMAL:
+    if not deviation <= MAX_DEVIATION:
         raise ValueError(
             f"evecs should be orthonormal with respect to mass: ΦᵀMΦ differs from I by up to {deviation:.3g}, more "
-            f"than {ORTHONORMAL:g}. Solve the generalized problem L φ = λ M φ, or leave evals and evecs out"
+            f"than {MAX_DEVIATION:g}. Solve the generalized problem L φ = λ M φ, or leave evals and evecs out"
         )
     return values, vectors
 
@@ -214,7 +214,7 @@ def _without_rounded_sums(laplacian: scipy.sparse.csr_matrix, *, needed: bool) -
     needed: raise ValueError for other sums
     """
     sums, sizes = (np.asarray(m.sum(axis=1)).reshape(-1) for m in (laplacian, abs(laplacian)))
-    bad = np.flatnonzero(np.abs(sums) > ROW_SUM * sizes)
+    bad = np.flatnonzero(np.abs(sums) > MAX_ROW_SUM * sizes)
     if needed and len(bad):
         raise ValueError(
             f"the rows of laplacian should sum to 0, but {len(bad)} don't; row {bad[0]} sums to {sums[bad[0]]:.3g}. "
@@ -251,7 +251,7 @@ def _positive_factor(
 
 def _check_residual(laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Array, evecs: Array) -> None:
     """Check L φ = λ M φ. The error of the vectors is (L + σM)⁻¹ times the residual, as in `eigen/checks.py`."""
-    factor, order = _positive_factor(laplacian, mass, len(evals), MODERATE)
+    factor, order = _positive_factor(laplacian, mass, len(evals), USUAL_SHIFT)
     mixture = random_rows(4, len(evals)).T
     mixed, image = evecs @ mixture, mass[:, None] * (evecs @ (evals[:, None] * mixture))
     root = np.sqrt(mass[order, None])
@@ -259,20 +259,20 @@ def _check_residual(laplacian: scipy.sparse.csr_matrix, mass: Array, evals: Arra
     for shift in (SHIFT, 0.0):  # the original implementation solves for L + SHIFT
         residual = laplacian @ mixed + shift * mixed - image
         error = np.linalg.norm(root * factor.solve(residual[order]))
-        if error <= INACCURACY * size:
+        if error <= MAX_INACCURACY * size:
             return
     quotients = np.einsum("vk,vk->k", evecs, laplacian @ evecs)
     worst = int(np.argmax(np.abs(quotients - evals)))
     raise ValueError(
         f"evals and evecs should be eigenpairs, L φ = λ M φ, but they are accurate only to {error / size:.3g}, not to "
-        f"{INACCURACY:g}; evals[{worst}] is {evals[worst]:.6g}, and φᵀLφ of its vector is {quotients[worst]:.6g}. Pass "
-        "the pairs of this laplacian and this mass, or leave evals and evecs out"
+        f"{MAX_INACCURACY:g}; evals[{worst}] is {evals[worst]:.6g}, and φᵀLφ of its vector is {quotients[worst]:.6g}. "
+        "Pass the pairs of this laplacian and this mass, or leave evals and evecs out"
     )
 
 
 def _checked_frames(frames: Array) -> Array:
     deviation = np.abs(frames @ frames.swapaxes(1, 2) - np.eye(3)).max((1, 2))
-    bad = np.flatnonzero((deviation > ORTHONORMAL) | (np.linalg.det(frames) < 0))
+    bad = np.flatnonzero((deviation > MAX_DEVIATION) | (np.linalg.det(frames) < 0))
     if len(bad):
         raise ValueError(
             "frames should be right-handed and orthonormal, with the rows tangent x, tangent y and normal, but "

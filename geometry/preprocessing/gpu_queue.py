@@ -19,12 +19,12 @@ import torch
 from diffnet.geometry.cache import write_entry
 from diffnet.geometry.eigen.problem import Pairs, Problem
 from diffnet.geometry.eigen.solve import eigenbases, eigenbasis
-from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.errors import MeshError
 from diffnet.geometry.preprocessing.options import Options
 from diffnet.geometry.preprocessing.recipe import Discretization, complete
 
-FEWEST_TOGETHER = 16  # meshes; a GPU needs almost as long for one alone
-MOST_WAITING = 128  # meshes of a few megabytes each; when the queue is full, the worker processes wait
+MIN_TOGETHER = 16  # meshes; a GPU needs almost as long for one alone
+MAX_WAITING = 128  # meshes of a few megabytes each; when the queue is full, the worker processes wait
 Waiting: TypeAlias = tuple[int, Path, Discretization]  # position of the mesh, path of its cache entry
 
 
@@ -38,7 +38,7 @@ def gpu_solver(
     error) for each mesh. All calls are made when the context ends. The context then raises any error that stopped the
     thread.
     """
-    queue: Queue[Waiting | None] = Queue(MOST_WAITING)
+    queue: Queue[Waiting | None] = Queue(MAX_WAITING)
     solver = _Solver(device, options, jobs, done)
     with ThreadPoolExecutor(1) as thread:
         solving = thread.submit(solver.run, queue)
@@ -67,7 +67,7 @@ class _Solver:
         with ThreadPoolExecutor(self.jobs) as writers:
             while not finished:
                 taken = [queue.get()]
-                while taken[-1] is not None and (len(taken) < FEWEST_TOGETHER or not queue.empty()):
+                while taken[-1] is not None and (len(taken) < MIN_TOGETHER or not queue.empty()):
                     taken.append(queue.get())
                 batch = [mesh for mesh in taken if mesh is not None]
                 finished = len(batch) < len(taken)

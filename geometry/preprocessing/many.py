@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from diffnet.geometry.argument_names import refuses
-from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import MeshLike, check_several
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.normals import NormalsRule, check_normals_rule
@@ -45,7 +45,7 @@ from diffnet.geometry.processes import WorkerPool, available_cores
 T = TypeVar("T")
 
 LOADERS = 4  # threads; more would wait for Python's global lock
-MOST_REASONS = 5  # reasons listed in one error message
+MAX_REASONS = 5  # reasons listed in one error message
 
 
 @refuses(
@@ -109,8 +109,8 @@ def precompute_all(
             ),
         )
         if failed:
-            reasons = "; ".join(list(failed.values())[:MOST_REASONS])
-            more = "; …" if len(failed) > MOST_REASONS else ""
+            reasons = "; ".join(list(failed.values())[:MAX_REASONS])
+            more = "; …" if len(failed) > MAX_REASONS else ""
             raise MeshError(f"{len(failed)} of {len(meshes)} meshes can't be used: {reasons}{more}")
         return [loaded[i].result() for i in range(len(meshes))]
 

@@ -8,15 +8,14 @@ import warnings
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 import torch
-from numpy.typing import NDArray
 
 from diffnet.geometry.argument_names import refuses
 from diffnet.geometry.cache import Arrays
 from diffnet.geometry.diagnosis import diagnose
+from diffnet.geometry.discretize.coincident import components
 from diffnet.geometry.discretize.original import SHIFT
-from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, is_array
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.operators import Operators
@@ -137,27 +136,20 @@ def _warn_of_components(mesh: Mesh, arrays: Arrays, options: Options) -> None:
     zero = SHIFT / mass[live].min(initial=np.inf) if original else 0  # and shifts eigenvalues, by no more than this
     if k == 0 or arrays["evals"][-1] > zero:
         return
-    components = _components(arrays, live)
-    if components < max(k, 2):  # a single eigenpair is always the constant
+    indptr, indices, order = (arrays[name] for name in ("laplacian_indptr", "laplacian_indices", "row_order"))
+    rows = np.repeat(order if len(order) else np.arange(len(mass)), np.diff(indptr))
+    count = len(np.unique(components(np.stack([rows, indices], axis=1), len(mass))[live]))
+    if count < max(k, 2):  # a single eigenpair is always the constant
         return
     found = diagnose(mesh)
     hint = ""
-    if 0 < found.joined_components < components:
+    if 0 < found.joined_components < count:
         hint = (
             f'. With join="always", it would have {found.joined_components}: then the {found.coincident_vertices} '
             "vertices at the position of another would be joined"
         )
     warnings.warn(
-        f"{mesh.name}: every eigenvalue is 0, so diffusion can only average over components. The mesh has {components} "
-        f"components, and k is {k}. Use k > {components}, or a mesh with fewer components{hint}",
+        f"{mesh.name}: every eigenvalue is 0, so diffusion can only average over components. The mesh has {count} "
+        f"components, and k is {k}. Use k > {count}, or a mesh with fewer components{hint}",
         stacklevel=4,  # the caller of `precompute`, which is wrapped once
     )
-
-
-def _components(arrays: Arrays, live: NDArray[np.bool_]) -> int:
-    """The number of connected components of some vertices: those that a face uses."""
-    indptr, indices, order = (arrays[name] for name in ("laplacian_indptr", "laplacian_indices", "row_order"))
-    rows = np.repeat(order if len(order) else np.arange(len(indptr) - 1), np.diff(indptr))
-    graph = scipy.sparse.csr_matrix((np.ones(len(rows)), (rows, indices)), (len(live), len(live)))
-    _, label = scipy.sparse.csgraph.connected_components(graph, directed=False)
-    return len(np.unique(label[live]))

@@ -18,7 +18,7 @@ LAPLACIANS: tuple[LaplacianKind, ...] = get_args(LaplacianKind)
 OPERATORS: tuple[OperatorsKind, ...] = get_args(OperatorsKind)
 BASIS_PRECISIONS: tuple[BasisPrecision, ...] = get_args(BasisPrecision)
 JOIN_RULES: tuple[JoinRule, ...] = get_args(JoinRule)
-MOST_EIGENPAIRS = 2**16  # small meshes get zeros for eigenpairs that they lack, so a typo would fill the memory
+MAX_EIGENPAIRS = 2**16  # small meshes get zeros for eigenpairs that they lack, so a typo would fill the memory
 SCALE_RULES: tuple[ScaleRule, ...] = get_args(ScaleRule)
 
 
@@ -29,7 +29,7 @@ class Options:
     Raises OptionError for a k that is not an integer or is out of range, for an unknown Laplacian, precision, rule or
     kind of operators, and for the robust Laplacian in the original's operators.
 
-    k: number of eigenpairs, at most MOST_EIGENPAIRS
+    k: number of eigenpairs, at most MAX_EIGENPAIRS
     laplacian: see `laplacian_and_mass`; None becomes the one that belongs to the operators
     basis: precision in which eigenvectors are stored
     join: see `joined_vertices`
@@ -69,8 +69,8 @@ def chosen_laplacian(laplacian: LaplacianKind | None, operators: OperatorsKind) 
     return laplacian
 
 
-def checked_k(k: Any, fewest: int = 0) -> int:
-    """A number of eigenpairs. Raises OptionError for anything but an integer from `fewest` to MOST_EIGENPAIRS."""
+def checked_k(k: Any, least: int = 0) -> int:
+    """A number of eigenpairs. Raises OptionError for anything but an integer from `least` to MAX_EIGENPAIRS."""
     try:
         if isinstance(k, bool):
             raise TypeError
@@ -80,10 +80,10 @@ def checked_k(k: Any, fewest: int = 0) -> int:
         if k is None or not isinstance(k, (str, bytes, int, float, complex)):
             hint = ". Pass vertices and faces as one tuple: precompute_all([(verts, faces), …])"
         raise OptionError(f"k should be an integer, got {_shown(k)}{hint}") from e
-    if number < fewest:
-        raise OptionError(f"k should be at least {fewest}, got {number}")
-    if number > MOST_EIGENPAIRS:
-        raise OptionError(f"k should be at most {MOST_EIGENPAIRS}, got {_shown(number)}")
+    if number < least:
+        raise OptionError(f"k should be at least {least}, got {number}")
+    if number > MAX_EIGENPAIRS:
+        raise OptionError(f"k should be at most {MAX_EIGENPAIRS}, got {_shown(number)}")
     return number
 
 

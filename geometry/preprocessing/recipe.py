@@ -23,8 +23,8 @@ from diffnet.geometry.discretize.vertex_order import order_unless_near
 from diffnet.geometry.eigen.problem import Array, Pairs
 from diffnet.geometry.eigen.shifted import shifted_pairs
 from diffnet.geometry.eigen.solve import eigenbasis
+from diffnet.geometry.errors import MeshError
 from diffnet.geometry.fields import FIELDS
-from diffnet.geometry.mesh.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.preprocessing.options import BasisPrecision, Options, chosen_laplacian
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike
 from diffnet.geometry.mesh.normalize import mesh_for_operators
 from diffnet.geometry.mesh.normals import NormalsRule

@@ -60,12 +60,12 @@ def entry(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("near", [vertex_order.NEAR, 0], ids=["rows-in-mesh-order", "rows-reordered"])
+@pytest.mark.parametrize("near", [vertex_order.MAX_GAP, 0], ids=["rows-in-mesh-order", "rows-reordered"])
 @pytest.mark.parametrize("k", [K, 0], ids=["with-eigenpairs", "without-eigenpairs"])
 def test_a_hit_is_equal_and_not_computed(
     mesh: Any, k: int, near: int, tmp_path: Path, compute: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vertex_order, "NEAR", near)
+    monkeypatch.setattr(vertex_order, "MAX_GAP", near)
     fresh = precompute(mesh, k=k)
     assert (fresh.gradient.pattern.row_order is None) == (near > 0)
     first = precompute(mesh, k=k, cache_dir=tmp_path)

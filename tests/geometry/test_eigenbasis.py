@@ -147,11 +147,11 @@ def test_many_restarts(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch)
     expected, _ = eigenbasis(laplacian, mass, 64)
     before, restarts = KrylovSpace.__init__, []
 
-    def narrow(space: KrylovSpace, *args: Any) -> None:
+    def with_less_room(space: KrylovSpace, *args: Any) -> None:
         before(space, *args)
         space.capacity = space.wanted + 40
 
-    monkeypatch.setattr(KrylovSpace, "__init__", narrow)
+    monkeypatch.setattr(KrylovSpace, "__init__", with_less_room)
     restart = KrylovSpace._restart  # a private name, to count the restarts
     monkeypatch.setattr(KrylovSpace, "_restart", lambda *args: restarts.append(1) or restart(*args))
     evals, evecs = eigenbasis(laplacian, mass, 64)
@@ -165,7 +165,7 @@ def tensors_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the code for a GPU with tensors on the CPU, in batches of 3, for components of 300 vertices and more."""
     # A private name, since the batch size depends on the free memory of a GPU.
     monkeypatch.setattr(eigenbases_on_gpu, "_batch_size", lambda *args: 3)
-    monkeypatch.setattr(eigenbases_on_gpu, "WORTH_A_GPU", 300)
+    monkeypatch.setattr(eigenbases_on_gpu, "MIN_VERTICES", 300)
 
 
 def together(problems: list[Problem], k: int) -> list[Pairs]:
@@ -316,16 +316,16 @@ def test_missing_eigenvalues_are_noticed(sphere: trimesh.Trimesh, monkeypatch: p
 
     def skip(space: KrylovSpace, tolerance: float) -> Any:
         pairs = converge(space, tolerance)
-        return skip_one(*pairs) if space.block in narrow else pairs
+        return skip_one(*pairs) if space.block in faulty else pairs
 
     monkeypatch.setattr(KrylovSpace, "converge", skip)
-    narrow = {4}
+    faulty = {4}
     with warnings.catch_warnings():  # a wider block finds all
         warnings.simplefilter("error")
         evals, evecs = eigenbasis(laplacian, mass, 40)
     np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])
     assert_pairs(laplacian, mass, evals, evecs)
-    narrow = {4, 8}
+    faulty = {4, 8}
     with pytest.warns(UserWarning, match="38 eigenvalues were found where there are 39"):
         evals, _ = eigenbasis(laplacian, mass, 40)
     np.testing.assert_allclose(evals, expected, atol=1e-9 * expected[-1])

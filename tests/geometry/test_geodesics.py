@@ -258,8 +258,8 @@ def test_a_damaged_entry_is_computed_again(tmp_path: Path) -> None:
 
 
 def test_worker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors_module, "FEWEST_FOR_PROCESSES", 1)
-    monkeypatch.setattr(errors_module, "PAIRS_IN_A_CALL", 70)
+    monkeypatch.setattr(errors_module, "MIN_FOR_PROCESSES", 1)
+    monkeypatch.setattr(errors_module, "PAIRS_OF_CALL", 70)
     meshes = itertools.count()
     questions = cases(40)
     found = geodesic_errors_of_all(questions, jobs=2, advance=lambda: next(meshes))
@@ -327,7 +327,7 @@ def test_closest_points_of_few_faces(count: int, monkeypatch: pytest.MonkeyPatch
 
     expected = np.min([distances(face[None]) for face in mesh.faces], axis=0)
     np.testing.assert_allclose(distances(mesh.faces), expected, rtol=1e-12)
-    monkeypatch.setattr(closest_module, "MOST_PAIRS", 3)
+    monkeypatch.setattr(closest_module, "MAX_PAIRS", 3)
     np.testing.assert_allclose(distances(mesh.faces), expected, rtol=1e-12)
     assert len(closest_points(mesh, np.zeros((0, 3)))) == 0
 

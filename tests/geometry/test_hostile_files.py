@@ -159,7 +159,7 @@ def test_memory_is_a_small_multiple_of_the_text(tmp_path: Path, name: str) -> No
 
 
 def test_a_line_of_many_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(text, "MAX_LINE", 1000)
     for data in (OBJ + "f" + " 1" * 600, OBJ + "f 1 \\\n" * 600):
         refused(tmp_path / "a.obj", data, r"line \d+ has more than 1000 characters")
 

@@ -78,5 +78,5 @@ def test_surfaces_that_are_not_closed_are_left_to_the_library() -> None:
 
 
 def test_endless_flips_are_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intrinsic_delaunay, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(intrinsic_delaunay, "MAX_ROUNDS", 2)
     assert delaunay_laplacian(bent(0, 0.1, 8), FACES) is None

@@ -243,7 +243,7 @@ def test_workers_do_not_wait_for_a_gpu_that_fails(tmp_path: Path, monkeypatch: p
         return [geometry.eigenbasis(*problem, k) for problem in problems]
 
     monkeypatch.setattr(gpu_queue, "eigenbases", eigenbases)
-    monkeypatch.setattr(gpu_queue, "MOST_WAITING", 1)
+    monkeypatch.setattr(gpu_queue, "MAX_WAITING", 1)
     if fault == "full-disk":
         monkeypatch.setattr(gpu_queue, "write_entry", full)
         error: Any = pytest.raises(OSError, match="no space left")

@@ -124,8 +124,8 @@ def test_pinned_operators_are_copied_at_once(no_gpu: None, monkeypatch: pytest.M
 @pytest.mark.parametrize("largest", [1000, 5000])
 def test_copies_without_a_gpu(no_gpu: None, monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
     """The same code with the CPU in place of the GPU, in several pieces."""
-    monkeypatch.setattr(transfer, "PIECE", 1000)
-    monkeypatch.setattr(transfer, "LARGEST_PIECE", largest)
+    monkeypatch.setattr(transfer, "MIN_PIECE", 1000)
+    monkeypatch.setattr(transfer, "MAX_PIECE", largest)
     tensors, cpu = mixed_tensors(), torch.device("cpu")
     copies = transfer.to_gpu(tensors, cpu, non_blocking=True)
     assert_equal(copies, tensors)
@@ -157,7 +157,7 @@ def same_on_gpu(moved: Operators, source: Operators) -> bool:
 @pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
 @pytest.mark.parametrize("non_blocking", [False, True])
 def test_operators_on_a_gpu_share_one_buffer(monkeypatch: pytest.MonkeyPatch, pin: bool, non_blocking: bool) -> None:
-    monkeypatch.setattr(transfer, "PIECE", 5000)
+    monkeypatch.setattr(transfer, "MIN_PIECE", 5000)
     packed = collate(tiny_operators())
     moved = (packed.pin_memory() if pin else packed).to("cuda", non_blocking=non_blocking)
     assert len({x.untyped_storage().data_ptr() for x in (moved.mass, moved.evecs, moved.frames)}) == 1

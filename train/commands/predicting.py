@@ -110,7 +110,7 @@ def predict(
     report.csv in the folder, or TABLE.report.csv beside a table, lists all meshes with reasons and times.
     """
     with ExitAtCtrlC():
-        from diffnet.geometry.elements.smoothing import MOST_WEIGHT
+        from diffnet.geometry.elements.smoothing import MAX_WEIGHT
         from diffnet.train.device import pick_device
         from diffnet.train.inference.loading import load_network
         from diffnet.train.inference.network_input import network_input
@@ -119,8 +119,8 @@ def predict(
         from diffnet.train.tasks.network import MetadataError
         from diffnet.train.tasks.registry import task_named
 
-    if not smooth <= MOST_WEIGHT:
-        raise OptionError(f"--smooth should be at most {MOST_WEIGHT:g}, got {smooth}")
+    if not smooth <= MAX_WEIGHT:
+        raise OptionError(f"--smooth should be at most {MAX_WEIGHT:g}, got {smooth}")
     network = load_network(checkpoint, class_names and [name.strip() for name in class_names.split(",")], labels_at)
     try:
         expected = network_input(network)

@@ -22,13 +22,13 @@ from diffnet.geometry.eigen.checks import checked_pairs
 from diffnet.geometry.eigen.cpu import pairs_on_cpu
 from diffnet.geometry.eigen.gpu.shift_invert import BatchedShiftInvert
 from diffnet.geometry.eigen.lanczos import KrylovSpace
-from diffnet.geometry.eigen.problem import MODERATE, TOLERANCE, Component, Pairs, Problem, checked_problem
+from diffnet.geometry.eigen.problem import TOLERANCE, USUAL_SHIFT, Component, Pairs, Problem, checked_problem
 
 Map: TypeAlias = Callable[..., Iterator[Any]]
 
-WORTH_A_GPU = 4096  # vertices; the CPU solves smaller components before a GPU has launched its kernels
-MOST_TOGETHER = 64  # problems in a batch
-SIDE_BY_SIDE = 2  # batches; the cores work on one while the GPU works on the other
+MIN_VERTICES = 4096  # vertices; the CPU solves smaller components before a GPU has launched its kernels
+MAX_TOGETHER = 64  # problems in a batch
+BATCHES_AT_ONCE = 2  # batches; the cores work on one while the GPU works on the other
 
 
 def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device, jobs: int) -> list[Pairs]:
@@ -44,7 +44,7 @@ def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device,
     with (
         threadpool_limits(1),
         ThreadPoolExecutor(jobs) as helpers,
-        ThreadPoolExecutor(SIDE_BY_SIDE) as pool,
+        ThreadPoolExecutor(BATCHES_AT_ONCE) as pool,
     ):
         solved = pool.map(lambda batch: _batch([problems[i] for i in batch], k, device, helpers.map), batches)
         found = {
@@ -54,13 +54,13 @@ def eigenbases_on_gpu(problems: Sequence[Problem], k: int, device: torch.device,
 
 
 def _batch_size(problems: Sequence[Problem], k: int, device: torch.device) -> int:
-    """A size that gives SIDE_BY_SIDE batches, if they fit into memory.
+    """A size that gives BATCHES_AT_ONCE batches, if they fit into memory.
 
     For each vertex, the iteration needs up to 8 k numbers and the factor about a thousand.
     """
     each = 8 * (8 * k + 1000) * max(len(mass) for _, mass in problems)
-    fit = torch.cuda.mem_get_info(device)[0] // (SIDE_BY_SIDE * each)
-    return max(1, min(MOST_TOGETHER, fit, -(-len(problems) // SIDE_BY_SIDE)))
+    fit = torch.cuda.mem_get_info(device)[0] // (BATCHES_AT_ONCE * each)
+    return max(1, min(MAX_TOGETHER, fit, -(-len(problems) // BATCHES_AT_ONCE)))
 
 
 def _batch(problems: Sequence[Problem], k: int, device: torch.device, on_cores: Map) -> list[Pairs]:
@@ -100,7 +100,7 @@ def _stream(device: torch.device) -> Iterator[torch.cuda.Stream | None]:
 def _free_streams(device: torch.device) -> SimpleQueue[torch.cuda.Stream]:
     """A fixed set of streams. PyTorch never frees the memory for matrix products of a stream, so none is made anew."""
     free: SimpleQueue[torch.cuda.Stream] = SimpleQueue()
-    for _ in range(SIDE_BY_SIDE):
+    for _ in range(BATCHES_AT_ONCE):
         free.put(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     return free
 
@@ -109,7 +109,7 @@ def _go_on(steps: Generator[Component, Pairs, Pairs], answer: Pairs | None) -> C
     """Continue a search up to the next component that is large enough for the GPU, or up to its result."""
     try:
         component = steps.send(answer)  # type: ignore[arg-type]
-        while component.is_small or len(component.mass) < WORTH_A_GPU:
+        while component.is_small or len(component.mass) < MIN_VERTICES:
             component = steps.send(pairs_on_cpu(component))
         return component
     except StopIteration as end:
@@ -129,7 +129,7 @@ def pairs_on_gpu(
         if not chosen:
             return
         own = [components[i] for i in chosen]
-        operator = BatchedShiftInvert([c[:2] for c in own], [c.shift(MODERATE) for c in own], device)
+        operator = BatchedShiftInvert([c[:2] for c in own], [c.shift(USUAL_SHIFT) for c in own], device)
         if operator.failed:
             together([i for place, i in enumerate(chosen) if place not in operator.failed])
             return

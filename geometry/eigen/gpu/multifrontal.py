@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from diffnet.geometry.eigen.gpu.nested_dissection import Dissection, nested_dissection
 from diffnet.ops.common.cuda_graph import replayed
 
-MOST_AT_ONCE = 1 << 26  # entries of the fronts that are assembled together
+MAX_ENTRIES = 1 << 26  # entries of the fronts that are assembled together
 
 
 class MultifrontalCholesky:
@@ -143,11 +143,11 @@ class _Level:
         fronts[:, places, places] = pad(diagonal, (0, 1), value=1.0)[self.own]
 
         flat = updates.flatten()
-        together = max(1, MOST_AT_ONCE // size**2)
-        assembled = zip(fronts.split(together), self.child_rows.split(together, 1), strict=True)  # type: ignore[no-untyped-call]
-        for some, sources in assembled:
+        together = max(1, MAX_ENTRIES // size**2)
+        groups = zip(fronts.split(together), self.child_rows.split(together, 1), strict=True)  # type: ignore[no-untyped-call]
+        for group, sources in groups:
             for source in sources:
-                some += flat[source[:, :, None] * self.child_size + source[:, None, :] % self.child_size]
+                group += flat[source[:, :, None] * self.child_size + source[:, None, :] % self.child_size]
         factor, info = torch.linalg.cholesky_ex(fronts[:, :width, :width])
         identity = torch.eye(width, dtype=values.dtype, device=values.device)
         self.inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)

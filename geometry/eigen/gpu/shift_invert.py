@@ -24,8 +24,8 @@ class BatchedShiftInvert(ShiftInvert):
     indices of the components whose L + σM isn't positive definite.
     """
 
-    # Eight right-hand sides take hardly longer to solve for than four. More would make the small matrices on the CPU
-    # larger.
+    # A solve for eight right-hand sides takes hardly longer than one for four. With more, the small matrices on the CPU
+    # become larger.
     block = 8
 
     def __init__(self, problems: Sequence[Problem], shifts: Sequence[float], device: torch.device) -> None:

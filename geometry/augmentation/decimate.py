@@ -10,7 +10,7 @@ import numpy as np
 
 from diffnet.geometry.cache import Arrays, cache_key, entry_path, read_entry, write_entry
 from diffnet.geometry.discretize.coincident import joined_vertices
-from diffnet.geometry.mesh.errors import MeshError
+from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, make_mesh
 
 _LOCK = Lock()  # the library keeps its mesh in global variables

@@ -1,1 +1,0 @@
-"""Meshes with fewer faces."""
