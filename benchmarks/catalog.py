@@ -36,10 +36,14 @@ class Entry:
 
 def catalog() -> dict[str, Entry]:
     """All benchmarks, sorted by name: the functions with the decorator `@benchmark`."""
-    here = Path(__file__).parent
-    files = [path for folder in FOLDERS for path in (here / folder).glob("*.py")]
-    entries = [entry for path in files for entry in _entries(path)]
+    entries = [entry for path in modules().values() for entry in _entries(path)]
     return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
+
+
+def modules() -> dict[str, Path]:
+    """The modules that may hold benchmarks, with their files."""
+    files = [path for folder in FOLDERS for path in sorted((Path(__file__).parent / folder).glob("[!_]*.py"))]
+    return {f"diffnet.benchmarks.{path.parent.name}.{path.stem}": path for path in files}
 
 
 def _entries(path: Path) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""The tables of wall-clock times in README.md and docs/measurements.md, made from committed results.
+"""The tables of README.md and docs/, made from committed results.
 
 `python -m diffnet.benchmarks.tables` writes them. Each table stands between two comments of a page:
 `<!-- table NAME -->` and `<!-- end of table -->`. A table whose result files are missing stays as it is.
@@ -6,30 +6,29 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from diffnet.benchmarks.markdown import percent, table
+from diffnet.benchmarks.harness.results import read_csv
+from diffnet.benchmarks.markdown import percent, table, updated
+from diffnet.benchmarks.robustness.table import as_table
+from diffnet.benchmarks.tasks.recipes_table import summary
 from diffnet.benchmarks.tasks.tables import tasks
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-RESULTS = CHECKOUT / "benchmarks" / "results" / "loops-h200"
+RESULTS = CHECKOUT / "benchmarks" / "results"
+LOOPS = RESULTS / "loops-h200"
 ORIGINAL = "--recipe original"
-PAGES = (CHECKOUT / "README.md", CHECKOUT / "docs" / "measurements.md")
-BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-
-Row = dict[str, str]
 
 
 class Results:
-    """The results of a benchmark in a folder of `RESULTS`. Raises FileNotFoundError if they are missing."""
+    """The results of a benchmark in a folder. Raises FileNotFoundError if they are missing."""
 
     def __init__(self, folder: Path, benchmark: str) -> None:
-        with (folder / f"{benchmark}.csv").open(newline="", encoding="utf-8") as file:
-            self.rows: list[Row] = list(csv.DictReader(file))
+        self.rows = read_csv(folder / f"{benchmark}.csv")
         self.run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         self.folder = f"{folder.parent.name}/{folder.name}"
 
@@ -93,21 +92,12 @@ def original_recipe(whole: Results) -> str:
     return ORIGINAL if ORIGINAL in whole.values("options") else "none"
 
 
-def training_step(results: Path) -> str:
-    """A training step in every dtype, with the time of the GPU."""
-    found = Results(results / "steps", "train-step")
-    text = "## Training step\n\n" + found.source() + "\n" + LOOPS
+def in_every_dtype(title: str, folder: str, benchmark: str, results: Path, gpu: bool = True) -> str:
+    """Times of steps in every dtype. gpu: with the time of the GPU in parentheses"""
+    found = Results(results / folder, benchmark)
+    text = f"## {title}\n\n{found.source()}\n{STEPS}"
     for dtype in found.values("dtype"):
-        text += f"\nIn {dtype}:\n\n" + _by_size(found, dtype, {peer: peer for peer in found.values("peer")}, gpu=True)
-    return text
-
-
-def inference(results: Path) -> str:
-    """Outputs without gradients in every dtype."""
-    found = Results(results / "inference", "inference")
-    text = "## Inference\n\n" + found.source() + "\n" + LOOPS
-    for dtype in found.values("dtype"):
-        text += f"\nIn {dtype}:\n\n" + _by_size(found, dtype, {peer: peer for peer in found.values("peer")}, gpu=True)
+        text += f"\nIn {dtype}:\n\n" + _by_size(found, dtype, {peer: peer for peer in found.values("peer")}, gpu)
     return text
 
 
@@ -120,15 +110,6 @@ def float32(results: Path) -> str:
         cells = [_time_and_memory(found, peer, vertices=v) for v in found.values("vertices")]
         lines.append([f"`{peer}`", *cells])
     return text + table(["peer", *(f"{int(v):,} vertices" for v in found.values("vertices"))], lines)
-
-
-def compiled(results: Path) -> str:
-    """A training step under `torch.compile`."""
-    found = Results(results / "compiled", "train-step")
-    text = "## Training step, compiled\n\n" + found.source() + "\n" + LOOPS
-    for dtype in found.values("dtype"):
-        text += f"\nIn {dtype}:\n\n" + _by_size(found, dtype, {peer: peer for peer in found.values("peer")})
-    return text
 
 
 def training_loop(results: Path) -> str:
@@ -231,16 +212,16 @@ def matching(results: Path) -> str:
     return text + table(["vertices", *peers], lines)
 
 
-LOOPS = (
+STEPS = (
     "Times are wall-clock times of steps that follow each other, with the time of the GPU alone in parentheses.\n"
     "[benchmarks/README.md](../benchmarks/README.md) explains the peers.\n"
 )
 TABLES: dict[str, Callable[[Path], str]] = {
     "short": short,
-    "training-step": training_step,
-    "inference": inference,
+    "training-step": partial(in_every_dtype, "Training step", "steps", "train-step"),
+    "inference": partial(in_every_dtype, "Inference", "inference", "inference"),
     "float32": float32,
-    "compiled": compiled,
+    "compiled": partial(in_every_dtype, "Training step, compiled", "compiled", "train-step", gpu=False),
     "training-loop": training_loop,
     "command": command,
     "tasks": tasks,
@@ -249,16 +230,28 @@ TABLES: dict[str, Callable[[Path], str]] = {
 }
 
 
-def updated(page: str, results: Path = RESULTS) -> str:
-    """The text of a page with its tables made from the results. Raises KeyError for an unknown table."""
+def measured(name: str, results: Path = LOOPS) -> str:
+    """A table of `TABLES`. Raises KeyError for an unknown one."""
+    return TABLES[name](results)
 
-    def replaced(match: re.Match[str]) -> str:
-        try:
-            return match[1] + TABLES[match[2]](results) + match[3]
-        except FileNotFoundError:
-            return match[0]
 
-    return BLOCK.sub(replaced, page)
+def of_recipes(data: str) -> str:
+    """The configurations of a data set."""
+    return summary(read_csv(RESULTS / "recipes-h200" / "recipes.csv"), data)
+
+
+def of_robustness(file: str) -> str:
+    """The results in a file, by its path relative to docs/."""
+    return as_table(json.loads((CHECKOUT / "docs" / file).read_text("utf-8")))
+
+
+# For each page, a function that makes a table from its name.
+PAGES: dict[str, Callable[[str], str]] = {
+    "README.md": measured,
+    "docs/measurements.md": measured,
+    "docs/recipe.md": of_recipes,
+    "docs/robustness.md": of_robustness,
+}
 
 
 def _by_size(found: Results, dtype: str, peers: dict[str, str], gpu: bool = False) -> str:
@@ -300,12 +293,13 @@ def _times(value: float | None, other: float | None) -> str:
 
 def main() -> None:
     """Write the tables into the pages, and print the names of the pages that change."""
-    for path in PAGES:
+    for name, make in PAGES.items():
+        path = CHECKOUT / name
         before = path.read_text(encoding="utf-8")
-        after = updated(before)
+        after = updated(before, make)
         if after != before:
             path.write_text(after, encoding="utf-8")
-        print(f"{path.relative_to(CHECKOUT)}: {'unchanged' if after == before else 'updated'}")
+        print(f"{name}: {'unchanged' if after == before else 'updated'}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import io
 import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -80,8 +80,8 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def write_csv(path: Path, table: Sequence[Row]) -> None:
-    """Write rows that all have the same columns."""
+def write_csv(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows that all have the columns of the first one."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(table[0]) if table else list(COLUMNS), lineterminator="\n")
     writer.writeheader()

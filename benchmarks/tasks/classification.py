@@ -7,11 +7,6 @@ each seed in FOLDER/classification.csv. Other arguments are options of `diffnet 
 
 from __future__ import annotations
 
-import argparse
-import csv
-import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,16 +14,18 @@ from pathlib import Path
 
 import trimesh
 
-from diffnet.data import LabeledMesh, LabeledMeshes, shapes
+from diffnet.benchmarks.harness.results import write_csv
+from diffnet.benchmarks.tasks.programs import argument_parser, results, run_diffnet
+from diffnet.data import LabeledMeshes, shapes
 
-COLUMNS = ("seed", "test_accuracy", "balanced_accuracy", "seconds", "preprocessing_seconds", "training_seconds")
+COPIED = ("test_accuracy", "balanced_accuracy", "preprocessing_seconds", "training_seconds")  # from results.json
 
 
 def write_classes(data: LabeledMeshes, folder: Path) -> None:
     """Write a data set for classification as CLASS/train/NAME.obj and CLASS/test/NAME.obj."""
     for part, items in (("train", data.train), ("test", data.test)):
         for item in items:
-            path = _class_folder(data, item, folder) / part / f"{item.name}.obj"
+            path = folder / data.label_names[int(item.labels.flat[0])] / part / f"{item.name}.obj"
             path.parent.mkdir(parents=True, exist_ok=True)
             trimesh.Trimesh(item.mesh.verts, item.mesh.faces, process=False).export(path)
 
@@ -37,19 +34,17 @@ def measure(data: Path, out: Path, seed: int, options: Sequence[str]) -> dict[st
     """Run the command in a process of its own. Returns a row of the table; `seconds` is the time of the process."""
     run = out / f"run-{seed}"
     with tempfile.TemporaryDirectory() as cache:
-        command = [sys.executable, "-m", "diffnet", "train", "classification", "--data", str(data), "--out", str(run)]
         started = time.perf_counter()
-        subprocess.run([*command, "--seed", str(seed), "--cache", cache, *options], check=True)
+        same = ["--data", data, "--out", run, "--seed", seed, "--cache", cache]
+        run_diffnet("train", "classification", *same, *options)
         seconds = time.perf_counter() - started
-    results = json.loads((run / "results.json").read_text("utf-8"))
-    return {"seed": seed, "seconds": round(seconds, 1), **{name: results[name] for name in COLUMNS if name in results}}
+    found = results(run)
+    return {"seed": seed, "seconds": round(seconds, 1), **{name: found[name] for name in COPIED}}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = argument_parser(__doc__)
     parser.add_argument("--classes", type=int, default=30, help="of the generated set")
     parser.add_argument("--train", type=int, default=16, help="training meshes of each class")
     parser.add_argument("--test", type=int, default=4, help="test meshes of each class")
@@ -57,16 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = given.out / "data"
     if not folder.exists():
         write_classes(shapes(given.classes, given.train, given.test), folder)
-    with (given.out / "classification.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        table.writeheader()
-        for seed in given.seeds:
-            table.writerow(measure(folder, given.out, seed, options))
-            file.flush()
-
-
-def _class_folder(data: LabeledMeshes, item: LabeledMesh, folder: Path) -> Path:
-    return folder / data.label_names[int(item.labels.flat[0])]
+    rows = []
+    for seed in given.seeds:
+        rows.append(measure(folder, given.out, seed, options))
+        write_csv(given.out / "classification.csv", rows)  # after every run, so that an interruption keeps the rows
 
 
 if __name__ == "__main__":

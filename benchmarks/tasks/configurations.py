@@ -35,32 +35,23 @@ CHANGES: dict[str, dict[str, Any]] = {
     "normals-hks": {"features": "xyz+normals+log-hks"},
     "normals-curvature-hks": {"features": "xyz+normals+curvature+log-hks"},
     "cosine": {"schedule": "cosine"},
-    "dropout-0": {"dropout": 0.0},
-    "dropout-0.1": {"dropout": 0.1},
-    "dropout-0.2": {"dropout": 0.2},
-    "width-64": {"width": 64},
-    "width-128": {"width": 128},
-    "width-192": {"width": 192},
-    "width-256": {"width": 256},
-    "smoothing-0": {"label_smoothing": 0.0},
-    "smoothing-0.1": {"label_smoothing": 0.1},
-    "smoothing-0.2": {"label_smoothing": 0.2},
     "times": {"initial_times": "spread"},
     "layer": {"mlp_norm": "layer"},
     "rms": {"mlp_norm": "rms"},
-    "k-64": {"k": 64},
-    "k-128": {"k": 128},
-    "k-256": {"k": 256},
-    "lr-3e-4": {"learning_rate": 3e-4},
-    "lr-2e-3": {"learning_rate": 2e-3},
-    "lr-3e-3": {"learning_rate": 3e-3},
-    "batch-1": {"batch_meshes": 1},
-    "batch-2": {"batch_meshes": 2},
-    "batch-4": {"batch_meshes": 4},
-    "batch-8": {"batch_meshes": 8},
     "average": {"average_weights": 0.999},
-    "average-0.99": {"average_weights": 0.99},
     "original-operators": {"operators": "original", "join": "never"},
+}
+
+# The options of the changes "NAME-NUMBER", for example "width-64".
+NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {
+    "dropout": ("dropout", float),
+    "width": ("width", int),
+    "smoothing": ("label_smoothing", float),
+    "k": ("k", int),
+    "lr": ("learning_rate", float),
+    "batch": ("batch_meshes", int),
+    "epochs": ("epochs", int),
+    "average": ("average_weights", float),
 }
 
 _FIRST_LEADS = "log-hks+cosine+dropout-0.2"
@@ -165,17 +156,20 @@ ORDER = {"rna": _RNA, "figures": _FIGURES, "shapes": _SHAPES, "curvature": _REGR
 
 
 def options_of(data: str, configuration: str, seed: int = 0) -> TrainOptions:
-    """The options of a configuration: names of `CHANGES` joined by "+", or "base". "epochs-N" is also a change.
+    """The options of a configuration: changes joined by "+", or "base".
 
     data: the name of a data set; names that are not in `SETS` are trained as "rna"
 
     Raises KeyError for an unknown change, and OptionError for a change that the task of the data set doesn't have.
     """
     given = {**_KEPT, **SETS.get(data, SETS["rna"])}
-    changes = () if configuration == BASE else configuration.split("+")
-    for change in changes:
-        epochs = re.fullmatch(r"epochs-([1-9]\d*)", change)
-        given.update({"epochs": int(epochs[1])} if epochs else CHANGES[change])
+    for change in () if configuration == BASE else configuration.split("+"):
+        number = re.fullmatch(rf"({'|'.join(NUMBERS)})-(\d+(?:\.\d+)?(?:e-?\d+)?)", change)
+        if number:
+            option, kind = NUMBERS[number[1]]
+            given[option] = kind(number[2])
+        else:
+            given.update(CHANGES[change])
     task = given.get("task", "segmentation")
     return TrainOptions(**{**recipe("original", task), **given, "seed": seed, "eval_every": given["epochs"]})
 

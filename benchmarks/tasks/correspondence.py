@@ -16,8 +16,6 @@ unsupervised-xyz: from aligned positions, without correspondences. All figures, 
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +25,8 @@ from typing import Any
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from diffnet.benchmarks.tasks.programs import run_diffnet, write_rows
+from diffnet.benchmarks.harness.results import write_csv
+from diffnet.benchmarks.tasks.programs import argument_parser, results, run_diffnet
 from diffnet.data import MeshPairs, PairShape, figure_pairs, save_pairs
 from diffnet.data.pairs.folders import TEMPLATE
 
@@ -36,31 +35,11 @@ ROWS: dict[str, tuple[str, ...]] = {
     "unsupervised": ("--method", "unsupervised"),
     "unsupervised-xyz": ("--method", "unsupervised", "--features", "xyz"),
 }
-COLUMNS = (
-    "row",
-    "seed",
-    "mean_error_x100",
-    "zoomout_x100",
-    "floor_x100",
-    "unflipped_x100",
-    "flipped_pairs",
-    "auc",
-    "test_pairs",
-    "train_pairs",
-    "epochs",
-    "preprocessing_seconds",
-    "training_seconds",
-    "command_seconds",
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = argument_parser(__doc__)
     parser.add_argument("--only", choices=tuple(ROWS), nargs="+", default=list(ROWS), help="of the rows")
     parser.add_argument("--train", type=int, default=80, help="training figures")
     parser.add_argument("--test", type=int, default=20, help="test figures, of which 50 pairs are matched")
@@ -80,10 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             seconds = round(time.perf_counter() - started, 2)
             refined = given.out / f"{row}-{seed}-zoomout"
             run_diffnet("evaluate", *same, "--checkpoint", run / "last.pt", "--out", refined, "--zoomout")
-            found, better = (json.loads((out / "results.json").read_text()) for out in (run, refined))
+            found, better = results(run), results(refined)
             own = {**scores(found), "zoomout_x100": better["mean_error_x100"], "command_seconds": seconds}
             rows.append({"row": row, "seed": seed, **own})
-    write_rows(given.out / "correspondence.csv", COLUMNS, rows)
+    write_csv(given.out / "correspondence.csv", rows)
     for row in given.only:
         errors = [line["mean_error_x100"] for line in rows if line["row"] == row]
         refined, floor = (
@@ -96,14 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"wrote {given.out / 'correspondence.csv'}")
 
 
-def scores(results: dict[str, Any]) -> dict[str, Any]:
+def scores(found: dict[str, Any]) -> dict[str, Any]:
     """The columns of a run, from the content of its results.json."""
     same = ("mean_error_x100", "flipped_pairs", "auc", "test_pairs", "train_pairs")
     return {
-        **{name: results[name] for name in (*same, "preprocessing_seconds", "training_seconds")},
-        "floor_x100": 100 * results["floor"],
-        "unflipped_x100": 100 * results["unflipped_mean_error"],
-        "epochs": results["options"]["epochs"],
+        **{name: found[name] for name in (*same, "preprocessing_seconds", "training_seconds")},
+        "floor_x100": 100 * found["floor"],
+        "unflipped_x100": 100 * found["unflipped_mean_error"],
+        "epochs": found["options"]["epochs"],
     }
 
 

@@ -8,8 +8,6 @@ cut_figures.csv, with one row for each seed and recipe, and all runs.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -21,30 +19,20 @@ from typing import Any
 
 import numpy as np
 
+from diffnet.benchmarks.harness.results import write_csv
 from diffnet.benchmarks.robustness.changes import LOST, cut, rotated
-from diffnet.benchmarks.tasks.programs import run_diffnet, write_rows
+from diffnet.benchmarks.tasks.programs import argument_parser, results, run_diffnet
 from diffnet.data import LabeledMesh, LabeledMeshes, available_cores, figure, figures
 from diffnet.data.synthetic.shape import PARTS
 
 FIRST, COUNT = 1000, 64  # seeds of the unseen figures
 SHARE = 0.3  # of the vertices, that are cut off
 CUTS = ("--cut", "0.5")
-COLUMNS = (
-    "seed",
-    "recipe",
-    "whole",
-    "bottom_cut_off",
-    "random_side_cut_off",
-    "preprocessing_seconds",
-    "training_seconds",
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = argument_parser(__doc__)
     given, options = parser.parse_known_args(arguments)
     out: Path = given.out
     started = time.perf_counter()
@@ -54,16 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for recipe, cuts in (("without cuts", ()), ("with cuts", CUTS)):
             run = out / f"{recipe.replace(' ', '-')}-{seed}"
             diffnet("train segmentation", *cuts, *options, data=data, seed=seed, out=run, cache=out / "cache")
-            row: dict[str, Any] = {
-                "seed": seed,
-                "recipe": recipe,
-                **results(run, "preprocessing_seconds", "training_seconds"),
-            }
+            found = results(run)
+            row: dict[str, Any] = {"seed": seed, "recipe": recipe}
+            row |= {name: found[name] for name in ("preprocessing_seconds", "training_seconds")}
             with ThreadPoolExecutor() as threads:  # most of the time of this command is its start
-                found = threads.map(partial(accuracy, run, cache=out / "cache"), sets.values())
-                row |= zip(sets, found, strict=True)
+                shares = threads.map(partial(accuracy, run, cache=out / "cache"), sets.values())
+                row |= zip(sets, shares, strict=True)
             rows.append(row)
-    write_rows(out / "cut_figures.csv", COLUMNS, rows)
+    write_csv(out / "cut_figures.csv", rows)
     for recipe in ("without cuts", "with cuts"):
         means = {name: np.mean([row[name] for row in rows if row["recipe"] == recipe]) for name in sets}
         print(recipe, ", ".join(f"{name} {100 * mean:.1f} %" for name, mean in means.items()))
@@ -123,13 +109,7 @@ def accuracy(run: Path, data: Path, cache: Path) -> float:
     """The accuracy of a trained network on a data set."""
     scored = run.with_name(f"{run.name}-{data.name}")
     diffnet("evaluate", checkpoint=run / "last.pt", data=data, out=scored, cache=cache)
-    return results(scored, "test_accuracy")["test_accuracy"]
-
-
-def results(run: Path, *names: str) -> dict[str, float]:
-    """Entries of the results.json in a folder."""
-    content = json.loads((run / "results.json").read_text())
-    return {name: content[name] for name in names}
+    return float(results(scored)["test_accuracy"])
 
 
 if __name__ == "__main__":

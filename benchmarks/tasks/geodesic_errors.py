@@ -10,47 +10,33 @@ one row for each seed.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from itertools import combinations
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-from diffnet.benchmarks.tasks.programs import write_rows
+from diffnet.benchmarks.harness.results import write_csv
+from diffnet.benchmarks.tasks.programs import argument_parser
 from diffnet.data import MeshPairs, available_cores, figure_pairs
 from diffnet.geometry import Mesh, Prediction, geodesic_errors_of_all, mean_error
 from diffnet.geometry.processes import WorkerPool
 
 NOISE, RANDOM, SAMPLES = 0.04, 0.05, 1000
-COLUMNS = (
-    "seed",
-    "jobs",
-    "pairs",
-    "vertices",
-    "seconds",
-    "seconds_from_cache",
-    "mean_error_x100",
-    "sampled_mean_error_x100",
-    "exact_mean_error_x100",
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = argument_parser(__doc__)
     parser.add_argument("--figures", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=available_cores())
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     rows = [measure(seed, given.figures, given.jobs) for seed in given.seeds]
-    write_rows(given.out / "geodesic_errors.csv", COLUMNS, rows)
+    write_csv(given.out / "geodesic_errors.csv", rows)
 
 
 def measure(seed: int, figures: int, jobs: int) -> dict[str, float]:

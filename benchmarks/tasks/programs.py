@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-import csv
+import argparse
+import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser of the options --out and --seeds. Abbreviations are left to the command that gets the other options."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    return parser
 
 
 def run_diffnet(*words: object) -> None:
@@ -15,9 +25,7 @@ def run_diffnet(*words: object) -> None:
     subprocess.run([sys.executable, "-m", "diffnet", *map(str, words)], check=True)
 
 
-def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a CSV file with these columns."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
+def results(run: Path) -> dict[str, Any]:
+    """The content of the results.json in a folder."""
+    content: dict[str, Any] = json.loads((run / "results.json").read_text("utf-8"))
+    return content

@@ -12,7 +12,6 @@ ablation can be stopped at any time, also with Ctrl-C.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import multiprocessing
@@ -31,8 +30,10 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
+from diffnet.benchmarks.harness.results import read_csv
 from diffnet.benchmarks.tasks.configurations import BASE, ORDER, differs_from_base, options_of, score_name
-from diffnet.benchmarks.tasks.recipes_page import summary
+from diffnet.benchmarks.tasks.programs import argument_parser
+from diffnet.benchmarks.tasks.recipes_table import summary
 from diffnet.benchmarks.tasks.regression import TARGETS, target_set
 from diffnet.data import (
     ArrayStatistics,
@@ -48,7 +49,6 @@ from diffnet.data import (
     standardized_targets,
     target_statistics,
 )
-from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
 from diffnet.train.batches import keep_on_device
 from diffnet.train.device import matmul_dtype, pick_device
@@ -188,10 +188,7 @@ def run_ablation(
 
 def read_rows(table: Path) -> list[dict[str, str]]:
     """The rows of a table, none if there is no file."""
-    if not table.exists():
-        return []
-    with table.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_csv(table) if table.exists() else []
 
 
 def load_set(text: str) -> tuple[str, LabeledMeshes]:
@@ -210,16 +207,14 @@ def load_set(text: str) -> tuple[str, LabeledMeshes]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the ablation that the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument(
         "--data", action="append", required=True, help="NAME=DIR, figures, shapes, curvature or volume; repeatable"
     )
     parser.add_argument("--configurations", nargs="+", help="changes joined by +, or base; by default those of ORDER")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--processes", type=int, default=10, help="runs at once")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--cache", type=Path, help="folder of preprocessed meshes, OUT/cache by default")
-    parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     device = pick_device(given.device)
     for data, configuration in product(given.data, given.configurations or ()):
@@ -227,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options_of(data.partition("=")[0], configuration)
         except KeyError as e:
             parser.error(f"unknown change {e} in the configuration {configuration!r}")
-        except OptionError as e:
+        except ValueError as e:
             parser.error(f"the configuration {configuration!r} does not fit --data {data}: {e}")
     sets = dict(map(load_set, given.data))
     configurations = (given.configurations or ORDER.get(name, ORDER["rna"]) for name in sets)

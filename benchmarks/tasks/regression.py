@@ -14,8 +14,6 @@ volume: that of the mesh at normalized positions. The features are xyz+normals+l
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import time
 from collections.abc import Iterable, Sequence
@@ -26,7 +24,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.benchmarks.tasks.programs import run_diffnet, write_rows
+from diffnet.benchmarks.harness.results import write_csv
+from diffnet.benchmarks.tasks.programs import argument_parser, results, run_diffnet
 from diffnet.data import LabeledMesh, LabeledMeshes, available_cores, curved_figure
 from diffnet.data.synthetic.dataset import FINE
 from diffnet.geometry import Mesh, normalize_positions
@@ -36,28 +35,11 @@ from diffnet.viz import write_ply
 FIRST_TEST = 1_000_000  # seed of the first test figure
 TESTS = 64
 TARGETS = ("curvature", "volume")
-COLUMNS = (
-    "target",
-    "seed",
-    "r2",
-    "mae",
-    "rmse",
-    "train_meshes",
-    "test_meshes",
-    "epochs",
-    "preprocessing_seconds",
-    "training_seconds",
-    "command_seconds",
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = argument_parser(__doc__)
     parser.add_argument("--epochs", type=int, help="of both targets; by default, those of the command")
     parser.add_argument("--meshes", type=int, default=600, help="training figures")
     parser.add_argument("--tests", type=int, default=TESTS, help="test figures")
@@ -77,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             run = given.out / f"{target}-{seed}"
             epochs = [] if given.epochs is None else ["--epochs", str(given.epochs)]
             train(target, figures, run, kept / "cache", seed, [*epochs, *options])
-            found = json.loads((run / "results.json").read_text())
+            found = results(run)
             names = ("train_meshes", "test_meshes", "preprocessing_seconds", "training_seconds")
             rows.append(
                 {
@@ -89,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     "command_seconds": round(time.perf_counter() - started, 2),
                 }
             )
-    write_rows(given.out / "regression.csv", COLUMNS, rows)
+    write_csv(given.out / "regression.csv", rows)
     for target in given.only:
         scores = [float(row["r2"]) for row in rows if row["target"] == target]
         print(f"{target}: R² {np.mean(scores):.4f}, from {min(scores):.4f} to {max(scores):.4f}")

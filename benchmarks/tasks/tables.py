@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 
+from diffnet.benchmarks.harness.results import read_csv
 from diffnet.benchmarks.markdown import percent, table
 
 
@@ -87,8 +87,7 @@ def tasks(results: Path) -> str:
     for name, (says, columns) in PROGRAMS.items():
         if name not in found:
             continue
-        with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        rows = read_csv(folder / f"{name}.csv")
         lines = [[show(row[column]) for column, show in columns.values()] for row in rows]
         text += f"\n`python -m diffnet.benchmarks.tasks.{name} --out DIR`: {says}\n\n{table(list(columns), lines)}"
     return text

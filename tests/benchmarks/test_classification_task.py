@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from diffnet.benchmarks.tasks.classification import COLUMNS, main, write_classes
+from diffnet.benchmarks.harness.results import read_csv
+from diffnet.benchmarks.tasks.classification import COPIED, main, write_classes
 from diffnet.data import load_classes, shapes
 
 
@@ -29,7 +29,6 @@ def test_the_written_set_is_the_generated_one(tmp_path: Path) -> None:
 def test_each_seed_has_a_row(tmp_path: Path) -> None:
     small = ["--classes", "2", "--train", "2", "--test", "1", "--seeds", "0", "1"]
     main(["--out", str(tmp_path), *small, "--epochs", "1", "--k", "16", "--width", "8", "--device", "cpu"])
-    with (tmp_path / "classification.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(tmp_path / "classification.csv")
     assert [row["seed"] for row in rows] == ["0", "1"]
-    assert all(float(row[name]) >= 0 for row in rows for name in COLUMNS)
+    assert all(float(row[name]) >= 0 for row in rows for name in ("seconds", *COPIED))

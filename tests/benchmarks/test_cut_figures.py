@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from diffnet.benchmarks.harness.results import read_csv
 from diffnet.benchmarks.tasks import cut_figures
 from diffnet.data import figure, load_dataset
 
@@ -43,13 +43,14 @@ def test_the_table_has_a_row_for_each_seed_and_recipe(tmp_path: Path, monkeypatc
         (out / "results.json").write_text(json.dumps(content))
 
     def write_figures(out: Path, seeds: list[int]) -> tuple[list[Path], dict[str, Path]]:
-        return [out / str(seed) for seed in seeds], {name: out / name for name in cut_figures.COLUMNS[2:5]}
+        return [out / str(seed) for seed in seeds], {
+            name: out / name for name in ("whole", "bottom_cut_off", "random_side_cut_off")
+        }
 
     monkeypatch.setattr(cut_figures, "diffnet", diffnet)
     monkeypatch.setattr(cut_figures, "write_figures", write_figures)
     cut_figures.main(["--out", str(tmp_path), "--seeds", "0", "1", "--epochs", "3"])
-    with (tmp_path / "cut_figures.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(tmp_path / "cut_figures.csv")
     assert [(row["seed"], row["recipe"]) for row in rows] == [
         (seed, recipe) for seed in ("0", "1") for recipe in ("without cuts", "with cuts")
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import signal
 import subprocess
@@ -17,10 +16,12 @@ import numpy as np
 import pytest
 import trimesh
 
+from diffnet.benchmarks.harness.results import read_csv
+from diffnet.benchmarks.tables import RESULTS
 from diffnet.benchmarks.tasks import recipes
 from diffnet.benchmarks.tasks.configurations import BASE, ORDER, SETS, differs_from_base, options_of
 from diffnet.benchmarks.tasks.recipes import main, split, with_standardized_targets
-from diffnet.benchmarks.tasks.recipes_page import PAGE, TABLE, summary, with_tables
+from diffnet.benchmarks.tasks.recipes_table import summary
 from diffnet.benchmarks.tasks.regression import TARGETS, target_set
 from diffnet.data import LabeledMesh, Preprocessing, make_sample, target_statistics
 from diffnet.geometry import make_mesh
@@ -45,8 +46,7 @@ def command(folder: Path, *configurations: str) -> list[str]:
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "out" / "recipes.csv").open() as file:
-        return list(csv.DictReader(file))
+    return read_csv(folder / "out" / "recipes.csv")
 
 
 @pytest.mark.usefixtures("threads")
@@ -154,10 +154,8 @@ def test_targets_are_standardized_over_the_meshes_to_train_on() -> None:
     assert [sample.operators for sample in found] == [sample.operators for sample in samples]
 
 
-@pytest.mark.skipif(not TABLE.exists(), reason="no results of an ablation")
 def test_the_command_runs_the_published_configurations() -> None:
-    with TABLE.open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(RESULTS / "recipes-h200" / "recipes.csv")
     for name, configurations in ORDER.items():
         assert set(configurations) == {row["configuration"] for row in rows if row["data"] == name}
 
@@ -190,9 +188,6 @@ def test_differences_are_paired_by_seed() -> None:
     text = summary(found, "rna")
     assert "| `cosine` | 3 | 61.00 ± 5.83 % | +1.00 ± 0.06 | yes | 1.0 s |" in text
     assert "| `lr-3e-3` | 1 failed |" in text
-    assert with_tables("a\n<!-- table rna -->\nold\n<!-- end of table -->\nb", found) == (
-        f"a\n<!-- table rna -->\n{text}<!-- end of table -->\nb"
-    )
 
 
 def test_r2_has_four_digits() -> None:
@@ -201,10 +196,3 @@ def test_r2_has_four_digits() -> None:
     text = summary(found, "volume")
     assert text.startswith("| configuration | runs | held-out R² | difference to the base |")
     assert "| `cosine` | 2 | 0.9160 ± 0.0060 | +0.0110 ± 0.0010 | yes | 1.0 s |" in text
-
-
-@pytest.mark.skipif(not TABLE.exists(), reason="no results of an ablation")
-def test_the_page_agrees_with_the_results() -> None:
-    """`python -m diffnet.benchmarks.tasks.recipes_page` makes this pass."""
-    text = PAGE.read_text(encoding="utf-8")
-    assert with_tables(text, recipes.read_rows(TABLE)) == text

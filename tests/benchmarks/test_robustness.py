@@ -16,15 +16,13 @@ import trimesh
 from diffnet.__main__ import main
 from diffnet.benchmarks.robustness import changes
 from diffnet.benchmarks.robustness.changes import CHANGES, LOST
-from diffnet.benchmarks.robustness.page import as_table, with_tables
+from diffnet.benchmarks.robustness.table import as_table
 from diffnet.geometry import Mesh, diagnose, make_mesh, mesh_edges
 from diffnet.train.checkpoint import build_model, save_checkpoint
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import make_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def egg(subdivisions: int = 2) -> Mesh:
@@ -278,32 +276,3 @@ def test_networks_that_do_not_fit(
     assert "trained on another data set: it has 3 classes" in capsys.readouterr().err
     assert robustness(*arguments, checkpoint(at="faces")) == 1
     assert "should label vertices, this one labels faces" in capsys.readouterr().err
-
-
-def test_the_page_shows_the_committed_results() -> None:
-    """`python -m diffnet.benchmarks.robustness.page docs/robustness.md` writes the tables."""
-    page = ROOT / "docs" / "robustness.md"
-    assert page.read_text() == with_tables(page)
-    shown = page.read_text()
-    for results in sorted((ROOT / "benchmarks" / "results").glob("robustness-*/results.json")):
-        assert f"{results.parent.name}/results.json" in shown
-        assert [row["change"] for row in json.loads(results.read_text())["rows"]] == list(CHANGES)
-
-
-def test_tables_on_a_page(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# Title\n<!-- table of a.json -->\nold\n<!-- end of table -->\ntext\n")
-    assert "\n<!-- table of a.json -->\nNot measured yet.\n<!-- end of table -->\n" in with_tables(page)
-    row = {"change": "turned", "kept": 0.5, "accuracy_before": 0.75, "accuracy": 0.25, "error": None}
-    (tmp_path / "a.json").write_text(json.dumps({"accuracy": 0.75, "rows": [row]}))
-    lines = with_tables(page).splitlines()
-    assert lines[:2] == ["# Title", "<!-- table of a.json -->"]
-    assert lines[4:] == [
-        "| none | 100.0 % | 75.0 % | 75.0 % |",
-        "| turned | 50.0 % | 75.0 % | 25.0 % |",
-        "<!-- end of table -->",
-        "text",
-    ]
-    page.write_text("# Nothing\n")
-    with pytest.raises(ValueError, match=r"page\.md: no line <!-- table of FILE -->"):
-        with_tables(page)

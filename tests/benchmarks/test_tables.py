@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 
 from diffnet.benchmarks import tables
 from diffnet.benchmarks.harness.results import COLUMNS, write_csv
+from diffnet.benchmarks.markdown import BLOCK, updated
+from diffnet.benchmarks.robustness.changes import CHANGES
+from diffnet.benchmarks.tasks.configurations import ORDER
 
 RUN = {
     "device": "a GPU",
@@ -19,27 +23,33 @@ RUN = {
 }
 
 
-@pytest.mark.parametrize("page", tables.PAGES, ids=lambda path: path.name)
-def test_pages_agree_with_the_results(page: Path) -> None:
+@pytest.mark.parametrize("page", tables.PAGES)
+def test_pages_agree_with_the_results(page: str) -> None:
     """`python -m diffnet.benchmarks.tables` makes this pass."""
-    text = page.read_text(encoding="utf-8")
-    assert tables.BLOCK.search(text)
-    assert tables.updated(text) == text
+    text = (tables.CHECKOUT / page).read_text(encoding="utf-8")
+    assert updated(text, tables.PAGES[page]) == text
 
 
 def test_every_table_is_on_a_page() -> None:
-    found = [match[2] for page in tables.PAGES for match in tables.BLOCK.finditer(page.read_text(encoding="utf-8"))]
-    assert sorted(found) == sorted(tables.TABLES)
+    found: dict[object, list[str]] = {}
+    for page, make in tables.PAGES.items():
+        text = (tables.CHECKOUT / page).read_text(encoding="utf-8")
+        found.setdefault(make, []).extend(match[2] for match in BLOCK.finditer(text))
+    assert sorted(found[tables.measured]) == sorted(tables.TABLES)
+    assert sorted(found[tables.of_recipes]) == sorted(ORDER)
+    results = sorted(tables.RESULTS.glob("robustness-*/results.json"))
+    assert sorted(found[tables.of_robustness]) == [f"../{file.relative_to(tables.CHECKOUT)}" for file in results]
+    for file in results:
+        assert [row["change"] for row in json.loads(file.read_text())["rows"]] == list(CHANGES)
 
 
-def test_missing_results_change_nothing(tmp_path: Path) -> None:
+def test_tables_on_a_page(tmp_path: Path) -> None:
+    """A table without results stays, and an unknown one is an error."""
     page = "a\n<!-- table short -->\nold\n<!-- end of table -->\nb\n"
-    assert tables.updated(page, tmp_path) == page
-
-
-def test_an_unknown_table_is_an_error(tmp_path: Path) -> None:
+    assert updated(page, partial(tables.measured, results=tmp_path)) == page
+    assert updated(page, lambda name: f"{name}, new\n") == page.replace("old", "short, new")
     with pytest.raises(KeyError, match="shrot"):
-        tables.updated("<!-- table shrot -->\n<!-- end of table -->", tmp_path)
+        updated(page.replace("short", "shrot"), tables.measured)
 
 
 def write(folder: Path, name: str, rows: list[dict[str, Any]], more: tuple[str, ...] = ()) -> None:
@@ -55,10 +65,9 @@ def test_steps(tmp_path: Path) -> None:
     case = {"dtype": "bf16", "vertices": 200_000}
     rows = [{**case, "peer": peer, "median_ms": ms, "gpu_ms": 0.25, "peak_mb": 512} for peer, ms in times.items()]
     write(tmp_path / "steps", "train-step", [*rows, {**case, "peer": "broken", "error": "no"}])
-    out = tables.updated("<!-- table short -->\nold\n<!-- end of table -->\n", tmp_path)
-    assert "old" not in out
-    assert "| 200,000 | 77.5 ms | 16.0 ms | 8.00 ms | 4.12 ms | 0.50 ms |\n<!-- end of table -->" in out
-    full = tables.training_step(tmp_path)
+    out = tables.short(tmp_path)
+    assert "| 200,000 | 77.5 ms | 16.0 ms | 8.00 ms | 4.12 ms | 0.50 ms |\n" in out
+    full = tables.TABLES["training-step"](tmp_path)
     assert "| `diffnet-graphed` |" in full
     assert "| 77.5 ms (0.25) |" in full
     assert "| not measured |" in full

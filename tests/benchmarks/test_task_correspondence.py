@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 import trimesh
 
 from diffnet.benchmarks import Options
+from diffnet.benchmarks.harness.results import read_csv
 from diffnet.benchmarks.loops.pair_step import pair_step
 from diffnet.benchmarks.tasks import correspondence
 from diffnet.data import MeshPairs, PairShape, load_pairs
@@ -84,7 +84,7 @@ def test_the_table_has_a_line_for_each_row_and_seed(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("subprocess.run", run)
     correspondence.main(["--out", str(tmp_path), "--seeds", "0", "1", "--epochs", "3"])
-    rows = list(csv.DictReader((tmp_path / "correspondence.csv").open()))
+    rows = read_csv(tmp_path / "correspondence.csv")
     assert [(row["row"], row["seed"]) for row in rows] == [
         (name, seed) for name in correspondence.ROWS for seed in "01"
     ]

@@ -1,25 +1,13 @@
-"""The tables of `docs/recipe.md`, made from the rows of an ablation.
-
-`python -m diffnet.benchmarks.tasks.recipes_page` writes them. Each table stands between the comments
-`<!-- table DATA -->` and `<!-- end of table -->`.
-"""
+"""The tables of docs/recipe.md, from the rows of an ablation."""
 
 from __future__ import annotations
 
-import csv
 import math
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import mean, stdev
 
+from diffnet.benchmarks.markdown import table
 from diffnet.benchmarks.tasks.configurations import BASE, score_name
-from diffnet.geometry.files import write_atomically
-
-CHECKOUT = Path(__file__).resolve().parents[2]
-TABLE = CHECKOUT / "benchmarks" / "results" / "recipes-h200" / "recipes.csv"
-PAGE = CHECKOUT / "docs" / "recipe.md"
-_BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
 def summary(rows: Sequence[dict[str, str]], data: str) -> str:
@@ -54,22 +42,20 @@ def summary(rows: Sequence[dict[str, str]], data: str) -> str:
             continue
         found.setdefault(name, {})[int(row["seed"])] = scale * float(row["held_out_score"])
         seconds.setdefault(name, []).append(float(row["training_seconds"]))
-    lines = [
-        f"| configuration | runs | held-out {heading} | difference to the base | real | training |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
     base = found.get(BASE, {})
     for name in sorted(found, key=lambda name: -mean(found[name].values())):
         scores = found[name]
         paired = [] if name == BASE else [scores[seed] - base[seed] for seed in scores if seed in base]
         difference, real = "", ""
         if paired:
-            difference = " " + _with_error(paired, digits, sign="+")
-            real = " yes" if abs(mean(paired)) > 2 * standard_error(paired) else " no"
+            difference = _with_error(paired, digits, sign="+")
+            real = "yes" if abs(mean(paired)) > 2 * standard_error(paired) else "no"
         score = _with_error(list(scores.values()), digits) + unit
-        lines.append(f"| `{name}` | {len(scores)} | {score} |{difference} |{real} | {mean(seconds[name]):.1f} s |")
-    lines += [f"| `{name}` | {count} failed | | | | |" for name, count in failed.items()]
-    return "\n".join(lines) + "\n"
+        lines.append([f"`{name}`", str(len(scores)), score, difference, real, f"{mean(seconds[name]):.1f} s"])
+    lines += [[f"`{name}`", f"{count} failed", "", "", "", ""] for name, count in failed.items()]
+    heads = ["configuration", "runs", f"held-out {heading}", "difference to the base", "real", "training"]
+    return table(heads, lines)
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -81,18 +67,3 @@ def _with_error(values: Sequence[float], digits: int, sign: str = "") -> str:
     """The mean, and its standard error if there are several values."""
     error = f" ± {standard_error(values):.{digits}f}" if len(values) > 1 else ""
     return f"{mean(values):{sign}.{digits}f}{error}"
-
-
-def with_tables(page: str, rows: Sequence[dict[str, str]]) -> str:
-    """The text of a page with its tables made from the rows of an ablation."""
-    return _BLOCK.sub(lambda place: place[1] + summary(rows, place[2]) + place[3], page)
-
-
-def main() -> None:
-    """Write the tables into the page."""
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        write_atomically(PAGE, with_tables(PAGE.read_text("utf-8"), list(csv.DictReader(file))))
-
-
-if __name__ == "__main__":
-    main()
