@@ -87,3 +87,8 @@ def is_plain(module: object, cls: type[M]) -> TypeGuard[M]:
         or "_compiled_call_impl" in state
         or _has_any_global_hook()  # type: ignore[no-untyped-call]
     )
+
+
+def has_plain_modules(network: nn.Module) -> bool:
+    """Return whether each module inside a network is plain, so that hooks neither see nor change what it computes."""
+    return all(is_plain(module, type(module)) for module in network.modules() if module is not network)

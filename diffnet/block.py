@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,6 @@ from diffnet.ops.mlp.op import mlp_with
 from diffnet.options import BlockArchitecture, Checked, MLPNorm, about, takes
 from diffnet.spatial_gradient_features import Rotation, SpatialGradientFeatures, check_rotation
 
-if TYPE_CHECKING:
-    from diffnet.ops.common.matmul import Converted  # imports Triton
-
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
 
 _MLP_NORMS: dict[MLPNorm, Callable[[int], nn.Module | None]] = {
@@ -36,15 +33,19 @@ _MLP_NORMS: dict[MLPNorm, Callable[[int], nn.Module | None]] = {
 }
 
 
-class Shared(NamedTuple):
-    """What a network has computed for one of its modules. The module computes what is missing itself.
+class Plan(NamedTuple):
+    """How one forward pass computes a block or a layer. Plain modules are computed from their parameters.
 
-    converted: the weights of its layers
-    seeds: of dropout in the hidden layers of the MLP (n − 1, 2)
+    spectral: whether the diffusion is a plain `LearnedTimeDiffusion` beside plain gradient features
+    layers: the weights and the biases of the MLP's layers, or None if it has to be called
+    matrices: the weights as `matmul.operands` converts them, or empty to convert them
+    seeds: of dropout in the hidden layers (n − 1, 2), or None to draw them
     clamped: whether negative times have been set to 0
     """
 
-    converted: Converted | None = None
+    spectral: bool = False
+    layers: tuple[list[Tensor], list[Tensor]] | None = None
+    matrices: Sequence[Tensor] = ()
     seeds: Tensor | None = None
     clamped: bool = False
 
@@ -143,97 +144,83 @@ class DiffusionNetBlock(nn.Module):
 
         Raises ValueError for another shape of x, TypeError for operators of another type.
         """
-        return self.run(x, operators, Shared())
+        return self.run(x, operators, self.plan())
 
-    def run(self, x: Tensor, operators: Operators, shared: Shared) -> Tensor:
-        """Compute `forward` with what a network has computed for the block. A block with hooks has to be called."""
+    def plan(self) -> Plan:
+        """Decide which parts of the next forward pass are computed from parameters."""
+        mlp = self.mlp
+        return Plan(self._is_spectral(), mlp.plain_parameters() if is_plain(mlp, MLP) else None)
+
+    def run(self, x: Tensor, operators: Operators, plan: Plan) -> Tensor:
+        """Compute `forward` by a plan. A block with hooks has to be called."""
         check_operators(operators)
         if x.shape != (operators.num_vertices, self.channels):
             expected = operators.num_vertices, self.channels
             raise ValueError(f"x should have shape {expected}, shape is {tuple(x.shape)}")
-        mlp = self.mlp
-        parameters = mlp.plain_parameters() if is_plain(mlp, MLP) else None
-        if self.on_basis(operators):
-            o = operators.prepared(compute_dtype(x, operators.evecs))
-            arguments, swapped = self._arguments(o, shared), self._swapped()
-            between = self.attention is not None or self.mlp_norm is not None
-            if parameters is not None and not between and mlp.backend == self.backend:
-                (weights, biases), dropout = parameters, mlp.current_dropout()
-                if is_one_node(self.backend, x, arguments, weights):
-                    return diffusion_block(
-                        x, arguments, o.lengths, weights, biases, dropout, shared.seeds, swapped, shared.converted
-                    )
-            # The rest of the block uses the returned x; its gradients are then summed in one kernel.
+        o, features, mlp = operators, self.gradient_features, self.mlp
+        dropout = 0.0 if plan.layers is None else mlp.current_dropout()
+        if plan.spectral:
+            time, a_re, a_im, swapped = self._learned(o, plan)
+        # The rest of the block uses the returned x; its gradients are then summed in one kernel.
+        if plan.spectral and self._takes_basis(o):
+            o = o.prepared(compute_dtype(x, o.evecs))
+            assert o.gradient_evecs is not None
+            arguments = BlockArguments(o.mass, o.evals, o.evecs, o.gradient_evecs, time, a_re, a_im, o.ptr)
+            if self._is_one_node(x, arguments, plan):
+                assert plan.layers is not None
+                return diffusion_block(
+                    x, arguments, o.lengths, *plan.layers, dropout, plan.seeds, swapped, plan.matrices
+                )
             x, *parts = diffusion_and_gradient_features(x, *arguments, o.lengths, self.backend, swapped=swapped)
+        elif plan.spectral:
+            gradient, backend = (o.gradient.pattern, o.gradient.values), self.backend
+            x, *parts = sparse_diffusion_and_gradient_features(
+                x, o.mass, o.evals, o.evecs, *gradient, time, a_re, a_im, o.ptr, o.lengths, backend, swapped=swapped
+            )
         else:
-            x, *parts = self._diffused_and_features(x, operators, shared)
+            parts = [self.diffusion(x, o)]
+            if features is not None:
+                parts.append(features(spmm(o.gradient.pattern, o.gradient.values, parts[0], backend=self.backend)))
         if self.attention is not None:
-            parts.append(self.attention(x, operators.neighborhood or operators.gradient.pattern))
+            parts.append(self.attention(x, o.neighborhood or o.gradient.pattern))
         inputs = [x, *parts]
         if self.mlp_norm is not None:
             joined = torch.cat(inputs, 1)
             scales = next(self.mlp_norm.parameters(), joined)
             inputs = [self.mlp_norm(joined.to(scales.dtype)).to(x.dtype)]  # under autocast, joined may be bfloat16
-        if parameters is not None:
-            return mlp_with(inputs, *parameters, mlp.current_dropout(), x, mlp.backend, shared.converted, shared.seeds)
+        if plan.layers is not None:
+            return mlp_with(inputs, *plan.layers, dropout, x, mlp.backend, plan.matrices, plan.seeds)
         out: Tensor = mlp(inputs, residual=x)
         return out
 
-    def _arguments(self, operators: Operators, shared: Shared) -> BlockArguments:
-        """Return the arguments of `diffusion_and_gradient_features` for operators with `gradient_evecs`."""
+    def _is_one_node(self, x: Tensor, arguments: BlockArguments, plan: Plan) -> bool:
+        """Whether one operation computes the whole block."""
+        if plan.layers is None or self.attention is not None or self.mlp_norm is not None:
+            return False
+        return self.mlp.backend == self.backend and is_one_node(self.backend, x, arguments, plan.layers[0])
+
+    def _learned(self, operators: Operators, plan: Plan) -> tuple[Tensor, Tensor, Tensor | None, bool]:
+        """The parameters of a spectral block: times, A_re, A_im, and whether A is swapped."""
         check_eigenpairs(operators)
-        diffusion, features, gradient_evecs = self.diffusion, self.gradient_features, operators.gradient_evecs
+        diffusion, features = self.diffusion, self.gradient_features
         assert isinstance(diffusion, LearnedTimeDiffusion)
         assert features is not None
-        assert gradient_evecs is not None
-        o, time = operators, diffusion.learned_time(clamped=shared.clamped)
-        return BlockArguments(o.mass, o.evals, o.evecs, gradient_evecs, time, features.a_re, features.a_im, o.ptr)
-
-    def _swapped(self) -> bool:
-        features = self.gradient_features  # reading a submodule takes 1 µs
-        return features is not None and features.swapped
-
-    def _diffused_and_features(self, x: Tensor, operators: Operators, shared: Shared) -> tuple[Tensor, ...]:
-        """Return x, the diffused x and, if the block has them, gradient features from sparse gradients, (V, C) each.
-
-        The rest of the block uses the returned x; its gradients are then summed in one kernel.
-        """
-        o, gradient = operators, operators.gradient
-        diffusion, features = self.diffusion, self.gradient_features
-        if is_plain(diffusion, LearnedTimeDiffusion) and is_plain(features, SpatialGradientFeatures):
-            check_eigenpairs(o)
-            return sparse_diffusion_and_gradient_features(
-                x,
-                o.mass,
-                o.evals,
-                o.evecs,
-                gradient.pattern,
-                gradient.values,
-                diffusion.learned_time(clamped=shared.clamped),
-                features.a_re,
-                features.a_im,
-                o.ptr,
-                o.lengths,
-                self.backend,
-                swapped=features.swapped,
-            )
-        if is_plain(diffusion, LearnedTimeDiffusion):
-            diffused = diffusion.diffused(x, o, clamped=shared.clamped)
-        else:
-            diffused = diffusion(x, o)
-        if features is None:
-            return x, diffused
-        return x, diffused, features(spmm(gradient.pattern, gradient.values, diffused, backend=self.backend))
+        time = diffusion.time if plan.clamped else diffusion.learned_time()
+        return time, features.a_re, features.a_im, features.swapped
 
     def on_basis(self, operators: Operators) -> bool:
         """Whether the block takes gradients on the basis, so that it uses `operators.prepared`.
 
-        On the CPU, sparse products are cheaper than the gradient of the basis, unless the operators hold it. Modules
-        that have to be called get functions at the vertices, whose gradients are sparse.
+        Modules that have to be called get functions at the vertices, whose gradients are sparse.
         """
-        if self.gradient == "auto":
-            wanted = operators.device.type == "cuda" or operators.gradient_evecs is not None
-        else:
-            wanted = self.gradient == "spectral"
-        plain = wanted and is_plain(self.diffusion, LearnedTimeDiffusion)
+        return self._is_spectral() and self._takes_basis(operators)
+
+    def _is_spectral(self) -> bool:
+        plain = is_plain(self.diffusion, LearnedTimeDiffusion)
         return plain and is_plain(self.gradient_features, SpatialGradientFeatures)
+
+    def _takes_basis(self, operators: Operators) -> bool:
+        """On the CPU, sparse products are cheaper than the gradient of the basis, unless the operators hold it."""
+        if self.gradient == "auto":
+            return operators.device.type == "cuda" or operators.gradient_evecs is not None
+        return self.gradient == "spectral"

@@ -41,29 +41,25 @@ class LearnedTimeDiffusion(nn.Module):
         self.backend: Backend = backend
         self.time = nn.Parameter(starting_times(channels, initial_times))
 
-    def learned_time(self, *, clamped: bool = False) -> Tensor:
-        """Return the times (C,). In training, negative times are set to 0 first, unless this is done (`clamped`)."""
-        return trained_time(self.time) if self.training and not clamped else self.time
+    def learned_time(self) -> Tensor:
+        """Return the times (C,). In training, negative times are set to 0 first."""
+        return trained_time(self.time) if self.training else self.time
 
-    def coefficients(self, x: Tensor, operators: Operators, *, clamped: bool = False) -> Tensor:
+    def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
         """Diffuse x (V, C) and return its coefficients in the eigenbasis, (B, K, C).
 
         Raises ValueError for operators with k = 0.
         """
         check_eigenpairs(operators)
-        o, time = operators, self.learned_time(clamped=clamped)
+        o, time = operators, self.learned_time()
         spectrum = to_spectral(x, o.evecs, o.mass, o.ptr, o.lengths, self.backend)
         return diffuse(spectrum, o.evals, time.clamp(min=0), self.backend)
 
     @refuses_fields
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
-        return self.diffused(x, operators)
-
-    def diffused(self, x: Tensor, operators: Operators, *, clamped: bool = False) -> Tensor:
-        """Compute `forward`. clamped: whether no time is negative, see `learned_time`"""
-        coefficients = self.coefficients(x, operators, clamped=clamped)
-        return from_spectral(coefficients, operators.evecs, operators.ptr, operators.lengths, self.backend)
+        o = operators
+        return from_spectral(self.coefficients(x, o), o.evecs, o.ptr, o.lengths, self.backend)
 
 
 def starting_times(channels: int, initial_times: InitialTimes) -> Tensor:

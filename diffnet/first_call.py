@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from diffnet.arguments import is_plain
+from diffnet.arguments import has_plain_modules
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable, is_recorded
 from diffnet.ops.common.launcher import compiles_only
@@ -52,6 +52,6 @@ def _kind(network: nn.Module, features: Tensor, operators: Operators) -> Hashabl
 def _compile(network: nn.Module, features: Tensor, operators: Operators) -> None:
     from diffnet.cuda_graphs.recording import compile_network
 
-    if all(is_plain(module, type(module)) for module in network.modules() if module is not network):
+    if has_plain_modules(network):
         with suppress(NotCapturable, torch.OutOfMemoryError):  # the call itself says what is wrong, if anything
             compile_network(network, features, operators)

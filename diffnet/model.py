@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffnet.arguments import check_features, check_operators, is_plain, refuses_fields
-from diffnet.block import BlockDetails, BlockOptions, DiffusionNetBlock, Shared
+from diffnet.arguments import check_features, check_operators, has_plain_modules, is_plain, refuses_fields
+from diffnet.block import BlockDetails, BlockOptions, DiffusionNetBlock, Plan
 from diffnet.checkpoints.activations import Activation, log_softmax
 from diffnet.first_call import compile_before_first_call
 from diffnet.geometry import Operators
@@ -152,27 +152,28 @@ class DiffusionNet(nn.Module):
                 'write outputs_at="vertices" or outputs_at="global_mean"'
             )
         modules = [self.first, *self.blocks, self.last]
-        shared: Sequence[Shared | None] = [None] * len(modules)
+        plans: Sequence[Plan | None] = [None] * len(modules)
         if shares_launches(self.backend, features):
             compile_before_first_call(self, features, operators)
-            shared = shared_launches(modules, features)
-        x = self._linear(self.first, features, shared[0])
+            if has_plain_modules(self):
+                plans = shared_launches(modules, features)
+        x = self._linear(self.first, features, plans[0])
         # All blocks share these. On a GPU they are computed in the first step only.
         dtype = compute_dtype(x)
         on_basis = any(isinstance(block, DiffusionNetBlock) and block.on_basis(operators) for block in self.blocks)
         prepared = operators.prepared(dtype) if on_basis else operators.with_basis_dtype(dtype)
-        for block, part in zip(self.blocks, shared[1:-1], strict=True):
-            if part is not None and is_plain(block, DiffusionNetBlock):
-                x = block.run(x, prepared, part)
+        for block, plan in zip(self.blocks, plans[1:-1], strict=True):
+            if plan is not None and isinstance(block, DiffusionNetBlock):
+                x = block.run(x, prepared, plan)
             else:
                 x = block(x, prepared)
-        return self._outputs(self._linear(self.last, x, shared[-1]), operators)
+        return self._outputs(self._linear(self.last, x, plans[-1]), operators)
 
-    def _linear(self, layer: nn.Module, x: Tensor, shared: Shared | None) -> Tensor:
+    def _linear(self, layer: nn.Module, x: Tensor, plan: Plan | None) -> Tensor:
         if is_plain(layer, nn.Linear):
             biases = None if layer.bias is None else [layer.bias]
-            converted = None if shared is None else shared.converted
-            return mlp_with([x], [layer.weight], biases, backend=self.backend, converted=converted)
+            matrices = () if plan is None else plan.matrices
+            return mlp_with([x], [layer.weight], biases, backend=self.backend, matrices=matrices)
         out: Tensor = layer(x)
         return out
 

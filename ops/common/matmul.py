@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import triton
@@ -201,41 +200,17 @@ def _convert(matrices, outs, sizes, which, at, PRECISION: tl.constexpr):
     store(chosen(outs, which) + at, size, x, at < size, PRECISION)
 
 
-class Converted(NamedTuple):
-    """What `operands` has returned for matrices, and their versions then."""
-
-    kind: tuple[torch.dtype, str]
-    matrices: Sequence[Tensor]
-    versions: Sequence[int]
-    outs: list[Tensor]
-
-    def outs_of(self, matrices: Sequence[Tensor], dtype: torch.dtype, precision: str) -> list[Tensor]:
-        """Return what `operands` would return, or nothing if it is not known, for example if a matrix has changed."""
-        if self.kind != (dtype, precision) or len(matrices) != len(self.matrices):
-            return []
-        for matrix, before, version in zip(matrices, self.matrices, self.versions, strict=True):
-            if matrix is not before or matrix._version != version:
-                return []
-        return self.outs
-
-
 def converted_together(
-    groups: Sequence[Sequence[Tensor]], dtype: torch.dtype, precision: str, clamped: Sequence[Tensor] = ()
-) -> list[Converted]:
-    """Convert groups of matrices as `operands` does, MAX_MATRICES in a launch.
+    matrices: Sequence[Tensor], dtype: torch.dtype, precision: str, clamped: Sequence[Tensor] = ()
+) -> list[Tensor]:
+    """Convert matrices as `operands` does, MAX_MATRICES in a launch.
 
     clamped: at most MAX_MATRICES contiguous tensors of one dtype, whose negative numbers the first launch sets to 0
     """
-    matrices = [matrix for group in groups for matrix in group]
     outs: list[Tensor] = []
     for first in range(0, len(matrices), MAX_MATRICES):
-        part = matrices[first : first + MAX_MATRICES]
-        outs += operands(part, dtype, precision, clamped if first == 0 else ())
-    rest = iter(outs)
-    return [
-        Converted((dtype, precision), group, [m._version for m in group], [next(rest) for _ in group])
-        for group in groups
-    ]
+        outs += operands(matrices[first : first + MAX_MATRICES], dtype, precision, clamped if first == 0 else ())
+    return outs
 
 
 def operands(

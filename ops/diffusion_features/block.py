@@ -7,7 +7,7 @@ Python.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,10 +17,7 @@ from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import applied, is_traced, without_base
 from diffnet.ops.common.precision import allows_tf32, compute_dtype, in_dtype
 from diffnet.ops.diffusion_features.op import check_arguments, diffusion_features_forward, gradients_of_sums
-from diffnet.ops.mlp.op import check_mlp, drawn_seeds, known_matrices, mlp_forward
-
-if TYPE_CHECKING:
-    from diffnet.ops.common.matmul import Converted  # imports Triton
+from diffnet.ops.mlp.op import check_mlp, drawn_seeds, mlp_forward
 
 
 class BlockArguments(NamedTuple):
@@ -45,7 +42,7 @@ def diffusion_block(
     dropout: float,
     seeds: Tensor | None = None,
     swapped: bool = False,
-    converted: Converted | None = None,
+    matrices: Sequence[Tensor] = (),
 ) -> Tensor:
     """Compute x + MLP([x, x_d, f]) for the diffused x and its gradient features. It can be differentiated once.
 
@@ -53,7 +50,7 @@ def diffusion_block(
 
     seeds: of the hidden layers' dropout (n − 1, 2) int64, or None to draw them
     swapped: see `gradient_features`
-    converted: of the weights, or None to convert them
+    matrices: the weights as `matmul.operands` converts them, or empty to convert them
 
     Raises TypeError and ValueError as these operations do.
     """
@@ -62,7 +59,7 @@ def diffusion_block(
     seeds = drawn_seeds(seeds, len(weights) - 1, dropout, x.device)
     tensors = x, *arguments, *weights, *biases
     keep = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    out: Tensor = _block(keep, dropout, seeds, swapped, known_matrices(converted, weights, x), *tensors)
+    out: Tensor = _block(keep, dropout, seeds, swapped, matrices, *tensors)
     return out
 
 
@@ -97,7 +94,7 @@ class _Block(torch.autograd.Function):
         dropout: float,
         seeds: Tensor | None,
         swapped: bool,
-        known: list[Tensor],
+        known: Sequence[Tensor],
         x: Tensor,
         *tensors: Any,
     ) -> Tensor:

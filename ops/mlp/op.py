@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from diffnet.ops.common.dispatch import differentiable, opaque
 from diffnet.ops.common.limits import check_matrix as check_matrix_size
 from diffnet.ops.common.precision import compute_dtype, dot_precision, empty_operand, in_dtype, part_count
 from diffnet.ops.mlp import cpu, reference
-
-if TYPE_CHECKING:
-    from diffnet.ops.common.matmul import Converted  # imports Triton
 
 MAX_INPUTS = 3  # that the kernel of the first layer reads without concatenation
 
@@ -70,7 +67,7 @@ def mlp_with(
     dropout: float = 0.0,
     residual: Tensor | None = None,
     backend: Backend = "auto",
-    converted: Converted | None = None,
+    matrices: Sequence[Tensor] = (),
     seeds: Tensor | None = None,
 ) -> Tensor:
     """Compute `mlp`. Kernels take the converted weights and the seeds of dropout (n − 1, 2), if they are given."""
@@ -85,12 +82,12 @@ def mlp_with(
     parts = [in_dtype(x, dtype) for x in (inputs if alike else [torch.cat(list(inputs), dim=-1)])]
     hidden = len(weights) - 1
     seeds = drawn_seeds(seeds, hidden, dropout, parts[0].device)
-    matrices = known_matrices(converted, weights, parts[0])
     skip = residual is inputs[0] and alike
     added = None if skip or residual is None else in_dtype(residual, dtype)
     tensors = [*parts, *weights, *(biases or []), *([] if added is None else [added])]
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    out: Tensor = _operator(parts, list(weights), matrices, list(biases or []), added, skip, dropout, seeds, keep)[0]
+    lists = parts, list(weights), list(matrices), list(biases or [])
+    out: Tensor = _operator(*lists, added, skip, dropout, seeds, keep)[0]
     return out
 
 
@@ -104,11 +101,6 @@ def drawn_seeds(seeds: Tensor | None, layers: int, dropout: float, device: torch
     if dropout == 0 or layers == 0:
         return None
     return new_seeds(layers, device) if seeds is None or len(seeds) != layers else seeds
-
-
-def known_matrices(converted: Converted | None, weights: Sequence[Tensor], x: Tensor) -> list[Tensor]:
-    """Return the converted weights for inputs like x, or nothing if they have to be converted."""
-    return [] if converted is None else converted.outs_of(weights, x.dtype, dot_precision(x))
 
 
 def check_mlp(
