@@ -462,7 +462,7 @@ def test_one_thread_evaluates_while_another_trains(meshes: list[Operators], devi
     plain = small().to(device)
     batches = [o.to(device) for o in meshes]
     expected = [results(plain, o) for o in batches]
-    for _ in range(5):
+    for _ in range(2):
         model = with_graphs(plain, device, first_visits)
         errors: list[BaseException] = []
         done = threading.Event()

@@ -180,8 +180,10 @@ CASES = [
     *((place, change) for place in (*LINEAR, *LEARNED) for change in OF_PARAMETERS),
     *((place, change) for place in LINEAR for change in OF_WEIGHTS),
 ]
-# Attention runs in several operations on both backends, and in Triton's interpreter it takes most of the time.
-RUNS = [(*case, b) for case in CASES for b in ("torch", "triton") if case[0] != PLACES[-1] or b == "torch"]
+# On kernels, each change at one place and some changes at each place: `is_plain` decides the same for all. Attention
+# runs in several operations on both backends.
+ON_KERNELS = [c for c in CASES if c[0] == "last" or (c[1] in (forward_hook, backward_pre_hook) and c[0] != PLACES[-1])]
+RUNS = [*((*case, "torch") for case in CASES), *((*case, "triton") for case in ON_KERNELS)]
 
 
 @pytest.fixture(scope="module")

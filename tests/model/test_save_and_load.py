@@ -157,11 +157,6 @@ def test_networks_on_a_gpu(path: Path) -> None:
             torch.testing.assert_close(graphed(loaded, first_visits=0)(FEATURES.cuda(), operators), expected)
 
 
-def test_the_device(path: Path) -> None:
-    network().save(path)
-    assert DiffusionNet.load(path, device="meta").first.weight.is_meta
-
-
 def test_own_activations_are_named(path: Path) -> None:
     model = network(last_activation=lambda x: x.exp())
     model.save(path)
