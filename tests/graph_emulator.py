@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from diffnet.cuda_graphs.forward import Settings, graphed, use_graphs
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Operation(NamedTuple):
@@ -95,3 +100,18 @@ class ReplayedGraph(EmulatedGraph):
                         old.copy_(new)
 
         return replay
+
+
+def with_graphs(network: M, device: str = "cpu", first_visits: int = 0) -> M:
+    """A copy of a network that uses graphs, which are emulated on the CPU."""
+    copied = copy.deepcopy(network).to(device)
+    if device == "cpu":
+        return use_graphs(copied, Settings(None, first_visits, ReplayedGraph))
+    return graphed(copied, first_visits=first_visits)
+
+
+def counted_replays(call: Callable[[], Any]) -> int:
+    """The number of graphs that a call replays on the CPU."""
+    before = EmulatedGraph.replays
+    call()
+    return EmulatedGraph.replays - before

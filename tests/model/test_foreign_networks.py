@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import trimesh
-from graph_emulator import ReplayedGraph
+from graph_emulator import ReplayedGraph, with_graphs
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from diffnet import DiffusionNet, Operators, collate, precompute
 from diffnet.cuda_graphs import graphed
-from diffnet.cuda_graphs.forward import MAX_NEW_STATES, Settings, use_graphs
+from diffnet.cuda_graphs.forward import MAX_NEW_STATES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -66,14 +66,6 @@ class RowsOnly(nn.Module):
 
     def forward(self, x: Tensor, operators: Operators) -> Any:
         return self.compute(self, self.linear(x), x, operators)
-
-
-def with_graphs(network: nn.Module, device: str, first_visits: int = 1) -> nn.Module:
-    """A copy of a network that uses graphs."""
-    copied = copy.deepcopy(network).to(device)
-    if device == "cuda":
-        return graphed(copied, first_visits=first_visits)
-    return use_graphs(copied, Settings(None, first_visits, ReplayedGraph))
 
 
 def results(network: nn.Module, operators: Operators) -> list[Any]:
@@ -508,7 +500,7 @@ def test_probing_leaves_everything_as_one_step_does(meshes: list[Operators]) -> 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_dropout_of_users_is_the_same_on_buffers(meshes: list[Operators], p: float, replays: list[int]) -> None:
-    model = with_graphs(Foreign(lambda m, y, x, o: F.dropout(y, p) * torch.rand_like(y).exp()), "cpu")
+    model = with_graphs(Foreign(lambda m, y, x, o: F.dropout(y, p) * torch.rand_like(y).exp()), first_visits=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(3):

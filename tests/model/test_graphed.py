@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 import trimesh
-from graph_emulator import EmulatedGraph, ReplayedGraph
+from graph_emulator import counted_replays, with_graphs
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diffnet import DiffusionNet, Operators, collate, precompute
 from diffnet.cuda_graphs import forward, graphed
 from diffnet.cuda_graphs import sizes as graph_sizes
-from diffnet.cuda_graphs.forward import MOST_LANES, Settings, use_graphs
+from diffnet.cuda_graphs.forward import MOST_LANES
 from diffnet.cuda_graphs.module_state import GRAPHS
 from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, round_up, size_of
 from diffnet.ops.common.cuda_graph import capturable_stream, forget_recording, record
@@ -39,16 +39,6 @@ def meshes() -> list[Operators]:
 def network(**options: Any) -> DiffusionNet:
     torch.manual_seed(0)
     return DiffusionNet(3, 5, **{"width": 8, "blocks": 2, "dropout": 0.0, "gradient": "spectral", **options})
-
-
-def with_graphs(model: DiffusionNet, device: str, first_visits: int = 0) -> DiffusionNet:
-    """A copy of a model that uses graphs."""
-    copied = copy.deepcopy(model).to(device)
-    if device == "cpu":
-        use_graphs(copied, Settings(model.outputs_at, first_visits, ReplayedGraph))
-    else:
-        graphed(copied, first_visits=first_visits)
-    return copied
 
 
 def features(operators: Operators) -> Tensor:
@@ -191,12 +181,6 @@ def test_a_changed_parameter_is_an_error_as_without_graphs(meshes: list[Operator
         model.last.weight.mul_(2)
     with pytest.raises(RuntimeError, match="changed in place between the forward and the backward pass"):
         out.sum().backward()
-
-
-def counted_replays(call: Callable[[], Any]) -> int:
-    before = EmulatedGraph.replays
-    call()
-    return EmulatedGraph.replays - before
 
 
 def test_eval_frozen_and_replaced_parts_are_recorded_anew(meshes: list[Operators]) -> None:
