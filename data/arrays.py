@@ -159,13 +159,13 @@ def _checked(mesh: Mesh, name: str, given: Any, source: str) -> NDArray[np.float
             f"has shape {array.shape}"
         )
     values = array.astype(np.float64).reshape(count, -1)
-    bad = np.flatnonzero(~(np.abs(values) < _LARGEST).all(axis=1))
+    bad = np.flatnonzero(~(np.abs(values) < _MAX_VALUE).all(axis=1))
     if len(bad):
         raise DataError(
-            f"{mesh.name}: {part} should hold finite numbers below {_LARGEST:g}, but row {bad[0]} of {source} is "
+            f"{mesh.name}: {part} should hold finite numbers below {_MAX_VALUE:g}, but row {bad[0]} of {source} is "
             f"{values[bad[0]].tolist()}"
         )
     return values
 
 
-_LARGEST = 1e30  # sums of squares overflow neither float64 nor, once standardized, float32
+_MAX_VALUE = 1e30  # sums of squares overflow neither float64 nor, once standardized, float32

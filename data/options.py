@@ -61,8 +61,8 @@ class Preprocessing:
             if getattr(self, name) not in known:
                 raise OptionError(f"{name} should be one of {', '.join(known)}, got {getattr(self, name)!r}")
         object.__setattr__(self, "features", canonical_features(self.features))
-        fewest = 1 if any(part.needs_eigenpairs for part in feature_parts(self.features)) else 0
-        checked_k(self.k, fewest)
+        min_k = 1 if any(part.needs_eigenpairs for part in feature_parts(self.features)) else 0
+        checked_k(self.k, min_k)
 
 
 @dataclass(frozen=True)

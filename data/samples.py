@@ -230,12 +230,12 @@ class MeshBatches(Sampler[list[int]]):
         return batches
 
 
-def _integer(name: str, value: Any, least: float = -math.inf) -> int:
+def _integer(name: str, value: Any, minimum: float = -math.inf) -> int:
     """Raises TypeError for a value that is no integer, ValueError for one that is too small."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} should be an integer, got {value!r} of type {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"{name} should be at least {least}, got {value}")
+    if value < minimum:
+        raise ValueError(f"{name} should be at least {minimum}, got {value}")
     return operator.index(value)
 
 

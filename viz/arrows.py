@@ -10,7 +10,7 @@ from diffnet.geometry.mesh.objects import on_host
 from diffnet.viz.fields import elements_of
 from diffnet.viz.surface import Floats, Ints, Surface, is_operators, unit
 
-_MOST = 400
+_MAX_ARROWS = 400
 _SIDES = 6
 
 
@@ -39,7 +39,7 @@ def vector_arrows(surface: Surface, vectors: Any, frames: Any = None) -> Surface
     if not len(shown):
         return Surface(np.zeros((0, 3)), np.zeros((0, 3), np.int64))
     longest = float(np.percentile(lengths[shown], 95))
-    shown = shown[_spread(points[shown], _MOST)]
+    shown = shown[_spread(points[shown], _MAX_ARROWS)]
     spacing = _spacing(points[shown])
     directions = unit(given[shown]) * (np.minimum(lengths[shown] / longest, 1) * 1.6 * spacing)[:, None]
     return arrow_surface(points[shown], directions, 0.055 * spacing)

@@ -43,7 +43,7 @@ SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 MESHES = 20  # meshes taken from a folder, or generated for a data set
 TORUS = 5_000  # vertices of a mesh of the generated data set
 SET = 64  # Laplacians solved at once
-ORIGINAL_LIMIT = 150_000  # vertices; beyond, the original's factorization and loop take many minutes
+MAX_ORIGINAL = 150_000  # vertices; beyond, the original's factorization and loop take many minutes
 
 
 @benchmark("precompute", metrics=("ms", "MB"))
@@ -91,14 +91,14 @@ def eigenbasis_set_cases(options: Options) -> Iterator[Case]:
     for size in options.vertices or (15_000,):
         meshes = [bumpy_torus(size, seed) for seed in range(SET)]
         problems = [laplacian_and_mass(mesh, "cotan") for mesh in meshes]
-        few, some = problems[: SET // 16], problems[: SET // 4]
+        first, quarter = problems[: SET // 16], problems[: SET // 4]
         peers: dict[str, Run] = {
-            "eigsh, 4 meshes × 16": partial(_eigsh, few, k),
-            "block Lanczos, 16 meshes × 4": partial(_one_by_one, some, k, "cpu"),
+            "eigsh, 4 meshes × 16": partial(_eigsh, first, k),
+            "block Lanczos, 16 meshes × 4": partial(_one_by_one, quarter, k, "cpu"),
             "block Lanczos, all cores": partial(eigenbases, problems, k),
         }
         if gpu:
-            peers["block Lanczos, GPU, 16 meshes × 4"] = partial(_one_by_one, some, k, options.device)
+            peers["block Lanczos, GPU, 16 meshes × 4"] = partial(_one_by_one, quarter, k, options.device)
             peers["block Lanczos, GPU, several at once"] = partial(eigenbases, problems, k, options.device)
         yield Case(
             _mesh_parameters("torus", meshes, k),
@@ -261,5 +261,5 @@ def _eigsh(problems: Sequence[Problem], k: int) -> list[object]:
 
 
 def _refuse_large(sizes: Sequence[int]) -> None:
-    if max(sizes) > ORIGINAL_LIMIT:
-        raise Unavailable(f"takes many minutes beyond {ORIGINAL_LIMIT} vertices")
+    if max(sizes) > MAX_ORIGINAL:
+        raise Unavailable(f"takes many minutes beyond {MAX_ORIGINAL} vertices")

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from diffnet.data.labeled import LabeledMeshes, LabelsAt
 from diffnet.geometry import Mesh, mesh_edges
 
-LEAST = 0.1  # agreement above chance, as a share of the most that is possible
-FEWEST = 50.0  # neighbors with different labels that chance would give; fewer decide nothing
+MIN_AGREEMENT = 0.1  # agreement above chance, as a share of the most that is possible
+MIN_DIFFERENT = 50.0  # neighbors with different labels that chance would give; fewer decide nothing
 
 
 class Agreement(NamedTuple):
@@ -32,7 +32,7 @@ class Agreement(NamedTuple):
     def is_chance(self) -> bool:
         """Whether neighbors agree hardly more often than by chance."""
         differ = 1 - self.chance
-        return self.pairs * differ >= FEWEST and self.share - self.chance < LEAST * differ
+        return self.pairs * differ >= MIN_DIFFERENT and self.share - self.chance < MIN_AGREEMENT * differ
 
 
 def agreement(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt) -> Agreement:

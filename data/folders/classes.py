@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diffnet.data.folders.files import meshes_in, some
+from diffnet.data.folders.files import listing, meshes_in
 from diffnet.data.folders.tables import PARTS, TableMeshes, read_table
 from diffnet.data.labeled import DataError, LabeledMesh, LabeledMeshes
 from diffnet.geometry import FORMATS, load_mesh
@@ -128,10 +128,7 @@ def _read_folders(root: Path) -> list[_Row]:
         if parts:
             _warn_of_strays(folder)
         for place, split in places:
-            meshes = meshes_in(place)
-            if not meshes:
-                raise DataError(f"{place}: no meshes ({', '.join(FORMATS)}, also with .gz) in this class")
-            rows += [_Row(f"{folder.name}/{mesh_stem(mesh)}", mesh, as_text(folder.name), split) for mesh in meshes]
+            rows += _class_rows(folder.name, place, split)
             if bool(split) != bool(rows[0].split):
                 with_split, without = (place.parent, root / rows[0].label) if split else (root / rows[0].label, place)
                 raise DataError(
@@ -145,7 +142,7 @@ def _warn_of_strays(folder: Path) -> None:
     strays = [mesh.name for mesh in meshes_in(folder)]
     if strays:
         # The warning points at the call of `load_classes`.
-        warnings.warn(f"{folder}: the meshes of the set are in subfolders; ignored: {some(strays)}", stacklevel=4)
+        warnings.warn(f"{folder}: the meshes of the set are in subfolders; ignored: {listing(strays)}", stacklevel=4)
 
 
 def _parted_above(part: Path) -> list[_Row]:
@@ -153,13 +150,14 @@ def _parted_above(part: Path) -> list[_Row]:
     classes = _folders_in(part)
     if not classes:
         raise DataError(f"{part}: no classes found; expected one folder of meshes per class")
-    rows = []
-    for folder in classes:
-        meshes = meshes_in(folder)
-        if not meshes:
-            raise DataError(f"{folder}: no meshes ({', '.join(FORMATS)}, also with .gz) in this class")
-        rows += [_Row(f"{folder.name}/{mesh_stem(mesh)}", mesh, as_text(folder.name), part.name) for mesh in meshes]
-    return rows
+    return [row for folder in classes for row in _class_rows(folder.name, folder, part.name)]
+
+
+def _class_rows(label: str, folder: Path, split: str) -> list[_Row]:
+    meshes = meshes_in(folder)
+    if not meshes:
+        raise DataError(f"{folder}: no meshes ({', '.join(FORMATS)}, also with .gz) in this class")
+    return [_Row(f"{label}/{mesh_stem(mesh)}", mesh, as_text(label), split) for mesh in meshes]
 
 
 def _read_table(table: Path) -> list[_Row]:

@@ -18,7 +18,7 @@ from diffnet.data.labeled import DataError
 from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.geometry.mesh.text import real
 
-LARGEST = 1e30  # sums of squares of smaller numbers don't overflow float64
+MAX_TARGET = 1e30  # sums of squares of smaller numbers don't overflow float64
 
 
 class Columns(NamedTuple):
@@ -82,10 +82,10 @@ def checked_columns(path: Path, array: NDArray[np.float64], names: list[str] | N
     if not array.size:
         raise DataError(f"{path}: there are no numbers in the file")
     values = array.reshape(len(array), -1).astype(np.float64)
-    bad = np.argwhere(np.abs(values) >= LARGEST)  # NaN is missing
+    bad = np.argwhere(np.abs(values) >= MAX_TARGET)  # NaN is missing
     if len(bad):
         row, column = bad[0]
-        raise DataError(f"{path}: row {row} has {values[row, column]}; targets should be below {LARGEST:g}, or nan")
+        raise DataError(f"{path}: row {row} has {values[row, column]}; targets should be below {MAX_TARGET:g}, or nan")
     return Columns(values, names)
 
 
@@ -103,8 +103,8 @@ def parse_number(place: str, cell: str) -> float:
     if not _is_number(cell):
         raise DataError(f"{place}: {cell[:40]!r} is not a number")
     value = real(cell or "nan")
-    if abs(value) >= LARGEST:
-        raise DataError(f"{place}: {cell[:40]!r} is too large; targets should be below {LARGEST:g}, or nan")
+    if abs(value) >= MAX_TARGET:
+        raise DataError(f"{place}: {cell[:40]!r} is too large; targets should be below {MAX_TARGET:g}, or nan")
     return value
 
 

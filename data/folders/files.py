@@ -24,18 +24,18 @@ _NOT_LABELS = ("train.txt", "test.txt", NAMES, "readme.txt", "license.txt")
 Parts: TypeAlias = tuple[list[Path], list[Path]]
 
 
-def find_parts(root: Path, test_fraction: float, seed: int, needs_train: bool = True, least: int = 1) -> Parts:
+def find_parts(root: Path, test_fraction: float, seed: int, needs_train: bool = True, min_tests: int = 1) -> Parts:
     """The meshes for training and for testing: by subfolders, else by lists, else at random. Raises DataError.
 
     needs_train: if not, the training part may be missing, and meshes that nothing divides are for testing
-    least: the smallest number of test meshes that are chosen at random, if as many are left for training
+    min_tests: the smallest number of test meshes that are chosen at random, if as many are left for training
     """
     if _both_exist(root / "train", root / "test", needs_train):
         parts = meshes_in(root / "train"), meshes_in(root / "test")
         check_parts(root, parts, needs_train)
         return parts
     folder = next((root / name for name in MESH_FOLDERS if meshes_in(root / name)), root)
-    return divided(root, meshes_in(folder), folder, test_fraction, seed, needs_train, least)
+    return divided(root, meshes_in(folder), folder, test_fraction, seed, needs_train, min_tests)
 
 
 def counts_train(root: Path, needs_train: bool) -> bool:
@@ -50,13 +50,13 @@ def divided(
     test_fraction: float,
     seed: int,
     needs_train: bool = True,
-    least: int = 1,
+    min_tests: int = 1,
 ) -> Parts:
     """The meshes for training and for testing, by the lists in `root`, else at random. See `find_parts`."""
     if _both_exist(root / "train.txt", root / "test.txt", needs_train):
         parts = parts_by_lists(root, meshes, folder, needs_train)
     elif needs_train:
-        parts = parts_at_random(root, meshes, test_fraction, seed, least)
+        parts = parts_at_random(root, meshes, test_fraction, seed, min_tests)
     else:
         parts = [], meshes
     check_parts(root, parts, needs_train)
@@ -84,7 +84,7 @@ def parts_by_lists(root: Path, meshes: list[Path], folder: Path, needs_train: bo
         found = [known.get(_key(name), known.get(name)) for name in names]
         unknown = [name for name, mesh in zip(names, found, strict=True) if mesh is None]
         if unknown:
-            raise DataError(f"{file}: no mesh in {folder} for {some(unknown)}")
+            raise DataError(f"{file}: no mesh in {folder} for {listing(unknown)}")
         return [mesh for mesh in found if mesh is not None]
 
     train = root / "train.txt"
@@ -97,15 +97,15 @@ def _key(name: str | Path) -> str:
     return mesh_stem(name) + mesh_suffix(name)
 
 
-def parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int, least: int = 1) -> Parts:
+def parts_at_random(root: Path, meshes: list[Path], test_fraction: float, seed: int, min_tests: int = 1) -> Parts:
     """A random share of the meshes for testing, and the others for training. Raises DataError.
 
-    least: see `find_parts`
+    min_tests: see `find_parts`
     """
     if len(meshes) < 2:
         found = counted(len(meshes), "mesh", "meshes")
         raise DataError(f"{root}: {found} ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2")
-    at_least = least if len(meshes) >= 2 * least else 1
+    at_least = min_tests if len(meshes) >= 2 * min_tests else 1
     tests = min(max(round(len(meshes) * test_fraction), at_least), len(meshes) - at_least)
     chosen = set(np.random.default_rng(seed).permutation(len(meshes))[:tests].tolist())
     train = [mesh for i, mesh in enumerate(meshes) if i not in chosen]
@@ -150,9 +150,9 @@ def pair_beside(
     orphans = [file for file in labels if _is_orphan(file, stems)]
     lost = [str(file.relative_to(root)) for file in orphans if holds_labels(file)]
     if lost:
-        raise DataError(f"{root}: labels without a mesh: {some(lost)}. Add the mesh, or move these files elsewhere")
+        raise DataError(f"{root}: labels without a mesh: {listing(lost)}. Add the mesh, or move these files elsewhere")
     if orphans:
-        names = some(str(file.relative_to(root)) for file in orphans)
+        names = listing(str(file.relative_to(root)) for file in orphans)
         # The warning points at the call of `load_dataset`.
         warnings.warn(f"{root}: files without labels and without a mesh are ignored: {names}", stacklevel=3)
     return paired
@@ -192,11 +192,11 @@ def pair_labels(meshes: list[Path], folders: list[Path], suffixes: tuple[str, ..
     if missing:
         places = ", ".join(str(folder) for folder in folders)
         raise DataError(
-            f"{meshes[0].parent}: no labels ({', '.join(suffixes)}) for {some(missing)}, looked in {places}"
+            f"{meshes[0].parent}: no labels ({', '.join(suffixes)}) for {listing(missing)}, looked in {places}"
         )
     for mesh in meshes:
         if len(found[mesh_stem(mesh)]) > 1:
-            raise DataError(f"{mesh}: more than one label file: {some(map(str, found[mesh_stem(mesh)]))}")
+            raise DataError(f"{mesh}: more than one label file: {listing(map(str, found[mesh_stem(mesh)]))}")
     return [found[mesh_stem(mesh)][0] for mesh in meshes]
 
 
@@ -245,7 +245,7 @@ def _natural(name: str) -> list[str | int]:
     return [int(part) if i % 2 else part.lower() for i, part in enumerate(re.split("([0-9]+)", name))]
 
 
-def some(names: Iterable[str]) -> str:
+def listing(names: Iterable[str]) -> str:
     """At most five names, and the number of the others."""
     shown = list(names)
     return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")

@@ -86,7 +86,7 @@ def load_pairs(
     roots = [root for one in given for root in _roots(Path(one))]
     train, test = _Shapes(), _Shapes()
     for root in roots:
-        parts = find_parts(root, test_fraction, seed, needs_train, least=2)
+        parts = find_parts(root, test_fraction, seed, needs_train, min_tests=2)
         for shapes, files in zip((train, test), parts, strict=True):
             shapes += [_shape(file, root, len(roots) > 1, cache_dir) for file in files]
     data = _with_correspondences(MeshPairs(train, test, [], []), roots, base)

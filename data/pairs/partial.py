@@ -12,21 +12,21 @@ from diffnet.geometry.elements.elements import face_areas
 
 # A shape is partial if its boundary is longer than that of the other one by more than this part of √area. The
 # circumference of a leg is about 0.4.
-PARTIAL = 0.25
+MAX_DIFFERENCE = 0.25
 
 
 def check_whole(pairs: Sequence[tuple[Mesh, Mesh]]) -> None:
     """Raises MeshError if one of the two meshes of a pair is a part of a shape and the other one a whole.
 
     Both may have a boundary, as scans of faces have. A shape counts as partial if its boundary is longer than that of
-    the other one by more than PARTIAL √area. Point clouds have no boundary.
+    the other one by more than MAX_DIFFERENCE √area. Point clouds have no boundary.
     """
     meshes = {id(mesh): mesh for pair in pairs for mesh in pair}
     lengths = {key: boundary_length(mesh) for key, mesh in meshes.items()}
     for pair in pairs:
         whole, part = sorted(pair, key=lambda mesh: lengths[id(mesh)])
         shorter, longer = lengths[id(whole)], lengths[id(part)]
-        if longer - shorter > PARTIAL:
+        if longer - shorter > MAX_DIFFERENCE:
             raise MeshError(
                 f"{part.name}: partial shapes are not supported; its boundary is {longer:.2f} √area long, that of "
                 f"{whole.name} {shorter:.2f} √area"

@@ -100,5 +100,5 @@ def _sample(count: int) -> NDArray[np.int64]:
 
 
 def _sampled(mesh: Mesh, predicted: NDArray[np.int64], labels: NDArray[np.int64]) -> Prediction:
-    some = _sample(len(predicted))
-    return Prediction(mesh, predicted[some], labels[some])
+    chosen = _sample(len(predicted))
+    return Prediction(mesh, predicted[chosen], labels[chosen])

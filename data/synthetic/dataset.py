@@ -21,7 +21,7 @@ _KINDS: tuple[Kind, ...] = ("mesh", "mesh", "holes", "mesh", "mesh", "cloud", "m
 _COUNTS = (700, 2500)
 FINE = (3000, 5000)  # vertices of figures for regression
 _FINE_STYLES = ("even", "irregular", "adaptive")  # the vertices of others depend on a grid
-_LEAST_OF_A_LABEL = 8
+_MIN_OF_A_LABEL = 8
 _YAW = np.pi / 9
 _ATTEMPTS = 100
 
@@ -124,7 +124,7 @@ def _figure(rng: np.random.Generator, name: str, kind: Kind, upright: bool) -> L
             continue
         verts, faces = surface
         labels = shape.parts[bone_distances(shape, verts).argmin(axis=1)]
-        if np.bincount(labels, minlength=len(PARTS)).min() >= _LEAST_OF_A_LABEL:
+        if np.bincount(labels, minlength=len(PARTS)).min() >= _MIN_OF_A_LABEL:
             return LabeledMesh(name, make_mesh(_turn(verts, upright, rng), faces, name=name), labels)
     raise RuntimeError(f"{name}: no figure passed all checks in {_ATTEMPTS} attempts")
 

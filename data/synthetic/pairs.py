@@ -39,7 +39,7 @@ _ATTEMPTS = 100
 # A figure is drawn again if more of the template's triangles than this are folded, if a vertex is farther from the
 # template than this, in meters, or if more of its vertices than this change their part on the way from the template.
 _MAX_FOLDED = 1e-3
-_FARTHEST = 0.012
+_MAX_DISTANCE = 0.012
 _MAX_IN_OTHER_PARTS = 0.05
 
 
@@ -179,7 +179,7 @@ def _is_sound(body: Body, standard: Mesh, moved: Floats, mesh: Mesh) -> bool:
         return False
     place = closest_points(on_template, mesh.verts)
     away = np.linalg.norm(place.interpolate(on_template.faces, moved) - mesh.verts, axis=1)
-    if away.max() > _FARTHEST:
+    if away.max() > _MAX_DISTANCE:
         return False
     start = mean_body().shape()
     original = place.interpolate(standard.faces, standard.verts)

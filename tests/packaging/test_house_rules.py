@@ -29,7 +29,7 @@ from rooms import (
 
 from diffnet.train.tasks.options.shared import TaskName
 
-LARGEST_FOLDER = 14  # modules, without __init__.py
+MAX_FOLDER = 14  # modules, without __init__.py
 
 
 def files() -> Iterator[tuple[str, Path]]:
@@ -186,7 +186,7 @@ def test_triton_is_imported_by_modules_of_kernels_only() -> None:
 
 def test_folders_are_small() -> None:
     sizes = Counter(path.parent for path in modules().values() if path.stem != "__init__")
-    assert max(sizes.values()) <= LARGEST_FOLDER, sizes.most_common(3)
+    assert max(sizes.values()) <= MAX_FOLDER, sizes.most_common(3)
 
 
 def compared_values(path: Path) -> Iterator[ast.expr]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from diffnet.data import rotate_vectors, vector_channels
-from diffnet.data.folders.files import some
+from diffnet.data.folders.files import listing
 from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.positions.alignment import is_common_orientation
 from diffnet.train.correspondence.maps import solved_maps, structure_loss
@@ -38,7 +38,7 @@ def warn_if_tilted(meshes: Mapping[str, Mesh], options: TrainOptions) -> None:
     tilted = [name for name, cosine in cosines.items() if cosine < 0.5]
     if tilted:
         warnings.warn(
-            f"{some(tilted)}: the first principal axis is more than 60° from that of the training meshes. The network "
+            f"{listing(tilted)}: the first principal axis is more than 60° from that of the training meshes. The network "
             "expects their orientation, so maps are probably wrong. Turn the meshes, or train with --align.",
             stacklevel=3,
         )

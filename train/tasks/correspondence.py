@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from diffnet.data import LabeledMeshes, PairSample, Sample, figure_pairs, load_pairs
 from diffnet.data.counts import counted
-from diffnet.data.folders.files import some
+from diffnet.data.folders.files import listing
 from diffnet.data.pairs.meshes import PairedMeshes, paired_meshes
 from diffnet.geometry import Operators, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
@@ -41,7 +41,7 @@ class Correspondence(PairTask):
         pairs = paired.pairs
         if options.method == "supervised" and not pairs.is_supervised:
             folders = dict.fromkeys(shape.folder for shape in pairs.train + pairs.test if shape.folder)
-            place = f"{some(folders)}: " if folders else ""
+            place = f"{listing(folders)}: " if folders else ""
             raise OptionError(f"{place}the data have no correspondences; use --method unsupervised")
         cloud = next((shape.mesh for shape in pairs.train + pairs.test if shape.mesh.is_point_cloud), None)
         if cloud is not None and options.normalize == "area":
