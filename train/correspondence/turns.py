@@ -38,8 +38,8 @@ def warn_if_tilted(meshes: Mapping[str, Mesh], options: TrainOptions) -> None:
     tilted = [name for name, cosine in cosines.items() if cosine < 0.5]
     if tilted:
         warnings.warn(
-            f"{listing(tilted)}: the first principal axis is more than 60° from that of the training meshes. The network "
-            "expects their orientation, so maps are probably wrong. Turn the meshes, or train with --align.",
+            f"{listing(tilted)}: the first principal axis is more than 60° from that of the training meshes. The "
+            "network expects their orientation, so maps are probably wrong. Turn the meshes, or train with --align.",
             stacklevel=3,
         )
 
