@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import trimesh
 from plyfile import PlyData, PlyElement
+from rich.console import Console
+from shapes import ellipsoid
 
 from diffnet import DiffusionNet
 from diffnet.data import (
@@ -23,6 +24,8 @@ from diffnet.data import (
     feature_parts,
     figures,
     input_features,
+    load_classes,
+    load_dataset,
     make_sample,
     own_arrays,
     prepare,
@@ -32,17 +35,22 @@ from diffnet.data import (
 from diffnet.data.feature_names import KINDS
 from diffnet.geometry import Mesh, Operators, curvature, load_mesh, make_mesh, precompute, random_rotations
 from diffnet.geometry.errors import OptionError
+from diffnet.train.checkpoint import load_checkpoint
+from diffnet.train.inference.predict import predict_labels
+from diffnet.train.inference.scoring import run_evaluation
 from diffnet.train.options import TrainOptions
+from diffnet.train.run import run_training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ALL = "+".join(FEATURE_CHANNELS)
+CPU = torch.device("cpu")
+SMALL: dict[str, Any] = {"k": 4, "width": 8, "blocks": 1, "epochs": 12, "learning_rate": 0.02, "dropout": 0.0}
+SMALL |= {"precision": "fp32"}
 
 
 def ball(seed: int = 0, subdivisions: int = 2) -> Mesh:
-    sphere = trimesh.creation.icosphere(subdivisions)
-    stretch = np.random.default_rng(seed).uniform(0.5, 1.5, 3)
-    return make_mesh(sphere.vertices * stretch, sphere.faces, name=f"ball {seed}")
+    return replace(ellipsoid(seed, subdivisions), name=f"ball {seed}")
 
 
 def obj(path: Path, mesh: Mesh, colors: np.ndarray | None = None) -> Mesh:
@@ -333,89 +341,45 @@ def test_damaged_statistics(statistics: Any) -> None:
 
 def test_features_of_a_data_set_on_disk(tmp_path: Path) -> None:
     """Own arrays beside the meshes are no labels, and a network trains on them and predicts with them."""
-    from rich.console import Console
-
-    from diffnet.data import load_dataset
-    from diffnet.train.checkpoint import load_checkpoint
-    from diffnet.train.inference.predict import predict_labels
-    from diffnet.train.inference.scoring import run_evaluation
-    from diffnet.train.run import run_training
-
     for i in range(3):
         mesh = obj(tmp_path / f"data/{i}.obj", ball(i, 1))
         labels = (mesh.verts[:, 2] > 0).astype(int)
         (tmp_path / f"data/{i}.txt").write_text("\n".join(map(str, labels)))
         np.save(tmp_path / f"data/{i}.half.npy", 1000 + 5.0 * labels)
     data = load_dataset(tmp_path / "data")
-    options = TrainOptions(
-        features="file:half+normals",
-        k=4,
-        width=8,
-        blocks=1,
-        epochs=12,
-        learning_rate=0.02,
-        dropout=0.0,
-        precision="fp32",
-    )
-    cpu = torch.device("cpu")
-    quiet = Console(quiet=True)
-    results = run_training(
-        data, options, tmp_path / "run", device=cpu, cache_dir=tmp_path / "cache", jobs=1, console=quiet
-    )
+    options = TrainOptions(features="file:half+normals", **SMALL)
+    where: Any = {"device": CPU, "cache_dir": tmp_path / "cache", "console": Console(quiet=True)}
+    results = run_training(data, options, tmp_path / "run", jobs=1, **where)
     assert results["test_accuracy"] > 0.95  # one channel is the answer
     checkpoint = load_checkpoint(tmp_path / "run/last.pt")
     assert checkpoint["options"]["features"] == "normals+file:half"
     assert checkpoint["statistics"]["half"]["mean"][0] == pytest.approx(1002.5, abs=0.5)
     network = DiffusionNet.load(tmp_path / "run/last.pt")
-    ((_, predicted),) = predict_labels([tmp_path / "data/0.obj"], network, cpu)
+    ((_, predicted),) = predict_labels([tmp_path / "data/0.obj"], network, CPU)
     (labels,) = (item.labels for item in data.train + data.test if item.name == "0")
     assert (predicted == labels).mean() > 0.95
-    report = run_evaluation(data, network, tmp_path / "report", device=cpu, cache_dir=tmp_path / "cache", console=quiet)
+    report = run_evaluation(data, network, tmp_path / "report", **where)
     assert report["test_accuracy"] == results["test_accuracy"]
     for file in (tmp_path / "data").glob("*.half.npy"):
         file.unlink()
     with pytest.raises(DataError, match=r"0\.obj: no array for file:half"):
-        predict_labels([tmp_path / "data/0.obj"], network, cpu)
+        predict_labels([tmp_path / "data/0.obj"], network, CPU)
     with pytest.raises(DataError, match=r"\.obj: no array for file:half"):
-        run_evaluation(data, network, tmp_path / "new", device=cpu, cache_dir=tmp_path / "cache", console=quiet)
+        run_evaluation(data, network, tmp_path / "new", **where)
     assert isinstance(data.train[0].mesh.path, str)
     assert Path(data.train[0].mesh.path).is_file()
 
 
 def test_classes_of_meshes_with_own_arrays(tmp_path: Path) -> None:
     """Only an own array tells the classes apart, and its values are large."""
-    from rich.console import Console
-
-    from diffnet.data import load_classes
-    from diffnet.train.checkpoint import load_checkpoint
-    from diffnet.train.inference.predict import predict_labels
-    from diffnet.train.run import run_training
-
     for i in range(6):
         file = tmp_path / f"data/{'ab'[i % 2]}/{'train' if i < 4 else 'test'}/{i}.obj"
         mesh = obj(file, ball(i, 1))
         np.save(file.with_name(f"{i}.half.npy"), np.full(len(mesh.verts), 1000 + 5.0 * (i % 2)))
     data = load_classes(tmp_path / "data")
-    options = TrainOptions(
-        task="classification",
-        features="file:half+xyz",
-        k=4,
-        width=8,
-        blocks=1,
-        epochs=12,
-        learning_rate=0.02,
-        dropout=0.0,
-        precision="fp32",
-    )
-    results = run_training(
-        data,
-        options,
-        tmp_path / "run",
-        device=torch.device("cpu"),
-        cache_dir=tmp_path / "cache",
-        jobs=1,
-        console=Console(quiet=True),
-    )
+    options = TrainOptions(task="classification", features="file:half+xyz", **SMALL)
+    quiet = Console(quiet=True)
+    results = run_training(data, options, tmp_path / "run", device=CPU, cache_dir=tmp_path, jobs=1, console=quiet)
     assert results["test_accuracy"] == 1
     checkpoint = load_checkpoint(tmp_path / "run/last.pt")
     assert checkpoint["statistics"] == {"half": {"mean": [1002.5], "std": [2.5]}}
