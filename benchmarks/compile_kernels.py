@@ -26,22 +26,15 @@ from typing import Any
 import triton
 from triton.runtime import driver
 
+from diffnet.benchmarks.absent_gpu import AbsentGPU
 from diffnet.benchmarks.harness.results import Row
 from diffnet.benchmarks.launched_kernels import Variant, variants
 from diffnet.benchmarks.shared_buffers import overwritten_buffers
 from diffnet.ops.common.launcher import LaunchedKernel
-from diffnet.ops.compilation.worker import AbsentGPU
 
 CAPABILITIES = (80, 90, 100)
 COLUMNS = ("kernel", "sm", "types", "tile", "flags", "registers", "stack", "shared", "result", "seconds")
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-
-
-class _GPU(AbsentGPU):
-    """Has its capability as its number, because Triton keeps what it has compiled apart by the number of a GPU."""
-
-    def get_current_device(self) -> int:
-        return self.capability
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,7 +76,7 @@ def compiled(variant: Variant) -> Row:
     launch = variant.launch
     row: Row = {"kernel": launch.name, "sm": variant.capability, "types": variant.types, "tile": variant.tile}
     row |= {"flags": variant.flags, "registers": None, "stack": None, "shared": None}
-    driver.set_active(_GPU(variant.capability))
+    driver.set_active(AbsentGPU(variant.capability))
     kernel = getattr(import_module(launch.module), launch.name)
     kernel = kernel.kernel if isinstance(kernel, LaunchedKernel) else kernel
     start = time.perf_counter()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITFunction, MockTensor
 
 from diffnet import ops
 from diffnet.ops.block_sparse import attention_kernels
@@ -27,7 +27,6 @@ from diffnet.ops.common.matmul import operands
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import Unsummed
 from diffnet.ops.common.tiling import on_hopper
-from diffnet.ops.compilation.launches import Launch, without_tensors
 from diffnet.ops.cross_entropy import kernels as cross_entropy
 from diffnet.ops.diffusion_features.kernels import sum_and_diffuse
 from diffnet.ops.functional_maps.kernels import inverse_factors
@@ -53,6 +52,15 @@ ROWS = (1_000, 50_000, 1_000_000)  # vertices: fewer tiles than multiprocessors,
 ARITHMETICS = (
     (torch.bfloat16, "ieee"), (torch.float16, "ieee"), (torch.float32, "tf32"), (torch.float32, "ieee")
 )  # fmt: skip
+
+
+class Launch(NamedTuple):
+    """A launch of a kernel that can be pickled. Stand-ins of Triton take the place of tensors."""
+
+    module: str
+    name: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
 
 
 class Variant(NamedTuple):
@@ -95,8 +103,7 @@ def variants(capability: int) -> list[Variant]:
         types, tile, flags = _described(kernel, arguments, options)
         launches = found.setdefault((kernel.__name__, types, tile), {})
         if flags not in launches:
-            given = without_tensors(arguments)
-            launches[flags] = Launch(kernel.fn.__module__, kernel.__name__, "", given, options)
+            launches[flags] = Launch(kernel.fn.__module__, kernel.__name__, _without_tensors(arguments), options)
 
     gpu = SimpleNamespace(multi_processor_count=132, major=capability // 10, minor=capability % 10)
     torch.Tensor.is_cuda = property(lambda tensor: tensor.is_meta)  # type: ignore[assignment]
@@ -163,6 +170,12 @@ def _described(kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -
     narrowest = min(numbers, key=lambda dtype: dtype.itemsize)
     types.insert(0, str(narrowest).removeprefix("torch."))
     return " ".join(dict.fromkeys(types)), " ".join(tile), frozenset(flags)
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_without_tensors, value))
+    return MockTensor(value.dtype) if isinstance(value, Tensor) else value
 
 
 def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -67,7 +67,6 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import say_what_is_rotated
 from diffnet.train.run_folder.history import Row
 from diffnet.train.run_folder.lock import check_unlocked, locked
-from diffnet.train.steps.kernels_ahead import kernels_compiled_meanwhile
 from diffnet.train.tasks.registry import report_files, task_named
 
 T = TypeVar("T")
@@ -132,10 +131,9 @@ def run_training(
         variants = _variants(train_items, data.labels_at, options, jobs, console)
         items = [*train_items, *(item for item, _ in tests), *chain.from_iterable(variants)]
         backs = dict(enumerate((back for _, back in tests), len(train_items)))
-        with kernels_compiled_meanwhile(task, replace(data, train=train_items), options, statistics, device):
-            samples = preprocess(items, options, cache_dir, jobs, console, statistics)
-            samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
-            samples = keep_on_device(samples, device, task.basis_dtype(options, device))
+        samples = preprocess(items, options, cache_dir, jobs, console, statistics)
+        samples = [scored_on(sample, backs.get(i)) for i, sample in enumerate(samples)]
+        samples = keep_on_device(samples, device, task.basis_dtype(options, device))
         rest = iter(samples)
         train_meshes, test_meshes, *variant_samples = (
             list(islice(rest, len(part))) for part in (data.train, data.test, *variants)

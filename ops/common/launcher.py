@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-PATIENCE = 3.0  # seconds of compilation after which a message says so
+_PATIENCE = 3.0  # seconds of compilation after which a message says so
 _COMPILED = 0.25  # seconds that only a launch takes that compiles its kernel
 _LOG = logging.getLogger("diffnet")
 _KNOWN_VERSIONS = ("3.6.", "3.7.")  # of Triton
@@ -26,13 +26,13 @@ _ON_GPU = torch.cuda.is_available()  # tests compile for a GPU that isn't there
 
 
 class _Compilation:
-    """How long this process has compiled kernels, and what happens to launches in place of a run."""
+    """How long this process has compiled kernels, and the thread whose launches only compile."""
 
     seconds = 0.0
     announced = False
-    lock = threading.Lock()  # held while `take` is set
-    take: Take | None = None  # gets the launches of the thread `owner`, which then don't run
-    owner = 0
+    lock = threading.Lock()  # held while `compile_later` is set
+    compile_later: Callable[[LaunchedKernel, tuple[Any, ...], tuple[Any, ...], dict[str, Any]], None] | None = None
+    owner = 0  # the thread
 
 
 class _Known(NamedTuple):
@@ -71,15 +71,14 @@ class LaunchedKernel:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
-            key, given = self._read(arguments, options)
+            key, given = self.read(arguments, options)
             if key[0] >= 0 and key[0] != _current_device():
                 with torch.cuda.device(key[0]):
                     launch(*arguments, **options)
                 return
-            take = _Compilation.take
-            if take is not None and threading.get_ident() == _Compilation.owner:
-                self.source_hash()  # not in several threads at once
-                take(self, key, arguments, options)
+            compile_later = _Compilation.compile_later
+            if compile_later is not None and threading.get_ident() == _Compilation.owner:
+                compile_later(self, key, arguments, options)
                 return
             known = self.compiled.get(key)
             if known is not None:
@@ -89,61 +88,46 @@ class LaunchedKernel:
                     run(x, y, z, stream_of(key[0]), function, metadata, None, None, None, *given, *constants)
                     return
             start = time.perf_counter()
-            self.source_hash()
+            hash_source(self.kernel)
             found = self.kernel[grid](*arguments, **options)
             if known is None and _takes_launches(self.kernel, found):
                 self.compiled[key] = _known(found, tuple(options[name] for name in self._names[len(arguments) :]))
             seconds = time.perf_counter() - start
             if seconds > _COMPILED:
                 _Compilation.seconds += seconds
-                if _Compilation.seconds > PATIENCE:
-                    announce_compilation()
+                if _Compilation.seconds > _PATIENCE:
+                    _announce_compilation()
 
         return launch
 
-    def key(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-        """Return what decides which compiled kernel runs: two launches with the same key take the same one.
+    def read(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return the key of a launch, and its arguments as `_given` returns them.
 
-        The device is first.
+        Two launches with the same key take the same compiled kernel. The device is first in it.
         """
-        return self._read(arguments, options)[0]
-
-    def source_hash(self) -> str:
-        """Return Triton's hash of the kernel's source and of everything that the source refers to."""
-        return _source_hash(self.kernel)
-
-    def compile(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Compile the kernel for a launch, or read it from Triton's cache, without launching it."""
-        self.source_hash()
-        self.kernel.run(*arguments, grid=(1,), warmup=True, **options)
-
-    def _read(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Return the key of a launch, and its arguments as `_given` returns them."""
         first = arguments[0][0] if type(arguments[0]) is tuple else arguments[0]
         key = [first.get_device(), *options, *options.values()]
         given = _given(arguments, self._sizes, key)
         return tuple(key), given
 
 
-# A kernel, its key, and the arguments and options of a launch.
-Take = Callable[[LaunchedKernel, tuple[Any, ...], tuple[Any, ...], dict[str, Any]], None]
-_hashes: dict[int, str] = {}  # by the id of a function that Triton compiles; Triton hashes its source for a look-up
+_hashed: set[int] = set()  # the ids of functions
 
 
-def _source_hash(function: Any) -> str:
-    """The hash of a kernel, or of a function that a kernel calls.
+def hash_source(function: Any) -> None:
+    """Let Triton hash a kernel, or a function that a kernel calls. Triton's cache finds kernels by this hash.
 
-    Triton's cache finds kernels by it. Triton forgets the constants of a called function that has not been hashed yet.
-    The functions are hashed first, so that the hash doesn't depend on the order of launches.
+    Triton forgets the constants of a called function that has not been hashed yet. The called functions are hashed
+    first, so that the hash doesn't depend on the order of launches.
     """
-    if id(function) not in _hashes:
-        _hashes[id(function)] = ""  # attributes are among the names, too, and may lead back to this function
-        for name in function.fn.__code__.co_names:
-            called = function.fn.__globals__.get(name)
-            if hasattr(type(called), "cache_key"):  # hasattr(called, …) would hash it
-                _source_hash(called)
-        _hashes[id(function)] = function.cache_key
-    return _hashes[id(function)]
+    if id(function) in _hashed:
+        return
+    _hashed.add(id(function))  # attributes are among the names, too, and may lead back to this function
+    for name in function.fn.__code__.co_names:
+        called = function.fn.__globals__.get(name)
+        if hasattr(type(called), "cache_key"):  # hasattr(called, …) would hash it
+            hash_source(called)
+    _ = function.cache_key
 
 
 def _given(arguments: Sequence[Any], sizes: Iterable[bool], key: list[Any]) -> tuple[Any, ...]:
@@ -214,7 +198,7 @@ def launched(kernel: Any) -> Any:
     return LaunchedKernel(kernel) if isinstance(kernel, JITFunction) else kernel
 
 
-def announce_compilation() -> None:
+def _announce_compilation() -> None:
     """Say, once per process, that kernels are compiled."""
     if not _Compilation.announced:
         _Compilation.announced = True
@@ -223,12 +207,15 @@ def announce_compilation() -> None:
 
 def compiles_only() -> bool:
     """Return whether launches of this thread compile and don't run, so that results mean nothing."""
-    return _Compilation.take is not None and threading.get_ident() == _Compilation.owner
+    return _Compilation.compile_later is not None and threading.get_ident() == _Compilation.owner
 
 
 @contextmanager
-def launches_given_to(take: Take) -> Iterator[None]:
-    """Give the launches of the block to a function, and run none of them.
+def compiling_only() -> Iterator[None]:
+    """Compile the kernels that the block launches, in several threads, and run none of them.
+
+    Compiling takes seconds with an empty cache of Triton. One step of training in such a block compiles all of its
+    kernels at the same time; without, each launch waits for its own.
 
     Tensors that kernels write hold anything, so use copies of whatever the block changes, and discard its results.
     Other threads launch as usual, and wait if they have such a block, too.
@@ -237,24 +224,6 @@ def launches_given_to(take: Take) -> Iterator[None]:
     """
     if compiles_only():
         raise RuntimeError("kernels are being compiled in another block already")
-    _Compilation.lock.acquire()
-    try:
-        _Compilation.owner, _Compilation.take = threading.get_ident(), take
-        # Backward passes would run in threads that all threads of Python share.
-        with torch.autograd.set_multithreading_enabled(False):
-            yield
-    finally:
-        _Compilation.take = None
-        _Compilation.lock.release()
-
-
-@contextmanager
-def compiling_only() -> Iterator[None]:
-    """Compile the kernels that the block launches, in several threads, and run none of them.
-
-    Compiling takes seconds with an empty cache of Triton. One step of training in such a block compiles all of its
-    kernels at the same time; without, each launch waits for its own. See `launches_given_to` for what else holds.
-    """
     waiting: dict[Any, Future[Any]] = {}
 
     def compile_later(
@@ -262,25 +231,32 @@ def compiling_only() -> Iterator[None]:
     ) -> None:
         if key in kernel.compiled or (kernel, key) in waiting:
             return
+        hash_source(kernel.kernel)  # here, because the threads have no order
         device = _device()
 
         def compile_it() -> None:
             if _ON_GPU:
                 torch.cuda.set_device(device)
-            kernel.compile(arguments, options)
+            kernel.kernel.run(*arguments, grid=(1,), warmup=True, **options)
 
         waiting[kernel, key] = pool.submit(compile_it)
 
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool, launches_given_to(compile_later):
-        yield
-        deadline = time.monotonic() + PATIENCE
+    with _Compilation.lock, ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        _Compilation.owner, _Compilation.compile_later = threading.get_ident(), compile_later
+        try:
+            # Backward passes would run in threads that all threads of Python share.
+            with torch.autograd.set_multithreading_enabled(False):
+                yield
+        finally:
+            _Compilation.compile_later = None
+        deadline = time.monotonic() + _PATIENCE
         for future in waiting.values():
             try:
                 future.result(timeout=max(0.0, deadline - time.monotonic()))
             except TimeoutError:
                 if future.done():
                     raise
-                announce_compilation()
+                _announce_compilation()
                 future.result()
 
 
@@ -296,34 +272,23 @@ def saved_as_usual() -> AbstractContextManager[None]:
 def compile_ahead(loss: Callable[[], Tensor], inputs: Iterable[Tensor]) -> bool:
     """Compile the kernels of a training step in several threads, without taking the step.
 
-    It calls `loss` once and differentiates the result, both in `compiling_only`. For the arguments, see
-    `without_running`.
+    It calls `loss` once and differentiates the result, both in `compiling_only`. Gradients and random generators stay
+    as they are. Values are wrong meanwhile, so hooks that record values see wrong ones.
+
+    Args:
+        loss: returns the loss, of any shape. It uses the dtypes and the autocast of the step; the number of vertices
+            hardly matters.
+        inputs: what the step differentiates by, if gradients are on
 
     Returns whether it has called `loss`. It doesn't if no input is on a GPU, and while another thread compiles.
     """
     inputs = list(inputs)
     if not any(x.is_cuda for x in inputs) or _Compilation.lock.locked():
         return False
-    with compiling_only():
-        without_running(loss, inputs)
-    return True
-
-
-def without_running(loss: Callable[[], Tensor], inputs: Iterable[Tensor]) -> None:
-    """Make the launches of a training step, in a block whose launches don't run.
-
-    It calls `loss` once and differentiates the result. Gradients and random generators stay as they are. Values are
-    wrong meanwhile, so hooks that record values see wrong ones.
-
-    Args:
-        loss: returns the loss, of any shape. It uses the dtypes and the autocast of the step; the number of vertices
-            hardly matters.
-        inputs: what the step differentiates by, if gradients are on
-    """
-    inputs = list(inputs)
     devices = sorted({x.get_device() for x in inputs if x.is_cuda}) if _ON_GPU else []
-    with torch.random.fork_rng(devices), saved_as_usual():
+    with compiling_only(), torch.random.fork_rng(devices), saved_as_usual():
         out = loss()
         wanted = [x for x in inputs if x.requires_grad]
         if out.requires_grad and wanted:
             torch.autograd.grad(out.sum(), wanted, allow_unused=True)
+    return True

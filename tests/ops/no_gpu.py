@@ -8,8 +8,8 @@ from typing import Any
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from diffnet.benchmarks.absent_gpu import AbsentGPU
 from diffnet.benchmarks.shared_buffers import overwritten_buffers
-from diffnet.ops.compilation.worker import AbsentGPU
 
 
 def compile_only(capability: int, report: Callable[[str, dict[str, Any], Any], None]) -> None:

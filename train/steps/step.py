@@ -16,7 +16,6 @@ from diffnet.cuda_graphs.sizes import most_vertices
 from diffnet.data import Sample, TargetsAt, rotate_vectors, vector_channels
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
-from diffnet.ops.common.launcher import without_running
 from diffnet.train.batches import Batch
 from diffnet.train.device import autocast, matmul_dtype
 from diffnet.train.options import TrainOptions
@@ -66,11 +65,6 @@ class TrainingStep:
             self._device,
             recorder,
         )
-
-    def launch(self, sample: Sample) -> None:
-        """Make the launches of a step, in a block whose launches don't run. See `without_running`."""
-        batch = Batch(sample.features, sample.labels, sample.operators)
-        without_running(lambda: self._loss(batch), self._model.parameters())
 
     def __call__(self, sample: Sample, rotations: Tensor | None = None) -> Tensor:
         """Train on a sample that lies on the device. Returns the loss (), a new tensor.

@@ -1,0 +1,26 @@
+"""A GPU that need not be there, for Triton's compiler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class AbsentGPU:
+    """The part of a driver of Triton that compilation needs.
+
+    Its number is its compute capability, because Triton keeps what it has compiled apart by the number of a GPU.
+    """
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0

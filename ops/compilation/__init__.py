@@ -1,1 +1,0 @@
-"""Compilation of kernels in another process."""
