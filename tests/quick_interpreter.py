@@ -1,4 +1,4 @@
-"""Makes Triton's interpreter about twice as fast, without a change to what it computes."""
+"""Makes Triton's interpreter three to four times as fast, without a change to what it computes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def install() -> None:
-    """Leave out work whose result the interpreter does not use.
+    """Leave out work whose result the interpreter does not use, and remember what it computes again and again.
 
     The interpreter has no public settings for this. With a Triton that has other private names it is only slower.
     """
@@ -34,3 +34,61 @@ def install() -> None:
             return None  # to the call of a device function, which ignores it
 
         interpreter._patch_lang = replace_once
+
+    # An interpreted function calls a wrapper that checks for `_semantic`. It may call the function itself.
+    if hasattr(interpreter, "_patch_attr"):
+
+        def replace(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+            function, semantic = getattr(member, "__wrapped__", member), interpreter.interpreter_semantic
+
+            def call(*arguments: Any, **options: Any) -> Any:
+                options["_semantic"] = semantic
+                return function(*arguments, **options)
+
+            scope.set_attr(obj, name, call)
+
+        interpreter._patch_attr = replace
+
+    if hasattr(interpreter, "_get_np_dtype"):
+        find_dtype = interpreter._get_np_dtype
+        dtypes: dict[str, Any] = {}
+
+        def numpy_dtype(dtype: Any) -> Any:
+            name = dtype.scalar.name
+            if name not in dtypes:
+                dtypes[name] = find_dtype(dtype)
+            return dtypes[name]
+
+        interpreter._get_np_dtype = numpy_dtype
+
+    _share_shapes(tl.core)
+
+
+def _share_shapes(core: Any) -> None:
+    """Let all types of one shape share it, and all tensors of one shape."""
+    make_type, make_tensor = core.block_type.__init__, core.tensor.__init__
+    of_types: dict[tuple[int, ...], tuple[Any, ...]] = {}
+    of_tensors: dict[tuple[int, ...], tuple[Any, ...]] = {}
+
+    def new_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple([getattr(size, "value", size) for size in shape])
+        if sizes in of_types:
+            self.element_ty = element_ty
+            self.shape, self.numel, name = of_types[sizes]
+            self.name = f"{name}{element_ty}>"
+        else:
+            make_type(self, element_ty, shape)
+            if vars(self).keys() == {"element_ty", "shape", "numel", "name"}:
+                of_types[sizes] = self.shape, self.numel, self.name.removesuffix(f"{element_ty}>")
+
+    def new_tensor(self: Any, handle: Any, type: Any) -> None:
+        sizes = tuple(getattr(type.shape, "values", type.shape)) if type.is_block() else ()
+        if sizes in of_tensors:
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+            self.shape, self.numel = of_tensors[sizes]
+        else:
+            make_tensor(self, handle, type)
+            if vars(self).keys() == {"handle", "type", "dtype", "shape", "numel"}:
+                of_tensors[sizes] = self.shape, self.numel
+
+    core.block_type.__init__, core.tensor.__init__ = new_type, new_tensor
