@@ -89,7 +89,7 @@ def packed(
         with torch.cuda.stream(copies):
             return sample.to(device)  # waits for the copies
 
-    for sample in computed_ahead(load, enumerate(batches), ahead=True):
+    for sample in computed_ahead(load, enumerate(batches)):
         yield sample
         steps.append(torch.cuda.current_stream(device).record_event())
 
@@ -100,14 +100,8 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def computed_ahead(function: Callable[[S], T], items: Iterable[S], ahead: bool) -> Iterator[T]:
-    """The results of a function of each item.
-
-    ahead: whether a thread computes the next one while the caller uses the last
-    """
-    if not ahead:
-        yield from map(function, items)
-        return
+def computed_ahead(function: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+    """The results of a function of each item. A thread computes the next one while the caller uses the last."""
     results = map(function, items)
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(next, results, _END)

@@ -135,8 +135,13 @@ def test_a_newer_version_says_so(stored: dict[str, Any], refused: Callable[..., 
 def test_options_are_checked(
     stored: dict[str, Any], refused: Callable[..., str], changes: dict[Any, Any], named: str
 ) -> None:
-    tracemalloc.start()
     assert named in refused(options={**stored["options"], **changes})
+
+
+def test_options_allocate_nothing_large(stored: dict[str, Any], refused: Callable[..., str]) -> None:
+    tracemalloc.start()
+    refused(options={**stored["options"], "width": 10**9})
+    refused(options={**stored["options"], "blocks": 10**9})
     assert tracemalloc.get_traced_memory()[1] < 2**24
     tracemalloc.stop()
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 import trimesh
+from command import diffnet, output
 from graph_emulator import EmulatedGraph
 
 from diffnet.data import LabeledMesh, LabeledMeshes, collate_samples, make_sample, without_classes
 from diffnet.geometry import element_areas, make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
-from diffnet.train import cli
 from diffnet.train.checkpoint import build_model, load_checkpoint
 from diffnet.train.metrics import soft_accuracy
 from diffnet.train.options import TrainOptions
@@ -32,16 +30,6 @@ pytestmark = pytest.mark.usefixtures("small_pictures")
 
 SMALL = ["--k", 8, "--width", 8, "--blocks", 1, "--dropout", 0, "--jobs", 1, "--device", "cpu", "--epochs", 2]
 BALL = trimesh.creation.icosphere(1)
-
-
-def diffnet(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as end:
-            status = end.code or 0
-    return status, *capsys.readouterr()
 
 
 def ball(seed: int) -> np.ndarray:
@@ -154,7 +142,7 @@ def test_captured_steps_use_the_weights(device: str) -> None:
     assert abs(float(unweighted(batch)) - float(step(batch))) > 1e-3
 
 
-def test_ignored_classes_count_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ignored_classes_count_nowhere(tmp_path: Path) -> None:
     for i, item in enumerate([*three_classes().train, *three_classes().test]):
         part = tmp_path / "data" / ("test" if i == 2 else "train")
         part.mkdir(parents=True, exist_ok=True)
@@ -162,8 +150,7 @@ def test_ignored_classes_count_nowhere(tmp_path: Path, capsys: pytest.CaptureFix
         (part / f"{i}.txt").write_text("\n".join(map(str, item.labels * 10)))
     where = ["--data", tmp_path / "data", "--cache", tmp_path / "cache"]
     arguments = ["--ignore", 20, "--class-weights", "balanced", "--outputs-at", "faces"]
-    status, _, err = diffnet(capsys, "train", "segmentation", *where, *SMALL, *arguments, "--out", tmp_path / "run")
-    assert status == 0, err
+    output("train", "segmentation", *where, *SMALL, *arguments, "--out", tmp_path / "run")
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert [row["name"] for row in results["classes"]] == ["0", "10"]
     assert sum(row["count"] for row in results["classes"]) < len(BALL.faces)
@@ -175,16 +162,15 @@ def test_ignored_classes_count_nowhere(tmp_path: Path, capsys: pytest.CaptureFix
 
     report = [*where, "--checkpoint", tmp_path / "run" / "last.pt", "--device", "cpu", "--jobs", 1]
     (tmp_path / "data" / "train" / "0.off").write_text("broken")  # an evaluation doesn't read it
-    status, _, err = diffnet(capsys, "evaluate", *report, "--out", tmp_path / "report")
-    assert status == 0, err
+    output("evaluate", *report, "--out", tmp_path / "report")
     again = json.loads((tmp_path / "report" / "results.json").read_text())
     assert again["classes"] == results["classes"]
     assert (again["labels_at"], again["test_meshes"]) == ("faces", 1)
-    status, _, err = diffnet(capsys, "train", "segmentation", *where, *SMALL, "--ignore", "7", "--out", tmp_path / "x")
+    status, _, err = diffnet("train", "segmentation", *where, *SMALL, "--ignore", "7", "--out", tmp_path / "x")
     assert (status, len(err.splitlines())) == (1, 1)
 
 
-def test_the_score_by_soft_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_score_by_soft_labels(tmp_path: Path) -> None:
     verts, faces = ball(0), BALL.faces
     mesh = make_mesh(verts, faces)
     edges = mesh_edges(mesh.faces)
@@ -201,7 +187,7 @@ def test_the_score_by_soft_labels(tmp_path: Path, capsys: pytest.CaptureFixture[
             (root / name).parent.mkdir(exist_ok=True)
             (root / name).write_text(content)
     where = ["--data", root, "--cache", tmp_path / "cache", "--out", tmp_path / "run"]
-    status, out, err = diffnet(capsys, "train", "segmentation", *where, *SMALL, "--class-weights", "1,0")
+    status, out, err = diffnet("train", "segmentation", *where, *SMALL, "--class-weights", "1,0")
     assert status == 0, err
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["soft_accuracy"] == 1  # the network learns only the first class, which is right everywhere

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 import trimesh
+from command import complaint, diffnet, output
 from graph_emulator import EmulatedGraph
 
 from diffnet import DiffusionNet
 from diffnet.data import LabeledMesh, LabeledMeshes, collate_samples, make_sample
 from diffnet.geometry import make_mesh
-from diffnet.train import cli
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.inference.predict import predict_labels, predict_probabilities
 from diffnet.train.loop import train
@@ -34,16 +31,6 @@ pytestmark = pytest.mark.usefixtures("small_pictures")
 CPU = torch.device("cpu")
 SMALL = ["--k", 12, "--width", 16, "--blocks", 1, "--dropout", 0, "--jobs", 1, "--device", "cpu", "--lr", 0.02]
 SMALL += ["--features", "hks", "--schedule", "step"]
-
-
-def diffnet(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as end:
-            status = end.code or 0
-    return status, *capsys.readouterr()
 
 
 def surface(label: int, seed: int) -> trimesh.Trimesh:
@@ -60,7 +47,7 @@ def two_classes(count: int) -> list[LabeledMesh]:
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def room(tmp_path_factory: pytest.TempPathFactory, small_pictures: None) -> Path:
     """A data set of two classes, and a run on it."""
     root = tmp_path_factory.mktemp("room")
     for label, name in enumerate(("ball", "rod")):
@@ -70,17 +57,11 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 surface(label, 100 * i + label + 1000 * (part == "test")).export(path)
     where = ["--data", root / "data", "--out", root / "run", "--cache", root / "cache", "--epochs", 12]
-    with (
-        patch.object(sys, "argv", ["diffnet", *map(str, ["train", "classification", *where, *SMALL])]),
-        patch("diffnet.train.report.shapes.PICTURE_SIZE", (40, 30)),
-        patch("diffnet.train.report.charts.DPI", 40),
-        suppress(SystemExit),
-    ):
-        cli.main()
+    output("train", "classification", *where, *SMALL)
     return root
 
 
-def test_a_run_learns_and_reports(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_learns_and_reports(room: Path) -> None:
     results = json.loads((room / "run" / "results.json").read_text())
     assert results["task"] == "classification"
     assert results["test_accuracy"] == results["balanced_accuracy"] == 1
@@ -92,27 +73,27 @@ def test_a_run_learns_and_reports(room: Path, capsys: pytest.CaptureFixture[str]
     assert "Balanced accuracy" in page
     assert (room / "run" / "confusion.png").read_bytes().startswith(b"\x89PNG")
     where = ["--data", room / "data", "--out", room / "run", "--cache", room / "cache", "--epochs", 13]
-    status, _, err = diffnet(capsys, "train", "classification", *where, *SMALL, "--resume", "--label-smoothing", 0.1)
-    assert status == 1
-    assert "--label-smoothing is 0.1, and the run in" in err
+    assert "--label-smoothing is 0.1, and the run in" in complaint(
+        "train", "classification", *where, *SMALL, "--resume", "--label-smoothing", 0.1
+    )
 
 
-def test_a_run_can_be_resumed(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_can_be_resumed(room: Path, tmp_path: Path) -> None:
     where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", room / "cache"]
-    assert diffnet(capsys, "train", "classification", *where, *SMALL, "--epochs", 6)[0] == 0
-    assert diffnet(capsys, "train", "classification", *where, *SMALL, "--epochs", 12, "--resume")[0] == 0
+    output("train", "classification", *where, *SMALL, "--epochs", 6)
+    output("train", "classification", *where, *SMALL, "--epochs", 12, "--resume")
     whole, parts = (load_checkpoint(folder / "run" / "last.pt")["model"] for folder in (room, tmp_path))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    status, _, err = diffnet(capsys, "train", "segmentation", *where, *SMALL, "--epochs", 12, "--resume")
+    status, _, err = diffnet("train", "segmentation", *where, *SMALL, "--epochs", 12, "--resume")
     assert status == 1
     assert len(err.splitlines()) == 1
 
 
-def test_predict_writes_a_table(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_writes_a_table(room: Path, tmp_path: Path) -> None:
     meshes = [next((room / "data" / name / "test").iterdir()) for name in ("ball", "rod")]
     arguments = ["predict", *meshes, "--checkpoint", room / "run" / "last.pt", "--device", "cpu"]
     table, page, picture = tmp_path / "table.csv", tmp_path / "page.html", tmp_path / "picture.png"
-    assert diffnet(capsys, *arguments, "--out", table, "--html", page, "--png", picture)[0] == 0
+    output(*arguments, "--out", table, "--html", page, "--png", picture)
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["label"] for row in rows] == ["ball", "rod"]
@@ -124,17 +105,15 @@ def test_predict_writes_a_table(room: Path, tmp_path: Path, capsys: pytest.Captu
     assert [labels.tolist() for _, labels in predict_labels(meshes, network, CPU)] == [[0], [1]]
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "rod" in page.read_text()
-    status, _, err = diffnet(capsys, *arguments, "--out", tmp_path / "folder")
-    assert (status, len(err.splitlines())) == (1, 1)
-    assert "--out should be a .csv file" in err
+    assert "--out should be a .csv file" in complaint(*arguments, "--out", tmp_path / "folder")
 
 
-def test_evaluate_scores_a_labeled_folder(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_scores_a_labeled_folder(room: Path, tmp_path: Path) -> None:
     table = tmp_path / "labels.csv"
     files = sorted((room / "data" / "rod" / "test").iterdir())
     table.write_text("".join(f"{file},rod\n" for file in files))
     arguments = ["evaluate", "--checkpoint", room / "run" / "last.pt", "--device", "cpu", "--cache", tmp_path / "cache"]
-    assert diffnet(capsys, *arguments, "--data", table, "--out", tmp_path / "report")[0] == 0
+    output(*arguments, "--data", table, "--out", tmp_path / "report")
     results = json.loads((tmp_path / "report" / "results.json").read_text())
     assert results["test_accuracy"] == 1
     assert [(row["name"], row["count"]) for row in results["classes"]] == [("rod", 2)]
@@ -148,16 +127,14 @@ def test_evaluate_scores_a_labeled_folder(room: Path, tmp_path: Path, capsys: py
             "none: no such file or folder; shapes is the generated set",
         ),
     ):
-        status, _, err = diffnet(capsys, *arguments, "--data", data, "--out", out)
-        assert (status, len(err.splitlines())) == (1, 1)
-        assert message in err
+        assert message in complaint(*arguments, "--data", data, "--out", out)
     table.write_text(f"{files[0]},cone\n")
-    status, _, err = diffnet(capsys, *arguments, "--data", table, "--out", tmp_path / "new")
-    assert status == 1
-    assert "the label 'cone' is none of the 2 known classes (ball, rod). Labels are matched by name" in err
+    assert "the label 'cone' is none of the 2 known classes (ball, rod). Labels are matched by name" in complaint(
+        *arguments, "--data", table, "--out", tmp_path / "new"
+    )
 
 
-def test_evaluate_scores_a_segmentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_scores_a_segmentation(tmp_path: Path) -> None:
     """Labels of a test set without a training part are matched by name. Its results are those of the run."""
     for i in range(3):
         mesh = surface(1, i)
@@ -167,10 +144,10 @@ def test_evaluate_scores_a_segmentation(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "test.txt").write_text("m2.off")
     shared = ["--data", tmp_path, "--cache", tmp_path / "cache", "--device", "cpu"]
     options = [*SMALL[:-4], *SMALL[-2:], "--epochs", 2, "--features", "xyz"]
-    assert diffnet(capsys, "train", "segmentation", *shared, *options, "--out", tmp_path / "run")[0] == 0
+    output("train", "segmentation", *shared, *options, "--out", tmp_path / "run")
     (tmp_path / "train.txt").unlink()
     network = ["--checkpoint", tmp_path / "run" / "last.pt"]
-    status, said, _ = diffnet(capsys, "evaluate", *shared, *network, "--out", tmp_path / "report")
+    status, said, _ = diffnet("evaluate", *shared, *network, "--out", tmp_path / "report")
     assert status == 0
     assert "scored meshes in the training part: 0 of 1" in said
     assert "test accuracy" in said
@@ -181,7 +158,7 @@ def test_evaluate_scores_a_segmentation(tmp_path: Path, capsys: pytest.CaptureFi
     # Without a split, all meshes are scored, also those of the training.
     lists = (tmp_path / "test.txt").read_text()
     (tmp_path / "test.txt").unlink()
-    said = diffnet(capsys, "evaluate", *shared, *network, "--out", tmp_path / "whole")[1]
+    said = diffnet("evaluate", *shared, *network, "--out", tmp_path / "whole")[1]
     assert "scored meshes in the training part: 2 of 3" in said
     assert "accuracy" in said
     assert "test accuracy" not in said
@@ -198,26 +175,26 @@ def test_evaluate_scores_a_segmentation(tmp_path: Path, capsys: pytest.CaptureFi
     save_checkpoint(tmp_path / "older.pt", older)
     assert load_checkpoint(tmp_path / "older.pt")["options"]["task"] == "segmentation"
     again = ["--checkpoint", tmp_path / "older.pt", "--out", tmp_path / "again"]
-    status, said, _ = diffnet(capsys, "evaluate", *shared, *again)
+    status, said, _ = diffnet("evaluate", *shared, *again)
     assert status == 0
     assert "doesn't say which meshes it was trained on" in said
     assert "test accuracy" not in said
     assert json.loads((tmp_path / "again" / "results.json").read_text())["classes"] == run["classes"]
     # Only one of the two labels occurs. It keeps the number that the network has for it.
     np.savetxt(tmp_path / "m2.txt", np.full(42, 7), fmt="%d")
-    assert diffnet(capsys, "evaluate", *shared, *network, "--out", tmp_path / "one")[0] == 0
+    output("evaluate", *shared, *network, "--out", tmp_path / "one")
     one = json.loads((tmp_path / "one" / "results.json").read_text())
     assert [row["name"] for row in one["classes"]] == ["7"]
     # Probabilities on request.
     files = ["--out", tmp_path / "p.ply", "--probabilities", tmp_path / "p.npz"]
-    assert diffnet(capsys, "predict", tmp_path / "m2.off", *network, *files, "--device", "cpu")[0] == 0
+    output("predict", tmp_path / "m2.off", *network, *files, "--device", "cpu")
     with np.load(tmp_path / "p.npz") as found:
         assert found["label_names"].tolist() == ["3", "7"]
         (shares,) = (found[name] for name in found.files if name != "label_names")
     assert shares.shape == (42, 2)
     np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-5)
     files = ["--out", tmp_path / "p.ply", "--probabilities", tmp_path / "p.csv"]
-    assert diffnet(capsys, "predict", tmp_path / "m2.off", *network, *files, "--device", "cpu")[0] == 0
+    output("predict", tmp_path / "m2.off", *network, *files, "--device", "cpu")
     header, *rows = (line.split(",") for line in (tmp_path / "p.csv").read_text().splitlines())
     assert header == ["file", "element", "3", "7"]
     assert [row[:2] for row in rows] == [[str(tmp_path / "m2.off"), str(i)] for i in range(42)]

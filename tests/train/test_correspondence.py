@@ -5,16 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 import trimesh
+from command import complaint, output
 from graph_emulator import EmulatedGraph
 from scipy.integrate import trapezoid
 from scipy.spatial import cKDTree
@@ -57,17 +56,6 @@ CPU = torch.device("cpu")
 SMALL = ["--k", 20, "--map-k", 8, "--width", 16, "--blocks", 1, "--channels", 16, "--jobs", 1, "--device", "cpu"]
 
 
-def diffnet(*arguments: object) -> int:
-    from diffnet.train import cli
-
-    with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
-        try:
-            cli.main()
-        except SystemExit as end:
-            return end.code or 0
-    return 0
-
-
 def order_of(seed: int, count: int = 162) -> np.ndarray:
     """For each vertex of the template, the vertex of body `seed`."""
     return np.random.default_rng(seed).permutation(count)
@@ -103,7 +91,7 @@ def room(tmp_path_factory: pytest.TempPathFactory, small_pictures: None) -> Path
     data = write_set(folder / "data")
     arguments = ["--data", data, "--out", folder / "run", "--cache", folder / "cache", "--epochs", 12, "--lr", 0.01]
     # Some tests match bodies with subdivided flat faces, on which curvature is not that of the training.
-    assert diffnet("train", "correspondence", *arguments, *SMALL, "--features", "wks") == 0
+    output("train", "correspondence", *arguments, *SMALL, "--features", "wks")
     return folder
 
 
@@ -391,15 +379,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
         train(TASK, other, pairs, pairs, TrainOptions(**plain, epochs=3), tmp_path / "1", device=CPU, resume=True)
 
 
-def test_a_run_without_correspondences(
-    room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_set(tmp_path / "bare", supervised=False)
     arguments = ["--data", data, "--cache", room / "cache", *SMALL, "--epochs", 3]
-    assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "a") == 1
-    assert f"{data}: the data have no correspondences; use --method unsupervised" in capsys.readouterr().err
-    assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "b", "--method", "unsupervised") == 0
-    out = capsys.readouterr().out
+    assert f"{data}: the data have no correspondences; use --method unsupervised" in complaint(
+        "train", "correspondence", *arguments, "--out", tmp_path / "a"
+    )
+    out = output("train", "correspondence", *arguments, "--out", tmp_path / "b", "--method", "unsupervised")
     assert "whose true correspondences are not known" in out
     assert "error ×100" not in out  # no table without rows
     assert "nan" not in out
@@ -413,8 +399,9 @@ def test_a_run_without_correspondences(
     # A large set decides so itself.
     monkeypatch.setattr(turns, "upright_axis", lambda meshes: (0.0, 0.0, float(len(list(meshes)) == 4)))
     with pytest.warns(UserWarning, match="b4, b5, b6: the first principal axis"):  # the test meshes lie
-        assert diffnet("train", "correspondence", *arguments, "--out", tmp_path / "c", "--method", "unsupervised") == 0
-    assert "stand and look the same way" in capsys.readouterr().out
+        assert "stand and look the same way" in output(
+            "train", "correspondence", *arguments, "--out", tmp_path / "c", "--method", "unsupervised"
+        )
     options = json.loads((tmp_path / "c" / "results.json").read_text())["options"]
     assert not options["align"]
     assert options["rotate"] is False
@@ -423,11 +410,10 @@ def test_a_run_without_correspondences(
         TrainOptions(task="correspondence", k=20, map_k=21)
 
 
-def test_a_resumed_run_keeps_its_options(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_run_keeps_its_options(room: Path, tmp_path: Path) -> None:
     shutil.copytree(room / "run", tmp_path / "run")
     where = ["--data", room / "data", "--out", tmp_path / "run", "--cache", room / "cache", "--jobs", 1]
-    assert diffnet("train", "correspondence", *where, "--resume", "--device", "cpu") == 0
-    assert "resuming" in capsys.readouterr().out
+    assert "resuming" in output("train", "correspondence", *where, "--resume", "--device", "cpu")
     before, after = (load_checkpoint(folder / "run" / "last.pt") for folder in (room, tmp_path))
     assert after["options"] == before["options"]
     assert after["label_names"] == before["label_names"]
@@ -438,7 +424,7 @@ def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room: Path, tmp_path: P
     body(4, 0.0).export(tmp_path / "a.ply")
     body(5, 0.0).export(tmp_path / "b.off")
     files = [tmp_path / "a.ply", tmp_path / "b.off", "--checkpoint", checkpoint, "--device", "cpu"]
-    assert diffnet("match", *files, "--out", tmp_path / "map.txt", "--html", tmp_path / "view.html") == 0
+    output("match", *files, "--out", tmp_path / "map.txt", "--html", tmp_path / "view.html")
     truth = np.empty(162, np.int64)
     truth[order_of(5)] = order_of(4)
     found = np.loadtxt(tmp_path / "map.txt", dtype=np.int64)
@@ -502,9 +488,7 @@ def test_maps_have_at_most_as_many_eigenpairs_as_vertices(room: Path) -> None:
     assert repr(found) == f"Matched(a={found.a}, b={found.b}, {matches}"
 
 
-def test_partial_shapes_and_point_clouds_are_refused(
-    room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_partial_shapes_and_point_clouds_are_refused(room: Path, tmp_path: Path) -> None:
     network = DiffusionNet.load(room / "run" / "last.pt")
     whole = body(4)
     keep = whole.triangles_center[:, 0] < 0.3
@@ -524,14 +508,15 @@ def test_partial_shapes_and_point_clouds_are_refused(
         load_pairs(tmp_path / "set")
 
 
-def test_point_clouds_are_trained_on_at_radius_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_point_clouds_are_trained_on_at_radius_1(tmp_path: Path) -> None:
     for seed in range(4):
         trimesh.PointCloud(body(seed).vertices).export(tmp_path / f"b{seed}.ply")
         np.savetxt(tmp_path / f"b{seed}.vts", order_of(seed), fmt="%d")
     arguments = ["train", "correspondence", "--data", tmp_path, *SMALL, "--epochs", 1, "--cache", tmp_path / "cache"]
-    assert diffnet(*arguments, "--out", tmp_path / "a") == 1
-    assert ".ply: a point cloud has no area to normalize; use --normalize radius" in capsys.readouterr().err
-    assert diffnet(*arguments, "--out", tmp_path / "b", "--normalize", "radius") == 0
+    assert ".ply: a point cloud has no area to normalize; use --normalize radius" in complaint(
+        *arguments, "--out", tmp_path / "a"
+    )
+    output(*arguments, "--out", tmp_path / "b", "--normalize", "radius")
     assert json.loads((tmp_path / "b" / "results.json").read_text())["mean_error"] is not None
 
 
@@ -543,24 +528,26 @@ def test_length_of_boundaries() -> None:
     assert boundary_length(load_mesh(soup)) == 0
 
 
-def test_other_checkpoints_and_commands_are_refused(
-    room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_checkpoints_and_commands_are_refused(room: Path, tmp_path: Path) -> None:
     body(4).export(tmp_path / "a.ply")
     pair = [tmp_path / "a.ply", tmp_path / "a.ply", "--device", "cpu"]
     DiffusionNet(16, 3, width=8, blocks=1).save(
         tmp_path / "parts.safetensors", features="hks", k=8, normalize=True, task="segmentation"
     )
-    assert diffnet("match", *pair, "--checkpoint", tmp_path / "parts.safetensors", "--out", tmp_path / "x.txt") == 1
-    assert "parts.safetensors: the network is for segmentation; expected one of" in capsys.readouterr().err
+    assert "parts.safetensors: the network is for segmentation; expected one of" in complaint(
+        "match", *pair, "--checkpoint", tmp_path / "parts.safetensors", "--out", tmp_path / "x.txt"
+    )
     checkpoint = room / "run" / "last.pt"
-    assert diffnet("match", *pair, "--checkpoint", checkpoint, "--out", tmp_path / "a.ply") == 1
-    assert f"{tmp_path / 'a.ply'}: this file is read and would be overwritten" in capsys.readouterr().err
+    assert f"{tmp_path / 'a.ply'}: this file is read and would be overwritten" in complaint(
+        "match", *pair, "--checkpoint", checkpoint, "--out", tmp_path / "a.ply"
+    )
     files = ["--out", tmp_path / "x.txt", "--html", tmp_path / "x.htm"]
-    assert diffnet("match", *pair, "--checkpoint", tmp_path / "none.pt", *files) == 1
-    assert f"--html should be a .html file, got {tmp_path / 'x.htm'}" in capsys.readouterr().err
-    assert diffnet("predict", tmp_path / "a.ply", "--checkpoint", checkpoint, "--out", tmp_path / "b.ply") == 1
-    assert f"{checkpoint}: the network is for correspondence" in capsys.readouterr().err
+    assert f"--html should be a .html file, got {tmp_path / 'x.htm'}" in complaint(
+        "match", *pair, "--checkpoint", tmp_path / "none.pt", *files
+    )
+    assert f"{checkpoint}: the network is for correspondence" in complaint(
+        "predict", tmp_path / "a.ply", "--checkpoint", checkpoint, "--out", tmp_path / "b.ply"
+    )
     with pytest.raises(MetadataError, match="computes features for correspondence and no classes; call match_meshes"):
         predict_labels([tmp_path / "a.ply"], DiffusionNet.load(checkpoint), "cpu")
     with pytest.raises(OptionError, match="method is for correspondence, and the task is segmentation"):
@@ -570,31 +557,31 @@ def test_other_checkpoints_and_commands_are_refused(
             TrainOptions(task="correspondence", **{name: value})
 
 
-def test_evaluate_scores_the_test_pairs(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_scores_the_test_pairs(room: Path, tmp_path: Path) -> None:
     known = json.loads((room / "run" / "results.json").read_text())
     arguments = ["--checkpoint", room / "run" / "last.pt", "--cache", room / "cache", "--jobs", 1, "--device", "cpu"]
-    assert diffnet("evaluate", *arguments, "--data", room / "data", "--out", tmp_path / "a") == 0
+    out = output("evaluate", *arguments, "--data", room / "data", "--out", tmp_path / "a")
     results = json.loads((tmp_path / "a" / "results.json").read_text())
     assert results["mean_error"] == pytest.approx(known["mean_error"], rel=1e-6)
     assert results["pairs"] == known["pairs"]
     assert results["scored_training_meshes"] == 0
     assert "Correspondences of the test pairs" in (tmp_path / "a" / "predictions.html").read_text()
-    assert "of 3 test pairs" in capsys.readouterr().out
-    assert diffnet("evaluate", *arguments, "--data", room / "data" / "train", "--out", tmp_path / "trained") == 0
+    assert "of 3 test pairs" in out
+    out = output("evaluate", *arguments, "--data", room / "data" / "train", "--out", tmp_path / "trained")
     assert json.loads((tmp_path / "trained" / "results.json").read_text())["scored_training_meshes"] == 4
     assert "Correspondences of the scored pairs" in (tmp_path / "trained" / "predictions.html").read_text()
-    out = capsys.readouterr().out
     assert "scored meshes in the training part: 4 of 4" in out
     assert "of 6 pairs" in out
     (tmp_path / "two.txt").write_text("b4 b6\nb6 b5\n")
     more = ["--pairs", tmp_path / "two.txt", "--zoomout"]
-    assert diffnet("evaluate", *arguments, "--data", room / "data", "--out", tmp_path / "b", *more) == 0
+    output("evaluate", *arguments, "--data", room / "data", "--out", tmp_path / "b", *more)
     refined = json.loads((tmp_path / "b" / "results.json").read_text())
     assert [(row["first"], row["second"]) for row in refined["pairs"]] == [("b4", "b6"), ("b6", "b5")]
     DiffusionNet(16, 3, width=8, blocks=1).save(tmp_path / "p.safetensors", features="hks", k=8, normalize=True)
     arguments = ["--checkpoint", tmp_path / "p.safetensors", "--data", room / "data", "--out", tmp_path / "c"]
-    assert diffnet("evaluate", *arguments, "--zoomout") == 1
-    assert "are for correspondence, and the network is one of segmentation" in capsys.readouterr().err
+    assert "are for correspondence, and the network is one of segmentation" in complaint(
+        "evaluate", *arguments, "--zoomout"
+    )
 
 
 @pytest.mark.gpu

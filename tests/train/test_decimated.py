@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 import trimesh
+from command import output
 from plyfile import PlyData
 
 from diffnet import DiffusionNet
@@ -29,7 +28,6 @@ from diffnet.data import (
     transferred_labels,
 )
 from diffnet.geometry import decimate, element_points, load_mesh
-from diffnet.train import cli
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.run import scored_on
 
@@ -40,16 +38,6 @@ EGG = trimesh.creation.icosphere(3)
 EGG.vertices = EGG.vertices * [1, 1, 1.5]
 MESH = load_mesh(EGG)
 SMALL = decimate(MESH, 300)
-
-
-def diffnet(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as end:
-            status = end.code or 0
-    return status, *capsys.readouterr()
 
 
 @pytest.mark.parametrize("at", PLACES)
@@ -127,7 +115,7 @@ def test_processes_decimate(tmp_path: Path) -> None:
     np.testing.assert_array_equal(back[0], weights[0])
 
 
-def test_a_run_on_decimated_meshes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_on_decimated_meshes(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for i in range(3):
         verts = EGG.vertices + rng.normal(scale=0.01, size=EGG.vertices.shape)
@@ -141,8 +129,7 @@ def test_a_run_on_decimated_meshes(tmp_path: Path, capsys: pytest.CaptureFixture
     where = ["--data", tmp_path / "data", "--cache", tmp_path / "cache", "--device", "cpu", "--jobs", 1]
     small = ["--features", "file:height", "--k", 8, "--width", 8, "--blocks", 1, "--dropout", 0, "--lr", 0.02]
     run = ["train", "segmentation", *where, *small, "--epochs", 12, "--max-faces", 200, "--out", tmp_path / "run"]
-    status, _, err = diffnet(capsys, *run)
-    assert status == 0, err
+    output(*run)
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert sum(row["count"] for row in results["classes"]) == len(EGG.faces)  # of the full mesh
     assert results["test_accuracy"] > 0.9
@@ -156,13 +143,11 @@ def test_a_run_on_decimated_meshes(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (labels == truth).mean() == pytest.approx(results["test_accuracy"])
 
     checkpoint = ["--checkpoint", tmp_path / "run" / "last.pt"]
-    status, _, err = diffnet(capsys, "evaluate", *where, *checkpoint, "--out", tmp_path / "report")
-    assert status == 0, err
+    output("evaluate", *where, *checkpoint, "--out", tmp_path / "report")
     report = json.loads((tmp_path / "report" / "results.json").read_text())
     assert report["test_accuracy"] == results["test_accuracy"]
     out = tmp_path / "smooth.ply"
-    status, _, err = diffnet(capsys, "predict", test, *checkpoint, "--device", "cpu", "--out", out, "--smooth", 2)
-    assert status == 0, err
+    output("predict", test, *checkpoint, "--device", "cpu", "--out", out, "--smooth", 2)
     smooth = np.array(PlyData.read(out)["face"]["label"])
     assert len(smooth) == len(EGG.faces)
     pairs = EGG.face_adjacency

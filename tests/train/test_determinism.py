@@ -31,7 +31,7 @@ from diffnet.train.tasks.segmentation import TASK
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 OPTIONS = TrainOptions(features="xyz", k=8, width=16, blocks=1, epochs=2, eval_every=2, seed=4, dropout=0.3)
 CLASSES = 16
-RUNS = 4
+RUNS = 3
 PLACES: tuple[LabelsAt, ...] = get_args(LabelsAt)
 
 Labeled = tuple[LabeledMeshes, list[Sample]]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import io
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from command import diffnet
 from jaws import jaw, write_bodies
 from rich.console import Console
 from shapes import ellipsoid
@@ -21,7 +20,6 @@ from diffnet.data.target_names import vector_columns
 from diffnet.geometry import Mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.positions.alignment import share_an_axis
-from diffnet.train import cli
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import mesh_axes, say_what_is_rotated
 from diffnet.train.tasks.regression import TASK as REGRESSION
@@ -134,18 +132,12 @@ def test_columns_with_sides() -> None:
 
 
 @pytest.mark.parametrize(("more", "status"), [([], 1), (["--no-rotate"], 0), (["--scalar-targets"], 0)])
-def test_the_command_line(more: list[str], status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(more: list[str], status: int, tmp_path: Path) -> None:
     write_bodies(tmp_path / "data", 3)
-    run = ["diffnet", "train", "regression", "--data", tmp_path / "data", "--targets", "file:wind", "--features", "xyz"]
+    run = ["train", "regression", "--data", tmp_path / "data", "--targets", "file:wind", "--features", "xyz"]
     run += ["--k", 4, "--width", 4, "--blocks", 1, "--epochs", 1, "--jobs", 1, "--device", "cpu", *more]
     run += ["--cache", tmp_path / "cache", "--out", tmp_path / "run"]
-    ended: Any = 0
-    with patch.object(sys, "argv", list(map(str, run))):
-        try:
-            cli.main()
-        except SystemExit as end:
-            ended = end.code or 0
-    out, err = capsys.readouterr()
+    ended, out, err = diffnet(*run)
     assert ended == status, err
     assert err.startswith("diffnet: the columns wind_0, wind_1, wind_2 look like a vector") == (status == 1)
     assert ("Training rotates xyz" in out) == (more == ["--scalar-targets"])

@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import io
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import plyfile
 import pytest
 import torch
 import trimesh
+from command import complaint, diffnet, output
 
 from diffnet import DiffusionNet
 from diffnet.data import LabelsAt, load_dataset
-from diffnet.train import cli, network_input, predict_labels
+from diffnet.train import network_input, predict_labels
 from diffnet.train.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 
 NUMBERS = [11, 21, 47]
-
-
-def diffnet(*arguments: Any) -> tuple[Any, str, str]:
-    """Exit code, stdout and stderr of a command, in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    argv = ["diffnet", *map(str, arguments)]
-    with patch.object(sys, "argv", argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.main()
-            code: Any = 0
-        except SystemExit as e:
-            code = e.code
-    return code, out.getvalue(), err.getvalue()
-
-
-def complaint(*arguments: Any) -> str:
-    code, _, err = diffnet(*arguments)
-    assert (code, err.count("\n")) == (1, 1), err
-    return err.removeprefix("diffnet: ").rstrip("\n")
 
 
 def write_ball(path: Path, seed: int = 0) -> Path:
@@ -74,7 +52,7 @@ def test_predictions_are_read_as_labels(tmp_path: Path, at: LabelsAt, form: str)
     checkpoint = write_network(tmp_path / "a.safetensors", at, label_names=list("abc"), label_numbers=NUMBERS)
     meshes = [write_ball(tmp_path / "meshes" / f"m{i}.off", i) for i in range(2)]
     out, network = tmp_path / "labels", DiffusionNet.load(checkpoint)
-    assert diffnet("predict", tmp_path / "meshes", "--checkpoint", checkpoint, "--out", out, "--format", form)[0] == 0
+    output("predict", tmp_path / "meshes", "--checkpoint", checkpoint, "--out", out, "--format", form)
     assert {file.name for file in out.iterdir()} == {f"m0.{form}", f"m1.{form}", "report.csv"}
     if form != "ply":
         for mesh in meshes:
@@ -90,8 +68,7 @@ def test_predictions_are_read_as_labels(tmp_path: Path, at: LabelsAt, form: str)
         np.testing.assert_array_equal(np.array(data.label_numbers)[item.labels], numbers)
     checkpoint = write_network(tmp_path / "b.safetensors", at, label_names=["11", "21", "47"])
     evaluate = ["evaluate", "--checkpoint", checkpoint, "--data", out, "--cache", tmp_path / "cache", "--jobs", 1]
-    code, text, err = diffnet(*evaluate, "--device", "cpu", "--out", tmp_path / "scores")
-    assert (code, err) == (0, "")
+    text = output(*evaluate, "--device", "cpu", "--out", tmp_path / "scores")
     assert "accuracy 100.00 %" in text
 
 
@@ -107,8 +84,7 @@ def test_a_run_stores_the_users_numbers(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train = ["train", "segmentation", "--data", tmp_path / "data", "--cache", tmp_path / "cache", "--epochs", 1]
     train += ["--features", "xyz", "--k", 8, "--width", 8, "--blocks", 1, "--jobs", 1, "--device", "cpu"]
-    code, _, err = diffnet(*train, "--out", run, "--ignore", "gum")
-    assert (code, err) == (0, "")
+    output(*train, "--out", run, "--ignore", "gum")
     stored = load_checkpoint(run / "last.pt")
     assert (stored["label_names"], stored["label_numbers"]) == (["Zähne", "molar"], [21, 47])
     ply = predicted_ply(tmp_path, run / "last.pt")
@@ -127,7 +103,7 @@ def test_a_run_stores_the_users_numbers(tmp_path: Path) -> None:
 
 def predicted_ply(folder: Path, checkpoint: Path) -> Any:
     mesh = write_ball(folder / "new.off", 9)
-    assert diffnet("predict", mesh, "--checkpoint", checkpoint, "--out", folder / "new.ply")[0] == 0
+    output("predict", mesh, "--checkpoint", checkpoint, "--out", folder / "new.ply")
     return plyfile.PlyData.read(folder / "new.ply")
 
 
@@ -248,7 +224,7 @@ def test_names_that_are_not_text(tmp_path: Path) -> None:
     names = ["--class-names", os.fsdecode(b"arm\xff,leg,head"), "--html", tmp_path / "p.html", "--png"]
     for form, table in (("csv", "csv"), ("ply", "npz")):
         out = ["--out", tmp_path / f"a.{form}", *names, tmp_path / "p.png", "--probabilities", tmp_path / f"p.{table}"]
-        assert diffnet("predict", mesh, "--checkpoint", checkpoint, *out)[0] == 0
+        output("predict", mesh, "--checkpoint", checkpoint, *out)
     assert (tmp_path / "p.csv").read_text().startswith("file,element,arm\\udcff,leg,head\n")
     assert "m\\udcff.off,0," in (tmp_path / "p.csv").read_text()
     assert plyfile.PlyData.read(tmp_path / "a.ply").comments[0] == r"label 0 arm\udcff"

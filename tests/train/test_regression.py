@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
-from contextlib import suppress
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 import trimesh
+from command import complaint, output
 from graph_emulator import EmulatedGraph
 from shapes import ellipsoid
 
@@ -37,24 +35,12 @@ from diffnet.train.metrics import column_scores
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import TrainingStep
 from diffnet.train.tasks.regression import TASK
-from diffnet.train.tasks.regression import TASK as REGRESSION
 from diffnet.train.tasks.task import Scored
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
 CPU = torch.device("cpu")
 SMALL = ["--k", 12, "--width", 16, "--blocks", 1, "--jobs", 1, "--device", "cpu", "--lr", 0.02, "--no-rotate"]
-
-
-def diffnet(*arguments: object) -> int:
-    from diffnet.train import cli
-
-    with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
-        try:
-            cli.main()
-        except SystemExit as end:
-            return end.code or 0
-    return 0
 
 
 def ball(seed: int) -> trimesh.Trimesh:
@@ -71,7 +57,7 @@ def heights(verts: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def room(tmp_path_factory: pytest.TempPathFactory, small_pictures: None) -> Path:
     """A set with targets at the vertices and for whole meshes, and a run on each of them."""
     root = tmp_path_factory.mktemp("room")
     (root / "data").mkdir()
@@ -87,9 +73,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "data" / "train.txt").write_text("\n".join(f"m{i}" for i in range(7)))
     (root / "data" / "test.txt").write_text("m7\nm8")
     shared = ["--data", root / "data", "--cache", root / "cache", *SMALL, "--features", "xyz"]
-    with suppress(SystemExit), patch("diffnet.train.report.charts.DPI", 40):
-        diffnet("train", "regression", *shared, "--targets", "file:heights", "--out", root / "run", "--epochs", 30)
-        diffnet("train", "regression", *shared, "--out", root / "whole", "--epochs", 3)
+    output("train", "regression", *shared, "--targets", "file:heights", "--out", root / "run", "--epochs", 20)
+    output("train", "regression", *shared, "--out", root / "whole", "--epochs", 3)
     return root
 
 
@@ -122,7 +107,7 @@ def test_targets_of_whole_meshes(room: Path, tmp_path: Path) -> None:
     assert "truth: " in page
     meshes = [room / "data" / f"m{i}.ply" for i in (7, 8)]
     files = ["--out", tmp_path / "table.csv", "--html", tmp_path / "page.html", "--png", tmp_path / "picture.png"]
-    assert diffnet("predict", *meshes, "--checkpoint", room / "whole" / "last.pt", *files, "--device", "cpu") == 0
+    output("predict", *meshes, "--checkpoint", room / "whole" / "last.pt", *files, "--device", "cpu")
     with (tmp_path / "table.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["file"] for row in rows] == [str(mesh) for mesh in meshes]
@@ -132,18 +117,18 @@ def test_targets_of_whole_meshes(room: Path, tmp_path: Path) -> None:
     assert "volume" in (tmp_path / "page.html").read_text()
 
 
-def test_a_run_can_be_resumed(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_can_be_resumed(room: Path, tmp_path: Path) -> None:
     shared = ["--data", room / "data", "--cache", room / "cache", *SMALL, "--features", "xyz", "--schedule", "step"]
     whole = ["--targets", "file:heights", *shared, "--out", tmp_path / "whole", "--epochs", 3]
     part = ["--targets", "file:heights", *shared, "--out", tmp_path / "part"]
-    assert diffnet("train", "regression", *whole) == 0
-    assert diffnet("train", "regression", *part, "--epochs", 1) == 0
-    assert diffnet("train", "regression", *part, "--epochs", 3, "--resume") == 0
+    output("train", "regression", *whole)
+    output("train", "regression", *part, "--epochs", 1)
+    output("train", "regression", *part, "--epochs", 3, "--resume")
     one, other = (load_checkpoint(tmp_path / name / "last.pt")["model"] for name in ("whole", "part"))
     assert all(torch.equal(one[name], other[name]) for name in one)
-    capsys.readouterr()
-    assert diffnet("train", "regression", *part, "--epochs", 4, "--resume", "--loss", "l1") == 1
-    assert "--loss is l1, and the run in" in capsys.readouterr().err
+    assert "--loss is l1, and the run in" in complaint(
+        "train", "regression", *part, "--epochs", 4, "--resume", "--loss", "l1"
+    )
 
 
 def test_predict_writes_columns(room: Path, tmp_path: Path) -> None:
@@ -152,58 +137,42 @@ def test_predict_writes_columns(room: Path, tmp_path: Path) -> None:
     assert values.shape == (42, 2)
     assert values[:, 1].mean() == pytest.approx(1000, abs=20)
     run = ["predict", mesh, "--checkpoint", checkpoint, "--device", "cpu", "--out"]
-    assert diffnet(*run, tmp_path / "a.ply", "--png", tmp_path / "a.png") == 0
-    assert diffnet(*run, tmp_path / "a.npy") == 0
-    assert diffnet(*run, tmp_path / "a.csv") == 0
+    output(*run, tmp_path / "a.ply", "--png", tmp_path / "a.png")
+    output(*run, tmp_path / "a.npy")
+    output(*run, tmp_path / "a.csv")
     properties = load_attributes(tmp_path / "a.ply").vertices
     np.testing.assert_array_equal(np.stack([properties["heights_0"], properties["heights_1"]], 1), values)
     np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), values)
     assert (tmp_path / "a.csv").read_text().startswith("heights_0,heights_1\n")
     np.testing.assert_allclose(np.loadtxt(tmp_path / "a.csv", delimiter=",", skiprows=1), values, rtol=1e-7)
     folder = ["predict", mesh, room / "data" / "m8.ply", "--checkpoint", checkpoint, "--device", "cpu"]
-    assert diffnet(*folder, "--out", tmp_path / "folder") == 0
+    output(*folder, "--out", tmp_path / "folder")
     assert {path.name for path in (tmp_path / "folder").iterdir()} == {"m7.ply", "m8.ply", "report.csv"}
 
 
-def test_evaluate_gives_the_results_of_the_run(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_gives_the_results_of_the_run(room: Path, tmp_path: Path) -> None:
     shared = ["--cache", room / "cache", "--device", "cpu", "--jobs", 1]
     for name in ("run", "whole"):
         data = ["--data", room / "data", "--checkpoint", room / name / "last.pt"]
-        assert diffnet("evaluate", *data, *shared, "--out", tmp_path / name) == 0
+        output("evaluate", *data, *shared, "--out", tmp_path / name)
         run, report = (json.loads((folder / name / "results.json").read_text()) for folder in (room, tmp_path))
         for one, other in zip(run["columns"], report["columns"], strict=True):
             assert (one.pop("name"), one.pop("count")) == (other.pop("name"), other.pop("count"))
             assert one == pytest.approx(other, rel=1e-6)
-    capsys.readouterr()
     table = tmp_path / "other.csv"
     table.write_text(f"file,volume\n{room / 'data' / 'm7.ply'},1\n")
     arguments = ["--data", table, "--checkpoint", room / "whole" / "last.pt", *shared, "--out", tmp_path / "new"]
-    assert diffnet("evaluate", *arguments) == 1
-    assert "the set has no column 'size'; its columns are volume" in capsys.readouterr().err
+    assert "the set has no column 'size'; its columns are volume" in complaint("evaluate", *arguments)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--out", "a.obj"], "--out should be a .ply, .npy or .csv file for outputs at vertices, got a.obj"),
-        (["--out", "a.ply", "--probabilities", "p.npz"], "--probabilities is for networks that predict classes"),
-        (["--out", "a.ply", "--smooth", "1"], "--smooth is for networks that predict classes"),
-    ],
-)
-def test_predict_refuses(
-    arguments: list[str],
-    message: str,
-    room: Path,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_predict_refuses(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    mesh, checkpoint = room / "data" / "m7.ply", room / "run" / "last.pt"
-    assert diffnet("predict", mesh, "--checkpoint", checkpoint, "--device", "cpu", *arguments) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert len(error.splitlines()) == 1
+    predict = ["predict", room / "data" / "m7.ply", "--checkpoint", room / "run" / "last.pt", "--device", "cpu"]
+    line = complaint(*predict, "--out", "a.obj")
+    assert "--out should be a .ply, .npy or .csv file for outputs at vertices, got a.obj" in line
+    for option in (["--probabilities", "p.npz"], ["--smooth", "1"]):
+        line = complaint(*predict, "--out", "a.ply", *option)
+        assert f"{option[0]} is for networks that predict classes" in line
 
 
 def test_functions_for_classes_refuse_numbers(room: Path) -> None:
@@ -255,13 +224,13 @@ def test_missing_targets_count_neither_in_losses_nor_in_scores(loss: str) -> Non
     known = ~targets.isnan()
     function = {"mse": "mse_loss", "l1": "l1_loss", "huber": "huber_loss"}[loss]
     expected = getattr(torch.nn.functional, function)(outputs[known].float(), targets[known])
-    found = REGRESSION.loss(outputs, targets, options)
+    found = TASK.loss(outputs, targets, options)
     torch.testing.assert_close(found, expected, check_dtype=False)
     (gradient,) = torch.autograd.grad(found, outputs)
     assert (gradient[~known] == 0).all()
     assert (gradient[known] != 0).all()
-    assert REGRESSION.loss(outputs, torch.full_like(targets, torch.nan), options) == 0
-    tally = REGRESSION.tally(outputs.detach(), targets, 2)
+    assert TASK.loss(outputs, torch.full_like(targets, torch.nan), options) == 0
+    tally = TASK.tally(outputs.detach(), targets, 2)
     for i, row in enumerate(column_scores(tally)):
         p, y = outputs.detach()[known[:, i], i], targets[known[:, i], i]
         assert row["count"] == len(y)
@@ -273,7 +242,7 @@ def test_missing_targets_count_neither_in_losses_nor_in_scores(loss: str) -> Non
 def test_scores_that_are_not_defined_are_null() -> None:
     nothing, constant = column_scores([[0, 0, 0, 0, 0], [3, 6, 12, 1, 1]])
     assert np.isnan([nothing["mae"], nothing["rmse"], nothing["r2"], constant["r2"]]).all()
-    assert np.isnan(REGRESSION.score(torch.zeros(2, 5)))
+    assert np.isnan(TASK.score(torch.zeros(2, 5)))
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e7, -1e11])
@@ -291,7 +260,7 @@ def test_scores_of_targets_far_from_0(offset: float) -> None:
         original_targets(torch.tensor(item.labels + rng.normal(scale=0.5, size=item.labels.shape)), statistics)
         for item in standardized
     ]
-    results = REGRESSION.results(Scored(items, predictions, ["u", "v"], "vertices"))
+    results = TASK.results(Scored(items, predictions, ["u", "v"], "vertices"))
     errors = np.concatenate(predictions) - np.concatenate([item.labels for item in items])
     expected = 1 - (errors[:, 0] ** 2).mean() / draws[:, 0].var()
     assert 0.73 < expected < 0.77

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from command import complaint, output
 from jaws import jaw, write_jaws
 
 from diffnet.data import LabeledMesh, LabeledMeshes, TargetsAt, collate_samples, labels_at, make_sample
 from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
-from diffnet.train import cli
 from diffnet.train.checkpoint import load_checkpoint, save_checkpoint
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.augmentation import draw_changes
@@ -138,29 +136,19 @@ def test_mirrored_jaws_are_jaws(at: TargetsAt, text: str) -> None:
     assert np.array_equal(tooth, batch.labels.numpy() > 0)
 
 
-def diffnet(*arguments: object) -> int:
-    with patch.object(sys, "argv", ["diffnet", *map(str, arguments)]):
-        try:
-            cli.main()
-        except SystemExit as end:
-            return int(end.code or 0)
-    return 0
-
-
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(tmp_path: Path) -> None:
     write_jaws(tmp_path / "data", 4)
     small = ["--k", 8, "--width", 8, "--blocks", 1, "--epochs", 1, "--jobs", 1, "--device", "cpu", "--schedule", "step"]
     run = ["train", "segmentation", "--data", tmp_path / "data", "--cache", tmp_path / "cache", *small]
     run += ["--features", "xyz", "--no-rotate", "--mirror", "--out"]
-    assert diffnet(*run, tmp_path / "refused") == 1
-    assert "diffnet: --mirror leaves labels as they are" in capsys.readouterr().err
+    assert "diffnet: --mirror leaves labels as they are" in complaint(*run, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
-    assert diffnet(*run, tmp_path / "run", "--mirror-labels", "fdi") == 0, capsys.readouterr().err
+    output(*run, tmp_path / "run", "--mirror-labels", "fdi")
     stored = load_checkpoint(tmp_path / "run" / "last.pt")
     assert stored["options"]["mirror_labels"] == "0,8,9,10,11,12,13,14,1,2,3,4,5,6,7"
     resumed = ["train", "segmentation", "--data", tmp_path / "data", "--cache", tmp_path / "cache"]
-    assert diffnet(*resumed, "--out", tmp_path / "run", "--resume", "--epochs", 2, "--jobs", 1) == 0
+    output(*resumed, "--out", tmp_path / "run", "--resume", "--epochs", 2, "--jobs", 1)
     # A run of an older version, which could not say it, can be resumed.
     stored["options"]["mirror_labels"] = None
     save_checkpoint(tmp_path / "run" / "last.pt", stored)
-    assert diffnet(*resumed, "--out", tmp_path / "run", "--resume", "--epochs", 2, "--jobs", 1) == 0
+    output(*resumed, "--out", tmp_path / "run", "--resume", "--epochs", 2, "--jobs", 1)
