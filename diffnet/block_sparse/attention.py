@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -85,32 +87,14 @@ class BlockSparseAttention(nn.Module):
         width = channels // self.heads
         projected = self.query_key_value(x).unflatten(-1, (3, self.heads, width))
         query, key, value = projected.movedim(-3, 0).transpose(-2, -3)  # each (…, H, N, C/H)
+        masks = {"key_padding_mask": key_padding_mask, "attention_mask": attention_mask}
+        extras: dict[str, Any] = {"bias": bias, "backend": self.backend, **masks}
         if self.relative_bias is None and not (self.training and self.dropout.p > 0):
-            mixed = block_attention(
-                pattern,
-                query,
-                key,
-                value,
-                bias=bias,
-                key_padding_mask=key_padding_mask,
-                attention_mask=attention_mask,
-                backend=self.backend,
-            )
-            return self._merge(mixed)
-        scores = block_matmul(pattern, query, key, "sdd", transpose_b=True, backend=self.backend)
-        weights = block_softmax(
-            pattern,
-            scores,
-            scale=width**-0.5,
-            bias=bias,
-            relative_bias=self.relative_bias,
-            key_padding_mask=key_padding_mask,
-            attention_mask=attention_mask,
-            backend=self.backend,
-        )
-        return self._merge(block_matmul(pattern, self.dropout(weights), value, "dsd", backend=self.backend))
-
-    def _merge(self, mixed: Tensor) -> Tensor:
-        """(…, H, N, C/H) → (…, N, C)"""
+            mixed = block_attention(pattern, query, key, value, **extras)
+        else:
+            scores = block_matmul(pattern, query, key, "sdd", transpose_b=True, backend=self.backend)
+            extras |= {"scale": width**-0.5, "relative_bias": self.relative_bias}
+            weights = block_softmax(pattern, scores, **extras)
+            mixed = block_matmul(pattern, self.dropout(weights), value, "dsd", backend=self.backend)
         out: Tensor = self.out(mixed.transpose(-2, -3).flatten(-2))
         return out

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.block_sparse.linear import initial_weight
+from diffnet.block_sparse.linear import BlockSparseModule
 from diffnet.ops import Backend, BlockPattern, block_matmul
 
 Pair = int | tuple[int, int]
 
 
-class BlockSparseConv2d(nn.Module):
+class BlockSparseConv2d(BlockSparseModule):
     """`nn.Conv2d` with weights only between some blocks of input and output channels.
 
     The weights multiply the unfolded input, which takes kernel height × kernel width times the input's memory.
@@ -47,25 +44,20 @@ class BlockSparseConv2d(nn.Module):
         bias: bool = True,
         backend: Backend = "auto",
     ) -> None:
-        super().__init__()
-        self.in_channels = in_channels
-        self.kernel_size, self.stride = _pair(kernel_size), _pair(stride)
-        self.padding, self.dilation = _pair(padding), _pair(dilation)
+        size = _pair(kernel_size)
         blocks = -(-out_channels // block), -(-in_channels // block)
-        if layout.ndim not in (2, 4) or layout.shape[-2:] != blocks or layout.shape[:-2] not in ((), self.kernel_size):
+        if layout.ndim not in (2, 4) or layout.shape[-2:] != blocks or layout.shape[:-2] not in ((), size):
             raise ValueError(
-                f"the layout should have shape {blocks} or {(*self.kernel_size, *blocks)}, "
-                f"shape is {tuple(layout.shape)}"
+                f"the layout should have shape {blocks} or {(*size, *blocks)}, shape is {tuple(layout.shape)}"
             )
         # One matrix for all places in the kernel. The input channels of each place are padded to whole blocks.
-        each = layout.expand(*self.kernel_size, *blocks).flatten(0, 1)
-        self.channels_padded = blocks[1] * block
-        columns = len(each) * self.channels_padded
-        self.pattern = BlockPattern.from_mask(each.transpose(0, 1).flatten(1), block, out_channels, columns)
-        self.pattern.blocks.prepare()
-        self.backend: Backend = backend
-        self.weight = nn.Parameter(initial_weight(self.pattern))
-        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+        each = layout.expand(*size, *blocks).flatten(0, 1)
+        padded = blocks[1] * block
+        mask = each.transpose(0, 1).flatten(1)
+        super().__init__(BlockPattern.from_mask(mask, block, out_channels, len(each) * padded), bias, backend)
+        self.in_channels, self.channels_padded = in_channels, padded
+        self.kernel_size, self.stride = size, _pair(stride)
+        self.padding, self.dilation = _pair(padding), _pair(dilation)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (N, in_channels, height, width) → (N, out_channels, …, …), with the sizes of nn.Conv2d"""
@@ -85,11 +77,6 @@ class BlockSparseConv2d(nn.Module):
         out = block_matmul(self.pattern, self.weight, patches[None], "dsd", backend=self.backend)[0]
         out = out if self.bias is None else out + self.bias.to(out.dtype)[:, None]
         return out.reshape(len(out), len(x), *size).transpose(0, 1)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], *arguments: Any, **options: Any) -> BlockSparseConv2d:
-        super()._apply(fn, *arguments, **options)  # type: ignore[no-untyped-call]
-        self.pattern = self.pattern.to(self.weight.device)
-        return self
 
     def extra_repr(self) -> str:
         pattern = self.pattern

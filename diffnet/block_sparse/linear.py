@@ -11,7 +11,24 @@ from torch import Tensor, nn
 from diffnet.ops import Backend, BlockPattern, block_matmul
 
 
-class BlockSparseLinear(nn.Module):
+class BlockSparseModule(nn.Module):
+    """Base class of modules with a block-sparse matrix of weights and a bias for each of its rows."""
+
+    def __init__(self, pattern: BlockPattern, bias: bool, backend: Backend) -> None:
+        super().__init__()
+        pattern.blocks.prepare()
+        self.pattern = pattern
+        self.backend: Backend = backend
+        self.weight = nn.Parameter(_initial_weight(pattern))
+        self.bias = nn.Parameter(torch.zeros(pattern.rows)) if bias else None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *arguments: Any, **options: Any) -> BlockSparseModule:
+        super()._apply(fn, *arguments, **options)  # type: ignore[no-untyped-call]
+        self.pattern = self.pattern.to(self.weight.device)
+        return self
+
+
+class BlockSparseLinear(BlockSparseModule):
     """y = x Wᵀ + bias with weights only in some blocks of W.
 
     Args:
@@ -38,14 +55,10 @@ class BlockSparseLinear(nn.Module):
         bias: bool = True,
         backend: Backend = "auto",
     ) -> None:
-        super().__init__()
-        self.pattern = BlockPattern.from_mask(layout, block, out_features, in_features)
-        if self.pattern.heads != 1:
+        pattern = BlockPattern.from_mask(layout, block, out_features, in_features)
+        if pattern.heads != 1:
             raise ValueError(f"the layout of a linear layer has 2 dimensions, got {layout.ndim}")
-        self.pattern.blocks.prepare()
-        self.backend: Backend = backend
-        self.weight = nn.Parameter(initial_weight(self.pattern))
-        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+        super().__init__(pattern, bias, backend)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, in_features) → (…, out_features)"""
@@ -56,17 +69,12 @@ class BlockSparseLinear(nn.Module):
         out = out if self.bias is None else out + self.bias.to(out.dtype)
         return out.reshape(*x.shape[:-1], self.pattern.rows)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], *arguments: Any, **options: Any) -> BlockSparseLinear:
-        super()._apply(fn, *arguments, **options)  # type: ignore[no-untyped-call]
-        self.pattern = self.pattern.to(self.weight.device)
-        return self
-
     def extra_repr(self) -> str:
         pattern = self.pattern
         return f"{pattern.columns}, {pattern.rows}, block={pattern.block}, blocks={pattern.blocks.nnz}"
 
 
-def initial_weight(pattern: BlockPattern) -> Tensor:
+def _initial_weight(pattern: BlockPattern) -> Tensor:
     """Draw weights like `nn.Linear`: uniform within ±1/√fan-in, with the fan-in of each block row."""
     fan_in = pattern.blocks.row_lengths.clamp(min=1) * pattern.block
     bound = fan_in.float().rsqrt()[pattern.blocks.row_indices]

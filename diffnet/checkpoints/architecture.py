@@ -11,7 +11,7 @@ from torch import Tensor
 from diffnet.checkpoints.kinds import kind_of
 
 SIZES = ("in_channels", "out_channels", "width", "blocks")
-ABOVE_0 = "above 0"  # of an option whose exact value the weights don't show
+ABOVE_0 = "above 0"  # the value of an option of which weights show only this
 
 
 def visible_options(weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ FORMAT = 1  # increase when older versions would misread a checkpoint
 # The options of a run that are arguments of `DiffusionNet`. The others are metadata of the network.
 ARCHITECTURE = (*(f.name for f in fields(Architecture)), "backend")
 # Options that checkpoints of older versions lack, with what those versions did. An option of the network is off there.
-OLDER: dict[str, Any] = {
+OLDER_DEFAULTS: dict[str, Any] = {
     **Architecture().network,
     "join": "never",
     "schedule": "step",
@@ -68,7 +68,7 @@ def outputs_at_of(labels_at: Any) -> Any:
 
 def metadata_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata of the network in a checkpoint: the names of its labels, its input and the options of its run."""
-    options = OLDER | checkpoint["options"]
+    options = OLDER_DEFAULTS | checkpoint["options"]
     described = {name: value for name, value in options.items() if name not in ARCHITECTURE}
     statistics = checkpoint.get("statistics", {})  # of features from files
     described = {"normalize": True, **described, "label_names": checkpoint["label_names"], "statistics": statistics}

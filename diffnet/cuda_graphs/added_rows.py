@@ -24,10 +24,10 @@ from diffnet.ops.common.launcher import saved_as_usual
 
 Results = dict[str, Tensor]
 
-ADDED = 8.0  # the features of added rows, in units of those of the batch. Large ones show their effect.
-CHANGE = 1e-6  # the relative change of the features that shows how far rounding errors grow
-GRADIENT = "the gradient of"  # begins the name of such a result
-LEAST = 1e-4  # the relative difference that is always taken for rounding
+ADDED_SCALE = 8.0  # scale of the features of added rows, relative to the batch; large features show their effect
+PERTURBATION = 1e-6  # relative change of the features; its effect shows how far rounding errors grow
+GRADIENT = "the gradient of"  # prefix of the names of gradients among the results
+MAX_ROUNDING = 1e-4  # relative differences up to this are taken for rounding
 
 # Modules of PyTorch that compute each row on its own.
 _BY_ROWS = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.ReLU, nn.Identity, nn.ModuleList, nn.Sequential)
@@ -101,7 +101,7 @@ def check_added_rows(
     def on_buffers(size: BatchSize) -> Results:
         static = StaticOperators(BatchBuffers(Arena(features.device, size), size, counted, operators))
         added = features.new_empty(size.vertices - batch.vertices, features.shape[1])
-        return results(torch.cat([features, _normal(added) * _scale(features) * ADDED]), static, size)
+        return results(torch.cat([features, _normal(added) * _scale(features) * ADDED_SCALE]), static, size)
 
     with saved_as_usual(), trial(), _precise(features.device.type):
         features = widened(features.detach())
@@ -109,7 +109,7 @@ def check_added_rows(
         different = _difference(expected, again)
         if different is not None:
             raise NotCapturable(f"two calls on the same batch differ in {different}")
-        changed = results(features * (1 + CHANGE * _normal(features)), operators, batch)
+        changed = results(features * (1 + PERTURBATION * _normal(features)), operators, batch)
         doubled = BatchSize(size.meshes if size.meshes == 1 else 2 * size.meshes, *(2 * n for n in size[1:]))
         for each in (size, doubled):
             different = _difference(expected, on_buffers(each), changed)
@@ -157,9 +157,9 @@ def _difference(expected: Results, found: Results, changed: Results | None = Non
         error, norm = _distance(value, found[name]), _norm(value)
         noise = 0.0 if changed is None else _distance(value, changed[name])
         eps = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
-        least = max(LEAST, 4 * eps)  # an output may be rounded to 16 bits
-        # Gradients that are 0 but for rounding are compared with all others.
-        allowed = 10 * noise + least * (norm + whole / 100 * name.startswith(GRADIENT))
+        rounding = max(MAX_ROUNDING, 4 * eps)  # an output may be rounded to 16 bits
+        # A gradient may be 0 up to rounding, so the norm of all gradients counts, too.
+        allowed = 10 * noise + rounding * (norm + whole / 100 * name.startswith(GRADIENT))
         if not error <= allowed:
             return f"{name} by {error / norm:.2%}" if norm > 0 else name
     return None

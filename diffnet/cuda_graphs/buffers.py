@@ -15,10 +15,10 @@ from diffnet.geometry import Operators
 
 Read = Callable[[Operators], Tensor]
 Rest = Callable[[Operators], float]
-# By the id of a buffer and a count of rows: the buffer, its first rows, and the others.
+# A buffer, its first rows and its other rows, by the id of the buffer and the number of first rows.
 Parts = dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]
 
-MOST_PARTS = 512  # that a batch's buffers remember; a batch of each size has about ten
+MAX_PARTS = 512  # parts that the buffers remember; each size of a batch has about ten
 
 
 class NotCounted(Exception):
@@ -32,7 +32,7 @@ class _Buffer(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Values (n, …) for the first rows of a buffer. The rest is set to a number, or None numbers it by its places."""
+    """Values (n, …) for the first rows of a buffer, and a number for the others. With None, these get their indices."""
 
     buffer: Tensor
     values: Tensor
@@ -53,7 +53,7 @@ class BatchBuffers:
         self._example: Operators | None = example
         self._filled: dict[str, tuple[Tensor, list[_Buffer]]] = {}
         self._parts: Parts = {}
-        # It is small, so it has memory of its own. For one mesh, its values then never change.
+        # It is small, so it has memory of its own. If there is one mesh, its values never change.
         with torch.inference_mode(False):
             self.ptr = torch.zeros(size.meshes + 1, dtype=torch.int64, device=arena.device)
         self._load_extents(example)
@@ -83,7 +83,7 @@ class BatchBuffers:
         read: reads the values (n, …), or (planes, n, …), from the operators of a batch
         shape: the shape of the buffer, with at least as many rows
         needs: the count of `BatchSize` that gives the number of rows, if it is neither vertices nor meshes
-        rest: the number to which the other rows are set; None numbers them by their places
+        rest: the number for the other rows; with None, these get their indices
 
         Raises NotCounted if `needs` names a count that is not known.
         """
@@ -108,8 +108,8 @@ class BatchBuffers:
         self.fill([*(_rows(buffer, source) for buffer in buffers), *others])
 
     def fill(self, all_rows: Iterable[Rows]) -> None:
-        """Copy rows into buffers that exist as long as these. Slicing takes time, so their parts are remembered."""
-        if len(self._parts) > MOST_PARTS:
+        """Copy rows into buffers that live as long as this object, which remembers their parts: slicing takes time."""
+        if len(self._parts) > MAX_PARTS:
             self._parts.clear()
         fill(all_rows, self._parts)
 

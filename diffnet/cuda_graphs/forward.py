@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +23,7 @@ from diffnet.cuda_graphs.graphed_class import graphed_class, plain_class
 from diffnet.cuda_graphs.lane import Lane, Recorder, record_graph
 from diffnet.cuda_graphs.module_state import GRAPHS, ModuleState, settings
 from diffnet.cuda_graphs.recording import ROWS, Recording, random_state, record_network, replay_again
-from diffnet.cuda_graphs.sizes import BatchSize, most_vertices, size_of
+from diffnet.cuda_graphs.sizes import BatchSize, max_vertices, size_of
 from diffnet.cuda_graphs.static_operators import Fields, StaticOperators
 from diffnet.first_call import compile_before_first_call
 from diffnet.geometry import Operators
@@ -34,7 +35,7 @@ from diffnet.ops.common.precision import compute_dtype
 
 M = TypeVar("M", bound=nn.Module)
 
-MOST_LANES = 4  # forward passes whose backward pass is still to come
+MAX_LANES = 4  # forward passes whose backward pass is still to come
 # With fewer vertices, launching the kernels one by one takes longer than the kernels of this many vertices.
 LAUNCH_BOUND = 2**16
 MAX_NEW_STATES = 4  # calls in turn before each of which an attribute has got a new value
@@ -74,7 +75,7 @@ def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1)
     - More than four forward passes come before a backward pass.
     - The graphs don't fit into the memory.
 
-    Batches whose kernels take longer than launching them also run without graphs, see `sizes.MOST_BYTES`. Gradients of
+    Batches whose kernels take longer than launching them also run without graphs, see `sizes.MAX_BYTES`. Gradients of
     gradients are not available.
 
     A changed network is recorded anew: modes, submodules, functions, numbers, tensors and containers in attributes. A
@@ -115,7 +116,7 @@ def use_graphs(network: M, settings: Settings) -> M:
 
 
 class _Lease:
-    """Keeps a lane from being used by another batch until this object is deleted."""
+    """Reserves a lane until this object is deleted."""
 
     def __init__(self, lane: Lane[Recording], token: Tensor) -> None:
         self._lane, self.token = lane, token
@@ -126,31 +127,48 @@ class _Lease:
 
 
 class _KnownState(NamedTuple):
-    """A state, its number, which states with an equal key share, and whether added rows can't change the results."""
+    """A state of the network, and a number that states with an equal key share.
+
+    is_known: see `is_known`
+    """
 
     state: ModuleState
     number: int
-    takes_added_rows: bool
+    is_known: bool
+
+
+@dataclass(eq=False)
+class _Config:
+    """What is known of the calls that share graphs but for the size of the batch.
+
+    visits: how many batches of each size ran before one was recorded
+    is_checked: whether added rows are known not to change the results
+    counted: the counts of `BatchSize` that the network reads
+    fields: of the operators that the network reads, once it has been recorded
+    refused: why it runs without graphs
+    """
+
+    visits: Counter[BatchSize] = field(default_factory=Counter)
+    is_checked: bool = False
+    counted: frozenset[str] = frozenset()
+    fields: Fields | None = None
+    refused: str | None = None
 
 
 class GraphedForward:
-    """Stands in for the method `forward` of a network, see `graphed`."""
+    """Takes the place of the method `forward` of a network, see `graphed`."""
 
     def __init__(self, network: nn.Module, settings: Settings) -> None:
         self._network, self._settings = network, settings
         self._plain = plain_class(network)
         self._parameter_names = list(inspect.signature(self._plain.forward).parameters)[1:3]
-        self._configs: dict[Hashable, int] = {}  # numbers, because a long key takes long to look up
+        self._states: dict[Hashable, int] = {}  # their numbers, because a long key takes long to look up
         self._numbers = count()
-        self._visits: Counter[Hashable] = Counter()
+        self._configs: dict[Hashable, _Config] = {}
         self._lanes: list[Lane[Recording]] = []
         self._known_state: _KnownState | None = None
         self._new_states = 0
         self._joined = JoinedParameters()
-        self._checked: set[int] = set()  # configurations that added rows don't change
-        self._fields: dict[int, Fields] = {}  # that a configuration reads, once it has been recorded
-        self._counted: dict[int, frozenset[str]] = {}
-        self._refused: dict[int, str] = {}
         self._too_large = float("inf")
         self._met_large = False
         self._said: set[str] = set()
@@ -183,37 +201,38 @@ class GraphedForward:
         at = self._outputs_at()
         if at not in ROWS or (at in ("faces", "edges") and len(operators.faces) == 0):
             return self._eager(features, operators)  # the network says what is wrong
-        if operators.num_vertices > self._most_vertices(features, operators):
+        if operators.num_vertices > self._max_vertices(features, operators):
             compile_before_first_call(self._network, features, operators)
             return self._eager(features, operators)
-        state, number, takes_added_rows = self._current_state()
+        state, number, is_known = self._current_state()
         if state.has_inner_hooks():
             return self._explained("a submodule has hooks, which a graph would not call", features, operators)
         kind = at, features.shape[1], features.dtype, features.requires_grad, _kind(operators)
         # Buffers for several meshes also hold empty meshes, so they are checked on their own.
-        config = self._config((number, settings(), *kind, takes_added_rows or len(operators) == 1))
-        if config in self._refused:
-            return self._explained(self._refused[config], features, operators)
+        config = self._config((number, settings(), *kind, is_known or len(operators) == 1))
+        config.is_checked |= is_known
+        if config.refused is not None:
+            return self._explained(config.refused, features, operators)
         if operators.num_vertices >= self._too_large:
             return self._explained(f"{self._too_large} vertices don't fit into the memory", features, operators)
-        visited = config, size_of(operators).rounded()
-        records = self._visits[visited] >= self._settings.first_visits
+        size = size_of(operators).rounded()
+        records = config.visits[size] >= self._settings.first_visits
         if not records:
-            self._visits[visited] += 1
+            config.visits[size] += 1
             compile_before_first_call(self._network, features, operators)
         try:
             with self._lock:
-                found = self._lane(config, takes_added_rows, at, features, operators, records)
+                found = self._lane(config, at, features, operators, records)
                 if found is not None:
                     return self._replay(*found, at, state, features, operators)
             if not records:
                 return self._eager(features, operators)
-            reason = f"{MOST_LANES} forward passes wait for their backward pass"
+            reason = f"{MAX_LANES} forward passes wait for their backward pass"
         except torch.OutOfMemoryError:
             self._too_large = operators.num_vertices
             reason = f"{self._too_large} vertices don't fit into the memory"
         except NotCapturable as error:
-            reason = self._refused[config] = str(error)
+            reason = config.refused = str(error)
         # From here on, no error keeps the tensors of the failed call alive.
         if operators.num_vertices >= self._too_large:
             self._clear_lanes()
@@ -238,17 +257,17 @@ class GraphedForward:
     def _has_graphs(self, x: Tensor) -> bool:
         return x.is_cuda or self._settings.recorder is not record_graph
 
-    def _most_vertices(self, features: Tensor, operators: Operators) -> int:
-        """The vertices of the largest batch that should have a graph, see `most_vertices`.
+    def _max_vertices(self, features: Tensor, operators: Operators) -> int:
+        """The vertices of the largest batch that should have a graph, see `max_vertices`.
 
         The graphs keep their memory while a larger batch runs, so its first call halves the limit. With
         first_visits=0 the limit stays, because results must not depend on the order of the batches.
         """
-        most = most_vertices(operators.k, compute_dtype(features, operators.evecs))
-        if operators.num_vertices > most and self._settings.first_visits:
+        limit = max_vertices(operators.k, compute_dtype(features, operators.evecs))
+        if operators.num_vertices > limit and self._settings.first_visits:
             self._met_large = True
-            self._clear_lanes(above=most // 2)
-        return most // 2 if self._met_large else most
+            self._clear_lanes(above=limit // 2)
+        return limit // 2 if self._met_large else limit
 
     def _clear_lanes(self, above: int = -1) -> None:
         """Drop the graphs of all lanes that are not in use and hold batches of more vertices than this."""
@@ -279,22 +298,22 @@ class GraphedForward:
             self._new_states = 0
             return before
         state = ModuleState(self._network, None if before is None else before.state)
-        is_new = state.key not in self._configs
+        is_new = state.key not in self._states
+        number = self._states.setdefault(state.key, next(self._numbers))
         # Another thread may read this at any time.
-        known = self._known_state = _KnownState(state, self._config(state.key), is_known(self._network))
+        known = self._known_state = _KnownState(state, number, is_known(self._network))
         if is_new and before is not None:
             self._new_states += 1
             if self._new_states > MAX_NEW_STATES:
                 self._say(f"{state.difference(before.state)} changes in almost every call", stacklevel=8)
         return known
 
-    def _config(self, key: Hashable) -> int:
-        """A number for a key, the same for equal keys."""
+    def _config(self, key: Hashable) -> _Config:
         if len(self._configs) > MAX_CONFIGS:
             self._clear_lanes()
-            for known in (self._configs, self._visits, self._checked, self._fields, self._counted, self._refused):
-                known.clear()
-        return self._configs.setdefault(key, next(self._numbers))
+            self._configs.clear()
+            self._states.clear()
+        return self._configs.setdefault(key, _Config())
 
     def _outputs_at(self) -> str:
         where: str | None = self._settings.outputs_at
@@ -302,8 +321,7 @@ class GraphedForward:
 
     def _lane(
         self,
-        config: int,
-        takes_added_rows: bool,
+        config: _Config,
         outputs_at: str,
         features: Tensor,
         operators: Operators,
@@ -311,20 +329,18 @@ class GraphedForward:
     ) -> tuple[Lane[Recording], Recording] | None:
         """A free lane with a recording that holds this batch. None if all lanes are taken.
 
-        takes_added_rows: see `_KnownState`
         records: whether the batch may be recorded. If not, a recording of a larger batch serves it, or the result is
             None.
         """
         lane = next((lane for lane in self._lanes if not lane.busy and lane.device == features.device), None)
         if lane is None:
-            if not records or len(self._lanes) == MOST_LANES:
+            if not records or len(self._lanes) == MAX_LANES:
                 return None
             lane = Lane(features.device, self._settings.recorder)
             self._lanes.append(lane)
         lane.follow()
         while True:
-            counted = self._counted.get(config, frozenset())
-            size = size_of(operators, counted).rounded()
+            size = size_of(operators, config.counted).rounded()
             recording = lane.get((config, size))
             if recording is None and not records:
                 recording = _larger(lane, config, size)
@@ -337,18 +353,18 @@ class GraphedForward:
                 recording.load(features, operators)
                 return lane, recording
             try:
-                if not takes_added_rows and config not in self._checked:
+                if not config.is_checked:
                     compile_before_first_call(self._network, features, operators)
-                    check_added_rows(self._network, ROWS[outputs_at], size, counted, features, operators)
-                    self._checked.add(config)
+                    check_added_rows(self._network, ROWS[outputs_at], size, config.counted, features, operators)
+                    config.is_checked = True
                 lane.make_room(size)
                 recording = record_network(
-                    self._network, outputs_at, lane, size, counted, features, operators, self._fields.get(config)
+                    self._network, outputs_at, lane, size, config.counted, features, operators, config.fields
                 )
             except NotCounted as missing:
-                self._counted[config] = counted | {missing.args[0]}
+                config.counted |= {missing.args[0]}
                 continue
-            self._fields[config] = recording.fields
+            config.fields = recording.fields
             lane.keep((config, size), recording)
             return lane, recording
 
@@ -413,13 +429,13 @@ class _Replay(torch.autograd.Function):
 _replay = applied(_Replay)  # `_applies` has found that no transform of torch.func runs
 
 
-def _larger(lane: Lane[Recording], config: int, size: BatchSize) -> Recording | None:
+def _larger(lane: Lane[Recording], config: _Config, size: BatchSize) -> Recording | None:
     """The smallest recording that holds a batch of this size, unless the network is faster without graphs.
 
     A network without graphs would also need memory of its own for the batch, besides that of the graphs.
     """
-    most = max(2 * size.vertices, LAUNCH_BOUND)
-    sizes = [s for c, s in lane.recorded() if c == config and size.fits_into(s) and s.vertices <= most]
+    limit = max(2 * size.vertices, LAUNCH_BOUND)
+    sizes = [s for c, s in lane.recorded() if c is config and size.fits_into(s) and s.vertices <= limit]
     return lane.get((config, min(sizes, key=lambda s: s.vertices))) if sizes else None
 
 

@@ -13,7 +13,7 @@ from diffnet.cuda_graphs.module_state import GRAPHS
 
 
 class _Graphed:
-    """The mark of these classes. `plain` is the class without graphs."""
+    """Base class of the classes with graphs. `plain` is the class without graphs."""
 
     plain: type[nn.Module]
 
@@ -49,7 +49,7 @@ def graphed_class(plain: Any) -> Any:
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         make, arguments, *state = plain.__reduce_ex__(self, protocol)
-        # No file can name the class.
+        # A pickle can only name the class without graphs.
         return (_made, (make, tuple(plain if a is type(self) else a for a in arguments)), *state)
 
     members = {"forward": forward, "__delattr__": delete, "__reduce_ex__": reduce, "plain": plain}

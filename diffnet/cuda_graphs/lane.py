@@ -18,9 +18,9 @@ from diffnet.ops.common.cuda_graph import NotCapturable, capturable_stream, forg
 
 T = TypeVar("T")
 
-MOST_GRAPHS = 64  # an executable graph of a training step takes a few megabytes
+MAX_GRAPHS = 64  # an executable graph of a training step takes a few megabytes
 # How many first calls may leave tensors in the memory of the graphs. For example, cuBLAS keeps a workspace.
-MOST_LEAKS = 1
+MAX_LEAKS = 1
 
 
 class Graph(Protocol):
@@ -70,7 +70,7 @@ class Lane(Generic[T]):
     def keep(self, key: Hashable, graphs: T) -> None:
         """Keep graphs under a key. The least recently used ones are dropped when there are too many."""
         self._graphs[key] = graphs
-        while len(self._graphs) > MOST_GRAPHS:
+        while len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)
 
     def make_room(self, size: BatchSize) -> None:
@@ -136,7 +136,7 @@ class Lane(Generic[T]):
         tensors, because a replay overwrites them. If some stay, all graphs are dropped. If this happens again, later
         blocks use the default memory. A lane without graphs uses the default memory, too.
         """
-        if self._pool is None or not self._graphs or self._leaks > MOST_LEAKS:
+        if self._pool is None or not self._graphs or self._leaks > MAX_LEAKS:
             yield
             return
         before = live_blocks(self._pool, self.device)

@@ -30,14 +30,14 @@ MAX_FOLLOWED = 1000  # entries of a container. Comparing more would take longer 
 _RECORDS = (SimpleNamespace, argparse.Namespace)
 
 
-class _Same:
-    """Equal to itself only. It keeps its object alive, so no other object gets the same id."""
+class _Identity:
+    """Compares an object by identity. It keeps the object alive, so no other object gets the same id."""
 
     def __init__(self, value: object) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
+        return isinstance(other, _Identity) and other.value is self.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -62,7 +62,7 @@ class ModuleState:
         self._submodules: list[nn.Module] = []
         self._dicts: list[dict[str, Any]] = []
         self._readers: list[Callable[[dict[str, Any]], tuple[Any, ...]]] = []
-        self._views: list[Iterable[Any]] = []  # they follow every change
+        self._views: list[Iterable[Any]] = []  # of dictionaries and containers, which follow every change
         self._tensors: list[Tensor] = []
         self._hooks: list[dict[int, Any]] = []
         self._is_complete = True  # a lazy parameter has no memory before its first use
@@ -71,7 +71,7 @@ class ModuleState:
         self._visit("", module, {})
         self._hooks = self._hooks[4:]  # hooks of the module itself are called around the graph
         cuda = any(x.is_cuda for x in self._tensors)
-        # A graph holds the values of CPU tensors among those of a GPU.
+        # A graph on a GPU has copied the values of tensors on the CPU.
         self._hosts = [x for x in self._tensors if cuda and not x.is_cuda and not x.is_inference()]
         self.key: Hashable = (*self._entries, *map(_changes, self._hosts))
         self._seen = self._current()
@@ -95,7 +95,7 @@ class ModuleState:
             self._add(name, type(value))
             self._visit_module(name, value, visited)
         elif isinstance(value, (*CONTAINERS, tuple, frozenset)) and len(value) > MAX_FOLLOWED:
-            self._add(name, _Same(value))
+            self._add(name, _Identity(value))
         elif isinstance(value, dict):
             self._views += value.keys(), value.values()
             self._add(name, (type(value), len(value)))
@@ -111,7 +111,7 @@ class ModuleState:
             self._add(name, type(value))
             self._visit(name, vars(value), visited)
         else:
-            self._add(name, _Same(value))
+            self._add(name, _Identity(value))
 
     def _add(self, name: str, entry: Any) -> None:
         """Add an entry (hashable) to the key."""
@@ -141,7 +141,7 @@ class ModuleState:
         if is_lazy(x):
             self._is_complete = False
         if x.layout != torch.strided or is_lazy(x):
-            return _Same(x)
+            return _Identity(x)
         self._tensors.append(x)
         return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device, x.requires_grad
 

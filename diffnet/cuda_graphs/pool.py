@@ -19,7 +19,7 @@ def allocating_in(pool: Any, device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    handle: Any = SimpleNamespace(id=pool)  # as a `MemPool`, which would own the memory
+    handle: Any = SimpleNamespace(id=pool)  # in place of a `MemPool`, which would own the memory
     # Backward passes would run in other threads, whose memory comes from elsewhere.
     with torch.cuda.use_mem_pool(handle), torch.autograd.set_multithreading_enabled(False):
         yield

@@ -205,7 +205,7 @@ def _generator(device: torch.device) -> torch.Generator:
 
 @contextmanager
 def trial() -> Iterator[None]:
-    """Turn errors of a first run on buffers into NotCapturable. Without graphs, the network runs or says more."""
+    """Turn errors of a first run on buffers into NotCapturable. Without graphs, the network runs or raises its own."""
     try:
         yield
     except (NotCounted, NotCapturable, torch.OutOfMemoryError):
@@ -216,7 +216,7 @@ def trial() -> Iterator[None]:
 
 @contextmanager
 def preserved(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore the buffers of a network and the random generators after a call that doesn't count."""
+    """Restore the buffers of a network and the random generators after the block."""
     buffers = list(network.buffers())
     before = [buffer.clone() for buffer in buffers]
     try:

@@ -20,13 +20,13 @@ from diffnet.ops import Pattern, SparseMatrix
 
 # Sizes between two powers of two. With 8, a batch is padded by 6 % on average and by 12 % at most.
 STEPS = 8
-SMALLEST = 128
-# Vertices that are added to a batch at most. Padding costs time on large batches, where graphs save little.
-MOST_ADDED = 8192
-# Bytes of the eigenvectors (V, K). With more, the kernels take longer than launching them one by one, and a graph would
-# only copy the batch. On an H200 with K = 128, this begins at 400,000 vertices in bfloat16. In float32 it begins at
-# 80,000, but up to this limit a graph costs 5 % at most.
-MOST_BYTES = 3 * 2**25
+MIN_ROWS = 128  # of a buffer
+# The largest number of added vertices. Padding costs time on large batches, where graphs save little.
+MAX_ADDED = 8192
+# The largest size of eigenvectors (V, K), in bytes. With more, the kernels take longer than launching them one by one,
+# and a graph would only copy the batch. On an H200 with K = 128, this begins at 400,000 vertices in bfloat16. In float32
+# it begins at 80,000, but up to this limit a graph costs 5 % at most.
+MAX_BYTES = 3 * 2**25
 
 
 class BatchSize(NamedTuple):
@@ -48,7 +48,7 @@ class BatchSize(NamedTuple):
     def rounded(self) -> BatchSize:
         """The size of the buffers for a batch of this size. They have at least one vertex more than the batch."""
         meshes = 1 << (self.meshes - 1).bit_length()
-        return BatchSize(meshes, round_up(self.vertices + 1, MOST_ADDED), *(round_up(count) for count in self[2:]))
+        return BatchSize(meshes, round_up(self.vertices + 1, MAX_ADDED), *(round_up(count) for count in self[2:]))
 
     def fits_into(self, other: BatchSize) -> bool:
         return all(a <= b for a, b in zip(self, other, strict=True))
@@ -64,13 +64,13 @@ def size_of(operators: Operators, counted: Iterable[str] = ()) -> BatchSize:
     return BatchSize(len(operators), operators.num_vertices, **counts)
 
 
-def most_vertices(k: int, dtype: torch.dtype) -> int:
+def max_vertices(k: int, dtype: torch.dtype) -> int:
     """The vertices of the largest batch that should have a graph, for K eigenpairs in the dtype of the computation.
 
-    >>> most_vertices(128, torch.bfloat16)
+    >>> max_vertices(128, torch.bfloat16)
     393216
     """
-    return MOST_BYTES // (max(k, 1) * dtype.itemsize)
+    return MAX_BYTES // (max(k, 1) * dtype.itemsize)
 
 
 def _count(operators: Operators, name: str) -> int:
@@ -105,19 +105,19 @@ def largest_batch(sizes: Sequence[BatchSize], meshes: int | None, vertices: int 
     return BatchSize(*totals)
 
 
-def round_up(count: int, most_added: int | None = None) -> int:
+def round_up(count: int, max_added: int | None = None) -> int:
     """Round a count up to one of `STEPS` sizes between powers of two. 0 stays 0.
 
-    most_added: a power of two, the most that is added to a count. There are then more sizes. None is no limit.
+    max_added: a power of two, the most that is added to a count. There are then more sizes. None is no limit.
 
     >>> round_up(15_000), round_up(16_385), round_up(3)
     (15360, 18432, 128)
-    >>> round_up(200_001), round_up(200_001, most_added=8192)
+    >>> round_up(200_001), round_up(200_001, max_added=8192)
     (212992, 204800)
     """
     if count <= 0:
         return 0
-    step = max(SMALLEST, 1 << ((count - 1).bit_length() - 1)) // STEPS if count > 1 else 1
-    if most_added is not None:
-        step = min(step, most_added)
-    return max(SMALLEST, -(-count // step) * step)
+    step = max(MIN_ROWS, 1 << ((count - 1).bit_length() - 1)) // STEPS if count > 1 else 1
+    if max_added is not None:
+        step = min(step, max_added)
+    return max(MIN_ROWS, -(-count // step) * step)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from diffnet import DiffusionNet, Operators, collate, precompute
 from diffnet.cuda_graphs import forward, graphed
 from diffnet.cuda_graphs import sizes as graph_sizes
-from diffnet.cuda_graphs.forward import MOST_LANES
+from diffnet.cuda_graphs.forward import MAX_LANES
 from diffnet.cuda_graphs.module_state import GRAPHS
 from diffnet.cuda_graphs.sizes import BatchSize, largest_batch, round_up, size_of
 from diffnet.ops.common.cuda_graph import capturable_stream, forget_recording, record
@@ -149,7 +149,7 @@ def test_gradients_accumulate_and_reach_the_features(meshes: list[Operators], de
 def test_a_lane_is_free_again_when_its_output_is_gone(meshes: list[Operators]) -> None:
     model = with_graphs(network(), "cpu")
     x = features(meshes[0])
-    for _ in range(3 * MOST_LANES):
+    for _ in range(3 * MAX_LANES):
         model(x, meshes[0])
     loss = None
     for _ in range(3):
@@ -165,7 +165,7 @@ def test_too_many_forward_passes_run_without_graphs_and_say_so(meshes: list[Oper
     model = with_graphs(network(), "cpu")
     x = features(meshes[0])
     with pytest.warns(RuntimeWarning, match="4 forward passes wait") as caught:
-        outs = [model(x, meshes[0]) for _ in range(MOST_LANES + 2)]
+        outs = [model(x, meshes[0]) for _ in range(MAX_LANES + 2)]
     assert len(caught) == 1
     plain = network()
     sum(out.sum() for out in outs).backward()
@@ -229,7 +229,7 @@ def test_large_batches_run_without_graphs(meshes: list[Operators], monkeypatch: 
     """Their kernels take longer than launching them. The graphs that stay are those of at most half their size."""
     small, large = meshes[1], precompute(trimesh.creation.icosphere(3), k=6)
     middle = precompute(trimesh.creation.uv_sphere(count=[14, 18]), k=6)
-    monkeypatch.setattr(graph_sizes, "MOST_BYTES", (large.num_vertices - 1) * 6 * 4)
+    monkeypatch.setattr(graph_sizes, "MAX_BYTES", (large.num_vertices - 1) * 6 * 4)
     assert small.num_vertices < large.num_vertices / 2 - 1 < middle.num_vertices
     plain = network()
     model = with_graphs(plain, "cpu", first_visits=1)

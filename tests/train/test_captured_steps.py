@@ -109,7 +109,7 @@ def test_implicit_diffusion_trains_without_graphs_and_says_so() -> None:
 @pytest.mark.parametrize(("largest", "captured"), [(642, 3), (641, 2), (300, 1), (80, 0)])
 def test_large_batches_train_without_graphs(largest: int, captured: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """If there are some, the graphs serve batches of half the size, because they keep their memory meanwhile."""
-    monkeypatch.setattr(graph_sizes, "MOST_BYTES", largest * 6 * 4)
+    monkeypatch.setattr(graph_sizes, "MAX_BYTES", largest * 6 * 4)
     data, options = spheres("vertices", (3, 2, 1)), chosen()
     batches = prepared(data, options) * 2
     before = EmulatedGraph.replays

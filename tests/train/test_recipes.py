@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
-from diffnet.checkpoints.training import OLDER
+from diffnet.checkpoints.training import OLDER_DEFAULTS
 from diffnet.data import LabeledMeshes, MeshPairs, PairShape
 from diffnet.geometry import make_mesh
 from diffnet.train.cli import command_named, train_app
@@ -98,6 +98,6 @@ def test_older_checkpoints_do_not_follow_the_recipe() -> None:
         "operators",  # which it had, too, but not those of the original
     }
     original = recipe("original", "segmentation")
-    assert {name: OLDER[name] for name in original.keys() - first_version} == {
+    assert {name: OLDER_DEFAULTS[name] for name in original.keys() - first_version} == {
         name: original[name] for name in original.keys() - first_version
     }

@@ -54,7 +54,7 @@ class CapturedSteps:
     labels_at: the elements that have labels, or "meshes"
     meshes: the operators of all training meshes. The buffers are made for the largest batch of these.
     most_meshes, most_vertices: the limits of a batch, see `MeshBatches`
-    most_captured: vertices of the largest batch that gains from a graph, see `sizes.most_vertices`
+    most_captured: vertices of the largest batch that gains from a graph, see `sizes.max_vertices`
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from diffnet import DiffusionNet
 from diffnet.cuda_graphs.lane import Recorder, record_graph
-from diffnet.cuda_graphs.sizes import most_vertices
+from diffnet.cuda_graphs.sizes import max_vertices
 from diffnet.data import Sample, TargetsAt, rotate_vectors, vector_channels
 from diffnet.geometry import Operators
 from diffnet.ops.common.cuda_graph import NotCapturable
@@ -61,7 +61,7 @@ class TrainingStep:
             meshes,
             self._options.batch_meshes,
             self._options.batch_vertices,
-            most_vertices(max(o.k for o in meshes), dtype),
+            max_vertices(max(o.k for o in meshes), dtype),
             self._device,
             recorder,
         )
