@@ -17,6 +17,7 @@ from diffnet.ops.common.tiling import (
     cdiv,
     has_large_shared_memory,
     interpreted,
+    on_blackwell,
     planes_apart,
     row_major,
     tile,
@@ -24,7 +25,7 @@ from diffnet.ops.common.tiling import (
 from diffnet.ops.gradient_features.kernels import narrow, tanh
 
 
-def direct_tiling(a: Tensor, c: int, precision: str) -> Tiling:
+def direct_tiling(a: Tensor, c: int, precision: str, rotates: bool) -> Tiling:
     if interpreted(a):
         return Tiling(16, 16, 16, 4, 1, 1)
     if not has_large_shared_memory(a):
@@ -32,7 +33,8 @@ def direct_tiling(a: Tensor, c: int, precision: str) -> Tiling:
     if a.dtype != torch.float32:
         return Tiling(64, tile(c, 64), tile(c, 64), 4, 3, 1)
     if precision == "bf16x3":
-        return Tiling(64, tile(c, 32), tile(c, 64), 4, 3, 1)
+        # Triton 3.6 fails to pipeline the loop for Blackwell without a rotation.
+        return Tiling(64, tile(c, 32), tile(c, 64), 4, 3 if rotates or not on_blackwell(a) else 1, 1)
     return Tiling(64, tile(c, 32), tile(c, 32), 4, 3, 1)
 
 
@@ -138,7 +140,7 @@ def forward(gradients: Tensor, a_re: Tensor, a_im: Tensor | None, swapped: bool)
     out = a_re.new_empty(rows, c)
     if out.numel():
         precision = dot_precision(a_re)
-        t = direct_tiling(a_re, c, precision)
+        t = direct_tiling(a_re, c, precision, a_im is not None)
         gradient_features_forward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
             gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
             rows, plane_rows, c, gradients.stride(1),
@@ -155,7 +157,7 @@ def pointwise_backward(grad: Tensor, gradients: Tensor, a_re: Tensor, a_im: Tens
     out = a_re.new_empty(4, rows, c)
     if out.numel():
         precision = dot_precision(a_re)
-        t = direct_tiling(a_re, c, precision)
+        t = direct_tiling(a_re, c, precision, a_im is not None)
         gradient_features_backward_kernel[(cdiv(rows, t.v) * cdiv(c, t.c),)](
             grad, gradients, a_re, a_re if a_im is None else a_im.contiguous(), out,
             rows, plane_rows, c, gradients.stride(1), grad.stride(0),
