@@ -61,7 +61,14 @@ def _pairs_of_dense_inverse(component: Component) -> Pairs:
     largest = slice(-1, -1 - k, -1)
     with np.errstate(divide="ignore"):
         evals = 1 / values[largest] - sigma
-    return _signed(evals, (vectors[:, largest] / root[:, None]).T)
+    found = vectors[:, largest]
+    along_constant = constant @ found
+    mixed = np.abs(along_constant) > 1e-12
+    if mixed.any():  # λ is so large that 1/(λ + σ) is 0 up to rounding, as the constant's value is
+        q, r = np.linalg.qr(found - np.outer(constant, along_constant))
+        found = q * np.sign(np.diag(r))
+        evals[mixed] = np.einsum("vk,vk->k", found / root[:, None], laplacian @ (found / root[:, None]))[mixed]
+    return _signed(evals, (found / root[:, None]).T)
 
 
 def _pairs_of_dense(component: Component) -> Pairs:

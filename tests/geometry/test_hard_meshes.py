@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trimesh
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from operator_checks import assert_sound, gradient, matrix, relative
 from shapes import TETRAHEDRON, arrays, degraded_sphere, moebius, strip_on_a_line
@@ -166,8 +166,15 @@ def random_mesh(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return np.array(verts, np.float64), np.array(faces, np.int64).reshape(-1, 3)
 
 
+FLAT_TWICE = (  # a face of zero area beside a face that occurs twice
+    np.array([[0, 0, 2], [0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 1, 2], [0, 1, 0.0]]),
+    np.array([[0, 2, 4], [0, 2, 5], [0, 2, 4]]),
+)
+
+
 @KINDS
 @given(source=random_mesh(), k=st.integers(0, 12))
+@example(source=FLAT_TWICE, k=4)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_meshes_are_sound_or_refused(kind: Any, source: tuple[np.ndarray, np.ndarray], k: int) -> None:
     operators, message = None, "arrays: "
