@@ -1,8 +1,9 @@
 """Worker processes that share the cores of the machine.
 
 `concurrent.futures.ProcessPoolExecutor` has no public way to stop running calls. Before Python 3.12 it also waits
-forever for unread arguments of workers that were stopped (CPython issue 94777). `WorkerPool` owns its processes
-instead.
+forever for unread arguments of workers that were stopped (CPython issue 94777). The executor of loky stops them, but
+each of its processes imports everything: 20 small meshes take 2.0 s on two cores, and 0.9 s with `WorkerPool`. If one
+of its processes dies, all calls that wait fail, too.
 """
 
 from __future__ import annotations

@@ -40,17 +40,6 @@ def several() -> trimesh.Trimesh:
     return trimesh.util.concatenate(parts)
 
 
-def comb(teeth: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """A plane comb of unit squares. Its eigenvalues form clusters of as many values as there are teeth."""
-    cells = [(x, y) for x in range(4 * teeth + 1) for y in range(2)]
-    cells += [(4 * i + 1 + x, 2 + y) for i in range(teeth) for x in range(3) for y in range(length)]
-    corners = np.array([[(x, y), (x + 1, y), (x + 1, y + 1), (x, y + 1)] for x, y in cells])
-    grid, index = np.unique(corners.reshape(-1, 2), axis=0, return_inverse=True)
-    squares = index.reshape(-1, 4)
-    faces = np.concatenate([squares[:, [0, 1, 2]], squares[:, [0, 2, 3]]])
-    return np.column_stack([grid, np.zeros(len(grid))]).astype(float), faces
-
-
 def problem(mesh: Any) -> tuple[scipy.sparse.csr_matrix, np.ndarray]:
     return laplacian_and_mass(load_mesh(mesh), "cotan")
 
@@ -86,19 +75,6 @@ def test_against_a_full_solve(monkeypatch: pytest.MonkeyPatch, source: str, solv
     again = eigenbasis(laplacian, mass, k)
     np.testing.assert_array_equal(again[0], evals)
     np.testing.assert_array_equal(again[1], evecs)
-
-
-@pytest.mark.parametrize("k", [1, 2, 100], ids=lambda k: f"k={k}")
-def test_against_scipy(k: int) -> None:
-    laplacian, mass = problem(comb(30, 12))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        evals, evecs = eigenbasis(laplacian, mass, k)
-    assert_pairs(laplacian, mass, evals, evecs)
-    if k > 1:
-        expected, _ = cpu.scipy_pairs(laplacian, mass, k - 1)
-        np.testing.assert_allclose(evals[1:], expected, atol=1e-7 * expected[-1])
-    assert evals[0] == 0
 
 
 def test_lost_orthogonality_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:

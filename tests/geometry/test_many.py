@@ -66,16 +66,6 @@ def test_a_bad_mesh_does_not_stop_the_others(tmp_path: Path, jobs: int) -> None:
     assert fill_cache([], OPTIONS, cache, jobs) == {}
 
 
-def test_normalize(tmp_path: Path) -> None:
-    """Meshes that differ only by their scale share an entry if positions are normalized."""
-    mesh = ellipsoid(0)
-    larger = replace(mesh, verts=4 * mesh.verts)  # a power of 2, so rounding doesn't differ
-    for normalize, count in ((True, 1), (False, 2)):
-        folder = tmp_path / str(normalize)
-        assert fill_cache([mesh, larger], OPTIONS, folder, 1, normalize=normalize) == {}
-        assert len(operator_entries(folder)) == count
-
-
 def test_precompute_all_is_precompute_for_each_mesh(tmp_path: Path) -> None:
     """Positions aren't normalized."""
     meshes = [ellipsoid(i) for i in range(3)]
